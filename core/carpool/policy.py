@@ -1,0 +1,421 @@
+"""The types a person or another program writes: parameters, SLO, bounds, and the policy that names a p99.
+
+Single source of the CRD, the sidecar's config file and the command line's options. Durations are written as Kubernetes
+writes them (``50ms``, ``1m30s``) and held as float seconds; sizes as ``256Mi`` and held as bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from itertools import pairwise
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+DURATION_PATTERN = r"^([0-9]{1,5}(h|m|s|ms)){1,4}$"
+QUANTITY_PATTERN = r"^[0-9]{1,15}(Ki|Mi|Gi|Ti|k|M|G|T)?$"
+
+# Applied waits are whole microseconds, so what the tuner writes may name them; the CRD's pattern stops at ms.
+_DURATION = re.compile(r"([0-9]{1,5})(ms|us|h|m|s)")
+_MICROSECONDS = {"h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1000, "us": 1}
+_QUANTITY = {
+    "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
+}  # fmt: skip
+
+
+class PolicyError(ValueError):
+    """A policy that contradicts itself; ``field`` is the dotted path of what to change."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}")
+        self.field = path
+
+
+class Duration(float):
+    """Seconds, written ``50ms`` or ``1m30s``."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Duration:
+        """Read a duration.
+
+        Raises ``ValueError`` naming the accepted form.
+        """
+        if not re.fullmatch(rf"({_DURATION.pattern}){{1,5}}", text):
+            raise ValueError(
+                f"{text!r} is not a duration: write e.g. 50ms, 2s, 1m30s (units h, m, s, ms, us; whole numbers)"
+            )
+        # Summed in whole microseconds, so that 1s50ms is exactly 1.05.
+        return cls(sum(int(number) * _MICROSECONDS[unit] for number, unit in _DURATION.findall(text)) / 1e6)
+
+    def __str__(self) -> str:
+        """Write it as ``parse`` reads it: ``1s50ms``, rounded to whole microseconds."""
+        rest = round(self * 1e6)
+        parts = []
+        for unit, size in _MICROSECONDS.items():
+            count, rest = divmod(rest, size)
+            if count:
+                parts.append(f"{count}{unit}")
+        return "".join(parts) or "0s"
+
+
+class Quantity(int):
+    """Bytes, written ``256Mi``."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Quantity:
+        """Read a size in bytes.
+
+        Raises ``ValueError`` naming the accepted form.
+        """
+        if not re.fullmatch(QUANTITY_PATTERN, text):
+            raise ValueError(f"{text!r} is not a size: write e.g. 256Mi, 1Gi or a number of bytes")
+        number = text.rstrip("KMGTki")
+        return cls(int(number) * _QUANTITY[text[len(number) :]])
+
+    def __str__(self) -> str:
+        for unit in ("Ti", "Gi", "Mi", "Ki"):
+            if self and self % _QUANTITY[unit] == 0:
+                return f"{int(self) // _QUANTITY[unit]}{unit}"
+        return str(int(self))
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds as a person reads them: ``2ms``, ``1.25ms``, ``350us``, ``12s``."""
+    if seconds == 0:
+        return "0s"
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if abs(seconds) >= factor * 0.9995:
+            return f"{seconds / factor:.4g}{unit}"
+    return f"{seconds / 1e-6:.3g}us"
+
+
+def whole_microseconds(seconds: float) -> float:
+    """Round to whole microseconds, the resolution at which waits are applied and compared."""
+    return round(seconds * 1e6) / 1e6
+
+
+class Camel(Struct, rename="camel", frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Base of everything that is written in a file: camelCase outside, unknown fields refused by name."""
+
+
+class Parameters(Camel, frozen=True, omit_defaults=False):
+    """What the tuner turns: replaced whole, between calls.
+
+    ``max_batch`` rows; ``max_wait`` seconds, the age at which the oldest request stops waiting for company;
+    ``max_in_flight`` batches handed to the upstream at once. In ``pass_through`` nothing is held or merged.
+    """
+
+    max_batch: Annotated[int, Meta(ge=1, le=65536)] = 8
+    max_wait: Duration = Duration(0.0)
+    max_in_flight: Annotated[int, Meta(ge=1, le=1024)] = 1
+    pass_through: bool = False
+
+    def describe(self) -> str:
+        """One line for logs and the live view."""
+        if self.pass_through:
+            return f"pass-through, {self.max_in_flight} in flight"
+        return f"batch {self.max_batch}, wait {format_seconds(self.max_wait)}, {self.max_in_flight} in flight"
+
+
+class Latency(Camel, frozen=True):
+    """Percentile targets in seconds; at least one."""
+
+    p50: Duration | None = None
+    p90: Duration | None = None
+    p95: Duration | None = None
+    p99: Duration | None = None
+    p999: Duration | None = None
+
+
+class SLO(Camel, frozen=True):
+    """What the user promises: answers by their due time."""
+
+    latency: Latency = field(default_factory=Latency)
+
+    @property
+    def percentiles(self) -> tuple[tuple[float, float], ...]:
+        """The targets given, as (quantile in 0..1, seconds), lowest quantile first."""
+        named = ((0.5, "p50"), (0.9, "p90"), (0.95, "p95"), (0.99, "p99"), (0.999, "p999"))
+        return tuple((q, float(value)) for q, name in named if (value := getattr(self.latency, name)) is not None)
+
+    @property
+    def due(self) -> float:
+        """Seconds from arrival to due time: the target of the highest percentile given."""
+        return self.percentiles[-1][1]
+
+
+class Axis(StrEnum):
+    """Where the rows of a model's tensors lie: ``Auto`` asks the model, ``First`` is dim 0, ``None`` never merges."""
+
+    AUTO = "Auto"
+    FIRST = "First"
+    NONE = "None"
+
+
+class IntRange(Camel, frozen=True):
+    """Inclusive bounds."""
+
+    min: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    max: Annotated[int, Meta(ge=1, le=65536)] | None = None
+
+
+class DurationRange(Camel, frozen=True):
+    """Inclusive bounds, seconds."""
+
+    min: Duration | None = None
+    max: Duration | None = None
+
+
+class Bounds(Camel, frozen=True):
+    """Where the tuner may go. Unset bounds are wide: see ``BatchingPolicy.limits``."""
+
+    max_batch: IntRange = field(default_factory=IntRange)
+    max_wait: DurationRange = field(default_factory=DurationRange)
+    max_in_flight: IntRange = field(default_factory=IntRange)
+
+
+class Limits(Struct, frozen=True):
+    """Bounds with every default filled in: what the tuner searches."""
+
+    min_batch: int
+    max_batch: int
+    min_wait: float
+    max_wait: float
+    min_in_flight: int
+    max_in_flight: int
+
+    def clamp(self, parameters: Parameters) -> Parameters:
+        """Return the nearest parameters inside the limits."""
+        return msgspec.structs.replace(
+            parameters,
+            max_batch=min(max(parameters.max_batch, self.min_batch), self.max_batch),
+            max_wait=Duration(min(max(parameters.max_wait, self.min_wait), self.max_wait)),
+            max_in_flight=min(max(parameters.max_in_flight, self.min_in_flight), self.max_in_flight),
+        )
+
+
+class Model(Camel, frozen=True):
+    """What is known of one model behind the upstream."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=253)]
+    axis: Axis = Axis.AUTO
+    max_batch: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    bounds: Bounds | None = None
+
+
+class TuningMode(StrEnum):
+    """``Apply`` turns parameters, ``Recommend`` only says what it would do, ``Hold`` freezes them."""
+
+    APPLY = "Apply"
+    RECOMMEND = "Recommend"
+    HOLD = "Hold"
+
+
+class RiskierStep(Camel, frozen=True):
+    """When the tuner may move towards a higher forecast miss fraction, and how far at once."""
+
+    after: Duration = Duration(10.0)
+    min_requests: Annotated[int, Meta(ge=1)] = 300
+    max_factor: Annotated[float, Meta(gt=1.0, le=16.0)] = 2.0
+
+
+class SaferStep(Camel, frozen=True):
+    """When the tuner may move towards a lower forecast miss fraction."""
+
+    after: Duration = Duration(0.0)
+
+
+class Tuning(Camel, frozen=True):
+    """How the tuner moves."""
+
+    mode: TuningMode = TuningMode.APPLY
+    tolerance_percent: Annotated[int, Meta(ge=0, le=100)] = 10
+    riskier: RiskierStep = field(default_factory=RiskierStep)
+    safer: SaferStep = field(default_factory=SaferStep)
+
+
+class PassThroughMode(StrEnum):
+    """Whether requests may go one by one to the shared session."""
+
+    AUTOMATIC = "Automatic"
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
+class PassThrough(Camel, frozen=True):
+    """Stepping aside at low traffic."""
+
+    mode: PassThroughMode = PassThroughMode.AUTOMATIC
+
+
+class ShedAt(StrEnum):
+    """Which time a request must be able to meet to be admitted and dispatched.
+
+    ``Automatic`` is ``SLO`` while no configuration is feasible, else ``Deadline``.
+    """
+
+    AUTOMATIC = "Automatic"
+    SLO = "SLO"
+    DEADLINE = "Deadline"
+
+
+class Admission(Camel, frozen=True):
+    """Bounds of the queue and the default deadline."""
+
+    max_queued_rows: Annotated[int, Meta(ge=1)] = 1024
+    max_queued_bytes: Quantity = Quantity(256 * 2**20)
+    max_queued_tokens: Annotated[int, Meta(ge=1)] | None = None
+    timeout: Duration = Duration(10.0)
+    shed_at: ShedAt = ShedAt.AUTOMATIC
+
+
+class FallbackBehavior(StrEnum):
+    """What parameters are kept when the evidence is gone."""
+
+    HOLD_LAST = "HoldLast"
+    BASELINE = "Baseline"
+
+
+class Fallback(Camel, frozen=True):
+    """After how many failed observations the tuner stops trusting what it knew."""
+
+    failure_threshold: Annotated[int, Meta(ge=1)] = 3
+    behavior: FallbackBehavior = FallbackBehavior.HOLD_LAST
+
+
+class BatchingPolicy(Camel, frozen=True):
+    """What a user states: an SLO, and optionally how far and how fast the tuner may move to keep it."""
+
+    slo: SLO
+    models: tuple[Model, ...] = ()
+    bounds: Bounds = field(default_factory=Bounds)
+    baseline: Parameters = field(default_factory=Parameters)
+    tuning: Tuning = field(default_factory=Tuning)
+    pass_through: PassThrough = field(default_factory=PassThrough)
+    admission: Admission = field(default_factory=Admission)
+    fallback: Fallback = field(default_factory=Fallback)
+
+    def limits(self, model: Model | None = None) -> Limits:
+        """Bounds with defaults: 1-64 rows, a wait of at most half the SLO, 1-4 batches in flight.
+
+        A model's own bounds replace the policy's field by field; its ``max_batch`` and ``axis: None`` cap the batch.
+        """
+        layers = [self.bounds] if model is None or model.bounds is None else [model.bounds, self.bounds]
+
+        def first(name: str, end: str, default: float) -> Any:  # noqa: ANN401 - int or Duration, as the range holds
+            values = (getattr(getattr(bounds, name), end) for bounds in layers)
+            return next((value for value in values if value is not None), default)
+
+        max_batch = first("max_batch", "max", 64)
+        if model is not None and model.max_batch is not None:
+            max_batch = min(max_batch, model.max_batch)
+        if model is not None and model.axis is Axis.NONE:
+            max_batch = 1
+        # A quarter of the SLO would still miss the mid-load saving; all of it leaves no time to serve.
+        max_wait = float(first("max_wait", "max", whole_microseconds(self.slo.due / 2)))
+        return Limits(
+            min_batch=min(first("max_batch", "min", 1), max_batch),
+            max_batch=max_batch,
+            min_wait=min(float(first("max_wait", "min", 0.0)), max_wait),
+            max_wait=max_wait,
+            min_in_flight=first("max_in_flight", "min", 1),
+            max_in_flight=first("max_in_flight", "max", 4),
+        )
+
+    def validate(self) -> BatchingPolicy:
+        """Check what types can't say, and return the policy.
+
+        Raises ``PolicyError`` that names the field.
+        """
+        percentiles = self.slo.percentiles
+        if not percentiles:
+            raise PolicyError("slo.latency", "name at least one of p50, p90, p95, p99, p999, e.g. p99: 50ms")
+        for (low, first), (high, second) in pairwise(percentiles):
+            if first > second:
+                raise PolicyError(
+                    "slo.latency", f"the {low:g} quantile's target exceeds that of {high:g}: raise the higher one"
+                )
+        if percentiles[0][1] <= 0:
+            raise PolicyError("slo.latency", "a target must be longer than 0s")
+        self._validate_bounds("bounds", self.bounds)
+        limits = self.limits()
+        for name, value, low, high in (
+            ("maxBatch", self.baseline.max_batch, limits.min_batch, limits.max_batch),
+            ("maxWait", self.baseline.max_wait, limits.min_wait, limits.max_wait),
+            ("maxInFlight", self.baseline.max_in_flight, limits.min_in_flight, limits.max_in_flight),
+        ):
+            if not low <= value <= high:
+                raise PolicyError(f"baseline.{name}", f"{value} lies outside its bounds {low} to {high}")
+        seen: set[str] = set()
+        for index, model in enumerate(self.models):
+            if model.name in seen:
+                raise PolicyError(f"models[{index}].name", f"{model.name!r} is named twice")
+            seen.add(model.name)
+            if model.bounds is not None:
+                self._validate_bounds(f"models[{index}].bounds", model.bounds)
+        if self.admission.timeout <= 0:
+            raise PolicyError("admission.timeout", "must be longer than 0s")
+        return self
+
+    def _validate_bounds(self, path: str, bounds: Bounds) -> None:
+        for name, bound in (
+            ("maxBatch", bounds.max_batch),
+            ("maxWait", bounds.max_wait),
+            ("maxInFlight", bounds.max_in_flight),
+        ):
+            if bound.min is not None and bound.max is not None and bound.min > bound.max:
+                raise PolicyError(f"{path}.{name}", f"min {bound.min} exceeds max {bound.max}")
+        if bounds.max_wait.max is not None and bounds.max_wait.max >= self.slo.due:
+            raise PolicyError(
+                f"{path}.maxWait.max",
+                f"{bounds.max_wait.max} is not below the SLO of {format_seconds(self.slo.due)}: lower it or drop it",
+            )
+
+
+def for_p99(target: float) -> BatchingPolicy:
+    """Return the policy of somebody who names nothing but a p99 (seconds)."""
+    return BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(target)))).validate()
+
+
+T = TypeVar("T")
+
+
+def from_plain(value: object, kind: type[T], *, what: str) -> T:
+    """Build a policy type from plain data (parsed YAML or JSON).
+
+    Raises ``PolicyError`` naming the field and what it takes.
+    """
+    try:
+        return msgspec.convert(value, kind, dec_hook=_decode, strict=True)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `$")
+        raise PolicyError(path.rstrip("`").lstrip(".") or what, message) from None
+
+
+def to_plain(value: Struct) -> dict[str, Any]:
+    """Return the plain data of which ``from_plain`` builds an equal value."""
+    plain: dict[str, Any] = msgspec.to_builtins(value, enc_hook=_encode, builtin_types=())
+    return plain
+
+
+def _decode(kind: type, value: object) -> object:
+    if kind is Duration:
+        if value == 0 and not isinstance(value, bool | float):
+            return Duration(0.0)  # `min: 0` needs no unit
+        if isinstance(value, str):
+            return Duration.parse(value)
+        raise ValueError(f"{value!r} is not a duration: write it with its unit, e.g. 50ms")
+    if kind is Quantity:
+        return Quantity.parse(str(value))
+    raise NotImplementedError(kind)
+
+
+def _encode(value: object) -> object:
+    return str(value)

@@ -1,0 +1,231 @@
+"""What goes into the Batcher and what comes out: requests, batches, faults, and the actions it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from enum import IntEnum, StrEnum
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from carpool.lanes import Lane
+
+
+class Priority(IntEnum):
+    """Classes, most urgent first. A request that names none is ``NORMAL``."""
+
+    HIGH = 1
+    NORMAL = 2
+    LOW = 3
+
+
+class Request:
+    """One caller's request while it waits and rides.
+
+    ``key``: only requests with equal keys merge. ``rows`` along the batch axis. ``size`` in bytes, ``tokens`` in the
+    unit of the token budget. ``arrived``, ``due`` (arrival plus the SLO's target) and ``deadline`` (when the caller
+    stops waiting) are seconds on the clock that every ``now`` is read from. ``mergeable`` requests may be merged and
+    split; others ride alone, whole. ``payload`` belongs to whoever made the request.
+    """
+
+    __slots__ = (
+        "arrived", "bucket", "deadline", "due", "ended", "exempt", "hold_until", "key", "mergeable", "model", "payload",
+        "priority", "rows", "sheddable", "size", "taken", "tokens", "unserved",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        key: Hashable,
+        arrived: float,
+        due: float,
+        rows: int = 1,
+        deadline: float = inf,
+        model: str = "",
+        priority: int = Priority.NORMAL,
+        size: int = 0,
+        tokens: int = 0,
+        bucket: int = 0,
+        mergeable: bool = True,
+        payload: Any = None,  # noqa: ANN401 - opaque here
+    ) -> None:
+        self.key = key
+        self.arrived = arrived
+        self.due = due
+        self.rows = rows
+        self.deadline = deadline
+        self.model = model
+        self.priority = priority
+        self.size = size
+        self.tokens = tokens
+        self.bucket = bucket
+        self.mergeable = mergeable
+        self.payload = payload
+        self.hold_until = arrived
+        """When it stops waiting for company; set on admission."""
+        self.exempt = False
+        """Whether it arrived at an idle upstream and so is never shed. Set on admission."""
+        self.sheddable = False
+        """Whether it could have met its due time alone, so that missing it may shed it. Set on admission."""
+        self.taken = 0
+        """Rows handed to the upstream so far."""
+        self.unserved = rows
+        """Rows not answered yet."""
+        self.ended = False
+
+
+Ride: TypeAlias = tuple[Request, int, int]
+"""Rows ``start:stop`` of a request, in one batch."""
+
+
+class Batch:
+    """Rows that go to the upstream in one call. As an action: send it, then report it ``complete``."""
+
+    __slots__ = (
+        "aborted", "attempt", "bucket", "cold", "dispatched", "family", "finish", "in_flight", "key", "lane", "number",
+        "rest", "rides", "rows",
+    )  # fmt: skip
+
+    def __init__(self, lane: Lane, key: Hashable, bucket: int, rides: list[Ride], rows: int) -> None:
+        self.lane = lane
+        self.key = key
+        self.bucket = bucket
+        self.rides = rides
+        self.rows = rows
+        self.number = 0
+        """Counts dispatches of this Batcher."""
+        self.dispatched = 0.0
+        self.in_flight = 1
+        """Batches in flight at its dispatch, itself included."""
+        self.finish = inf
+        """Predicted; ``inf`` while its service time is unknown."""
+        self.cold = False
+        self.aborted = False
+        self.attempt = 1
+        self.rest: list[Batch] = []
+        """What the slot serves next: the remaining parts of a batch that failed."""
+        self.family: Family | None = None
+
+    @property
+    def model(self) -> str:
+        """Name of the model it calls."""
+        return self.lane.name
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is one request, entire: its original bytes can be sent."""
+        return len(self.rides) == 1 and self.rides[0][2] - self.rides[0][1] == self.rides[0][0].rows
+
+
+class Family:
+    """The two halves of a batch that failed: when both succeed, its size was the fault."""
+
+    __slots__ = ("largest", "succeeded")
+
+    def __init__(self, largest: int) -> None:
+        self.largest = largest
+        self.succeeded = 0
+
+
+class FaultKind(StrEnum):
+    """Whose fault a failed batch is, which says what to do with it."""
+
+    ITEM = "item"
+    """One rider's: bisect."""
+    SIZE = "size"
+    """The batch is too large: halve it and lower the ceiling."""
+    SHARED = "shared"
+    """Every rider's alike: all get the answer."""
+    ROWS = "rows"
+    """The answer has the wrong number of rows: the model can't be batched."""
+    TRANSPORT = "transport"
+    """The upstream's: never bisected; retried once where nothing was answered and the policy allows it."""
+
+
+class Fault(Struct, frozen=True):
+    """Why a batch failed. ``detail`` belongs to the driver and comes back with the riders."""
+
+    kind: FaultKind
+    retryable: bool = False
+    detail: Any = None
+
+
+def fault_kind(status: int) -> FaultKind | None:
+    """Classify an upstream's status for a batch; ``None`` is success."""
+    if 200 <= status < 300:
+        return None
+    if status == 413:
+        return FaultKind.SIZE
+    if status in {400, 422, 500}:
+        return FaultKind.ITEM
+    if status in {502, 503, 504}:
+        return FaultKind.TRANSPORT
+    return FaultKind.SHARED
+
+
+class Refused(StrEnum):
+    """Why a request got no service."""
+
+    QUEUE_FULL = "queue-full"
+    LATE = "late"
+    """It is predicted to miss the time it must meet."""
+    EXPIRED = "expired"
+    """Its deadline passed."""
+    DRAINING = "draining"
+
+
+class Refusal(Struct, frozen=True):
+    """Action: answer the request with a refusal. ``retry_after`` is the predicted drain of what waits, in seconds."""
+
+    request: Request
+    reason: Refused
+    retry_after: float = 0.0
+
+
+class Finish(Struct, frozen=True):
+    """Action: the batch succeeded. Share out its answer; ``requests`` are complete with it."""
+
+    batch: Batch
+    requests: Sequence[Request]
+
+
+class Failure(Struct, frozen=True):
+    """Action: answer ``requests`` with the fault.
+
+    ``unresolved``: the budget for finding the culprit was spent, so innocents may be among them.
+    """
+
+    requests: Sequence[Request]
+    fault: Fault
+    unresolved: bool = False
+
+
+class Abort(Struct, frozen=True):
+    """Action: nobody waits for this batch any more; cancel the call and don't report it ``complete``."""
+
+    batch: Batch
+
+
+Action: TypeAlias = Batch | Finish | Failure | Refusal | Abort
+
+
+class Estimate(Struct, frozen=True):
+    """What is believed of a model's service time.
+
+    ``times[b]`` is the seconds a batch of b rows takes (index 0 unused), ``upper[b]`` what it seldom exceeds, used
+    where being late costs a rider its SLO; ``executors`` batches are computed at once.
+    """
+
+    times: tuple[float, ...]
+    upper: tuple[float, ...]
+    executors: int = 1
+
+
+def time_of(table: tuple[float, ...], rows: int) -> float:
+    """Service time of ``rows``; beyond the table along its last step."""
+    if rows < len(table):
+        return table[rows]
+    slope = max(table[-1] - table[-2], 0.0) if len(table) > 2 else table[-1]
+    return table[-1] + slope * (rows - len(table) + 1)
