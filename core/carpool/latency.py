@@ -1,0 +1,549 @@
+"""Service time t(b): how long a batch of b rows takes, and how many batches the device really computes at once.
+
+All is learned from additive counters (``Cell``: batches, busy seconds, busy seconds squared by size and number in
+flight at dispatch), so it sums over replicas. Steps are real on accelerators and a batch may cost *more* per row as it
+grows, so nothing is fitted but monotony: weighted isotonic regression over the sizes measured, straight lines between
+them, and a line with growing doubt beyond the largest.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from random import Random
+
+    from carpool.statistics import Cell, CellKey
+
+WORTHWHILE = 1.05
+"""A batch whose rows cost at most this times the cheapest is as good as the cheapest."""
+
+KNOWN = 1e9
+"""Samples behind a curve that was given, not learned."""
+
+_PRIOR_NOISE = 0.2
+_PRIOR_WEIGHT = 2.0
+"""Spread assumed of single batches before two of a kind were seen, and how many repeats outvote the assumption."""
+
+
+class ServiceTime(Struct, frozen=True):
+    """Seconds from dispatch to completion of a batch that need not queue at the device, as a function of its rows.
+
+    Build with ``measured`` or ``fit``. Equal lengths: ``sizes`` (rows, ascending, at least one), ``means``, ``lowers``
+    and ``uppers`` (seconds; a 95 % interval of the mean, not of single batches). ``noise`` is the coefficient of
+    variation of single batches; ``executors`` how many run at once, as far as seen with ``largest_in_flight``;
+    ``samples`` how many batches, discounted by age, stand behind the fit.
+    """
+
+    sizes: tuple[int, ...]
+    means: tuple[float, ...]
+    lowers: tuple[float, ...]
+    uppers: tuple[float, ...]
+    head_slope: float
+    """Seconds a row, below the smallest size measured."""
+    tail_slope: float
+    """Seconds a row, beyond the largest size measured."""
+    tail_error: float
+    noise: float = 0.0
+    executors: int = 1
+    largest_in_flight: int = 1
+    samples: float = KNOWN
+
+    @classmethod
+    def measured(
+        cls, seconds: Mapping[int, float], *, noise: float = 0.0, executors: int = 1, samples: float = KNOWN
+    ) -> ServiceTime:
+        """Take times by rows as they are: a profile, measured with care, or a model's known curve."""
+        sizes = tuple(sorted(seconds))
+        means = tuple(seconds[size] for size in sizes)
+        return replace(
+            cls._through(sizes, means, means, means),
+            noise=noise,
+            executors=executors,
+            largest_in_flight=executors,
+            samples=samples,
+        )
+
+    @classmethod
+    def _through(
+        cls, sizes: tuple[int, ...], means: tuple[float, ...], lowers: tuple[float, ...], uppers: tuple[float, ...]
+    ) -> ServiceTime:
+        if len(sizes) == 1:
+            # One size says nothing of the slope: between no cost a row and all of it, take the middle.
+            half = means[0] / sizes[0] / 2
+            return cls(sizes, means, lowers, uppers, head_slope=half, tail_slope=half, tail_error=half)
+        # The tail is the last two octaves, at least two sizes: what lies below says little of what comes next.
+        start = min(bisect_left(sizes, sizes[-1] / 4), len(sizes) - 2)
+        points = range(start, len(sizes))
+        floor = 1e-3 * means[-1]
+        weights = [((uppers[i] - lowers[i]) / 2 + floor) ** -2 for i in points]
+        total = sum(weights)
+        middle = sum(w * sizes[i] for w, i in zip(weights, points, strict=True)) / total
+        spread = sum(w * (sizes[i] - middle) ** 2 for w, i in zip(weights, points, strict=True))
+        slope = sum(w * (sizes[i] - middle) * means[i] for w, i in zip(weights, points, strict=True)) / spread
+        head = (means[1] - means[0]) / (sizes[1] - sizes[0])
+        return cls(sizes, means, lowers, uppers, head_slope=head, tail_slope=max(slope, 0.0), tail_error=spread**-0.5)
+
+    @property
+    def largest_measured(self) -> int:
+        """Rows of the largest batch that stands behind the fit."""
+        return self.sizes[-1]
+
+    def time(self, rows: int) -> float:
+        """Mean seconds for a batch of ``rows``; 0 for none."""
+        return self._at(rows, self.means, self.head_slope, self.tail_slope)
+
+    def upper(self, rows: int) -> float:
+        """Upper 95 % confidence of the mean; beyond the largest size measured no row is taken to be cheaper than it."""
+        # Below the smallest size only monotony bounds the time: slope 0. Beyond: a step may lie ahead of a flat tail.
+        steepest = max(self.tail_slope + self.tail_error, self.uppers[-1] / self.sizes[-1])
+        return self._at(rows, self.uppers, 0.0, steepest)
+
+    def lower(self, rows: int) -> float:
+        """Lower 95 % confidence of the mean; never negative."""
+        flattest = max(self.tail_slope - self.tail_error, 0.0)
+        return self._at(rows, self.lowers, self.lowers[0] / self.sizes[0], flattest)
+
+    def _at(self, rows: int, values: tuple[float, ...], head_slope: float, tail_slope: float) -> float:
+        if rows <= 0:
+            return 0.0
+        sizes = self.sizes
+        index = bisect_left(sizes, rows)
+        if index == len(sizes):
+            return values[-1] + tail_slope * (rows - sizes[-1])
+        above, value = sizes[index], values[index]
+        if above == rows:
+            return value
+        if index == 0:
+            # At most as long as the smallest measured, at least the same share of it.
+            return max(min(value - head_slope * (above - rows), value), value * rows / above)
+        below = sizes[index - 1]
+        return values[index - 1] + (value - values[index - 1]) * (rows - below) / (above - below)
+
+    def per_row(self, rows: int) -> float:
+        """Device seconds a row in batches of ``rows`` (at least 1)."""
+        return self.time(rows) / rows
+
+    def table(self, max_rows: int) -> tuple[float, ...]:
+        """Mean seconds by rows, 0 to ``max_rows``: a tuple to index in inner loops."""
+        return tuple(self.time(rows) for rows in range(max_rows + 1))
+
+    def inflection(self, max_rows: int | None = None) -> int:
+        """Rows where growing the batch stops paying: the fewest within 5 % of the least device time a row.
+
+        Searched up to ``max_rows``, or as far as measured.
+        """
+        costs = [self.per_row(rows) for rows in range(1, (max_rows or self.largest_measured) + 1)]
+        best = min(costs)
+        return next(rows for rows, cost in enumerate(costs, 1) if cost <= WORTHWHILE * best)
+
+    def scaled(self, factor: float) -> ServiceTime:
+        """Return the same shape at another level: every time multiplied."""
+        return replace(
+            self,
+            means=tuple(value * factor for value in self.means),
+            lowers=tuple(value * factor for value in self.lowers),
+            uppers=tuple(value * factor for value in self.uppers),
+            head_slope=self.head_slope * factor,
+            tail_slope=self.tail_slope * factor,
+            tail_error=self.tail_error * factor,
+        )
+
+    def pessimistic(self) -> ServiceTime:
+        """Return the curve at its upper confidence, without further doubt: what a step's risk is judged by."""
+        return replace(
+            self,
+            means=self.uppers,
+            lowers=self.uppers,
+            head_slope=0.0,
+            tail_slope=max(self.tail_slope + self.tail_error, self.uppers[-1] / self.sizes[-1]),
+            tail_error=0.0,
+        )
+
+    def draw(self, rows: int, rng: Random) -> float:
+        """Seconds of one batch: gamma around the mean with the fitted noise, the mean itself without noise."""
+        mean = self.time(rows)
+        if self.noise <= 0 or mean <= 0:
+            return mean
+        shape = self.noise**-2
+        return rng.gammavariate(shape, mean / shape)
+
+
+def memory_cap(bytes_per_row: float, fixed_bytes: float, limit: float, share: float = 0.8) -> int:
+    """Rows that fit into ``share`` of a memory limit beside what the model holds anyway; 0 when nothing fits."""
+    return max(int((limit * share - fixed_bytes) // bytes_per_row), 0)
+
+
+class Sample(NamedTuple):
+    """Batches of one size, dispatched with as many in flight: how many (discounted), seconds, seconds squared."""
+
+    rows: int
+    in_flight: int
+    batches: float
+    busy: float
+    busy_squared: float
+
+
+def queueing(in_flight: int, executors: int) -> float:
+    """Mean wait for an executor, in mean service times, of a batch dispatched as the n-th in flight.
+
+    With n - E batches ahead that have to complete, each E-th of a service time apart; the first is under way already:
+    not at all in saturation, where dispatch follows a completion, by half on average else. A quarter stands for both.
+    """
+    return max(in_flight - executors - 0.25, 0.0) / executors
+
+
+def fit(samples: Sequence[Sample], known_executors: int | None = None) -> ServiceTime | None:
+    """Fit t(b) and the executors to samples, ``None`` without any.
+
+    ``known_executors`` is kept unless the samples contradict it: a saturated device with all slots always taken looks
+    the same with E executors as with one that is E times as fast.
+    """
+    if not samples:
+        return None
+    executors = _fit_executors(samples, known_executors)
+    mean_service = _mean_service(samples, executors)
+    # 1. By size: batches that had an executor at once; where those are few, also the others, less their wait.
+    sizes: dict[int, tuple[float, float]] = {}
+    alone = _by_size((s.rows, s.batches, s.busy) for s in samples if s.in_flight <= executors)
+    queued = _by_size(
+        (s.rows, s.batches, max(s.busy - s.batches * queueing(s.in_flight, executors) * mean_service, 0.0))
+        for s in samples
+        if s.in_flight > executors
+    )
+    for rows in sorted(alone.keys() | queued.keys()):
+        count, busy = alone.get(rows, (0.0, 0.0))
+        if count < _ENOUGH_ALONE:
+            # The wait is a guess on average, so these count half.
+            more, more_busy = queued.get(rows, (0.0, 0.0))
+            count, busy = count + more / 2, busy + more_busy / 2
+        if busy > 0:
+            sizes[rows] = (count, busy)
+    # 2. Spread of single batches about their cell's mean, pooled as a coefficient of variation.
+    noise, freedom = _pooled_noise([s for s in samples if s.in_flight <= executors] or samples)
+    doubt = math.sqrt((noise**2 * freedom + _PRIOR_NOISE**2 * _PRIOR_WEIGHT) / (freedom + _PRIOR_WEIGHT))
+    # 3. Monotone means and their intervals; a monotone curve lies below every upper end to its right.
+    counts = [count for count, _ in sizes.values()]
+    means, weights = isotonic([busy / count for count, busy in sizes.values()], counts)
+    reach = _student(freedom + _PRIOR_WEIGHT) * doubt
+    halves = [mean * reach / math.sqrt(max(weight, 1.0)) for mean, weight in zip(means, weights, strict=True)]
+    uppers = [mean + half for mean, half in zip(means, halves, strict=True)]
+    lowers = [max(mean - half, 0.0) for mean, half in zip(means, halves, strict=True)]
+    for index in range(len(uppers) - 2, -1, -1):
+        uppers[index] = min(uppers[index], uppers[index + 1])
+    for index in range(1, len(lowers)):
+        lowers[index] = max(lowers[index], lowers[index - 1])
+    curve = ServiceTime._through(tuple(sizes), tuple(means), tuple(lowers), tuple(uppers))  # noqa: SLF001 - its builder
+    return replace(
+        curve,
+        noise=noise if freedom >= 1 else _PRIOR_NOISE,
+        executors=executors,
+        largest_in_flight=max(s.in_flight for s in samples),
+        samples=sum(s.batches for s in samples),
+    )
+
+
+_ENOUGH_ALONE = 8
+
+
+def isotonic(values: Sequence[float], weights: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Pool adjacent violators: the non-decreasing values nearest in weighted squares, and each one's pooled weight."""
+    blocks: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        mean, total, length = value, weight, 1
+        while blocks and blocks[-1][0] >= mean:
+            before, share, count = blocks.pop()
+            mean = (mean * total + before * share) / (total + share)
+            total += share
+            length += count
+        blocks.append((mean, total, length))
+    fitted = [mean for mean, _, length in blocks for _ in range(length)]
+    return fitted, [total for _, total, length in blocks for _ in range(length)]
+
+
+def _by_size(sums: Iterable[tuple[int, float, float]]) -> dict[int, tuple[float, float]]:
+    sizes: dict[int, tuple[float, float]] = {}
+    for rows, count, busy in sums:
+        before, seconds = sizes.get(rows, (0.0, 0.0))
+        sizes[rows] = (before + count, seconds + busy)
+    return sizes
+
+
+def _mean_service(samples: Sequence[Sample], executors: int) -> float:
+    """Mean service time of the mix, were there that many executors: mean busy time over 1 + mean wait."""
+    services = sum(s.batches * (1 + queueing(s.in_flight, executors)) for s in samples)
+    return sum(s.busy for s in samples) / services
+
+
+def _fit_executors(samples: Sequence[Sample], known: int | None) -> int:
+    """Find the number of executors that best explains how busy time grows with the batches in flight.
+
+    For each candidate the expected waits are taken off and a monotone t(b) is fitted to the rest: what remains is what
+    that many executors can't explain.
+    """
+    most = max(s.in_flight for s in samples)
+    if most == 1:
+        return known or 1
+    noise, _ = _pooled_noise(samples)
+    scale = _mean_service(samples, most)
+    unexplained = []
+    for executors in range(1, most + 1):
+        unit = _mean_service(samples, executors)
+        waits = {k: queueing(k, executors) * unit for k in range(1, most + 1)}
+        sizes = _by_size((s.rows, s.batches, s.busy - s.batches * waits[s.in_flight]) for s in samples)
+        order = sorted(sizes)
+        counts = [sizes[rows][0] for rows in order]
+        fitted, _ = isotonic([max(sizes[rows][1] / sizes[rows][0], 0.0) for rows in order], counts)
+        curve = dict(zip(order, fitted, strict=True))
+        unexplained.append(
+            sum(s.batches * (s.busy / s.batches - waits[s.in_flight] - curve[s.rows]) ** 2 for s in samples)
+        )
+    # Chance alone leaves about noise^2 a cell, so candidates that close can't be told apart: the fewest is the safe
+    # reading for capacity, unless one of them is known from better days.
+    chance = (max(noise, 0.05) * scale) ** 2 * 4
+    likely = [index + 1 for index, rest in enumerate(unexplained) if rest <= min(unexplained) + chance]
+    if known is not None and (known in likely or (known > most and most in likely)):
+        return known
+    return likely[0]
+
+
+def _pooled_noise(samples: Sequence[Sample]) -> tuple[float, float]:
+    """Coefficient of variation within cells, and the repeats behind it."""
+    squares = freedom = 0.0
+    for s in samples:
+        if s.batches > 1:
+            mean = s.busy / s.batches
+            squares += max(s.busy_squared - s.busy * mean, 0.0) / mean**2
+            freedom += s.batches - 1
+    return (math.sqrt(squares / freedom), freedom) if freedom else (0.0, 0.0)
+
+
+def _student(freedom: float) -> float:
+    """Two-sided 95 % quantile of Student's t, expanded in 1/freedom (Abramowitz and Stegun 26.7.5); 10 % low at 2."""
+    z = 1.96
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+class _Interval(NamedTuple):
+    """What one observation brought."""
+
+    seconds: float
+    cells: dict[CellKey, tuple[float, float, float]]
+    batches: float
+    ratio: float
+    """Median of observed over expected busy time; 1 where nothing was expected."""
+    doubtless: float
+    """The same, with times inside the confidence interval of sizes never measured counted as expected."""
+
+
+class LatencyLearner:
+    """Learns t(b) from differences of counters, forgets, and notices when the whole curve moves.
+
+    Old samples lose half their weight in ``half_life`` seconds with traffic (a silence teaches nothing, so it unlearns
+    nothing) and in ``half_life_batches`` batches. When the batches of three observations in a row all run clearly
+    longer or shorter than the fit (a model reloaded, a noisy neighbour), all sizes move by the common ratio at once,
+    and the old samples keep only the weight of a guess until re-measured. One slow second, however slow, moves nothing.
+    """
+
+    def __init__(self, half_life: float = 120.0, half_life_batches: float = 20_000.0) -> None:
+        self._half_life = half_life
+        self._half_life_batches = half_life_batches
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: another model."""
+        self._settled: dict[CellKey, tuple[float, float, float]] = {}
+        self._recent: deque[_Interval] = deque()
+        self._executors: int | None = None
+        self._noise = _PRIOR_NOISE
+        self._last: float | None = None
+        self._estimates: dict[int | None, ServiceTime | None] = {}
+
+    def observe(self, now: float, cells: Mapping[CellKey, Cell]) -> float:
+        """Learn from what was counted since the last call, about a second ago.
+
+        Returns the ratio by which the whole curve just moved, 1 mostly. Differences below zero come from a counter that
+        was reset and are ignored.
+        """
+        seconds = now - self._last if self._last is not None else 0.0
+        self._last = now
+        fresh = {
+            key: _without_outliers(cell.batches, cell.busy, cell.busy_squared, self._noise)
+            for key, cell in cells.items()
+            if cell.batches > 0 and cell.busy > 0 and cell.busy_squared >= 0
+        }
+        if not fresh:
+            return 1.0
+        self._recent.append(self._compare(seconds, fresh))
+        moved = self._moved()
+        if moved != 1.0:
+            self._move(moved)
+        elif len(self._recent) > _IN_A_ROW:
+            self._settle(self._recent.popleft())
+        self._estimates.clear()
+        estimate = self.estimate()
+        if estimate is not None:
+            self._executors, self._noise = estimate.executors, estimate.noise
+        return moved
+
+    def estimate(self, bucket: int | None = None) -> ServiceTime | None:
+        """Return the curve of one length bucket, or of the whole mix; ``None`` while nothing was seen.
+
+        A bucket with few batches of its own borrows the shape of the best known one, at its own level.
+        """
+        if bucket not in self._estimates:
+            self._estimates[bucket] = self._estimate(bucket)
+        return self._estimates[bucket]
+
+    def _estimate(self, bucket: int | None) -> ServiceTime | None:
+        sums = dict(self._settled)
+        for interval in self._recent:
+            for key, cell in interval.cells.items():
+                sums[key] = _add(sums.get(key, _NOTHING), cell)
+        if bucket is None:
+            return fit(_samples(sums), self._executors)
+        counts: dict[int, float] = {}
+        for key, (count, _, _) in sums.items():
+            counts[key.bucket] = counts.get(key.bucket, 0.0) + count
+        batches = counts.get(bucket, 0.0)
+        if not batches:
+            return self.estimate()
+        own = self._of(bucket, sums)
+        best = max(counts, key=counts.__getitem__)
+        shape = fit(self._of(best, sums), self._executors)
+        if shape is None or best == bucket or not batches < _ENOUGH_OWN <= counts[best]:
+            return fit(own, self._executors)
+        expected = sum(s.batches * shape.time(s.rows) * (1 + queueing(s.in_flight, shape.executors)) for s in own)
+        level = shape.scaled(sum(s.busy for s in own) / expected)
+        doubt = 2 * max(shape.noise, _PRIOR_NOISE) / math.sqrt(max(batches, 1.0))
+        return replace(
+            level,
+            lowers=tuple(value * max(1 - doubt, 0.0) for value in level.lowers),
+            uppers=tuple(value * (1 + doubt) for value in level.uppers),
+            samples=batches,
+        )
+
+    def _compare(self, seconds: float, fresh: dict[CellKey, tuple[float, float, float]]) -> _Interval:
+        """Set an observation against what was settled before it, bucket by bucket."""
+        expected = {
+            bucket: curve
+            for bucket in {key.bucket for key in fresh}
+            if (curve := fit(self._of(bucket, self._settled), self._executors)) is not None
+        }
+        known = [(key, cell, expected[key.bucket]) for key, cell in fresh.items() if key.bucket in expected]
+        batches = sum(count for count, _, _ in fresh.values())
+        if not known:
+            return _Interval(seconds, fresh, batches, 1.0, 1.0)
+        unit = sum(cell[0] * curve.time(key.rows) for key, cell, curve in known) / sum(cell[0] for _, cell, _ in known)
+        cells, ratios, clear = dict(fresh), [], []
+        for key, (count, busy, _), curve in known:
+            wait = queueing(key.in_flight, curve.executors) * unit
+            seen = busy / count
+            ratio = doubtless = seen / (curve.time(key.rows) + wait)
+            if key.rows not in curve.sizes:
+                low, high = curve.lower(key.rows) + wait, curve.upper(key.rows) + wait
+                doubtless = seen / high if seen > high else seen / low if seen < low else 1.0
+            ratios.append((ratio, count))
+            clear.append((doubtless, count))
+            if doubtless > _WILD and count < 3:
+                # Too few of a kind to tell a stall from the model, and enough to bend the curve: not learned from. When
+                # the model did become that slow, the ratios say so.
+                del cells[key]
+        return _Interval(seconds, cells, batches, _weighted_median(ratios), _weighted_median(clear))
+
+    @staticmethod
+    def _of(bucket: int, sums: Mapping[CellKey, tuple[float, float, float]]) -> list[Sample]:
+        return _samples({key: cell for key, cell in sums.items() if key.bucket == bucket})
+
+    def _moved(self) -> float:
+        """Return the common ratio of the last observations when all of them agree that the curve moved, else 1."""
+        last = list(self._recent)[-_IN_A_ROW:]
+        if len(last) < _IN_A_ROW:
+            return 1.0
+        clear = [interval.doubtless for interval in last]
+        if not (min(clear) > _CLEARLY or max(clear) < 1 / _CLEARLY):
+            return 1.0
+        ratio = sorted(interval.ratio for interval in last)[_IN_A_ROW // 2]
+        # Five standard errors, so that three small samples of a noisy model don't add up to a change.
+        error = max(self._noise, 0.05) / math.sqrt(sum(interval.batches for interval in last))
+        return ratio if abs(math.log(ratio)) > 5 * error else 1.0
+
+    def _move(self, ratio: float) -> None:
+        """Scale what was settled and let what is recent outweigh it."""
+        # The first of the observations may straddle the change, and is no sample of either curve.
+        while len(self._recent) >= _IN_A_ROW:
+            self._recent.popleft()
+        for key, (batches, busy, squared) in self._settled.items():
+            keep = min(1.0, _GUESS / batches)
+            self._settled[key] = (batches * keep, busy * ratio * keep, squared * ratio**2 * keep)
+
+    def _settle(self, interval: _Interval) -> None:
+        """Discount what is known and add an observation that no longer counts as recent."""
+        keep = 0.5 ** (interval.seconds / self._half_life + interval.batches / self._half_life_batches)
+        self._settled = {
+            key: (batches * keep, busy * keep, squared * keep)
+            for key, (batches, busy, squared) in self._settled.items()
+            if batches * keep > _FORGOTTEN
+        }
+        for key, cell in interval.cells.items():
+            self._settled[key] = _add(self._settled.get(key, _NOTHING), cell)
+
+
+_IN_A_ROW = 3
+_CLEARLY = 1.25
+_WILD = 4.0
+_GUESS = 2.0
+"""Batches that a size's scaled past counts for after a move."""
+_ENOUGH_OWN = 20.0
+_FORGOTTEN = 0.05
+_NOTHING = (0.0, 0.0, 0.0)
+
+
+def _add(one: tuple[float, float, float], other: tuple[float, float, float]) -> tuple[float, float, float]:
+    return (one[0] + other[0], one[1] + other[1], one[2] + other[2])
+
+
+def _samples(sums: Mapping[CellKey, tuple[float, float, float]]) -> list[Sample]:
+    return [Sample(key.rows, key.in_flight, *cell) for key, cell in sums.items()]
+
+
+def _weighted_median(values: list[tuple[float, float]]) -> float:
+    values.sort()
+    half = sum(weight for _, weight in values) / 2
+    upto = 0.0
+    for value, weight in values:
+        upto += weight
+        if upto >= half:
+            return value
+    return values[-1][0]
+
+
+def _without_outliers(batches: int, busy: float, squared: float, noise: float) -> tuple[float, float, float]:
+    """Take at most three batches off a cell whose spread the model's noise can't explain: stalls of the host.
+
+    The sums tell one outlier x from n - 1 batches of mean m and squared CV c: (n-1)m + x = busy and
+    (n-1)m^2(1+c) + x^2 = squared; eliminating x leaves a quadratic in m. In a cell that is merely mixed, x takes little
+    along (about 1/sqrt(n) of a standard deviation), so a wrong guess is harmless.
+    """
+    plausible = max(noise, 0.1) ** 2
+    count: float = batches
+    for _ in range(3):
+        if count < 3 or squared * count / busy**2 - 1 <= 9 * plausible:
+            break
+        rest = count - 1
+        a = rest * (1 + plausible) + rest**2
+        root = (busy * rest) ** 2 - a * (busy**2 - squared)
+        mean = (busy * rest - math.sqrt(max(root, 0.0))) / a
+        outlier = busy - rest * mean
+        if mean <= 0:
+            break
+        count, busy = rest, busy - outlier
+        squared = max(squared - outlier**2, busy**2 / count)
+    return count, busy, squared

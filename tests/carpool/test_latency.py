@@ -1,0 +1,469 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import pairwise
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from carpool.latency import (
+    LatencyLearner,
+    Sample,
+    ServiceTime,
+    fit,
+    isotonic,
+    memory_cap,
+    queueing,
+)
+from carpool.statistics import Cell, CellKey
+
+
+def affine(rows):
+    return 0.005 + 0.0005 * rows
+
+
+def sample(rows, seconds, in_flight=1):
+    return Sample(rows, in_flight, len(seconds), sum(seconds), sum(x * x for x in seconds))
+
+
+def cells(batches, bucket=0):
+    """Cells of (rows, in_flight, seconds) triples."""
+    counted: dict[CellKey, Cell] = {}
+    for rows, in_flight, seconds in batches:
+        cell = counted.setdefault(CellKey(bucket, rows, in_flight), Cell())
+        cell.batches += 1
+        cell.busy += seconds
+        cell.busy_squared += seconds * seconds
+    return counted
+
+
+def noisy(rng, mean, cv):
+    return mean if cv == 0 else rng.gammavariate(cv**-2, mean * cv**2)
+
+
+# -- the curve
+
+
+def test_between_measured_sizes_lies_a_straight_line():
+    service = ServiceTime.measured({1: 1.0, 4: 4.0, 8: 4.0})
+    assert [service.time(rows) for rows in range(9)] == pytest.approx([0, 1, 2, 3, 4, 4, 4, 4, 4])
+    assert service.table(8) == tuple(service.time(rows) for rows in range(9))
+    assert service.per_row(8) == 0.5
+
+
+def test_beyond_the_largest_size_the_tail_goes_on_with_growing_doubt():
+    service = ServiceTime.measured({rows: affine(rows) for rows in (1, 2, 4, 8, 16)})
+    assert service.largest_measured == 16
+    assert service.time(32) == pytest.approx(affine(32))
+    doubts = [service.upper(rows) - service.lower(rows) for rows in (16, 17, 24, 32, 64)]
+    assert doubts[0] == 0
+    assert doubts == sorted(doubts)
+    # Two batches of 16 are one way to serve 32: nothing is taken to cost more than that.
+    assert service.upper(32) == pytest.approx(2 * service.time(16))
+
+
+def test_a_superlinear_tail_is_extrapolated_as_steeply():
+    service = ServiceTime.measured({rows: 0.001 * rows**1.5 for rows in (1, 2, 4, 8, 16)})
+    assert service.time(32) > 2 * service.time(16)
+    assert service.upper(32) >= service.time(32)
+    assert service.inflection(32) == 1
+
+
+def test_below_the_smallest_size_the_line_goes_on_inside_what_is_possible():
+    service = ServiceTime.measured({4: 6.0, 8: 8.0})
+    assert service.time(2) == pytest.approx(5.0)
+    assert service.upper(1) == 6.0
+    assert service.lower(1) == 1.5
+    steep = ServiceTime.measured({4: 4.0, 8: 12.0})
+    assert steep.time(1) == 1.0
+
+
+def test_one_size_measured_leaves_the_slope_open():
+    service = ServiceTime.measured({4: 0.008})
+    assert service.lower(8) == pytest.approx(0.008)
+    assert service.time(8) == pytest.approx(0.012)
+    assert service.upper(8) == pytest.approx(0.016)
+
+
+@pytest.mark.parametrize(
+    ("curve", "rows"),
+    [
+        (affine, 64),
+        (lambda rows: 0.001 * rows, 1),
+        (lambda rows: 0.001 * rows**1.2, 1),
+        (lambda rows: 0.004 * math.ceil(rows / 16) + 0.0001, 16),
+        (lambda _: 0.01, 61),
+    ],
+)
+def test_inflection_is_where_growing_stops_paying(curve, rows):
+    service = ServiceTime.measured({size: curve(size) for size in range(1, 65)})
+    # 5 + 0.5 b: 0.578 ms a row at 64; 0.6066 at most, which 47 rows reach.
+    assert service.inflection() == {64: 47}.get(rows, rows)
+
+
+def test_inflection_looks_as_far_as_asked():
+    service = ServiceTime.measured({1: 1.0, 2: 1.0, 64: 63.0})
+    assert service.inflection(1) == 1
+    assert service.inflection(2) == 2
+
+
+def test_scaled_and_pessimistic():
+    service = fit([sample(1, [1.0, 1.1]), sample(4, [2.0, 2.1])])
+    assert service.scaled(2.0).time(9) == pytest.approx(2 * service.time(9))
+    assert service.scaled(2.0).upper(9) == pytest.approx(2 * service.upper(9))
+    worst = service.pessimistic()
+    assert [worst.time(rows) for rows in range(9)] == pytest.approx([service.upper(rows) for rows in range(9)])
+
+
+def test_the_curve_travels_as_json():
+    service = ServiceTime.measured({1: 0.005, 8: 0.009}, executors=2)
+    assert msgspec.json.decode(msgspec.json.encode(service), type=ServiceTime).time(9) == service.time(9)
+
+
+def test_draws_have_the_mean_and_the_noise():
+    exact = ServiceTime.measured({1: 0.01})
+    assert exact.draw(1, Random(0)) == 0.01
+    spread = ServiceTime.measured({1: 0.01}, noise=0.3)
+    rng = Random(1)
+    drawn = [spread.draw(1, rng) for _ in range(20_000)]
+    mean = sum(drawn) / len(drawn)
+    assert mean == pytest.approx(0.01, rel=0.02)
+    assert math.sqrt(sum((x - mean) ** 2 for x in drawn) / len(drawn)) / mean == pytest.approx(0.3, rel=0.05)
+    assert spread.draw(1, Random(5)) == spread.draw(1, Random(5))
+
+
+def test_memory_cap():
+    assert memory_cap(1e6, 2e9, 4e9) == 1200
+    assert memory_cap(1e6, 4e9, 4e9) == 0
+    assert memory_cap(1e6, 0, 4e9, share=0.5) == 2000
+
+
+# -- the fit
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 100), st.floats(0.1, 10)), min_size=1, max_size=30))
+def test_isotonic_is_monotone_and_keeps_the_weighted_mean(points):
+    values, weights = [v for v, _ in points], [w for _, w in points]
+    fitted, pooled = isotonic(values, weights)
+    assert fitted == sorted(fitted)
+    assert sum(f * w for f, w in zip(fitted, weights, strict=True)) == pytest.approx(sum(v * w for v, w in points))
+    assert all(p >= w - 1e-9 for p, w in zip(pooled, weights, strict=True))
+    if values == sorted(values):
+        assert fitted == pytest.approx(values)
+
+
+def test_isotonic_pools_violators_by_weight():
+    assert isotonic([1.0, 4.0, 1.0, 5.0], [1, 1, 2, 1]) == ([1.0, 2.0, 2.0, 5.0], [1, 3, 3, 1])
+
+
+def test_nothing_seen_is_nothing_known():
+    assert fit([]) is None
+
+
+def test_steps_are_kept():
+    def step(rows):
+        return 0.004 * math.ceil(rows / 8)
+
+    service = fit([sample(rows, [step(rows)] * 20) for rows in range(1, 33)])
+    assert service.table(32) == pytest.approx([step(rows) for rows in range(33)])
+    assert service.inflection() == 8
+
+
+def test_even_one_batch_leaves_doubt():
+    service = fit([sample(1, [0.01])])
+    assert service.time(1) == pytest.approx(0.01)
+    assert service.upper(1) > 0.012
+    assert service.lower(1) < 0.008
+    assert service.samples == 1
+
+
+def test_doubt_shrinks_with_samples():
+    def width(count):
+        rng = Random(1)
+        service = fit([sample(4, [noisy(rng, 0.01, 0.3) for _ in range(count)])])
+        return service.upper(4) - service.lower(4)
+
+    assert width(1000) < width(100) < width(10) < width(2)
+    # 2 * 1.96 * 0.3 * 10 ms / sqrt(1000)
+    assert width(1000) == pytest.approx(0.000372, rel=0.15)
+
+
+def test_the_interval_covers_the_mean():
+    rng = Random(2)
+    covered = 0
+    for _ in range(300):
+        service = fit([sample(4, [noisy(rng, 0.01, 0.3) for _ in range(6)])])
+        covered += service.lower(4) <= 0.01 <= service.upper(4)
+    assert covered >= 270
+
+
+def test_noise_is_pooled_over_sizes():
+    rng = Random(3)
+    service = fit([sample(rows, [noisy(rng, affine(rows), 0.3) for _ in range(40)]) for rows in range(1, 33)])
+    assert service.noise == pytest.approx(0.3, rel=0.1)
+    for rows in (1, 8, 32):
+        assert service.time(rows) == pytest.approx(affine(rows), rel=0.15)
+
+
+def device(executors, slots, seconds, rng, *, rate, batch=1, cv=0.0, curve=affine):
+    """Batches as a device serves them: dispatched when a slot is free, queued where no executor is."""
+    slot_free, executor_free = [0.0] * slots, [0.0] * executors
+    finishes: list[float] = []
+    seen = []
+    now = 0.0
+    while now < seconds:
+        now += rng.expovariate(rate)
+        dispatch = max(now, min(slot_free))
+        rows = rng.randint(1, batch)
+        executor = executor_free.index(min(executor_free))
+        finish = max(dispatch, executor_free[executor]) + noisy(rng, curve(rows), cv)
+        in_flight = 1 + sum(end > dispatch for end in finishes[-slots:])
+        executor_free[executor] = slot_free[slot_free.index(min(slot_free))] = finish
+        finishes.append(finish)
+        seen.append((rows, in_flight, finish - dispatch))
+        now = max(now, dispatch)
+    return seen
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("executors", "slots", "load"),
+    [(1, 4, 0.5), (1, 4, 0.9), (2, 4, 0.8), (4, 4, 0.7), (4, 4, 0.95), (8, 8, 0.8), (1, 2, 0.8)],
+)
+def test_executors_are_fitted_from_the_wait(executors, slots, load, cv):
+    rng = Random(executors * 10 + slots)
+    # Sizes 1 to 16 last 9.25 ms on average.
+    seen = device(executors, slots, 60.0, rng, rate=load * executors / 0.00925, batch=16, cv=cv)
+    service = fit([Sample(*key, *rest) for key, rest in totals(seen).items()])
+    assert service.executors == pytest.approx(executors, rel=0.13)
+    assert service.largest_in_flight == max(in_flight for _, in_flight, _ in seen)
+    for rows in (2, 8, 15):
+        assert service.time(rows) == pytest.approx(affine(rows), rel=0.12)
+
+
+def totals(seen):
+    sums: dict[tuple[int, int], list[float]] = {}
+    for rows, in_flight, seconds in seen:
+        entry = sums.setdefault((rows, in_flight), [0, 0.0, 0.0])
+        entry[0] += 1
+        entry[1] += seconds
+        entry[2] += seconds**2
+    return sums
+
+
+def test_without_company_there_is_one_executor():
+    assert fit([sample(1, [0.01] * 50)]).executors == 1
+    assert fit([sample(1, [0.01] * 50)], 4).executors == 4
+
+
+def test_a_device_always_seen_full_keeps_what_was_known():
+    # Four slots, always taken: one executor at 10 ms or four at 40 ms look the same.
+    full = [sample(1, [0.04] * 50, in_flight=4)]
+    assert fit(full).executors == 1
+    assert fit(full, 4).executors == 4
+    assert fit(full, 4).time(1) == pytest.approx(0.04)
+
+
+def test_saturation_does_not_pollute_the_curve():
+    rng = Random(1)
+    alone = [(rows, 1, affine(rows)) for rows in range(1, 17) for _ in range(10)]
+    queued = [(rows, 4, 3 * affine(8) + affine(rows)) for rows in [rng.randint(1, 16) for _ in range(2000)]]
+    service = fit([Sample(*key, *rest) for key, rest in totals(alone + queued).items()])
+    assert service.executors == 1
+    assert service.table(16) == pytest.approx([0.0] + [affine(rows) for rows in range(1, 17)])
+
+
+def test_queueing_is_counted_in_service_times():
+    assert queueing(1, 1) == queueing(4, 4) == queueing(2, 4) == 0
+    assert queueing(2, 1) == 0.75
+    assert queueing(4, 1) == 2.75
+    assert queueing(4, 2) == 0.875
+
+
+# -- the learner
+
+
+def run(learner, rng, seconds, *, level=1.0, rate=100.0, sizes=(1, 2, 3, 4), cv=0.3, start=0.0, curve=affine):
+    moves = []
+    for second in range(1, seconds + 1):
+        batches = []
+        rows = 0
+        while rows < rate:
+            size = rng.choice(sizes)
+            rows += size
+            batches.append((size, 1, noisy(rng, level * curve(size), cv)))
+        moved = learner.observe(start + second, cells(batches))
+        if moved != 1.0:
+            moves.append((second, moved))
+    return moves
+
+
+def test_nothing_observed_is_nothing_estimated():
+    learner = LatencyLearner()
+    assert learner.estimate() is None
+    assert learner.observe(1.0, {}) == 1.0
+    assert learner.estimate() is None
+    assert learner.estimate(3) is None
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.1, 0.3])
+def test_the_curve_is_learned(cv):
+    learner = LatencyLearner()
+    run(learner, Random(1), 30, cv=cv, sizes=(1, 2, 4, 8))
+    service = learner.estimate()
+    for rows in (1, 2, 4, 8):
+        assert service.time(rows) == pytest.approx(affine(rows), rel=0.02 + cv / 4)
+    assert service.noise == pytest.approx(cv, abs=0.03)
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.3])
+@pytest.mark.parametrize("factor", [2.0, 0.5, 1.6, 8.0])
+@pytest.mark.parametrize("sizes", [(1,), (1, 2, 3, 4), tuple(range(1, 33))])
+def test_a_moved_level_is_relearned_within_ten_seconds(sizes, factor, cv):
+    rng = Random(2)
+    learner = LatencyLearner()
+    run(learner, rng, 60, cv=cv, sizes=(*sizes, 64))
+    moves = run(learner, rng, 7, cv=cv, sizes=sizes, level=factor, start=60)
+    assert moves
+    assert moves[0][0] <= 5
+    service = learner.estimate()
+    for rows in (sizes[0], sizes[-1]):
+        assert service.time(rows) == pytest.approx(factor * affine(rows), rel=0.25)
+    # 64 rows were not seen again, and moved along.
+    assert service.time(64) == pytest.approx(factor * affine(64), rel=0.3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("rate", "sizes"), [(100.0, (1, 2, 3, 4)), (100.0, (32,)), (10.0, (1,)), (3.0, (1,))])
+def test_noise_moves_nothing(seed, rate, sizes):
+    assert run(LatencyLearner(), Random(seed), 200, rate=rate, sizes=sizes, cv=0.3) == []
+
+
+def test_load_alone_moves_nothing():
+    # The same device at rising load: larger batches, more of them waiting at the device.
+    rng = Random(3)
+    learner = LatencyLearner()
+    now = 0.0
+    for load in (0.2, 0.5, 0.9, 0.99, 0.3):
+        seen = device(1, 4, 20.0, rng, rate=load / 0.00925, batch=16, cv=0.1)
+        for chunk in range(20):
+            now += 1.0
+            part = seen[chunk * len(seen) // 20 : (chunk + 1) * len(seen) // 20]
+            assert learner.observe(now, cells(part)) == 1.0
+    assert learner.estimate().executors == 1
+    for rows in (1, 8, 16):
+        assert learner.estimate().time(rows) == pytest.approx(affine(rows), rel=0.1)
+
+
+@pytest.mark.parametrize("sizes", [(1,), (1, 2, 3, 4), tuple(range(1, 65))])
+def test_a_stalled_host_neither_moves_nor_bends_the_curve(sizes):
+    rng = Random(4)
+    learner = LatencyLearner()
+    run(learner, rng, 30, sizes=sizes, cv=0.1)
+    before = learner.estimate()
+    for second in range(31, 60):
+        batches = [(size := rng.choice(sizes), 1, noisy(rng, affine(size), 0.1)) for _ in range(40)]
+        if second % 5 == 0:
+            # Half a second in which four batches hung.
+            batches += [(rng.choice(sizes), 1, 0.5) for _ in range(2)]
+        assert learner.observe(float(second), cells(batches)) == 1.0
+    after = learner.estimate()
+    for rows in (sizes[0], sizes[len(sizes) // 2], sizes[-1]):
+        assert after.time(rows) == pytest.approx(before.time(rows), rel=0.25)
+
+
+def test_what_changed_is_forgotten_in_time():
+    # A drift too small to be a move: 20 % up.
+    rng = Random(5)
+    learner = LatencyLearner(half_life=20.0)
+    run(learner, rng, 60, cv=0.1)
+    assert run(learner, rng, 100, cv=0.1, level=1.2, start=60) == []
+    assert learner.estimate().time(1) == pytest.approx(1.2 * affine(1), rel=0.03)
+
+
+def test_many_batches_are_forgotten_sooner():
+    slow, quick = LatencyLearner(half_life=1e9), LatencyLearner(half_life=1e9, half_life_batches=500)
+    for learner in (slow, quick):
+        rng = Random(6)
+        run(learner, rng, 60, cv=0.1)
+        run(learner, rng, 60, cv=0.1, level=1.2, start=60)
+    assert quick.estimate().time(1) > slow.estimate().time(1)
+    assert quick.estimate().time(1) == pytest.approx(1.2 * affine(1), rel=0.05)
+
+
+def test_silence_unlearns_nothing():
+    learner = LatencyLearner(half_life=10.0)
+    run(learner, Random(7), 20, cv=0.0)
+    learner.observe(3600.0, {})
+    learner.observe(7200.0, cells([(1, 1, affine(1))]))
+    assert learner.estimate().time(4) == pytest.approx(affine(4))
+    assert learner.estimate().samples > 50
+
+
+def test_counter_resets_are_ignored():
+    learner = LatencyLearner()
+    run(learner, Random(8), 20, cv=0.0)
+    before = learner.estimate()
+    backwards = {CellKey(0, 1, 1): Cell(-500, -2.5, -0.01), CellKey(0, 2, 1): Cell(0, 0.0, 0.0)}
+    assert learner.observe(21.0, backwards) == 1.0
+    assert learner.estimate() == before
+
+
+def test_reset_forgets_all():
+    learner = LatencyLearner()
+    run(learner, Random(9), 20)
+    learner.reset()
+    assert learner.estimate() is None
+
+
+def test_buckets_have_their_own_curves_and_borrow_shape_when_new():
+    learner = LatencyLearner()
+    for second in range(1, 20):
+        short = cells([(rows, 1, affine(rows)) for rows in (1, 2, 4, 8)] * 3, bucket=0)
+        long = cells([(rows, 1, 3 * affine(rows)) for rows in (1, 2, 4, 8)] * 3, bucket=1)
+        learner.observe(float(second), short | long)
+    learner.observe(20.0, cells([(2, 1, 10 * affine(2))] * 3, bucket=2))
+    assert learner.estimate(0).time(8) == pytest.approx(affine(8))
+    assert learner.estimate(1).time(8) == pytest.approx(3 * affine(8))
+    borrowed = learner.estimate(2)
+    assert borrowed.time(2) == pytest.approx(10 * affine(2), rel=0.01)
+    assert borrowed.time(8) == pytest.approx(10 * affine(8), rel=0.02)
+    assert borrowed.upper(8) - borrowed.time(8) > learner.estimate(1).upper(8) - learner.estimate(1).time(8)
+    # A bucket never seen is taken for the mix.
+    assert learner.estimate(9) == learner.estimate()
+
+
+def test_a_shift_between_buckets_is_no_move():
+    learner = LatencyLearner()
+    rng = Random(10)
+    for second in range(1, 60):
+        share = 0.9 if second < 30 else 0.1
+        batches = Counter(int(rng.random() > share) for _ in range(50))
+        observed = {}
+        for bucket, count in batches.items():
+            observed |= cells([(1, 1, noisy(rng, (0.005, 0.05)[bucket], 0.2)) for _ in range(count)], bucket=bucket)
+        assert learner.observe(float(second), observed) == 1.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_counters_give_a_monotone_curve_inside_its_interval(data):
+    learner = LatencyLearner()
+    for second in range(1, data.draw(st.integers(1, 8))):
+        batches = data.draw(
+            st.lists(st.tuples(st.integers(1, 64), st.integers(1, 8), st.floats(1e-5, 10.0)), max_size=20)
+        )
+        learner.observe(float(second), cells(batches))
+    service = learner.estimate()
+    if service is None:
+        return
+    table = service.table(128)
+    assert all(a <= b + 1e-12 for a, b in pairwise(table))
+    assert service.executors >= 1
+    for rows in range(1, 129):
+        assert 0 <= service.lower(rows) <= table[rows] + 1e-12
+        assert table[rows] <= service.upper(rows) + 1e-12
