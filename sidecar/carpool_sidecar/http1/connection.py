@@ -1,0 +1,569 @@
+"""The server's side of one connection: bytes in, exchanges out, answers in order."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, cast
+
+import httptools
+
+from carpool_sidecar.http1.exchange import Exchange
+from carpool_sidecar.http1.messages import CONTINUE, BodyParts, Buffer
+from carpool_sidecar.http1.parsing import (
+    IN_CHUNKS,
+    ChunkedDecoder,
+    HeadCheck,
+    HttpError,
+    RequestHead,
+    parse_request_head,
+)
+from carpool_sidecar.http1.timing import NEVER
+
+if TYPE_CHECKING:
+    from carpool_sidecar.http1.server import Server
+
+# Stands for a request that could not be read, so that its refusal waits for its turn among the answers.
+_UNREAD = RequestHead(b"", b"", [], 1, False, 0, False)
+_TCP_CLOSED = 7  # of the states in TCP_INFO's first byte (linux/tcp_states.h: TCP_CLOSE)
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds
+
+
+class Connection(asyncio.Protocol):
+    """One accepted connection.
+
+    `read_deadline` and `write_deadline` are times of the server's clock; the server calls `expire` when one passes.
+    """
+
+    __slots__ = (
+        "_aborted",
+        "_app",
+        "_body_bytes",
+        "_body_of",
+        "_body_paused",
+        "_body_since",
+        "_buffer",
+        "_check",
+        "_clock",
+        "_continue_for",
+        "_decoder",
+        "_discarded",
+        "_eof",
+        "_limits",
+        "_lingering",
+        "_no_more",
+        "_parsing",
+        "_parts",
+        "_queue",
+        "_reading",
+        "_remaining",
+        "_server",
+        "_transport",
+        "_unsent",
+        "_unsound",
+        "read_deadline",
+        "writable",
+        "write_deadline",
+    )
+
+    _transport: asyncio.Transport
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._app = server.app
+        self._limits = server.limits
+        self._clock = server.clock
+        # Input
+        self._buffer = b""  # the beginning of a head, or requests beyond the pipelining limit
+        self._check: HeadCheck | None = None  # of the head that begins in the buffer
+        self._parsing = False
+        self._reading = True  # the transport is not paused
+        self._eof = False
+        self._no_more = False  # what else comes in is not a request for us
+        self._unsound = False  # the client may still be sending what we refused to read
+        self._lingering = False
+        self._discarded = 0
+        # The request whose body is being read
+        self._body_of: Exchange | None = None
+        self._remaining = 0  # bytes of it to come; meaningless where it is chunked
+        self._decoder: ChunkedDecoder | None = None
+        self._parts: BodyParts | None = None
+        self._body_paused = False
+        self._body_since = 0.0
+        self._body_bytes = 0
+        self._continue_for: Exchange | None = None  # waits for 100 Continue, and has waited for its turn to get it
+        # Output
+        self._queue: deque[Exchange] = deque()  # not answered yet, in order of arrival
+        self._aborted: Exchange | None = None  # the answer at which the connection is to be cut
+        self._unsent = 0
+        self.writable = True
+        self.read_deadline = NEVER
+        self.write_deadline = NEVER
+
+    # Called by the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        # Only stream sockets are served; uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
+        self.read_deadline = self._clock() + self._limits.idle_timeout
+        if not self._server.opened(self):
+            limit = self._limits.max_connections
+            self._refuse(
+                HttpError(
+                    503, "too-many-connections", f"{limit} connections are open; raise max_connections or replicas"
+                )
+            )
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sent."""
+        if self._no_more:
+            self._discarded += len(data)
+            if self._discarded > self._limits.drain_bytes:
+                if self._queue:
+                    self._sync_reading()
+                else:
+                    self._transport.abort()
+            return
+        if self._buffer:
+            data = self._buffer + data
+            self._buffer = b""
+        self._parse(data)
+
+    def eof_received(self) -> bool:
+        """Take the end of what the client sends; return True to stay open, since it may still wait for answers."""
+        self._eof = True
+        if self._lingering or not self._queue or self._body_of is not None:
+            return False
+        self._probe()
+        return True
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
+        """Take the end of the connection: nobody waits for the answers that are not complete."""
+        self._no_more = True
+        self.writable = False
+        self.read_deadline = self.write_deadline = NEVER
+        body_of, self._body_of = self._body_of, None
+        lost = [exchange for exchange in self._queue if exchange.known]
+        self._queue.clear()
+        self._server.closed(self)
+        if body_of is not None and body_of.streamed_to is not None and not body_of.ended:
+            body_of.ended = True
+            body_of.streamed_to.aborted()
+        for exchange in lost:
+            exchange.ended = True
+            self._app.disconnected(exchange)
+
+    def pause_writing(self) -> None:
+        """Let answers wait for a client that reads too slowly, and take no more requests meanwhile."""
+        self.writable = False
+        self._unsent = self._transport.get_write_buffer_size()
+        self.write_deadline = self._clock() + self._limits.write_timeout
+        self._sync_reading()
+        if self._queue:
+            self._queue[0].pause_writing()
+
+    def resume_writing(self) -> None:
+        """Go on: the client has caught up."""
+        self.writable = True
+        self.write_deadline = NEVER
+        self._sync_reading()
+        if self._queue:
+            self._queue[0].resume_writing()
+
+    # Called by the server
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being read or answered."""
+        return not self._queue and not self._buffer and self._body_of is None
+
+    def close(self) -> None:
+        """Close once what was written is sent."""
+        self._no_more = True
+        self._transport.close()
+        self.write_deadline = self._clock() + self._limits.write_timeout
+
+    def abort(self) -> None:
+        """Cut."""
+        self._transport.abort()
+
+    def expire(self, now: float) -> None:
+        """Act on deadlines that have passed, and look whether a half-closed client is still there."""
+        limits = self._limits
+        if now >= self.write_deadline:
+            unsent = self._transport.get_write_buffer_size()
+            if self._lingering or unsent >= self._unsent:
+                self._transport.abort()
+                return
+            self._unsent = unsent
+            self.write_deadline = now + limits.write_timeout
+        if now >= self.read_deadline:
+            self.read_deadline = NEVER
+            if (exchange := self._body_of) is not None:
+                earned = self._body_since + limits.body_timeout + self._body_bytes / limits.min_body_rate
+                if now < earned:
+                    self.read_deadline = earned
+                else:
+                    self._break_body(
+                        exchange,
+                        HttpError(
+                            408,
+                            "body-timeout",
+                            f"the body took over {limits.body_timeout:g} s at {limits.min_body_rate:g} bytes/s; "
+                            "raise body_timeout or lower min_body_rate",
+                        ),
+                    )
+            elif self._buffer:
+                text = f"the head took over {limits.head_timeout:g} s; raise head_timeout"
+                self._refuse(HttpError(408, "head-timeout", text))
+            else:
+                self._transport.close()
+        if self._eof and self._queue and self._is_gone():
+            self._transport.abort()
+
+    # Called by the exchanges
+
+    def write(self, pieces: list[Buffer]) -> None:
+        """Hand pieces to the transport, each as it is."""
+        transport = self._transport
+        if not transport.is_closing():
+            for piece in pieces:
+                transport.write(piece)
+
+    def keeps_open(self, exchange: Exchange, *, final: bool) -> bool:
+        """Say whether the connection outlives this answer; `final`: the rest of the request's body is not wanted."""
+        if not exchange.keep_alive:
+            return False
+        if exchange is self._body_of:
+            return not final or (
+                self._decoder is None
+                and self._remaining <= self._limits.drain_bytes
+                # A client told to wait may send the body or not; both are legal, so what follows would be a guess.
+                and self._continue_for is not exchange
+            )
+        if self._queue[-1] is not exchange or self._buffer:
+            return True
+        # Only the last answer says so: a client need not expect answers behind "close".
+        if self._server.draining or self._eof:
+            self._no_more = True
+            return False
+        return True
+
+    def answered(self, exchange: Exchange) -> None:
+        """Go on with the next exchange; this, the first of them, is answered."""
+        queue = self._queue
+        queue.popleft()
+        now = exchange.sent_at = self._clock()
+        if not exchange.keep_alive:
+            self._finish()
+        elif exchange is self._body_of:
+            # Read on, to skip the rest of its body.
+            self._body_paused = False
+            self._sync_reading()
+        elif not queue and not self._buffer:
+            self.read_deadline = now + self._limits.idle_timeout
+            if self._eof:
+                self._finish()
+        if exchange.known:
+            self._app.sent(exchange)
+        if queue:
+            self._advance(queue[0])
+        elif self._server.waited_for:
+            self._server.became_idle()
+        if not self._parsing:
+            if self._buffer and not self._no_more:
+                data, self._buffer = self._buffer, b""
+                self._parse(data)
+            elif not self._reading:
+                self._sync_reading()
+
+    def abort_answer(self, exchange: Exchange) -> None:
+        """Cut the connection when it is the turn of this exchange."""
+        exchange.ended = True
+        self._no_more = True
+        self._aborted = exchange
+        if self._queue[0] is exchange:
+            self._reset()
+
+    def pause_body(self, exchange: Exchange) -> None:
+        """Stop reading the body of this exchange, if it is being read."""
+        if exchange is self._body_of and not self._body_paused:
+            self._body_paused = True
+            self._sync_reading()
+
+    def resume_body(self, exchange: Exchange) -> None:
+        """Go on reading it."""
+        if exchange is self._body_of and self._body_paused:
+            self._body_paused = False
+            self._sync_reading()
+
+    # Input
+
+    def _parse(self, data: bytes) -> None:
+        self._parsing = True
+        position, end = 0, len(data)
+        try:
+            while position < end and not self._no_more:
+                if self._body_of is not None:
+                    position = self._read_body(self._body_of, data, position)
+                elif len(self._queue) >= self._limits.max_pipelined or not self.writable:
+                    break
+                else:
+                    began = position
+                    position = self._read_head(data, position)
+                    if position == began:
+                        break
+        except HttpError as refusal:
+            if self._body_of is not None:
+                self._break_body(self._body_of, refusal)
+            else:
+                self._refuse(refusal)
+        finally:
+            self._parsing = False
+        if position < end and not self._no_more:
+            self._buffer = data[position:]
+        self._sync_reading()
+
+    def _read_head(self, data: bytes, position: int) -> int:
+        """Read the head that begins here; return where it ended, or where it began if it is not complete."""
+        limits = self._limits
+        while data.startswith(b"\r\n", position):  # some clients end a body with a line break too many (RFC 9112, 2.2)
+            position += 2
+        stop = data.find(b"\r\n\r\n", position) + 4
+        complete = stop > 3
+        size = (stop if complete else len(data)) - position
+        if size > limits.max_target_bytes and data.find(b"\r\n", position, position + limits.max_target_bytes) < 0:
+            text = f"the request's target is over {limits.max_target_bytes} bytes; raise max_target_bytes"
+            raise HttpError(414, "target-too-long", text)
+        if size > limits.max_head_bytes:
+            text = f"the request's head is over {limits.max_head_bytes} bytes; raise max_head_bytes"
+            raise HttpError(431, "head-too-large", text)
+        if not complete:
+            if size:
+                if self._check is None:
+                    self._check = HeadCheck(httptools.HttpRequestParser)
+                    self.read_deadline = self._clock() + limits.head_timeout
+                self._check.feed(data[position:])
+            return position
+
+        self._check = None
+        self.read_deadline = NEVER
+        head = parse_request_head(data if size == len(data) else data[position:stop])
+        if len(head.headers) > limits.max_headers:
+            text = f"the request has over {limits.max_headers} header fields; raise max_headers"
+            raise HttpError(431, "too-many-headers", text)
+        exchange = Exchange(self, head, limits.max_body_bytes)
+        if self._queue:
+            exchange.hold()
+        self._queue.append(exchange)
+        if head.length:
+            self._begin_body(exchange, head, awaited=stop == len(data))
+        else:
+            self._no_more = not head.keep_alive
+            exchange.received = True
+            exchange.received_at = self._clock()
+            self._app.head(exchange)
+            if not exchange.ended:
+                self._deliver(exchange)
+        return stop
+
+    def _begin_body(self, exchange: Exchange, head: RequestHead, *, awaited: bool) -> None:
+        """Ask the application what to do with a body, of which no byte is here yet if it is awaited."""
+        self._body_of = exchange
+        self._remaining = head.length
+        self._decoder = ChunkedDecoder() if head.length == IN_CHUNKS else None
+        self._parts = None
+        self._body_paused = False
+        self._body_since = self._clock()
+        self._body_bytes = 0
+        self.read_deadline = self._body_since + self._limits.body_timeout
+        if head.expects_continue and awaited:
+            self._continue_for = exchange
+        self._app.head(exchange)
+        if exchange.ended:
+            return
+        if exchange.streamed_to is None and head.length > exchange.limit:
+            raise self._body_too_large(exchange)
+        if self._continue_for is exchange and self._queue[0] is exchange:
+            self._advance(exchange)
+
+    def _read_body(self, exchange: Exchange, data: bytes, position: int) -> int:
+        """Read on in a body; return where it, or the data, ended."""
+        sink = exchange.streamed_to
+        decoder = self._decoder
+        self._continue_for = None
+        if decoder is None:
+            stop = min(len(data), position + self._remaining)
+            self._remaining -= stop - position
+            complete = not self._remaining
+            whole = stop - position == len(data)
+            if exchange.ended:
+                pass  # answered already: the rest is skipped
+            elif sink is not None:
+                sink.data(data if whole else data[position:stop])
+            elif complete and self._parts is None:
+                exchange.body = data if whole else data[position:stop]
+            else:
+                self._keep(data if whole else memoryview(data)[position:stop])
+        else:
+            pieces: list[Buffer] = []
+            stop = decoder.feed(data, position, data if sink is not None else memoryview(data), pieces)
+            complete = decoder.done
+            for piece in pieces:
+                if exchange.ended:
+                    break
+                if sink is not None:
+                    sink.data(bytes(piece))
+                elif self._keep(piece) > exchange.limit:
+                    raise self._body_too_large(exchange)
+        self._body_bytes += stop - position
+        if complete and self._body_of is exchange:
+            self._end_body(exchange)
+        return stop
+
+    def _keep(self, piece: Buffer) -> int:
+        """Keep a piece of a buffered body; return how many bytes there are now."""
+        if self._parts is None:
+            self._parts = BodyParts()
+        self._parts.append(piece)
+        return self._parts.size
+
+    def _end_body(self, exchange: Exchange) -> None:
+        self._body_of = None
+        self._no_more = not exchange.keep_alive
+        exchange.received = True
+        now = exchange.received_at = self._clock()
+        self.read_deadline = NEVER
+        if self._parts is not None:
+            exchange.body = self._parts.join()
+            self._parts = None
+        if not exchange.ended:
+            self._deliver(exchange)
+        elif not self._queue:
+            self.read_deadline = now + self._limits.idle_timeout
+
+    def _deliver(self, exchange: Exchange) -> None:
+        if exchange.streamed_to is None:
+            self._app.request(exchange)
+        else:
+            exchange.streamed_to.end()
+
+    # Refusals
+
+    def _body_too_large(self, exchange: Exchange) -> HttpError:
+        return HttpError(413, "body-too-large", f"the body is over {exchange.limit} bytes; raise max_body_bytes")
+
+    def _break_body(self, exchange: Exchange, refusal: HttpError) -> None:
+        """Give up a request in its body."""
+        self._no_more = True
+        sink = exchange.streamed_to
+        if not exchange.ended:
+            exchange.keep_alive = False
+            if exchange.started:
+                exchange.abort()
+            else:
+                exchange.fail(refusal.status, refusal.reason, str(refusal))
+            if sink is not None:
+                sink.aborted()
+        elif not self._queue:
+            self._finish()
+
+    def _refuse(self, refusal: HttpError) -> None:
+        """Answer, in its turn, what could not be read as a request."""
+        self._no_more = True
+        self._unsound = True
+        exchange = Exchange(self, _UNREAD, 0)
+        exchange.known = False
+        exchange.keep_alive = False
+        if self._queue:
+            exchange.hold()
+        self._queue.append(exchange)
+        self._app.refused(refusal)
+        exchange.fail(refusal.status, refusal.reason, str(refusal))
+
+    # Output
+
+    def _advance(self, exchange: Exchange) -> None:
+        """Let this exchange be answered: its turn has come."""
+        if self._continue_for is exchange:
+            self._continue_for = None
+            if not exchange.started:
+                self.write([CONTINUE])
+        exchange.release()
+        if exchange is self._aborted:
+            self._reset()
+        elif exchange.ended:
+            self.answered(exchange)
+        elif self.writable:
+            exchange.resume_writing()
+
+    def _finish(self) -> None:
+        """Close behind the last answer."""
+        self._no_more = True
+        now = self._clock()
+        transport = self._transport
+        if self._eof or (self._body_of is None and not self._unsound):
+            transport.close()
+            self._unsent = transport.get_write_buffer_size()
+            self.write_deadline = now + self._limits.write_timeout
+            return
+        # Closing with input unread resets the connection, and the reset overtakes the answer. So: end our side, and
+        # read on for a moment until the client ends its own.
+        self._lingering = True
+        self._discarded = 0
+        if transport.can_write_eof():
+            transport.write_eof()
+        self.write_deadline = now + self._limits.linger_timeout
+        self._sync_reading()
+
+    def _reset(self) -> None:
+        """Cut so that the client sees an error even where the end of the connection would end the answer."""
+        if (connected := self._transport.get_extra_info("socket")) is not None:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self._transport.abort()
+
+    def _sync_reading(self) -> None:
+        """Pause or resume the transport, whichever is due."""
+        want = self._lingering or (
+            self.writable
+            and not self._body_paused
+            and len(self._queue) < self._limits.max_pipelined
+            and self._discarded <= self._limits.drain_bytes
+        )
+        if want is self._reading or self._transport.is_closing():
+            return
+        self._reading = want
+        if want:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+        if self._body_of is not None:
+            # Only the client's own time counts.
+            self._body_since = self._clock()
+            self._body_bytes = 0
+            self.read_deadline = self._body_since + self._limits.body_timeout if want else NEVER
+
+    # Half-closed clients
+
+    def _probe(self) -> None:
+        """Provoke a reset from a client that has gone entirely.
+
+        The end of its stream looks the same whether it only ended its side, and waits for the answer, or closed. To
+        what arrives for a closed socket its kernel answers with a reset. An interim response may be sent at any time
+        (RFC 9110, 15.2), and clients skip it.
+        """
+        exchange = self._queue[0]
+        if not exchange.started and exchange.version == (1, 1):
+            self.write([CONTINUE])
+
+    def _is_gone(self) -> bool:
+        """Say whether a reset came; nothing tells, since a half-closed connection is not read any more."""
+        connected = self._transport.get_extra_info("socket")
+        if connected is None or connected.family == socket.AF_UNIX:  # there, writing to a closed peer fails at once
+            return False
+        state: bytes = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        return state[0] == _TCP_CLOSED

@@ -1,0 +1,322 @@
+"""What an application sees of the server: a request, and the means to answer it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from carpool_sidecar.http1.messages import (
+    CHUNKED,
+    LAST_CHUNK,
+    Body,
+    Buffer,
+    Headers,
+    chunk_of,
+    content_length,
+    encode_response_head,
+    gather,
+    has_body,
+    parts_of,
+)
+
+if TYPE_CHECKING:
+    from carpool_sidecar.http1.connection import Connection
+    from carpool_sidecar.http1.parsing import HttpError, RequestHead
+
+
+class Application(Protocol):
+    """What a server calls. Every exchange that reached `head` ends in exactly one of `sent` and `disconnected`."""
+
+    def head(self, exchange: Exchange) -> None:
+        """Take note of a request's head; its body has not been read.
+
+        The application chooses here: `exchange.buffer(limit)`, `exchange.stream(sink)`, or an answer at once.
+        Without a choice the body is buffered up to the server's limit.
+        """
+
+    def request(self, exchange: Exchange) -> None:
+        """Take a request whose body was buffered and is complete; answer it now or later."""
+
+    def sent(self, exchange: Exchange) -> None:
+        """Take note that the answer's last byte went to the transport.
+
+        The server itself may have answered (400, 408, 413); `exchange.status` tells.
+        """
+
+    def disconnected(self, exchange: Exchange) -> None:
+        """Take note that the client is gone before its answer was complete; answering from now on does nothing."""
+
+    def refused(self, refusal: HttpError) -> None:
+        """Take note that the server answered a request whose head it did not accept: it made no exchange."""
+
+
+class Sink(Protocol):
+    """Where a streamed request body goes. `end` or `aborted` is the last call, unless the exchange ended before."""
+
+    def data(self, chunk: bytes) -> None:
+        """Take the next piece."""
+
+    def end(self) -> None:
+        """Take note that the body is complete."""
+
+    def aborted(self) -> None:
+        """Take note that the rest will not come: the client left, was too slow, or broke the framing."""
+
+
+class Flow(Protocol):
+    """Who is told when a streamed answer meets backpressure."""
+
+    def pause_writing(self) -> None:
+        """Stop: what was written piles up, since the other side reads too slowly or earlier answers go first."""
+
+    def resume_writing(self) -> None:
+        """Go on: it has been taken."""
+
+
+class Exchange:
+    """One request and its answer.
+
+    `context` is the application's. `body` is complete when `Application.request` is called; `received_at` is then the
+    clock's time of its last byte, `sent_at` that of handing the answer's last byte to the transport (seconds).
+    """
+
+    __slots__ = (
+        "_connection",
+        "_flow",
+        "_head",
+        "_held",
+        "_owed",
+        "_path",
+        "_sink",
+        "_started",
+        "body",
+        "context",
+        "ended",
+        "keep_alive",
+        "known",
+        "limit",
+        "received",
+        "received_at",
+        "sent_at",
+        "status",
+    )
+
+    def __init__(self, connection: Connection, head: RequestHead, limit: int) -> None:
+        self._connection = connection
+        self._head = head
+        self._sink: Sink | None = None
+        self._flow: Flow | None = None
+        self._path: tuple[bytes, bytes] | None = None
+        # What was written while an earlier request of the connection was not answered yet; None: nothing is held.
+        self._held: list[Buffer] | None = None
+        self._started = False
+        self._owed: int | None = None  # bytes still owed of an announced length; None: chunked, or ends with the close
+        self.context: Any = None
+        self.body = b""
+        self.limit = limit
+        self.keep_alive = head.keep_alive
+        self.known = True  # to the application
+        self.received = False  # the request is complete
+        self.ended = False  # no more can be written: answered, aborted or disconnected
+        self.received_at = 0.0
+        self.sent_at = 0.0
+        self.status = 0
+
+    # The request
+
+    @property
+    def method(self) -> bytes:
+        """The method, in capitals."""
+        return self._head.method
+
+    @property
+    def target(self) -> bytes:
+        """The request target as received."""
+        return self._head.target
+
+    @property
+    def headers(self) -> Headers:
+        """The field lines as received."""
+        return self._head.headers
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """The HTTP version: (1, 1) or (1, 0)."""
+        return (1, self._head.minor_version)
+
+    @property
+    def path(self) -> bytes:
+        """The target up to the question mark, not decoded."""
+        return self._split()[0]
+
+    @property
+    def query(self) -> bytes:
+        """The target behind the question mark, not decoded; empty where there is none."""
+        return self._split()[1]
+
+    @property
+    def length(self) -> int:
+        """The length of the request's body in bytes, or `parsing.IN_CHUNKS`."""
+        return self._head.length
+
+    @property
+    def streamed_to(self) -> Sink | None:
+        """Where the body goes piece by piece; None: it is buffered."""
+        return self._sink
+
+    def _split(self) -> tuple[bytes, bytes]:
+        if self._path is None:
+            path, _, query = self._head.target.partition(b"?")
+            self._path = (path, query)
+        return self._path
+
+    # Choices, inside `Application.head`
+
+    def buffer(self, limit: int) -> None:
+        """Collect the body, of at most `limit` bytes; a larger one is answered with 413 by the server."""
+        self.limit = limit
+
+    def stream(self, sink: Sink) -> None:
+        """Hand the body to `sink` piece by piece; `Application.request` is not called."""
+        self._sink = sink
+
+    def pause_reading(self) -> None:
+        """Stop reading a streamed body; pieces already read (at most one read of the socket) still come."""
+        self._connection.pause_body(self)
+
+    def resume_reading(self) -> None:
+        """Go on."""
+        self._connection.resume_body(self)
+
+    # The answer
+
+    @property
+    def started(self) -> bool:
+        """Whether an answer was begun."""
+        return self._started
+
+    @property
+    def writable(self) -> bool:
+        """Whether what is written goes out at once, without piling up."""
+        return not self.ended and self._held is None and self._connection.writable
+
+    def respond(self, status: int, headers: Headers, body: Body = b"") -> None:
+        """Send a whole answer.
+
+        Content-Length and Connection are added; `headers` must not carry framing (see `messages.forwardable`). Large
+        parts go to the transport uncopied and must not be changed afterwards. Does nothing if the client is gone.
+        Raises ValueError where a header carries a line break or NUL.
+        """
+        if self.ended:
+            return
+        parts = parts_of(body)
+        size = sum(map(len, parts))
+        head = self._begin(status, headers, size, final=True)
+        self._write([head, *parts] if has_body(self.method, status) else [head])
+        self._finish()
+
+    def fail(self, status: int, reason: str, error: str, headers: Headers | None = None) -> None:
+        """Send an error as JSON: `{"error": text for people, "reason": word for machines}`."""
+        body = msgspec.json.encode({"error": error, "reason": reason})
+        self.respond(status, [*(headers or []), (b"content-type", b"application/json")], body)
+
+    def start(self, status: int, headers: Headers, length: int | None, flow: Flow | None = None) -> None:
+        """Begin an answer that comes in pieces: `write` them, then `end`.
+
+        `length` is the body's length in bytes. With None the chunked coding is used, or, for HTTP/1.0, the close of
+        the connection marks the end. For HEAD it is what GET would have. `flow` is told of backpressure, maybe at once.
+        """
+        if self.ended:
+            return
+        self._flow = flow
+        if length is None and not self._head.minor_version:
+            self.keep_alive = False
+        head = self._begin(status, headers, length, final=self._sink is None)
+        self._owed = length
+        self._write([head])
+        if flow is not None and not self.writable:
+            flow.pause_writing()
+
+    def write(self, chunk: Buffer) -> None:
+        """Send the next piece of the body. Raises ValueError beyond the announced length."""
+        if self.ended or not has_body(self.method, self.status):
+            return
+        if self._owed is not None:
+            self._owed -= len(chunk)
+            if self._owed < 0:
+                raise ValueError("more was written than the answer's announced length")
+            self._write([chunk])
+        elif self._head.minor_version:
+            self._write(chunk_of(chunk))
+        else:
+            self._write([chunk])
+
+    def end(self) -> None:
+        """Complete the answer. If less than its announced length was written, the connection is cut instead."""
+        if self.ended:
+            return
+        if has_body(self.method, self.status):
+            if self._owed:
+                self.abort()
+                return
+            if self._owed is None and self._head.minor_version:
+                self._write([LAST_CHUNK])
+        self._finish()
+
+    def abort(self) -> None:
+        """Cut the connection, so that no client takes what it has for the whole; earlier answers are sent first."""
+        if not self.ended:
+            self._connection.abort_answer(self)
+
+    def _begin(self, status: int, headers: Headers, length: int | None, *, final: bool) -> bytes:
+        if self._started:
+            raise RuntimeError("an answer was begun already")
+        fields = headers.copy()
+        if length is not None:
+            if status != 204:
+                fields.append(content_length(length))
+        elif self._head.minor_version and has_body(self.method, status):
+            fields.append(CHUNKED)
+        if not self._connection.keeps_open(self, final=final):
+            self.keep_alive = False
+            fields.append((b"connection", b"close"))
+        elif not self._head.minor_version:
+            fields.append((b"connection", b"keep-alive"))
+        head = encode_response_head(status, fields)
+        self._started = True
+        self.status = status
+        return head
+
+    def _write(self, parts: list[Buffer] | tuple[Buffer, ...]) -> None:
+        if self._held is None:
+            self._connection.write(gather(parts))
+        else:
+            self._held += gather(parts)
+
+    def _finish(self) -> None:
+        self.ended = True
+        if self._held is None:
+            self._connection.answered(self)
+
+    # For the connection
+
+    def hold(self) -> None:
+        """Keep what is written: an earlier request of the connection is not answered yet."""
+        self._held = []
+
+    def release(self) -> None:
+        """Write what was held; from now on nothing is."""
+        held, self._held = self._held, None
+        if held:
+            self._connection.write(held)
+
+    def pause_writing(self) -> None:
+        """Pass backpressure on."""
+        if self._flow is not None:
+            self._flow.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass its end on."""
+        if self._flow is not None:
+            self._flow.resume_writing()

@@ -1,0 +1,56 @@
+"""What one client, or one upstream, may take of this process: sizes in bytes, times in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """Limits of a server. Refusals name the limit by the name it has here."""
+
+    max_connections: int = 16_384
+    """Connections at a time; one more is answered with 503."""
+    max_pipelined: int = 8
+    """Requests of one connection that wait for answers; beyond, the connection is not read."""
+    max_target_bytes: int = 8 * 1024
+    """The request target; 414."""
+    max_head_bytes: int = 32 * 1024
+    """The whole head; 431."""
+    max_headers: int = 128
+    """Field lines; 431."""
+    max_body_bytes: int = 64 * 1024 * 1024
+    """A buffered body for which the application set no limit of its own; 413."""
+    head_timeout: float = 10.0
+    """From a head's first byte to its last; 408."""
+    body_timeout: float = 30.0
+    """For a body at `min_body_rate`; 408. Time during which the application pauses the body does not count."""
+    min_body_rate: float = 1024.0
+    """Bytes a second: every so many bytes received buy a second beyond `body_timeout`."""
+    idle_timeout: float = 75.0
+    """Between an answer and the next request; the connection is closed. 75 s is more than the 60 s of most load
+    balancers, so that they close first and no request meets a closing connection."""
+    write_timeout: float = 30.0
+    """Without any progress of a client that does not read its answer; the connection is cut."""
+    write_buffer_bytes: int = 256 * 1024
+    """Unsent bytes from which on a streamed answer is paused."""
+    drain_bytes: int = 64 * 1024
+    """The unread rest of a body up to which it is skipped, to keep the connection; larger, the connection closes."""
+    linger_timeout: float = 2.0
+    """After a final answer with input still coming: how long to read on, so that the answer is not lost to a reset."""
+    tick: float = 0.25
+    """How often deadlines are looked at; a timeout is up to this much longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientLimits:
+    """Limits of a pool."""
+
+    max_head_bytes: int = 64 * 1024
+    """A response's head."""
+    max_body_bytes: int = 256 * 1024 * 1024
+    """A response's body where it is buffered."""
+    write_buffer_bytes: int = 256 * 1024
+    """Unsent bytes from which on a streamed request is paused."""
+    tick: float = 0.1
+    """How often deadlines are looked at; a timeout is up to this much longer."""

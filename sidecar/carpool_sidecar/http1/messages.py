@@ -1,0 +1,174 @@
+"""The words of HTTP/1.1: header lists, heads as bytes, bodies as parts.
+
+Everything is bytes: a proxy that decodes and encodes again spends its time on that and changes what it forwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import TypeAlias
+
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+"""Field lines as received: order, case and repetitions kept, optional whitespace around values taken off."""
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+"""A piece of a body; a memoryview must be one-dimensional, contiguous and of single bytes."""
+
+Body: TypeAlias = Buffer | Sequence[Buffer]
+"""A body in one piece, or in parts that are sent one after the other."""
+
+HOP_BY_HOP = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+)
+"""Names (lower case) that concern one connection only (RFC 9110, 7.6.1); Trailer, because trailers are dropped."""
+
+CHUNKED = (b"transfer-encoding", b"chunked")
+"""The field line of a body whose length is not known beforehand."""
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+
+# What each hop decides for itself: it is dropped from what is forwarded and written anew.
+_PER_HOP = HOP_BY_HOP | {b"content-length"}
+# Below this, copying into one buffer is cheaper than another entry in the kernel's list: 16 KiB are about 1 us.
+_WORTH_KEEPING_APART = 16 * 1024
+
+_STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+
+
+def find(headers: Headers, lowercase_name: bytes) -> bytes | None:
+    """Return the first value of a field, or None where there is none."""
+    for name, value in headers:
+        if name.lower() == lowercase_name:
+            return value
+    return None
+
+
+def tokens(value: bytes) -> list[bytes]:
+    """Return the members of a comma-separated field value, in lower case and without empty ones."""
+    return [token for member in value.lower().split(b",") if (token := member.strip(b" \t"))]
+
+
+def content_length(size: int) -> tuple[bytes, bytes]:
+    """Return the field line that announces a body of so many bytes."""
+    return (b"content-length", b"%d" % size)
+
+
+def forwardable(headers: Headers) -> Headers:
+    """Return the field lines that an intermediary passes on.
+
+    Left out are those of one hop, those that Connection names, and the body's framing, which every hop writes anew.
+    Host stays even if Connection names it, since a request without it could not be routed.
+    """
+    kept = []
+    named: set[bytes] = set()
+    for field in headers:
+        name = field[0].lower()
+        if name not in _PER_HOP:
+            kept.append(field)
+        elif name == b"connection":
+            named.update(tokens(field[1]))
+    if named := named - _PER_HOP - {b"close", b"host"}:
+        kept = [field for field in kept if field[0].lower() not in named]
+    return kept
+
+
+def encode_request_head(method: bytes, target: bytes, headers: Headers) -> bytes:
+    """Return the head of an HTTP/1.1 request, blank line included.
+
+    The framing (`content_length`, `CHUNKED`) is the caller's, among the headers. Raises ValueError where a part
+    carries CR, LF or NUL, or where the method or target carries a space: it would be read as something else.
+    """
+    if b" " in method or b" " in target:
+        raise ValueError("a space in the method or target of a request")
+    return _encode_head(b"%b %b HTTP/1.1\r\n" % (method, target), headers)
+
+
+def encode_response_head(status: int, headers: Headers) -> bytes:
+    """Return the head of an HTTP/1.1 response, blank line included.
+
+    The framing is the caller's, among the headers. Raises ValueError where a header carries CR, LF or NUL.
+    """
+    line = _STATUS_LINES.get(status)
+    if line is None:
+        line = b"HTTP/1.1 %d \r\n" % status
+    return _encode_head(line, headers)
+
+
+def _encode_head(first_line: bytes, headers: Headers) -> bytes:
+    lines = [first_line]
+    lines += [b"%b: %b\r\n" % field for field in headers]
+    lines.append(b"\r\n")
+    head = b"".join(lines)
+    # Counting is a tenth of the price of looking at each field: a line break that is not ours makes one too many.
+    if head.count(b"\r") != len(lines) or head.count(b"\n") != len(lines) or b"\0" in head:
+        raise ValueError("a line break or NUL in the head of a message")
+    return head
+
+
+def has_body(method: bytes, status: int) -> bool:
+    """Say whether a response to `method` may carry content (RFC 9110, 6.4.1)."""
+    return method != b"HEAD" and status >= 200 and status not in {204, 304}
+
+
+def parts_of(body: Body) -> Sequence[Buffer]:
+    """Return a body as its parts."""
+    return (body,) if isinstance(body, bytes | bytearray | memoryview) else body
+
+
+def chunk_of(piece: Buffer) -> tuple[Buffer, ...]:
+    """Return the parts of one chunk of the chunked coding; none for an empty piece, which would end the body."""
+    return (b"%x\r\n" % len(piece), piece, b"\r\n") if len(piece) else ()
+
+
+def gather(parts: Sequence[Buffer]) -> list[Buffer]:
+    """Return what to write for these parts: small neighbours joined into one, large parts as they are, not copied."""
+    if sum(map(len, parts)) <= _WORTH_KEEPING_APART:
+        return [b"".join(parts)]
+    writes: list[Buffer] = []
+    small: list[Buffer] = []
+    for part in parts:
+        if len(part) < _WORTH_KEEPING_APART:
+            small.append(part)
+        else:
+            if small:
+                writes.append(b"".join(small))
+                small = []
+            writes.append(part)
+    if small:
+        writes.append(b"".join(small))
+    return writes
+
+
+class BodyParts:
+    """A body on its way in: pieces are kept as they come and joined once, when it is complete.
+
+    Pieces below 4 KiB are collected in larger ones on arrival. Otherwise a body in chunks of one byte would hold an
+    object of over 100 bytes for each of them.
+    """
+
+    __slots__ = ("_parts", "size")
+
+    _SMALL = 4096
+
+    def __init__(self) -> None:
+        self._parts: list[Buffer] = []
+        self.size = 0
+
+    def append(self, piece: Buffer) -> None:
+        """Take the next piece, without copying it unless it is small."""
+        self.size += len(piece)
+        parts = self._parts
+        if not parts or len(piece) >= self._SMALL:
+            parts.append(piece)
+        elif isinstance(parts[-1], bytearray) and len(parts[-1]) < 16 * self._SMALL:
+            parts[-1] += piece
+        else:
+            parts.append(bytearray(piece))
+
+    def join(self) -> bytes:
+        """Return the body; if it came as one bytes object, that very object."""
+        if len(self._parts) == 1:
+            return bytes(self._parts[0])  # the same object if it is bytes already
+        return b"".join(self._parts)

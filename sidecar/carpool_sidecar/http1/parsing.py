@@ -1,0 +1,293 @@
+"""Reading HTTP/1.1 heads and chunked bodies, strictly.
+
+llhttp (through httptools) reads the heads. It only ever sees one head, never the body behind it, for three reasons:
+httptools copies each piece of a body, it can't stop between pipelined messages, and it does not say where a message
+ended. What llhttp lets pass and a proxy must not (see `_framing` and the checks of the first line) is refused here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import httptools
+
+from carpool_sidecar.http1.messages import Buffer, Headers, has_body, tokens
+
+IN_CHUNKS = -1
+"""Instead of a length: the body is in the chunked coding."""
+UNTIL_CLOSE = -2
+"""Instead of a length: the body ends with the connection."""
+
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_FIELD_TEXT = rb"[\t\x20-\x7e\x80-\xff]*"
+# 15 hexadecimal digits are an exabyte; more could overflow what is behind us.
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;" + _FIELD_TEXT + rb")?")
+_TRAILER = re.compile(_TOKEN + rb":" + _FIELD_TEXT)
+# RFC 9110, 7.2 and RFC 3986, 3.2.2: a name, an address or a bracketed address, and maybe a port. Empty is legal.
+_HOST = re.compile(rb"(?:[A-Za-z0-9._~%!$&'()*+,;=\-]*|\[[0-9A-Fa-f:.vV]+\])(?::[0-9]*)?")
+
+_LONGEST_CHUNK_LINE = 1024
+_LONGEST_TRAILERS = 8192
+_MOST_DIGITS = 18  # of a Content-Length: the largest 64-bit number has 19
+
+
+class HttpError(Exception):
+    """A message that is not accepted.
+
+    `status` is what a server answers, `reason` a word for machines, and the text says what is wrong and, for a
+    limit, how to raise it.
+    """
+
+    def __init__(self, status: int, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.reason = reason
+
+
+class RequestHead(NamedTuple):
+    """The head of a request. `length` is that of the body in bytes, or `IN_CHUNKS`."""
+
+    method: bytes
+    target: bytes
+    headers: Headers
+    minor_version: int
+    keep_alive: bool
+    length: int
+    expects_continue: bool
+
+
+class ResponseHead(NamedTuple):
+    """The head of a response. `length` is that of the body in bytes, `IN_CHUNKS` or `UNTIL_CLOSE`."""
+
+    status: int
+    headers: Headers
+    keep_alive: bool
+    length: int
+
+
+class _Collector:
+    """What httptools calls back."""
+
+    __slots__ = ("headers", "target")
+
+    def __init__(self) -> None:
+        self.headers: Headers = []
+        self.target = b""
+
+    def on_url(self, url: bytes) -> None:
+        self.target = url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+
+def parse_request_head(head: bytes) -> RequestHead:
+    """Read a request's head, from its first byte to its blank line, both included.
+
+    Raises HttpError: 400 for what is malformed or ambiguous, 417 for an unknown expectation, 501 for an unknown method
+    or transfer coding, 505 for another version.
+    """
+    collector = _Collector()
+    parser = httptools.HttpRequestParser(collector)
+    try:
+        parser.feed_data(head)
+    except httptools.HttpParserUpgrade:
+        pass  # the protocol stays HTTP/1.1: an Upgrade is an offer that a server may ignore
+    except httptools.HttpParserInvalidMethodError:
+        raise HttpError(501, "unknown-method", "the request's method is not known") from None
+    except httptools.HttpParserError as error:
+        raise HttpError(400, "malformed-head", f"malformed request head: {error}") from None
+    method, target, headers = parser.get_method(), collector.target, collector.headers
+
+    # llhttp also takes HTTP/0.9, HTTP/2.0, RTSP and several spaces: the first line has to be what we would write.
+    version = len(method) + len(target) + 2
+    if head[:version] != b"%b %b " % (method, target):
+        raise HttpError(400, "malformed-head", "malformed request line: want METHOD target HTTP/1.1")
+    if head[version : version + 10] not in {b"HTTP/1.1\r\n", b"HTTP/1.0\r\n"}:
+        raise HttpError(505, "unknown-version", "only HTTP/1.1 and HTTP/1.0 are spoken here")
+    minor_version = head[version + 7] - ord("0")
+    if method == b"CONNECT":
+        raise HttpError(501, "unknown-method", "no tunnels: CONNECT is not served")
+
+    lengths: list[bytes] = []
+    codings: list[bytes] = []
+    hosts: list[bytes] = []
+    connection: list[bytes] = []
+    expects_continue = False
+    for name, value in headers:
+        lowered = name.lower()
+        if lowered == b"content-length":
+            lengths.append(value)
+        elif lowered == b"host":
+            hosts.append(value)
+        elif lowered == b"connection":
+            connection += tokens(value)
+        elif lowered == b"transfer-encoding":
+            codings.append(value)
+        elif lowered == b"expect" and minor_version:
+            if value.lower() != b"100-continue":
+                raise HttpError(417, "unknown-expectation", "the only expectation met here is 100-continue")
+            expects_continue = True
+    if len(hosts) != 1 and (minor_version or hosts):
+        raise HttpError(400, "bad-host", f"a request has one Host header; this has {len(hosts)}")
+    if hosts and not _HOST.fullmatch(hosts[0]):
+        raise HttpError(400, "bad-host", "the Host header is not a host and maybe a port")
+    return RequestHead(
+        method,
+        target,
+        headers,
+        minor_version,
+        b"close" not in connection and (minor_version == 1 or b"keep-alive" in connection),
+        _framing(lengths, codings, minor_version) or 0,
+        expects_continue,
+    )
+
+
+def parse_response_head(head: bytes, method: bytes) -> ResponseHead:
+    """Read the head of a response to `method`, from its first byte to its blank line, both included.
+
+    Raises HttpError (502) for what is malformed or ambiguous.
+    """
+    collector = _Collector()
+    parser = httptools.HttpResponseParser(collector)
+    try:
+        parser.feed_data(head)
+    except httptools.HttpParserUpgrade:
+        pass  # a 101 is for the caller to judge
+    except httptools.HttpParserError as error:
+        raise HttpError(502, "malformed-head", f"malformed response head: {error}") from None
+    if head[:9] not in {b"HTTP/1.1 ", b"HTTP/1.0 "} or not head[9:12].isdigit() or head[12:13] not in {b" ", b"\r"}:
+        raise HttpError(502, "malformed-head", "malformed status line: want HTTP/1.1 and a status of three digits")
+    minor_version = head[7] - ord("0")
+    status = int(head[9:12])
+    if status < 100:
+        raise HttpError(502, "malformed-head", f"no such status: {status:03}")
+    headers = collector.headers
+
+    lengths: list[bytes] = []
+    codings: list[bytes] = []
+    connection: list[bytes] = []
+    for name, value in headers:
+        lowered = name.lower()
+        if lowered == b"content-length":
+            lengths.append(value)
+        elif lowered == b"connection":
+            connection += tokens(value)
+        elif lowered == b"transfer-encoding":
+            codings.append(value)
+    keep_alive = b"close" not in connection and (minor_version == 1 or b"keep-alive" in connection)
+    length = _framing(lengths, codings, minor_version)
+    if not has_body(method, status):
+        length = 0
+    elif length is None:
+        length, keep_alive = UNTIL_CLOSE, False
+    return ResponseHead(status, headers, keep_alive, length)
+
+
+def _framing(lengths: list[bytes], codings: list[bytes], minor_version: int) -> int | None:
+    """Return the body's length or `IN_CHUNKS`; None where nothing says it.
+
+    Two parties that disagree on where a body ends read different requests out of the same bytes (RFC 9112, 11.2), so
+    whatever could be read in two ways is refused instead of repaired.
+    """
+    if codings:
+        if lengths:
+            raise HttpError(400, "ambiguous-length", "both Content-Length and Transfer-Encoding")
+        if not minor_version:
+            raise HttpError(400, "ambiguous-length", "Transfer-Encoding in an HTTP/1.0 message")
+        if len(codings) != 1 or codings[0].lower() != b"chunked":
+            raise HttpError(501, "unknown-coding", "the only transfer coding known here is chunked")
+        return IN_CHUNKS
+    if not lengths:
+        return None
+    if len(lengths) != 1 or not lengths[0].isdigit() or len(lengths[0]) > _MOST_DIGITS:
+        raise HttpError(400, "bad-length", "Content-Length is not one decimal number")
+    return int(lengths[0])
+
+
+class HeadCheck:
+    """Looks at a head that comes in pieces, so that what can't become one is refused before its blank line."""
+
+    __slots__ = ("_fed", "_parser")
+
+    def __init__(self, parser: type[httptools.HttpRequestParser | httptools.HttpResponseParser]) -> None:
+        self._parser = parser(None)
+        self._fed = 0
+
+    def feed(self, beginning: bytes) -> None:
+        """Take all of the head that is here so far. Raises HttpError (400) at the first byte that is wrong."""
+        try:
+            self._parser.feed_data(beginning[self._fed :])
+        except httptools.HttpParserError as error:
+            raise HttpError(400, "malformed-head", f"malformed head: {error}") from None
+        self._fed = len(beginning)
+
+
+class ChunkedDecoder:
+    """Takes the chunked coding off a body (RFC 9112, 7.1), without copying; chunk extensions and trailers are dropped.
+
+    Strict: CR LF ends every line, a size is hexadecimal digits and nothing else, a trailer is a well-formed field line.
+    """
+
+    __slots__ = ("_line", "_remaining", "_trailers", "done")
+
+    def __init__(self) -> None:
+        self._line = b""  # the beginning of a line whose end has not come
+        self._remaining = -2  # bytes of the chunk still to come with its CR LF; -2: a size comes next
+        self._trailers = -1  # bytes of trailers read; -1: the last chunk has not come
+        self.done = False
+
+    def feed(self, data: bytes, position: int, source: Buffer, pieces: list[Buffer]) -> int:
+        """Decode data[position:]; return where reading stopped: at the end of the data, or behind the body.
+
+        Content is appended to `pieces` as slices of `source`, which is `data` itself (slices are then copies) or a
+        memoryview of it. Raises HttpError (400).
+        """
+        end = len(data)
+        while position < end:
+            remaining = self._remaining
+            if remaining > 0:
+                # Of a chunk and its CR LF, `remaining` bytes are still to come, the last two of them the CR LF.
+                taken = min(remaining, end - position)
+                content = min(taken, remaining - 2)
+                if content > 0:
+                    pieces.append(source[position : position + content])
+                elif content < 0:
+                    content = 0
+                expected = b"\r\n"[2 - min(remaining, 2) : 2 - (remaining - taken)] if taken > content else b""
+                if data[position + content : position + taken] != expected:
+                    raise HttpError(400, "bad-chunk", "a chunk is not followed by CR LF")
+                position += taken
+                self._remaining = remaining - taken or -2
+                continue
+
+            stop = data.find(b"\n", position)
+            part = data[position : stop + 1] if stop >= 0 else data[position:]
+            line = self._line + part
+            position += len(part)
+            if len(line) > _LONGEST_CHUNK_LINE:
+                raise HttpError(400, "bad-chunk", f"a chunk's size line or trailer is over {_LONGEST_CHUNK_LINE} bytes")
+            if stop < 0:
+                self._line = line
+                return position
+            self._line = b""
+            if line[-2:] != b"\r\n":
+                raise HttpError(400, "bad-chunk", "a bare LF between chunks")
+            line = line[:-2]
+            if self._trailers < 0:
+                match = _CHUNK_SIZE.fullmatch(line)
+                if match is None:
+                    raise HttpError(400, "bad-chunk", "a chunk's size is not a hexadecimal number")
+                if size := int(match[1], 16):
+                    self._remaining = size + 2
+                else:
+                    self._trailers = 0
+            elif line:
+                self._trailers += len(line)
+                if self._trailers > _LONGEST_TRAILERS or not _TRAILER.fullmatch(line):
+                    raise HttpError(400, "bad-chunk", f"a trailer is malformed or over {_LONGEST_TRAILERS} bytes")
+            else:
+                self.done = True
+                return position
+        return position
