@@ -1,0 +1,160 @@
+"""What the driver and the batcher need to know of a request, whatever its protocol.
+
+A codec is four pure functions of bytes: ``parse`` a request, ``merge`` rides into one, ``split`` the answer into
+pieces, ``assemble`` a request's pieces into its own answer. Nothing here reads a clock or a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import msgspec
+
+from carpool_sidecar.protocols import json_scan
+
+if TYPE_CHECKING:
+    from carpool_sidecar.protocols.headers import Facts
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+State = TypeVar("State")
+
+
+class BadRequest(Exception):  # noqa: N818 - named after the status it becomes
+    """The caller's fault: answered at once, never part of a batch.
+
+    ``str(error)`` names what is wrong and where, e.g. ``inputs[1].data: 5 values for shape [2, 3], expected 6``.
+    """
+
+    def __init__(self, message: str, *, status: int = 400, reason: str = "malformed") -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class WrongRows(Exception):  # noqa: N818 - the field's word for it
+    """The upstream's answer cannot be shared out by rows: 502, and the model is quarantined from batching."""
+
+    status = 502
+
+    def __init__(self, message: str, *, reason: str = "wrong-rows") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where an inference request goes. ``target`` is the request target as it came, query included."""
+
+    protocol: Literal["v1", "v2"]
+    model: str
+    version: str
+    target: bytes
+
+
+@dataclass(slots=True)
+class Parsed(Generic[State]):
+    """One valid inference request.
+
+    ``key``: equal for requests that may share a batch, and for no others.
+    ``rows``: size along the batch axis.
+    ``tokens``: payload elements, for token budgets (V1: leaves; V2: elements of the largest input).
+    ``alone``: why it must ride alone (a reason code), or None.
+    ``first_by_protocol``: True where the protocol itself says that dim 0 is the batch (V1 ``instances``). Otherwise the
+    model's batch axis has to be known before merging, see :mod:`carpool_sidecar.protocols.models`.
+    ``timeout_s``, ``priority``: Triton's request parameters, as the caller gave them (1 is the most urgent; 0 and None
+    are the default).
+    """
+
+    endpoint: Endpoint
+    key: bytes
+    rows: int
+    size: int
+    tokens: int
+    state: State = field(repr=False)
+    alone: str | None = None
+    first_by_protocol: bool = False
+    id: str | None = None
+    timeout_s: float | None = None
+    priority: int | None = None
+
+    @property
+    def mergeable(self) -> bool:
+        """Whether it may share a batch with requests of the same key, or be split into spans."""
+        return self.alone is None
+
+
+class Ride(NamedTuple):
+    """Rows ``start`` to ``stop`` of one request; a request larger than the batch travels in several."""
+
+    parsed: Parsed[Any]
+    start: int
+    stop: int
+
+
+class Piece(NamedTuple):
+    """Rows ``start`` to ``stop`` of a batch's answer: one ride's part. ``answer`` belongs to the codec."""
+
+    answer: Any
+    start: int
+    stop: int
+
+
+class Message(NamedTuple):
+    """A body to send, in parts to write one after the other, with the headers that the codec owns.
+
+    These headers replace any of the same name (``inference-header-content-length``); ``content-length`` is ``size``.
+    """
+
+    headers: list[tuple[bytes, bytes]]
+    parts: list[Buffer]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body."""
+        return sum(map(len, self.parts))
+
+
+class Codec(Protocol):
+    """The four functions of a protocol."""
+
+    def parse(self, endpoint: Endpoint, facts: Facts, body: Buffer) -> Parsed[Any]:
+        """Validate a request; :class:`BadRequest` says what is wrong."""
+
+    def merge(self, rides: Sequence[Ride]) -> Message:
+        """One request out of rides with equal keys, rows in the order of the rides."""
+
+    def split(self, rides: Sequence[Ride], headers: Headers, body: Buffer) -> list[Piece]:
+        """One piece a ride out of the answer to ``merge(rides)``; :class:`WrongRows` if it does not fit them."""
+
+    def assemble(self, parsed: Parsed[Any], pieces: Sequence[Piece]) -> Message:
+        """Put together the answer to one request from its pieces, in the order of its rows."""
+
+
+def total_rows(rides: Sequence[Ride]) -> int:
+    """Rows in a batch."""
+    return sum(stop - start for _, start, stop in rides)
+
+
+def pieces_of(answer: object, rides: Sequence[Ride]) -> list[Piece]:
+    """Share out an answer whose rows are in the order of the rides."""
+    pieces, at = [], 0
+    for _, start, stop in rides:
+        end = at + stop - start
+        pieces.append(Piece(answer, at, end))
+        at = end
+    return pieces
+
+
+def check_shareable(fields: dict[str, bytes]) -> None:
+    """Refuse fields of an answer that cannot go to every rider: an array may hold one row of each caller."""
+    for name, value in fields.items():
+        if not json_scan.without_arrays(value):
+            raise WrongRows(f"answer's `{name}` holds an array, which may be other callers' rows", reason="fields")
+
+
+def error_body(message: str) -> bytes:
+    """Write the error object of both protocols: ``{"error": "..."}``."""
+    return msgspec.json.encode({"error": message})
