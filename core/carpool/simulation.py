@@ -1,0 +1,561 @@
+"""The digital twin: an event heap that drives the real Batcher against a device that exists only as numbers.
+
+Virtual time, so an hour costs seconds. Arrivals are given from outside, and equal seeds give the k-th batch of a replica
+the same noise whatever the parameters: two settings differ by what they do, not by luck (common random numbers).
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from enum import StrEnum
+from heapq import heappop, heappush, heapreplace
+from itertools import count
+from math import ceil, inf, log, sqrt
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from msgspec import Struct
+
+from carpool.batching import Batcher
+from carpool.policy import Admission, Parameters
+from carpool.riding import (
+    Action,
+    Batch,
+    Estimate,
+    Failure,
+    Fault,
+    FaultKind,
+    Finish,
+    Priority,
+    Refusal,
+    Refused,
+    Request,
+    time_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from carpool.statistics import Stats
+
+ServiceSeconds: TypeAlias = "Callable[[int, int], float]"
+"""Seconds that a batch takes on a free executor, by (rows, length bucket)."""
+
+
+def linear(fixed: float, per_row: float) -> ServiceSeconds:
+    """Return t(b) = fixed + per_row * b seconds, the same in every length bucket."""
+    return lambda rows, bucket: fixed + per_row * rows  # noqa: ARG005 - lengths play no part
+
+
+def table(times: Sequence[float]) -> ServiceSeconds:
+    """Return t(b) = times[b] seconds (index 0 unused), beyond the table along its last step."""
+    known = tuple(times)
+    return lambda rows, bucket: time_of(known, rows)  # noqa: ARG005 - lengths play no part
+
+
+class Noise(StrEnum):
+    """Distribution of a batch's service time around its mean."""
+
+    GAMMA = "gamma"
+    LOGNORMAL = "lognormal"
+
+
+class Device(Struct, frozen=True):
+    """The upstream as it truly is; what the Batcher believes of it is an ``Estimate``.
+
+    Batches beyond ``executors`` wait their turn there, first come, first served. All times in seconds.
+    """
+
+    times: ServiceSeconds
+    executors: int = 1
+    cv: float = 0.0
+    """Coefficient of variation of single batches around ``times``."""
+    noise: Noise = Noise.GAMMA
+    drift: tuple[tuple[float, float], ...] = ()
+    """(from when, factor on ``times``), ascending; the last one begun holds for the batches that start after it."""
+    cold: float = 1.0
+    """Factor on the first batch of each (rows, bucket)."""
+    dead_time: float = 0.0
+    """How long an executor rests after each batch before it takes the next."""
+    failures: tuple[tuple[FaultKind, float], ...] = ()
+    """Probability that a batch fails, by kind; together at most 1."""
+    largest: int | None = None
+    """Rows above which a batch fails for its size."""
+    stalls: tuple[tuple[float, float], ...] = ()
+    """(from when, for how long) the sidecar's host stands still, ascending and apart: the device computes on, but
+    arrivals, answers and timers are seen only afterwards."""
+
+    def estimate(self, largest: int = 64, bucket: int = 0) -> Estimate:
+        """Return what a perfect profile says of this device before any drift, up to ``largest`` rows."""
+        times = tuple(self.times(max(rows, 1), bucket) for rows in range(largest + 1))
+        return Estimate(times, tuple(value * (1 + 2 * self.cv) for value in times), self.executors)
+
+
+class Arrival(NamedTuple):
+    """One request to come. Durations in seconds, counted from ``time``."""
+
+    time: float
+    rows: int = 1
+    length: int = 0
+    priority: int = Priority.NORMAL
+    deadline: float = inf
+    patience: float = inf
+    """The caller leaves after this."""
+    poisoned: bool = False
+    """Fails every batch it rides in."""
+
+
+class Balancer(StrEnum):
+    """Which replica an arrival goes to."""
+
+    RANDOM = "random"
+    LEAST_OUTSTANDING = "least-outstanding"
+
+
+class Setting(NamedTuple):
+    """What may be changed while a simulation runs: what a tuner decides, and what it believes."""
+
+    parameters: Parameters
+    estimate: Estimate | None = None
+    shed_slo: bool = False
+
+
+Hook: TypeAlias = "Callable[[float, list[Stats]], list[Setting] | None]"
+"""Called with the time and each replica's counters; returns one setting for all replicas, one for each, or none."""
+
+
+class End(StrEnum):
+    """How a request ended."""
+
+    PENDING = "pending"
+    HIT = "hit"
+    LATE = "late"
+    """Answered, after its due time."""
+    SHED = "shed"
+    """Refused, because it would have been late."""
+    QUEUE_FULL = "queue-full"
+    EXPIRED = "expired"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+_ENDS = tuple(End)
+_PENDING, _HIT, _LATE, _SHED, _QUEUE_FULL, _EXPIRED, _FAILED, _CANCELLED = range(len(_ENDS))
+_REFUSED = {Refused.LATE: _SHED, Refused.QUEUE_FULL: _QUEUE_FULL, Refused.EXPIRED: _EXPIRED}
+
+
+class Summary(Struct, frozen=True):
+    """What became of the requests that arrived in [start, stop)."""
+
+    start: float
+    stop: float
+    ends: dict[End, int]
+    p50: float
+    p99: float
+    """Of the answers; 0 where there were none. ``miss_fraction`` is what refusals count in."""
+    device_busy: float
+    """Seconds of device time taken by the batches dispatched in the same interval, over all replicas."""
+    batches: int
+    rows: int
+    """Rows in those batches, whatever became of them."""
+
+    @property
+    def arrivals(self) -> int:
+        """Requests that arrived."""
+        return sum(self.ends.values())
+
+    @property
+    def hits(self) -> int:
+        """Good answers by their due time."""
+        return self.ends.get(End.HIT, 0)
+
+    @property
+    def misses(self) -> dict[End, int]:
+        """All others, by reason."""
+        return {end: number for end, number in self.ends.items() if end is not End.HIT}
+
+    @property
+    def miss_fraction(self) -> float:
+        """Share of misses among the requests whose callers stayed; 0 where there were none."""
+        stayed = self.arrivals - self.ends.get(End.CANCELLED, 0)
+        return 1 - self.hits / stayed if stayed else 0.0
+
+    @property
+    def goodput(self) -> float:
+        """Hits per second."""
+        return self.hits / (self.stop - self.start)
+
+    @property
+    def answers(self) -> int:
+        """Good answers, in time or late."""
+        return self.hits + self.ends.get(End.LATE, 0)
+
+    @property
+    def device_time(self) -> float:
+        """Device seconds per good answer; ``inf`` where there were none."""
+        return self.device_busy / self.answers if self.answers else inf
+
+    @property
+    def mean_batch(self) -> float:
+        """Rows per batch; 0 without batches."""
+        return self.rows / self.batches if self.batches else 0.0
+
+
+class Outcome:
+    """What a run came to, request by request in order of arrival, and batch by batch in order of dispatch."""
+
+    def __init__(self, times: list[float], seconds: float, parameters: Parameters) -> None:
+        self.times = times
+        """Arrivals, seconds."""
+        self.seconds = seconds
+        """How long the run was; what came in before its end was still served."""
+        self.latencies = array("d", [inf]) * len(times)
+        """Seconds from arrival to good answer; ``inf``: none."""
+        self.ends = bytearray(len(times))
+        """Index into ``End``'s members."""
+        self.batch_dispatched = array("d")
+        self.batch_busy = array("d")
+        """Device time that the batch added: what of its service no other batch in flight overlaps already."""
+        self.batch_rows = array("l")
+        self.changes: list[tuple[float, int, Setting]] = [(0.0, 0, Setting(parameters))]
+        """(when, replica, setting): the parameters at the start, then each change."""
+        self.final: list[Stats] = []
+        """Each replica's counters at the end."""
+
+    def summary(self, start: float = 0.0, stop: float | None = None) -> Summary:
+        """Sum up the requests that arrived in [start, stop), by default all of them."""
+        stop = self.seconds if stop is None else stop
+        low, high = bisect_left(self.times, start), bisect_left(self.times, stop)
+        first, last = bisect_left(self.batch_dispatched, start), bisect_left(self.batch_dispatched, stop)
+        if stop >= self.seconds:
+            high, last = len(self.times), len(self.batch_dispatched)
+        answered = sorted(latency for latency in self.latencies[low:high] if latency < inf)
+        return Summary(
+            start=start,
+            stop=stop,
+            ends={_ENDS[code]: number for code, number in sorted(Counter(self.ends[low:high]).items())},
+            p50=_quantile(answered, 0.5),
+            p99=_quantile(answered, 0.99),
+            device_busy=sum(self.batch_busy[first:last]),
+            batches=last - first,
+            rows=sum(self.batch_rows[first:last]),
+        )
+
+    def series(self, interval: float) -> list[Summary]:
+        """Sum up every ``interval`` seconds by itself; the last may be shorter."""
+        starts = [index * interval for index in range(ceil(self.seconds / interval - 1e-9))]
+        return [self.summary(start, min(start + interval, self.seconds)) for start in starts]
+
+    def parameters_at(self, when: float, replica: int = 0) -> Parameters:
+        """Return what a replica ran with at a time."""
+        current = self.changes[0][2].parameters
+        for at, which, setting in self.changes:
+            if at <= when and which == replica:
+                current = setting.parameters
+        return current
+
+    def quantile(self, q: float) -> float:
+        """Latency (seconds) that a share ``q`` of all answers do not exceed; 0 without answers."""
+        return _quantile(sorted(latency for latency in self.latencies if latency < inf), q)
+
+
+class _Replica:
+    """One Batcher and its device, as far as the device has a state."""
+
+    __slots__ = ("batcher", "busy_until", "free", "index", "luck", "noise", "outstanding", "seen")
+
+    def __init__(self, index: int, batcher: Batcher, executors: int, seed: int) -> None:
+        self.index = index
+        self.batcher = batcher
+        self.free = [0.0] * executors
+        """Heap: when each executor is free."""
+        self.busy_until = 0.0
+        self.noise = Random(f"{seed} noise {index}")
+        self.luck = Random(f"{seed} failures {index}")
+        self.seen: set[tuple[int, int]] = set()
+        self.outstanding = 0
+
+
+class Simulation:
+    """One load on one kind of device, from the first arrival until the last request has ended.
+
+    ``arrivals``: times (seconds, ascending) or ``Arrival`` tuples, which may be cut short from the right. ``slo``:
+    seconds from arrival to due time. ``estimate`` is what the Batchers believe from the start (``None``: nothing, and
+    then nothing is held). ``bucket`` maps a length to its bucket; only equal buckets merge. Requests without a deadline
+    of their own have ``admission.timeout``. ``seconds``: the length of the run, by default up to the last arrival.
+    """
+
+    def __init__(
+        self,
+        arrivals: Iterable[float | tuple[float, ...]],
+        device: Device,
+        *,
+        slo: float,
+        parameters: Parameters | None = None,
+        estimate: Estimate | None = None,
+        shed_slo: bool = False,
+        admission: Admission | None = None,
+        bucket: Callable[[int], int] = lambda length: length,
+        replicas: int = 1,
+        balancer: Balancer = Balancer.LEAST_OUTSTANDING,
+        seed: int = 0,
+        seconds: float | None = None,
+    ) -> None:
+        listed = list(arrivals)
+        self._times: list[float] = []
+        self._details: list[Arrival] | None = None
+        if listed and isinstance(listed[0], tuple):
+            self._details = [Arrival(*each) for each in listed]  # type: ignore[misc] # one kind throughout
+            self._times = [each.time for each in self._details]
+        else:
+            self._times = listed  # type: ignore[assignment] # one kind throughout
+        self._device = device
+        self._slo = slo
+        self._parameters = parameters or Parameters()
+        self._estimate = estimate
+        self._shed_slo = shed_slo
+        self._admission = admission or Admission()
+        self._bucket = bucket
+        self._replicas = replicas
+        self._balancer = balancer
+        self._seed = seed
+        self._seconds = seconds if seconds is not None else self._times[-1] if self._times else 0.0
+        self._hooks: list[tuple[float, Hook]] = []
+
+    def every(self, seconds: float, hook: Hook) -> Simulation:
+        """Call ``hook`` every so often while the run lasts, and apply the settings it returns. Returns itself."""
+        self._hooks.append((seconds, hook))
+        return self
+
+    def run(self) -> Outcome:
+        """Simulate. The same arguments give the same outcome, to the last bit."""
+        # 1. What the loop needs, in local names: it runs a few million times.
+        device, slo, timeout = self._device, self._slo, float(self._admission.timeout)
+        times, details, bucket_of = self._times, self._details, self._bucket
+        outcome = Outcome(times, self._seconds, self._parameters)
+        latencies, ends = outcome.latencies, outcome.ends
+        replicas = [
+            _Replica(index, Batcher(self._parameters, admission=self._admission), device.executors, self._seed)
+            for index in range(self._replicas)
+        ]
+        for replica in replicas:
+            replica.batcher.learn("", self._estimate, 0.0, shed_slo=self._shed_slo)
+        only = replicas[0] if len(replicas) == 1 else None
+        wakes = [inf] * len(replicas)
+        balance = Random(f"{self._seed} balancer")
+        serial = count()
+        heap: list[tuple[float, int, _Replica, Batch | Request | tuple[float, Hook]]] = []
+        for hook in self._hooks:
+            heappush(heap, (hook[0], next(serial), replicas[0], hook))
+        service = _Service(device, outcome)
+
+        def carry_out(replica: _Replica, actions: list[Action], now: float) -> None:
+            for action in actions:
+                if isinstance(action, Batch):
+                    heappush(heap, (service.finish(replica, action, now), next(serial), replica, action))
+                elif isinstance(action, Finish):
+                    answered = action.batch.lane.counters.answered
+                    replica.outstanding -= len(action.requests)
+                    for request in action.requests:
+                        index = request.payload
+                        arrived = times[index]
+                        latencies[index] = now - arrived
+                        ends[index] = _HIT if now <= arrived + slo else _LATE
+                        answered(request.arrived, request.due, now, ok=True)
+                elif isinstance(action, Refusal):
+                    replica.outstanding -= 1
+                    ends[action.request.payload] = _REFUSED[action.reason]
+                elif isinstance(action, Failure):
+                    replica.outstanding -= len(action.requests)
+                    for request in action.requests:
+                        ends[request.payload] = _FAILED
+                        replica.batcher.lane("").counters.answered(request.arrived, request.due, now, ok=False)
+
+        # 2. The loop: what the heap holds before a wake, a wake before an arrival, when they coincide.
+        stalls = iter(device.stalls)
+        stall = next(stalls, (inf, 0.0))
+        resumed = 0.0  # when the host last came to itself
+        arrivals = iter(enumerate(times))
+        index, next_arrival = next(arrivals, (0, inf))
+        next_wake = inf
+        while True:
+            next_event = heap[0][0] if heap else inf
+            at = min(next_event, next_wake, next_arrival)
+            if at == inf:
+                break
+            while at >= stall[0]:
+                resumed = stall[0] + stall[1]
+                stall = next(stalls, (inf, 0.0))
+            now = max(at, resumed)
+            if at == next_event:
+                _, _, replica, what = heappop(heap)
+                if isinstance(what, Batch):
+                    fault = service.fault(replica, what)
+                    actions = replica.batcher.complete(what, now, fault=fault, stalled=what.dispatched < resumed)
+                elif isinstance(what, Request):
+                    if what.ended:
+                        continue
+                    replica.outstanding -= 1
+                    ends[what.payload] = _CANCELLED
+                    actions = replica.batcher.cancel(what, now)
+                else:
+                    again = at + what[0]
+                    if again <= self._seconds:
+                        heappush(heap, (again, next(serial), replica, what))
+                    settings = what[1](now, [each.batcher.stats(now) for each in replicas]) or ()
+                    for each, setting in zip(replicas, settings * len(replicas), strict=False):
+                        outcome.changes.append((now, each.index, setting))
+                        carry_out(each, each.batcher.configure(setting.parameters, now), now)
+                        learned = each.batcher.learn("", setting.estimate, now, shed_slo=setting.shed_slo)
+                        carry_out(each, learned, now)
+                        wakes[each.index] = each.batcher.wake_at()
+                    next_wake = min(wakes)
+                    continue
+            elif at == next_wake:
+                replica = replicas[wakes.index(at)]
+                actions = replica.batcher.poll(now)
+            else:
+                replica = only or self._choose(replicas, balance)
+                replica.outstanding += 1
+                if details is None:
+                    request = Request(key=0, arrived=now, due=now + slo, deadline=now + timeout, payload=index)
+                else:
+                    detail = details[index]
+                    bucket = bucket_of(detail.length)
+                    request = Request(
+                        key=bucket,
+                        arrived=now,
+                        due=now + slo,
+                        rows=detail.rows,
+                        deadline=now + min(detail.deadline, timeout),
+                        priority=detail.priority,
+                        tokens=detail.length * detail.rows,
+                        bucket=bucket,
+                        payload=index,
+                    )
+                    if detail.poisoned:
+                        service.poisoned.add(request)
+                    if detail.patience < inf:
+                        heappush(heap, (at + detail.patience, next(serial), replica, request))
+                actions = replica.batcher.arrive(request, now)
+                index, next_arrival = next(arrivals, (0, inf))
+            if actions:
+                carry_out(replica, actions, now)
+            wakes[replica.index] = next_wake = replica.batcher.wake_at()
+            if only is None:
+                next_wake = min(wakes)
+        ended = max([self._seconds, *(replica.busy_until for replica in replicas)])
+        outcome.final = [replica.batcher.stats(ended) for replica in replicas]
+        return outcome
+
+    def _choose(self, replicas: list[_Replica], balance: Random) -> _Replica:
+        if self._balancer is Balancer.RANDOM:
+            return replicas[int(balance.random() * len(replicas))]
+        least = min(replica.outstanding for replica in replicas)
+        idlest = [replica for replica in replicas if replica.outstanding == least]
+        return idlest[int(balance.random() * len(idlest))]
+
+
+class _Service:
+    """How long batches take at the device, and which of them fail."""
+
+    def __init__(self, device: Device, outcome: Outcome) -> None:
+        self._device = device
+        self._outcome = outcome
+        self._means: dict[tuple[int, int], float] = {}
+        self._spread = sqrt(log(1 + device.cv**2))
+        self.poisoned: set[Request] = set()
+
+    def finish(self, replica: _Replica, batch: Batch, now: float) -> float:
+        """Take a batch at ``now`` and return when its answer is there."""
+        device = self._device
+        size = (batch.rows, batch.bucket)
+        seconds = self._means.get(size)
+        if seconds is None:
+            seconds = self._means[size] = device.times(batch.rows, batch.bucket)
+        start = max(now, replica.free[0])
+        if device.cv:
+            if device.noise is Noise.GAMMA:
+                seconds *= replica.noise.gammavariate(device.cv**-2, device.cv**2)
+            else:
+                seconds *= replica.noise.lognormvariate(-(self._spread**2) / 2, self._spread)
+        for since, factor in reversed(device.drift):
+            if start >= since:
+                seconds *= factor
+                break
+        if device.cold != 1.0 and size not in replica.seen:
+            replica.seen.add(size)
+            seconds *= device.cold
+        end = start + seconds
+        heapreplace(replica.free, end + device.dead_time)
+        outcome = self._outcome
+        outcome.batch_dispatched.append(now)
+        outcome.batch_busy.append(max(0.0, end - max(now, replica.busy_until)))
+        outcome.batch_rows.append(batch.rows)
+        replica.busy_until = max(replica.busy_until, end)
+        return end
+
+    def fault(self, replica: _Replica, batch: Batch) -> Fault | None:
+        """Return what is wrong with a batch's answer. Draws once a batch where chance plays a part."""
+        device = self._device
+        if device.failures:
+            luck = replica.luck.random()
+            for kind, probability in device.failures:
+                luck -= probability
+                if luck < 0:
+                    return Fault(kind)
+        if device.largest is not None and batch.rows > device.largest:
+            return Fault(FaultKind.SIZE)
+        if self.poisoned and any(request in self.poisoned for request, _, _ in batch.rides):
+            return Fault(FaultKind.ITEM)
+        return None
+
+
+class Point(Struct, frozen=True):
+    """One candidate, measured."""
+
+    parameters: Parameters
+    present: Summary
+    stressed: Summary | None
+    """At the stressed load; ``None`` where the present one is missed already."""
+
+
+def grid(
+    candidates: Iterable[Parameters],
+    simulate: Callable[[Parameters, float, bool], Outcome],
+    *,
+    stress: float = 1.25,
+    tolerated: float = 0.01,
+    warm_up: float = 0.0,
+) -> list[Point]:
+    """Measure candidates over the same arrivals, best first.
+
+    ``simulate(parameters, load factor, shed_slo)`` runs one of them. The order is the tuner's objective: those whose
+    miss fraction is at most ``tolerated`` both now and at ``stress`` times the load, by device time per answer; then
+    those that hold now, by their misses under stress; then the rest, by goodput. Where none holds, all are measured
+    again with requests shed at the SLO. Arrivals of the first ``warm_up`` seconds don't count.
+    """
+    points = []
+    parameters = list(candidates)
+    for candidate in parameters:
+        present = simulate(candidate, 1.0, False).summary(warm_up)
+        stressed = simulate(candidate, stress, False).summary(warm_up) if present.miss_fraction <= tolerated else None
+        points.append(Point(candidate, present, stressed))
+    if all(point.stressed is None for point in points):
+        points = [Point(each, simulate(each, 1.0, True).summary(warm_up), None) for each in parameters]
+
+    def rank(point: Point) -> tuple[int, float]:
+        if point.stressed is None:
+            return 2, -point.present.goodput
+        if point.stressed.miss_fraction > tolerated:
+            return 1, point.stressed.miss_fraction
+        return 0, point.present.device_time
+
+    return sorted(points, key=rank)
+
+
+def _quantile(ascending: list[float], q: float) -> float:
+    """Return the smallest value that a share ``q`` does not exceed; 0 of nothing."""
+    return ascending[max(ceil(q * len(ascending)) - 1, 0)] if ascending else 0.0
