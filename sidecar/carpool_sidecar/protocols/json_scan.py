@@ -19,10 +19,11 @@ STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 # Splits into text, string, text, ..., text.
 STRING_PARTS = re.compile(rb"(" + STRING.pattern + rb")", re.DOTALL)
 _KEY = re.compile(rb'[ \t\r\n]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
-_NEXT = re.compile(rb"[ \t\r\n]*([,}])[ \t\r\n]*")
+_NEXT = re.compile(rb"[ \t\r\n]*[,}]")
 _OFFSET = re.compile(r"\(byte (\d+)\)")
 _NOT_A_NUMBER = re.compile(rb"-?(NaN|Infinity|nan|inf)")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_SQUARE = bytes.maketrans(b"{}", b"[]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -64,9 +65,9 @@ def _check_utf8(text: bytes, where: str) -> None:
 
 def too_deep(text: bytes) -> bool:
     """Whether brackets nest deeper than ``MAX_DEPTH``: each pass takes away the innermost level."""
-    brackets = STRING.sub(b"", text).translate(None, _NOT_BRACKETS)
+    brackets = STRING.sub(b"", text).translate(_SQUARE, _NOT_BRACKETS)
     for _ in range(MAX_DEPTH):
-        outer = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        outer = brackets.replace(b"[]", b"")
         if len(outer) == len(brackets):
             return False  # all gone, or unbalanced, which the decoder explains better
         brackets = outer
@@ -106,29 +107,21 @@ def without_arrays(value: bytes) -> bool:
     return b"[" not in value or b"[" not in STRING.sub(b"", value)
 
 
-def blank_surrogates(text: bytes) -> bytes:
-    """Make surrogate escapes harmless without moving a byte: for checking the text, never for sending it."""
-    return _SURROGATE.sub(rb"\\u0020", text)
-
-
 def _duplicate(text: bytes, fields: dict[str, bytes]) -> str | None:
     """Find the first name that comes twice. ``fields`` is what the decoder made of ``text``, where the last value wins.
 
     Without duplicates the decoded members are those in the text, one after the other: so each name and value must stand
     where the walk arrives, and the walk must end at the closing brace.
     """
+    expected = iter(fields.items())
     at = text.index(b"{") + 1
-    last = b"}"
-    for name, value in fields.items():
-        key = _KEY.match(text, at)
-        after = _NEXT.match(text, key.end() + len(value)) if key and text.startswith(value, key.end()) else None
-        if key is None or after is None or (key[1] != name.encode() and string(b'"%b"' % key[1], "") != name):
-            break
-        at, last = after.end(), after[1]
-    if last == b"}":
-        return None
-    duplicate = _KEY.match(text, at)
-    return duplicate[1].decode() if duplicate else None
+    while key := _KEY.match(text, at):  # no name follows the closing brace
+        name, value = next(expected, ("", b""))
+        after = _NEXT.match(text, key.end() + len(value)) if text.startswith(value, key.end()) else None
+        if after is None or (key[1] != name.encode() and string(b'"%b"' % key[1], "") != name):
+            return key[1].decode()
+        at = after.end()
+    return None
 
 
 def _explained(text: bytes, where: str, error: Exception, decoder: msgspec.json.Decoder[Any]) -> Malformed:
@@ -140,7 +133,7 @@ def _explained(text: bytes, where: str, error: Exception, decoder: msgspec.json.
         return Malformed(f"{where}: expected {wanted}, got {kind(text.lstrip(WHITESPACE))}")
     if not text.strip(WHITESPACE):
         return Malformed(f"{where}: JSON is empty")
-    blanked = blank_surrogates(text)
+    blanked = _SURROGATE.sub(rb"\\u0020", text)  # moves no byte, and is never sent
     if blanked != text:
         try:
             decoder.decode(blanked)

@@ -52,6 +52,8 @@ _ONLY = {
 _EMPTY = re.compile(rb"\[[ \t\r\n]*\]")
 _FLOAT = re.compile(rb"-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)")
 _INT = re.compile(rb"-?\d+")
+# What stands between strings most often, and its outline.
+_PLAIN = {text: text.strip() for text in (b":", b": ", b",", b", ", b"}", b"]")}
 _DIGIT = re.compile(rb"\d")
 _NUMBERS = b"0123456789+-.eE" + json_scan.WHITESPACE
 _JSON_TYPES = frozenset(
@@ -190,10 +192,9 @@ def signature(row: bytes) -> bytes:
         pieces = json_scan.STRING_PARTS.split(row)
         out = [_outline(pieces[0])]
         for string, text in zip(pieces[1::2], pieces[2::2], strict=True):
-            if text.lstrip(json_scan.WHITESPACE).startswith(b":"):
-                out += (string, _field(text))
-            else:
-                out += (b'"', _outline(text))
+            outline = _PLAIN.get(text) or _field(text)
+            # A string before a colon is the name of a field.
+            out += (string if outline.startswith(b":") else b"s", outline)
         whole = b"".join(out)
     return whole if len(whole) <= _MAX_SIGNATURE else b"#" + blake2b(whole, digest_size=32).hexdigest().encode()
 
@@ -210,13 +211,15 @@ def _tensor(text: bytes) -> bytes | None:
 
 
 def _field(text: bytes) -> bytes:
-    """Outline what follows the name of a field, up to the next string: ``: [1, 2.5], `` is ``:f[,],``."""
-    value, end, after = text.partition(b"}")
-    tensor = _tensor(value.lstrip(json_scan.WHITESPACE)[1:])
-    # An array still open goes on after the next string: its leaves count one by one.
-    if tensor is None or not _DIGIT.search(value) or tensor.count(b"[") != tensor.count(b"]"):
-        return _outline(text)
-    return b":" + tensor + end + _outline(after)
+    """Outline JSON after a string, the numbers of a field taken together: ``: [1, 2.5], `` is ``:f[,],``."""
+    start = text.lstrip(json_scan.WHITESPACE)
+    if start.startswith(b":"):
+        value, end, after = start[1:].partition(b"}")
+        tensor = _tensor(value)
+        # An array still open goes on after the next string: its leaves count one by one.
+        if tensor is not None and _DIGIT.search(value) and tensor.count(b"[") == tensor.count(b"]"):
+            return b":" + tensor + end + (_outline(after) if after else b"")
+    return _outline(text)
 
 
 def _outline(text: bytes) -> bytes:

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool_sidecar.protocols import headers
+from carpool_sidecar.protocols.common import BadRequest
+
+USUAL = [
+    (b"Host", b"model.default"),
+    (b"Content-Type", b"application/json"),
+    (b"Authorization", b"Bearer t"),
+    (b"traceparent", b"00-1-2-03"),
+]
+
+
+def test_headers_about_one_request_or_hop_are_not_in_the_key():
+    varying = [(name, b"17") for name in sorted(headers.IGNORED - headers.DEADLINES)]
+    varying += [(prefix + b"anything", b"17") for prefix in headers.IGNORED_PREFIXES]
+    assert headers.read(USUAL + varying).key == headers.read(USUAL).key
+    assert headers.read(varying).shared == []
+
+
+@pytest.mark.parametrize("name", [b"authorization", b"cookie", b"x-tenant", b"x-forwarded-user", b"content-type", b"accept"])
+def test_every_other_header_is(name):
+    one, two = headers.read([(name, b"a")]), headers.read([(name, b"b")])
+    assert one.key != two.key
+    assert headers.differing(one.key, two.key) == [name.decode()]
+
+
+def test_names_have_no_case_and_lines_no_order():
+    shouted = [(name.upper(), value) for name, value in reversed(USUAL)]
+    assert headers.read(shouted).key == headers.read(USUAL).key
+
+
+def test_lines_of_one_name_keep_their_order():
+    assert headers.read([(b"x", b"1"), (b"X", b"2")]).key != headers.read([(b"x", b"2"), (b"x", b"1")]).key
+
+
+def test_shared_headers_are_those_of_the_key():
+    assert headers.read(USUAL).shared == [
+        (b"authorization", b"Bearer t"),
+        (b"content-type", b"application/json"),
+        (b"host", b"model.default"),
+    ]
+
+
+NAMES = st.sampled_from([b"a", b"B", b"x-tenant", b"cookie", b"traceparent"])
+LINES = st.lists(st.tuples(NAMES, st.binary(max_size=3).filter(lambda value: not set(value) & {30, 31})), max_size=6)
+
+
+@given(LINES, LINES)
+def test_differing_names_explain_different_keys(one, two):
+    keys = headers.read(one).key, headers.read(two).key
+    if keys[0] == keys[1]:
+        assert headers.differing(*keys) == []
+    elif len({name.lower() for name, _ in one}) == len(one) and len({name.lower() for name, _ in two}) == len(two):
+        assert headers.differing(*keys)
+
+
+def test_a_header_that_one_lacks_is_named():
+    assert headers.differing(headers.read(USUAL).key, headers.read(USUAL[:1]).key) == ["authorization", "content-type"]
+    assert headers.differing(headers.read([]).key, headers.read(USUAL[:1]).key) == ["host"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "seconds"),
+    [
+        (b"grpc-timeout", b"100m", 0.1),
+        (b"grpc-timeout", b"1S", 1.0),
+        (b"grpc-timeout", b"20u", 20e-6),
+        (b"grpc-timeout", b"7n", 7e-9),
+        (b"grpc-timeout", b"2M", 120.0),
+        (b"Grpc-Timeout", b"1H", 3600.0),
+        (b"x-envoy-expected-rq-timeout-ms", b"250", 0.25),
+        (b"X-Request-Timeout-Ms", b"12.5", 0.0125),
+    ],
+)
+def test_deadlines_are_seconds(name, value, seconds):
+    assert headers.read([(name, value)]).deadline_s == pytest.approx(seconds)
+
+
+def test_the_least_deadline_wins():
+    lines = [(b"grpc-timeout", b"1S"), (b"x-request-timeout-ms", b"30"), (b"x-envoy-expected-rq-timeout-ms", b"500")]
+    assert headers.read(lines).deadline_s == pytest.approx(0.03)
+    assert headers.read(USUAL).deadline_s is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (b"grpc-timeout", b"100"),
+        (b"grpc-timeout", b"123456789S"),
+        (b"grpc-timeout", b"-1S"),
+        (b"grpc-timeout", b"1s"),
+        (b"x-request-timeout-ms", b"soon"),
+        (b"x-request-timeout-ms", b"-5"),
+        (b"x-envoy-expected-rq-timeout-ms", b""),
+        (b"x-envoy-expected-rq-timeout-ms", b"1e3"),
+    ],
+)
+def test_a_malformed_deadline_names_its_header(name, value):
+    with pytest.raises(BadRequest, match=name.decode()) as error:
+        headers.read([(name, value)])
+    assert error.value.status == 400
+
+
+def test_what_the_codecs_ask_for():
+    facts = headers.read(
+        [(b"Content-Type", b"a/b"), (b"Content-Encoding", b"gzip"), (b"Inference-Header-Content-Length", b"12")]
+    )
+    assert (facts.content_type, facts.content_encoding, facts.header_length) == (b"a/b", b"gzip", b"12")
+
+
+def test_conflicting_lengths_are_refused():
+    lines = [(b"Inference-Header-Content-Length", b"12"), (b"inference-header-content-length", b"13")]
+    with pytest.raises(BadRequest, match="inference-header-content-length comes twice"):
+        headers.read(lines)
+    assert headers.read([lines[0], lines[0]]).header_length == b"12"
+
+
+def test_made_up_names_do_not_grow_the_memory():
+    for index in range(3 * headers._MAX_NAMES):
+        headers.read([(b"x-made-up-%d" % index, b"")])
+    assert len(headers._names) <= headers._MAX_NAMES
+    assert headers.read([(b"X-New", b"1")]).shared == [(b"x-new", b"1")]
+
+
+def test_find_ignores_case():
+    assert headers.find([(b"A", b"1"), (b"a", b"2")], b"a") == b"1"
+    assert headers.find([], b"a") is None
