@@ -1,24 +1,22 @@
 """The digital twin: an event heap that drives the real Batcher against a device that exists only as numbers.
 
-Virtual time, so an hour costs seconds. Arrivals are given from outside, and equal seeds give the k-th batch of a replica
-the same noise whatever the parameters: two settings differ by what they do, not by luck (common random numbers).
+Virtual time, so an hour costs seconds. Arrivals are given from outside, and equal seeds give a replica's k-th batch the
+same noise whatever the parameters: two settings differ by what they do, not by luck (common random numbers).
 """
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
-from collections import Counter
 from enum import StrEnum
 from heapq import heappop, heappush, heapreplace
 from itertools import count
-from math import ceil, inf, log, sqrt
+from math import inf, log, sqrt
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
 from carpool.batching import Batcher
+from carpool.outcome import ENDS, End, Outcome, Setting, Summary
 from carpool.policy import Admission, Parameters
 from carpool.riding import (
     Action,
@@ -114,151 +112,16 @@ class Balancer(StrEnum):
     LEAST_OUTSTANDING = "least-outstanding"
 
 
-class Setting(NamedTuple):
-    """What may be changed while a simulation runs: what a tuner decides, and what it believes."""
-
-    parameters: Parameters
-    estimate: Estimate | None = None
-    shed_slo: bool = False
-
-
 Hook: TypeAlias = "Callable[[float, list[Stats]], list[Setting] | None]"
 """Called with the time and each replica's counters; returns one setting for all replicas, one for each, or none."""
 
 
-class End(StrEnum):
-    """How a request ended."""
-
-    PENDING = "pending"
-    HIT = "hit"
-    LATE = "late"
-    """Answered, after its due time."""
-    SHED = "shed"
-    """Refused, because it would have been late."""
-    QUEUE_FULL = "queue-full"
-    EXPIRED = "expired"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-_ENDS = tuple(End)
-_PENDING, _HIT, _LATE, _SHED, _QUEUE_FULL, _EXPIRED, _FAILED, _CANCELLED = range(len(_ENDS))
-_REFUSED = {Refused.LATE: _SHED, Refused.QUEUE_FULL: _QUEUE_FULL, Refused.EXPIRED: _EXPIRED}
-
-
-class Summary(Struct, frozen=True):
-    """What became of the requests that arrived in [start, stop)."""
-
-    start: float
-    stop: float
-    ends: dict[End, int]
-    p50: float
-    p99: float
-    """Of the answers; 0 where there were none. ``miss_fraction`` is what refusals count in."""
-    device_busy: float
-    """Seconds of device time taken by the batches dispatched in the same interval, over all replicas."""
-    batches: int
-    rows: int
-    """Rows in those batches, whatever became of them."""
-
-    @property
-    def arrivals(self) -> int:
-        """Requests that arrived."""
-        return sum(self.ends.values())
-
-    @property
-    def hits(self) -> int:
-        """Good answers by their due time."""
-        return self.ends.get(End.HIT, 0)
-
-    @property
-    def misses(self) -> dict[End, int]:
-        """All others, by reason."""
-        return {end: number for end, number in self.ends.items() if end is not End.HIT}
-
-    @property
-    def miss_fraction(self) -> float:
-        """Share of misses among the requests whose callers stayed; 0 where there were none."""
-        stayed = self.arrivals - self.ends.get(End.CANCELLED, 0)
-        return 1 - self.hits / stayed if stayed else 0.0
-
-    @property
-    def goodput(self) -> float:
-        """Hits per second."""
-        return self.hits / (self.stop - self.start)
-
-    @property
-    def answers(self) -> int:
-        """Good answers, in time or late."""
-        return self.hits + self.ends.get(End.LATE, 0)
-
-    @property
-    def device_time(self) -> float:
-        """Device seconds per good answer; ``inf`` where there were none."""
-        return self.device_busy / self.answers if self.answers else inf
-
-    @property
-    def mean_batch(self) -> float:
-        """Rows per batch; 0 without batches."""
-        return self.rows / self.batches if self.batches else 0.0
-
-
-class Outcome:
-    """What a run came to, request by request in order of arrival, and batch by batch in order of dispatch."""
-
-    def __init__(self, times: list[float], seconds: float, parameters: Parameters) -> None:
-        self.times = times
-        """Arrivals, seconds."""
-        self.seconds = seconds
-        """How long the run was; what came in before its end was still served."""
-        self.latencies = array("d", [inf]) * len(times)
-        """Seconds from arrival to good answer; ``inf``: none."""
-        self.ends = bytearray(len(times))
-        """Index into ``End``'s members."""
-        self.batch_dispatched = array("d")
-        self.batch_busy = array("d")
-        """Device time that the batch added: what of its service no other batch in flight overlaps already."""
-        self.batch_rows = array("l")
-        self.changes: list[tuple[float, int, Setting]] = [(0.0, 0, Setting(parameters))]
-        """(when, replica, setting): the parameters at the start, then each change."""
-        self.final: list[Stats] = []
-        """Each replica's counters at the end."""
-
-    def summary(self, start: float = 0.0, stop: float | None = None) -> Summary:
-        """Sum up the requests that arrived in [start, stop), by default all of them."""
-        stop = self.seconds if stop is None else stop
-        low, high = bisect_left(self.times, start), bisect_left(self.times, stop)
-        first, last = bisect_left(self.batch_dispatched, start), bisect_left(self.batch_dispatched, stop)
-        if stop >= self.seconds:
-            high, last = len(self.times), len(self.batch_dispatched)
-        answered = sorted(latency for latency in self.latencies[low:high] if latency < inf)
-        return Summary(
-            start=start,
-            stop=stop,
-            ends={_ENDS[code]: number for code, number in sorted(Counter(self.ends[low:high]).items())},
-            p50=_quantile(answered, 0.5),
-            p99=_quantile(answered, 0.99),
-            device_busy=sum(self.batch_busy[first:last]),
-            batches=last - first,
-            rows=sum(self.batch_rows[first:last]),
-        )
-
-    def series(self, interval: float) -> list[Summary]:
-        """Sum up every ``interval`` seconds by itself; the last may be shorter."""
-        starts = [index * interval for index in range(ceil(self.seconds / interval - 1e-9))]
-        return [self.summary(start, min(start + interval, self.seconds)) for start in starts]
-
-    def parameters_at(self, when: float, replica: int = 0) -> Parameters:
-        """Return what a replica ran with at a time."""
-        current = self.changes[0][2].parameters
-        for at, which, setting in self.changes:
-            if at <= when and which == replica:
-                current = setting.parameters
-        return current
-
-    def quantile(self, q: float) -> float:
-        """Latency (seconds) that a share ``q`` of all answers do not exceed; 0 without answers."""
-        return _quantile(sorted(latency for latency in self.latencies if latency < inf), q)
+_HIT, _LATE, _FAILED, _CANCELLED = (ENDS.index(end) for end in (End.HIT, End.LATE, End.FAILED, End.CANCELLED))
+_REFUSED = {
+    Refused.LATE: ENDS.index(End.SHED),
+    Refused.QUEUE_FULL: ENDS.index(End.QUEUE_FULL),
+    Refused.EXPIRED: ENDS.index(End.EXPIRED),
+}
 
 
 class _Replica:
@@ -281,10 +144,11 @@ class _Replica:
 class Simulation:
     """One load on one kind of device, from the first arrival until the last request has ended.
 
-    ``arrivals``: times (seconds, ascending) or ``Arrival`` tuples, which may be cut short from the right. ``slo``:
-    seconds from arrival to due time. ``estimate`` is what the Batchers believe from the start (``None``: nothing, and
-    then nothing is held). ``bucket`` maps a length to its bucket; only equal buckets merge. Requests without a deadline
-    of their own have ``admission.timeout``. ``seconds``: the length of the run, by default up to the last arrival.
+    ``arrivals``: times (seconds, ascending), or ``Arrival`` tuples, which may be cut short from the right; one kind
+    throughout. ``slo``: seconds from arrival to due time. ``estimate`` is what the Batchers believe from the start
+    (``None``: nothing, and then nothing is held or shed). ``bucket`` maps a length to its bucket; only equal buckets
+    merge, and ``max_tokens`` bounds the sum of rows times length in a batch. Requests without a deadline of their own
+    have ``admission.timeout``. ``seconds``: how long hooks are called, at least until the last arrival.
     """
 
     def __init__(
@@ -297,11 +161,13 @@ class Simulation:
         estimate: Estimate | None = None,
         shed_slo: bool = False,
         admission: Admission | None = None,
+        retry_transport: bool = False,
         bucket: Callable[[int], int] = lambda length: length,
+        max_tokens: int | None = None,
         replicas: int = 1,
         balancer: Balancer = Balancer.LEAST_OUTSTANDING,
         seed: int = 0,
-        seconds: float | None = None,
+        seconds: float = 0.0,
     ) -> None:
         listed = list(arrivals)
         self._times: list[float] = []
@@ -317,11 +183,13 @@ class Simulation:
         self._estimate = estimate
         self._shed_slo = shed_slo
         self._admission = admission or Admission()
+        self._retry_transport = retry_transport
         self._bucket = bucket
+        self._max_tokens = max_tokens
         self._replicas = replicas
         self._balancer = balancer
         self._seed = seed
-        self._seconds = seconds if seconds is not None else self._times[-1] if self._times else 0.0
+        self._seconds = max(seconds, self._times[-1] if self._times else 0.0)
         self._hooks: list[tuple[float, Hook]] = []
 
     def every(self, seconds: float, hook: Hook) -> Simulation:
@@ -336,12 +204,12 @@ class Simulation:
         times, details, bucket_of = self._times, self._details, self._bucket
         outcome = Outcome(times, self._seconds, self._parameters)
         latencies, ends = outcome.latencies, outcome.ends
-        replicas = [
-            _Replica(index, Batcher(self._parameters, admission=self._admission), device.executors, self._seed)
-            for index in range(self._replicas)
-        ]
-        for replica in replicas:
-            replica.batcher.learn("", self._estimate, 0.0, shed_slo=self._shed_slo)
+        replicas = []
+        for index in range(self._replicas):
+            batcher = Batcher(self._parameters, admission=self._admission, retry_transport=self._retry_transport)
+            batcher.lane("").max_tokens = self._max_tokens
+            batcher.learn("", self._estimate, 0.0, shed_slo=self._shed_slo)
+            replicas.append(_Replica(index, batcher, device.executors, self._seed))
         only = replicas[0] if len(replicas) == 1 else None
         wakes = [inf] * len(replicas)
         balance = Random(f"{self._seed} balancer")
@@ -505,7 +373,7 @@ class _Service:
             for kind, probability in device.failures:
                 luck -= probability
                 if luck < 0:
-                    return Fault(kind)
+                    return Fault(kind, retryable=kind is FaultKind.TRANSPORT)
         if device.largest is not None and batch.rows > device.largest:
             return Fault(FaultKind.SIZE)
         if self.poisoned and any(request in self.poisoned for request, _, _ in batch.rides):
@@ -521,41 +389,54 @@ class Point(Struct, frozen=True):
     stressed: Summary | None
     """At the stressed load; ``None`` where the present one is missed already."""
 
+    def holds(self, tolerated: float) -> bool:
+        """Whether no more than ``tolerated`` of the requests are missed, now and under stress."""
+        return self.stressed is not None and self.stressed.miss_fraction <= tolerated
+
 
 def grid(
     candidates: Iterable[Parameters],
-    simulate: Callable[[Parameters, float, bool], Outcome],
+    arrivals: Sequence[float | tuple[float, ...]],
+    device: Device,
     *,
+    slo: float,
     stress: float = 1.25,
     tolerated: float = 0.01,
     warm_up: float = 0.0,
+    admission: Admission | None = None,
+    seed: int = 0,
 ) -> list[Point]:
-    """Measure candidates over the same arrivals, best first.
+    """Measure candidates over the same arrivals, knowing the device as it truly is, and return them best first.
 
-    ``simulate(parameters, load factor, shed_slo)`` runs one of them. The order is the tuner's objective: those whose
-    miss fraction is at most ``tolerated`` both now and at ``stress`` times the load, by device time per answer; then
-    those that hold now, by their misses under stress; then the rest, by goodput. Where none holds, all are measured
-    again with requests shed at the SLO. Arrivals of the first ``warm_up`` seconds don't count.
+    The order is the tuner's objective: those whose miss fraction is at most ``tolerated`` both now and at ``stress``
+    times the load (the same arrivals, played faster), by device time per answer; then those that hold now, by their
+    misses under stress; then the rest, by goodput. Where none holds now, all are measured again with requests shed at
+    the SLO. Arrivals of the first ``warm_up`` seconds don't count.
     """
-    points = []
+    faster = [each / stress if isinstance(each, float) else (each[0] / stress, *each[1:]) for each in arrivals]
     parameters = list(candidates)
+    estimate = device.estimate(max(candidate.max_batch for candidate in parameters))
+
+    def measure(candidate: Parameters, load: Sequence[float | tuple[float, ...]], shed_slo: bool) -> Summary:
+        simulation = Simulation(
+            load, device, slo=slo, parameters=candidate, estimate=estimate, shed_slo=shed_slo, admission=admission,
+            seed=seed,
+        )  # fmt: skip
+        return simulation.run().summary(warm_up)
+
+    points = []
     for candidate in parameters:
-        present = simulate(candidate, 1.0, False).summary(warm_up)
-        stressed = simulate(candidate, stress, False).summary(warm_up) if present.miss_fraction <= tolerated else None
+        present = measure(candidate, arrivals, shed_slo=False)
+        stressed = measure(candidate, faster, shed_slo=False) if present.miss_fraction <= tolerated else None
         points.append(Point(candidate, present, stressed))
     if all(point.stressed is None for point in points):
-        points = [Point(each, simulate(each, 1.0, True).summary(warm_up), None) for each in parameters]
+        points = [Point(candidate, measure(candidate, arrivals, shed_slo=True), None) for candidate in parameters]
 
     def rank(point: Point) -> tuple[int, float]:
         if point.stressed is None:
             return 2, -point.present.goodput
-        if point.stressed.miss_fraction > tolerated:
+        if not point.holds(tolerated):
             return 1, point.stressed.miss_fraction
         return 0, point.present.device_time
 
     return sorted(points, key=rank)
-
-
-def _quantile(ascending: list[float], q: float) -> float:
-    """Return the smallest value that a share ``q`` does not exceed; 0 of nothing."""
-    return ascending[max(ceil(q * len(ascending)) - 1, 0)] if ascending else 0.0
