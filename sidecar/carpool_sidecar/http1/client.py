@@ -4,220 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING
 
+from carpool_sidecar.http1.calls import Call, FailureKind, Receiver, StreamReceiver, Upload
 from carpool_sidecar.http1.limits import ClientLimits
-from carpool_sidecar.http1.messages import LAST_CHUNK, Body, Buffer, Headers, chunk_of, gather, parts_of
-from carpool_sidecar.http1.timing import NEVER, Ticker
+from carpool_sidecar.http1.timing import Ticker
 from carpool_sidecar.http1.upstream import Upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from carpool_sidecar.http1.exchange import Flow
-
-FailureKind: TypeAlias = Literal["refused", "reset", "timeout", "protocol", "too-large"]
-
-
-class UpstreamError(Exception):
-    """A call that got no complete answer.
-
-    `kind` says how: no connection could be made (refused), the upstream closed or reset it (reset), it was silent
-    (timeout), it sent what is no HTTP or more than one answer (protocol), or more than is accepted (too-large).
-    `answered_bytes`: some of an answer had come, so the upstream has seen the request.
-    """
-
-    def __init__(self, kind: FailureKind, text: str, *, answered_bytes: bool) -> None:
-        super().__init__(text)
-        self.kind = kind
-        self.answered_bytes = answered_bytes
-
-
-class Receiver(Protocol):
-    """Who is told of a call's outcome: exactly one of the two, once, and neither after `Call.cancel`."""
-
-    def answered(self, status: int, headers: Headers, body: bytes) -> None:
-        """Take the whole answer."""
-
-    def failed(self, error: UpstreamError) -> None:
-        """Take the failure."""
-
-
-class StreamReceiver(Receiver, Protocol):
-    """Who is told of an answer as it comes.
-
-    Either `answered`, for an answer that came in one piece, or `head`, any number of `data`, `end`. `failed` may
-    come instead of the first or after any of them but the last.
-    """
-
-    def head(self, status: int, headers: Headers) -> None:
-        """Take the answer's head."""
-
-    def data(self, chunk: bytes) -> None:
-        """Take the next piece of the body."""
-
-    def end(self) -> None:
-        """Take note that the body is complete."""
-
-
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """In place of a request's body: it will be streamed by `Call.write` and `Call.end`.
-
-    `length` is what the head's Content-Length says; None for a head that says chunked. `flow` is told of backpressure;
-    as long as the call waits for a connection, `Call.writable` is False, and `flow` hears when that changes.
-    """
-
-    length: int | None
-    flow: Flow
-
-
-class Call:
-    """One request under way."""
-
-    __slots__ = (
-        "_flow",
-        "_link",
-        "_owed",
-        "_pieces",
-        "_pool",
-        "answered_bytes",
-        "done",
-        "expires",
-        "method",
-        "receiver",
-        "retry_stale",
-        "streamed",
-        "timeout",
-        "uploading",
-    )
-
-    def __init__(
-        self,
-        pool: Pool,
-        head: bytes,
-        body: Body | Upload,
-        receiver: Receiver,
-        streamed: StreamReceiver | None,
-        *,
-        timeout: float,
-        retry_stale: bool,
-    ) -> None:
-        self._pool = pool
-        self._link: Upstream | None = None
-        self._owed: int | None = None
-        self._flow: Flow | None = None
-        if isinstance(body, Upload):
-            self._pieces: list[Buffer] = [head]
-            self._owed = body.length
-            self._flow = body.flow
-            self.uploading = True
-        else:
-            self._pieces = gather((head, *parts_of(body)))
-            self.uploading = False
-        self.method = b"HEAD" if head.startswith(b"HEAD ") else b""
-        self.receiver = receiver
-        self.streamed = streamed
-        self.timeout = timeout
-        self.expires = NEVER  # while the call waits for a connection
-        # What was streamed is not kept, so it can't be sent again.
-        self.retry_stale = retry_stale and not self.uploading
-        self.answered_bytes = False
-        self.done = False
-
-    @property
-    def writable(self) -> bool:
-        """Whether `write` goes out at once, without piling up."""
-        return self._link is not None and self._link.writable
-
-    def write(self, chunk: Buffer) -> None:
-        """Send the next piece of an `Upload`; ignored once the call is over. Raises ValueError beyond its length."""
-        if self.done:
-            return
-        if self._owed is not None:
-            self._owed -= len(chunk)
-            if self._owed < 0:
-                raise ValueError("more was written than the request's announced length")
-            self._write([chunk])
-        else:
-            self._write(gather(chunk_of(chunk)) if len(chunk) else [])
-
-    def end(self) -> None:
-        """Complete an `Upload`; ignored once the call is over. Raises ValueError short of its length."""
-        if self.done:
-            return
-        if self._owed:
-            raise ValueError(f"{self._owed} bytes less were written than the request's announced length")
-        if self._owed is None:
-            self._write([LAST_CHUNK])
-        self.uploading = False
-        if self._link is not None:
-            self._link.uploaded(self)
-
-    def cancel(self) -> None:
-        """Give the call up: its connection closes, its receiver hears nothing more. Ignored once it is over."""
-        if self.done:
-            return
-        link = self._link
-        self.finish()
-        if link is None:
-            self._pool.withdraw(self)
-        else:
-            link.close()
-
-    def pause_reading(self) -> None:
-        """Stop reading a streamed answer; what was already read (at most one read of the socket) still comes."""
-        if self._link is not None:
-            self._link.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Go on."""
-        if self._link is not None:
-            self._link.resume_reading(self)
-
-    # Called by the pool and the connection
-
-    def begin(self, link: Upstream) -> None:
-        """Send what there is on this connection."""
-        self._link = link
-        link.begin(self, self._pieces)
-        if not self.retry_stale:
-            self._pieces = []
-        if self._flow is not None and link.writable:
-            self._flow.resume_writing()
-
-    def finish(self) -> None:
-        """Take note that the call is over."""
-        self.done = True
-        self._link = None
-        self._flow = None
-
-    def fail(self, kind: FailureKind, text: str) -> None:
-        """Tell the receiver."""
-        self.finish()
-        self.receiver.failed(UpstreamError(kind, text, answered_bytes=self.answered_bytes))
-
-    def unlink(self) -> None:
-        """Take note that the connection is gone and the call is to be sent again, once."""
-        self._link = None
-        self.retry_stale = False
-
-    def pause_writing(self) -> None:
-        """Pass backpressure on."""
-        if self._flow is not None:
-            self._flow.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Pass its end on."""
-        if self._flow is not None:
-            self._flow.resume_writing()
-
-    def _write(self, pieces: list[Buffer]) -> None:
-        if self._link is None:
-            self._pieces += pieces
-        else:
-            self._link.write(pieces)
+    from carpool_sidecar.http1.messages import Body
 
 
 class Pool:
@@ -323,6 +120,12 @@ class Pool:
 
     # Called by calls and connections
 
+    def opened(self, link: Upstream) -> None:
+        """Take a new connection."""
+        self._open.add(link)
+        self._ticker.start()
+        self.release(link)
+
     def release(self, link: Upstream) -> None:
         """Take back a connection whose call is answered."""
         if self._waiting:
@@ -342,6 +145,7 @@ class Pool:
     def retry(self, call: Call) -> None:
         """Send a call again, before all that wait; the connections idle now are as old as the one it died on."""
         call.unlink()
+        call.expires = self.clock() + call.timeout
         for link in tuple(self._idle):
             link.close()
         self._waiting.appendleft(call)
@@ -354,7 +158,9 @@ class Pool:
     # Connections
 
     def _place(self, call: Call) -> Call:
-        if self._idle:
+        if self._closed:
+            self._loop.call_soon(call.fail, "refused", "the pool is closed")
+        elif self._idle:
             call.begin(self._idle.pop())
         else:
             call.expires = self.clock() + call.timeout
@@ -377,9 +183,9 @@ class Pool:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 if self._path is not None:
-                    _, link = await self._loop.create_unix_connection(lambda: Upstream(self), self._path)
+                    await self._loop.create_unix_connection(lambda: Upstream(self), self._path)
                 else:
-                    _, link = await self._loop.create_connection(lambda: Upstream(self), self._host, self._port)
+                    await self._loop.create_connection(lambda: Upstream(self), self._host, self._port)
         except TimeoutError:
             failure = ("timeout", f"no connection to the upstream within {self._connect_timeout:g} s")
         except OSError as error:
@@ -388,12 +194,7 @@ class Pool:
             task = asyncio.current_task()
             assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
             self._connecting.discard(task)
-        if failure is None:
-            self._open.add(link)
-            self._ticker.start()
-            self.release(link)
-            return
-        if self._waiting:
+        if failure is not None and self._waiting:
             # One attempt, one call: those behind it have attempts of their own, or get them now.
             self._waiting.popleft().fail(*failure)
         self._connect_as_needed()

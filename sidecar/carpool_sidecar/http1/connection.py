@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
 import httptools
 
+from carpool_sidecar.http1.bodies import BodyReader
 from carpool_sidecar.http1.exchange import Exchange
-from carpool_sidecar.http1.messages import CONTINUE, BodyParts, Buffer
-from carpool_sidecar.http1.parsing import (
-    IN_CHUNKS,
-    ChunkedDecoder,
-    HeadCheck,
-    HttpError,
-    RequestHead,
-    parse_request_head,
-)
+from carpool_sidecar.http1.messages import CONTINUE, Buffer
+from carpool_sidecar.http1.parsing import HeadCheck, HttpError, RequestHead, parse_request_head
+from carpool_sidecar.http1.sockets import peer_has_reset, reset
 from carpool_sidecar.http1.timing import NEVER
 
 if TYPE_CHECKING:
@@ -27,8 +20,6 @@ if TYPE_CHECKING:
 
 # Stands for a request that could not be read, so that its refusal waits for its turn among the answers.
 _UNREAD = RequestHead(b"", b"", [], 1, False, 0, False)
-_TCP_CLOSED = 7  # of the states in TCP_INFO's first byte (linux/tcp_states.h: TCP_CLOSE)
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds
 
 
 class Connection(asyncio.Protocol):
@@ -36,37 +27,6 @@ class Connection(asyncio.Protocol):
 
     `read_deadline` and `write_deadline` are times of the server's clock; the server calls `expire` when one passes.
     """
-
-    __slots__ = (
-        "_aborted",
-        "_app",
-        "_body_bytes",
-        "_body_of",
-        "_body_paused",
-        "_body_since",
-        "_buffer",
-        "_check",
-        "_clock",
-        "_continue_for",
-        "_decoder",
-        "_discarded",
-        "_eof",
-        "_limits",
-        "_lingering",
-        "_no_more",
-        "_parsing",
-        "_parts",
-        "_queue",
-        "_reading",
-        "_remaining",
-        "_server",
-        "_transport",
-        "_unsent",
-        "_unsound",
-        "read_deadline",
-        "writable",
-        "write_deadline",
-    )
 
     _transport: asyncio.Transport
 
@@ -87,17 +47,16 @@ class Connection(asyncio.Protocol):
         self._discarded = 0
         # The request whose body is being read
         self._body_of: Exchange | None = None
-        self._remaining = 0  # bytes of it to come; meaningless where it is chunked
-        self._decoder: ChunkedDecoder | None = None
-        self._parts: BodyParts | None = None
+        self._body = BodyReader(0)
         self._body_paused = False
-        self._body_since = 0.0
-        self._body_bytes = 0
-        self._continue_for: Exchange | None = None  # waits for 100 Continue, and has waited for its turn to get it
+        self._body_since = 0.0  # when it began, later by the time for which reading was paused
+        self._paused_at = 0.0
+        self._continue_for: Exchange | None = None  # its client waits for 100 Continue
         # Output
         self._queue: deque[Exchange] = deque()  # not answered yet, in order of arrival
         self._aborted: Exchange | None = None  # the answer at which the connection is to be cut
-        self._unsent = 0
+        self._written = 0  # bytes handed to the transport
+        self._taken = 0  # of these, what the client had taken when last looked
         self.writable = True
         self.read_deadline = NEVER
         self.write_deadline = NEVER
@@ -122,11 +81,7 @@ class Connection(asyncio.Protocol):
         """Take what the client sent."""
         if self._no_more:
             self._discarded += len(data)
-            if self._discarded > self._limits.drain_bytes:
-                if self._queue:
-                    self._sync_reading()
-                else:
-                    self._transport.abort()
+            self._sync_reading()
             return
         if self._buffer:
             data = self._buffer + data
@@ -160,8 +115,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Let answers wait for a client that reads too slowly, and take no more requests meanwhile."""
         self.writable = False
-        self._unsent = self._transport.get_write_buffer_size()
-        self.write_deadline = self._clock() + self._limits.write_timeout
+        self._await_client()
         self._sync_reading()
         if self._queue:
             self._queue[0].pause_writing()
@@ -185,7 +139,7 @@ class Connection(asyncio.Protocol):
         """Close once what was written is sent."""
         self._no_more = True
         self._transport.close()
-        self.write_deadline = self._clock() + self._limits.write_timeout
+        self._await_client()
 
     def abort(self) -> None:
         """Cut."""
@@ -195,16 +149,15 @@ class Connection(asyncio.Protocol):
         """Act on deadlines that have passed, and look whether a half-closed client is still there."""
         limits = self._limits
         if now >= self.write_deadline:
-            unsent = self._transport.get_write_buffer_size()
-            if self._lingering or unsent >= self._unsent:
+            taken = self._written - self._transport.get_write_buffer_size()
+            if self._lingering or taken == self._taken:
                 self._transport.abort()
                 return
-            self._unsent = unsent
-            self.write_deadline = now + limits.write_timeout
+            self._await_client()
         if now >= self.read_deadline:
             self.read_deadline = NEVER
             if (exchange := self._body_of) is not None:
-                earned = self._body_since + limits.body_timeout + self._body_bytes / limits.min_body_rate
+                earned = self._body_since + limits.body_timeout + self._body.size / limits.min_body_rate
                 if now < earned:
                     self.read_deadline = earned
                 else:
@@ -222,7 +175,7 @@ class Connection(asyncio.Protocol):
                 self._refuse(HttpError(408, "head-timeout", text))
             else:
                 self._transport.close()
-        if self._eof and self._queue and self._is_gone():
+        if self._eof and self._queue and peer_has_reset(self._transport):
             self._transport.abort()
 
     # Called by the exchanges
@@ -232,6 +185,7 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if not transport.is_closing():
             for piece in pieces:
+                self._written += len(piece)
                 transport.write(piece)
 
     def keeps_open(self, exchange: Exchange, *, final: bool) -> bool:
@@ -239,12 +193,7 @@ class Connection(asyncio.Protocol):
         if not exchange.keep_alive:
             return False
         if exchange is self._body_of:
-            return not final or (
-                self._decoder is None
-                and self._remaining <= self._limits.drain_bytes
-                # A client told to wait may send the body or not; both are legal, so what follows would be a guess.
-                and self._continue_for is not exchange
-            )
+            return not final or self._rest_is_small(exchange)
         if self._queue[-1] is not exchange or self._buffer:
             return True
         # Only the last answer says so: a client need not expect answers behind "close".
@@ -258,28 +207,29 @@ class Connection(asyncio.Protocol):
         queue = self._queue
         queue.popleft()
         now = exchange.sent_at = self._clock()
-        if not exchange.keep_alive:
+        if not exchange.keep_alive or (exchange is self._body_of and not self._rest_is_small(exchange)):
             self._finish()
         elif exchange is self._body_of:
             # Read on, to skip the rest of its body.
             self._body_paused = False
-            self._sync_reading()
         elif not queue and not self._buffer:
             self.read_deadline = now + self._limits.idle_timeout
             if self._eof:
                 self._finish()
         if exchange.known:
             self._app.sent(exchange)
-        if queue:
+        if not queue:
+            if self._server.waited_for:
+                self._server.became_idle()
+        elif exchange.keep_alive:
             self._advance(queue[0])
-        elif self._server.waited_for:
-            self._server.became_idle()
-        if not self._parsing:
-            if self._buffer and not self._no_more:
-                data, self._buffer = self._buffer, b""
-                self._parse(data)
-            elif not self._reading:
-                self._sync_reading()
+        if self._parsing:
+            return
+        if self._buffer and not self._no_more:
+            data, self._buffer = self._buffer, b""
+            self._parse(data)
+        elif not self._reading:
+            self._sync_reading()
 
     def abort_answer(self, exchange: Exchange) -> None:
         """Cut the connection when it is the turn of this exchange."""
@@ -287,7 +237,7 @@ class Connection(asyncio.Protocol):
         self._no_more = True
         self._aborted = exchange
         if self._queue[0] is exchange:
-            self._reset()
+            reset(self._transport)
 
     def pause_body(self, exchange: Exchange) -> None:
         """Stop reading the body of this exchange, if it is being read."""
@@ -374,12 +324,9 @@ class Connection(asyncio.Protocol):
     def _begin_body(self, exchange: Exchange, head: RequestHead, *, awaited: bool) -> None:
         """Ask the application what to do with a body, of which no byte is here yet if it is awaited."""
         self._body_of = exchange
-        self._remaining = head.length
-        self._decoder = ChunkedDecoder() if head.length == IN_CHUNKS else None
-        self._parts = None
+        self._body = BodyReader(head.length)
         self._body_paused = False
         self._body_since = self._clock()
-        self._body_bytes = 0
         self.read_deadline = self._body_since + self._limits.body_timeout
         if head.expects_continue and awaited:
             self._continue_for = exchange
@@ -393,58 +340,47 @@ class Connection(asyncio.Protocol):
 
     def _read_body(self, exchange: Exchange, data: bytes, position: int) -> int:
         """Read on in a body; return where it, or the data, ended."""
-        sink = exchange.streamed_to
-        decoder = self._decoder
+        body, sink = self._body, exchange.streamed_to
+        pieces: list[Buffer] = []
+        stop = body.read(data, position, pieces)
         self._continue_for = None
-        if decoder is None:
-            stop = min(len(data), position + self._remaining)
-            self._remaining -= stop - position
-            complete = not self._remaining
-            whole = stop - position == len(data)
-            if exchange.ended:
-                pass  # answered already: the rest is skipped
-            elif sink is not None:
-                sink.data(data if whole else data[position:stop])
-            elif complete and self._parts is None:
-                exchange.body = data if whole else data[position:stop]
-            else:
-                self._keep(data if whole else memoryview(data)[position:stop])
+        if exchange.ended:
+            pass  # answered already: the rest is skipped
+        elif sink is None:
+            if body.keep(pieces) > exchange.limit:
+                raise self._body_too_large(exchange)
         else:
-            pieces: list[Buffer] = []
-            stop = decoder.feed(data, position, data if sink is not None else memoryview(data), pieces)
-            complete = decoder.done
             for piece in pieces:
+                sink.data(bytes(piece))
                 if exchange.ended:
                     break
-                if sink is not None:
-                    sink.data(bytes(piece))
-                elif self._keep(piece) > exchange.limit:
-                    raise self._body_too_large(exchange)
-        self._body_bytes += stop - position
-        if complete and self._body_of is exchange:
-            self._end_body(exchange)
+        if body.complete:
+            self._end_body(exchange, body)
         return stop
 
-    def _keep(self, piece: Buffer) -> int:
-        """Keep a piece of a buffered body; return how many bytes there are now."""
-        if self._parts is None:
-            self._parts = BodyParts()
-        self._parts.append(piece)
-        return self._parts.size
-
-    def _end_body(self, exchange: Exchange) -> None:
+    def _end_body(self, exchange: Exchange, body: BodyReader) -> None:
         self._body_of = None
-        self._no_more = not exchange.keep_alive
+        self._body_paused = False
+        if not exchange.keep_alive:
+            self._no_more = True
         exchange.received = True
         now = exchange.received_at = self._clock()
         self.read_deadline = NEVER
-        if self._parts is not None:
-            exchange.body = self._parts.join()
-            self._parts = None
         if not exchange.ended:
+            if exchange.streamed_to is None:
+                exchange.body = body.join()
             self._deliver(exchange)
         elif not self._queue:
             self.read_deadline = now + self._limits.idle_timeout
+
+    def _rest_is_small(self, exchange: Exchange) -> bool:
+        """Say whether to skip what is to come of this exchange's body, rather than close."""
+        return (
+            self._body.remaining is not None
+            and self._body.remaining <= self._limits.drain_bytes
+            # A client told to wait may send the body or not; both are legal, so what follows would be a guess.
+            and self._continue_for is not exchange
+        )
 
     def _deliver(self, exchange: Exchange) -> None:
         if exchange.streamed_to is None:
@@ -495,7 +431,7 @@ class Connection(asyncio.Protocol):
                 self.write([CONTINUE])
         exchange.release()
         if exchange is self._aborted:
-            self._reset()
+            reset(self._transport)
         elif exchange.ended:
             self.answered(exchange)
         elif self.writable:
@@ -504,27 +440,24 @@ class Connection(asyncio.Protocol):
     def _finish(self) -> None:
         """Close behind the last answer."""
         self._no_more = True
-        now = self._clock()
         transport = self._transport
         if self._eof or (self._body_of is None and not self._unsound):
             transport.close()
-            self._unsent = transport.get_write_buffer_size()
-            self.write_deadline = now + self._limits.write_timeout
+            self._await_client()
             return
         # Closing with input unread resets the connection, and the reset overtakes the answer. So: end our side, and
         # read on for a moment until the client ends its own.
         self._lingering = True
-        self._discarded = 0
         if transport.can_write_eof():
             transport.write_eof()
-        self.write_deadline = now + self._limits.linger_timeout
+        self.write_deadline = self._clock() + self._limits.linger_timeout
+        self.read_deadline = NEVER
         self._sync_reading()
 
-    def _reset(self) -> None:
-        """Cut so that the client sees an error even where the end of the connection would end the answer."""
-        if (connected := self._transport.get_extra_info("socket")) is not None:
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-        self._transport.abort()
+    def _await_client(self) -> None:
+        """Give the client time to take some of what was written."""
+        self._taken = self._written - self._transport.get_write_buffer_size()
+        self.write_deadline = self._clock() + self._limits.write_timeout
 
     def _sync_reading(self) -> None:
         """Pause or resume the transport, whichever is due."""
@@ -541,13 +474,15 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
-        if self._body_of is not None:
+        if self._body_of is not None and not self._lingering:
             # Only the client's own time counts.
-            self._body_since = self._clock()
-            self._body_bytes = 0
-            self.read_deadline = self._body_since + self._limits.body_timeout if want else NEVER
-
-    # Half-closed clients
+            now = self._clock()
+            if want:
+                self._body_since += now - self._paused_at
+                self.read_deadline = now + self._limits.body_timeout
+            else:
+                self._paused_at = now
+                self.read_deadline = NEVER
 
     def _probe(self) -> None:
         """Provoke a reset from a client that has gone entirely.
@@ -559,11 +494,3 @@ class Connection(asyncio.Protocol):
         exchange = self._queue[0]
         if not exchange.started and exchange.version == (1, 1):
             self.write([CONTINUE])
-
-    def _is_gone(self) -> bool:
-        """Say whether a reset came; nothing tells, since a half-closed connection is not read any more."""
-        connected = self._transport.get_extra_info("socket")
-        if connected is None or connected.family == socket.AF_UNIX:  # there, writing to a closed peer fails at once
-            return False
-        state: bytes = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
-        return state[0] == _TCP_CLOSED

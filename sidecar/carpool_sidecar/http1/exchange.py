@@ -274,7 +274,7 @@ class Exchange:
             raise RuntimeError("an answer was begun already")
         fields = headers.copy()
         if length is not None:
-            if status != 204:
+            if status != 204 and (length or status != 304):  # a 304 would tell the length of what it does not send
                 fields.append(content_length(length))
         elif self._head.minor_version and has_body(self.method, status):
             fields.append(CHUNKED)

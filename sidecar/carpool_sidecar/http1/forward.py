@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.http1.client import Call, Pool, Upload, UpstreamError
+from carpool_sidecar.http1.calls import Call, Upload, UpstreamError
 from carpool_sidecar.http1.messages import (
     CHUNKED,
     Body,
@@ -18,6 +18,7 @@ from carpool_sidecar.http1.messages import (
 from carpool_sidecar.http1.parsing import IN_CHUNKS
 
 if TYPE_CHECKING:
+    from carpool_sidecar.http1.client import Pool
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.parsing import HttpError
 

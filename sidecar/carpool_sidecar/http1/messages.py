@@ -139,36 +139,3 @@ def gather(parts: Sequence[Buffer]) -> list[Buffer]:
     if small:
         writes.append(b"".join(small))
     return writes
-
-
-class BodyParts:
-    """A body on its way in: pieces are kept as they come and joined once, when it is complete.
-
-    Pieces below 4 KiB are collected in larger ones on arrival. Otherwise a body in chunks of one byte would hold an
-    object of over 100 bytes for each of them.
-    """
-
-    __slots__ = ("_parts", "size")
-
-    _SMALL = 4096
-
-    def __init__(self) -> None:
-        self._parts: list[Buffer] = []
-        self.size = 0
-
-    def append(self, piece: Buffer) -> None:
-        """Take the next piece, without copying it unless it is small."""
-        self.size += len(piece)
-        parts = self._parts
-        if not parts or len(piece) >= self._SMALL:
-            parts.append(piece)
-        elif isinstance(parts[-1], bytearray) and len(parts[-1]) < 16 * self._SMALL:
-            parts[-1] += piece
-        else:
-            parts.append(bytearray(piece))
-
-    def join(self) -> bytes:
-        """Return the body; if it came as one bytes object, that very object."""
-        if len(self._parts) == 1:
-            return bytes(self._parts[0])  # the same object if it is bytes already
-        return b"".join(self._parts)

@@ -1,4 +1,4 @@
-"""Reading HTTP/1.1 heads and chunked bodies, strictly.
+"""Reading HTTP/1.1 heads, strictly.
 
 llhttp (through httptools) reads the heads. It only ever sees one head, never the body behind it, for three reasons:
 httptools copies each piece of a body, it can't stop between pipelined messages, and it does not say where a message
@@ -12,23 +12,21 @@ from typing import NamedTuple
 
 import httptools
 
-from carpool_sidecar.http1.messages import Buffer, Headers, has_body, tokens
+from carpool_sidecar.http1.messages import Headers, has_body, tokens
 
 IN_CHUNKS = -1
 """Instead of a length: the body is in the chunked coding."""
 UNTIL_CLOSE = -2
 """Instead of a length: the body ends with the connection."""
 
-_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
-_FIELD_TEXT = rb"[\t\x20-\x7e\x80-\xff]*"
-# 15 hexadecimal digits are an exabyte; more could overflow what is behind us.
-_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;" + _FIELD_TEXT + rb")?")
-_TRAILER = re.compile(_TOKEN + rb":" + _FIELD_TEXT)
+TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+"""A method or field name, as a pattern (RFC 9110, 5.6.2)."""
+FIELD_TEXT = rb"[\t\x20-\x7e\x80-\xff]*"
+"""A field value, as a pattern; bytes beyond ASCII are opaque (RFC 9110, 5.5)."""
+
 # RFC 9110, 7.2 and RFC 3986, 3.2.2: a name, an address or a bracketed address, and maybe a port. Empty is legal.
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~%!$&'()*+,;=\-]*|\[[0-9A-Fa-f:.vV]+\])(?::[0-9]*)?")
 
-_LONGEST_CHUNK_LINE = 1024
-_LONGEST_TRAILERS = 8192
 _MOST_DIGITS = 18  # of a Content-Length: the largest 64-bit number has 19
 
 
@@ -95,7 +93,7 @@ def parse_request_head(head: bytes) -> RequestHead:
     except httptools.HttpParserUpgrade:
         pass  # the protocol stays HTTP/1.1: an Upgrade is an offer that a server may ignore
     except httptools.HttpParserInvalidMethodError:
-        raise HttpError(501, "unknown-method", "the request's method is not known") from None
+        raise _unknown_method() from None
     except httptools.HttpParserError as error:
         raise HttpError(400, "malformed-head", f"malformed request head: {error}") from None
     method, target, headers = parser.get_method(), collector.target, collector.headers
@@ -185,6 +183,10 @@ def parse_response_head(head: bytes, method: bytes) -> ResponseHead:
     return ResponseHead(status, headers, keep_alive, length)
 
 
+def _unknown_method() -> HttpError:
+    return HttpError(501, "unknown-method", "this is no HTTP, or a method that is not known")
+
+
 def _framing(lengths: list[bytes], codings: list[bytes], minor_version: int) -> int | None:
     """Return the body's length or `IN_CHUNKS`; None where nothing says it.
 
@@ -219,75 +221,8 @@ class HeadCheck:
         """Take all of the head that is here so far. Raises HttpError (400) at the first byte that is wrong."""
         try:
             self._parser.feed_data(beginning[self._fed :])
+        except httptools.HttpParserInvalidMethodError:
+            raise _unknown_method() from None
         except httptools.HttpParserError as error:
             raise HttpError(400, "malformed-head", f"malformed head: {error}") from None
         self._fed = len(beginning)
-
-
-class ChunkedDecoder:
-    """Takes the chunked coding off a body (RFC 9112, 7.1), without copying; chunk extensions and trailers are dropped.
-
-    Strict: CR LF ends every line, a size is hexadecimal digits and nothing else, a trailer is a well-formed field line.
-    """
-
-    __slots__ = ("_line", "_remaining", "_trailers", "done")
-
-    def __init__(self) -> None:
-        self._line = b""  # the beginning of a line whose end has not come
-        self._remaining = -2  # bytes of the chunk still to come with its CR LF; -2: a size comes next
-        self._trailers = -1  # bytes of trailers read; -1: the last chunk has not come
-        self.done = False
-
-    def feed(self, data: bytes, position: int, source: Buffer, pieces: list[Buffer]) -> int:
-        """Decode data[position:]; return where reading stopped: at the end of the data, or behind the body.
-
-        Content is appended to `pieces` as slices of `source`, which is `data` itself (slices are then copies) or a
-        memoryview of it. Raises HttpError (400).
-        """
-        end = len(data)
-        while position < end:
-            remaining = self._remaining
-            if remaining > 0:
-                # Of a chunk and its CR LF, `remaining` bytes are still to come, the last two of them the CR LF.
-                taken = min(remaining, end - position)
-                content = min(taken, remaining - 2)
-                if content > 0:
-                    pieces.append(source[position : position + content])
-                elif content < 0:
-                    content = 0
-                expected = b"\r\n"[2 - min(remaining, 2) : 2 - (remaining - taken)] if taken > content else b""
-                if data[position + content : position + taken] != expected:
-                    raise HttpError(400, "bad-chunk", "a chunk is not followed by CR LF")
-                position += taken
-                self._remaining = remaining - taken or -2
-                continue
-
-            stop = data.find(b"\n", position)
-            part = data[position : stop + 1] if stop >= 0 else data[position:]
-            line = self._line + part
-            position += len(part)
-            if len(line) > _LONGEST_CHUNK_LINE:
-                raise HttpError(400, "bad-chunk", f"a chunk's size line or trailer is over {_LONGEST_CHUNK_LINE} bytes")
-            if stop < 0:
-                self._line = line
-                return position
-            self._line = b""
-            if line[-2:] != b"\r\n":
-                raise HttpError(400, "bad-chunk", "a bare LF between chunks")
-            line = line[:-2]
-            if self._trailers < 0:
-                match = _CHUNK_SIZE.fullmatch(line)
-                if match is None:
-                    raise HttpError(400, "bad-chunk", "a chunk's size is not a hexadecimal number")
-                if size := int(match[1], 16):
-                    self._remaining = size + 2
-                else:
-                    self._trailers = 0
-            elif line:
-                self._trailers += len(line)
-                if self._trailers > _LONGEST_TRAILERS or not _TRAILER.fullmatch(line):
-                    raise HttpError(400, "bad-chunk", f"a trailer is malformed or over {_LONGEST_TRAILERS} bytes")
-            else:
-                self.done = True
-                return position
-        return position

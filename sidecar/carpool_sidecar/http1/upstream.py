@@ -7,20 +7,14 @@ from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from carpool_sidecar.http1.messages import BodyParts, Buffer
-from carpool_sidecar.http1.parsing import (
-    IN_CHUNKS,
-    UNTIL_CLOSE,
-    ChunkedDecoder,
-    HeadCheck,
-    HttpError,
-    ResponseHead,
-    parse_response_head,
-)
+from carpool_sidecar.http1.bodies import BodyReader
+from carpool_sidecar.http1.parsing import UNTIL_CLOSE, HeadCheck, HttpError, ResponseHead, parse_response_head
 from carpool_sidecar.http1.timing import NEVER
 
 if TYPE_CHECKING:
-    from carpool_sidecar.http1.client import Call, FailureKind, Pool
+    from carpool_sidecar.http1.calls import Call, FailureKind
+    from carpool_sidecar.http1.client import Pool
+    from carpool_sidecar.http1.messages import Buffer
 
 
 class Upstream(asyncio.Protocol):
@@ -28,23 +22,6 @@ class Upstream(asyncio.Protocol):
 
     `deadline` is a time of the pool's clock; the pool calls `expire` when it has passed.
     """
-
-    __slots__ = (
-        "_buffer",
-        "_call",
-        "_check",
-        "_clock",
-        "_decoder",
-        "_parts",
-        "_pool",
-        "_remaining",
-        "_response",
-        "_told",
-        "_transport",
-        "_used",
-        "deadline",
-        "writable",
-    )
 
     _transport: asyncio.Transport
 
@@ -63,9 +40,7 @@ class Upstream(asyncio.Protocol):
         self._check: HeadCheck | None = None
         self._response: ResponseHead | None = None
         self._told = False  # the receiver knows the head: the answer comes in pieces
-        self._remaining = 0
-        self._decoder: ChunkedDecoder | None = None
-        self._parts: BodyParts | None = None
+        self._body = BodyReader(0)
 
     # Called by the transport
 
@@ -74,6 +49,7 @@ class Upstream(asyncio.Protocol):
         # Only stream sockets are served; uvloop's transports are no subclasses of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=self._pool.limits.write_buffer_bytes)
+        self._pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
         """Take what the upstream sent."""
@@ -150,7 +126,7 @@ class Upstream(asyncio.Protocol):
             self._transport.write(piece)
 
     def uploaded(self, call: Call) -> None:
-        """The request is complete: from now on the upstream's silence counts."""
+        """Count the upstream's silence from now on: the request is complete."""
         self.deadline = self._clock() + call.timeout
 
     def pause_reading(self) -> None:
@@ -191,70 +167,36 @@ class Upstream(asyncio.Protocol):
             if response.status >= 200:
                 break
         self._response = response
-        self._remaining = response.length
-        if response.length == IN_CHUNKS:
-            self._decoder = ChunkedDecoder()
-        elif response.length > self._pool.limits.max_body_bytes and not call.streamed:
+        if response.length > self._pool.limits.max_body_bytes and call.streamed is None:
             self._too_large()
             return
+        self._body = BodyReader(response.length)
         self._read_body(call, response, data, position)
 
     def _read_body(self, call: Call, response: ResponseHead, data: bytes, position: int) -> None:
-        whole = not position
+        body, receiver = self._body, call.streamed
         pieces: list[Buffer] = []
-        if response.length >= 0:
-            stop = min(len(data), position + self._remaining)
-            self._remaining -= stop - position
-            complete = not self._remaining
-            if complete and not self._told and self._parts is None:
-                # The usual case: all of the answer in one read.
-                self._check_end(data, stop)
-                self._answered(call, response, data if whole else data[position:stop])
-                return
-            if stop > position:
-                pieces.append(data if whole and stop == len(data) else memoryview(data)[position:stop])
-        elif self._decoder is not None:
-            stop = self._decoder.feed(data, position, memoryview(data), pieces)
-            complete = self._decoder.done
-        else:
-            stop, complete = len(data), False
-            if stop > position:
-                pieces.append(data if whole else memoryview(data)[position:])
-        if complete:
-            self._check_end(data, stop)
-        self._deliver(call, response, pieces, complete=complete)
-
-    def _deliver(self, call: Call, response: ResponseHead, pieces: list[Buffer], *, complete: bool) -> None:
-        """Tell the receiver, or keep for it, what came of an answer that does not come in one piece."""
-        receiver = call.streamed
-        if receiver is not None and (self._told or not complete):
-            if not self._told:
-                self._told = True
-                receiver.head(response.status, response.headers)
-            for piece in pieces:
-                if self._call is not call:  # cancelled by what it was told
-                    return
-                receiver.data(bytes(piece))
-            if complete and self._call is call:
+        stop = body.read(data, position, pieces)
+        if body.complete and stop < len(data):
+            surplus = len(data) - stop
+            raise HttpError(502, "surplus-bytes", f"the upstream sent {surplus} bytes more than one answer")
+        if receiver is None or (body.complete and not self._told):
+            if body.keep(pieces) > self._pool.limits.max_body_bytes and receiver is None:
+                self._too_large()
+            elif body.complete:
                 self._done(call, response)
-                receiver.end()
+                call.receiver.answered(response.status, response.headers, body.join())
             return
-        if self._parts is None:
-            self._parts = BodyParts()
+        if not self._told:
+            self._told = True
+            receiver.head(response.status, response.headers)
         for piece in pieces:
-            self._parts.append(piece)
-        if self._parts.size > self._pool.limits.max_body_bytes:
-            self._too_large()
-        elif complete:
-            self._answered(call, response, self._parts.join())
-
-    def _check_end(self, data: bytes, stop: int) -> None:
-        if stop < len(data):
-            raise HttpError(502, "surplus-bytes", f"the upstream sent {len(data) - stop} bytes more than one answer")
-
-    def _answered(self, call: Call, response: ResponseHead, body: bytes) -> None:
-        self._done(call, response)
-        call.receiver.answered(response.status, response.headers, body)
+            if self._call is not call:  # cancelled by what it was told
+                return
+            receiver.data(bytes(piece))
+        if body.complete and self._call is call:
+            self._done(call, response)
+            receiver.end()
 
     def _done(self, call: Call, response: ResponseHead) -> None:
         """Make the connection free, or close it where it can't serve another call."""
@@ -291,8 +233,7 @@ class Upstream(asyncio.Protocol):
             if self._told and call.streamed is not None:
                 call.streamed.end()
             else:
-                body = self._parts.join() if self._parts is not None else b""
-                call.receiver.answered(response.status, response.headers, body)
+                call.receiver.answered(response.status, response.headers, self._body.join())
         elif self._used and not call.answered_bytes and call.retry_stale:
             self._pool.retry(call)
         else:

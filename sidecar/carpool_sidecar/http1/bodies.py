@@ -1,0 +1,154 @@
+"""Bodies on their way in: found in the stream, decoded, and kept until they are complete."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from carpool_sidecar.http1.parsing import FIELD_TEXT, IN_CHUNKS, TOKEN, HttpError
+
+if TYPE_CHECKING:
+    from carpool_sidecar.http1.messages import Buffer
+
+# 15 hexadecimal digits are an exabyte; more could overflow what is behind us.
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;" + FIELD_TEXT + rb")?")
+_TRAILER = re.compile(TOKEN + rb":" + FIELD_TEXT)
+_LONGEST_CHUNK_LINE = 1024
+_LONGEST_TRAILERS = 8192
+
+
+class ChunkedDecoder:
+    """Takes the chunked coding off a body (RFC 9112, 7.1), without copying; chunk extensions and trailers are dropped.
+
+    Strict: CR LF ends every line, a size is hexadecimal digits and nothing else, a trailer is a well-formed field line.
+    """
+
+    __slots__ = ("_line", "_remaining", "_trailers", "done")
+
+    def __init__(self) -> None:
+        self._line = b""  # the beginning of a line whose end has not come
+        self._remaining = -2  # bytes of the chunk still to come with its CR LF; -2: a size comes next
+        self._trailers = -1  # bytes of trailers read; -1: the last chunk has not come
+        self.done = False
+
+    def feed(self, data: bytes, position: int, pieces: list[Buffer]) -> int:
+        """Decode data[position:]; return where reading stopped: at the end of the data, or behind the body.
+
+        Content is appended to `pieces` as views of the data. Raises HttpError (400).
+        """
+        end = len(data)
+        view = memoryview(data)
+        while position < end:
+            remaining = self._remaining
+            if remaining > 0:
+                # Of a chunk and its CR LF, `remaining` bytes are still to come, the last two of them the CR LF.
+                taken = min(remaining, end - position)
+                content = min(taken, remaining - 2)
+                if content > 0:
+                    pieces.append(view[position : position + content])
+                elif content < 0:
+                    content = 0
+                expected = b"\r\n"[2 - min(remaining, 2) : 2 - (remaining - taken)] if taken > content else b""
+                if data[position + content : position + taken] != expected:
+                    raise HttpError(400, "bad-chunk", "a chunk is not followed by CR LF")
+                position += taken
+                self._remaining = remaining - taken or -2
+                continue
+
+            stop = data.find(b"\n", position)
+            part = data[position : stop + 1] if stop >= 0 else data[position:]
+            line = self._line + part
+            position += len(part)
+            if len(line) > _LONGEST_CHUNK_LINE:
+                raise HttpError(400, "bad-chunk", f"a chunk's size line or trailer is over {_LONGEST_CHUNK_LINE} bytes")
+            if stop < 0:
+                self._line = line
+                return position
+            self._line = b""
+            if line[-2:] != b"\r\n":
+                raise HttpError(400, "bad-chunk", "a bare LF between chunks")
+            line = line[:-2]
+            if self._trailers < 0:
+                match = _CHUNK_SIZE.fullmatch(line)
+                if match is None:
+                    raise HttpError(400, "bad-chunk", "a chunk's size is not a hexadecimal number")
+                if size := int(match[1], 16):
+                    self._remaining = size + 2
+                else:
+                    self._trailers = 0
+            elif line:
+                self._trailers += len(line)
+                if self._trailers > _LONGEST_TRAILERS or not _TRAILER.fullmatch(line):
+                    raise HttpError(400, "bad-chunk", f"a trailer is malformed or over {_LONGEST_TRAILERS} bytes")
+            else:
+                self.done = True
+                return position
+        return position
+
+
+class BodyReader:
+    """Reads one body out of a connection's stream.
+
+    `length` is the body's in bytes, `IN_CHUNKS` or `UNTIL_CLOSE`. `size` counts the bytes read so far with their
+    framing, `complete` tells when the last has been.
+    """
+
+    __slots__ = ("_decoder", "_kept", "_parts", "_small", "complete", "remaining", "size")
+
+    # Pieces below this are collected in larger ones on arrival. Otherwise a body in chunks of one byte would hold an
+    # object of over 100 bytes for each of them.
+    _SMALL = 4096
+
+    def __init__(self, length: int) -> None:
+        self._decoder = ChunkedDecoder() if length == IN_CHUNKS else None
+        self._parts: list[Buffer] = []
+        self._kept = 0
+        self._small: bytearray | None = None  # the last of the parts, if it is a collected one
+        self.remaining: int | None = length if length >= 0 else None
+        """Bytes still to come; None where nobody knows."""
+        self.complete = False
+        self.size = 0
+
+    def read(self, data: bytes, position: int, pieces: list[Buffer]) -> int:
+        """Add the content in data[position:] to `pieces`; return where the body, or the data, ended.
+
+        Pieces are views of the data, except that data which is content as a whole goes on as it is, and that a body
+        which is complete at once is cut out as bytes. Raises HttpError (400) where the chunked coding is broken.
+        """
+        if self._decoder is not None:
+            stop = self._decoder.feed(data, position, pieces)
+            self.complete = self._decoder.done
+        else:
+            stop = len(data)
+            if self.remaining is not None:
+                stop = min(stop, position + self.remaining)
+                self.remaining -= stop - position
+                self.complete = not self.remaining
+            if stop - position == len(data):
+                pieces.append(data)
+            elif self.complete and not self.size:
+                pieces.append(data[position:stop])
+            elif stop > position:
+                pieces.append(memoryview(data)[position:stop])
+        self.size += stop - position
+        return stop
+
+    def keep(self, pieces: list[Buffer]) -> int:
+        """Keep pieces until the body is complete, copying none but small ones; return how many bytes are kept."""
+        for piece in pieces:
+            self._kept += len(piece)
+            if len(piece) >= self._SMALL or not self._parts:
+                self._parts.append(piece)
+                self._small = None
+            elif self._small is not None and len(self._small) < 16 * self._SMALL:
+                self._small += piece
+            else:
+                self._small = bytearray(piece)
+                self._parts.append(self._small)
+        return self._kept
+
+    def join(self) -> bytes:
+        """Return what was kept; if it came as one bytes object, that very object."""
+        if len(self._parts) == 1:
+            return bytes(self._parts[0])  # the same object if it is bytes already
+        return b"".join(self._parts)

@@ -1,0 +1,30 @@
+"""What has to be asked of the socket itself, below the transport."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+
+_TCP_CLOSED = 7  # the state in TCP_INFO's first byte (Linux, net/tcp_states.h: TCP_CLOSE)
+_LINGER_NOT = struct.pack("ii", 1, 0)  # struct linger: on, for 0 seconds
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Cut a connection with a reset, so that the peer can't take the end of the stream for the end of a message."""
+    connected = transport.get_extra_info("socket")
+    if connected is not None:
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+    transport.abort()
+
+
+def peer_has_reset(transport: asyncio.Transport) -> bool:
+    """Say whether a reset came on a TCP connection that is not read any more, where nothing else would tell."""
+    connected = transport.get_extra_info("socket")
+    if connected is None or connected.family == socket.AF_UNIX:  # there, writing to a closed peer fails at once
+        return False
+    info: bytes = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+    return info[0] == _TCP_CLOSED
