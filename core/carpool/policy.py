@@ -112,7 +112,7 @@ class Parameters(Camel, frozen=True, omit_defaults=False):
     ``max_in_flight`` batches handed to the upstream at once. In ``pass_through`` nothing is held or merged.
     """
 
-    max_batch: Annotated[int, Meta(ge=1, le=65536)] = 8
+    max_batch: Annotated[int, Meta(ge=1, le=65536)] = 32
     max_wait: Duration = Duration(0.0)
     max_in_flight: Annotated[int, Meta(ge=1, le=1024)] = 1
     pass_through: bool = False
@@ -303,7 +303,7 @@ class BatchingPolicy(Camel, frozen=True):
     fallback: Fallback = field(default_factory=Fallback)
 
     def limits(self, model: Model | None = None) -> Limits:
-        """Bounds with defaults: 1-64 rows, a wait of at most half the SLO, 1-4 batches in flight.
+        """Bounds with defaults: 1-64 rows, a wait of at most half the SLO, 1-8 batches in flight.
 
         A model's own bounds replace the policy's field by field; its ``max_batch`` and ``axis: None`` cap the batch.
         """
@@ -326,7 +326,7 @@ class BatchingPolicy(Camel, frozen=True):
             min_wait=min(float(first("max_wait", "min", 0.0)), max_wait),
             max_wait=max_wait,
             min_in_flight=first("max_in_flight", "min", 1),
-            max_in_flight=first("max_in_flight", "max", 4),
+            max_in_flight=first("max_in_flight", "max", 8),
         )
 
     def validate(self) -> BatchingPolicy:

@@ -1,0 +1,55 @@
+# `make demo` and `make test` are all the set-up a fresh machine needs: Python 3.11+ and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format docs bench converge soak fuzz clients triton clean
+
+help: ## Show what can be made
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## Install everything into .venv
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Carpool needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## Serve real models and a stand-in accelerator, watch it tune itself (a few minutes)
+	$(BIN)/python -m carpool_cli.demo
+
+test: $(STAMP) ## Run every test
+	$(BIN)/python -m pytest -n 2
+
+check: $(STAMP) ## Lint, types, layers, generated files
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m carpool_cli.docs --check
+
+format: $(STAMP) ## Format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(STAMP) ## Regenerate the tables in docs/reference
+	$(BIN)/python -m carpool_cli.docs
+
+bench: $(STAMP) ## Measure costs against their limits; results land in benchmarks/results
+	$(BIN)/python benchmarks/run.py
+
+converge: $(STAMP) ## How close the tuner comes to the best grid point, in the simulator
+	$(BIN)/python benchmarks/convergence.py
+
+soak: $(STAMP) ## A million random steps through the Batcher
+	$(BIN)/python tests/carpool/soak.py --steps 1000000
+
+fuzz: $(STAMP) ## Throw broken bytes at the parsers
+	$(BIN)/python -m tests_fuzz
+
+clean: ## Remove what was made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache .demo

@@ -1,0 +1,379 @@
+"""The tuner's memory: what it has learned, what it tried, and when. One per model; decides by ``tuning``'s rules."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from carpool.latency import LatencyLearner
+from carpool.load import Load
+from carpool.misses import MissTest
+from carpool.policy import Duration, Parameters, PassThroughMode, ShedAt, TuningMode, format_seconds
+from carpool.riding import Estimate, Refused
+from carpool.statistics import LATE, ModelStats
+from carpool.tuning import KEPT, WORTH, Assessment, Assessor, Choice, Reason, Situation, choose, toward, why
+
+if TYPE_CHECKING:
+    from carpool.latency import ServiceTime
+    from carpool.policy import BatchingPolicy, Limits, Model
+
+SILENCE = 30.0
+"""Seconds without an arrival after which the load is taken to be none."""
+
+ENTER_PASS_THROUGH = 0.02
+LEAVE_PASS_THROUGH = 0.05
+"""Saving of device time by batching below which requests pass through, and above which they stop to."""
+
+NEWS = 0.02
+"""Relative change of t(b) at a measured size that is worth a new search."""
+
+ANOTHER_MODEL = 0.10
+"""Relative change of t(b) after which what was tried before may be tried again."""
+
+NEGLIGIBLE = 0.001
+"""Difference of forecast miss fractions below which one step is no riskier than another."""
+
+PASSING_IN_FLIGHT = 4
+"""Requests passed through at once when the device's executors are fewer: it has a queue of its own."""
+
+NO_WAIT = Duration(0.0)
+
+CAUTION = 0.9
+"""Factor on the SLO's target in forecasts, for every time misses were seen that were not forecast."""
+
+TOO_LATE = (LATE, Refused.LATE, Refused.EXPIRED, Refused.QUEUE_FULL)
+"""Misses that other parameters might have avoided; failures and cancellations are not."""
+
+
+class Observation(Struct, frozen=True):
+    """What was counted since the last observation."""
+
+    now: float
+    """Seconds, monotonic, of the clock that counted."""
+    seconds: float
+    """Length of the interval."""
+    stats: ModelStats
+    """Differences of the model's counters over the interval."""
+    passing: bool = False
+    """Whether requests pass one by one at its end."""
+    stalled: bool = False
+    """Whether the counting host paused in it, so that its latencies say nothing of the model."""
+    queued_rows: int = 0
+
+
+class Forecasted(Struct, frozen=True):
+    """What a decision expects. Seconds and requests per second."""
+
+    p50: float
+    p99: float
+    p99_ahead: float
+    miss_fraction: float
+    goodput: float
+    device_time: float
+    mean_batch: float
+
+
+class Decision(Struct, frozen=True):
+    """What to turn and why.
+
+    ``parameters`` are to be applied when ``change``; ``uncapped`` is where the tuner would be if it could go at once,
+    ``capped_by`` what keeps it (``""``: nothing). ``estimate`` and ``shed_slo`` go to the Batcher in any case.
+    """
+
+    parameters: Parameters
+    change: bool
+    reason: Reason
+    message: str
+    uncapped: Parameters | None = None
+    capped_by: str = ""
+    predicted: Forecasted | None = None
+    shed_slo: bool = False
+    estimate: Estimate | None = None
+    at: float = 0.0
+    rate: float = 0.0
+
+
+class Tuner:
+    """Turns one model's parameters by what is observed, about once a second."""
+
+    def __init__(
+        self, policy: BatchingPolicy, model: Model | None = None, parameters: Parameters | None = None
+    ) -> None:
+        """Start from ``parameters``, or the policy's baseline within its limits."""
+        self._policy = policy
+        self._limits: Limits = policy.limits(model)
+        self.parameters = self._limits.clamp(parameters or policy.baseline)
+        quantile, self._target = policy.slo.percentiles[-1]
+        self._budget = (1 - quantile) / 2
+        self._quantiles = policy.slo.percentiles[:-1]
+        self._load = Load(policy.tuning.tolerance_percent / 100)
+        self._learner = LatencyLearner()
+        self._misses = MissTest(good=self._budget, bad=4 * self._budget)
+        self._service: ServiceTime | None = None
+        self._estimate: Estimate | None = None
+        self._choice: Choice | None = None
+        self._assessor: Assessor | None = None
+        self._changed_at = -inf
+        self._started_at: float | None = None
+        self._requests_since = 0
+        self._last_arrival = -inf
+        self._caution = 1.0
+        self._shed = False
+        self._tried: list[Parameters] = []
+        self._tried_with: ServiceTime | None = None
+        self._failed: list[Parameters] = []
+
+    def step(self, observation: Observation) -> Decision:
+        """Take an observation and decide."""
+        now, stats = observation.now, observation.stats
+        if self._started_at is None:
+            self._started_at = self._changed_at = now
+        if stats.arrivals:
+            self._last_arrival = now
+        # 1. Guards: evidence that is none.
+        if observation.seconds <= 0:
+            return self._keep(now, Reason.METRICS_STALE, "no time has passed since the last observation")
+        if observation.stalled:
+            return self._keep(now, Reason.HOST_STALLED, "this host paused; what was measured meanwhile is not used")
+        # 2. Learn.
+        load_moved = self._load.observe(
+            observation.seconds, stats.arrivals, stats.arrivals_squared, stats.windows, stats.rows
+        )
+        model_moved = self._learner.observe(now, stats.by_key()) != 1.0
+        self._requests_since += stats.arrivals
+        service = self._learner.estimate()
+        if self._policy.tuning.mode is TuningMode.HOLD:
+            self._install(service)
+            return self._keep(now, Reason.HELD, "the policy's mode is Hold")
+        if service is None:
+            if now - max(self._last_arrival, self._started_at) > SILENCE:
+                return self._keep(now, Reason.NO_TRAFFIC, f"no request for {SILENCE:.0f}s")
+            return self._keep(now, Reason.TOO_FEW_SAMPLES, "no batch has been measured yet")
+        if self._load.process is None:
+            self._install(service)
+            return self._keep(now, Reason.NO_TRAFFIC, f"no request for {SILENCE:.0f}s")
+        if load_moved or model_moved or self._is_another(service):
+            self._new_epoch(service)
+        alarmed = self._misses.observe(stats.hits, sum(stats.misses.get(reason, 0) for reason in TOO_LATE))
+        # 3. Search anew where there is news.
+        expelled = self.parameters.pass_through and not observation.passing
+        news = load_moved or model_moved or alarmed or self._choice is None or self._is_news(service)
+        if news:
+            self._install(service)
+            if alarmed:
+                self._alarm()
+            self._search()
+        # 4. Move.
+        return self._move(now, alarmed=alarmed, expelled=expelled)
+
+    # ------------------------------------------------------------------------------------------------- evidence
+
+    def _install(self, service: ServiceTime | None) -> None:
+        """Make tables of t(b) for the Batcher."""
+        if service is None or service is self._service:
+            return
+        self._service = service
+        rows = self._limits.max_batch
+        self._estimate = Estimate(
+            times=service.table(rows),
+            upper=tuple(service.slow(b) for b in range(rows + 1)),
+            executors=service.executors,
+        )
+
+    def _is_news(self, service: ServiceTime) -> bool:
+        known = self._service
+        if (
+            known is None
+            or service.executors != known.executors
+            or service.largest_in_flight != known.largest_in_flight
+        ):
+            return True
+        if service.largest_measured >= 1.2 * known.largest_measured:
+            return True
+        return any(abs(service.time(b) / known.time(b) - 1) > NEWS for b in service.sizes)
+
+    def _is_another(self, service: ServiceTime) -> bool:
+        """Whether t(b) differs so much from when the last configurations were tried that they may be tried again."""
+        known = self._tried_with
+        if known is None or service.executors != known.executors:
+            return True
+        shared = [b for b in known.sizes if b <= service.largest_measured]
+        return any(abs(service.time(b) / known.time(b) - 1) > ANOTHER_MODEL for b in shared)
+
+    def _new_epoch(self, service: ServiceTime) -> None:
+        """Forget what was tried: the load or the model moved, and what was found wanting may be right now."""
+        self._tried = []
+        self._failed = []
+        self._tried_with = service
+        self._caution = 1.0
+        self._misses.restart()
+
+    def _alarm(self) -> None:
+        """Plan more carefully, and don't come back here: misses were seen that were not forecast."""
+        self._failed.append(self.parameters)
+        self._caution *= CAUTION
+        self._misses.restart()
+
+    def _search(self) -> None:
+        process, service = self._load.process, self._service
+        if process is None or service is None:
+            return
+        situation = Situation(
+            process=process,
+            service=service,
+            target=self._target * self._caution,
+            budget=self._budget,
+            limits=self._limits,
+            rows=max(1, round(self._load.rows)),
+            quantiles=self._quantiles,
+        )
+        self._assessor = Assessor(situation)
+        self._choice = choose(self._assessor, self.parameters)
+
+    # ------------------------------------------------------------------------------------------------- movement
+
+    def _move(self, now: float, *, alarmed: bool, expelled: bool) -> Decision:
+        """Go towards the best configuration as far as the rules allow."""
+        assessor, choice = self._assessor, self._choice
+        if assessor is None or choice is None:
+            return self._keep(now, Reason.TOO_FEW_SAMPLES, "nothing to decide by yet")
+        current = assessor.assess(self.parameters, KEPT)
+        choice = replace(choice, current=current)
+        target = self._target_of(assessor, choice)
+        self._shed = not current.holds_now and not target.holds_now
+        if target.parameters == self.parameters:
+            if expelled:
+                return self._again(now, target)
+            return self._keep(now, Reason.CONVERGED, "no configuration within reach is clearly better", target)
+        if not alarmed and not self._worth(current, target):
+            return self._keep(now, Reason.CONVERGED, "no configuration within reach is clearly better", target)
+        # 1. One step of it.
+        service, riskier = assessor.situation.service, self._policy.tuning.riskier
+        step = target
+        capped_by = ""
+        if assessor.risk(target.parameters) > assessor.risk(self.parameters) + NEGLIGIBLE:
+            parameters = toward(self.parameters, target.parameters, riskier.max_factor, service.largest_measured)
+            if parameters != target.parameters:
+                step, capped_by = assessor.assess(parameters), "step"
+        is_riskier = assessor.risk(step.parameters) > assessor.risk(self.parameters) + NEGLIGIBLE
+        # 2. Not yet?
+        since = now - self._changed_at
+        if is_riskier and (since < riskier.after or self._requests_since < riskier.min_requests):
+            message = (
+                f"{step.parameters.describe()} is next; riskier steps wait for {format_seconds(riskier.after)} and "
+                f"{riskier.min_requests} requests (now {format_seconds(since)} and {self._requests_since})"
+            )
+            return self._keep(now, Reason.WITHIN_STABILIZATION_WINDOW, message, target, capped_by="step")
+        if not is_riskier and since < self._policy.tuning.safer.after:
+            message = f"{step.parameters.describe()} is next; safer steps wait for {self._policy.tuning.safer.after}"
+            return self._keep(now, Reason.WITHIN_STABILIZATION_WINDOW, message, target, capped_by="step")
+        # 3. Not again?
+        if step.parameters in self._failed or (step.parameters in self._tried and current.holds_now and not alarmed):
+            message = f"{step.parameters.describe()} was tried at this load and left"
+            return self._keep(now, Reason.WOULD_FLIP, message, target, capped_by="evidence")
+        reason, message = why(choice, step if capped_by else target)
+        if alarmed and reason is not Reason.RESTORES_SLO:
+            reason, message = Reason.MISSES_CONFIRMED, f"more requests were late than forecast; {message}"
+        return self._change(now, step, target, reason, message, capped_by)
+
+    def _target_of(self, assessor: Assessor, choice: Choice) -> Assessment:
+        """Best configuration with pass-through considered."""
+        mode = self._policy.pass_through.mode
+        if mode is PassThroughMode.NEVER:
+            return choice.best
+        flights = max(assessor.situation.service.executors, min(self._limits.max_in_flight, PASSING_IN_FLIGHT))
+        passing = assessor.assess(
+            replace(choice.best.parameters, max_wait=NO_WAIT, max_in_flight=flights, pass_through=True),
+            KEPT if self.parameters.pass_through else 1.0,
+        )
+        if mode is PassThroughMode.ALWAYS:
+            return passing
+        if not passing.holds_ahead:
+            return choice.best
+        saving = 1 - choice.best.now.device_time / passing.now.device_time
+        enough = LEAVE_PASS_THROUGH if self.parameters.pass_through else ENTER_PASS_THROUGH
+        return passing if saving < enough else choice.best
+
+    @staticmethod
+    def _worth(current: Assessment, target: Assessment) -> bool:
+        """Whether the target is enough of a gain to change anything for it."""
+        if current.parameters.pass_through != target.parameters.pass_through:
+            return True
+        if current.rank[0] != target.rank[0]:
+            return target.rank[0] < current.rank[0]
+        gain = current.rank[1] - target.rank[1]
+        return gain > WORTH * abs(current.rank[1])
+
+    def _change(
+        self, now: float, step: Assessment, target: Assessment, reason: Reason, message: str, capped_by: str
+    ) -> Decision:
+        message = f"{self.parameters.describe()} to {step.parameters.describe()}: {message}"
+        recommend = self._policy.tuning.mode is TuningMode.RECOMMEND
+        decision = self._decision(now, step, reason, message, target, capped_by)
+        if recommend:
+            return replace(decision, change=False, reason=Reason.RECOMMEND_ONLY)
+        self._tried.append(self.parameters)
+        self.parameters = step.parameters
+        self._changed_at = now
+        self._requests_since = 0
+        self._misses.restart()
+        return replace(decision, change=True)
+
+    def _again(self, now: float, target: Assessment) -> Decision:
+        """Pass through again after a backlog ended it, no sooner than a riskier step may come."""
+        if now - self._changed_at < self._policy.tuning.riskier.after:
+            return self._keep(now, Reason.WITHIN_STABILIZATION_WINDOW, "a backlog ended pass-through", target)
+        self._changed_at = now
+        message = "the backlog that ended pass-through is gone"
+        return replace(self._decision(now, target, Reason.PASSES_THROUGH, message, target, ""), change=True)
+
+    def _keep(
+        self, now: float, reason: Reason, message: str, target: Assessment | None = None, capped_by: str = ""
+    ) -> Decision:
+        current = None
+        if target is not None and self._assessor is not None:
+            current = self._assessor.assess(self.parameters, KEPT)
+        return replace(
+            self._decision(now, current, reason, message, target, capped_by), parameters=self.parameters, change=False
+        )
+
+    def _decision(
+        self,
+        now: float,
+        step: Assessment | None,
+        reason: Reason,
+        message: str,
+        target: Assessment | None,
+        capped_by: str,
+    ) -> Decision:
+        predicted = None
+        if step is not None:
+            predicted = Forecasted(
+                p50=step.now.p50,
+                p99=step.now.p99,
+                p99_ahead=step.ahead.p99,
+                miss_fraction=step.now.miss_fraction,
+                goodput=step.now.goodput,
+                device_time=step.now.device_time,
+                mean_batch=step.now.mean_batch,
+            )
+        return Decision(
+            parameters=step.parameters if step is not None else self.parameters,
+            change=False,
+            reason=reason,
+            message=message,
+            uncapped=target.parameters if target is not None else None,
+            capped_by=capped_by,
+            predicted=predicted,
+            shed_slo=self._shed_slo(),
+            estimate=self._estimate,
+            at=now,
+            rate=self._load.rate,
+        )
+
+    def _shed_slo(self) -> bool:
+        mode = self._policy.admission.shed_at
+        return self._shed if mode is ShedAt.AUTOMATIC else mode is ShedAt.SLO
