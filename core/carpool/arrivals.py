@@ -1,7 +1,7 @@
 """Arrival processes, and what additive counters tell of them.
 
-A process is a value; ``times(rng)`` walks it from time 0 with the caller's own generator, so that equal seeds give the same
-arrivals (common random numbers) and nothing here holds state.
+A process is a value; ``times(rng)`` walks it from time 0 with the caller's own generator, so that equal seeds give the
+same arrivals (common random numbers) and nothing here holds state.
 """
 
 from __future__ import annotations

@@ -111,6 +111,10 @@ class ServiceTime(Struct, frozen=True):
         flattest = max(self.tail_slope - self.tail_error, 0.0)
         return self._at(rows, self.lowers, self.lowers[0] / self.sizes[0], flattest)
 
+    def slow(self, rows: int) -> float:
+        """Seconds that a single batch seldom exceeds: two standard deviations over the upper confidence of the mean."""
+        return self.upper(rows) * (1 + 2 * self.noise)
+
     def _at(self, rows: int, values: tuple[float, ...], head_slope: float, tail_slope: float) -> float:
         if rows <= 0:
             return 0.0

@@ -1,0 +1,570 @@
+"""Fast forecasts of latency and goodput: what parameters would do to given arrivals on a given device.
+
+``forecast`` runs the batch recursion over explicit arrival times, batch by batch instead of event by event; ``chain``
+solves the embedded Markov chain of the greedy case, without any arrivals. ``doubts`` says when neither is to be
+believed.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Sequence
+from enum import StrEnum
+from operator import mul, sub
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from carpool.latency import ServiceTime
+    from carpool.policy import Parameters
+
+
+class Forecast(Struct, frozen=True):
+    """What to expect. Latencies in seconds over the requests served (``inf`` when none is); shares of all requests."""
+
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    p999: float
+    miss_fraction: float
+    """Requests not answered by their due time: late, or refused."""
+    shed_fraction: float
+    """Requests refused on arrival or dropped at dispatch; part of the misses."""
+    goodput: float
+    """Answers by their due time per second."""
+    throughput: float
+    """Answers per second."""
+    device_time: float
+    """Seconds with a batch in flight per request served: shared, never the sum of batch latencies."""
+    mean_batch: float
+    """Rows."""
+    utilization: float
+    """Share of the executors' time spent computing."""
+    stable: bool
+    """Whether the rate lies below what full batches can serve."""
+    requests: int
+    """Arrivals behind the forecast; 0 for a forecast in closed form."""
+
+
+class Stability(NamedTuple):
+    """Whether a rate can be kept up with."""
+
+    capacity: float
+    """Rows per second of a backlog, which is served in full batches."""
+    peak: float
+    """Rows per second at the most productive size; more than ``capacity`` where large batches cost more a row."""
+    peak_rows: int
+    utilization: float
+    """Rate over capacity; in a stable system an upper end, since batches that need not be full are no longer."""
+
+    @property
+    def stable(self) -> bool:
+        """Whether a backlog shrinks."""
+        return self.utilization < 1
+
+
+def stability(rate: float, service: ServiceTime, max_batch: int, executors: int | None = None) -> Stability:
+    """Compare a rate (rows per second) with what the device does.
+
+    A backlog is drained in batches of ``max_batch``, so that is what decides stability, not the best size below it:
+    with a superlinear t(b) and too large a cap a backlog that a smaller cap would drain never ends.
+    """
+    executors = executors or service.executors
+    table = service.table(max_batch)
+    productivity = [rows * executors / table[rows] for rows in range(1, max_batch + 1)]
+    peak = max(productivity)
+    return Stability(productivity[-1], peak, productivity.index(peak) + 1, rate / productivity[-1])
+
+
+def forecast(
+    arrivals: Sequence[float],
+    service: ServiceTime,
+    parameters: Parameters,
+    slo_target: float,
+    *,
+    shed: bool = False,
+    deadline: float = math.inf,
+    executors: int | None = None,
+    rows: Sequence[int] | None = None,
+    noise_draws: Sequence[float] | None = None,
+) -> Forecast:
+    """Forecast what happens to ``arrivals`` (seconds, ascending, at least one), all of equal key and priority.
+
+    A batch leaves at d = max(first free slot, a0, min(a0 + W, aB)): when a slot is free and it is full, or its oldest
+    has waited W = ``max_wait``, or waiting on would make its oldest later than ``slo_target``. Slots beyond
+    ``executors`` (default: the fitted ones) only queue at the device. ``shed`` refuses whom the SLO can't be kept for,
+    on arrival and at dispatch; without it that is done at ``deadline`` seconds of age. ``rows`` gives each request's
+    rows (default 1); requests larger than the cap are split. ``noise_draws`` are multipliers of service times, one a
+    batch, over and over.
+    """
+    setting = _Setting(
+        cap=parameters.max_batch,
+        wait=parameters.max_wait,
+        slots=parameters.max_in_flight,
+        passing=parameters.pass_through,
+        executors=min(executors or service.executors, parameters.max_in_flight),
+        times=service.table(parameters.max_batch),
+        slow=tuple(service.slow(size) for size in range(parameters.max_batch + 1)),
+        target=slo_target,
+        deadline=deadline,
+        shed=shed,
+        draws=noise_draws or (1.0,),
+    )
+    run = None
+    if rows is None and not shed:
+        run = _recursion(arrivals, setting)
+        if run.latencies[-1] > deadline:
+            run = None  # somebody would have been refused
+    if run is None:
+        run = _with_queue(arrivals, rows or [1] * len(arrivals), setting)
+    total_rows = sum(rows) if rows is not None else len(arrivals)
+    count, served = len(arrivals), len(run.latencies)
+    span = max(run.end, arrivals[-1]) - arrivals[0]
+    on_time = bisect_right(run.latencies, slo_target)
+    offered = max(arrivals[-1] - arrivals[0], 1e-9)
+    # Over one arrival fewer: n arrivals span n - 1 gaps.
+    rate = total_rows / count * (count - 1) / offered
+    p50, p90, p95, p99, p999 = (_quantile(run.latencies, q) for q in QUANTILES)
+    return Forecast(
+        p50=p50,
+        p90=p90,
+        p95=p95,
+        p99=p99,
+        p999=p999,
+        miss_fraction=1 - on_time / count,
+        shed_fraction=1 - served / count,
+        goodput=on_time / span,
+        throughput=served / span,
+        device_time=run.device_busy / served if served else 0.0,
+        mean_batch=run.rows / run.batches if run.batches else 0.0,
+        utilization=run.work / (setting.executors * span),
+        stable=rate < setting.cap * setting.executors / setting.times[-1],
+        requests=count,
+    )
+
+
+QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
+
+
+class _Setting(Struct, frozen=True):
+    """All that the loops below look at, besides arrivals."""
+
+    cap: int
+    wait: float
+    slots: int
+    passing: bool
+    executors: int
+    times: tuple[float, ...]
+    slow: tuple[float, ...]
+    target: float
+    deadline: float
+    shed: bool
+    draws: Sequence[float]
+
+
+class _Run(NamedTuple):
+    """What the loops below bring back; ``latencies`` ascending."""
+
+    latencies: list[float]
+    batches: int
+    rows: int
+    device_busy: float
+    work: float
+    end: float
+
+
+def _quantile(ascending: Sequence[float], q: float) -> float:
+    """Smallest value that a share ``q`` does not exceed (nearest rank); ``inf`` of nothing."""
+    return ascending[max(math.ceil(q * len(ascending)) - 1, 0)] if ascending else math.inf
+
+
+def _recursion(arrivals: Sequence[float], setting: _Setting) -> _Run:
+    """Serve requests of one row, none refused: one turn of the loop a batch."""
+    count, cap, wait, slots = len(arrivals), setting.cap, setting.wait, setting.slots
+    times, draws, executors = setting.times, setting.draws, setting.executors
+    passing = setting.passing
+    if passing:
+        cap, wait = 1, 0.0
+    # How long the oldest may wait, by rows waiting with it: W, or until it would be late.
+    patience = min(setting.target, setting.deadline)
+    holds = [min(setting.wait, patience - slow) for slow in setting.slow]
+    shortest = holds[-2] if setting.cap > 1 else setting.wait
+    # The latest finishes, ascending, one a slot: the first frees a slot, the E-th from the end an executor.
+    flight = [-math.inf] * slots
+    latencies: list[float] = []
+    batches = first = 0
+    device_busy = work = 0.0
+    busy_until = -math.inf
+    while first < count:
+        oldest = arrivals[first]
+        leave = flight[0]
+        full = first + cap
+        if wait <= 0:
+            leave = max(leave, oldest)
+        elif leave < oldest + wait:
+            if shortest >= wait:
+                due = oldest + wait
+            else:
+                # Each arrival makes the batch slower, so that it must leave earlier; nobody leaves before `shortest`.
+                riders = max(bisect_right(arrivals, oldest + shortest, first, min(full, count)) - first, 1)
+                while first + riders < count and riders < cap and arrivals[first + riders] <= oldest + holds[riders]:
+                    riders += 1
+                due = max(oldest + holds[riders], arrivals[first + riders - 1])
+            if full <= count and arrivals[full - 1] < due:
+                due = arrivals[full - 1]
+            leave = max(leave, due)
+        if passing and first + slots < count and arrivals[first + slots] < leave:
+            # More wait than are served: company costs them nothing, so passing one by one ends.
+            passing = False
+            cap, wait = setting.cap, setting.wait
+            continue
+        beyond = bisect_right(arrivals, leave, first, min(full, count))
+        start = max(leave, flight[-executors])
+        duration = times[beyond - first] * draws[batches % len(draws)]
+        finish = start + duration
+        latencies += [finish - arrival for arrival in arrivals[first:beyond]]
+        work += duration
+        if leave >= busy_until:
+            device_busy += finish - leave
+            busy_until = finish
+        elif finish > busy_until:
+            device_busy += finish - busy_until
+            busy_until = finish
+        insort(flight, finish)
+        del flight[0]
+        batches += 1
+        first = beyond
+    latencies.sort()
+    return _Run(latencies, batches, count, device_busy, work, busy_until)
+
+
+class _Waiting:
+    """A request in the queue of the loop below."""
+
+    __slots__ = ("arrival", "index", "left", "limit", "rows")
+
+    def __init__(self, index: int, arrival: float, rows: int, limit: float) -> None:
+        self.index = index
+        self.arrival = arrival
+        self.rows = rows
+        self.left = rows
+        self.limit = limit
+        """When it must be finished not to be dropped."""
+
+
+def _with_queue(arrivals: Sequence[float], rows: Sequence[int], setting: _Setting) -> _Run:
+    """Serve requests of any size, some refused: one turn of the loop an arrival or a batch."""
+    count, cap, wait, slots = len(arrivals), setting.cap, setting.wait, setting.slots
+    times, slow, draws, executors = setting.times, setting.slow, setting.draws, setting.executors
+    target, deadline, passing = setting.target, setting.deadline, setting.passing
+    patience = min(target, deadline)
+    queue: deque[_Waiting] = deque()
+    queued = 0
+    flight: list[float] = []  # finishes of batches in flight, ascending
+    finishes = [0.0] * count  # 0 for who is refused
+    batches = served_rows = upcoming = 0
+    device_busy = work = now = 0.0
+    busy_until = -math.inf
+
+    def service_start(at: float) -> float:
+        return max(at, flight[-executors]) if len(flight) >= executors else at
+
+    while True:
+        # 1. When the next batch leaves, if nothing else comes.
+        leave = math.inf
+        if queue:
+            due = -math.inf
+            if wait > 0 and queued < cap and not passing:
+                oldest = queue[0].arrival
+                due = min(oldest + wait, oldest + patience - slow[queued])
+            leave = max(now, due, flight[-slots] if len(flight) >= slots else -math.inf)
+        # 2. Something else comes: admit it, or refuse it when it is predicted late behind full batches, its own full.
+        if upcoming < count and arrivals[upcoming] <= leave:
+            now, size = arrivals[upcoming], rows[upcoming]
+            del flight[: bisect_right(flight, now)]
+            limit = math.inf
+            if queue or flight:
+                limit = now + deadline
+                if setting.shed and times[min(size, cap)] <= target:
+                    limit = now + patience
+                if queue or len(flight) >= slots:
+                    ahead = queued if passing else queued // cap
+                    batch = 1 if passing else cap
+                    expected = ahead * times[batch] / executors - (-size // cap) * times[cap]
+                else:
+                    expected = times[min(size, cap)]
+            if limit == math.inf or service_start(now) + expected <= limit:
+                queue.append(_Waiting(upcoming, now, size, limit))
+                queued += size
+                if passing and len(flight) >= slots and len(queue) > slots:
+                    passing = False
+            upcoming += 1
+            continue
+        if not queue:
+            break
+        # 3. Compose: who would be late in a batch as large as it would be stays behind.
+        now = leave
+        del flight[: bisect_right(flight, now)]
+        start = service_start(now)
+        expected_finish = start + times[1 if passing else min(queued, cap)]
+        size = 0
+        riders: list[int] = []
+        while queue and size < cap:
+            request = queue[0]
+            take = request.left
+            if request.left == request.rows and expected_finish > max(request.arrival + target, request.limit):
+                queue.popleft()
+                queued -= take
+                continue
+            if request.rows > cap:
+                take = min(take, cap - size)
+            elif size + take > cap:
+                break
+            riders.append(request.index)
+            size += take
+            queued -= take
+            request.left -= take
+            if not request.left:
+                queue.popleft()
+            if passing:
+                break
+        if not riders:
+            continue
+        # 4. Serve.
+        duration = times[size] * draws[batches % len(draws)]
+        finish = start + duration
+        for index in riders:
+            finishes[index] = max(finishes[index], finish)
+        insort(flight, finish)
+        batches += 1
+        served_rows += size
+        work += duration
+        device_busy += max(finish - max(busy_until, now), 0.0)
+        busy_until = max(busy_until, finish)
+    latencies = sorted(finish - arrival for finish, arrival in zip(finishes, arrivals, strict=True) if finish)
+    return _Run(latencies, batches, served_rows, device_busy, work, busy_until)
+
+
+def chain(rate: float, service: ServiceTime, max_batch: int, slo_target: float) -> Forecast:
+    """Solve the greedy case in closed form: Poisson arrivals of one row, no wait, one batch in flight, fixed t(b).
+
+    Of n waiting when a batch completes, b = min(n, cap) are served next (the first to come, when none waits), and n' =
+    n - b + Poisson(rate t(b)) wait after that: an embedded Markov chain, whose stationary distribution is found by
+    iteration on states cut where their mass is below 1e-8. A rider who comes during a service of t(b) waits for the
+    rest of it, uniform given the count of arrivals, then for the batch it rides in. That is exact where all who wait
+    fit into the next batch; beyond, the offsets of the riders of a batch are taken as uniform with the right mean and
+    variance, and the size of a batch further on as its mean.
+    """
+    load = stability(rate, service, max_batch, executors=1)
+    if not load.stable:
+        return Forecast(
+            p50=math.inf, p90=math.inf, p95=math.inf, p99=math.inf, p999=math.inf,
+            miss_fraction=1.0, shed_fraction=0.0, goodput=0.0, throughput=load.capacity,
+            device_time=1 / load.capacity, mean_batch=float(max_batch), utilization=1.0, stable=False, requests=0,
+        )  # fmt: skip
+    times = service.table(max_batch)
+    arriving = [_poisson(rate * time) for time in times]
+    states = _stationary(arriving, max_batch, load.utilization)
+    segments: list[_Segment] = []
+    services = batches = served = 0.0
+    for waiting, mass in enumerate(states):
+        size = min(max(waiting, 1), max_batch)
+        batches += mass
+        served += mass * size
+        services += mass * times[size]
+        _add_riders(segments, mass, times, size, max(waiting - max_batch, 0), arriving[size], rate)
+    # Who finds the device idle is served alone at once: as many as there are empty states.
+    segments.append(_Segment(times[1], 1e-9, states[0]))
+    (p50, p90, p95, p99, p999), late = _read(segments, slo_target)
+    return Forecast(
+        p50=p50,
+        p90=p90,
+        p95=p95,
+        p99=p99,
+        p999=p999,
+        miss_fraction=late,
+        shed_fraction=0.0,
+        goodput=rate * (1 - late),
+        throughput=rate,
+        device_time=services / served,
+        mean_batch=served / batches,
+        utilization=services / (services + states[0] / rate),
+        stable=True,
+        requests=0,
+    )
+
+
+_NEGLIGIBLE = 1e-9
+
+
+class _Counts(NamedTuple):
+    """A Poisson distribution where it is not negligible: probabilities of ``low``, ``low`` + 1, ..."""
+
+    low: int
+    masses: list[float]
+
+
+def _poisson(mean: float) -> _Counts:
+    """Probabilities of counts, from the mode outwards so that nothing underflows."""
+    mode = int(mean)
+    peak = math.exp(mode * math.log(mean) - mean - math.lgamma(mode + 1)) if mean > 0 else 1.0
+    above, below = [peak], []
+    count, mass = mode, peak
+    while mass > _NEGLIGIBLE:
+        count += 1
+        mass *= mean / count
+        above.append(mass)
+    count, mass = mode, peak
+    while count > 0 and mass > _NEGLIGIBLE:
+        mass *= count / mean
+        count -= 1
+        below.append(mass)
+    return _Counts(mode - len(below), below[::-1] + above)
+
+
+def _stationary(arriving: Sequence[_Counts], cap: int, utilization: float) -> list[float]:
+    """Find the distribution of who waits when a batch completes.
+
+    A backlog decays geometrically, by 1/z a row with z the root above 1 of cap ln z = rate t(cap) (z - 1).
+    """
+    # 1. Where to cut: Newton from above, where the function is concave.
+    z = 2 / utilization
+    for _ in range(40):
+        z -= (math.log(z) - utilization * (z - 1)) / (1 / z - utilization)
+    tail = math.log(1e8) / math.log(z)
+    reach = max(counts.low + len(counts.masses) for counts in arriving)
+    last = reach + cap + int(tail)
+    # 2. Columns: who comes from the states that one batch empties, by next state.
+    columns = []
+    for state in range(min(reach, last + 1)):
+        column = [0.0] * (cap + 1)
+        for waiting in range(cap + 1):
+            low, masses = arriving[max(waiting, 1)]
+            if low <= state < low + len(masses):
+                column[waiting] = masses[state - low]
+        columns.append(column)
+    # 3. Iterate. From n > cap, n' = n - cap + arrivals: a dot product over a window of states (up to cap: zeros).
+    low, masses = arriving[cap]
+    backwards, width = masses[::-1], len(masses)
+    left = max(low + width - 1 - cap, 0)
+    offset = left + cap - low - width + 1
+    before, after, missing = [0.0] * (left + cap + 1), [0.0] * cap, [0.0] * (last + 1 - len(columns))
+    states = [0.0] * (last + 1)
+    states[int(cap * utilization)] = 1.0
+    moved, turn = 1.0, 0
+    while moved > 1e-6:
+        emptied, padded = states[: cap + 1], before + states[cap + 1 :] + after
+        following = [sum(map(mul, emptied, column)) for column in columns] + missing
+        for state in range(last + 1):
+            following[state] += sum(map(mul, backwards, padded[offset + state : offset + state + width]))
+        total = sum(following)
+        following = [mass / total for mass in following]
+        before_that, moved = moved, sum(map(abs, map(sub, following, states)))
+        turn += 1
+        if turn % 8 == 0 and moved < before_that:
+            # What is left shrinks by the second eigenvalue a turn: add the rest of the geometric series (Aitken).
+            ratio = moved / before_that
+            gain = ratio / (1 - ratio)
+            following = [max(new + gain * (new - old), 0.0) for new, old in zip(following, states, strict=True)]
+        states = following
+    return states
+
+
+def _add_riders(
+    segments: list[_Segment], mass: float, times: Sequence[float], size: int, left: int, counts: _Counts, rate: float
+) -> None:
+    """Add the latencies of those who come during one service, behind ``left`` that did not fit into it."""
+    cap, time = len(times) - 1, times[size]
+    for count, probability in enumerate(counts.masses, counts.low):
+        weight = mass * probability
+        if weight * count < _NEGLIGIBLE:
+            continue
+        total = left + count
+        if total <= cap:
+            segments.append(_Segment(times[total], time, weight * count))
+            continue
+        first, ahead = 1, left // cap
+        while first <= count:
+            last = min((ahead + 1) * cap - left, count)
+            # More may still join a batch that leaves later.
+            rows = min(cap, round(total - ahead * cap + rate * ahead * times[cap]))
+            # Offsets of the first-th to last-th of `count` uniforms: order statistics, mean k/(n+1).
+            share = last - first + 1
+            middle = (first + last) / 2 / (count + 1)
+            variance = (share * share - 1) / 12 / (count + 1) ** 2 + middle * (1 - middle) / (count + 2)
+            early, late = max(middle - math.sqrt(3 * variance), 0.0), min(middle + math.sqrt(3 * variance), 1.0)
+            wait = time * (1 - late) + ahead * times[cap]
+            segments.append(_Segment(wait + times[rows], time * (late - early), weight * share))
+            first, ahead = last + 1, ahead + 1
+
+
+class _Segment(NamedTuple):
+    """Latencies uniform over [start, start + width], ``weight`` riders strong."""
+
+    start: float
+    width: float
+    weight: float
+
+
+def _read(segments: Sequence[_Segment], slo_target: float) -> tuple[list[float], float]:
+    """Read the quantiles and the share beyond the target from a mixture of segments, sweeping over their ends."""
+    turns = [(start, weight / width) for start, width, weight in segments]
+    turns += [(start + width, -weight / width) for start, width, weight in segments]
+    turns.sort()
+    total = sum(segment.weight for segment in segments)
+    wanted = [q * total for q in QUANTILES]
+    quantiles: list[float] = []
+    at = below = density = in_time = 0.0
+    for turn, change in turns:
+        until = below + density * (turn - at)
+        while len(quantiles) < len(wanted) and until >= wanted[len(quantiles)]:
+            quantiles.append(at + (wanted[len(quantiles)] - below) / density)
+        if at <= slo_target < turn:
+            in_time = below + density * (slo_target - at)
+        at, below, density = turn, until, density + change
+    if slo_target >= at:
+        in_time = total
+    return quantiles, max(1 - in_time / total, 0.0)
+
+
+class Doubt(StrEnum):
+    """Why a forecast may be wrong."""
+
+    TOO_FEW_ARRIVALS = "TooFewArrivals"
+    NEAR_SATURATION = "NearSaturation"
+    EXTRAPOLATED = "Extrapolated"
+    TOO_FEW_SAMPLES = "TooFewSamples"
+
+
+def too_few_arrivals(arrivals: int, quantile: float) -> bool:
+    """Whether fewer than ten requests are expected beyond a quantile: 1,000 arrivals carry a p99, 200 a p95."""
+    return arrivals * (1 - quantile) < 10 - 1e-9
+
+
+def near_saturation(utilization: float, seconds: float, service_seconds: float) -> bool:
+    """Whether the horizon decides the answer: close to saturation a queue takes long to settle.
+
+    Its relaxation time is about t / (1 - utilization)^2 (Kleinrock, Queueing Systems II, 2.9); ten of these must fit
+    in. Beyond 0.95 small errors of t(b) matter more than any horizon.
+    """
+    return utilization > 0.95 or seconds * (1 - utilization) ** 2 < 10 * service_seconds
+
+
+def doubts(
+    expected: Forecast, service: ServiceTime, max_batch: int, *, quantile: float = 0.99, seconds: float = math.inf
+) -> tuple[Doubt, ...]:
+    """Return every reason not to trust a forecast made over ``seconds`` of arrivals; none is a good sign."""
+    found = []
+    if expected.requests and too_few_arrivals(expected.requests, quantile):
+        found.append(Doubt.TOO_FEW_ARRIVALS)
+    if near_saturation(expected.utilization, seconds, service.time(max_batch)):
+        found.append(Doubt.NEAR_SATURATION)
+    if max_batch > service.largest_measured:
+        found.append(Doubt.EXTRAPOLATED)
+    if service.samples < 20:
+        found.append(Doubt.TOO_FEW_SAMPLES)
+    return tuple(found)
