@@ -87,7 +87,7 @@ class Tensor:
     def slice(self, start: int, stop: int) -> Buffer:
         """Rows ``start`` to ``stop`` of the data; no copy of binary data."""
         count = self.shape[0]
-        if stop - start == count:
+        if stop - start == count or not self.data:  # flat rows without elements are no text at all
             return self.data
         if self.form == "binary":
             if self.cuts is not None:
@@ -108,15 +108,12 @@ class Tensor:
             binary += buffers
             return b'%b,"shape":[%b],"parameters":{%b}}' % (self.head, shape, parameters)
         described = b',"parameters":{%b}' % parameters if parameters else b""
-        # Rows without elements are empty text in flat form.
         data = b",".join([buffer for buffer in buffers if buffer])
         return b'%b,"shape":[%b]%b,"data":[%b]}' % (self.head, shape, described, data)
 
     def _json_rows(self) -> list[Buffer]:
         count, width = self.shape[0], prod(self.shape[1:])
         text = bytes(self.data)
-        if self.form == "flat" and width == 0:
-            return [b""] * count
         leaves: list[Buffer]
         if self.form == "flat" and b'"' not in text:
             leaves = list(text.split(b","))

@@ -22,7 +22,9 @@ def test_headers_about_one_request_or_hop_are_not_in_the_key():
     assert headers.read(varying).shared == []
 
 
-@pytest.mark.parametrize("name", [b"authorization", b"cookie", b"x-tenant", b"x-forwarded-user", b"content-type", b"accept"])
+@pytest.mark.parametrize(
+    "name", [b"authorization", b"cookie", b"x-tenant", b"x-forwarded-user", b"content-type", b"accept"]
+)
 def test_every_other_header_is(name):
     one, two = headers.read([(name, b"a")]), headers.read([(name, b"b")])
     assert one.key != two.key

@@ -1,0 +1,564 @@
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool_sidecar import protocols
+from carpool_sidecar.protocols import headers, v2
+from carpool_sidecar.protocols.common import BadRequest, Ride, WrongRows
+from carpool_sidecar.protocols.tensors import WIDTHS
+
+ENDPOINT = protocols.route(b"/v2/models/m/infer")
+assert ENDPOINT is not None
+LENGTH = b"inference-header-content-length"
+
+
+def parse(body, header_length=None, lines=()):
+    lines = [
+        *lines,
+        *([(b"Inference-Header-Content-Length", b"%d" % header_length)] if header_length is not None else []),
+    ]
+    text = json.dumps(body).encode() if isinstance(body, dict) else body
+    return v2.parse(ENDPOINT, headers.read(lines), text)
+
+
+def tensor(name="x", shape=(1, 2), datatype="FP32", data=None, **fields):
+    return {
+        "name": name,
+        "shape": list(shape),
+        "datatype": datatype,
+        "data": [1.5] * prod(shape) if data is None else data,
+        **fields,
+    }
+
+
+def binary(head, *buffers):
+    """A body with binary tensors, and the length of its JSON header."""
+    text = json.dumps(head).encode()
+    return text + b"".join(buffers), len(text)
+
+
+def blob(size, name="x", shape=(1, 2), datatype="FP32", **parameters):
+    return {
+        "name": name,
+        "shape": list(shape),
+        "datatype": datatype,
+        "parameters": {"binary_data_size": size, **parameters},
+    }
+
+
+def refused(body, header_length=None):
+    with pytest.raises(BadRequest) as error:
+        parse(body, header_length)
+    assert error.value.status == 400
+    return str(error.value)
+
+
+def whole(*parsed):
+    return [Ride(one, 0, one.rows) for one in parsed]
+
+
+def taken_apart(message):
+    """The JSON object and the binary data of a message, checked against its header."""
+    body = b"".join(message.parts)
+    assert message.size == len(body)
+    length = headers.find(message.headers, LENGTH)
+    if length is None:
+        return json.loads(body), b""
+    return json.loads(body[: int(length)]), body[int(length) :]
+
+
+# --- parse
+
+
+def test_what_the_driver_needs():
+    parsed = parse(
+        {
+            "id": "42",
+            "inputs": [tensor(shape=(3, 2)), tensor("y", shape=(3,), datatype="INT32", data=[1, 2, 3])],
+            "parameters": {"timeout": 5000, "priority": 2, "binary_data_size": 7},
+        }
+    )
+    assert (parsed.rows, parsed.tokens, parsed.id, parsed.timeout_s, parsed.priority) == (3, 6, "42", 0.005, 2)
+    assert parsed.mergeable
+    assert not parsed.first_by_protocol
+
+
+def test_a_timeout_or_priority_of_zero_is_the_default():
+    parsed = parse({"inputs": [tensor()], "parameters": {"timeout": 0, "priority": 0}})
+    assert (parsed.timeout_s, parsed.priority) == (None, None)
+
+
+BASE = {"inputs": [tensor()], "outputs": [{"name": "o"}], "parameters": {"p": 1}}
+SAME = [
+    {**BASE, "id": "other"},
+    {**BASE, "parameters": {"p": 1, "timeout": 7, "priority": 1, "binary_data_size": 3}},
+    {**BASE, "inputs": [tensor(shape=(4, 2))]},
+    {**BASE, "inputs": [tensor(data=[2, 7])]},
+]
+OTHER = [
+    {"inputs": [tensor()]},
+    {**BASE, "inputs": [tensor("y")]},
+    {**BASE, "inputs": [tensor(datatype="FP64")]},
+    {**BASE, "inputs": [tensor(shape=(1, 3))]},
+    {**BASE, "inputs": [tensor(shape=(1, 2, 1))]},
+    {**BASE, "inputs": [tensor(data=[[1, 2]])]},
+    {**BASE, "inputs": [tensor(parameters={"content_type": "np"})]},
+    {**BASE, "inputs": [tensor(extra=1)]},
+    {**BASE, "inputs": [tensor(), tensor("y")]},
+    {**BASE, "inputs": [tensor("y"), tensor()]},
+    {**BASE, "outputs": [{"name": "q"}]},
+    {**BASE, "outputs": [{"name": "o", "parameters": {"binary_data": True}}]},
+    {**BASE, "parameters": {"p": 2}},
+    {**BASE, "parameters": {"p": 1, "binary_data_output": True}},
+    {**BASE, "model_version": "3"},
+]
+
+
+def test_the_key():
+    base = parse(BASE).key
+    assert {parse(body).key for body in SAME} == {base}
+    others = [parse(body).key for body in OTHER]
+    assert base not in others
+    assert len(set(others)) == len(OTHER)
+    assert parse(BASE, lines=[(b"x-tenant", b"a")]).key != base
+    assert parse(*binary({**BASE, "inputs": [blob(8)]}, bytes(8))).key != base
+    versioned = protocols.route(b"/v2/models/m/versions/1/infer")
+    assert versioned is not None
+    assert v2.parse(versioned, headers.read([]), json.dumps(BASE).encode()).key != base
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"inputs": [tensor()], "parameters": {"sequence_id": 7, "sequence_start": True}}, "sequence"),
+        ({"inputs": [tensor(), tensor("y", shape=(2, 2))]}, "unequal-rows"),
+        ({"inputs": [tensor(shape=(), data=[1])]}, "scalar"),
+        ({"inputs": [tensor(), tensor("y", shape=(), data=[1])]}, "scalar"),
+        ({"inputs": [tensor(shape=(2, 0), data=[])]}, "empty"),
+        ({"inputs": [tensor(shape=(2, 0), data=[[], []])]}, "empty"),
+        ({"inputs": [tensor(shape=(1_000_000_000, 0), data=[])]}, "empty"),
+        ({"inputs": [tensor(shape=(2, 2), data=[[1, 2, 3, 4]])]}, "nesting"),
+        ({"inputs": [tensor(shape=(2, 2), data=[[[1], [2]], [[3], [4]]])]}, "nesting"),
+        ({"inputs": [tensor(datatype="INT32", data=[1.5, 2])]}, "kinds"),
+        ({"inputs": [tensor(data=[None, 2])]}, "kinds"),
+        ({"inputs": [tensor(data=["NaN", 2])]}, "kinds"),
+        ({"inputs": [tensor(datatype="BOOL", data=[0, 1])]}, "kinds"),
+        ({"inputs": [tensor(datatype="BYTES", data=["a", 1])]}, "kinds"),
+        ({"inputs": [tensor(datatype="FP16", data=[1, 2])]}, "kinds"),
+        (
+            {"inputs": [tensor(data=[1, 2])], "outputs": [{"name": "o", "parameters": {"classification": 3}}]},
+            "classification",
+        ),
+        (
+            {"inputs": [tensor()], "outputs": [{"name": "o", "parameters": {"shared_memory_region": "r"}}]},
+            "shared-memory",
+        ),
+        (
+            {
+                "inputs": [
+                    {"name": "x", "shape": [1, 2], "datatype": "FP32", "parameters": {"shared_memory_region": "r"}}
+                ]
+            },
+            "shared-memory",
+        ),
+    ],
+)
+def test_who_rides_alone(body, reason):
+    assert parse(body).alone == reason
+
+
+def test_an_output_may_be_called_classification():
+    assert parse({"inputs": [tensor()], "outputs": [{"name": "classification"}]}).mergeable
+
+
+def test_bodies_that_are_not_read_ride_alone():
+    assert parse(b"\x1f\x8b", lines=[(b"content-encoding", b"gzip")]).alone == "encoded"
+    assert parse(b"\x00\x01\x02", 0).alone == "raw"
+    surrogate = b'{"inputs":[{"name":"x","shape":[1],"datatype":"BYTES","data":["\\ud800"]}]}'
+    assert parse(surrogate).alone == "surrogates"
+
+
+def test_the_rows_of_one_that_rides_alone_are_counted():
+    assert parse({"inputs": [tensor(shape=(3, 2)), tensor("y", shape=(2, 2))]}).rows == 3
+
+
+MISSING = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "body: JSON is empty"),
+        (b"[]", "body: expected an object, got an array"),
+        (b'{"inputs":[', "body: JSON ends before it is complete"),
+        (b'{"inputs":[{"data":[NaN]}]}', "body: JSON has no NaN"),
+        (b'{"inputs":[],"inputs":[]}', 'body: member "inputs" comes twice'),
+        (b'{"inputs":[{"name":"x","name":"y"}]}', 'inputs[0]: member "name" comes twice'),
+        (b'{"inputs":' + b"[" * 100 + b"]" * 100 + b"}", "nested deeper than 64"),
+        ({}, "inputs: missing"),
+        ({"inputs": []}, "inputs: empty"),
+        ({"inputs": {}}, "inputs: expected an array, got an object"),
+        ({"inputs": [7]}, "inputs[0]: expected an object, got a number"),
+        *(
+            ({"inputs": [{key: value for key, value in MISSING.items() if key != name}]}, f"inputs[0].{name}: missing")
+            for name in ("name", "shape", "datatype")
+        ),
+        ({"inputs": [{key: value for key, value in MISSING.items() if key != "data"}]}, "got neither"),
+        ({"inputs": [tensor(parameters={"binary_data_size": 8})]}, "got both"),
+        ({"inputs": [blob(8)]}, "inputs[0].parameters.binary_data_size: needs the header"),
+        ({"inputs": [tensor(), tensor()]}, "inputs[1].name: 'x' comes twice"),
+        ({"inputs": [{**tensor(), "name": 7}]}, "inputs[0].name: expected a string, got a number"),
+        ({"inputs": [tensor(datatype="FLOAT", data=[1, 2])]}, "inputs[0].datatype: 'FLOAT', expected one of BOOL"),
+        (
+            {"inputs": [tensor(), {**tensor("y"), "data": [1] * 5, "shape": [2, 3]}]},
+            "inputs[1].data: 5 values for shape [2, 3], expected 6",
+        ),
+        ({"inputs": [{**tensor(), "data": [[1, 2], [3]]}]}, "inputs[0].data: 3 values for shape [1, 2], expected 2"),
+        ({"inputs": [{**tensor(), "data": []}]}, "inputs[0].data: 0 values"),
+        ({"inputs": [{**tensor(), "shape": [2, 1], "data": [[1], []]}]}, "inputs[0].data: 1 values"),
+        ({"inputs": [{**tensor(), "data": [[]]}]}, "inputs[0].data: 0 values"),
+        ({"inputs": [{**tensor(), "data": {"a": 1}}]}, "inputs[0].data: expected an array, got an object"),
+        ({"inputs": [{**tensor(), "data": "ab"}]}, "inputs[0].data: expected an array, got a string"),
+        ({"inputs": [{**tensor(), "data": [{"a": 1}, 2]}]}, "inputs[0].data: expected elements of FP32, got an object"),
+        ({"inputs": [{**tensor(), "shape": [-1, 2]}]}, "inputs[0].shape: dimension -1"),
+        ({"inputs": [{**tensor(), "shape": [1.0, 2]}]}, "inputs[0].shape: expected an array of integers, got [1.0, 2]"),
+        ({"inputs": [{**tensor(), "shape": [True]}]}, "inputs[0].shape: expected an array of integers"),
+        ({"inputs": [{**tensor(), "shape": ["1"]}]}, "inputs[0].shape: expected an array of integers"),
+        ({"inputs": [{**tensor(), "shape": 2}]}, "inputs[0].shape: expected an array of integers"),
+        ({"inputs": [{**tensor(), "shape": [2**63]}]}, "inputs[0].shape: dimension 9223372036854775808"),
+        ({"inputs": [{**tensor(), "shape": [10**30]}]}, "inputs[0].shape: dimension of more than 20 digits"),
+        ({"inputs": [{**tensor(), "shape": [2**40, 2**40]}]}, "inputs[0].shape: more than 2^63-1 elements"),
+        ({"inputs": [{**tensor(), "shape": [2**40]}]}, "inputs[0].data: 2 values for shape [1099511627776]"),
+        ({"inputs": [{**tensor(), "shape": [1] * 65}]}, "inputs[0].shape: 65 dimensions"),
+        ({"inputs": [{**tensor(), "shape": [0, 2], "data": []}]}, "inputs[0].shape: [0, 2] has no rows"),
+        ({"inputs": [tensor()], "id": 7}, "id: expected a string, got a number"),
+        ({"inputs": [tensor()], "parameters": []}, "parameters: expected an object, got an array"),
+        ({"inputs": [tensor()], "parameters": {"timeout": "5"}}, "parameters.timeout: expected an integer"),
+        ({"inputs": [tensor()], "parameters": {"timeout": -5}}, "parameters.timeout: expected an integer"),
+        ({"inputs": [tensor()], "parameters": {"priority": 1.5}}, "parameters.priority: expected an integer"),
+        ({"inputs": [{**tensor(), "parameters": 3}]}, "inputs[0].parameters: expected an object, got a number"),
+    ],
+)
+def test_bad_bodies_are_named(body, message):
+    assert message in refused(body)
+
+
+ONE = {"inputs": [blob(8)]}
+
+
+@pytest.mark.parametrize(
+    ("body", "length", "message"),
+    [
+        (*binary(ONE, bytes(7)), "inputs[0]: binary data ends 1 bytes beyond the body"),
+        (*binary(ONE, bytes(9)), "binary data: 9 bytes follow the JSON header, its inputs name 8"),
+        (*binary({"inputs": [blob(7)]}, bytes(7)), "inputs[0]: 7 bytes of binary data for FP32 [1, 2], expected 8"),
+        (*binary({"inputs": [blob(-1)]}), "inputs[0].parameters.binary_data_size: expected a number of bytes, got -1"),
+        (*binary({"inputs": [blob("8")]}), "inputs[0].parameters.binary_data_size: expected a number of bytes"),
+        (*binary({"inputs": [blob(10**40)]}), "inputs[0].parameters.binary_data_size: expected a number of bytes"),
+        (*binary({"inputs": [blob(8, shape=(2**61,))]}, bytes(8)), "8 bytes of binary data for FP32"),
+        (
+            *binary({"inputs": [blob(5, shape=(1,), datatype="BYTES")]}, b"\2\0\0\0a"),
+            "1 BYTES elements take 6 bytes of binary data, got 5",
+        ),
+        (
+            *binary({"inputs": [blob(6, shape=(1,), datatype="BYTES")]}, b"\1\0\0\0ab"),
+            "1 BYTES elements take 5 bytes of binary data, got 6",
+        ),
+        (
+            *binary({"inputs": [blob(3, shape=(1,), datatype="BYTES")]}, b"\1\0\0"),
+            "3 bytes of binary data for BYTES [1]",
+        ),
+        (
+            *binary({"inputs": [blob(8, shape=(2,), datatype="BYTES")]}, b"\4\0\0\0abcd"),
+            "ends before the length of element 1",
+        ),
+        (
+            *binary({"inputs": [blob(8, shape=(2,), datatype="BYTES")]}, b"\xff\xff\xff\xffabcd"),
+            "ends before the length of element 1",
+        ),
+        (
+            *binary({"inputs": [blob(4, shape=(2**62,), datatype="BYTES")]}, bytes(4)),
+            "4 bytes of binary data for BYTES",
+        ),
+        (b"{}", 3, "Inference-Header-Content-Length: '3' for a body of 2 bytes"),
+        (b'{"inputs":[]}', 5, "JSON ends before it is complete"),
+    ],
+)
+def test_bad_binary_bodies_are_named(body, length, message):
+    assert message in refused(body, length)
+
+
+@pytest.mark.parametrize("length", [b"-1", b"x", b"1e2", b"9999999999999", b"+5", b" 5"])
+def test_a_bad_header_length_is_named(length):
+    with pytest.raises(BadRequest, match="Inference-Header-Content-Length"):
+        v2.parse(ENDPOINT, headers.read([(LENGTH, length)]), b"{}     ")
+
+
+# --- merge, split, assemble
+
+
+def test_merge_of_json():
+    one = parse(b'{"id":"a","inputs":[{"name":"x","shape":[1,2],"datatype":"FP32","data":[1.10, 1e5]}]}')
+    two = parse(
+        b'{"inputs":[{"shape":[2,2],"datatype":"FP32","name":"x","data":[ -0,2,3,4 ]}],"parameters":{"priority":1}}'
+    )
+    message = v2.merge(whole(one, two))
+    assert message.headers == []
+    assert (
+        b"".join(message.parts)
+        == b'{"inputs":[{"name":"x","datatype":"FP32","shape":[3,2],"data":[1.10, 1e5,-0,2,3,4]}]}'
+    )
+
+
+def test_merge_of_binary_copies_no_tensor():
+    bodies = [
+        binary({"id": str(row), "inputs": [blob(8), blob(1, "y", (1,), "BOOL")]}, bytes([row]) * 8, b"\1")
+        for row in range(3)
+    ]
+    message = v2.merge(whole(*[parse(*body) for body in bodies]))
+    head, data = taken_apart(message)
+    assert head == {"inputs": [blob(24, shape=(3, 2)), blob(3, "y", (3,), "BOOL")]}
+    assert data == bytes(8) + b"\1" * 8 + b"\2" * 8 + b"\1" * 3
+    assert [part.obj for part in message.parts[1:4]] == [body for body, _ in bodies]
+
+
+def test_other_members_are_sent_once():
+    body = {
+        "inputs": [tensor()],
+        "outputs": [{"name": "o"}],
+        "parameters": {"timeout": 1, "b": True},
+        "model_name": "m",
+    }
+    head, _ = taken_apart(v2.merge(whole(parse({**body, "id": "a"}), parse({**body, "id": "b"}))))
+    assert head["inputs"] == [tensor(shape=(2, 2))]
+    assert {name: value for name, value in head.items() if name != "inputs"} == {
+        "outputs": [{"name": "o"}],
+        "parameters": {"b": True},
+        "model_name": "m",
+    }
+
+
+def answer(outputs, *buffers, **fields):
+    body, length = binary({"model_name": "m", "model_version": "1", **fields, "outputs": outputs}, *buffers)
+    return ([(b"Inference-Header-Content-Length", b"%d" % length)] if buffers else []), body
+
+
+def riders(*rows, **fields):
+    return [
+        parse({"id": f"r{index}", "inputs": [tensor(shape=(count, 2))], **fields}) for index, count in enumerate(rows)
+    ]
+
+
+def test_each_rider_gets_its_rows_and_its_id():
+    parsed = riders(1, 2)
+    outputs = [blob(12, "b", (3, 2), "UINT16", p=1), tensor("a", (3, 1), "INT64", [[10], [20], [30]], extra="e")]
+    pieces = v2.split(whole(*parsed), *answer(outputs, b"aabbccddeeff", parameters={"q": 2}))
+    head, data = taken_apart(v2.assemble(parsed[1], pieces[1:]))
+    assert list(head) == ["model_name", "model_version", "parameters", "id", "outputs"]
+    assert head == {
+        "model_name": "m",
+        "model_version": "1",
+        "parameters": {"q": 2},
+        "id": "r1",
+        "outputs": [blob(8, "b", (2, 2), "UINT16", p=1), tensor("a", (2, 1), "INT64", [[20], [30]], extra="e")],
+    }
+    assert data == b"ccddeeff"
+
+
+def test_binary_answers_are_views():
+    parsed = riders(1, 2)
+    lines, body = answer([blob(24, "b", (3, 2))], bytes(range(24)))
+    pieces = v2.split(whole(*parsed), lines, body)
+    parts = v2.assemble(parsed[1], pieces[1:]).parts
+    assert isinstance(parts[1], memoryview)
+    assert parts[1].obj is body
+
+
+def test_ids():
+    body = {"inputs": [tensor()]}
+    ours, none = parse({**body, "id": 'q"'}), parse(body)
+    pieces = v2.split(whole(ours, none), *answer([tensor("o", (2,), data=[1, 2])], id="servers-own"))
+    assert taken_apart(v2.assemble(ours, pieces[:1]))[0]["id"] == 'q"'
+    assert taken_apart(v2.assemble(none, pieces[1:]))[0]["id"] == "servers-own"
+    pieces = v2.split(whole(ours, none), *answer([tensor("o", (2,), data=[1, 2])]))
+    assert "id" not in taken_apart(v2.assemble(none, pieces[1:]))[0]
+
+
+def test_strings_and_deep_rows_in_json_answers():
+    parsed = riders(1, 1)
+    outputs = [tensor("s", (2, 2), "BYTES", ["a,b", "[", "]", '"']), tensor("n", (2, 1, 2), data=[[[1, 2]], [[3, 4]]])]
+    pieces = v2.split(whole(*parsed), *answer(outputs))
+    head, _ = taken_apart(v2.assemble(parsed[1], pieces[1:]))
+    assert [output["data"] for output in head["outputs"]] == [["]", '"'], [[[3, 4]]]]
+
+
+def test_outputs_without_elements():
+    parsed = riders(1, 2)
+    outputs = [tensor("f", (3, 0), data=[]), tensor("n", (3, 0), data=[[], [], []]), blob(0, "b", (3, 0))]
+    lines, body = answer(outputs, b"")
+    pieces = v2.split(whole(*parsed), lines, body)
+    head, _ = taken_apart(v2.assemble(parsed[1], pieces[1:]))
+    assert head["outputs"] == [tensor("f", (2, 0), data=[]), tensor("n", (2, 0), data=[[], []]), blob(0, "b", (2, 0))]
+
+
+def test_a_datatype_of_the_servers_own():
+    parsed = riders(1, 1)
+    lines, body = answer([blob(12, "o", (2, 2), "FP24")], b"abcdefghijkl")
+    pieces = v2.split(whole(*parsed), lines, body)
+    assert taken_apart(v2.assemble(parsed[1], pieces[1:]))[1] == b"ghijkl"
+
+
+OUTPUT = tensor("o", (2, 2))
+
+
+@pytest.mark.parametrize(
+    ("lines", "body"),
+    [
+        answer([tensor("o", (1, 2))]),
+        answer([tensor("o", (3, 2))]),
+        answer([OUTPUT, tensor("p", (1,), data=[1])]),
+        answer([tensor("o", (), data=[1])]),
+        answer([{**OUTPUT, "data": [1, 2, 3]}]),
+        answer([{**OUTPUT, "data": [[1, 2, 3, 4]]}]),
+        answer([blob(8, "o", (2,))], bytes(7)),
+        answer([blob(7, "o", (2,), "FP24")], bytes(7)),
+        answer([OUTPUT, OUTPUT]),
+        answer([OUTPUT], parameters={"a": [1, 2]}),
+        answer([OUTPUT], trace=[["a"], ["b"]]),
+        answer([{**OUTPUT, "parameters": {"labels": ["a", "b"]}}]),
+        ([], b""),
+        ([], b"[]"),
+        ([], b'{"error":"x"}'),
+        ([], b'{"outputs":3}'),
+        ([(LENGTH, b"99")], b"{}"),
+        ([], b'{"outputs":[{"name":"o","shape":[2],"datatype":"BYTES","data":["\xff","a"]}]}'),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_refused(lines, body):
+    with pytest.raises(WrongRows):
+        v2.split(whole(*riders(1, 1)), lines, body)
+
+
+def test_a_caller_alone_gets_arrays_too():
+    (one,) = riders(2)
+    pieces = v2.split([Ride(one, 0, 1), Ride(one, 1, 2)], *answer([OUTPUT], trace=[["a"], ["b"]]))
+    assert taken_apart(v2.assemble(one, pieces))[0]["trace"] == [["a"], ["b"]]
+
+
+def test_parts_that_differ_are_refused():
+    (one,) = riders(2)
+    first = v2.split([Ride(one, 0, 1)], *answer([tensor("o", (1, 2))]))
+    second = v2.split([Ride(one, 1, 2)], *answer([tensor("o", (1, 3))]))
+    with pytest.raises(WrongRows, match="differ"):
+        v2.assemble(one, first + second)
+
+
+# --- any request, any batch, any cut
+
+
+@dataclass
+class Spec:
+    """One input of a model: what each request sends of it is drawn row by row."""
+
+    name: str
+    datatype: str
+    trailing: tuple[int, ...]
+    form: str
+
+    def rows(self, draw, count):
+        element = self._element()
+        return [[draw(element) for _ in range(prod(self.trailing))] for _ in range(count)]
+
+    def _element(self):
+        if self.form == "binary":
+            width = WIDTHS[self.datatype]
+            if width is None:
+                return st.binary(max_size=5).map(lambda data: struct.pack("<I", len(data)) + data)
+            return st.binary(min_size=width, max_size=width)
+        if self.datatype == "BOOL":
+            return st.sampled_from([b"true", b"false"])
+        if self.datatype == "BYTES":
+            return st.text(max_size=4).map(lambda text: json.dumps(text, ensure_ascii=False).encode())
+        if self.datatype.startswith("FP"):
+            return st.sampled_from([b"1.10", b"1e5", b"-0", b"12345678901234567890123", b"1e400", b"-1.50E-7", b"3"])
+        return st.sampled_from([b"0", b"-0", b"7", b"-128", b"12345678901234567890123"])
+
+    def sent(self, rows):
+        shape = b",".join(b"%d" % dim for dim in (len(rows), *self.trailing))
+        head = b'{"name":"%b","datatype":"%b","shape":[%b],' % (self.name.encode(), self.datatype.encode(), shape)
+        if self.form == "binary":
+            data = b"".join(map(b"".join, rows))
+            return head + b'"parameters":{"binary_data_size":%d}}' % len(data), data
+        return head + b'"data":[%b]}' % b",".join(self._row(row) for row in rows), b""
+
+    def _row(self, row):
+        if self.form == "flat":
+            return b",".join(row)
+        for dim in reversed(self.trailing):
+            row = [b"[" + b",".join(row[at : at + dim]) + b"]" for at in range(0, len(row), dim)]
+        return row[0]
+
+
+@st.composite
+def specs(draw):
+    chosen = []
+    for index in range(draw(st.integers(1, 3))):
+        datatype = draw(st.sampled_from(sorted(WIDTHS)))
+        forms = ["binary"] if datatype in {"FP16", "BF16"} else ["binary", "flat", "nested"]
+        trailing = tuple(draw(st.lists(st.integers(1, 3), max_size=2)))
+        chosen.append(Spec(f"x{index}", datatype, trailing, draw(st.sampled_from(forms))))
+    return chosen
+
+
+def request(chosen, tensors, identity):
+    sent = [spec.sent(rows) for spec, rows in zip(chosen, tensors, strict=True)]
+    text = b'{"id":"%d","inputs":[%b]}' % (identity, b",".join(head for head, _ in sent))
+    data = b"".join(data for _, data in sent)
+    return text + data, len(text)
+
+
+def echo(message):
+    """A model server whose outputs are its inputs, byte for byte."""
+    body = b"".join(message.parts)
+    length = headers.find(message.headers, LENGTH)
+    text = (body if length is None else body[: int(length)]).replace(b'{"inputs":', b'{"outputs":', 1)
+    data = b"" if length is None else body[int(length) :]
+    return ([] if length is None else [(LENGTH, b"%d" % len(text))]), text + data
+
+
+@given(specs(), st.data())
+def test_any_grouping_and_any_split_gives_every_caller_its_own_bytes(chosen, data):
+    counts = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    requests = [[spec.rows(data.draw, count) for spec in chosen] for count in counts]
+    any_binary = any(spec.form == "binary" for spec in chosen)
+    parsed = []
+    for index, tensors in enumerate(requests):
+        body, length = request(chosen, tensors, index)
+        parsed.append(parse(body, length if any_binary else None))
+    assert {one.alone for one in parsed} == {None}
+    assert len({one.key for one in parsed}) == 1
+    # Cut all rows, in order, into batches; a request may travel in several.
+    rows = [(index, row) for index, count in enumerate(counts) for row in range(count)]
+    pieces = [[] for _ in parsed]
+    while rows:
+        size = data.draw(st.integers(1, 5))
+        batch, rows = rows[:size], rows[size:]
+        spans = {}
+        for index, row in batch:
+            spans.setdefault(index, []).append(row)
+        rides = [Ride(parsed[index], span[0], span[-1] + 1) for index, span in spans.items()]
+        for index, piece in zip(spans, v2.split(rides, *echo(v2.merge(rides))), strict=True):
+            pieces[index].append(piece)
+    for index, tensors in enumerate(requests):
+        body, length = request(chosen, tensors, index)
+        expected = b'{"id":"%d","outputs":[' % index + body[: length - 1].partition(b'"inputs":[')[2] + b"}"
+        message = v2.assemble(parsed[index], pieces[index])
+        assert b"".join(message.parts) == expected + body[length:]
+        assert message.headers == ([(LENGTH, b"%d" % len(expected))] if any_binary else [])
