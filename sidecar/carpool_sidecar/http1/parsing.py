@@ -99,12 +99,12 @@ def parse_request_head(head: bytes) -> RequestHead:
     method, target, headers = parser.get_method(), collector.target, collector.headers
 
     # llhttp also takes HTTP/0.9, HTTP/2.0, RTSP and several spaces: the first line has to be what we would write.
-    version = len(method) + len(target) + 2
-    if head[:version] != b"%b %b " % (method, target):
+    line = b"%b %b HTTP/" % (method, target)
+    if not head.startswith(line):
         raise HttpError(400, "malformed-head", "malformed request line: want METHOD target HTTP/1.1")
-    if head[version : version + 10] not in {b"HTTP/1.1\r\n", b"HTTP/1.0\r\n"}:
+    if head[len(line) : len(line) + 5] not in {b"1.1\r\n", b"1.0\r\n"}:
         raise HttpError(505, "unknown-version", "only HTTP/1.1 and HTTP/1.0 are spoken here")
-    minor_version = head[version + 7] - ord("0")
+    minor_version = head[len(line) + 2] - ord("0")
     if method == b"CONNECT":
         raise HttpError(501, "unknown-method", "no tunnels: CONNECT is not served")
 
