@@ -1,0 +1,52 @@
+"""The ``carpool`` command: one group, each subcommand in a module of its own that is imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+from typing import NamedTuple
+
+import click
+
+
+class Entry(NamedTuple):
+    """Where a subcommand lives (its module has a ``command``), and what the group's help says of it."""
+
+    module: str
+    summary: str
+
+
+# The summaries stand here so that `carpool --help` imports none of the modules: numpy alone costs 0.1 s.
+COMMANDS = {
+    "bench": Entry("carpool_cli.bench", "Measure a server under open-loop load."),
+    "standin": Entry("carpool_cli.standin", "Serve an echo that takes as long as a given accelerator."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name and imports one when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Names in the order of the table: as one would use them."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
+        """Import a command."""
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command: click.Command = importlib.import_module(entry.module).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="carpool-serving", prog_name="carpool")
+def main() -> None:
+    """Batch requests to models, and tune the batching to a p99: requests share a ride to the GPU.
+
+    Durations carry their unit (50ms, 2s, 1m30s). Every command has an example in its --help.
+    """

@@ -1,0 +1,73 @@
+"""What the subcommands' options have in common: durations, servers, and imports that may be missing."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+import click
+
+from carpool.policy import Duration
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+class DurationType(click.ParamType[float]):
+    """Seconds, written with their unit."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's signature
+        """Read ``50ms``; a default that is a number already stays one."""
+        if isinstance(value, int | float):
+            return float(value)
+        try:
+            return float(Duration.parse(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Address(NamedTuple):
+    """A server: ``path`` is what stands before its endpoints, empty mostly."""
+
+    host: str
+    port: int
+    path: str
+
+    def __str__(self) -> str:
+        return f"http://{self.host}:{self.port}{self.path}"
+
+
+class AddressType(click.ParamType[Address]):
+    """The base URL of a server."""
+
+    name = "url"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:  # noqa: ANN401 - click's signature
+        """Read ``http://127.0.0.1:8000`` or ``127.0.0.1:8000``."""
+        url = urlsplit(value if "://" in value else f"http://{value}")
+        if url.scheme != "http" or not url.hostname or url.query or url.fragment:
+            self.fail(
+                f"{value!r} is not a server's base URL: write e.g. http://127.0.0.1:8000 (plain http)", param, ctx
+            )
+        try:
+            return Address(url.hostname, url.port or 80, url.path.rstrip("/"))
+        except ValueError as error:
+            self.fail(f"{value!r}: {error}", param, ctx)
+
+
+DURATION = DurationType()
+ADDRESS = AddressType()
+
+
+def need(module: str, extra: str) -> ModuleType:
+    """Import a module that an extra brings.
+
+    Raises ``click.ClickException`` naming the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise click.ClickException(f"this needs {module}: pip install 'carpool-serving[{extra}]'") from None

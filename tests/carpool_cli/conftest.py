@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from click.testing import CliRunner
+
+from carpool_cli.main import main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from click.testing import Result
+
+TINY = {"name": "tiny", "source": "synthetic", "executors": 2, "rows": [1, 64], "seconds": [0.0002, 0.0005]}
+
+
+@contextmanager
+def standin(profile: Path, *options: str) -> Iterator[str]:
+    """A standin in a process of its own; its base URL."""
+    process = subprocess.Popen(  # noqa: S603 - our own command
+        [sys.executable, "-m", "carpool_cli", "standin", "--profile", str(profile), "--port", "0", *options],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = process.stdout.readline()
+        assert " at http://" in line, "the standin did not start"
+        yield line.split(" at ")[1].strip()
+    finally:
+        process.terminate()
+        process.stdout.close()
+        assert process.wait(30) == 0
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("profiles") / "tiny.json"
+    path.write_text(json.dumps(TINY))
+    return path
+
+
+@pytest.fixture(scope="session")
+def echo(tiny) -> Iterator[str]:
+    with standin(tiny) as url:
+        yield url
+
+
+@pytest.fixture
+def nasty(tiny) -> Callable[..., object]:
+    return lambda *options: standin(tiny, *options)
+
+
+@pytest.fixture
+def carpool() -> Callable[..., Result]:
+    def run(*arguments: object) -> Result:
+        result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+        # A traceback would show here as an exception that is not click's own exit.
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+        return result
+
+    return run
