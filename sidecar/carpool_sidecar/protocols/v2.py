@@ -76,7 +76,7 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer) -> Parsed[Request | No
         return _alone(endpoint, facts, body, "raw")  # Triton's raw binary request: the body is the only input's data
     try:
         # 1. The JSON header, and the binary data after it
-        fields, tail = _message("body", facts.header_length, body)
+        fields, tail = _message(facts.header_length, body)
         if "inputs" not in fields:
             raise BadRequest("inputs: missing")
         inputs = tensors.parse("inputs", fields.pop("inputs"), tail)
@@ -123,7 +123,7 @@ def split(rides: Sequence[Ride], headers: Headers, body: Buffer) -> list[Piece]:
     """Check that each output has the batch's rows in dim 0, and share them out."""
     total = total_rows(rides)
     try:
-        fields, tail = _message("answer", find(headers, HEADER_LENGTH) or b"", body)
+        fields, tail = _message(find(headers, HEADER_LENGTH) or b"", body)
         if "outputs" not in fields:
             raise WrongRows("answer has no `outputs`", reason="malformed")
         outputs = tensors.parse("outputs", fields.pop("outputs"), tail, any_datatype=True)
@@ -164,7 +164,7 @@ def _written(before: list[bytes], described: list[tuple[Tensor, list[Buffer]]], 
     return Message([(HEADER_LENGTH, b"%d" % len(text))] if has_binary else [], [text, *binary])
 
 
-def _message(where: str, header_length: bytes, body: Buffer) -> tuple[dict[str, bytes], memoryview | None]:
+def _message(header_length: bytes, body: Buffer) -> tuple[dict[str, bytes], memoryview | None]:
     """Take a message apart: the members of its JSON object, and what follows if ``header_length`` says where."""
     text, tail = bytes(body), None
     if header_length:
@@ -173,8 +173,8 @@ def _message(where: str, header_length: bytes, body: Buffer) -> tuple[dict[str, 
             raise json_scan.Malformed(f"Inference-Header-Content-Length: {shown!r} for a body of {len(body)} bytes")
         view = memoryview(body)
         text, tail = bytes(view[: int(header_length)]), view[int(header_length) :]
-    json_scan.check_text(text, where)
-    return json_scan.members(text, where), tail
+    json_scan.check_text(text, "body")
+    return json_scan.members(text, "body"), tail
 
 
 def _why_alone(inputs: list[Tensor], parameters: dict[str, bytes], outputs: bytes | None) -> str | None:
