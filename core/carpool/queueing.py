@@ -1,8 +1,7 @@
 """Fast forecasts of latency and goodput: what parameters would do to given arrivals on a given device.
 
-``forecast`` runs the batch recursion over explicit arrival times, batch by batch instead of event by event; ``chain``
-solves the embedded Markov chain of the greedy case, without any arrivals. ``doubts`` says when neither is to be
-believed.
+``forecast`` runs the batch recursion over explicit arrival times, batch by batch instead of event by event, about a
+million requests a second. ``doubts`` says when a forecast is not to be believed.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
-from operator import mul, sub
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
@@ -117,8 +115,9 @@ def forecast(
     run = None
     if rows is None and not shed:
         run = _recursion(arrivals, setting)
-        if run.latencies[-1] > deadline:
-            run = None  # somebody would have been refused
+        # Who is refused is predicted late behind full batches: at most two of these more than it would take.
+        if run.latencies[-1] + 2 * setting.times[-1] > deadline:
+            run = None
     if run is None:
         run = _with_queue(arrivals, rows or [1] * len(arrivals), setting)
     total_rows = sum(rows) if rows is not None else len(arrivals)
@@ -201,10 +200,11 @@ def _recursion(arrivals: Sequence[float], setting: _Setting) -> _Run:
     busy_until = -math.inf
     while first < count:
         oldest = arrivals[first]
-        leave = flight[0]
+        leave = due = flight[0]
         full = first + cap
+        riders = 0  # 0: whoever has come when it leaves
         if wait <= 0:
-            leave = max(leave, oldest)
+            due, riders = oldest, 1
         elif leave < oldest + wait:
             if shortest >= wait:
                 due = oldest + wait
@@ -215,14 +215,15 @@ def _recursion(arrivals: Sequence[float], setting: _Setting) -> _Run:
                     riders += 1
                 due = max(oldest + holds[riders], arrivals[first + riders - 1])
             if full <= count and arrivals[full - 1] < due:
-                due = arrivals[full - 1]
-            leave = max(leave, due)
+                due, riders = arrivals[full - 1], cap
+        leave = max(leave, due)
         if passing and first + slots < count and arrivals[first + slots] < leave:
             # More wait than are served: company costs them nothing, so passing one by one ends.
             passing = False
             cap, wait = setting.cap, setting.wait
             continue
-        beyond = bisect_right(arrivals, leave, first, min(full, count))
+        # Who comes at the very moment a batch leaves for another reason misses it.
+        beyond = first + riders if riders and leave == due else bisect_right(arrivals, leave, first, min(full, count))
         start = max(leave, flight[-executors])
         duration = times[beyond - first] * draws[batches % len(draws)]
         finish = start + duration
@@ -283,7 +284,7 @@ def _with_queue(arrivals: Sequence[float], rows: Sequence[int], setting: _Settin
                 due = min(oldest + wait, oldest + patience - slow[queued])
             leave = max(now, due, flight[-slots] if len(flight) >= slots else -math.inf)
         # 2. Something else comes: admit it, or refuse it when it is predicted late behind full batches, its own full.
-        if upcoming < count and arrivals[upcoming] <= leave:
+        if upcoming < count and (arrivals[upcoming] < leave or arrivals[upcoming] == leave > now):
             now, size = arrivals[upcoming], rows[upcoming]
             del flight[: bisect_right(flight, now)]
             limit = math.inf
@@ -347,188 +348,6 @@ def _with_queue(arrivals: Sequence[float], rows: Sequence[int], setting: _Settin
         busy_until = max(busy_until, finish)
     latencies = sorted(finish - arrival for finish, arrival in zip(finishes, arrivals, strict=True) if finish)
     return _Run(latencies, batches, served_rows, device_busy, work, busy_until)
-
-
-def chain(rate: float, service: ServiceTime, max_batch: int, slo_target: float) -> Forecast:
-    """Solve the greedy case in closed form: Poisson arrivals of one row, no wait, one batch in flight, fixed t(b).
-
-    Of n waiting when a batch completes, b = min(n, cap) are served next (the first to come, when none waits), and n' =
-    n - b + Poisson(rate t(b)) wait after that: an embedded Markov chain, whose stationary distribution is found by
-    iteration on states cut where their mass is below 1e-8. A rider who comes during a service of t(b) waits for the
-    rest of it, uniform given the count of arrivals, then for the batch it rides in. That is exact where all who wait
-    fit into the next batch; beyond, the offsets of the riders of a batch are taken as uniform with the right mean and
-    variance, and the size of a batch further on as its mean.
-    """
-    load = stability(rate, service, max_batch, executors=1)
-    if not load.stable:
-        return Forecast(
-            p50=math.inf, p90=math.inf, p95=math.inf, p99=math.inf, p999=math.inf,
-            miss_fraction=1.0, shed_fraction=0.0, goodput=0.0, throughput=load.capacity,
-            device_time=1 / load.capacity, mean_batch=float(max_batch), utilization=1.0, stable=False, requests=0,
-        )  # fmt: skip
-    times = service.table(max_batch)
-    arriving = [_poisson(rate * time) for time in times]
-    states = _stationary(arriving, max_batch, load.utilization)
-    segments: list[_Segment] = []
-    services = batches = served = 0.0
-    for waiting, mass in enumerate(states):
-        size = min(max(waiting, 1), max_batch)
-        batches += mass
-        served += mass * size
-        services += mass * times[size]
-        _add_riders(segments, mass, times, size, max(waiting - max_batch, 0), arriving[size], rate)
-    # Who finds the device idle is served alone at once: as many as there are empty states.
-    segments.append(_Segment(times[1], 1e-9, states[0]))
-    (p50, p90, p95, p99, p999), late = _read(segments, slo_target)
-    return Forecast(
-        p50=p50,
-        p90=p90,
-        p95=p95,
-        p99=p99,
-        p999=p999,
-        miss_fraction=late,
-        shed_fraction=0.0,
-        goodput=rate * (1 - late),
-        throughput=rate,
-        device_time=services / served,
-        mean_batch=served / batches,
-        utilization=services / (services + states[0] / rate),
-        stable=True,
-        requests=0,
-    )
-
-
-_NEGLIGIBLE = 1e-9
-
-
-class _Counts(NamedTuple):
-    """A Poisson distribution where it is not negligible: probabilities of ``low``, ``low`` + 1, ..."""
-
-    low: int
-    masses: list[float]
-
-
-def _poisson(mean: float) -> _Counts:
-    """Probabilities of counts, from the mode outwards so that nothing underflows."""
-    mode = int(mean)
-    peak = math.exp(mode * math.log(mean) - mean - math.lgamma(mode + 1)) if mean > 0 else 1.0
-    above, below = [peak], []
-    count, mass = mode, peak
-    while mass > _NEGLIGIBLE:
-        count += 1
-        mass *= mean / count
-        above.append(mass)
-    count, mass = mode, peak
-    while count > 0 and mass > _NEGLIGIBLE:
-        mass *= count / mean
-        count -= 1
-        below.append(mass)
-    return _Counts(mode - len(below), below[::-1] + above)
-
-
-def _stationary(arriving: Sequence[_Counts], cap: int, utilization: float) -> list[float]:
-    """Find the distribution of who waits when a batch completes.
-
-    A backlog decays geometrically, by 1/z a row with z the root above 1 of cap ln z = rate t(cap) (z - 1).
-    """
-    # 1. Where to cut: Newton from above, where the function is concave.
-    z = 2 / utilization
-    for _ in range(40):
-        z -= (math.log(z) - utilization * (z - 1)) / (1 / z - utilization)
-    tail = math.log(1e8) / math.log(z)
-    reach = max(counts.low + len(counts.masses) for counts in arriving)
-    last = reach + cap + int(tail)
-    # 2. Columns: who comes from the states that one batch empties, by next state.
-    columns = []
-    for state in range(min(reach, last + 1)):
-        column = [0.0] * (cap + 1)
-        for waiting in range(cap + 1):
-            low, masses = arriving[max(waiting, 1)]
-            if low <= state < low + len(masses):
-                column[waiting] = masses[state - low]
-        columns.append(column)
-    # 3. Iterate. From n > cap, n' = n - cap + arrivals: a dot product over a window of states (up to cap: zeros).
-    low, masses = arriving[cap]
-    backwards, width = masses[::-1], len(masses)
-    left = max(low + width - 1 - cap, 0)
-    offset = left + cap - low - width + 1
-    before, after, missing = [0.0] * (left + cap + 1), [0.0] * cap, [0.0] * (last + 1 - len(columns))
-    states = [0.0] * (last + 1)
-    states[int(cap * utilization)] = 1.0
-    moved, turn = 1.0, 0
-    while moved > 1e-6:
-        emptied, padded = states[: cap + 1], before + states[cap + 1 :] + after
-        following = [sum(map(mul, emptied, column)) for column in columns] + missing
-        for state in range(last + 1):
-            following[state] += sum(map(mul, backwards, padded[offset + state : offset + state + width]))
-        total = sum(following)
-        following = [mass / total for mass in following]
-        before_that, moved = moved, sum(map(abs, map(sub, following, states)))
-        turn += 1
-        if turn % 8 == 0 and moved < before_that:
-            # What is left shrinks by the second eigenvalue a turn: add the rest of the geometric series (Aitken).
-            ratio = moved / before_that
-            gain = ratio / (1 - ratio)
-            following = [max(new + gain * (new - old), 0.0) for new, old in zip(following, states, strict=True)]
-        states = following
-    return states
-
-
-def _add_riders(
-    segments: list[_Segment], mass: float, times: Sequence[float], size: int, left: int, counts: _Counts, rate: float
-) -> None:
-    """Add the latencies of those who come during one service, behind ``left`` that did not fit into it."""
-    cap, time = len(times) - 1, times[size]
-    for count, probability in enumerate(counts.masses, counts.low):
-        weight = mass * probability
-        if weight * count < _NEGLIGIBLE:
-            continue
-        total = left + count
-        if total <= cap:
-            segments.append(_Segment(times[total], time, weight * count))
-            continue
-        first, ahead = 1, left // cap
-        while first <= count:
-            last = min((ahead + 1) * cap - left, count)
-            # More may still join a batch that leaves later.
-            rows = min(cap, round(total - ahead * cap + rate * ahead * times[cap]))
-            # Offsets of the first-th to last-th of `count` uniforms: order statistics, mean k/(n+1).
-            share = last - first + 1
-            middle = (first + last) / 2 / (count + 1)
-            variance = (share * share - 1) / 12 / (count + 1) ** 2 + middle * (1 - middle) / (count + 2)
-            early, late = max(middle - math.sqrt(3 * variance), 0.0), min(middle + math.sqrt(3 * variance), 1.0)
-            wait = time * (1 - late) + ahead * times[cap]
-            segments.append(_Segment(wait + times[rows], time * (late - early), weight * share))
-            first, ahead = last + 1, ahead + 1
-
-
-class _Segment(NamedTuple):
-    """Latencies uniform over [start, start + width], ``weight`` riders strong."""
-
-    start: float
-    width: float
-    weight: float
-
-
-def _read(segments: Sequence[_Segment], slo_target: float) -> tuple[list[float], float]:
-    """Read the quantiles and the share beyond the target from a mixture of segments, sweeping over their ends."""
-    turns = [(start, weight / width) for start, width, weight in segments]
-    turns += [(start + width, -weight / width) for start, width, weight in segments]
-    turns.sort()
-    total = sum(segment.weight for segment in segments)
-    wanted = [q * total for q in QUANTILES]
-    quantiles: list[float] = []
-    at = below = density = in_time = 0.0
-    for turn, change in turns:
-        until = below + density * (turn - at)
-        while len(quantiles) < len(wanted) and until >= wanted[len(quantiles)]:
-            quantiles.append(at + (wanted[len(quantiles)] - below) / density)
-        if at <= slo_target < turn:
-            in_time = below + density * (slo_target - at)
-        at, below, density = turn, until, density + change
-    if slo_target >= at:
-        in_time = total
-    return quantiles, max(1 - in_time / total, 0.0)
 
 
 class Doubt(StrEnum):
