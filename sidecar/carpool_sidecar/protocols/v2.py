@@ -142,8 +142,7 @@ def split(rides: Sequence[Ride], headers: Headers, body: Buffer) -> list[Piece]:
 def assemble(parsed: Parsed[Request], pieces: Sequence[Piece]) -> Message:
     """Put together the answer to one request, with its own ``id``; outputs in the server's order and form."""
     first: Answer = pieces[0].answer
-    keys = [tensor.key for tensor in first.outputs]
-    if any([tensor.key for tensor in piece.answer.outputs] != keys for piece in pieces[1:]):
+    if len(pieces) > 1 and len({tuple(tensor.key for tensor in piece.answer.outputs) for piece in pieces}) > 1:
         raise WrongRows("answers to the parts of one request differ in their outputs", reason="parts")
     outputs = [
         (tensor, [piece.answer.outputs[index].slice(piece.start, piece.stop) for piece in pieces])
@@ -166,13 +165,14 @@ def _written(before: list[bytes], described: list[tuple[Tensor, list[Buffer]]], 
 
 def _message(header_length: bytes, body: Buffer) -> tuple[dict[str, bytes], memoryview | None]:
     """Take a message apart: the members of its JSON object, and what follows if ``header_length`` says where."""
-    text, tail = bytes(body), None
+    tail: memoryview | None = None
     if header_length:
         if not _LENGTH.fullmatch(header_length) or int(header_length) > len(body):
             shown = header_length[:40].decode("latin-1")
             raise json_scan.Malformed(f"Inference-Header-Content-Length: {shown!r} for a body of {len(body)} bytes")
-        view = memoryview(body)
-        text, tail = bytes(view[: int(header_length)]), view[int(header_length) :]
+        body = memoryview(body)
+        body, tail = body[: int(header_length)], body[int(header_length) :]
+    text = bytes(body)
     json_scan.check_text(text, "body")
     return json_scan.members(text, "body"), tail
 
