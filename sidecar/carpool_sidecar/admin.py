@@ -1,0 +1,220 @@
+"""The admin port: probes, metrics, what is going on and why, drain, and signed changes."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+import msgspec
+
+from carpool.policy import PolicyError, to_plain
+from carpool_sidecar.http1.messages import find
+from carpool_sidecar.metrics import Exposition
+from carpool_sidecar.signing import Unsigned, read_change
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.parsing import HttpError
+    from carpool_sidecar.sidecar import Sidecar
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+JSON = [(b"content-type", b"application/json")]
+TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
+
+
+class AdminApp:
+    """What the admin port's server calls.
+
+    Probes and metrics are open. All else takes ``Authorization: Bearer <key>`` where a key is configured; without one
+    it is served only where the port is ``local``, on a loopback address.
+    """
+
+    def __init__(self, sidecar: Sidecar, key: str | None, *, local: bool) -> None:
+        self._sidecar = sidecar
+        self._key = key
+        self._local = local
+        self._exposition: Exposition | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self._open: dict[tuple[bytes, bytes], Callable[[Exchange], None]] = {
+            (b"GET", b"/metrics"): self._metrics,
+            (b"GET", b"/livez"): self._live,
+            (b"GET", b"/readyz"): self._ready,
+            (b"GET", b"/startupz"): self._live,
+        }
+        self._closed: dict[tuple[bytes, bytes], Callable[[Exchange], None]] = {
+            (b"GET", b"/drain"): self._drain,  # a preStop hook can only GET
+            (b"POST", b"/drain"): self._drain,
+            (b"GET", b"/v1/config"): self._config,
+            (b"PUT", b"/v1/config"): self._change,
+            (b"GET", b"/v1/stats"): self._stats,
+            (b"GET", b"/v1/explain"): self._explain,
+        }
+
+    def head(self, exchange: Exchange) -> None:
+        """Buffer the body, which is small or absent."""
+
+    def request(self, exchange: Exchange) -> None:
+        """Answer."""
+        method = b"GET" if exchange.method == b"HEAD" else exchange.method
+        route = (method, exchange.path)
+        if (handle := self._open.get(route)) is not None:
+            handle(exchange)
+        elif (handle := self._closed.get(route)) is not None:
+            if self._admits(exchange):
+                handle(exchange)
+        elif exchange.path in {path for _, path in (*self._open, *self._closed)}:
+            exchange.fail(405, "method", f"{exchange.path.decode('latin-1')} does not take this method")
+        else:
+            paths = sorted({path.decode() for _, path in (*self._open, *self._closed)})
+            exchange.fail(404, "path", f"the admin port serves {', '.join(paths)}")
+
+    def sent(self, exchange: Exchange) -> None:
+        """Nothing is left to do."""
+
+    def disconnected(self, exchange: Exchange) -> None:
+        """Nothing was begun that has to be undone."""
+
+    def refused(self, error: HttpError) -> None:
+        """Nothing was begun."""
+
+    def _admits(self, exchange: Exchange) -> bool:
+        if self._key is not None:
+            given = find(exchange.headers, b"authorization") or b""
+            if hmac.compare_digest(given, b"Bearer " + self._key.encode()):
+                return True
+            exchange.fail(
+                401, "key", "send the admin key: Authorization: Bearer ...", [(b"www-authenticate", b"Bearer")]
+            )
+            return False
+        if self._local:
+            return True
+        exchange.fail(403, "key", "without apiKeyFile this is served on loopback addresses only: set one, or admin")
+        return False
+
+    # Open
+
+    def _metrics(self, exchange: Exchange) -> None:
+        if self._exposition is None:
+            self._exposition = Exposition(self._sidecar)
+        exchange.respond(200, [(b"content-type", self._exposition.content_type)], self._exposition.text())
+
+    def _live(self, exchange: Exchange) -> None:
+        exchange.respond(200, TEXT, b"ok\n")
+
+    def _ready(self, exchange: Exchange) -> None:
+        sidecar = self._sidecar
+        reason = "draining" if sidecar.draining else sidecar.health.reason
+        exchange.respond(200 if sidecar.ready else 503, TEXT, reason.encode() + b"\n")
+
+    # Closed
+
+    def _drain(self, exchange: Exchange) -> None:
+        """Answer once nothing is left to lose: a preStop hook holds the model's container up until then."""
+
+        def drained(_: asyncio.Task[None]) -> None:
+            exchange.respond(200, TEXT, b"drained\n")
+
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._sidecar.drain())
+        self._draining.add_done_callback(drained)
+
+    def _config(self, exchange: Exchange) -> None:
+        sidecar = self._sidecar
+        _respond(
+            exchange,
+            {
+                "generation": sidecar.generation,
+                "error": None if sidecar.file is None else sidecar.file.error,
+                "tuned": sidecar.control.tunes,
+                "parameters": {lane.name: to_plain(lane.parameters) for lane in sidecar.batcher.lanes()},
+                "config": to_plain(sidecar.config),
+            },
+        )
+
+    def _change(self, exchange: Exchange) -> None:
+        sidecar = self._sidecar
+        if sidecar.config.public_key is None:
+            exchange.fail(403, "read-only", "no publicKey is configured: change the configuration file instead")
+            return
+        try:
+            change = read_change(
+                exchange.body,
+                find(exchange.headers, b"x-carpool-signature") or b"",
+                public_key=sidecar.config.public_key,
+                target=sidecar.config.target,
+                generation=sidecar.generation,
+            )
+        except Unsigned as error:
+            exchange.fail(403, "signature", str(error))
+        except PolicyError as error:
+            exchange.fail(400, "change", str(error))
+        else:
+            sidecar.change(change)
+            _respond(exchange, {"generation": sidecar.generation})
+
+    def _stats(self, exchange: Exchange) -> None:
+        """Everything counted, and the state of each lane; ``?arrivals=N`` adds the last N arrivals of each model."""
+        sidecar, batcher = self._sidecar, self._sidecar.batcher
+        text = parse_qs(exchange.query.decode("latin-1")).get("arrivals", ["0"])[-1]
+        count = int(text) if text.isdigit() else 0
+        now = sidecar.clock()
+        _respond(
+            exchange,
+            {
+                "stats": batcher.stats(now),
+                "uptimeSeconds": now - sidecar.started_at,
+                "ready": sidecar.ready,
+                "readiness": "draining" if sidecar.draining else sidecar.health.reason,
+                "generation": sidecar.generation,
+                "sloSeconds": sidecar.driver.due,
+                "queue": {
+                    "rows": batcher.queued_rows,
+                    "bytes": batcher.queued_bytes,
+                    "inFlight": batcher.in_flight,
+                    "slots": batcher.slots,
+                },
+                "lanes": {
+                    lane.name: {
+                        "parameters": to_plain(lane.parameters),
+                        "passThrough": lane.passing,
+                        "queuedRequests": lane.queued,
+                        "cap": lane.cap,
+                        "ceiling": lane.ceiling,
+                        "quarantined": lane.quarantined,
+                        "serviceSeconds": None if lane.estimate is None else lane.estimate.times,
+                        "executors": None if lane.estimate is None else lane.estimate.executors,
+                        "arrivals": list(lane.counters.recent)[-count:] if count else [],
+                    }
+                    for lane in batcher.lanes()
+                },
+                "models": [
+                    {
+                        "name": entry.model,
+                        "version": entry.version,
+                        "lane": entry.lane,
+                        "merges": entry.alone is None,
+                        "maxBatch": entry.max_batch,
+                        "axis": entry.reason,
+                    }
+                    for entry in sidecar.models
+                ],
+                "alone": [
+                    {"model": model, "reason": reason, "requests": requests}
+                    for (model, reason), requests in sidecar.driver.alone.items()
+                ],
+                "stalls": {"count": sidecar.stalls.count, "seconds": sidecar.stalls.total},
+            },
+        )
+
+    def _explain(self, exchange: Exchange) -> None:
+        control = self._sidecar.control
+        _respond(exchange, {"tuned": control.tunes, "tunerPid": control.link.pid, "decisions": list(control.decisions)})
+
+
+def _respond(exchange: Exchange, plain: dict[str, Any]) -> None:
+    exchange.respond(200, JSON, msgspec.json.encode(plain, enc_hook=str) + b"\n")

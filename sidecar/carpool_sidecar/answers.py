@@ -1,0 +1,63 @@
+"""What callers are told: which of an answer's headers a batch shares, and how refusals and faults read. Pure."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.riding import Refused
+from carpool_sidecar.http1.messages import forwardable
+
+if TYPE_CHECKING:
+    from carpool_sidecar.http1.messages import Headers
+
+OF_ONE_BODY = frozenset(
+    {
+        b"inference-header-content-length",
+        b"etag",
+        b"last-modified",
+        b"content-md5",
+        b"content-digest",
+        b"digest",
+        b"repr-digest",
+        b"accept-ranges",
+        # About one caller: among the riders of a batch it would be somebody else's.
+        b"set-cookie",
+        b"x-request-id",
+        b"request-id",
+        b"x-correlation-id",
+    }
+)
+"""Names (lower case) of an answer's headers that its riders can't share."""
+
+UNRESOLVED = (b"x-carpool-fault", b"unresolved")
+"""Marks an error that may be another rider's: the budget for finding the culprit was spent."""
+
+REFUSALS = {
+    Refused.QUEUE_FULL: (429, "the queue is full: raise admission.maxQueuedRows or maxQueuedBytes, or add replicas"),
+    Refused.LATE: (503, "predicted to miss the time it must meet: send less at a time, or add replicas"),
+    Refused.EXPIRED: (504, "its deadline passed before the model had answered"),
+    Refused.DRAINING: (503, "this replica is shutting down: try another one"),
+}
+"""Status and words for each reason to refuse service."""
+
+FAILURES = {"refused": 503, "timeout": 504}
+"""Status by kind of failure of the upstream; 502 for any other."""
+
+
+class UpstreamAnswer(NamedTuple):
+    """An upstream's answer, as it came."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+def shareable(headers: Headers) -> Headers:
+    """Return those of a batch's answer headers that every rider may get."""
+    return [field for field in forwardable(headers) if field[0].lower() not in OF_ONE_BODY]
+
+
+def retry_after(seconds: float) -> tuple[bytes, bytes]:
+    """Return the header that says when to try again: whole seconds, at least one (RFC 9110, 10.2.3)."""
+    return (b"retry-after", b"%d" % max(1, ceil(seconds)))

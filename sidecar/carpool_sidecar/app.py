@@ -1,0 +1,71 @@
+"""The data port: inference is buffered and batched, everything else is passed on as it comes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from carpool_sidecar.driver import Rider
+from carpool_sidecar.protocols import route
+from carpool_sidecar.protocols.common import Endpoint
+
+if TYPE_CHECKING:
+    from carpool_sidecar.backends.base import Backend
+    from carpool_sidecar.driver import Driver
+    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.parsing import HttpError
+    from carpool_sidecar.models import ModelTable
+
+FORWARDED = "other"
+"""The protocol, in metrics, of what is passed on untouched."""
+
+_route = lru_cache(1024)(route)  # callers ask for few targets; decoding one costs 2 us
+
+
+class DataApp:
+    """What the data port's server calls."""
+
+    def __init__(self, driver: Driver, backend: Backend, models: ModelTable, max_body: int) -> None:
+        self._driver = driver
+        self._backend = backend
+        self._models = models
+        self._max_body = max_body
+
+    def head(self, exchange: Exchange) -> None:
+        """Tell inference from the rest."""
+        endpoint = _route(exchange.target) if exchange.method == b"POST" else None
+        if endpoint is not None:
+            exchange.context = endpoint
+            exchange.buffer(self._max_body)
+        else:
+            exchange.context = self._backend.forward(exchange)
+            exchange.context.begin()
+
+    def request(self, exchange: Exchange) -> None:
+        """Take a request whose body is complete."""
+        if isinstance(exchange.context, Endpoint):
+            self._driver.infer(exchange, exchange.context)
+        else:
+            exchange.context.request()
+
+    def sent(self, exchange: Exchange) -> None:
+        """Count an answer."""
+        context = exchange.context
+        if isinstance(context, Rider):
+            self._driver.sent(exchange)
+        elif isinstance(context, Endpoint):  # refused before it could ride: malformed, too large, too slow
+            self._driver.count(self._models.label(context.model), context.protocol, exchange.status)
+        else:
+            self._driver.count("", FORWARDED, exchange.status)
+
+    def disconnected(self, exchange: Exchange) -> None:
+        """Stop working for a caller who left."""
+        context = exchange.context
+        if isinstance(context, Rider):
+            self._driver.disconnected(context)
+        elif not isinstance(context, Endpoint):
+            context.cancel()
+
+    def refused(self, error: HttpError) -> None:
+        """Count what was no HTTP."""
+        self._driver.count("", FORWARDED, error.status)

@@ -1,0 +1,61 @@
+"""What serves the models: the port that the driver sends batches through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from carpool_sidecar.http1.calls import Receiver
+    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.messages import Body, Headers
+
+
+class Call(Protocol):
+    """One call under way."""
+
+    def cancel(self) -> None:
+        """Give it up: its receiver hears nothing more. Ignored once it is over."""
+
+
+class Forward(Protocol):
+    """An exchange that is no inference, on its way."""
+
+    def begin(self) -> None:
+        """Choose how its body is read (in ``Application.head``)."""
+
+    def request(self) -> None:
+        """Go on with a body that was read whole (in ``Application.request``)."""
+
+    def cancel(self) -> None:
+        """Give it up (in ``Application.disconnected``)."""
+
+
+class Document(NamedTuple):
+    """An answer to a question of the sidecar's own.
+
+    ``status`` is 0 where there was none: ``reachable`` says whether somebody was there, too slow, or nobody at all.
+    """
+
+    status: int
+    body: bytes = b""
+    reachable: bool = True
+
+
+class Backend(Protocol):
+    """A model server, beside this process or inside it."""
+
+    def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver) -> Call:
+        """Post a request for inference; framing is among the headers. Never blocks, never raises."""
+
+    def forward(self, exchange: Exchange) -> Forward:
+        """Pass on anything else."""
+
+    @property
+    def readiness(self) -> bytes:
+        """The target that answers 200 when the models can be served."""
+
+    async def ask(self, target: bytes) -> Document:
+        """Get a document about the server or a model."""
+
+    async def close(self) -> None:
+        """Let go of everything."""

@@ -1,0 +1,176 @@
+"""The sidecar's one file: YAML or JSON of the policy's types, validated whole, errors naming the field and the fix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta, field
+
+from carpool.policy import BatchingPolicy, Camel, Duration, Parameters, PolicyError, Quantity, from_plain
+
+EVERY_MODEL = "*"
+"""In ``parameters``: those of every model that is not named itself."""
+
+
+class Upstream(Camel, frozen=True):
+    """The model server beside this process: ``http://host:port`` or ``unix:/path``.
+
+    ``timeout``: how long it may be silent. ``retry``: send a batch once more whose connection died before any byte of
+    an answer; it may then be computed twice. ``ready``: the path whose 200 says that the model can serve; by default V2
+    has one, and a server that does not know it is ready when it accepts connections.
+    """
+
+    url: str
+    timeout: Duration = Duration(60.0)
+    connect_timeout: Duration = Duration(5.0)
+    max_connections: Annotated[int, Meta(ge=1, le=65536)] = 256
+    retry: bool = False
+    ready: str = "/v2/health/ready"
+
+    @property
+    def address(self) -> tuple[str, int, str | None]:
+        """Host, port, and the path of a Unix socket or None."""
+        parts = urlsplit(self.url)
+        if parts.scheme == "unix":
+            return "", 0, parts.path
+        return parts.hostname or "", parts.port or 80, None
+
+
+class Onnx(Camel, frozen=True):
+    """A model file served in this process. ``threads`` compute one batch; 0 leaves the choice to the runtime."""
+
+    path: str
+    name: Annotated[str, Meta(pattern=r"^[^/?#\s]{1,253}$")] | None = None
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    device: Literal["Auto", "CPU", "CUDA"] = "Auto"
+
+    @property
+    def model(self) -> str:
+        """The name it is served under: the file's, without its suffix, where none is given."""
+        return self.name or Path(self.path).stem
+
+
+class Shutdown(Camel, frozen=True):
+    """``lame``: for how long requests are accepted after SIGTERM, while load balancers catch up; ``limit``: for all."""
+
+    lame: Duration = Duration(5.0)
+    limit: Duration = Duration(30.0)
+
+
+class Bodies(Camel, frozen=True):
+    """The largest bodies that are buffered."""
+
+    max_request: Quantity = Quantity(64 * 2**20)
+    max_answer: Quantity = Quantity(256 * 2**20)
+
+
+class SidecarConfig(Camel, frozen=True):
+    """All that a sidecar is told.
+
+    ``listen`` and ``admin`` are ``host:port``; port 0 lets the system choose. With ``parameters`` (by model name, ``*``
+    for the rest) nothing is tuned. ``generation`` counts versions of the file; left out, the process counts them.
+    ``target`` and ``public_key`` (Ed25519, 64 hex digits): whose signed changes are accepted, and for whom.
+    """
+
+    policy: BatchingPolicy
+    listen: str = "127.0.0.1:8080"
+    admin: str = "127.0.0.1:9090"
+    upstream: Upstream | None = None
+    onnx: Onnx | None = None
+    parameters: dict[str, Parameters] = field(default_factory=dict)
+    generation: Annotated[int, Meta(ge=1)] | None = None
+    api_key_file: str | None = None
+    public_key: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
+    target: str = ""
+    bodies: Bodies = field(default_factory=Bodies)
+    shutdown: Shutdown = field(default_factory=Shutdown)
+    log: Literal["Debug", "Info", "Warning", "Error"] = "Info"
+
+    def validate(self) -> SidecarConfig:
+        """Check what types can't say, and return the configuration.
+
+        Raises ``PolicyError`` that names the field.
+        """
+        try:
+            self.policy.validate()
+        except PolicyError as error:
+            raise PolicyError(f"policy.{error.field}", str(error).partition(": ")[2]) from None
+        for name, address in (("listen", self.listen), ("admin", self.admin)):
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit() or int(port) > 65535:
+                raise PolicyError(name, f"{address!r} is not host:port: write e.g. 127.0.0.1:8080")
+        if (self.upstream is None) == (self.onnx is None):
+            raise PolicyError("upstream", "name exactly one of upstream (a server's URL) and onnx (a file)")
+        if self.upstream is not None:
+            _validate_url(self.upstream.url)
+            if not self.upstream.ready.startswith("/"):
+                raise PolicyError("upstream.ready", f"{self.upstream.ready!r} is not a path: begin it with /")
+        return self
+
+    def parameters_of(self, model: str) -> Parameters:
+        """Return what a model starts with: fixed parameters, or the policy's baseline inside its limits."""
+        fixed = self.parameters.get(model) or self.parameters.get(EVERY_MODEL)
+        if fixed is not None:
+            return fixed
+        known = next((one for one in self.policy.models if one.name == model), None)
+        return self.policy.limits(known).clamp(self.policy.baseline)
+
+
+FIXED_AT_START = ("listen", "admin", "upstream", "onnx", "api_key_file", "public_key", "target", "bodies")
+"""Fields that a running process can't change."""
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Read a validated ``host:port``; brackets around an IPv6 host are taken off."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def parse(text: str) -> SidecarConfig:
+    """Read a file's content: YAML, of which JSON is a part.
+
+    Raises ``PolicyError`` naming the field, or the line where it is no YAML.
+    """
+    return from_plain(_plain(text), SidecarConfig, what="config").validate()
+
+
+def check_change(old: SidecarConfig, new: SidecarConfig) -> None:
+    """Refuse what can't change while running, with a ``PolicyError`` naming the field."""
+    for name in FIXED_AT_START:
+        if getattr(old, name) != getattr(new, name):
+            written = SidecarConfig.__struct_encode_fields__[SidecarConfig.__struct_fields__.index(name)]
+            raise PolicyError(written, "can't change while the sidecar runs: restart it, or undo the change")
+
+
+def _plain(text: str) -> Any:  # noqa: ANN401 - whatever the file holds
+    if text.lstrip().startswith("{"):
+        try:
+            return msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            pass  # YAML has braces too; its parser also says where it goes wrong
+    import yaml  # noqa: PLC0415 - 0.9 MiB that a JSON file does without
+
+    try:
+        plain = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise PolicyError("config", " ".join(str(error).split())) from None
+    if not isinstance(plain, dict):
+        raise PolicyError("config", "expected a mapping with at least `policy` and one of `upstream` and `onnx`")
+    # Through JSON and back: YAML's dates and sets are none of ours, and keys become strings.
+    return msgspec.json.decode(json.dumps(plain, default=str))
+
+
+def _validate_url(url: str) -> None:
+    parts = urlsplit(url)
+    try:
+        good = parts.scheme == "unix" and parts.path.startswith("/")
+        good = good or (parts.scheme == "http" and bool(parts.hostname) and parts.path in {"", "/"} and not parts.query)
+        _ = parts.port
+    except ValueError:
+        good = False
+    if not good:
+        raise PolicyError("upstream.url", f"{url!r}: write http://host:port or unix:/path, without a path behind it")

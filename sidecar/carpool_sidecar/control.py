@@ -1,0 +1,198 @@
+"""Once a second: what was counted goes to the tuner, what it decides goes to the Batcher."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from time import time
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from carpool.policy import TuningMode, to_plain
+from carpool.tuner import Decision, Observation
+from carpool_sidecar.models import OTHER
+from carpool_sidecar.tuner_link import TunerLink
+from carpool_sidecar.tuner_process import Tuners
+from carpool_sidecar.wire import Decisions, Observations, Observed, Setup
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+
+    from carpool.batching import Batcher
+    from carpool.policy import Parameters
+    from carpool.statistics import Stats
+    from carpool_sidecar.config import SidecarConfig
+    from carpool_sidecar.driver import Driver
+    from carpool_sidecar.stalls import StallWatcher
+
+INTERVAL = 1.0
+"""Seconds between two observations."""
+
+STALLED_SHARE = 0.25
+"""Share of an interval that this host may have paused without all of the interval being void."""
+
+KEPT = 50
+"""Decisions that are remembered."""
+
+
+class Explained(msgspec.Struct):
+    """A decision as people are told of it. ``times``: how often in a row it was taken, with the same reason."""
+
+    model: str
+    at: float
+    """Seconds since the epoch, of the latest."""
+    decision: Decision
+    times: int = 1
+
+
+class Control:
+    """The loop around the tuner.
+
+    With fixed parameters nothing is turned, but t(b) is learned all the same, in this process: the Batcher holds and
+    sheds by it.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        config: SidecarConfig,
+        stalls: StallWatcher,
+        clock: Callable[[], float],
+        log: logging.Logger,
+    ) -> None:
+        self.decisions: deque[Explained] = deque(maxlen=KEPT)
+        self.counts: dict[tuple[str, str], int] = {}
+        """Decisions by action and reason."""
+        self.link = TunerLink(self._decided, self._introduce, log)
+        self._driver = driver
+        self._batcher: Batcher = driver.batcher
+        self._config = config
+        self._stalls = stalls
+        self._clock = clock
+        self._log = log
+        self._before: Stats = driver.batcher.stats(clock())
+        self._stalled_before = stalls.total
+        self._tuners: Tuners | None = None
+        self._process: asyncio.Task[None] | None = None
+        self._introduce()
+
+    @property
+    def tunes(self) -> bool:
+        """Whether anything is turned here."""
+        return not self._config.parameters and self._config.policy.tuning.mode is not TuningMode.HOLD
+
+    def parameters_of(self, model: str) -> Parameters:
+        """Return what a model runs with now."""
+        return self._batcher.lane(model).parameters
+
+    async def run(self) -> None:
+        """Observe until cancelled."""
+        try:
+            while True:
+                self._keep_process()
+                await asyncio.sleep(INTERVAL)
+                self.observe()
+        finally:
+            if self._process is not None:
+                self._process.cancel()
+                await asyncio.gather(self._process, return_exceptions=True)
+
+    def configure(self, config: SidecarConfig) -> None:
+        """Take a new configuration: what was learned under the old policy is learned anew."""
+        tuned = self.tunes
+        policy = self._config.policy
+        self._config = config
+        now = self._clock()
+        lanes = [lane.name for lane in self._batcher.lanes()]
+        if not self.tunes or not tuned:
+            self._driver.do(self._batcher.configure(config.parameters_of(""), now))
+            for name in {*lanes, *config.parameters, *(model.name for model in config.policy.models)} - {"*"}:
+                self._driver.do(self._batcher.configure(config.parameters_of(name), now, model=name))
+        if policy != config.policy or tuned != self.tunes:
+            self._introduce()
+        if self._process is not None:
+            self._keep_process()
+
+    def forget(self) -> None:
+        """Forget what was learned: the upstream was replaced or restarted."""
+        self._driver.do(self._batcher.restarted(self._clock()))
+        self._before = self._batcher.stats(self._clock())
+        self._introduce()
+
+    def observe(self) -> None:
+        """Tell the tuner what was counted since the last time."""
+        now = self._clock()
+        stats = self._batcher.stats(now)
+        since = stats.since(self._before)
+        seconds = now - self._before.at
+        paused = self._stalls.total - self._stalled_before
+        observations = Observations(
+            {
+                lane.name: Observed(
+                    Observation(
+                        now=now,
+                        seconds=seconds,
+                        stats=since.models[lane.name],
+                        passing=lane.passing,
+                        stalled=paused > STALLED_SHARE * seconds,
+                        queued_rows=self._batcher.queued_rows,
+                    ),
+                    lane.parameters,
+                )
+                for lane in self._batcher.lanes()
+                if lane.name != OTHER
+            }
+        )
+        if not self.tunes:
+            if self._tuners is not None:
+                self._decided(self._tuners.step(observations))
+        elif not self.link.send(observations):
+            return  # not taken: the next interval is the longer for it
+        self._before = stats
+        self._stalled_before = self._stalls.total
+
+    def _introduce(self) -> None:
+        """Tell a tuner that knows nothing what to tune by."""
+        policy = self._config.policy
+        if self.tunes:
+            self._tuners = None
+            self.link.send(Setup(to_plain(policy)))
+        else:
+            self._tuners = Tuners(replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD)))
+
+    def _keep_process(self) -> None:
+        if self.tunes and self._process is None:
+            self._process = asyncio.get_running_loop().create_task(self.link.run())
+        elif not self.tunes and self._process is not None:
+            self._process.cancel()
+            self._process = None
+
+    def _decided(self, decisions: Decisions) -> None:
+        now = self._clock()
+        for model, decision in decisions.models.items():
+            if decision.change and self.tunes:
+                self._driver.do(self._batcher.configure(decision.parameters, now, model=model))
+                self._log.info(
+                    "parameters changed",
+                    extra={"model": model, "reason": decision.reason.value, "detail": decision.message},
+                )
+            self._driver.do(self._batcher.learn(model, decision.estimate, now, shed_slo=decision.shed_slo))
+            self._remember(model, decision)
+
+    def _remember(self, model: str, decision: Decision) -> None:
+        key = ("Change" if decision.change else "Keep", decision.reason.value)
+        self.counts[key] = self.counts.get(key, 0) + 1
+        last = next((one for one in reversed(self.decisions) if one.model == model), None)
+        if (
+            last is not None
+            and not decision.change
+            and not last.decision.change
+            and last.decision.reason is decision.reason
+        ):
+            last.decision, last.at = decision, time()
+            last.times += 1
+        else:
+            self.decisions.append(Explained(model, time(), decision))

@@ -1,0 +1,371 @@
+"""The Batcher's adapter to the event loop: exchanges in, upstream calls out, answers back.
+
+The Batcher decides; here its actions are done. One timer stands for ``wake_at()``. All runs on the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from carpool.riding import Abort, Batch, Failure, Fault, FaultKind, Finish, Priority, Refusal, Request, fault_kind
+from carpool.statistics import CANCELLED
+from carpool_sidecar.answers import FAILURES, REFUSALS, UNRESOLVED, UpstreamAnswer, retry_after, shareable
+from carpool_sidecar.http1.calls import UpstreamError
+from carpool_sidecar.http1.messages import content_length, forwardable
+from carpool_sidecar.protocols import CODECS
+from carpool_sidecar.protocols.common import BadRequest, Ride, WrongRows
+from carpool_sidecar.protocols.headers import differing, read
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable, Iterable
+
+    from carpool.batching import Batcher
+    from carpool.riding import Action
+    from carpool_sidecar.backends.base import Backend, Call
+    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.messages import Body, Headers
+    from carpool_sidecar.models import Entry, ModelTable
+    from carpool_sidecar.protocols.common import Endpoint, Parsed, Piece
+    from carpool_sidecar.protocols.headers import Facts
+
+RESOLUTION = 0.001
+"""Seconds: what uvloop's timers are whole numbers of. A timer rounded down to none would turn the loop in vain."""
+
+DEBUG = b"x-carpool-debug"
+"""A request with this header is told its batch's size and its time in the queue."""
+
+MAX_FRAGMENT_NAMES = 32
+"""Header names told apart in the metric of what fragments keys; callers make names up."""
+
+
+class Rider:
+    """One caller's request on its way: what the Batcher's request stands for."""
+
+    __slots__ = ("answer", "answered", "entry", "exchange", "facts", "headers", "parsed", "pieces", "request")
+
+    def __init__(self, exchange: Exchange, entry: Entry, facts: Facts, parsed: Parsed[Any]) -> None:
+        self.exchange = exchange
+        self.entry = entry
+        self.facts = facts
+        self.parsed = parsed
+        self.request: Request
+        self.answer: UpstreamAnswer | None = None
+        """The upstream's answer to this request alone."""
+        self.headers: Headers = []
+        """Of the last batch that it rode in."""
+        self.pieces: list[tuple[int, Piece]] = []
+        """Its rows' answers by first row, as they came in."""
+        self.answered = False
+        """Whether it got an answer of the upstream's, to be counted once it is sent."""
+
+
+class Flight:
+    """One batch with the upstream, and who receives its answer."""
+
+    __slots__ = ("_batch", "_driver", "_rides", "call")
+
+    def __init__(self, driver: Driver, batch: Batch, rides: list[Ride]) -> None:
+        self._driver = driver
+        self._batch = batch
+        self._rides = rides
+        self.call: Call | None = None
+
+    def answered(self, status: int, headers: Headers, body: bytes) -> None:
+        """Share out an answer, or find out whose fault it is that there is none to share."""
+        batch, fault = self._batch, None
+        kind = fault_kind(status)
+        if kind is not None:
+            fault = Fault(kind, detail=UpstreamAnswer(status, headers, body))
+        elif not self._rides:
+            batch.rides[0][0].payload.answer = UpstreamAnswer(status, headers, body)
+        else:
+            codec = CODECS[self._rides[0].parsed.endpoint.protocol]
+            try:
+                pieces = codec.split(self._rides, headers, body)
+            except WrongRows as error:
+                fault = Fault(FaultKind.ROWS, detail=error)
+            else:
+                shared = shareable(headers)
+                for (request, start, _), piece in zip(batch.rides, pieces, strict=True):
+                    request.payload.pieces.append((start, piece))
+                    request.payload.headers = shared
+        self._driver.landed(batch, status, fault)
+
+    def failed(self, error: UpstreamError) -> None:
+        """Take a failure of the upstream's."""
+        self._driver.landed(
+            self._batch, 0, Fault(FaultKind.TRANSPORT, retryable=not error.answered_bytes, detail=error)
+        )
+
+
+class Driver:
+    """Drives a Batcher for one upstream. ``clock`` gives monotonic seconds, as the Batcher's ``now``.
+
+    ``due`` and ``timeout`` are the SLO's target and the policy's patience in seconds. ``stalled(start, end)`` says
+    whether this host paused in between. ``unreachable`` is called when a call finds nobody there.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        backend: Backend,
+        models: ModelTable,
+        *,
+        clock: Callable[[], float],
+        due: float,
+        timeout: float,
+        stalled: Callable[[float, float], bool],
+        unreachable: Callable[[], None],
+        log: logging.Logger,
+    ) -> None:
+        self.batcher = batcher
+        self.due = due
+        self.timeout = timeout
+        self.requests: dict[tuple[str, str, int], int] = {}
+        """Answers by model, protocol and status."""
+        self.duration_seconds: dict[str, float] = {}
+        """Seconds from arrival to answer, summed by model."""
+        self.batch_sizes: dict[tuple[str, int], int] = {}
+        """Batches sent by model and rows."""
+        self.alone: dict[tuple[str, str], int] = {}
+        """Requests that may not be merged, by model and reason."""
+        self.fragments: dict[str, int] = {}
+        """How often two requests in a row could not ride together for a header, by its name."""
+        self.rider_faults = 0
+        self._backend = backend
+        self._models = models
+        self._clock = clock
+        self._stalled = stalled
+        self._unreachable = unreachable
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._flights: dict[Batch, Flight] = {}
+        self._to_do: deque[Action] = deque()
+        self._doing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed = inf
+        self._headers_before = b""
+
+    # ------------------------------------------------------------------------------------------------- requests
+
+    def infer(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        """Take a request for inference whose body is complete."""
+        now = self._clock()
+        try:
+            facts = read(exchange.headers)
+            parsed = CODECS[endpoint.protocol].parse(endpoint, facts, exchange.body)
+        except BadRequest as error:
+            exchange.fail(error.status, error.reason, str(error))
+            return
+        entry = self._models.entry(endpoint)
+        # 1. May it be merged?
+        alone = parsed.alone or (entry.alone_by_protocol if parsed.first_by_protocol else entry.alone)
+        if alone is not None:
+            self._note_alone(entry, alone)
+        if facts.key != self._headers_before:
+            self._note_fragments(facts.key)
+        # 2. By when? The least of what the caller says and the policy.
+        timeout = self.timeout
+        if facts.deadline_s is not None and facts.deadline_s < timeout:
+            timeout = facts.deadline_s
+        if parsed.timeout_s and parsed.timeout_s < timeout:
+            timeout = parsed.timeout_s
+        rider = exchange.context = Rider(exchange, entry, facts, parsed)
+        arrived = exchange.received_at
+        request = rider.request = Request(
+            key=parsed.key,
+            arrived=arrived,
+            due=arrived + self.due,
+            rows=parsed.rows,
+            deadline=arrived + timeout,
+            model=entry.lane,
+            priority=min(parsed.priority, Priority.LOW) if parsed.priority else Priority.NORMAL,
+            size=parsed.size,
+            tokens=parsed.tokens,
+            mergeable=alone is None,
+            payload=rider,
+        )
+        self.do(self.batcher.arrive(request, now))
+
+    def sent(self, exchange: Exchange) -> None:
+        """Count an answer whose last byte is with the transport."""
+        rider: Rider = exchange.context
+        request, status = rider.request, exchange.status
+        if rider.answered:
+            took = exchange.sent_at - request.arrived
+            self.duration_seconds[request.model] = self.duration_seconds.get(request.model, 0.0) + took
+            self.batcher.lane(request.model).counters.answered(
+                request.arrived, request.due, exchange.sent_at, 200 <= status < 300
+            )
+        self.count(request.model, rider.parsed.endpoint.protocol, status)
+
+    def disconnected(self, rider: Rider) -> None:
+        """Forget a caller who left before the answer was complete."""
+        if not rider.request.ended:
+            self.do(self.batcher.cancel(rider.request, self._clock()))
+        elif rider.answered:
+            self.batcher.lane(rider.request.model).counters.missed(CANCELLED)
+
+    def count(self, model: str, protocol: str, status: int) -> None:
+        """Count an answer."""
+        key = (model, protocol, status)
+        self.requests[key] = self.requests.get(key, 0) + 1
+
+    # ------------------------------------------------------------------------------------------------- actions
+
+    def do(self, actions: Iterable[Action]) -> None:
+        """Do what the Batcher asks for, and be back when it needs to be asked again."""
+        self._to_do.extend(actions)
+        if self._doing:
+            return  # an action had consequences at once: they are done behind it, not inside it
+        self._doing = True
+        try:
+            while self._to_do:
+                action = self._to_do.popleft()
+                match action:
+                    case Batch():
+                        self._send(action)
+                    case Finish():
+                        for request in action.requests:
+                            self._answer(request.payload, action.batch)
+                    case Failure():
+                        for request in action.requests:
+                            self._fail(request.payload, action.fault, unresolved=action.unresolved)
+                    case Refusal():
+                        self._refuse(action)
+                    case Abort():
+                        flight = self._flights.pop(action.batch)
+                        if flight.call is not None:
+                            flight.call.cancel()
+        finally:
+            self._doing = False
+        wake = self.batcher.wake_at()
+        # A timer that is early finds nothing due and is set anew: cheaper than moving it with every request.
+        if wake < self._armed:
+            self._arm(wake)
+
+    def landed(self, batch: Batch, status: int, fault: Fault | None) -> None:
+        """Take the outcome of a batch that was sent."""
+        del self._flights[batch]
+        now = self._clock()
+        entry: Entry = batch.rides[0][0].payload.entry
+        if fault is None:
+            entry.proven = True
+        elif isinstance(fault.detail, UpstreamError) and fault.detail.kind in {"refused", "reset"}:
+            self._unreachable()
+        self.do(self.batcher.complete(batch, now, fault=fault, stalled=self._stalled(batch.dispatched, now)))
+        if status == 404:
+            self._models.missing(entry)
+
+    def _send(self, batch: Batch) -> None:
+        first: Rider = batch.rides[0][0].payload
+        size = (batch.model, batch.rows)
+        self.batch_sizes[size] = self.batch_sizes.get(size, 0) + 1
+        body: Body
+        rides: list[Ride] = []
+        try:
+            if batch.whole:
+                body = first.exchange.body
+                headers = [field for field in forwardable(first.exchange.headers) if field[0].lower() != b"expect"]
+                headers.append(content_length(len(body)))
+            else:
+                rides = [Ride(request.payload.parsed, start, stop) for request, start, stop in batch.rides]
+                message = CODECS[first.parsed.endpoint.protocol].merge(rides)
+                body = message.parts
+                headers = [*first.facts.shared, *message.headers, content_length(message.size)]
+            flight = self._flights[batch] = Flight(self, batch, rides)
+            call = self._backend.send(first.parsed.endpoint.target, headers, body, flight)
+        except Exception:  # noqa: BLE001 - whatever it is, it must cost the culprit alone: it is searched for
+            self._log.exception("a batch could not be sent", extra={"model": batch.model, "rows": batch.rows})
+            self.rider_faults += 1
+            self._flights[batch] = Flight(self, batch, rides)
+            self.landed(batch, 0, Fault(FaultKind.ITEM))
+            return
+        if batch in self._flights:
+            flight.call = call
+
+    def _answer(self, rider: Rider, batch: Batch) -> None:
+        rider.answered = True
+        if rider.answer is not None:
+            status, headers, body = rider.answer
+            headers = forwardable(headers)
+            parts: Body = body
+        else:
+            pieces = rider.pieces
+            if len(pieces) > 1:
+                pieces.sort(key=_first_row)
+            message = CODECS[rider.parsed.endpoint.protocol].assemble(rider.parsed, [piece for _, piece in pieces])
+            status, headers, parts = 200, [*rider.headers, *message.headers], message.parts
+        for name, _ in rider.exchange.headers:
+            if len(name) == len(DEBUG) and name.lower() == DEBUG:
+                waited = (batch.dispatched - rider.request.arrived) * 1e3
+                headers = [
+                    *headers,
+                    (b"x-carpool-batch-size", b"%d" % batch.rows),
+                    (b"x-carpool-queue-ms", b"%.3f" % max(waited, 0.0)),
+                ]
+        rider.exchange.respond(status, headers, parts)
+
+    def _fail(self, rider: Rider, fault: Fault, *, unresolved: bool) -> None:
+        rider.answered = True
+        exchange = rider.exchange
+        marks = [UNRESOLVED] if unresolved else []
+        match fault.detail:
+            case UpstreamAnswer(status=status, headers=headers, body=body):
+                exchange.respond(status, [*forwardable(headers), *marks], body)
+            case UpstreamError(kind=kind) as error:
+                exchange.fail(FAILURES.get(kind, 502), f"upstream-{kind}", str(error), [retry_after(1.0)])
+            case WrongRows(reason=reason) as error:
+                exchange.fail(502, reason, f"the model's answer can't be shared out: {error}")
+            case _:
+                exchange.fail(500, "internal", "the sidecar could not handle this request; its log says why", marks)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        status, text = REFUSALS[refusal.reason]
+        exchange: Exchange = refusal.request.payload.exchange
+        exchange.fail(status, refusal.reason.value, text, [retry_after(refusal.retry_after)])
+
+    # ------------------------------------------------------------------------------------------------- the timer
+
+    def _arm(self, wake: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._armed = wake
+        self._timer = self._loop.call_later(max(wake - self._clock(), RESOLUTION), self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._armed = inf
+        self.do(self.batcher.poll(self._clock()))
+
+    def stop(self) -> None:
+        """Let go of the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # ------------------------------------------------------------------------------------------------- notes
+
+    def _note_alone(self, entry: Entry, reason: str) -> None:
+        key = (entry.lane, reason)
+        count = self.alone[key] = self.alone.get(key, 0) + 1
+        # The 1st, 10th, 100th, ...: a log line a request would be a load of its own.
+        if str(count).strip("0") == "1":
+            self._log.warning(
+                "a request rides alone",
+                extra={"model": entry.lane, "reason": reason, "count": count, "detail": entry.reason},
+            )
+
+    def _note_fragments(self, key: bytes) -> None:
+        if self._headers_before:
+            for name in differing(self._headers_before, key):
+                known = name if name in self.fragments or len(self.fragments) < MAX_FRAGMENT_NAMES else "other"
+                self.fragments[known] = self.fragments.get(known, 0) + 1
+        self._headers_before = key
+
+
+def _first_row(part: tuple[int, Piece]) -> int:
+    return part[0]

@@ -1,0 +1,59 @@
+"""Whether the model can serve, and whether it was restarted since."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from carpool_sidecar.backends.base import Backend, Document
+
+INTERVAL = 1.0
+"""Seconds between two looks; the first ones, while the model loads, are no closer."""
+
+NOT_SPOKEN = frozenset({404, 405, 501})
+"""Answers of a server that doesn't know the question: that it accepts connections is all there is to know."""
+
+
+class Health:
+    """Mirrors the model's readiness.
+
+    ``found`` is called when somebody answers for the first time, or again after nobody was there; it is told which.
+    """
+
+    def __init__(self, backend: Backend, found: Callable[[bool], None]) -> None:
+        self._backend = backend
+        self._found = found
+        self._known = False
+        self._gone = True
+        self.ready = False
+        self.reason = "the model has not been asked yet"
+
+    def unreachable(self) -> None:
+        """Take note that a call found nobody there."""
+        self._gone = True
+
+    async def run(self) -> None:
+        """Look at the model until cancelled."""
+        while True:
+            self.observe(await self._backend.ask(self._backend.readiness))
+            await asyncio.sleep(INTERVAL)
+
+    def observe(self, answer: Document) -> None:
+        """Take one answer to the question whether the model is ready."""
+        if answer.status:
+            self.ready = answer.status == 200 or answer.status in NOT_SPOKEN
+            self.reason = "ready" if self.ready else f"the model answers that question with {answer.status}"
+            if self._gone:
+                self._gone = False
+                self._found(self._known)
+                self._known = True
+        elif answer.reachable:
+            self.ready = False
+            self.reason = "the model does not answer that question in time"
+        else:
+            self.ready = False
+            self._gone = True
+            self.reason = "the model does not accept connections"

@@ -1,0 +1,117 @@
+"""The command ``carpool-sidecar``: one process in front of one model server."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from carpool.policy import PolicyError
+from carpool_sidecar.config import SidecarConfig, parse
+from carpool_sidecar.logs import set_up
+from carpool_sidecar.sidecar import Sidecar
+
+OK, WRONG_CONFIG, CANNOT_START, CUT_SHORT = 0, 2, 3, 4
+"""Exit codes: drained; the configuration is wrong; a port or file can't be had; a second signal ended it at once."""
+
+EXAMPLE = """\
+example (sidecar.yaml):
+  listen: 0.0.0.0:8080
+  upstream: {url: http://127.0.0.1:9000}
+  policy:
+    slo: {latency: {p99: 50ms}}
+
+The file is watched: a new version takes effect within seconds, a wrong one changes nothing and is named in the log,
+in /v1/config on the admin port and in the metric carpool_config_rejected_total.
+
+signals: SIGTERM and SIGINT drain (unready at once, accepting for shutdown.lame, then finishing what is here, all
+within shutdown.limit); a second one ends the process at once.
+
+exit codes: 0 drained, 2 wrong configuration, 3 can't start (a port, a file), 4 ended by a second signal.
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="carpool-sidecar",
+        description="Merges inference requests into batches for the model server beside it, inside a latency target.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="configuration, YAML or JSON")
+    parser.add_argument(
+        "--check", action="store_true", help="only check the configuration: exit 0 if it is right, else 2"
+    )
+    parser.add_argument("--listen", metavar="HOST:PORT", help="data port, instead of the file's `listen`")
+    parser.add_argument("--admin", metavar="HOST:PORT", help="admin port, instead of the file's `admin`")
+    options = parser.parse_args(arguments)
+    try:
+        config = load(options.config)
+        if options.check:
+            return OK
+        return run(config, options.config, listen=options.listen, admin=options.admin)
+    except PolicyError as error:
+        sys.stderr.write(f"{options.config}: {error}\n")
+        return WRONG_CONFIG
+    except OSError as error:
+        sys.stderr.write(f"carpool-sidecar: {error}\n")
+        return CANNOT_START
+
+
+def load(path: Path) -> SidecarConfig:
+    """Read and validate a file.
+
+    Raises ``PolicyError`` naming the field, ``OSError`` where it can't be read.
+    """
+    try:
+        return parse(path.read_text("utf-8"))
+    except UnicodeDecodeError as error:
+        raise PolicyError("config", f"not UTF-8: {error}") from None
+
+
+def run(config: SidecarConfig, path: Path | None = None, *, listen: str | None = None, admin: str | None = None) -> int:
+    """Serve until a signal; returns the exit code.
+
+    ``path``: the file to watch. Blocks, sets the logs up and handles signals: for a process of its own. Inside another
+    program, use ``Sidecar``.
+    """
+    import uvloop  # noqa: PLC0415 - so that the configuration can be checked where it is not installed
+
+    set_up(config.log)
+    key = None if config.api_key_file is None else Path(config.api_key_file).read_text("utf-8").strip()
+    return uvloop.run(_serve(config, path, key, listen=listen, admin=admin))
+
+
+async def _serve(
+    config: SidecarConfig, path: Path | None, key: str | None, *, listen: str | None, admin: str | None
+) -> int:
+    sidecar = Sidecar(config, path, key, listen=listen, admin=admin)
+    stopping, now = asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        (now if stopping.is_set() else stopping).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        await sidecar.start()
+        await stopping.wait()
+        drained = loop.create_task(sidecar.drain())
+        forced = loop.create_task(now.wait())
+        await asyncio.wait({drained, forced}, return_when=asyncio.FIRST_COMPLETED)
+        forced.cancel()
+        if not drained.done():
+            logging.getLogger("carpool").warning("ended by a second signal")
+            return CUT_SHORT
+        return OK
+    finally:
+        await sidecar.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

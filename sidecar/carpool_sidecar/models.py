@@ -1,0 +1,227 @@
+"""Which models there are, and along which axis their requests may be merged.
+
+Callers name models, so the table is bounded: names that never had a good answer make room for others, and while there
+is no room a request rides alone and is counted under ``other``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import msgspec
+
+from carpool.policy import Axis as AxisChoice
+from carpool_sidecar.protocols.models import Axis, axis_from_config, axis_from_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from carpool.policy import Model
+    from carpool_sidecar.backends.base import Backend
+    from carpool_sidecar.protocols.common import Endpoint
+
+OTHER = "other"
+"""The lane, and the label in metrics, of models that the table has no room for."""
+
+MAX_ENTRIES = 256
+"""Model versions known at a time: more than servers serve, few enough for a scrape."""
+
+REFRESH = 30.0
+"""Seconds between two looks at what the server says of a model."""
+
+
+class Entry:
+    """One model version: what lane it rides in, and why its requests may not be merged.
+
+    ``alone`` is the reason for requests whose batch axis the model decides, ``alone_by_protocol`` for those whose
+    protocol does; ``None``: they merge.
+    """
+
+    __slots__ = ("alone", "alone_by_protocol", "axis", "configured", "lane", "model", "proven", "seen", "version")
+
+    def __init__(self, model: str, version: str, configured: Model | None, *, lane: str | None = None) -> None:
+        self.model = model
+        self.version = version
+        self.lane = lane or model
+        self.proven = False
+        """Whether the upstream ever answered for it with success."""
+        self.seen: bytes | None = None
+        """What the server last said of it."""
+        self.axis: Axis | None = None
+        self.configured = configured
+        self.alone: str | None = "axis-unknown"
+        self.alone_by_protocol: str | None = None
+        self.configure(configured)
+
+    def configure(self, configured: Model | None) -> None:
+        """Take what the policy says of the model."""
+        self.configured = configured
+        choice = AxisChoice.AUTO if configured is None else configured.axis
+        self.alone_by_protocol = "axis-none" if choice is AxisChoice.NONE else None
+        if choice is AxisChoice.NONE:
+            self.alone = "axis-none"
+        elif choice is AxisChoice.FIRST:
+            self.alone = None
+        elif self.axis is None:
+            self.alone = "axis-unknown"
+        else:
+            self.alone = None if self.axis.kind == "First" else "axis-none"
+
+    @property
+    def max_batch(self) -> int | None:
+        """The most rows that the policy or the server allows."""
+        caps = [
+            cap
+            for cap in (
+                None if self.configured is None else self.configured.max_batch,
+                None if self.axis is None else self.axis.max_batch,
+            )
+            if cap is not None
+        ]
+        return min(caps, default=None)
+
+    @property
+    def reason(self) -> str:
+        """A sentence on its axis, with the fix where requests ride alone."""
+        if self.configured is not None and self.configured.axis is not AxisChoice.AUTO:
+            return f"the policy says axis {self.configured.axis}"
+        return "the server has not been asked yet" if self.axis is None else self.axis.reason
+
+
+class ModelTable:
+    """Every model version in use. ``forget`` is told of lanes that nobody rides in any more; it may decline."""
+
+    def __init__(self, configured: Sequence[Model], forget: Callable[[str], None]) -> None:
+        self._configured = {model.name: model for model in configured}
+        self._entries: dict[tuple[str, str], Entry] = {}
+        self._forget = forget
+        self._other = Entry("", "", None, lane=OTHER)
+        self._other.alone = self._other.alone_by_protocol = "too-many-models"
+        self._unresolved: dict[tuple[str, str], Entry] = {}
+        self._asked = asyncio.Event()
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    def entry(self, endpoint: Endpoint) -> Entry:
+        """Return the entry of a request's model, made on first sight."""
+        key = (endpoint.model, endpoint.version)
+        return self._entries.get(key) or self._admit(key)
+
+    def label(self, model: str) -> str:
+        """Return a model's name as metrics may carry it."""
+        return model if any(name == model for name, _ in self._entries) else OTHER
+
+    def configure(self, configured: Sequence[Model]) -> None:
+        """Take a new policy's models."""
+        self._configured = {model.name: model for model in configured}
+        for entry in self:
+            entry.configure(self._configured.get(entry.model))
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """Look again at what the server says of every model."""
+        self._unresolved.update(self._entries)
+        self._asked.set()
+
+    async def unresolved(self) -> Entry:
+        """Wait for an entry that the server is to be asked about."""
+        while not self._unresolved:
+            self._asked.clear()
+            await self._asked.wait()
+        return self._unresolved.pop(next(iter(self._unresolved)))
+
+    def missing(self, entry: Entry) -> None:
+        """Take note that the upstream does not know a model; one that it never knew makes room."""
+        if not entry.proven and entry.configured is None:
+            self._drop(entry)
+
+    def cap(self, lane: str) -> int | None:
+        """Return the most rows that every version in a lane takes."""
+        caps = [entry.max_batch for entry in self if entry.lane == lane and entry.max_batch is not None]
+        return min(caps, default=None)
+
+    def _admit(self, key: tuple[str, str]) -> Entry:
+        if len(self._entries) >= MAX_ENTRIES:
+            old = next((entry for entry in self if not entry.proven and entry.configured is None), None)
+            if old is None:
+                return self._other
+            self._drop(old)
+        entry = self._entries[key] = Entry(*key, self._configured.get(key[0]))
+        self._unresolved[key] = entry
+        self._asked.set()
+        return entry
+
+    def _drop(self, entry: Entry) -> None:
+        self._unresolved.pop((entry.model, entry.version), None)
+        self._entries.pop((entry.model, entry.version), None)
+        if self.label(entry.model) == OTHER:
+            self._forget(entry.lane)
+
+
+class Resolver:
+    """Asks the server about models, one after the other, in the background.
+
+    ``learned`` is told of an entry whose axis is known now; ``changed`` that the server says something else of a model
+    than it did before, so that its service times are those of another.
+    """
+
+    def __init__(
+        self, table: ModelTable, backend: Backend, learned: Callable[[Entry], None], changed: Callable[[Entry], None]
+    ) -> None:
+        self._table = table
+        self._backend = backend
+        self._learned = learned
+        self._changed = changed
+
+    async def run(self) -> None:
+        """Serve the table's questions until cancelled, and look again at everything now and then."""
+        while True:
+            try:
+                async with asyncio.timeout(REFRESH):
+                    entry = await self._table.unresolved()
+            except TimeoutError:
+                self._table.ask_again()
+            else:
+                await self.resolve(entry)
+
+    async def resolve(self, entry: Entry) -> None:
+        """Ask about one entry: Triton's configuration first, as only that names the largest batch."""
+        path = f"/v2/models/{quote(entry.model, safe='')}" + (
+            f"/versions/{quote(entry.version, safe='')}" if entry.version else ""
+        )
+        answer = await self._backend.ask(path.encode())
+        if answer.status == 200:
+            said = _outline(answer.body)
+            configuration = await self._backend.ask(f"{path}/config".encode())
+            axis = axis_from_config(configuration.body) if configuration.status == 200 else None
+            changed = entry.seen not in {None, said}
+            entry.seen = said
+            entry.axis = axis or axis_from_metadata(answer.body)
+            entry.configure(entry.configured)
+            self._learned(entry)
+            if changed:
+                self._changed(entry)
+        elif answer.status in {404, 405, 501} and entry.axis is None:
+            entry.axis = Axis(
+                "None",
+                None,
+                f"the server answers {path} with {answer.status}, so its batch axis is not known: if dim 0 of every "
+                f"tensor is the batch, set `models: [{{name: {entry.model}, axis: First}}]`",
+            )
+            entry.configure(entry.configured)
+            self._learned(entry)
+        # Anything else says nothing: it is asked again after the next refresh, and rides alone until then.
+
+
+def _outline(metadata: bytes) -> bytes:
+    """Return what of a model's metadata tells one version from another, whatever the order of the rest."""
+    try:
+        model: Any = msgspec.json.decode(metadata)
+    except msgspec.DecodeError:
+        return metadata
+    if not isinstance(model, dict):
+        return metadata
+    return msgspec.json.encode([model.get(name) for name in ("versions", "platform", "inputs", "outputs")])

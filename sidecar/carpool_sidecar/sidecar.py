@@ -1,0 +1,231 @@
+"""The sidecar put together: what a configuration makes of it, how it starts, and how it ends with nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from carpool.batching import Batcher
+from carpool_sidecar.admin import LOOPBACK, AdminApp
+from carpool_sidecar.app import DataApp
+from carpool_sidecar.backends.upstream import UpstreamBackend
+from carpool_sidecar.config import address_of
+from carpool_sidecar.control import Control
+from carpool_sidecar.driver import Driver
+from carpool_sidecar.health import Health
+from carpool_sidecar.http1.limits import ServerLimits
+from carpool_sidecar.http1.server import Server
+from carpool_sidecar.models import ModelTable, Resolver
+from carpool_sidecar.stalls import StallWatcher
+from carpool_sidecar.watching import ConfigFile
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from pathlib import Path
+
+    from carpool_sidecar.backends.base import Backend
+    from carpool_sidecar.config import SidecarConfig
+    from carpool_sidecar.models import Entry
+    from carpool_sidecar.signing import Change
+
+
+class Sidecar:
+    """One sidecar on the running loop. ``start``, then ``drain`` and ``close``."""
+
+    def __init__(
+        self,
+        config: SidecarConfig,
+        path: Path | None = None,
+        api_key: str | None = None,
+        *,
+        listen: str | None = None,
+        admin: str | None = None,
+    ) -> None:
+        """Put together what ``config`` says; ``path`` is the file it came from, to be watched.
+
+        ``listen`` and ``admin`` (host:port) stand in for the file's.
+        """
+        self.config = config
+        self.clock = monotonic
+        self._listen = address_of(listen or config.listen)
+        self._admin = address_of(admin or config.admin)
+        self.log = logging.getLogger("carpool")
+        self.draining = False
+        self.started_at = monotonic()
+        self.batcher = Batcher(
+            config.parameters_of(""),
+            admission=config.policy.admission,
+            retry_transport=config.upstream is not None and config.upstream.retry,
+        )
+        self.models = ModelTable(config.policy.models, self.batcher.forget)
+        self.backend = _backend(config)
+        self.stalls = StallWatcher()
+        self.health = Health(self.backend, self._found)
+        self.driver = Driver(
+            self.batcher,
+            self.backend,
+            self.models,
+            clock=monotonic,
+            due=config.policy.slo.due,
+            timeout=config.policy.admission.timeout,
+            stalled=self.stalls.overlaps,
+            unreachable=self.health.unreachable,
+            log=self.log,
+        )
+        self.control = Control(self.driver, config, self.stalls, monotonic, self.log)
+        self.file = ConfigFile(path, config, self._configured, self.log) if path is not None else None
+        self._resolver = Resolver(self.models, self.backend, self._learned, self._changed)
+        limits = ServerLimits(max_body_bytes=config.bodies.max_request)
+        self.data = Server(
+            DataApp(self.driver, self.backend, self.models, config.bodies.max_request), limits, clock=monotonic
+        )
+        self.admin = Server(
+            AdminApp(self, api_key, local=self._admin[0] in LOOPBACK),
+            ServerLimits(max_body_bytes=1 << 20),
+            clock=monotonic,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._drained: asyncio.Task[None] | None = None
+        self._change: Change | None = None
+        self._configure_models()
+
+    async def start(self) -> None:
+        """Listen, then look after the model in the background: a sidecar listens before its model does."""
+        await self.data.listen(*self._listen)
+        await self.admin.listen(*self._admin)
+        self.stalls.start()
+        self._spawn(self.health.run())
+        self._spawn(self._resolver.run())
+        self._spawn(self.control.run())
+        if self.file is not None:
+            self._spawn(self.file.run())
+        self.log.info(
+            "listening",
+            extra={"data": self.address, "admin": self.admin_address, "generation": self.generation},
+        )
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the data port."""
+        return "{}:{}".format(*self.data.addresses[0][:2])
+
+    @property
+    def admin_address(self) -> str:
+        """``host:port`` of the admin port."""
+        return "{}:{}".format(*self.admin.addresses[0][:2])
+
+    @property
+    def generation(self) -> int:
+        """Which version of the configuration is in force."""
+        counted = (self.config.generation or 1) if self.file is None else self.file.generation
+        return counted if self._change is None else max(counted, self._change.generation)
+
+    def change(self, change: Change) -> None:
+        """Apply parameters from outside; from now on nothing is tuned here."""
+        self._change = change
+        self.config = replace(self.config, parameters=change.parameters)
+        self.log.info("parameters from outside", extra={"generation": change.generation})
+        self.control.configure(self.config)
+
+    @property
+    def ready(self) -> bool:
+        """Whether new requests should come here."""
+        return self.health.ready and not self.draining
+
+    async def drain(self) -> None:
+        """Be unready, go on accepting while load balancers catch up, then finish what is here; once, if asked twice."""
+        if self._drained is None:
+            self._drained = asyncio.get_running_loop().create_task(self._drain())
+        await asyncio.shield(self._drained)
+
+    async def close(self) -> None:
+        """End everything; whoever still waits is cut off."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.data.stop_accepting()
+        self.data.abort()
+        self.admin.stop_accepting()
+        self.admin.abort()
+        self.driver.stop()
+        self.stalls.stop()
+        await self.backend.close()
+
+    async def _drain(self) -> None:
+        # 1. No new callers are sent here, and those who come are told to go elsewhere for their next request.
+        self.draining = True
+        self.data.drain()
+        shutdown = self.config.shutdown
+        self.log.info(
+            "draining", extra={"accepting_seconds": float(shutdown.lame), "limit_seconds": float(shutdown.limit)}
+        )
+        try:
+            async with asyncio.timeout(shutdown.limit):
+                await asyncio.sleep(shutdown.lame)
+                # 2. Who is in gets an answer; nobody is held for company any more.
+                self.data.stop_accepting()
+                self.driver.do(self.batcher.drain(monotonic()))
+                self.data.close_idle()
+                await self.data.wait_idle()
+        except TimeoutError:
+            self.log.warning("the drain took too long", extra={"unanswered": self.data.busy})
+        # 3. Whoever finds a way in from here on is refused.
+        self.batcher.close()
+        self.log.info("drained")
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.log.error("a background task ended", exc_info=error)
+
+    def _configured(self, config: SidecarConfig) -> None:
+        self.config = config
+        self._change = None
+        self.driver.due = config.policy.slo.due
+        self.driver.timeout = config.policy.admission.timeout
+        self.batcher.admit(config.policy.admission)
+        self.models.configure(config.policy.models)
+        self.control.configure(config)
+        self._configure_models()
+
+    def _configure_models(self) -> None:
+        now = monotonic()
+        names = {name for name in self.config.parameters if name != "*"} | {m.name for m in self.config.policy.models}
+        for name in names:
+            self.driver.do(self.batcher.configure(self.config.parameters_of(name), now, model=name))
+        for lane in self.batcher.lanes():
+            lane.max_batch = self.models.cap(lane.name)
+
+    def _learned(self, entry: Entry) -> None:
+        self.batcher.lane(entry.lane).max_batch = self.models.cap(entry.lane)
+        self.log.info(
+            "batch axis known",
+            extra={"model": entry.model, "merges": entry.alone is None, "detail": entry.reason},
+        )
+
+    def _changed(self, entry: Entry) -> None:
+        self.log.warning("the model is another one now: what was learned is forgotten", extra={"model": entry.model})
+        self.control.forget()
+
+    def _found(self, again: bool) -> None:
+        if again:
+            self.log.warning("the model's server answers again: what was learned is forgotten")
+            self.control.forget()
+        self.models.ask_again()
+
+
+def _backend(config: SidecarConfig) -> Backend:
+    if config.upstream is not None:
+        return UpstreamBackend(config.upstream, max_answer=config.bodies.max_answer, clock=monotonic)
+    from carpool_sidecar.backends.onnx import OnnxBackend  # noqa: PLC0415 - 60 MiB that an upstream does without
+
+    assert config.onnx is not None  # noqa: S101 - for the type checker: validated
+    return OnnxBackend(config.onnx)

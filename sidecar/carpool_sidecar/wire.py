@@ -1,0 +1,74 @@
+"""What goes between the sidecar and its tuner process: length-prefixed MessagePack.
+
+Not JSON: forecasts of an overload are infinite, and JSON has no word for that.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from carpool.policy import Duration, Parameters, Quantity
+from carpool.tuner import Decision, Observation
+
+LENGTH = 4
+"""Bytes of a frame's length, little-endian."""
+
+
+class Setup(msgspec.Struct, tag=True, frozen=True):
+    """The policy to tune by, as plain data. Whatever was learned under another one is kept out of it."""
+
+    policy: dict[str, Any]
+
+
+class Observed(msgspec.Struct, frozen=True):
+    """One model's observation, and its parameters at the time."""
+
+    observation: Observation
+    parameters: Parameters
+
+
+class Observations(msgspec.Struct, tag=True, frozen=True):
+    """Every model's observation of one interval."""
+
+    models: dict[str, Observed]
+
+
+Message: TypeAlias = Setup | Observations
+
+
+class Decisions(msgspec.Struct, frozen=True):
+    """What is decided for each of them."""
+
+    models: dict[str, Decision]
+
+
+def _encode(value: object) -> object:
+    return float(value) if isinstance(value, Duration) else int(value)  # type: ignore[call-overload] # a Quantity
+
+
+def _decode(kind: type, value: Any) -> object:  # noqa: ANN401 - a number
+    return Duration(value) if kind is Duration else Quantity(value)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode)
+_messages = msgspec.msgpack.Decoder(Setup | Observations, dec_hook=_decode)
+_decisions = msgspec.msgpack.Decoder(Decisions, dec_hook=_decode)
+
+
+def frame(message: Message | Decisions) -> bytes:
+    """Return a message with its length before it."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(LENGTH, "little") + body
+
+
+def read_message(body: bytes) -> Message:
+    """Read what ``frame`` made of a message to the tuner, its length taken off."""
+    message: Message = _messages.decode(body)
+    return message
+
+
+def read_decisions(body: bytes) -> Decisions:
+    """Read what ``frame`` made of decisions, their length taken off."""
+    return _decisions.decode(body)
