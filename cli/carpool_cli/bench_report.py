@@ -106,7 +106,7 @@ def summarize(recording: Recording, *, slo: float, warm_up: float, seconds: floa
     due, done, status = recording.due, recording.done, recording.status
     measured = [index for index in range(len(due)) if due[index] >= warm_up]
     # 1. Windows, and which of them a stall touched: while it lasted, or through a request that was under way.
-    by_window: dict[int, list[int]] = {int(step): [] for step in range(math.ceil(seconds / WINDOW))}
+    by_window: dict[int, list[int]] = {int(step): [] for step in range(math.ceil(round(seconds / WINDOW, 6)))}
     for index in measured:
         by_window.setdefault(int((due[index] - warm_up) / WINDOW), []).append(index)
     windows, steady_indices = [], []

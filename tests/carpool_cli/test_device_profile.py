@@ -22,7 +22,7 @@ def test_every_profile_shipped_names_its_source(path):
 def test_there_is_one_that_does_not_gain_and_one_that_does():
     curves = {path.stem: load(path).service_time() for path in SHIPPED}
     assert curves["magika-cpu"].inflection() == 1
-    assert curves["ranking-tower-cpu"].inflection() == 64
+    assert curves["ranking-tower-cpu"].inflection() > 32
 
 
 def test_what_is_saved_loads_equal(tmp_path):
