@@ -6,6 +6,7 @@ same noise whatever the parameters: two settings differ by what they do, not by 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from heapq import heappop, heappush, heapreplace
 from itertools import count
@@ -32,13 +33,12 @@ from carpool.riding import (
     Request,
     time_of,
 )
+from carpool.statistics import Stats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from carpool.statistics import Stats
-
-ServiceSeconds: TypeAlias = "Callable[[int, int], float]"
+ServiceSeconds: TypeAlias = Callable[[int, int], float]
 """Seconds that a batch takes on a free executor, by (rows, length bucket)."""
 
 
@@ -112,7 +112,7 @@ class Balancer(StrEnum):
     LEAST_OUTSTANDING = "least-outstanding"
 
 
-Hook: TypeAlias = "Callable[[float, list[Stats]], list[Setting] | None]"
+Hook: TypeAlias = Callable[[float, list[Stats]], list[Setting] | None]
 """Called with the time and each replica's counters; returns one setting for all replicas, one for each, or none."""
 
 
