@@ -105,7 +105,7 @@ def forecast(
         slots=parameters.max_in_flight,
         passing=parameters.pass_through,
         executors=min(executors or service.executors, parameters.max_in_flight),
-        times=service.table(parameters.max_batch),
+        times=service.table(max([parameters.max_batch, *(rows or ())])),
         slow=tuple(service.slow(size) for size in range(parameters.max_batch + 1)),
         target=slo_target,
         deadline=deadline,
@@ -116,7 +116,7 @@ def forecast(
     if rows is None and not shed:
         run = _recursion(arrivals, setting)
         # Who is refused is predicted late behind full batches: at most two of these more than it would take.
-        if run.latencies[-1] + 2 * setting.times[-1] > deadline:
+        if run.latencies[-1] + 2 * setting.times[setting.cap] > deadline:
             run = None
     if run is None:
         run = _with_queue(arrivals, rows or [1] * len(arrivals), setting)
@@ -141,7 +141,7 @@ def forecast(
         device_time=run.device_busy / served if served else 0.0,
         mean_batch=run.rows / run.batches if run.batches else 0.0,
         utilization=run.work / (setting.executors * span),
-        stable=rate < setting.cap * setting.executors / setting.times[-1],
+        stable=rate < setting.cap * setting.executors / setting.times[setting.cap],
         requests=count,
     )
 
@@ -287,18 +287,19 @@ def _with_queue(arrivals: Sequence[float], rows: Sequence[int], setting: _Settin
         if upcoming < count and (arrivals[upcoming] < leave or arrivals[upcoming] == leave > now):
             now, size = arrivals[upcoming], rows[upcoming]
             del flight[: bisect_right(flight, now)]
-            limit = math.inf
-            if queue or flight:
-                limit = now + deadline
-                if setting.shed and times[min(size, cap)] <= target:
-                    limit = now + patience
-                if queue or len(flight) >= slots:
-                    ahead = queued if passing else queued // cap
-                    batch = 1 if passing else cap
-                    expected = ahead * times[batch] / executors - (-size // cap) * times[cap]
-                else:
-                    expected = times[min(size, cap)]
-            if limit == math.inf or service_start(now) + expected <= limit:
+            limit, expected = math.inf, 0.0
+            if flight:  # an idle device admits all
+                alone = times[size] if size <= cap else math.ceil(size / (cap * executors)) * times[cap]
+                limit = now + (patience if setting.shed and alone <= target else deadline)
+                expected = alone if passing or size > cap else 0.0
+                if len(flight) < slots:
+                    # Nothing waits but what is held for company, and leaves in time with this request.
+                    expected = max(expected, times[min(size if passing else queued + size, cap)])
+                elif not passing:
+                    expected = max(expected, times[cap]) + queued // cap * times[cap] / executors
+                elif queue:
+                    expected += len(queue) * times[math.ceil(queued / len(queue))] / executors
+            if service_start(now) + expected <= limit:
                 queue.append(_Waiting(upcoming, now, size, limit))
                 queued += size
                 if passing and len(flight) >= slots and len(queue) > slots:
@@ -311,13 +312,15 @@ def _with_queue(arrivals: Sequence[float], rows: Sequence[int], setting: _Settin
         now = leave
         del flight[: bisect_right(flight, now)]
         start = service_start(now)
-        expected_finish = start + times[1 if passing else min(queued, cap)]
+        expected_finish = start + times[min(queued, cap)]
         size = 0
         riders: list[int] = []
         while queue and size < cap:
             request = queue[0]
             take = request.left
-            if request.left == request.rows and expected_finish > max(request.arrival + target, request.limit):
+            if passing:
+                expected_finish = start + times[min(take, cap)]
+            if take == request.rows and expected_finish > request.limit:
                 queue.popleft()
                 queued -= take
                 continue
@@ -346,7 +349,12 @@ def _with_queue(arrivals: Sequence[float], rows: Sequence[int], setting: _Settin
         work += duration
         device_busy += max(finish - max(busy_until, now), 0.0)
         busy_until = max(busy_until, finish)
-    latencies = sorted(finish - arrival for finish, arrival in zip(finishes, arrivals, strict=True) if finish)
+    # A device that was idle takes who can't be in time as well; no answer comes after the deadline.
+    latencies = sorted(
+        finish - arrival
+        for finish, arrival in zip(finishes, arrivals, strict=True)
+        if finish and finish - arrival <= deadline
+    )
     return _Run(latencies, batches, served_rows, device_busy, work, busy_until)
 
 
