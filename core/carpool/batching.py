@@ -6,10 +6,12 @@ anything itself. The driver does the actions in order and calls ``poll`` at ``wa
 
 from __future__ import annotations
 
+from collections import deque
 from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING
 
+from carpool.bisection import judge, next_part
 from carpool.lanes import Lane, Queue
 from carpool.policy import Admission, Parameters
 from carpool.riding import (
@@ -18,9 +20,7 @@ from carpool.riding import (
     Batch,
     Estimate,
     Failure,
-    Family,
     Fault,
-    FaultKind,
     Finish,
     Priority,
     Refusal,
@@ -29,7 +29,7 @@ from carpool.riding import (
     Ride,
     time_of,
 )
-from carpool.statistics import CANCELLED, Stats
+from carpool.statistics import CANCELLED, SUPPOSED, Stats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,11 +66,14 @@ class Batcher:
         self._slots = self._default.max_in_flight
         self._waiting: dict[object, Queue] = {}
         self._in_flight: dict[Batch, None] = {}
-        self._ghosts: list[float] = []  # heap: when slots of abandoned calls free
+        # Heap of abandoned calls by when their slots free: (time, batch number, batch).
+        self._ghosts: list[tuple[float, int, Batch]] = []
         self._rows = 0
         self._bytes = 0
         self._tokens = 0
         self._batches = 0
+        self._completed = 0
+        self._completions: deque[float] = deque(maxlen=256)  # when the last slots were given back
         self._hold_until = inf
         self._deadline = inf  # no deadline of a live request is earlier
         self._device_busy = 0.0
@@ -82,23 +85,22 @@ class Batcher:
 
     def arrive(self, request: Request, now: float) -> list[Action]:
         """Admit a request or refuse it; start what is due."""
-        if self._ghosts:
-            self._release(now)
+        # What time made due comes first, so that nobody is refused for a slot or a place that is free by now.
+        late = self._deadline <= now or (self._ghosts and self._ghosts[0][0] <= now)
+        actions = self.poll(now) if late else []
         lane = self._lanes.get(request.model) or self.lane(request.model)
         lane.counters.arrived(now, request.rows)
-        actions: list[Action] = []
-        refused = self._refuses(lane, request, now)
+        merge = request.mergeable and not lane.quarantined
+        key = (request.model, request.key if merge else ALONE)
+        queue = self._waiting.get(key) or Queue(key, lane, merge=merge)
+        refused = self._refuses(queue, request, now)
         if refused is not None:
             request.ended = True
             lane.counters.missed(refused)
             actions.append(Refusal(request, refused, self._drain_time(now)))
             return actions
-        merge = request.mergeable and not lane.quarantined
-        key = (request.model, request.key if merge else ALONE)
-        queue = self._waiting.get(key)
-        if queue is None:
-            queue = self._waiting[key] = Queue(key, lane, merge=merge)
-        request.hold_until = now + lane.parameters.max_wait
+        self._waiting[key] = queue
+        request.hold_until = request.arrived + lane.parameters.max_wait
         queue.add(request)
         lane.queued += 1
         self._rows += request.rows
@@ -106,7 +108,12 @@ class Batcher:
         self._tokens += request.tokens
         self._deadline = min(self._deadline, request.deadline)
         if len(self._in_flight) + len(self._ghosts) < self._slots:
-            self._start(now, actions)
+            # Slots are free, so what waited is held, until then; only this queue has changed.
+            due = self._due_at(queue)
+            if due <= now or self._hold_until <= now:
+                self._start(now, actions)
+            else:
+                self._hold_until = min(self._hold_until, due)
         elif lane.passing and lane.queued > self._slots:
             lane.passing = False  # as many wait as are served: company costs them nothing
         return actions
@@ -114,10 +121,7 @@ class Batcher:
     def poll(self, now: float) -> list[Action]:
         """Do what time alone makes due."""
         actions: list[Action] = []
-        if self._ghosts:
-            self._release(now)
-        if self._deadline <= now:
-            self._expire(now, actions)
+        self._release(now, actions)
         self._start(now, actions)
         return actions
 
@@ -129,15 +133,18 @@ class Batcher:
         actions: list[Action] = []
         if batch.aborted:
             return actions
-        if self._ghosts:
-            self._release(now)
-        lane = batch.lane
+        self._release(now, actions)
         del self._in_flight[batch]
         self._note_idle(now)
         if fault is None:
-            self._succeeded(lane, batch, now, actions, stalled=stalled)
+            self._succeeded(batch, now, actions, stalled=stalled)
         else:
-            self._failed(lane, batch, fault, now, actions)
+            parts, failed, unresolved = judge(batch, fault, retry_transport=self._retry_transport)
+            batch.rest[:0] = parts
+            if failed:
+                actions.append(Failure(failed, fault, unresolved))
+                self._depart(failed, now, actions)
+        self._note_end(now)
         self._resume(batch, now, actions)
         self._start(now, actions)
         return actions
@@ -147,8 +154,9 @@ class Batcher:
         actions: list[Action] = []
         if request.ended:
             return actions
+        self._release(now, actions)
         self._lanes[request.model].counters.missed(CANCELLED)
-        self._depart(request, now, actions)
+        self._depart([request], now, actions)
         self._start(now, actions)
         return actions
 
@@ -158,8 +166,12 @@ class Batcher:
             self._default = parameters
         lanes = list(self._lanes.values()) if model is None else [self.lane(model)]
         for queue in self._waiting.values():
-            if queue.lane in lanes and self._due_at(queue) <= now:
-                queue.due_at_once = True
+            if queue.lane in lanes:
+                due = self._due_at(queue) <= now
+                for request in queue:
+                    hold = now if due else request.arrived + parameters.max_wait
+                    request.hold_until = min(request.hold_until, hold)
+                queue.changed()
         for lane in lanes:
             lane.parameters = parameters
             lane.passing = parameters.pass_through
@@ -181,10 +193,7 @@ class Batcher:
     def restarted(self, now: float) -> list[Action]:
         """Forget what was learned of the upstream: it was replaced or restarted."""
         for lane in self._lanes.values():
-            lane.seen.clear()
-            lane.estimate = None
-            lane.ceiling = None
-            lane.quarantined = False
+            lane.forget()
         return self.poll(now)
 
     def drain(self, now: float) -> list[Action]:
@@ -196,14 +205,22 @@ class Batcher:
         """Refuse what arrives from here on."""
         self._closed = True
 
+    def admit(self, admission: Admission) -> None:
+        """Replace the queue's bounds; what already waits stays."""
+        self._admission = admission
+
+    def forget(self, model: str) -> None:
+        """Drop a model's lane, counters and all, unless something of it waits or is under way."""
+        lane = self._lanes.get(model)
+        if lane is not None and not lane.queued and not any(batch.lane is lane for batch in self._in_flight):
+            del self._lanes[model]
+
     # ------------------------------------------------------------------------------------------------- questions
 
     def wake_at(self) -> float:
         """When ``poll`` is next needed; ``inf``: not before another event."""
         wake = min(self._deadline, self._hold_until)
-        if self._ghosts and self._ghosts[0] < wake:
-            wake = self._ghosts[0]
-        return wake
+        return min(wake, self._ghosts[0][0]) if self._ghosts else wake
 
     def lane(self, model: str) -> Lane:
         """Return a model's lane, made with the default parameters on first use."""
@@ -214,7 +231,11 @@ class Batcher:
 
     def stats(self, now: float) -> Stats:
         """Snapshot the counters."""
-        busy = self._device_busy + (max(0.0, now - self._busy_since) if self._in_flight or self._ghosts else 0.0)
+        busy = self._device_busy
+        if self._in_flight:
+            busy += now - self._busy_since
+        elif self._ghosts:
+            busy += min(now, max(self._ghosts)[0]) - self._busy_since
         return Stats(
             at=now, device_busy=busy, models={name: lane.counters.snapshot(now) for name, lane in self._lanes.items()}
         )
@@ -242,7 +263,7 @@ class Batcher:
     @property
     def idle(self) -> bool:
         """Whether nothing waits and nothing is under way."""
-        return not self._waiting and not self._in_flight
+        return not self._waiting and not self._in_flight and not any(ghost.rest for _, _, ghost in self._ghosts)
 
     def lanes(self) -> Iterator[Lane]:
         """Every model seen so far."""
@@ -250,15 +271,12 @@ class Batcher:
 
     # ------------------------------------------------------------------------------------------------- admission
 
-    def _refuses(self, lane: Lane, request: Request, now: float) -> Refused | None:
+    def _refuses(self, queue: Queue, request: Request, now: float) -> Refused | None:
         if self._closed:
             return Refused.DRAINING
         if request.deadline <= now:
             return Refused.EXPIRED
-        busy = bool(self._in_flight or self._ghosts)
-        if not self._waiting and not busy:
-            request.exempt = True  # an idle upstream admits all
-            return None
+        request.exempt = not self._in_flight and not self._ghosts
         # 1. Room. Alone in the queue, a request larger than the bounds is still served.
         if self._waiting:
             share = EARLY_REFUSAL if request.priority > Priority.NORMAL else 1.0
@@ -272,73 +290,74 @@ class Batcher:
                 )
             ):
                 return Refused.QUEUE_FULL
-        # 2. Time. Who would be late even on an idle upstream is not refused for the SLO: nobody could serve it better.
+        # 2. Time. An idle upstream admits all, an unknown service time refuses none, and who would be late even on an
+        # idle upstream is not refused for the SLO: nobody could serve it better.
+        lane = queue.lane
         estimate = lane.estimate
-        if estimate is None:
+        if request.exempt or estimate is None:
             return None
-        alone = now + time_of(estimate.times, request.rows)
-        request.sheddable = alone <= request.due
-        limit = self._limit(lane, request)
-        if limit < inf and self._predicted_finish(lane, estimate, request, now) > limit:
+        if lane.shed_slo:
+            request.sheddable = now + self._span(queue, request, estimate) <= request.due
+        limit = min(request.due, request.deadline) if request.sheddable else request.deadline
+        if limit < inf and self._predicted_finish(queue, request, estimate, now) > limit:
             return Refused.LATE
         return None
 
-    def _limit(self, lane: Lane, request: Request) -> float:
-        """Return the time a request must meet not to be shed."""
-        if request.exempt:
-            return inf
-        if lane.shed_slo and request.sheddable and request.due < request.deadline:
-            return request.due
-        return request.deadline
+    def _span(self, queue: Queue, request: Request, estimate: Estimate) -> float:
+        """Service time of a request alone, in as many batches as it needs."""
+        cap = queue.lane.cap
+        if request.rows <= cap or not queue.splits:
+            return time_of(estimate.times, request.rows)
+        rounds = -(-request.rows // (cap * min(estimate.executors, self._slots)))
+        return rounds * time_of(estimate.times, cap)
 
-    def _predicted_finish(self, lane: Lane, estimate: Estimate, request: Request, now: float) -> float:
+    def _predicted_finish(self, queue: Queue, request: Request, estimate: Estimate, now: float) -> float:
         """Predict an arriving request's completion at its position, with full batches before it and its own full.
 
         A full own batch is the pessimistic half of the rule; the drop at dispatch, with the real batch, is the exact
-        half.
+        half. While a slot is free nothing waits but what is held for company, and leaves in time with this request.
         """
-        cap = lane.cap
-        start = self._service_start(estimate.executors, now)
-        if not self._waiting and len(self._in_flight) + len(self._ghosts) < self._slots:
-            return start + time_of(estimate.times, min(request.rows, cap))
-        full = time_of(estimate.times, cap)
+        servers = min(estimate.executors, self._slots)
+        start = self._service_start(servers, now)
+        cap = queue.lane.cap
+        alone = queue.alone
+        own = self._span(queue, request, estimate) if alone or request.rows > cap else 0.0
+        if len(self._in_flight) + len(self._ghosts) < self._slots:
+            rows = request.rows if alone else queue.rows + request.rows
+            return start + max(own, time_of(estimate.times, min(rows, cap)))
+        if not alone:
+            own = max(own, time_of(estimate.times, cap))
         ahead = 0.0
-        for queue in self._waiting.values():
-            other = queue.lane.estimate
-            if other is None:
-                continue
-            rows = queue.rows
-            if len(queue.classes) > 1 or request.priority not in queue.classes:
-                rows = sum(waiting.rows - waiting.taken for waiting in queue if waiting.priority <= request.priority)
-            mine = queue.merge and queue.key == (request.model, request.key)
-            limit = queue.lane.cap if queue.merge else 1
-            batches = rows // limit if mine else -(-rows // limit)
-            ahead += batches * time_of(other.times, limit)
-        batches = -(-request.rows // cap)
-        return start + ahead / estimate.executors + batches * full
+        for other in self._waiting.values():
+            known = other.lane.estimate
+            if known is not None:
+                ahead += other.work(known.times, priority=request.priority, joins=other is queue)
+        return start + ahead / servers + own
 
-    def _service_start(self, executors: int, now: float) -> float:
-        """When the upstream would begin a batch sent now: slots beyond the executors only queue there."""
+    def _service_start(self, servers: int, now: float) -> float:
+        """When the upstream would begin a batch sent now, ``servers`` at a time: more than those only queue there."""
         taken = len(self._in_flight) + len(self._ghosts)
-        if taken < executors:
+        if taken < servers:
             return now
-        finishes = sorted([*(batch.finish for batch in self._in_flight), *self._ghosts])
-        known = [finish for finish in finishes if finish < inf]
-        if len(known) < taken:
-            return now
-        return max(now, known[taken - executors])
+        finishes = [batch.finish for batch in self._in_flight]
+        if self._ghosts:
+            finishes.extend(ghost[0] for ghost in self._ghosts)
+        if taken > 1:
+            finishes.sort()
+        # Those of unknown end come last.
+        return max(now, finishes[taken - servers]) if finishes[-1] < inf else now
 
     def _drain_time(self, now: float) -> float:
         """Predict how long what waits and what is under way will take; a second where that is unknown."""
         total = 0.0
-        executors = 1
+        servers = 1
         for queue in self._waiting.values():
-            if queue.lane.estimate is None:
+            estimate = queue.lane.estimate
+            if estimate is None:
                 return 1.0
-            limit = queue.lane.cap if queue.merge else 1
-            total += -(-queue.rows // limit) * time_of(queue.lane.estimate.times, limit)
-            executors = max(executors, queue.lane.estimate.executors)
-        return self._service_start(executors, now) - now + total / executors
+            total += queue.work(estimate.times)
+            servers = max(servers, min(estimate.executors, self._slots))
+        return self._service_start(servers, now) - now + total / servers
 
     # ------------------------------------------------------------------------------------------------- dispatch
 
@@ -346,28 +365,21 @@ class Batcher:
         """When a queue's next batch is due: ``-inf`` for at once."""
         lane = queue.lane
         estimate = lane.estimate
-        wait = lane.parameters.max_wait
         if (
-            wait <= 0.0
+            lane.parameters.max_wait <= 0.0
             or estimate is None
-            or lane.passing
-            or not queue.merge
-            or queue.due_at_once
-            or self._draining
             or queue.rows >= lane.cap
+            or queue.alone
+            or self._draining
             or (lane.max_tokens is not None and queue.tokens >= lane.max_tokens)
         ):
             return -inf
-        due = inf
-        for head in queue.heads():
-            hold = head.arrived + wait
-            hold = min(hold, head.hold_until)
-            due = min(due, hold)
-        latest = queue.soonest() - time_of(estimate.upper, queue.rows)
-        return min(latest, due)
+        return queue.due_at(estimate.upper)
 
     def _start(self, now: float, actions: list[Action]) -> None:
         """Compose and dispatch while a slot is free and something is due, the most urgent first."""
+        if self._deadline <= now:
+            self._expire(now, actions)
         self._hold_until = inf
         while self._waiting and len(self._in_flight) + len(self._ghosts) < self._slots:
             chosen: Queue | None = None
@@ -392,45 +404,65 @@ class Batcher:
         limit = min(head.deadline, head.due)
         estimate = queue.lane.estimate
         if estimate is not None:
-            limit -= time_of(estimate.times, min(queue.rows, queue.lane.cap))
+            limit -= time_of(estimate.times, head.rows if queue.alone else min(queue.rows, queue.lane.cap))
         return limit + (head.priority - Priority.NORMAL) * self._ageing
 
     def _compose(self, queue: Queue, now: float, actions: list[Action]) -> None:
         """Take the next batch from a queue and dispatch it, leaving behind whom it would make late."""
         lane = queue.lane
         cap = lane.cap
-        alone = lane.passing or not queue.merge
+        alone = queue.alone
+        splits = queue.splits
         budget = lane.max_tokens
         estimate = lane.estimate
-        finish = 0.0
+        ageing = self._ageing
+        shed_slo = lane.shed_slo
+        start = now
+        finish = -inf
         if estimate is not None:
             # Who can't make it with the batch as large as it would be is dropped: late riders only delay the others.
             start = self._service_start(estimate.executors, now)
-            finish = start + time_of(estimate.times, 1 if alone else min(queue.rows, cap))
+            finish = start + time_of(estimate.times, min(queue.rows, cap))
         rides: list[Ride] = []
         rows = tokens = 0
         waited = 0.0
         first_parts = 0
         classes = queue.classes
         while classes:
-            waiting = queue.first(now, self._ageing)
+            waiting = queue.first(now, ageing) if len(classes) > 1 else next(iter(classes.values()))
             request = waiting[0]
-            left = request.rows - request.taken
-            if finish > request.due and finish > self._limit(lane, request) and request.taken == 0:
+            first_row = request.taken
+            left = request.rows - first_row
+            if alone and estimate is not None:
+                finish = start + time_of(estimate.times, min(left, cap) if splits else left)
+            if (
+                (finish > request.deadline or (shed_slo and finish > request.due and request.sheddable))
+                and not request.exempt
+                and not first_row
+            ):
                 self._take(queue, request)
                 request.ended = True
                 lane.counters.missed(Refused.LATE)
                 actions.append(Refusal(request, Refused.LATE, self._drain_time(now)))
                 continue
-            if queue.merge and request.rows > cap:
+            # A request larger than a batch fills what room there is; any other waits for room for all its rows.
+            if splits and request.rows > cap:
                 left = min(left, cap - rows)
-            elif rides and (rows + left > cap or (budget is not None and tokens + request.tokens > budget)):
+            elif rides and rows + left > cap:
                 break
-            start_row = request.taken
-            rides.append((request, start_row, start_row + left))
+            if budget is not None and request.tokens:
+                share = left * request.tokens // request.rows
+                if tokens + share > budget and splits and request.tokens > budget:
+                    left = min(left, (budget - tokens) * request.rows // request.tokens)
+                    if not rides:
+                        left = max(left, 1)  # a row is served whatever its tokens
+                    share = left * request.tokens // request.rows
+                if not left or (rides and tokens + share > budget):
+                    break
+                tokens += share
+            rides.append((request, first_row, first_row + left))
             rows += left
-            tokens += request.tokens
-            if start_row == 0:
+            if not first_row:
                 waited += now - request.arrived
                 first_parts += 1
             request.taken += left
@@ -444,9 +476,11 @@ class Batcher:
                 lane.queued -= 1
                 self._bytes -= request.size
                 self._tokens -= request.tokens
+            elif rows < cap:
+                break  # the token budget cut it
             if alone or rows >= cap:
                 break
-        queue.earliest = None
+        queue.changed()
         if not classes:
             del self._waiting[queue.key]
         if not rides:
@@ -454,7 +488,7 @@ class Batcher:
         counters = lane.counters
         counters.dispatched += first_parts
         counters.queue_seconds += waited
-        self._dispatch(Batch(lane, queue.key, rides[0][0].bucket, rides, rows), now, actions)
+        self._dispatch(Batch(lane, queue.key, rides[0][0].bucket, rides, rows), start, now, actions)
 
     def _take(self, queue: Queue, request: Request) -> None:
         """Take a waiting request out of its queue, undispatched rows and all."""
@@ -465,13 +499,14 @@ class Batcher:
         left = request.rows - request.taken
         queue.rows -= left
         queue.tokens -= request.tokens
-        queue.earliest = None
+        queue.changed()
         queue.lane.queued -= 1
         self._rows -= left
         self._bytes -= request.size
         self._tokens -= request.tokens
 
-    def _dispatch(self, batch: Batch, now: float, actions: list[Action]) -> None:
+    def _dispatch(self, batch: Batch, start: float, now: float, actions: list[Action]) -> None:
+        """Hand a batch to the upstream, which begins it at ``start``."""
         lane = batch.lane
         taken = len(self._in_flight) + len(self._ghosts)
         if not taken:
@@ -480,8 +515,8 @@ class Batcher:
         batch.number = self._batches
         batch.dispatched = now
         batch.in_flight = taken + 1
+        batch.completed_before = self._completed
         if lane.estimate is not None:
-            start = self._service_start(lane.estimate.executors, now)
             batch.finish = start + time_of(lane.estimate.times, batch.rows)
         if (batch.bucket, batch.rows) not in lane.seen:
             lane.seen.add((batch.bucket, batch.rows))
@@ -491,13 +526,33 @@ class Batcher:
 
     # ------------------------------------------------------------------------------------------------- outcomes
 
-    def _succeeded(self, lane: Lane, batch: Batch, now: float, actions: list[Action], *, stalled: bool) -> None:
+    def _sample(self, batch: Batch, now: float) -> None:
+        """Count a service time as it was seen, and as it was if the upstream has fewer executors than were in flight.
+
+        Dispatched as the n-th, with e executors it began when n - e of those before it had completed; when fewer have,
+        e is refuted, and no time at all is counted.
+        """
+        sample, taken = batch.lane.counters.sample, batch.in_flight
+        sample((batch.bucket, batch.rows, taken, 0), now - batch.dispatched)
+        if taken == 1:
+            return
+        completions = self._completions
+        since = self._completed - batch.completed_before
+        for executors in SUPPOSED:
+            if executors >= taken:
+                return
+            before = taken - executors
+            seconds = now - completions[before - since - 1] if before <= since <= len(completions) else 0.0
+            sample((batch.bucket, batch.rows, taken, executors), seconds)
+
+    def _succeeded(self, batch: Batch, now: float, actions: list[Action], *, stalled: bool) -> None:
+        lane = batch.lane
         if stalled:
             lane.counters.stalled += 1
         elif batch.cold:
             lane.counters.cold += 1
         else:
-            lane.counters.sample((batch.bucket, batch.rows, batch.in_flight), now - batch.dispatched)
+            self._sample(batch, now)
         lane.served(batch.rows)
         finished = []
         for request, start, stop in batch.rides:
@@ -511,57 +566,16 @@ class Batcher:
         if batch.family is not None:
             batch.family.succeeded += 1
             if batch.family.succeeded == 2:
-                lane.lower_ceiling(batch.family.largest)
-
-    def _failed(self, lane: Lane, batch: Batch, fault: Fault, now: float, actions: list[Action]) -> None:
-        rides = [ride for ride in batch.rides if not ride[0].ended]
-        unresolved = False
-        if fault.kind is FaultKind.TRANSPORT:
-            if fault.retryable and self._retry_transport and batch.attempt == 1 and rides:
-                again = self._part(batch, rides)
-                again.attempt = 2
-                batch.rest.insert(0, again)
-                return
-        elif fault.kind is FaultKind.SIZE:
-            parts = _halve_rows(rides)
-            if parts is not None:
-                lane.lower_ceiling(batch.rows // 2)
-                batch.rest[:0] = [self._part(batch, part) for part in parts]
-                return
-        elif fault.kind is FaultKind.ITEM and len(rides) > 1:
-            if lane.may_serve_again(batch.rows):
-                middle = len(rides) // 2
-                halves = [self._part(batch, rides[:middle]), self._part(batch, rides[middle:])]
-                family = Family(max(half.rows for half in halves))
-                for half in halves:
-                    half.family = family
-                batch.rest[:0] = halves
-                lane.counters.bisections += 1
-                return
-            unresolved = True
-        elif fault.kind is FaultKind.ROWS and len(batch.rides) > 1:
-            lane.quarantined = True
-        requests = list({id(request): request for request, _, _ in rides}.values())
-        for request in requests:
-            self._depart(request, now, actions)
-        if requests:
-            actions.append(Failure(requests, fault, unresolved))
-
-    def _part(self, batch: Batch, rides: list[Ride]) -> Batch:
-        part = Batch(batch.lane, batch.key, batch.bucket, rides, sum(stop - start for _, start, stop in rides))
-        part.attempt = batch.attempt
-        return part
+                lane.too_large(batch.family.rows, works=batch.family.largest)
 
     def _resume(self, batch: Batch, now: float, actions: list[Action]) -> None:
-        """Give the slot to the next part of a failed batch that still has riders."""
-        while batch.rest:
-            part = batch.rest.pop(0)
-            part.rides = [ride for ride in part.rides if not ride[0].ended]
-            if part.rides:
-                part.rows = sum(stop - start for _, start, stop in part.rides)
-                part.rest = batch.rest
-                self._dispatch(part, now, actions)
-                return
+        """Give the slot to what is left of a batch that failed."""
+        part = next_part(batch.rest)
+        if part is not None:
+            part.rest = batch.rest
+            estimate = part.lane.estimate
+            start = now if estimate is None else self._service_start(estimate.executors, now)
+            self._dispatch(part, start, now, actions)
 
     # ------------------------------------------------------------------------------------------------- departures
 
@@ -569,68 +583,60 @@ class Batcher:
         """End a request; what of it still waits is taken out of its queue."""
         request.ended = True
         if request.taken < request.rows:
-            for queue in self._waiting.values():
-                if request in queue.classes.get(request.priority, ()):
+            for key in ((request.model, request.key), (request.model, ALONE)):
+                queue = self._waiting.get(key)
+                if queue is not None and request in queue.classes.get(request.priority, ()):
                     self._take(queue, request)
                     if not queue.classes:
-                        del self._waiting[queue.key]
-                    break
+                        del self._waiting[key]
+                    return
 
-    def _depart(self, request: Request, now: float, actions: list[Action]) -> None:
-        """End a request wherever it is; a call that nobody waits for is aborted, its slot taken until it would end."""
-        self._end(request)
-        if not request.taken:
+    def _depart(self, requests: list[Request], now: float, actions: list[Action]) -> None:
+        """End requests wherever they are; abort calls that nobody waits for, their slots taken until they would end."""
+        riding = False
+        for request in requests:
+            self._end(request)
+            riding = riding or request.taken > 0
+        if not riding:
             return
-        for batch in list(self._in_flight):
+        for batch in [*self._in_flight]:
             if all(rider.ended for rider, _, _ in batch.rides):
                 batch.aborted = True
                 del self._in_flight[batch]
                 actions.append(Abort(batch))
-                if now < batch.finish < inf and not batch.rest:
-                    heappush(self._ghosts, batch.finish)
-                self._note_idle(now)
-                self._resume(batch, now, actions)
+                if now < batch.finish < inf:
+                    heappush(self._ghosts, (batch.finish, batch.number, batch))
+                else:
+                    self._note_idle(now)
+                    self._resume(batch, now, actions)
 
     def _expire(self, now: float, actions: list[Action]) -> None:
         """End every request whose deadline has passed, waiting or riding, and find the next deadline."""
         live = {id(request): request for queue in self._waiting.values() for request in queue}
-        for batch in self._in_flight:
+        for batch in (*self._in_flight, *(ghost for _, _, ghost in self._ghosts)):
             for part in (batch, *batch.rest):
                 live.update({id(request): request for request, _, _ in part.rides if not request.ended})
-        self._deadline = inf
-        for request in live.values():
-            if request.deadline <= now:
-                self._lanes[request.model].counters.missed(Refused.EXPIRED)
-                self._depart(request, now, actions)
-                actions.append(Refusal(request, Refused.EXPIRED))
-            elif request.deadline < self._deadline:
-                self._deadline = request.deadline
+        expired = [request for request in live.values() if request.deadline <= now]
+        for request in expired:
+            self._lanes[request.model].counters.missed(Refused.EXPIRED)
+            actions.append(Refusal(request, Refused.EXPIRED))
+        self._depart(expired, now, actions)
+        self._deadline = min((request.deadline for request in live.values() if request.deadline > now), default=inf)
 
-    def _release(self, now: float) -> None:
+    def _release(self, now: float, actions: list[Action]) -> None:
         """Free the slots of abandoned calls that the upstream has finished by now."""
-        while self._ghosts and self._ghosts[0] <= now:
-            ended = heappop(self._ghosts)
+        while self._ghosts and self._ghosts[0][0] <= now:
+            ended, _, batch = heappop(self._ghosts)
             self._note_idle(ended)
+            self._note_end(ended)
+            self._resume(batch, now, actions)
+
+    def _note_end(self, now: float) -> None:
+        """Remember when a slot was given back: others began then that had waited for it in the upstream."""
+        self._completed += 1
+        self._completions.append(now)
 
     def _note_idle(self, now: float) -> None:
         """Stop the device clock when nothing is in flight."""
         if not self._in_flight and not self._ghosts:
             self._device_busy += now - self._busy_since
-
-
-def _halve_rows(rides: list[Ride]) -> tuple[list[Ride], list[Ride]] | None:
-    """Split rides into two halves by rows, through a mergeable request if need be; ``None``: a single row, or whole."""
-    total = sum(stop - start for _, start, stop in rides)
-    if total < 2 or (len(rides) == 1 and not rides[0][0].mergeable):
-        return None
-    left: list[Ride] = []
-    right: list[Ride] = []
-    room = total // 2
-    for request, start, stop in rides:
-        cut = min(max(start, start + room), stop)
-        if cut > start:
-            left.append((request, start, cut))
-        if cut < stop:
-            right.append((request, cut, stop))
-        room -= cut - start
-    return left, right

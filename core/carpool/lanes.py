@@ -6,6 +6,7 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING
 
+from carpool.riding import time_of
 from carpool.statistics import Counters
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ PROBE_AFTER = 50
 class Queue:
     """Requests with one key, by priority class, first come, first served."""
 
-    __slots__ = ("classes", "due_at_once", "earliest", "key", "lane", "merge", "rows", "tokens")
+    __slots__ = ("_class_rows", "_hold", "_soonest", "_stale", "classes", "key", "lane", "merge", "rows", "tokens")
 
     def __init__(self, key: Hashable, lane: Lane, *, merge: bool) -> None:
         self.key = key
@@ -34,36 +35,52 @@ class Queue:
         self.classes: dict[int, deque[Request]] = {}
         self.rows = 0
         self.tokens = 0
-        self.earliest: float | None = inf
-        """Least of due time and deadline over who waits; ``None``: not known, to be looked up."""
-        self.due_at_once = False
-        """Work that was due when the parameters changed stays due."""
-
-    def heads(self) -> list[Request]:
-        """Return the oldest of each class."""
-        return [waiting[0] for waiting in self.classes.values()]
+        self._hold = inf
+        self._soonest = inf
+        self._stale = False
+        self._class_rows: dict[int, int] | None = None  # None: to be summed up
 
     def __iter__(self) -> Iterator[Request]:
         for waiting in self.classes.values():
             yield from waiting
 
+    @property
+    def alone(self) -> bool:
+        """Whether each of its requests makes a batch of its own now."""
+        return not self.merge or self.lane.passing or self.lane.quarantined
+
+    @property
+    def splits(self) -> bool:
+        """Whether requests larger than a batch may be cut."""
+        return self.merge and not self.lane.quarantined
+
     def add(self, request: Request) -> None:
         """Append at the end of its class."""
-        waiting = self.classes.get(request.priority)
+        priority = request.priority
+        waiting = self.classes.get(priority)
         if waiting is None:
-            waiting = self.classes[request.priority] = deque()
+            waiting = self.classes[priority] = deque()
         waiting.append(request)
         self.rows += request.rows
         self.tokens += request.tokens
-        if self.earliest is not None:
+        self._class_rows = None
+        if not self._stale:
             limit = min(request.deadline, request.due)
-            self.earliest = min(self.earliest, limit)
+            self._soonest = min(self._soonest, limit)
+            self._hold = min(self._hold, request.hold_until)
 
-    def soonest(self) -> float:
-        """Return the least of due time and deadline over who waits."""
-        if self.earliest is None:
-            self.earliest = min(min(request.due, request.deadline) for request in self)
-        return self.earliest
+    def changed(self) -> None:
+        """Note that requests left or that what they wait for changed."""
+        self._stale = True
+        self._class_rows = None
+
+    def due_at(self, upper: tuple[float, ...]) -> float:
+        """When holding ends: with the first hold, or where longer would make a rider late (service: ``upper``)."""
+        if self._stale:
+            self._hold = min(request.hold_until for request in self)
+            self._soonest = min(min(request.due, request.deadline) for request in self)
+            self._stale = False
+        return min(self._hold, self._soonest - time_of(upper, self.rows))
 
     def first(self, now: float, ageing: float) -> deque[Request]:
         """Return the class whose head goes first: by priority, one class up for every ``ageing`` seconds waited."""
@@ -74,13 +91,39 @@ class Queue:
             key=lambda waiting: (waiting[0].priority - (now - waiting[0].arrived) / ageing, waiting[0].arrived),
         )
 
+    def _rows_by_class(self) -> dict[int, int]:
+        if self._class_rows is None:
+            self._class_rows = {
+                level: sum(request.rows - request.taken for request in waiting)
+                for level, waiting in self.classes.items()
+            }
+        return self._class_rows
+
+    def work(self, times: tuple[float, ...], *, priority: int | None = None, joins: bool = False) -> float:
+        """Device seconds of what waits, or of that in classes up to ``priority``.
+
+        ``joins``: for a request that will itself be in the last, partial batch, so that only full ones go before it.
+        """
+        if self.alone:
+            count = sum(
+                len(waiting) for level, waiting in self.classes.items() if priority is None or level <= priority
+            )
+            return count * time_of(times, -(-self.rows // count)) if count else 0.0
+        rows = self.rows
+        if priority is not None and (len(self.classes) > 1 or priority not in self.classes):
+            rows = sum(waiting for level, waiting in self._rows_by_class().items() if level <= priority)
+        cap = self.lane.cap
+        full, part = divmod(rows, cap)
+        ahead = full * time_of(times, cap) if full else 0.0
+        return ahead + time_of(times, part) if part and not joins else ahead
+
 
 class Lane:
     """One model: its parameters, what is believed of its service time, what went wrong with it, and its counters."""
 
     __slots__ = (
         "at_ceiling", "ceiling", "counters", "estimate", "extra_rows", "max_batch", "max_tokens", "name", "parameters",
-        "passing", "probe_after", "quarantined", "queued", "seen", "served_rows", "shed_slo", "sheds",
+        "passing", "probe_after", "proven", "quarantined", "queued", "seen", "served_rows", "shed_slo",
     )  # fmt: skip
 
     def __init__(self, name: str, parameters: Parameters) -> None:
@@ -98,6 +141,8 @@ class Lane:
         self.ceiling: int | None = None
         """Rows above which a batch is believed to be too large for the upstream, from size faults."""
         self.at_ceiling = 0
+        self.proven = 0
+        """The ceiling before the last try of a higher one, which ``PROBE_AFTER`` batches proved; 0: none tried."""
         self.probe_after = PROBE_AFTER
         self.extra_rows = 0
         self.served_rows = 0
@@ -124,11 +169,15 @@ class Lane:
         self.extra_rows += rows
         return True
 
-    def lower_ceiling(self, rows: int) -> None:
-        """Learn that more than ``rows`` is too much."""
-        if self.ceiling is not None:
+    def too_large(self, rows: int, *, works: int) -> None:
+        """Learn that ``rows`` at once is too much, while ``works`` is not."""
+        if 0 < self.proven < rows:
+            # The try of a row more failed: back to where it started, and longer until the next.
+            self.ceiling = self.proven
             self.probe_after *= 2
-        self.ceiling = max(1, rows if self.ceiling is None else min(rows, self.ceiling))
+        else:
+            self.ceiling = works if self.ceiling is None else min(works, self.ceiling)
+            self.proven = 0
         self.at_ceiling = 0
 
     def served(self, rows: int) -> None:
@@ -138,6 +187,16 @@ class Lane:
             self.at_ceiling += 1
             if self.at_ceiling >= self.probe_after:
                 self.at_ceiling = 0
+                self.proven = self.ceiling
                 self.ceiling += max(1, self.ceiling // 8)
                 if self.ceiling >= self.parameters.max_batch:
                     self.ceiling = None
+
+    def forget(self) -> None:
+        """Forget what was learned of the model: its server was replaced."""
+        self.seen.clear()
+        self.estimate = None
+        self.ceiling = None
+        self.at_ceiling = self.proven = 0
+        self.probe_after = PROBE_AFTER
+        self.quarantined = False

@@ -64,7 +64,7 @@ class Request:
         self.mergeable = mergeable
         self.payload = payload
         self.hold_until = arrived
-        """When it stops waiting for company; set on admission."""
+        """When it stops waiting for company; set on admission, and only ever brought forward."""
         self.exempt = False
         """Whether it arrived at an idle upstream and so is never shed. Set on admission."""
         self.sheddable = False
@@ -84,8 +84,8 @@ class Batch:
     """Rows that go to the upstream in one call. As an action: send it, then report it ``complete``."""
 
     __slots__ = (
-        "aborted", "attempt", "bucket", "cold", "dispatched", "family", "finish", "in_flight", "key", "lane", "number",
-        "rest", "rides", "rows",
+        "aborted", "attempt", "bucket", "cold", "completed_before", "dispatched", "family", "finish", "in_flight", "key",
+        "lane", "number", "rest", "rides", "rows",
     )  # fmt: skip
 
     def __init__(self, lane: Lane, key: Hashable, bucket: int, rides: list[Ride], rows: int) -> None:
@@ -99,6 +99,8 @@ class Batch:
         self.dispatched = 0.0
         self.in_flight = 1
         """Batches in flight at its dispatch, itself included."""
+        self.completed_before = 0
+        """Calls that had ended by then."""
         self.finish = inf
         """Predicted; ``inf`` while its service time is unknown."""
         self.cold = False
@@ -122,10 +124,13 @@ class Batch:
 class Family:
     """The two halves of a batch that failed: when both succeed, its size was the fault."""
 
-    __slots__ = ("largest", "succeeded")
+    __slots__ = ("largest", "rows", "succeeded")
 
-    def __init__(self, largest: int) -> None:
+    def __init__(self, rows: int, largest: int) -> None:
+        self.rows = rows
+        """Of the batch that failed."""
         self.largest = largest
+        """Rows of the larger half."""
         self.succeeded = 0
 
 
@@ -135,7 +140,7 @@ class FaultKind(StrEnum):
     ITEM = "item"
     """One rider's: bisect."""
     SIZE = "size"
-    """The batch is too large: halve it and lower the ceiling."""
+    """The batch is too large: halve it, through a request if need be; lower the ceiling when both halves succeed."""
     SHARED = "shared"
     """Every rider's alike: all get the answer."""
     ROWS = "rows"
@@ -169,8 +174,8 @@ class Refused(StrEnum):
     """Why a request got no service."""
 
     QUEUE_FULL = "queue-full"
-    LATE = "late"
-    """It is predicted to miss the time it must meet."""
+    LATE = "predicted-late"
+    """It is predicted to miss the time it must meet; answers that came late are counted apart."""
     EXPIRED = "expired"
     """Its deadline passed."""
     DRAINING = "draining"

@@ -1,0 +1,289 @@
+"""A driver with an upstream of its own around the Batcher, which checks every action: for Hypothesis and for the soak.
+
+``Driver`` plays the sidecar: it carries out actions, keeps its own account of who waits, rides and has ended, and fails
+an assertion at the first that does not add up. ``random_step`` draws one stimulus.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from carpool.batching import ALONE, Batcher
+from carpool.lanes import EXTRA_ROWS, EXTRA_SHARE
+from carpool.policy import Admission, Duration, Parameters, Quantity
+from carpool.riding import (
+    Abort,
+    Action,
+    Batch,
+    Estimate,
+    Failure,
+    Fault,
+    FaultKind,
+    Finish,
+    Refusal,
+    Refused,
+    Request,
+)
+
+if TYPE_CHECKING:
+    from random import Random
+
+MODELS = ("a", "b")
+ADMISSION = Admission(max_queued_rows=60, max_queued_bytes=Quantity(4000), max_queued_tokens=3000)
+
+
+def estimate(base: float = 0.005, row: float = 0.0005, executors: int = 1) -> Estimate:
+    times = tuple(base + row * rows for rows in range(65))
+    return Estimate(times, tuple(time * 1.1 for time in times), executors)
+
+
+class Driver:
+    """Carries out what a Batcher asks for and holds it to its word."""
+
+    def __init__(self, *, retry_transport: bool = True, admission: Admission = ADMISSION) -> None:
+        self.now = 0.0
+        self.admission = admission
+        self.retry_transport = retry_transport
+        self.batcher = Batcher(admission=admission, ageing=0.2, retry_transport=retry_transport)
+        self.live: dict[Request, list[tuple[int, int]]] = {}
+        """Every request that has not ended, with the spans of it that were answered."""
+        self.sent: dict[Request, int] = {}
+        """Rows of each live request that were dispatched for the first time, in order from 0."""
+        self.calls: dict[Batch, None] = {}
+        self.ended: Counter[str] = Counter()
+        self.arrivals = 0
+        self.max_tokens: int | None = None
+        self.again_rows = 0
+        self.size_rows = 0
+
+    # ------------------------------------------------------------------------------------------------- stimuli
+
+    def arrive(self, **fields: Any) -> Request:
+        request = Request(arrived=self.now, **fields)
+        self.arrivals += 1
+        self.live[request] = []
+        self.sent[request] = 0
+        self.obey(self.batcher.arrive(request, self.now))
+        return request
+
+    def cancel(self, request: Request) -> None:
+        del self.live[request]
+        self.ended["cancelled"] += 1
+        self.obey(self.batcher.cancel(request, self.now))
+        assert self.batcher.cancel(request, self.now) == []
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, polling whenever the Batcher wants it."""
+        until = self.now + seconds
+        while (wake := self.batcher.wake_at()) <= until:
+            assert wake > self.now, "poll left something due"
+            self.now = wake
+            self.obey(self.batcher.poll(self.now))
+        self.now = until
+
+    def skip(self, seconds: float) -> None:
+        """Let time pass without a poll, as when the host pauses."""
+        self.now += seconds
+        self.obey(self.batcher.poll(self.now))
+
+    def complete(self, batch: Batch, fault: Fault | None = None, *, stalled: bool = False) -> None:
+        del self.calls[batch]
+        self.obey(
+            self.batcher.complete(batch, self.now, fault=fault, stalled=stalled),
+            completed=batch if fault is None else None,
+        )
+
+    def configure(self, parameters: Parameters, model: str | None = None) -> None:
+        self.obey(self.batcher.configure(parameters, self.now, model=model))
+
+    def learn(self, model: str, belief: Estimate | None, *, shed_slo: bool) -> None:
+        self.obey(self.batcher.learn(model, belief, self.now, shed_slo=shed_slo))
+
+    def restarted(self) -> None:
+        self.obey(self.batcher.restarted(self.now))
+
+    def budget(self, model: str, max_tokens: int | None) -> None:
+        self.batcher.lane(model).max_tokens = max_tokens
+        self.obey(self.batcher.poll(self.now))
+
+    def quiesce(self) -> None:
+        """Complete every call and poll on time, with no new stimulus: everything must end."""
+        for _ in range(10_000):
+            if self.calls:
+                self.complete(next(iter(self.calls)))
+            elif self.batcher.wake_at() < inf:
+                self.advance(self.batcher.wake_at() - self.now)
+            else:
+                break
+        assert not self.live, "requests were forgotten"
+        assert self.batcher.idle
+        assert self.batcher.in_flight == self.batcher.queued_rows == self.batcher.queued_bytes == 0
+
+    # ------------------------------------------------------------------------------------------------- effects
+
+    def obey(self, actions: list[Action], *, completed: Batch | None = None) -> None:
+        for action in actions:
+            match action:
+                case Batch():
+                    self._send(action)
+                case Finish():
+                    assert action.batch is completed
+                    self._answer(action)
+                case Failure():
+                    assert action.requests
+                    for request in action.requests:
+                        self._end(request, "failed")
+                        self.batcher.lane(request.model).counters.answered(
+                            request.arrived, request.due, self.now, ok=False
+                        )
+                case Refusal():
+                    self._end(action.request, action.reason.value)
+                    assert action.reason is not Refused.EXPIRED or action.request.deadline <= self.now
+                    assert not (action.reason is Refused.LATE and action.request.exempt), (
+                        "shed though it met an idle upstream"
+                    )
+                    assert 0 <= action.retry_after < inf
+                case Abort():
+                    del self.calls[action.batch]
+                    assert all(request not in self.live for request, _, _ in action.batch.rides)
+        self.check()
+
+    def _end(self, request: Request, how: str) -> None:
+        assert request.ended
+        del self.live[request]  # KeyError: it ended twice
+        self.ended[how] += 1
+
+    def _send(self, batch: Batch) -> None:
+        lane = batch.lane
+        rides = batch.rides
+        assert rides
+        assert batch.rows == sum(stop - start for _, start, stop in rides)
+        # Only equal keys ride together, each request once, and only who still waits for an answer.
+        assert len({(request.model, request.key, request.mergeable) for request, _, _ in rides}) == 1
+        assert len({request for request, _, _ in rides}) == len(rides)
+        assert all(request in self.live and request.deadline > self.now for request, _, _ in rides)
+        uncut = lane.quarantined or batch.key == (lane.name, ALONE)
+        if uncut:
+            assert len(rides) == 1
+        else:
+            assert batch.rows <= lane.cap
+        fresh = [ride for ride in rides if ride[1] == self.sent[ride[0]]]
+        if fresh:
+            # Rows go out in order and without gaps; only retries and parts of failed batches repeat rows.
+            assert fresh == rides
+            assert not lane.passing or len(rides) == 1
+            for request, start, stop in rides:
+                assert 0 <= start < stop <= request.rows
+                self.sent[request] = stop
+            tokens = sum((stop - start) * request.tokens // request.rows for request, start, stop in rides)
+            assert self.max_tokens is None or tokens <= self.max_tokens or batch.rows == 1 or len(rides) == 1
+            assert self.batcher.in_flight <= self.batcher.slots
+        else:
+            for request, _, stop in rides:
+                assert stop <= self.sent[request]
+        self.calls[batch] = None
+
+    def _answer(self, finish: Finish) -> None:
+        complete = []
+        for request, start, stop in finish.batch.rides:
+            if request not in self.live:
+                continue
+            spans = self.live[request]
+            spans.append((start, stop))
+            if sum(end - begin for begin, end in spans) == request.rows:
+                complete.append(request)
+                # Every row exactly once.
+                assert [row for begin, end in sorted(spans) for row in range(begin, end)] == list(range(request.rows))
+        assert list(finish.requests) == complete
+        for request in complete:
+            self._end(request, "answered")
+            self.batcher.lane(request.model).counters.answered(request.arrived, request.due, self.now, ok=True)
+
+    def check(self) -> None:
+        """Compare the Batcher's account with the driver's."""
+        batcher = self.batcher
+        waiting = [request for request in self.live if request.taken < request.rows]
+        assert batcher.queued_rows == sum(request.rows - request.taken for request in waiting)
+        assert batcher.queued_bytes == sum(request.size for request in waiting)
+        assert batcher._tokens == sum(request.tokens for request in waiting)
+        assert len(batcher._in_flight) == len(self.calls)
+        assert all(request.taken == self.sent[request] for request in self.live)
+        assert all(any(request in self.live for request, _, _ in batch.rides) for batch in self.calls)
+
+    def check_totals(self) -> None:
+        """Hits, misses and the living add up to arrivals; what was served twice stays within its budget."""
+        self.sent = {request: self.sent[request] for request in self.live}
+        stats = self.batcher.stats(self.now)
+        hits = sum(model.hits for model in stats.models.values())
+        misses = sum(sum(model.misses.values()) for model in stats.models.values())
+        assert self.arrivals == sum(model.arrivals for model in stats.models.values())
+        assert self.arrivals == hits + misses + len(self.live) == sum(self.ended.values()) + len(self.live)
+        assert 0.0 <= stats.device_busy <= self.now + 1e-6
+        for lane in self.batcher.lanes():
+            assert lane.extra_rows <= EXTRA_ROWS + EXTRA_SHARE * lane.served_rows
+            assert lane.queued == sum(r.taken < r.rows and r.model == lane.name for r in self.live)
+
+
+FAULTS = (*(Fault(kind) for kind in FaultKind), Fault(FaultKind.TRANSPORT, retryable=True))
+
+
+def random_parameters(random: Random) -> Parameters:
+    return Parameters(
+        max_batch=random.choice((1, 2, 4, 8, 16)),
+        max_wait=Duration(random.choice((0.0, 0.005, 0.05))),
+        max_in_flight=random.choice((1, 1, 2, 4)),
+        pass_through=random.random() < 0.15,
+    )
+
+
+def random_request(random: Random, now: float) -> dict[str, Any]:
+    mergeable = random.random() < 0.9
+    rows = random.choice((1, 1, 1, 2, 3, 7, 20))
+    return {
+        "key": random.choice(("k", "l")),
+        "model": random.choice(MODELS),
+        "rows": rows,
+        "due": now + 0.05,
+        "deadline": now + random.choice((0.004, 0.03, 0.2, 10.0, inf)),
+        "priority": random.choice((1, 2, 2, 3)),
+        "size": random.choice((0, 100, 1000)),
+        "tokens": rows * random.choice((0, 1, 30)),
+        "mergeable": mergeable,
+    }
+
+
+def random_step(driver: Driver, random: Random) -> None:
+    """Do one thing that can happen to a Batcher."""
+    draw = random.random()
+    if draw < 0.45:
+        driver.arrive(**random_request(random, driver.now))
+    elif draw < 0.70 and driver.calls:
+        batch = random.choice(list(driver.calls))
+        fault = random.choice(FAULTS) if random.random() < 0.15 else None
+        if fault is not None and fault.kind is FaultKind.ROWS and random.random() < 0.9:
+            fault = None  # a quarantine ends all merging until a restart
+        driver.complete(batch, fault, stalled=random.random() < 0.05)
+    elif draw < 0.90:
+        driver.advance(random.choice((0.0, 0.0004, 0.002, 0.01, 0.1)))
+    elif draw < 0.93:
+        driver.skip(random.choice((0.001, 0.02, 0.3)))
+    elif draw < 0.96 and driver.live:
+        driver.cancel(random.choice(list(driver.live)))
+    elif draw < 0.975:
+        driver.configure(random_parameters(random), random.choice((None, *MODELS)))
+    elif draw < 0.99:
+        belief = random.choice((None, estimate(), estimate(0.001, 0.004), estimate(executors=4)))
+        driver.learn(random.choice(MODELS), belief, shed_slo=random.random() < 0.5)
+    elif draw < 0.992:
+        driver.max_tokens = random.choice((None, 40, 200))
+        for model in MODELS:
+            driver.budget(model, driver.max_tokens)
+    elif draw < 0.997:
+        driver.restarted()
+    elif draw < 0.9985:
+        driver.check_totals()
+    else:
+        driver.quiesce()
+        driver.check_totals()

@@ -1,0 +1,1129 @@
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from math import inf
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from machine import FAULTS, MODELS, Driver, estimate, random_parameters, random_request
+from soak import soak
+
+from carpool.batching import Batcher
+from carpool.policy import Admission, Duration, Parameters, Quantity
+from carpool.riding import (
+    Abort,
+    Action,
+    Batch,
+    Estimate,
+    Failure,
+    Fault,
+    FaultKind,
+    Finish,
+    Refusal,
+    Refused,
+    Request,
+)
+from carpool.statistics import CANCELLED
+
+ITEM = Fault(FaultKind.ITEM, detail="bad row")
+SIZE = Fault(FaultKind.SIZE)
+RESET = Fault(FaultKind.TRANSPORT, retryable=True)
+
+
+def batcher(max_batch: int = 8, max_wait: float = 0.0, slots: int = 1, **fields: Any) -> Batcher:
+    return Batcher(Parameters(max_batch=max_batch, max_wait=Duration(max_wait), max_in_flight=slots), **fields)
+
+
+def held(max_batch: int = 8, max_wait: float = 0.02, slots: int = 1, **fields: Any) -> Batcher:
+    """One that waits for company: it knows its service time, 5 ms + 0.5 ms a row."""
+    result = batcher(max_batch, max_wait, slots, **fields)
+    result.learn("m", estimate(), 0.0)
+    return result
+
+
+def request(now: float = 0.0, *, rows: int = 1, slo: float = 0.05, **fields: Any) -> Request:
+    return Request(**{"key": "k", "model": "m", "arrived": now, "due": now + slo, "rows": rows, **fields})
+
+
+def send(to: Batcher, now: float, *requests: Request) -> list[Action]:
+    return [action for each in requests for action in to.arrive(each, now)]
+
+
+def batches(actions: list[Action]) -> list[Batch]:
+    return [action for action in actions if isinstance(action, Batch)]
+
+
+def riders(batch: Batch) -> list[Request]:
+    return [rider for rider, _, _ in batch.rides]
+
+
+def refusals(actions: list[Action]) -> list[tuple[Request, Refused]]:
+    return [(action.request, action.reason) for action in actions if isinstance(action, Refusal)]
+
+
+def occupied(to: Batcher, now: float = 0.0) -> Batch:
+    """Fill the one slot, so that what comes next waits."""
+    (batch,) = batches(to.arrive(request(now, key="first"), now))
+    return batch
+
+
+def one_after_another(to: Batcher, running: Batch) -> list[Batch]:
+    """Complete what runs until nothing waits; what was dispatched meanwhile."""
+    sent: list[Batch] = []
+    while following := batches(to.complete(running, 0.01)):
+        (running,) = following
+        sent.append(running)
+    return sent
+
+
+# ------------------------------------------------------------------------------------------------- rules 1 to 3
+
+
+def test_rule_1_only_equal_keys_and_models_merge() -> None:
+    to = batcher()
+    first = occupied(to)
+    asked = [request(key="k"), request(key="l"), request(key="k"), request(key="k", model="other")]
+    assert send(to, 0.0, *asked) == []
+    groups = [riders(batch) for batch in one_after_another(to, first)]
+    assert groups == [[asked[0], asked[2]], [asked[1]], [asked[3]]]
+
+
+def test_rule_2_rows_count_and_not_requests() -> None:
+    to = batcher(max_batch=8)
+    first = occupied(to)
+    asked = [request(rows=3), request(rows=4), request(rows=2)]
+    send(to, 0.0, *asked)
+    (batch,) = batches(to.complete(first, 0.01))
+    assert riders(batch) == asked[:2]
+    assert batch.rows == 7
+
+
+def test_rule_2_a_larger_request_is_split_at_the_cap_and_ends_with_its_last_row() -> None:
+    to = batcher(max_batch=8)
+    large = request(rows=20)
+    (batch,) = batches(to.arrive(large, 0.0))
+    spans = []
+    finished: list[Request] = []
+    while True:
+        spans += [(start, stop) for _, start, stop in batch.rides]
+        actions = to.complete(batch, 0.01)
+        (finish,) = (action for action in actions if isinstance(action, Finish))
+        finished += finish.requests
+        if not batches(actions):
+            break
+        assert finished == []
+        (batch,) = batches(actions)
+    assert spans == [(0, 8), (8, 16), (16, 20)]
+    assert finished == [large]
+
+
+def test_rule_2_the_last_part_of_a_split_request_takes_others_along() -> None:
+    to = batcher(max_batch=8)
+    large, small = request(rows=10), request(rows=3)
+    (batch,) = batches(to.arrive(large, 0.0))
+    to.arrive(small, 0.0)
+    (batch,) = batches(to.complete(batch, 0.01))
+    assert batch.rides == [(large, 8, 10), (small, 0, 3)]
+
+
+def test_rule_2_tei_array_inputs_do_not_slip_past_the_cap() -> None:
+    to = batcher(max_batch=4)
+    first = occupied(to)
+    send(to, 0.0, request(rows=3), request(rows=100))
+    (batch,) = batches(to.complete(first, 0.01))
+    assert batch.rows == 4
+
+
+@pytest.mark.parametrize("passing", [False, True])
+def test_rule_2_a_model_s_own_cap_holds(passing: bool) -> None:
+    to = Batcher(Parameters(max_batch=16, pass_through=passing))
+    to.lane("m").max_batch = 4
+    (batch,) = batches(to.arrive(request(rows=10), 0.0))
+    assert batch.rows == 4
+
+
+def test_rule_2_the_token_budget_bounds_batches_and_cuts_requests_larger_than_it() -> None:
+    to = batcher(max_batch=100)
+    to.lane("m").max_tokens = 50
+    first = occupied(to)
+    send(to, 0.0, request(rows=1, tokens=30), request(rows=10, tokens=100))
+    (batch,) = batches(to.complete(first, 0.01))
+    assert [(start, stop) for _, start, stop in batch.rides] == [(0, 1), (0, 2)]  # 30 + 2 rows of 10
+    (batch,) = batches(to.complete(batch, 0.02))
+    assert [(start, stop) for _, start, stop in batch.rides] == [(2, 7)]
+    (batch,) = batches(to.complete(batch, 0.03))
+    assert [(start, stop) for _, start, stop in batch.rides] == [(7, 10)]
+
+
+def test_rule_3_without_a_batch_axis_requests_ride_alone_and_whole() -> None:
+    to = batcher(max_batch=4)
+    first = occupied(to)
+    asked = [request(mergeable=False, rows=6), request(mergeable=False)]
+    send(to, 0.0, *asked)
+    (one,) = batches(to.complete(first, 0.01))
+    (two,) = batches(to.complete(one, 0.02))
+    assert (one.rides, two.rides) == ([(asked[0], 0, 6)], [(asked[1], 0, 1)])
+    assert one.whole
+    assert two.whole
+
+
+# ------------------------------------------------------------------------------------------------- rules 4 and 5
+
+
+def test_rule_4_ray_the_next_batch_grows_until_a_slot_is_free() -> None:
+    to = batcher(max_batch=8)
+    first = occupied(to)
+    asked = [request(now / 1000) for now in range(1, 6)]
+    for each in asked:
+        assert to.arrive(each, each.arrived) == []
+        assert to.poll(each.arrived) == []
+    (batch,) = batches(to.complete(first, 0.01))
+    assert riders(batch) == asked
+
+
+def test_rule_4_slots_bound_the_batches_in_flight() -> None:
+    to = batcher(max_batch=1, slots=3)
+    sent = batches(send(to, 0.0, *(request() for _ in range(5))))
+    assert len(sent) == to.in_flight == 3
+    assert [batch.in_flight for batch in sent] == [1, 2, 3]
+    assert len(batches(to.complete(sent[1], 0.01))) == 1
+    assert to.in_flight == 3
+
+
+def test_rule_5_kserve_zero_wait_is_work_conserving_when_idle() -> None:
+    to = held(max_wait=0.0)
+    assert batches(to.arrive(request(), 0.0))
+
+
+def test_rule_5_due_when_full() -> None:
+    to = held(max_batch=4)
+    assert send(to, 0.0, *(request() for _ in range(3))) == []
+    (batch,) = batches(to.arrive(request(0.001), 0.001))
+    assert batch.rows == 4
+
+
+def test_rule_5_due_when_the_token_budget_is_full() -> None:
+    to = held(max_batch=64)
+    to.lane("m").max_tokens = 100
+    assert to.arrive(request(tokens=60), 0.0) == []
+    assert batches(to.arrive(request(tokens=60), 0.0))
+
+
+def test_rule_5_due_at_the_age_of_the_oldest() -> None:
+    to = held(max_wait=0.02)
+    oldest = request(0.0)
+    assert to.arrive(oldest, 0.001) == []  # the age counts from its last byte
+    assert to.arrive(request(0.015), 0.015) == []
+    assert to.wake_at() == pytest.approx(0.02)
+    assert to.poll(0.0199) == []
+    (batch,) = batches(to.poll(to.wake_at()))
+    assert batch.rows == 2
+
+
+def test_rule_5_a_later_key_never_postpones_an_earlier_one() -> None:
+    to = held(max_wait=0.02)
+    to.arrive(request(0.0, key="k"), 0.0)
+    to.arrive(request(0.01, key="l"), 0.01)
+    assert to.wake_at() == pytest.approx(0.02)
+    (batch,) = batches(to.poll(0.02))
+    assert batch.rows == 1
+    to.complete(batch, 0.025)
+    assert to.wake_at() == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("limit", ["due", "deadline"])
+def test_rule_5_due_when_longer_would_make_a_rider_late(limit: str) -> None:
+    # Two rows take 6 ms, seldom more than 6.6: to be there at 15 ms, they leave at 8.4.
+    to = held(max_wait=0.02)
+    to.arrive(request(0.0), 0.0)
+    to.arrive(request(0.0, **{limit: 0.015}), 0.0)
+    assert to.wake_at() == pytest.approx(0.0084)
+    assert batches(to.poll(to.wake_at()))
+
+
+def test_rule_5_company_brings_the_last_moment_forward() -> None:
+    to = held(max_wait=0.02)
+    to.arrive(request(0.0, due=0.015), 0.0)
+    to.arrive(request(0.008, rows=5), 0.008)  # 6 rows: 8.8 ms
+    to.poll(0.008)
+    assert to.in_flight == 1
+
+
+def test_rule_5_nothing_is_held_while_the_service_time_is_unknown() -> None:
+    to = held()
+    to.arrive(request(), 0.0)
+    assert batches(to.learn("m", None, 0.001))
+    assert batches(batcher(max_wait=0.02).arrive(request(), 0.0))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Parameters(max_batch=64, max_wait=Duration(0.01)), Parameters(max_batch=64, max_wait=Duration(0.1))),
+        (Parameters(max_batch=2), Parameters(max_batch=64, max_wait=Duration(0.1))),
+        (Parameters(pass_through=True), Parameters(max_batch=64, max_wait=Duration(0.1))),
+    ],
+    ids=["longer wait", "zero wait to wait", "pass-through to batches"],
+)
+def test_rule_5_new_parameters_never_postpone_queued_work(before: Parameters, after: Parameters) -> None:
+    to = Batcher(before)
+    to.learn("m", estimate(), 0.0)
+    first = batches(to.arrive(request(slo=1.0), 0.0)) or batches(to.poll(to.wake_at()))
+    waiting = request(0.01, slo=1.0)
+    to.arrive(waiting, 0.01)
+    to.configure(after, 0.011)
+    actions = to.complete(first[0], 0.02)
+    assert [riders(batch) for batch in batches(actions)] == [[waiting]]
+
+
+def test_rule_5_a_shorter_wait_in_between_is_not_taken_back() -> None:
+    to = held(max_wait=0.02)
+    to.arrive(request(slo=1.0), 0.0)
+    to.configure(Parameters(max_wait=Duration(0.005)), 0.001)
+    to.configure(Parameters(max_wait=Duration(0.1)), 0.002)
+    assert to.wake_at() == pytest.approx(0.005)
+    (batch,) = batches(to.poll(0.005))
+    to.complete(batch, 0.01)
+    to.arrive(request(0.01, slo=1.0), 0.01)
+    assert to.wake_at() == pytest.approx(0.11)  # only what waited keeps the old wait
+
+
+def test_rule_5_a_drain_holds_nothing() -> None:
+    to = held()
+    to.arrive(request(), 0.0)
+    assert batches(to.drain(0.001))
+    to.close()
+    assert refusals(to.arrive(request(0.002), 0.002))[0][1] is Refused.DRAINING
+
+
+# ------------------------------------------------------------------------------------------------- rule 6
+
+
+def test_rule_6_first_come_first_served_inside_a_class() -> None:
+    to = batcher(max_batch=2)
+    first = occupied(to)
+    asked = [request() for _ in range(4)]
+    send(to, 0.0, *asked)
+    (batch,) = batches(to.complete(first, 0.01))
+    assert riders(batch) == asked[:2]
+
+
+def test_rule_6_higher_classes_go_first() -> None:
+    to = batcher(max_batch=1)
+    first = occupied(to)
+    low, normal, high = (request(priority=priority) for priority in (3, 2, 1))
+    send(to, 0.0, low, normal, high)
+    order = [rider for batch in one_after_another(to, first) for rider in riders(batch)]
+    assert order == [high, normal, low]
+
+
+def test_rule_6_no_class_starves() -> None:
+    # One class a second: a low request of age 2 s goes before a fresh high one.
+    to = batcher(max_batch=1, ageing=1.0)
+    running = occupied(to)
+    low = request(0.0, priority=3)
+    to.arrive(low, 0.0)
+    for step in range(1, 40):
+        now = step * 0.1
+        to.arrive(request(now, priority=1), now)
+        (running,) = batches(to.complete(running, now))
+        if riders(running) == [low]:
+            break
+    assert now == pytest.approx(2.0)
+
+
+def test_rule_6_the_most_urgent_key_goes_first() -> None:
+    to = held(max_wait=0.0)
+    first = occupied(to)
+    relaxed, urgent = request(key="k", slo=0.5), request(key="l", slo=0.04)
+    send(to, 0.0, relaxed, urgent)
+    (batch,) = batches(to.complete(first, 0.01))
+    assert riders(batch) == [urgent]
+
+
+def test_rule_6_a_long_batch_must_start_earlier() -> None:
+    to = held(max_wait=0.0)
+    first = occupied(to)
+    send(to, 0.0, request(key="short", slo=0.040), request(key="long", rows=8, slo=0.042))  # 5.5 ms and 9 ms
+    (batch,) = batches(to.complete(first, 0.01))
+    assert riders(batch)[0].key == "long"
+
+
+def test_rule_6_triton_the_head_of_one_key_never_cuts_another_s_batch() -> None:
+    to = batcher(max_batch=4)
+    first = occupied(to)
+    send(to, 0.0, *(request(key=key, slo=slo) for key, slo in zip("kokoko", (0.1, 0.2) * 3, strict=True)))
+    (batch,) = batches(to.complete(first, 0.01))
+    assert [rider.key for rider in riders(batch)] == ["k", "k", "k"]
+
+
+def test_rule_6_no_key_starves() -> None:
+    to = held(max_batch=1, max_wait=0.0)
+    running = occupied(to)
+    patient = request(0.0, key="patient", slo=0.05, priority=3)
+    to.arrive(patient, 0.0)
+    for step in range(1, 300):
+        now = step * 0.01
+        to.arrive(request(now, key="busy", priority=1), now)
+        (running,) = batches(to.complete(running, now))
+        if riders(running) == [patient]:
+            return
+    pytest.fail("starved")
+
+
+# ------------------------------------------------------------------------------------------------- rule 7
+
+
+@pytest.mark.parametrize("unit", ["rows", "size", "tokens"])
+def test_rule_7_bounds_refuse_low_classes_at_80_percent_and_all_at_100(unit: str) -> None:
+    bounds = {
+        "rows": Admission(max_queued_rows=10),
+        "size": Admission(max_queued_bytes=Quantity(10)),
+        "tokens": Admission(max_queued_tokens=10),
+    }[unit]
+    to = batcher(max_batch=1, admission=bounds)
+    occupied(to)
+
+    def refused(amount: int, priority: int) -> bool:
+        return bool(refusals(to.arrive(request(priority=priority, **{unit: amount}), 0.0)))
+
+    assert not refused(7, 2)
+    assert not refused(1, 3)  # 8 of 10
+    assert refused(1, 3)
+    assert not refused(1, 1)
+    assert not refused(1, 2)  # 10 of 10
+    assert refused(1, 1)
+    assert to.lane("m").counters.misses == {Refused.QUEUE_FULL: 2}
+
+
+def test_rule_7_what_leaves_makes_room() -> None:
+    to = batcher(max_batch=4, admission=Admission(max_queued_rows=4, max_queued_bytes=Quantity(4)))
+    first = occupied(to)
+    send(to, 0.0, *(request(size=1) for _ in range(4)))
+    assert (to.queued_rows, to.queued_bytes) == (4, 4)
+    to.complete(first, 0.01)
+    assert (to.queued_rows, to.queued_bytes) == (0, 0)
+    assert not refusals(to.arrive(request(0.01, size=4, rows=4), 0.01))
+
+
+def test_rule_7_bentoml_an_idle_upstream_admits_all() -> None:
+    slow = estimate(base=10.0)
+    to = batcher(max_batch=4, admission=Admission(max_queued_rows=1))
+    to.learn("m", slow, 0.0, shed_slo=True)
+    assert batches(to.arrive(request(rows=9, deadline=1.0), 0.0))
+
+
+def test_rule_7_who_joins_a_held_batch_on_an_idle_upstream_is_admitted_and_kept() -> None:
+    # A full batch of 64 takes 37 ms, more than the SLO of 10: but these two would leave as two.
+    to = batcher(max_batch=64, max_wait=0.002)
+    to.learn("m", estimate(), 0.0, shed_slo=True)
+    assert send(to, 0.0, request(slo=0.01), request(slo=0.01)) == []
+    (batch,) = batches(to.poll(to.wake_at()))
+    assert batch.rows == 2
+
+
+def test_rule_7_while_a_slot_is_free_the_position_is_in_what_is_held() -> None:
+    to = batcher(max_batch=64, max_wait=0.002, slots=2)
+    to.learn("m", estimate(executors=2), 0.0, shed_slo=True)
+    to.arrive(request(0.0, slo=0.01), 0.0)
+    assert batches(to.poll(to.wake_at()))
+    assert send(to, 0.003, request(0.003, slo=0.01), request(0.003, slo=0.01)) == []
+
+
+def test_rule_7_an_unknown_service_time_refuses_none() -> None:
+    to = batcher(max_batch=1)
+    to.learn("m", None, 0.0, shed_slo=True)
+    occupied(to)
+    assert not refusals(send(to, 0.0, *(request(slo=0.0001) for _ in range(50))))
+
+
+def test_rule_7_an_expired_deadline_is_refused_even_when_idle() -> None:
+    assert refusals(batcher().arrive(request(0.0, deadline=0.0), 0.0))[0][1] is Refused.EXPIRED
+
+
+def test_rule_7_predicted_with_full_batches_at_its_position() -> None:
+    # Batches of 8 take 9 ms. The first, alone, runs until 5.5 ms; then 8 rows until 14.5, and a ninth, its batch taken
+    # for full, until 23.5: in time for 23.6 and not for 23.4, though alone it would be done at 20.
+    to = held(max_wait=0.0)
+    occupied(to)
+    send(to, 0.0, *(request() for _ in range(8)))
+    assert refusals(to.arrive(request(deadline=0.0234), 0.0))
+    assert not refusals(to.arrive(request(deadline=0.0236), 0.0))
+
+
+def test_rule_7_only_classes_as_urgent_stand_before() -> None:
+    to = held(max_wait=0.0)
+    occupied(to)
+    send(to, 0.0, *(request() for _ in range(8)))
+    assert not refusals(to.arrive(request(deadline=0.0150, priority=1), 0.0))  # 5.5 + 9
+    assert refusals(to.arrive(request(deadline=0.0150, priority=2), 0.0))
+
+
+def test_rule_7_executors_beyond_the_slots_help_nobody() -> None:
+    to = batcher(max_batch=8)
+    to.learn("m", estimate(executors=8), 0.0)
+    occupied(to)
+    send(to, 0.0, *(request() for _ in range(8)))
+    assert refusals(to.arrive(request(deadline=0.0234), 0.0))
+
+
+def test_rule_7_slots_beyond_the_executors_only_queue_there() -> None:
+    to = batcher(max_batch=1, slots=2)
+    to.learn("m", estimate(), 0.0)
+    (first,) = batches(to.arrive(request(), 0.0))
+    (second,) = batches(to.arrive(request(), 0.0))
+    assert (first.finish, second.finish) == pytest.approx((0.0055, 0.011))
+    assert refusals(to.arrive(request(deadline=0.016), 0.0))
+    assert not refusals(to.arrive(request(deadline=0.017), 0.0))
+
+
+def test_rule_7_unmergeable_requests_are_predicted_whole() -> None:
+    # 40 rows at once take 25 ms; as 40 single batches they would take 220.
+    to = held(max_wait=0.0)
+    occupied(to)
+    assert not refusals(to.arrive(request(mergeable=False, rows=40, deadline=0.1), 0.0))
+    assert not refusals(to.arrive(request(mergeable=False, rows=40, deadline=0.1), 0.0))
+    assert refusals(to.arrive(request(mergeable=False, rows=40, deadline=0.06), 0.0))
+
+
+@pytest.mark.parametrize(("shed_slo", "refused"), [(True, True), (False, False)])
+def test_rule_7_shed_at_slo_or_deadline(shed_slo: bool, refused: bool) -> None:
+    to = batcher(max_batch=1)
+    to.learn("m", estimate(), 0.0, shed_slo=shed_slo)
+    occupied(to)
+    assert bool(refusals(to.arrive(request(slo=0.008, deadline=10.0), 0.0))) is refused
+
+
+def test_rule_7_who_could_never_meet_the_slo_is_not_shed_for_it() -> None:
+    to = batcher(max_batch=8)
+    to.learn("m", estimate(), 0.0, shed_slo=True)
+    occupied(to)
+    assert not refusals(to.arrive(request(slo=0.004, deadline=10.0), 0.0))
+
+
+@pytest.mark.parametrize("fields", [{"slo": 0.03}, {"slo": 0.05, "deadline": 0.03}, {"slo": 0.01, "deadline": 0.03}])
+def test_rule_7_dropped_at_dispatch_when_this_batch_would_make_it_late(fields: dict[str, float]) -> None:
+    to = batcher(max_batch=8)
+    to.learn("m", estimate(), 0.0, shed_slo="deadline" not in fields)
+    first = occupied(to)
+    doomed, fine = request(**fields), request(slo=0.1)
+    assert send(to, 0.0, doomed, fine) == []
+    actions = to.complete(first, 0.0245)  # two rows more take 6 ms
+    assert refusals(actions) == [(doomed, Refused.LATE)]
+    assert [riders(batch) for batch in batches(actions)] == [[fine]]
+
+
+def test_rule_7_retry_after_is_the_predicted_drain() -> None:
+    to = held(max_wait=0.0, admission=Admission(max_queued_rows=8))
+    occupied(to)
+    send(to, 0.0, *(request() for _ in range(8)))
+    (refusal,) = to.arrive(request(), 0.0)
+    assert refusal.retry_after == pytest.approx(0.0145)  # 5.5 ms of the first, 9 of the eight
+
+
+def goodput_at_twice_the_capacity(*, slo: float, timeout: float, shed_slo: bool, keys: int = 1) -> float:
+    """Good answers a second at 2 x 1,730/s: t = 5 + 0.5 b ms, batches of 64, SLO 50 ms, one executor."""
+    to = batcher(max_batch=64, admission=Admission(max_queued_rows=10**6))
+    to.learn("m", estimate(), 0.0, shed_slo=shed_slo)
+    random = Random(7)
+    now, good, events, end = 0.0, 0, [], 20.0
+    number = 0
+
+    def obey(actions: list[Action], at: float) -> int:
+        hits = 0
+        for action in actions:
+            if isinstance(action, Batch):
+                heappush(events, (at + 0.005 + 0.0005 * action.rows, action.number, action))
+            elif isinstance(action, Finish):
+                hits += sum(at <= done.due for done in action.requests)
+        return hits
+
+    while now < end:
+        now += random.expovariate(3460.0)
+        number += 1
+        while events and events[0][0] <= now:
+            at, _, batch = heappop(events)
+            good += obey(to.complete(batch, at), at)
+        asked = request(now, slo=slo, deadline=now + timeout, key=number % keys)
+        good += obey(to.arrive(asked, now), now)
+    return good / end
+
+
+@pytest.mark.parametrize("keys", [1, 4])
+def test_rule_7_shedding_keeps_the_goodput_at_twice_the_capacity(keys: int) -> None:
+    peak = 1400.0 if keys == 1 else 900.0  # four keys share the device in smaller batches
+    assert goodput_at_twice_the_capacity(slo=0.05, timeout=10.0, shed_slo=True, keys=keys) >= peak
+
+
+def test_rule_7_a_long_timeout_alone_leaves_almost_nothing() -> None:
+    assert goodput_at_twice_the_capacity(slo=0.05, timeout=10.0, shed_slo=False) < 50.0
+
+
+# ------------------------------------------------------------------------------------------------- rule 8
+
+
+def test_rule_8_a_cancelled_request_leaves_the_queue() -> None:
+    to = batcher()
+    first = occupied(to)
+    gone, stays = request(size=5), request(size=7)
+    send(to, 0.0, gone, stays)
+    assert to.cancel(gone, 0.001) == []
+    assert (to.queued_rows, to.queued_bytes) == (1, 7)
+    (batch,) = batches(to.complete(first, 0.01))
+    assert riders(batch) == [stays]
+    assert to.lane("m").counters.misses == {CANCELLED: 1}
+
+
+def test_rule_8_mlserver_one_rider_s_exit_leaves_the_others() -> None:
+    to = held(max_batch=2)
+    gone, stays = request(), request()
+    (batch,) = batches(send(to, 0.0, gone, stays))
+    assert to.cancel(gone, 0.001) == []
+    (finish,) = to.complete(batch, 0.006)
+    assert finish.requests == [stays]
+
+
+def test_rule_8_kserve_a_call_nobody_waits_for_is_aborted_and_its_slot_stays_taken() -> None:
+    to = held(max_wait=0.0)
+    gone = request()
+    (batch,) = batches(to.arrive(gone, 0.0))
+    waiting = request()
+    to.arrive(waiting, 0.0)
+    assert to.cancel(gone, 0.001) == [Abort(batch)]
+    assert to.in_flight == 1
+    assert to.wake_at() == pytest.approx(0.0055)  # servers compute on
+    assert to.poll(0.0054) == []
+    (following,) = batches(to.poll(to.wake_at()))
+    assert riders(following) == [waiting]
+    assert to.complete(batch, 0.006) == []  # a report that crossed the abort
+
+
+def test_rule_8_an_abandoned_slot_frees_for_the_waiting_even_when_an_arrival_is_refused_first() -> None:
+    to = held(max_wait=0.0, admission=Admission(max_queued_rows=1))
+    gone = request()
+    to.arrive(gone, 0.0)
+    waiting = request()
+    to.arrive(waiting, 0.0)
+    to.cancel(gone, 0.001)
+    actions = to.arrive(request(0.01, deadline=0.01), 0.01)
+    assert [riders(batch) for batch in batches(actions)] == [[waiting]]
+
+
+def test_rule_8_the_slot_frees_at_once_where_no_finish_is_predicted() -> None:
+    to = batcher()
+    gone = request()
+    to.arrive(gone, 0.0)
+    to.arrive(request(), 0.0)
+    assert [type(action) for action in to.cancel(gone, 0.001)] == [Abort, Batch]
+
+
+def test_rule_8_a_split_request_is_cancelled_in_the_queue_and_in_flight() -> None:
+    to = held(max_batch=4, max_wait=0.0)
+    gone = request(rows=10, size=3)
+    (batch,) = batches(to.arrive(gone, 0.0))
+    assert to.cancel(gone, 0.001) == [Abort(batch)]
+    assert (to.queued_rows, to.queued_bytes) == (0, 0)
+    assert to.poll(to.wake_at()) == []
+    assert to.idle
+
+
+def test_rule_8_what_is_left_of_a_failed_batch_waits_for_the_abandoned_slot() -> None:
+    to = held(max_batch=4)
+    asked = [request() for _ in range(4)]
+    (batch,) = batches(send(to, 0.0, *asked))
+    (half,) = batches(to.complete(batch, 0.007, fault=ITEM))
+    assert riders(half) == asked[:2]
+    to.cancel(asked[0], 0.008)
+    assert to.cancel(asked[1], 0.008) == [Abort(half)]
+    assert not to.idle
+    assert to.poll(0.0129) == []  # two rows take 6 ms, from 7 ms on
+    (rest,) = batches(to.poll(to.wake_at()))
+    assert to.wake_at() == inf
+    assert riders(rest) == asked[2:]
+    assert rest.dispatched == pytest.approx(0.013)
+
+
+def test_rule_8_triton_deadlines_end_the_waiting_and_the_riding() -> None:
+    to = batcher(max_batch=1)
+    riding, waiting = request(deadline=0.01), request(deadline=0.02)
+    (batch,) = batches(send(to, 0.0, riding, waiting))
+    assert to.wake_at() == 0.01
+    actions = to.poll(0.01)
+    assert actions[:2] == [Refusal(riding, Refused.EXPIRED), Abort(batch)]
+    assert [riders(batch) for batch in batches(actions)] == [[waiting]]
+    assert refusals(to.poll(to.wake_at())) == [(waiting, Refused.EXPIRED)]
+    assert to.idle
+    assert to.lane("m").counters.misses == {Refused.EXPIRED: 2}
+
+
+def test_rule_8_an_expired_request_is_not_dispatched_when_the_poll_is_late() -> None:
+    to = batcher(max_batch=1)
+    first = occupied(to)
+    waiting = request(deadline=0.005)
+    to.arrive(waiting, 0.0)
+    actions = to.complete(first, 0.006)
+    assert refusals(actions) == [(waiting, Refused.EXPIRED)]
+    assert batches(actions) == []
+
+
+def test_rule_8_device_time_of_abandoned_calls_ends_with_them() -> None:
+    to = held(max_wait=0.0)
+    gone = request()
+    to.arrive(gone, 0.0)
+    to.cancel(gone, 0.001)
+    before = to.stats(1.0).device_busy
+    to.poll(1.0)
+    assert before == to.stats(1.0).device_busy == pytest.approx(0.0055)
+
+
+# ------------------------------------------------------------------------------------------------- rule 9
+
+
+def serve(
+    to: Batcher, batch: Batch, culprits: set[Request], fault: Fault = ITEM
+) -> tuple[list[Request], list[Failure], int]:
+    """Complete until nothing is in flight; batches with a culprit fail. Returns who was answered, failures, calls."""
+    answered: list[Request] = []
+    failures: list[Failure] = []
+    running = [batch]
+    calls = 0
+    while running:
+        batch = running.pop(0)
+        calls += 1
+        bad = culprits.intersection(riders(batch))
+        actions = to.complete(batch, calls / 100, fault=fault if bad else None)
+        for action in actions:
+            if isinstance(action, Batch):
+                running.append(action)
+                assert to.in_flight == 1, "parts are served in the same slot"
+            elif isinstance(action, Finish):
+                answered += action.requests
+            elif isinstance(action, Failure):
+                failures.append(action)
+    return answered, failures, calls
+
+
+def together(to: Batcher, count: int, **fields: Any) -> tuple[list[Request], Batch]:
+    """Requests that ride in one batch."""
+    first = occupied(to)
+    asked = [request(**fields) for _ in range(count)]
+    send(to, 0.0, *asked)
+    (batch,) = batches(to.complete(first, 0.001))
+    assert riders(batch) == asked
+    return asked, batch
+
+
+@pytest.mark.parametrize("culprits", [{0}, {7}, {3}, {0, 1}, {2, 7}])
+def test_rule_9_bisection_leaves_the_culprits_alone_with_their_error(culprits: set[int]) -> None:
+    to = batcher(max_batch=8)
+    asked, batch = together(to, 8)
+    bad = {asked[index] for index in culprits}
+    answered, failures, _ = serve(to, batch, bad)
+    assert answered == [each for each in asked if each not in bad]
+    assert [failure.requests for failure in failures] == [[each] for each in asked if each in bad]
+    assert not any(failure.unresolved for failure in failures)
+    assert all(failure.fault is ITEM for failure in failures)
+    assert to.idle
+
+
+def test_rule_9_tfserving_one_bad_request_in_64_fails_alone() -> None:
+    to = batcher(max_batch=32)
+    asked, batch = together(to, 32)
+    answered, failures, calls = serve(to, batch, {asked[17]})
+    assert len(answered) == 31
+    assert [failure.requests for failure in failures] == [[asked[17]]]
+    assert calls == 11  # the whole, and two a level for five levels
+
+
+def test_rule_9_torchserve_when_the_budget_is_spent_all_get_the_error_marked_so() -> None:
+    to = batcher(max_batch=64)
+    asked, batch = together(to, 64)
+    answered, failures, _ = serve(to, batch, set(asked))  # 64 rows go into the two halves, then no more
+    assert answered == []
+    assert [len(failure.requests) for failure in failures] == [32, 32]
+    assert all(failure.unresolved for failure in failures)
+    assert to.lane("m").extra_rows == 64
+
+
+def test_rule_9_the_budget_grows_with_a_tenth_of_the_rows_served() -> None:
+    to = batcher(max_batch=64)
+    lane = to.lane("m")
+    lane.extra_rows, lane.served_rows = 64, 9
+    asked, batch = together(to, 2)
+    assert lane.served_rows == 10  # the first request was one more: 0.1 x 10 is 1 row
+    _, failures, _ = serve(to, batch, {asked[0]})
+    assert failures[0].unresolved
+    lane.served_rows = 21
+    asked, batch = together(to, 2)
+    _, failures, _ = serve(to, batch, {asked[0]})
+    assert failures == [Failure([asked[0]], ITEM)]
+
+
+def test_rule_9_one_request_alone_gets_its_own_error_at_once() -> None:
+    to = batcher(max_batch=8)
+    asked = request(rows=4)
+    (batch,) = batches(to.arrive(asked, 0.0))
+    assert to.complete(batch, 0.01, fault=ITEM) == [Failure([asked], ITEM)]
+
+
+def test_rule_9_who_stays_is_not_blamed_for_a_culprit_who_left() -> None:
+    to = batcher(max_batch=8)
+    (gone, stays), batch = together(to, 2)
+    to.cancel(gone, 0.005)
+    (again,) = batches(to.complete(batch, 0.01, fault=ITEM))
+    assert riders(again) == [stays]
+    assert to.complete(again, 0.02)[0].requests == [stays]
+    assert to.lane("m").ceiling is None
+
+
+def test_rule_9_a_failed_part_fails_the_request_and_stops_its_other_parts() -> None:
+    to = batcher(max_batch=4, slots=2)
+    large = request(rows=12)
+    parts = batches(to.arrive(large, 0.0))
+    actions = to.complete(parts[0], 0.01, fault=ITEM)
+    assert actions == [Failure([large], ITEM), Abort(parts[1])]
+    assert to.queued_rows == 0
+    assert to.idle
+
+
+def test_rule_9_both_halves_succeeding_is_a_size_fault() -> None:
+    to = batcher(max_batch=8)
+    _, batch = together(to, 8)
+    (left,) = batches(to.complete(batch, 0.01, fault=ITEM))
+    (right,) = batches(to.complete(left, 0.02))
+    assert to.lane("m").ceiling is None
+    to.complete(right, 0.03)
+    assert to.lane("m").cap == 4
+    _, batch = together(to, 4)
+    assert batch.rows == 4
+
+
+def test_rule_9_halves_prove_nothing_once_a_rider_has_left() -> None:
+    to = batcher(max_batch=8)
+    asked, batch = together(to, 8)
+    (left,) = batches(to.complete(batch, 0.01, fault=ITEM))
+    to.cancel(asked[7], 0.015)
+    (right,) = batches(to.complete(left, 0.02))
+    to.complete(right, 0.03)
+    assert to.lane("m").ceiling is None
+
+
+def test_rule_9_413_halves_through_requests_and_lowers_the_ceiling() -> None:
+    to = batcher(max_batch=16)
+    asked = request(rows=16)
+    (batch,) = batches(to.arrive(asked, 0.0))
+    spans = []
+    finished: list[Request] = []
+    while batch:
+        actions = to.complete(batch, 0.01, fault=SIZE if batch.rows > 5 else None)
+        if batch.rows <= 5:
+            spans += [ride[1:] for ride in batch.rides]
+        finished += [done for action in actions if isinstance(action, Finish) for done in action.requests]
+        batch = next(iter(batches(actions)), None)
+    assert spans == [(0, 4), (4, 8), (8, 12), (12, 16)]
+    assert finished == [asked]
+    assert to.lane("m").cap == 4
+
+
+def test_rule_9_413_of_one_row_is_its_own_and_costs_the_others_no_ceiling() -> None:
+    to = batcher(max_batch=8)
+    asked, batch = together(to, 8)
+    answered, failures, _ = serve(to, batch, {asked[5]}, SIZE)
+    assert len(answered) == 7
+    assert [failure.requests for failure in failures] == [[asked[5]]]
+    assert to.lane("m").ceiling is None
+
+
+def test_rule_9_413_lowers_the_ceiling_at_once_when_the_budget_is_spent() -> None:
+    to = batcher(max_batch=8)
+    to.lane("m").extra_rows = 100
+    _, batch = together(to, 7)
+    (part,) = batches(to.complete(batch, 0.01, fault=SIZE))
+    assert to.lane("m").cap == 4
+    assert part.rows == 3
+
+
+def test_rule_9_parts_obey_a_cap_lowered_while_they_waited() -> None:
+    to = batcher(max_batch=16)
+    _, batch = together(to, 16)
+    (left,) = batches(to.complete(batch, 0.01, fault=ITEM))
+    to.configure(Parameters(max_batch=3), 0.015)
+    (part,) = batches(to.complete(left, 0.02))
+    assert part.rows == 2  # 8 halved twice
+
+
+@pytest.mark.parametrize("kind", [FaultKind.SHARED, FaultKind.ROWS, FaultKind.TRANSPORT])
+def test_rule_9_shared_errors_are_not_bisected(kind: FaultKind) -> None:
+    to = batcher(max_batch=8)
+    asked, batch = together(to, 3)
+    fault = Fault(kind)
+    assert to.complete(batch, 0.01, fault=fault) == [Failure(asked, fault)]
+
+
+def test_rule_9_wrong_rows_quarantine_the_model_and_what_already_waits_for_it() -> None:
+    to = batcher(max_batch=8)
+    _, batch = together(to, 3)
+    waiting = [request(rows=9), request()]
+    send(to, 0.0, *waiting)
+    actions = to.complete(batch, 0.01, fault=Fault(FaultKind.ROWS))
+    assert to.lane("m").quarantined
+    (one,) = batches(actions)
+    assert one.rides == [(waiting[0], 0, 9)]
+    (two,) = batches(to.complete(one, 0.02))
+    assert riders(two) == [waiting[1]]
+    other = batches(to.complete(two, 0.03))
+    assert other == []
+    to.restarted(0.04)
+    together(to, 3)
+
+
+def test_rule_9_wrong_rows_of_a_whole_request_say_nothing_of_batching() -> None:
+    to = batcher(max_batch=8)
+    (batch,) = batches(to.arrive(request(rows=2), 0.0))
+    to.complete(batch, 0.01, fault=Fault(FaultKind.ROWS))
+    assert not to.lane("m").quarantined
+
+
+def test_rule_9_wrong_rows_of_a_part_quarantine() -> None:
+    to = batcher(max_batch=8)
+    (batch,) = batches(to.arrive(request(rows=20), 0.0))
+    to.complete(batch, 0.01, fault=Fault(FaultKind.ROWS))
+    assert to.lane("m").quarantined
+
+
+def test_rule_9_parts_ride_alone_once_their_model_is_quarantined() -> None:
+    to = batcher(max_batch=8, slots=2)
+    asked = [request() for _ in range(4)]
+    blockers = batches(send(to, 0.0, request(key="x"), request(key="y")))
+    send(to, 0.0, *asked)
+    (batch,) = batches(to.complete(blockers[0], 0.01))
+    (left,) = batches(to.complete(batch, 0.02, fault=ITEM))
+    to.complete(blockers[1], 0.02)
+    to.lane("m").quarantined = True
+    (part,) = batches(to.complete(left, 0.03))
+    assert riders(part) == [asked[2]]
+    (part,) = batches(to.complete(part, 0.04))
+    assert riders(part) == [asked[3]]
+
+
+def test_rule_9_transport_is_retried_once_where_the_policy_allows() -> None:
+    to = batcher(max_batch=8, retry_transport=True)
+    asked, batch = together(to, 3)
+    (again,) = batches(to.complete(batch, 0.01, fault=RESET))
+    assert again.rides == batch.rides
+    assert to.complete(again, 0.02, fault=RESET) == [Failure(asked, RESET)]
+
+
+@pytest.mark.parametrize(("allowed", "fault"), [(False, RESET), (True, Fault(FaultKind.TRANSPORT))])
+def test_rule_9_transport_is_not_retried_otherwise(allowed: bool, fault: Fault) -> None:
+    to = batcher(max_batch=8, retry_transport=allowed)
+    asked, batch = together(to, 3)
+    assert to.complete(batch, 0.01, fault=fault) == [Failure(asked, fault)]
+
+
+def test_rule_9_infinity_one_bad_batch_does_not_stop_the_next() -> None:
+    to = batcher(max_batch=2)
+    _, batch = together(to, 2)
+    waiting = request()
+    to.arrive(waiting, 0.0)
+    actions = to.complete(batch, 0.01, fault=Fault(FaultKind.SHARED))
+    assert [riders(each) for each in batches(actions)] == [[waiting]]
+
+
+# ------------------------------------------------------------------------------------------------- rules 10 and 11
+
+
+def test_rule_10_a_swap_under_load_loses_nothing() -> None:
+    to = batcher(max_batch=8, slots=4)
+    running = batches(send(to, 0.0, *(request() for _ in range(4))))
+    asked = [request(rows=3) for _ in range(6)]
+    send(to, 0.0, *asked)
+    to.configure(Parameters(max_batch=2, max_in_flight=1), 0.001)
+    assert to.slots == 1
+    served: list[Request] = []
+    while running:
+        actions = to.complete(running.pop(0), 0.01)
+        served += [done for action in actions if isinstance(action, Finish) for done in action.requests]
+        running += batches(actions)
+        assert all(batch.rows <= 2 for batch in batches(actions))
+        assert not batches(actions) or len(running) == 1
+    assert served[4:] == asked
+
+
+def test_rule_10_parameters_are_per_model_and_slots_per_upstream() -> None:
+    to = batcher(max_batch=8)
+    to.configure(Parameters(max_batch=2, max_in_flight=3), 0.0, model="m")
+    assert to.slots == 3
+    assert to.lane("m").cap == 2
+    assert to.lane("other").cap == 8
+    to.configure(Parameters(max_batch=5), 0.0)
+    assert (to.slots, to.lane("m").cap, to.lane("other").cap) == (1, 5, 5)
+
+
+def test_rule_10_more_slots_start_what_waits_at_once() -> None:
+    to = batcher(max_batch=1)
+    send(to, 0.0, *(request() for _ in range(3)))
+    assert len(batches(to.configure(Parameters(max_batch=1, max_in_flight=2), 0.001))) == 1
+
+
+def test_rule_11_pass_through_holds_and_merges_nothing() -> None:
+    to = Batcher(Parameters(max_batch=8, max_wait=Duration(0.02), max_in_flight=2, pass_through=True))
+    to.learn("m", estimate(), 0.0)
+    sent = batches(send(to, 0.0, *(request() for _ in range(4))))
+    assert [batch.rows for batch in sent] == [1, 1]
+    assert all(batch.whole for batch in sent)
+    assert to.in_flight == 2
+    assert len(riders(batches(to.complete(sent[0], 0.01))[0])) == 1
+
+
+def test_rule_11_caps_and_deadlines_hold_in_pass_through() -> None:
+    to = Batcher(Parameters(max_batch=4, pass_through=True), admission=Admission(max_queued_rows=6))
+    large = request(rows=9, deadline=0.01)
+    (batch,) = batches(to.arrive(large, 0.0))
+    assert batch.rows == 4
+    one_more, too_many = request(rows=1), request(rows=1)  # 5 rows wait, of 6
+    assert refusals(send(to, 0.0, one_more, too_many)) == [(too_many, Refused.QUEUE_FULL)]
+    assert refusals(to.poll(0.01)) == [(large, Refused.EXPIRED)]
+
+
+def test_rule_11_a_backlog_ends_pass_through() -> None:
+    to = Batcher(Parameters(max_batch=8, max_in_flight=1, pass_through=True))
+    first = occupied(to)
+    to.arrive(request(), 0.0)
+    assert to.lane("m").passing
+    to.arrive(request(), 0.0)  # two wait where one is served
+    assert not to.lane("m").passing
+    (batch,) = batches(to.complete(first, 0.01))
+    assert batch.rows == 2
+    to.configure(Parameters(pass_through=True), 0.02)
+    assert to.lane("m").passing
+
+
+# ------------------------------------------------------------------------------------------------- counting
+
+
+def test_samples_are_cold_first_then_by_rows_and_in_flight_and_never_stalled() -> None:
+    to = batcher(max_batch=1, slots=2)
+    for start in (0.0, 1.0, 2.0):
+        one, two = batches(send(to, start, request(start), request(start)))
+        to.complete(one, start + 0.1, stalled=start == 2.0)
+        to.complete(two, start + 0.2)
+    counters = to.lane("m").counters
+    assert (counters.cold, counters.stalled) == (1, 1)
+    assert {key: cell.batches for key, cell in counters.cells.items()} == {(0, 1, 1): 1, (0, 1, 2): 3}
+    assert counters.cells[0, 1, 2].busy == pytest.approx(0.6)
+    assert to.stats(9.0).device_busy == pytest.approx(0.6)
+
+
+def test_queue_seconds_count_each_request_once() -> None:
+    to = batcher(max_batch=4)
+    first = occupied(to)
+    to.arrive(request(0.0, rows=8), 0.0)
+    (batch,) = batches(to.complete(first, 0.01))
+    to.complete(batch, 0.03)
+    counters = to.lane("m").counters
+    assert counters.queue_seconds == pytest.approx(0.01)
+    assert counters.dispatched == 2
+
+
+def test_an_unknown_service_time_is_learned_again_after_a_restart() -> None:
+    to = held()
+    (batch,) = batches(send(to, 0.0, *(request() for _ in range(8))))
+    to.complete(batch, 0.01)
+    assert to.restarted(0.02) == []
+    assert to.lane("m").estimate is None
+    assert batches(to.arrive(request(0.03), 0.03))[0].cold
+
+
+# ------------------------------------------------------------------------------------------------- all together
+
+
+class Riding(RuleBasedStateMachine):
+    """Whatever happens, in whatever order: the driver's account and the Batcher's agree."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driver = Driver()
+
+    @rule(random=st.randoms(use_true_random=False), count=st.integers(1, 4))
+    def arrive(self, random: Random, count: int) -> None:
+        for _ in range(count):
+            self.driver.arrive(**random_request(random, self.driver.now))
+
+    @rule(
+        rows=st.integers(1, 40),
+        key=st.sampled_from("kl"),
+        patience=st.sampled_from([0.01, inf]),
+        mergeable=st.booleans(),
+    )
+    def arrive_one(self, rows: int, key: str, patience: float, mergeable: bool) -> None:
+        now = self.driver.now
+        self.driver.arrive(
+            key=key, model="a", rows=rows, due=now + 0.02, deadline=now + patience, mergeable=mergeable, size=rows
+        )
+
+    @rule(index=st.integers(0), fault=st.one_of(st.none(), st.sampled_from(FAULTS)), stalled=st.booleans())
+    def complete(self, index: int, fault: Fault | None, stalled: bool) -> None:
+        if self.driver.calls:
+            calls = list(self.driver.calls)
+            self.driver.complete(calls[index % len(calls)], fault, stalled=stalled)
+
+    @rule(index=st.integers(0))
+    def cancel(self, index: int) -> None:
+        if self.driver.live:
+            live = list(self.driver.live)
+            self.driver.cancel(live[index % len(live)])
+
+    @rule(seconds=st.sampled_from([0.0, 0.001, 0.01, 1.0]), on_time=st.booleans())
+    def time_passes(self, seconds: float, on_time: bool) -> None:
+        (self.driver.advance if on_time else self.driver.skip)(seconds)
+
+    @rule(random=st.randoms(use_true_random=False), model=st.sampled_from([None, *MODELS]))
+    def configure(self, random: Random, model: str | None) -> None:
+        self.driver.configure(random_parameters(random), model)
+
+    @rule(
+        model=st.sampled_from(MODELS),
+        belief=st.sampled_from([None, estimate(), estimate(0.001, 0.004), estimate(executors=3)]),
+        shed_slo=st.booleans(),
+    )
+    def learn(self, model: str, belief: Estimate | None, shed_slo: bool) -> None:
+        self.driver.learn(model, belief, shed_slo=shed_slo)
+
+    @rule(tokens=st.sampled_from([None, 40]))
+    def budget(self, tokens: int | None) -> None:
+        self.driver.max_tokens = tokens
+        for model in MODELS:
+            self.driver.budget(model, tokens)
+
+    @rule()
+    def restart(self) -> None:
+        self.driver.restarted()
+
+    @rule()
+    def drain(self) -> None:
+        self.driver.obey(self.driver.batcher.drain(self.driver.now))
+
+    @invariant()
+    def adds_up(self) -> None:
+        self.driver.check()
+        self.driver.check_totals()
+
+    def teardown(self) -> None:
+        self.driver.quiesce()
+        self.driver.check_totals()
+
+
+TestRiding = Riding.TestCase
+TestRiding.settings = settings(
+    max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_soak_in_small(seed: int) -> None:
+    assert soak(seed, 1000).arrivals > 200
