@@ -186,22 +186,14 @@ def memory_cap(bytes_per_row: float, fixed_bytes: float, limit: float, share: fl
 
 
 class Sample(NamedTuple):
-    """Batches of one size, dispatched with as many in flight: how many (discounted), seconds, seconds squared."""
+    """Batches of one kind: how many (discounted), seconds, seconds squared; see ``CellKey``."""
 
     rows: int
     in_flight: int
     batches: float
     busy: float
     busy_squared: float
-
-
-def queueing(in_flight: int, executors: int) -> float:
-    """Mean wait for an executor, in mean service times, of a batch dispatched as the n-th in flight.
-
-    With n - E batches ahead that have to complete, each E-th of a service time apart; the first is under way already:
-    not at all in saturation, where dispatch follows a completion, by half on average else. A quarter stands for both.
-    """
-    return max(in_flight - executors - 0.25, 0.0) / executors
+    executors: int = 0
 
 
 def fit(samples: Sequence[Sample], known_executors: int | None = None) -> ServiceTime | None:
@@ -210,32 +202,20 @@ def fit(samples: Sequence[Sample], known_executors: int | None = None) -> Servic
     ``known_executors`` is kept unless the samples contradict it: a saturated device with all slots always taken looks
     the same with E executors as with one that is E times as fast.
     """
-    if not samples:
+    if not any(s.executors == 0 for s in samples):
         return None
     executors = _fit_executors(samples, known_executors)
-    mean_service = _mean_service(samples, executors)
-    # 1. By size: batches that had an executor at once; where those are few, also the others, less their wait.
-    sizes: dict[int, tuple[float, float]] = {}
-    alone = _by_size((s.rows, s.batches, s.busy) for s in samples if s.in_flight <= executors)
-    queued = _by_size(
-        (s.rows, s.batches, max(s.busy - s.batches * queueing(s.in_flight, executors) * mean_service, 0.0))
-        for s in samples
-        if s.in_flight > executors
-    )
-    for rows in sorted(alone.keys() | queued.keys()):
-        count, busy = alone.get(rows, (0.0, 0.0))
-        if count < _ENOUGH_ALONE:
-            # The wait is a guess on average, so these count half.
-            more, more_busy = queued.get(rows, (0.0, 0.0))
-            count, busy = count + more / 2, busy + more_busy / 2
-        if busy > 0:
-            sizes[rows] = (count, busy)
-    # 2. Spread of single batches about their cell's mean, pooled as a coefficient of variation.
-    noise, freedom = _pooled_noise([s for s in samples if s.in_flight <= executors] or samples)
+    # 1. By size: what the batches took by themselves, were there that many executors.
+    own = _own_times(samples, executors)
+    sizes = {rows: own[rows] for rows in sorted(own) if own[rows].busy > 0}
+    if not sizes:
+        return None
+    # 2. Spread of single batches about their size's mean, pooled as a coefficient of variation.
+    noise, freedom = _pooled_noise(own.values())
     doubt = math.sqrt((noise**2 * freedom + _PRIOR_NOISE**2 * _PRIOR_WEIGHT) / (freedom + _PRIOR_WEIGHT))
     # 3. Monotone means and their intervals; a monotone curve lies below every upper end to its right.
-    counts = [count for count, _ in sizes.values()]
-    means, weights = isotonic([busy / count for count, busy in sizes.values()], counts)
+    counts = [size.batches for size in sizes.values()]
+    means, weights = isotonic([size.busy / size.batches for size in sizes.values()], counts)
     reach = _student(freedom + _PRIOR_WEIGHT) * doubt
     halves = [mean * reach / math.sqrt(max(weight, 1.0)) for mean, weight in zip(means, weights, strict=True)]
     uppers = [mean + half for mean, half in zip(means, halves, strict=True)]
@@ -249,12 +229,9 @@ def fit(samples: Sequence[Sample], known_executors: int | None = None) -> Servic
         curve,
         noise=noise if freedom >= 1 else _PRIOR_NOISE,
         executors=executors,
-        largest_in_flight=max(s.in_flight for s in samples),
-        samples=sum(s.batches for s in samples),
+        largest_in_flight=_most_in_flight(samples),
+        samples=sum(s.batches for s in samples if s.executors == 0),
     )
-
-
-_ENOUGH_ALONE = 8
 
 
 def isotonic(values: Sequence[float], weights: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -272,53 +249,67 @@ def isotonic(values: Sequence[float], weights: Sequence[float]) -> tuple[list[fl
     return fitted, [total for _, total, length in blocks for _ in range(length)]
 
 
-def _by_size(sums: Iterable[tuple[int, float, float]]) -> dict[int, tuple[float, float]]:
-    sizes: dict[int, tuple[float, float]] = {}
-    for rows, count, busy in sums:
-        before, seconds = sizes.get(rows, (0.0, 0.0))
-        sizes[rows] = (before + count, seconds + busy)
+def _own_times(samples: Iterable[Sample], executors: int) -> dict[int, Sample]:
+    """Sum up by rows what batches took from when they began, were there that many executors."""
+    sizes: dict[int, Sample] = {}
+    for s in samples:
+        # With an executor free at dispatch, all of the time seen is the batch's own.
+        if s.executors == (executors if s.in_flight > executors else 0):
+            before = sizes.get(s.rows)
+            if before is None:
+                sizes[s.rows] = s
+            else:
+                sizes[s.rows] = before._replace(
+                    batches=before.batches + s.batches,
+                    busy=before.busy + s.busy,
+                    busy_squared=before.busy_squared + s.busy_squared,
+                )
     return sizes
 
 
-def _mean_service(samples: Sequence[Sample], executors: int) -> float:
-    """Mean service time of the mix, were there that many executors: mean busy time over 1 + mean wait."""
-    services = sum(s.batches * (1 + queueing(s.in_flight, executors)) for s in samples)
-    return sum(s.busy for s in samples) / services
+def _most_in_flight(samples: Iterable[Sample]) -> int:
+    """Most batches in flight that were seen more than by accident."""
+    seen: dict[int, float] = {}
+    for s in samples:
+        if s.executors == 0:
+            seen[s.in_flight] = seen.get(s.in_flight, 0.0) + s.batches
+    return max((k for k, batches in seen.items() if batches >= _BY_ACCIDENT), default=1)
 
 
 def _fit_executors(samples: Sequence[Sample], known: int | None) -> int:
-    """Find the number of executors that best explains how busy time grows with the batches in flight.
+    """Find the number of executors under which the service times of equal batches differ least.
 
-    For each candidate the expected waits are taken off and a monotone t(b) is fitted to the rest: what remains is what
-    that many executors can't explain.
+    With fewer than there are, some batches seem to have begun late and to have been quick; with more, to have begun at
+    once and to have been slow. What was never in flight together tells nothing: the answer is then how many were.
     """
-    most = max(s.in_flight for s in samples)
+    most = _most_in_flight(samples)
     if most == 1:
         return known or 1
-    noise, _ = _pooled_noise(samples)
-    scale = _mean_service(samples, most)
-    unexplained = []
-    for executors in range(1, most + 1):
-        unit = _mean_service(samples, executors)
-        waits = {k: queueing(k, executors) * unit for k in range(1, most + 1)}
-        sizes = _by_size((s.rows, s.batches, s.busy - s.batches * waits[s.in_flight]) for s in samples)
-        order = sorted(sizes)
-        counts = [sizes[rows][0] for rows in order]
-        fitted, _ = isotonic([max(sizes[rows][1] / sizes[rows][0], 0.0) for rows in order], counts)
-        curve = dict(zip(order, fitted, strict=True))
-        unexplained.append(
-            sum(s.batches * (s.busy / s.batches - waits[s.in_flight] - curve[s.rows]) ** 2 for s in samples)
-        )
-    # Chance alone leaves about noise^2 a cell, so candidates that close can't be told apart: the fewest is the safe
-    # reading for capacity, unless one of them is known from better days.
-    chance = (max(noise, 0.05) * scale) ** 2 * 4
-    likely = [index + 1 for index, rest in enumerate(unexplained) if rest <= min(unexplained) + chance]
+    counted = {s.executors for s in samples if s.executors}
+    spreads = {}
+    for executors in sorted({*(e for e in counted if e < most), most}):
+        noise, freedom = _pooled_noise(_own_times(samples, executors).values())
+        if freedom >= _BY_ACCIDENT:
+            spreads[executors] = noise**2 + _ROUGHLY**2
+    if not spreads:
+        return known or 1
+    # A spread that chance alone may add can't tell candidates apart: then the fewest is the safe reading for capacity,
+    # unless one of them is known from better days.
+    least = min(spreads.values())
+    likely = [executors for executors, spread in spreads.items() if spread <= _ALIKE * least]
     if known is not None and (known in likely or (known > most and most in likely)):
         return known
     return likely[0]
 
 
-def _pooled_noise(samples: Sequence[Sample]) -> tuple[float, float]:
+_BY_ACCIDENT = 3.0
+"""Batches of a kind from which it counts as seen."""
+_ROUGHLY = 0.02
+"""Spread of service times that no model is free of."""
+_ALIKE = 1.25
+
+
+def _pooled_noise(samples: Iterable[Sample]) -> tuple[float, float]:
     """Coefficient of variation within cells, and the repeats behind it."""
     squares = freedom = 0.0
     for s in samples:
@@ -379,9 +370,12 @@ class LatencyLearner:
         seconds = now - self._last if self._last is not None else 0.0
         self._last = now
         fresh = {
-            key: _without_outliers(cell.batches, cell.busy, cell.busy_squared, self._noise)
+            # What is only supposed must keep its spread: that is what tells the numbers of executors apart.
+            key: (cell.batches, cell.busy, cell.busy_squared)
+            if key.executors
+            else _without_outliers(cell.batches, cell.busy, cell.busy_squared, self._noise)
             for key, cell in cells.items()
-            if cell.batches > 0 and cell.busy > 0 and cell.busy_squared >= 0
+            if cell.batches > 0 and cell.busy_squared >= 0 and (cell.busy > 0 or key.executors)
         }
         if not fresh:
             return 1.0
@@ -415,7 +409,8 @@ class LatencyLearner:
             return fit(_samples(sums), self._executors)
         counts: dict[int, float] = {}
         for key, (count, _, _) in sums.items():
-            counts[key.bucket] = counts.get(key.bucket, 0.0) + count
+            if not key.executors:
+                counts[key.bucket] = counts.get(key.bucket, 0.0) + count
         batches = counts.get(bucket, 0.0)
         if not batches:
             return self.estimate()
@@ -424,8 +419,8 @@ class LatencyLearner:
         shape = fit(self._of(best, sums), self._executors)
         if shape is None or best == bucket or not batches < _ENOUGH_OWN <= counts[best]:
             return fit(own, self._executors)
-        expected = sum(s.batches * shape.time(s.rows) * (1 + queueing(s.in_flight, shape.executors)) for s in own)
-        level = shape.scaled(sum(s.busy for s in own) / expected)
+        times = _own_times(own, shape.executors).values()
+        level = shape.scaled(sum(s.busy for s in times) / sum(s.batches * shape.time(s.rows) for s in times))
         doubt = 2 * max(shape.noise, _PRIOR_NOISE) / math.sqrt(max(batches, 1.0))
         return replace(
             level,
@@ -442,17 +437,15 @@ class LatencyLearner:
             if (curve := fit(self._of(bucket, self._settled), self._executors)) is not None
         }
         known = [(key, cell, expected[key.bucket]) for key, cell in fresh.items() if key.bucket in expected]
-        batches = sum(count for count, _, _ in fresh.values())
-        if not known:
-            return _Interval(seconds, fresh, batches, 1.0, 1.0)
-        unit = sum(cell[0] * curve.time(key.rows) for key, cell, curve in known) / sum(cell[0] for _, cell, _ in known)
+        batches = sum(count for key, (count, _, _) in fresh.items() if not key.executors)
         cells, ratios, clear = dict(fresh), [], []
         for key, (count, busy, _), curve in known:
-            wait = queueing(key.in_flight, curve.executors) * unit
+            if key.executors != (curve.executors if key.in_flight > curve.executors else 0) or not busy:
+                continue
             seen = busy / count
-            ratio = doubtless = seen / (curve.time(key.rows) + wait)
+            ratio = doubtless = seen / curve.time(key.rows)
             if key.rows not in curve.sizes:
-                low, high = curve.lower(key.rows) + wait, curve.upper(key.rows) + wait
+                low, high = curve.lower(key.rows), curve.upper(key.rows)
                 doubtless = seen / high if seen > high else seen / low if seen < low else 1.0
             ratios.append((ratio, count))
             clear.append((doubtless, count))
@@ -460,6 +453,8 @@ class LatencyLearner:
                 # Too few of a kind to tell a stall from the model, and enough to bend the curve: not learned from. When
                 # the model did become that slow, the ratios say so.
                 del cells[key]
+        if not ratios:
+            return _Interval(seconds, cells, batches, 1.0, 1.0)
         return _Interval(seconds, cells, batches, _weighted_median(ratios), _weighted_median(clear))
 
     @staticmethod
@@ -515,7 +510,7 @@ def _add(one: tuple[float, float, float], other: tuple[float, float, float]) -> 
 
 
 def _samples(sums: Mapping[CellKey, tuple[float, float, float]]) -> list[Sample]:
-    return [Sample(key.rows, key.in_flight, *cell) for key, cell in sums.items()]
+    return [Sample(key.rows, key.in_flight, *cell, key.executors) for key, cell in sums.items()]
 
 
 def _weighted_median(values: list[tuple[float, float]]) -> float:

@@ -15,6 +15,9 @@ from msgspec import Struct, field
 WINDOW = 0.1
 """Seconds of one arrival-count window: long against a service time, short against a change of load."""
 
+SUPPOSED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of executors that service times are counted for; finer steps would not change a decision."""
+
 DURATION_BOUNDS = tuple(0.0005 * 2 ** (step / 4) for step in range(65))
 """Upper bounds (seconds) of the duration histogram: 0.5 ms to 32 s, a factor of 1.19 apart."""
 
@@ -29,6 +32,9 @@ class CellKey(NamedTuple):
     rows: int
     in_flight: int
     """Batches in flight when it was dispatched, itself included."""
+    executors: int = 0
+    """0: seconds from dispatch to completion. e < in_flight: seconds from when it would have begun, were there e executors
+    that serve first come, first served. Where that is the truth, these are the batch's own and don't spread."""
 
 
 class Cell:
@@ -70,8 +76,8 @@ class ModelStats(Struct):
     hits: int = 0
     misses: dict[str, int] = field(default_factory=dict)
     """By reason: late, failed, cancelled, or a refusal's reason."""
-    cells: list[tuple[int, int, int, int, float, float]] = field(default_factory=list)
-    """(bucket, rows, in_flight, batches, busy, busy_squared)."""
+    cells: list[tuple[int, int, int, int, int, float, float]] = field(default_factory=list)
+    """(bucket, rows, in_flight, executors, batches, busy, busy_squared)."""
     cold: int = 0
     stalled: int = 0
     padded_rows: int = 0
@@ -86,7 +92,7 @@ class ModelStats(Struct):
 
     def by_key(self) -> dict[CellKey, Cell]:
         """Cells by what they are samples of."""
-        return {CellKey(b, r, n): Cell(batches, busy, squared) for b, r, n, batches, busy, squared in self.cells}
+        return {CellKey(*key): Cell(batches, busy, squared) for *key, batches, busy, squared in self.cells}
 
     def quantile(self, q: float) -> float | None:
         """Duration (seconds) below which a share ``q`` of the answers lie, to the histogram's resolution of 19 %.
@@ -135,7 +141,7 @@ CANCELLED = "cancelled"
 def combine(parts: list[ModelStats]) -> ModelStats:
     """Sum over replicas or models."""
     total = ModelStats(durations=[0] * (len(DURATION_BOUNDS) + 1))
-    cells: dict[tuple[int, int, int], list[float]] = {}
+    cells: dict[tuple[int, int, int, int], list[float]] = {}
     for part in parts:
         for name in _SUMMED:
             setattr(total, name, getattr(total, name) + getattr(part, name))
@@ -143,9 +149,9 @@ def combine(parts: list[ModelStats]) -> ModelStats:
             total.misses[reason] = total.misses.get(reason, 0) + count
         for index, count in enumerate(part.durations):
             total.durations[index] += count
-        for bucket, rows, in_flight, *sums in part.cells:
-            cell = cells.setdefault((bucket, rows, in_flight), [0, 0.0, 0.0])
-            for index, value in enumerate(sums):
+        for each in part.cells:
+            cell = cells.setdefault(each[:4], [0, 0.0, 0.0])
+            for index, value in enumerate(each[4:]):
                 cell[index] += value
     total.cells = [(*key, int(n), busy, squared) for key, (n, busy, squared) in cells.items()]
     return total
@@ -163,11 +169,11 @@ def _difference(now: ModelStats, before: ModelStats) -> ModelStats:
         reason: delta for reason, count in now.misses.items() if (delta := count - before.misses.get(reason, 0))
     }
     result.durations = [a - b for a, b in zip(now.durations, before.durations, strict=True)]
-    earlier = {cell[:3]: cell[3:] for cell in before.cells}
+    earlier = {cell[:4]: cell[4:] for cell in before.cells}
     for cell in now.cells:
-        n, busy, squared = earlier.get(cell[:3], (0, 0.0, 0.0))
-        if cell[3] > n:
-            result.cells.append((*cell[:3], cell[3] - n, cell[4] - busy, cell[5] - squared))
+        n, busy, squared = earlier.get(cell[:4], (0, 0.0, 0.0))
+        if cell[4] > n:
+            result.cells.append((*cell[:4], cell[4] - n, cell[5] - busy, cell[6] - squared))
     return result
 
 
@@ -189,7 +195,7 @@ class Counters:
         self.served = 0
         self.hits = 0
         self.misses: dict[str, int] = {}
-        self.cells: dict[tuple[int, int, int], Cell] = {}
+        self.cells: dict[tuple[int, int, int, int], Cell] = {}
         self.cold = 0
         self.stalled = 0
         self.padded_rows = 0
@@ -222,8 +228,8 @@ class Counters:
         """Count a request that ended without a good answer in time."""
         self.misses[reason] = self.misses.get(reason, 0) + 1
 
-    def sample(self, key: tuple[int, int, int], seconds: float) -> None:
-        """Count a batch's service, ``key`` being (bucket, rows, in_flight)."""
+    def sample(self, key: tuple[int, int, int, int], seconds: float) -> None:
+        """Count a batch's service, ``key`` being a ``CellKey``."""
         cell = self.cells.get(key)
         if cell is None:
             cell = self.cells[key] = Cell()

@@ -39,6 +39,9 @@ NEGLIGIBLE = 0.001
 PASSING_IN_FLIGHT = 4
 """Requests passed through at once when the device's executors are fewer: it has a queue of its own."""
 
+PASSING_LOAD = 0.7
+"""Share of the executors' time up to which requests may pass one by one: above it they mostly meet a backlog."""
+
 NO_WAIT = Duration(0.0)
 
 CAUTION = 0.9
@@ -291,9 +294,9 @@ class Tuner:
         )
         if mode is PassThroughMode.ALWAYS:
             return passing
-        if not passing.holds_ahead:
+        if not passing.holds_ahead or assessor.passing_load() > PASSING_LOAD:
             return choice.best
-        saving = 1 - choice.best.now.device_time / passing.now.device_time
+        saving = assessor.saving(choice.best, passing)
         enough = LEAVE_PASS_THROUGH if self.parameters.pass_through else ENTER_PASS_THROUGH
         return passing if saving < enough else choice.best
 

@@ -144,6 +144,25 @@ class Assessor:
             self._risks[parameters] = pessimistic.miss_fraction
         return self._risks[parameters]
 
+    def saving(self, one: Assessment, other: Assessment) -> float:
+        """Relative saving of ``one`` over ``other`` in device time per request, or in executor time if that is more.
+
+        Several executors may keep the device busy all the time while each request takes them longer than it need.
+        """
+        wall = 1 - one.now.device_time / other.now.device_time
+        work = 1 - self._work(one) / self._work(other)
+        return max(wall, work)
+
+    def passing_load(self) -> float:
+        """Share of the executors' time that requests would take one by one, at ``HEADROOM`` times the load."""
+        situation = self.situation
+        seconds = situation.service.time(situation.rows)
+        return HEADROOM * situation.process.rate * seconds / situation.service.executors
+
+    def _work(self, one: Assessment) -> float:
+        executors = min(self._executors(one.parameters), one.parameters.max_in_flight)
+        return one.now.utilization * executors / one.now.throughput
+
     def _forecast(self, times: list[float], parameters: Parameters, *, shed: bool) -> Forecast:
         return forecast(
             times,
