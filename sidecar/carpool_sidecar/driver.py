@@ -298,7 +298,11 @@ class Driver:
             pieces = rider.pieces
             if len(pieces) > 1:
                 pieces.sort(key=_first_row)
-            message = CODECS[rider.parsed.endpoint.protocol].assemble(rider.parsed, [piece for _, piece in pieces])
+            try:
+                message = CODECS[rider.parsed.endpoint.protocol].assemble(rider.parsed, [piece for _, piece in pieces])
+            except WrongRows as error:
+                self._fail(rider, Fault(FaultKind.ROWS, detail=error), unresolved=False)
+                return
             status, headers, parts = 200, [*rider.headers, *message.headers], message.parts
         for name, _ in rider.exchange.headers:
             if len(name) == len(DEBUG) and name.lower() == DEBUG:

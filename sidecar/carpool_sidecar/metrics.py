@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from carpool.riding import Refused
-from carpool.statistics import CANCELLED, DURATION_BOUNDS
+from carpool.statistics import CANCELLED, DURATION_BOUNDS, CellKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,21 +31,19 @@ class Metric(NamedTuple):
     text: str
 
 
+_CELL = ("model", *CellKey._fields)
+
 METRICS = (
     Metric("arrivals", "counter", ("model",), "Requests that arrived, admitted or not"),
     Metric("arrivals_squared", "counter", ("model",), "Sum over windows of 100 ms of the squared number of arrivals"),
     Metric("windows", "counter", ("model",), "Windows of 100 ms that were counted"),
     Metric("rows", "counter", ("model",), "Rows that arrived"),
-    Metric(
-        "batches", "counter", ("model", "bucket", "rows", "in_flight"), "Batches answered, neither cold nor stalled"
-    ),
-    Metric(
-        "batch_busy_seconds", "counter", ("model", "bucket", "rows", "in_flight"), "Their seconds with the upstream"
-    ),
+    Metric("batches", "counter", _CELL, "Batches answered, neither cold nor stalled"),
+    Metric("batch_busy_seconds", "counter", _CELL, "Their seconds with the upstream"),
     Metric(
         "batch_busy_seconds_squared",
         "counter",
-        ("model", "bucket", "rows", "in_flight"),
+        _CELL,
         "Their squared seconds, summed",
     ),
     Metric("device_busy_seconds", "counter", (), "Wall seconds with at least one batch in flight"),
@@ -124,10 +122,10 @@ class Collector:
                 put(name, getattr(counted, name), model)
             put("cold_batches", counted.cold, model)
             put("stalled_batches", counted.stalled, model)
-            for bucket, rows, in_flight, batches, busy, squared in counted.cells:
-                put("batches", batches, model, bucket, rows, in_flight)
-                put("batch_busy_seconds", busy, model, bucket, rows, in_flight)
-                put("batch_busy_seconds_squared", squared, model, bucket, rows, in_flight)
+            for *key, batches, busy, squared in counted.cells:
+                put("batches", batches, model, *key)
+                put("batch_busy_seconds", busy, model, *key)
+                put("batch_busy_seconds_squared", squared, model, *key)
             put("slo_hits", counted.hits, model)
             for reason, count in counted.misses.items():
                 put("slo_misses", count, model, reason)

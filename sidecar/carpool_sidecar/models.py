@@ -199,21 +199,24 @@ class Resolver:
             axis = axis_from_config(configuration.body) if configuration.status == 200 else None
             changed = entry.seen not in {None, said}
             entry.seen = said
-            entry.axis = axis or axis_from_metadata(answer.body)
-            entry.configure(entry.configured)
-            self._learned(entry)
+            self._learn(entry, axis or axis_from_metadata(answer.body))
             if changed:
                 self._changed(entry)
         elif answer.status in {404, 405, 501} and entry.axis is None:
-            entry.axis = Axis(
+            axis = Axis(
                 "None",
                 None,
                 f"the server answers {path} with {answer.status}, so its batch axis is not known: if dim 0 of every "
                 f"tensor is the batch, set `models: [{{name: {entry.model}, axis: First}}]`",
             )
+            self._learn(entry, axis)
+        # Anything else says nothing: it is asked again after the next refresh, and rides alone until then.
+
+    def _learn(self, entry: Entry, axis: Axis) -> None:
+        if axis != entry.axis:
+            entry.axis = axis
             entry.configure(entry.configured)
             self._learned(entry)
-        # Anything else says nothing: it is asked again after the next refresh, and rides alone until then.
 
 
 def _outline(metadata: bytes) -> bytes:

@@ -1,0 +1,228 @@
+"""Requests to arrays and arrays to answers, for a model file served in this process. Pure; needs numpy.
+
+V1: an instance is the value of a model's only input, or an object of values by input name; predictions likewise.
+V2: JSON or little-endian binary tensors; outputs in the order asked for, or all; BYTES are UTF-8 strings.
+A float32 leaves as the decimal digits of its exact double; JSON has no NaN and no infinity, so those leave as null.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from carpool_sidecar.http1.messages import Buffer, Headers
+
+DTYPES: Mapping[str, str] = {
+    "BOOL": "?",
+    "UINT8": "u1",
+    "UINT16": "<u2",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+    "INT8": "i1",
+    "INT16": "<i2",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "FP16": "<f2",
+    "FP32": "<f4",
+    "FP64": "<f8",
+    "BYTES": "O",
+}
+"""numpy's names of V2's datatypes. BF16 is missing: numpy has none."""
+
+HEADER_LENGTH = b"inference-header-content-length"
+JSON = (b"content-type", b"application/json")
+BINARY = (b"content-type", b"application/octet-stream")
+
+
+class Invalid(Exception):  # noqa: N818 - named after the status it becomes
+    """The request does not fit the model: 400, and the text says where."""
+
+
+class Spec(NamedTuple):
+    """One input or output: V2 datatype and shape, -1 where any size goes."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class Asked(NamedTuple):
+    """What a V2 request wants back: output names with whether in binary, and its id."""
+
+    outputs: list[tuple[str, bool]]
+    id: str | None
+
+
+def read_v1(body: bytes, inputs: Sequence[Spec]) -> tuple[dict[str, NDArray[Any]], bool]:
+    """Read a ``:predict`` body; also returns whether its columns were named (``inputs``), as its answer's will be."""
+    try:
+        request = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise Invalid(f"body: {error}") from None
+    if not isinstance(request, dict) or len(request.keys() & {"instances", "inputs"}) != 1:
+        raise Invalid("body: expected an object with either `instances` or `inputs`")
+    if "inputs" in request:
+        columns = request["inputs"]
+        if not isinstance(columns, dict):
+            columns = {inputs[0].name: columns}
+        return _columns(columns, inputs, "inputs"), True
+    rows = request["instances"]
+    if not isinstance(rows, list) or not rows:
+        raise Invalid("instances: expected an array of at least one row")
+    names = {spec.name for spec in inputs}
+    if isinstance(rows[0], dict) and rows[0].keys() & names:
+        try:
+            columns = {name: [row[name] for row in rows] for name in rows[0]}
+        except (KeyError, TypeError):
+            raise Invalid(f"instances: every row needs the inputs {sorted(rows[0])}, as the first one has") from None
+    elif len(inputs) == 1:
+        columns = {inputs[0].name: rows}
+    else:
+        raise Invalid(f"instances: expected objects with the inputs {sorted(names)}")
+    return _columns(columns, inputs, "instances"), False
+
+
+def write_v1(outputs: Mapping[str, NDArray[Any]], *, columns: bool) -> tuple[Headers, bytes]:
+    """Write the answer: ``predictions`` by row, or ``outputs`` by column."""
+    values = {name: array.tolist() for name, array in outputs.items()}
+    answer: Any = next(iter(values.values())) if len(values) == 1 else values
+    if not columns and len(values) > 1:
+        answer = [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+    return [JSON], msgspec.json.encode({"outputs" if columns else "predictions": answer})
+
+
+def read_v2(
+    header_length: bytes | None, body: bytes, inputs: Sequence[Spec], outputs: Sequence[Spec]
+) -> tuple[dict[str, NDArray[Any]], Asked]:
+    """Read an ``infer`` body. Binary tensors become views of it."""
+    size = int(header_length) if header_length else len(body)
+    try:
+        request = msgspec.json.decode(memoryview(body)[:size])
+    except msgspec.DecodeError as error:
+        raise Invalid(f"body: {error}") from None
+    specs = {spec.name: spec for spec in inputs}
+    arrays: dict[str, NDArray[Any]] = {}
+    at = size
+    for index, tensor in enumerate(request["inputs"]):
+        name, datatype, shape = tensor["name"], tensor["datatype"], tensor["shape"]
+        spec = specs.get(name)
+        if spec is None:
+            raise Invalid(f"inputs[{index}].name: the model has no input {name!r}, it has {sorted(specs)}")
+        if spec.datatype != datatype:
+            raise Invalid(f"inputs[{index}].datatype: {name!r} is {spec.datatype}, not {datatype}")
+        length = tensor.get("parameters", {}).get("binary_data_size")
+        if length is None:
+            array = _array(tensor["data"], spec, f"inputs[{index}].data", shape)
+        else:
+            array = _from_binary(memoryview(body)[at : at + length], spec, shape)
+            at += length
+        arrays[name] = _fitting(array, spec, f"inputs[{index}]")
+    _complete(arrays, specs)
+    binary = request.get("parameters", {}).get("binary_data_output", False)
+    asked = [
+        (output["name"], output.get("parameters", {}).get("binary_data", binary))
+        for output in request.get("outputs", [])
+    ]
+    if unknown := sorted({name for name, _ in asked} - {spec.name for spec in outputs}):
+        raise Invalid(f"outputs: the model has no output {', '.join(unknown)}")
+    return arrays, Asked(asked or [(spec.name, binary) for spec in outputs], request.get("id"))
+
+
+def write_v2(
+    model: str, outputs: Mapping[str, NDArray[Any]], specs: Sequence[Spec], asked: Asked
+) -> tuple[Headers, bytes]:
+    """Write the answer, binary data behind its JSON header."""
+    datatypes = {spec.name: spec.datatype for spec in specs}
+    tail: list[Buffer] = []
+    described = []
+    for name, binary in asked.outputs:
+        array, datatype = outputs[name], datatypes[name]
+        entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": array.shape}
+        if binary or datatype == "FP16":
+            data = _to_binary(array, datatype)
+            entry["parameters"] = {"binary_data_size": len(data)}
+            tail.append(data)
+        else:
+            entry["data"] = array.ravel().tolist()
+        described.append(entry)
+    answer: dict[str, Any] = {"model_name": model, "model_version": "1", "outputs": described}
+    if asked.id is not None:
+        answer["id"] = asked.id
+    head = msgspec.json.encode(answer)
+    if not tail:
+        return [JSON], head
+    return [BINARY, (HEADER_LENGTH, b"%d" % len(head))], b"".join([head, *tail])
+
+
+def _columns(columns: Mapping[str, Any], inputs: Sequence[Spec], where: str) -> dict[str, NDArray[Any]]:
+    specs = {spec.name: spec for spec in inputs}
+    arrays = {}
+    for name, values in columns.items():
+        spec = specs.get(name)
+        if spec is None:
+            raise Invalid(f"{where}: the model has no input {name!r}, it has {sorted(specs)}")
+        arrays[name] = _fitting(_array(values, spec, where), spec, where)
+    _complete(arrays, specs)
+    return arrays
+
+
+def _complete(arrays: Mapping[str, object], specs: Mapping[str, Spec]) -> None:
+    if missing := sorted(specs.keys() - arrays.keys()):
+        raise Invalid(f"inputs: {', '.join(missing)} missing")
+
+
+def _array(values: object, spec: Spec, where: str, shape: Sequence[int] | None = None) -> NDArray[Any]:
+    """Make an array of JSON values; an integer that overflows and a ragged nesting are the caller's fault."""
+    try:
+        array = np.asarray(values)
+        wanted = np.dtype(DTYPES[spec.datatype])
+        if array.dtype.kind not in _FROM_JSON[wanted.kind]:
+            raise Invalid(f"{where}: {spec.name!r} is {spec.datatype}, got {array.dtype.name}")
+        # Through Python's numbers for integers, so that one out of range is told, not wrapped.
+        array = np.asarray(values, dtype=wanted) if wanted.kind in "iu" else array.astype(wanted)
+        return array if shape is None else array.reshape(shape)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise Invalid(f"{where}: {error}") from None
+
+
+_FROM_JSON = {"b": "b", "i": "iu", "u": "iu", "f": "iuf", "O": "US"}
+"""Kinds of array that JSON values may give, by the kind that the model wants; no fraction is cut off."""
+
+
+def _fitting(array: NDArray[Any], spec: Spec, where: str) -> NDArray[Any]:
+    """Check an array's shape against the model's."""
+    if len(array.shape) != len(spec.shape) or any(
+        want not in {-1, have} for want, have in zip(spec.shape, array.shape, strict=True)
+    ):
+        raise Invalid(f"{where}: {spec.name!r} takes shape {list(spec.shape)}, got {list(array.shape)}")
+    return array
+
+
+def _from_binary(data: memoryview, spec: Spec, shape: Sequence[int]) -> NDArray[Any]:
+    """Make an array of a buffer whose size was checked when the request came in."""
+    if spec.datatype != "BYTES":
+        return np.frombuffer(data, dtype=DTYPES[spec.datatype]).reshape(shape)
+    strings, at = [], 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<I", data, at)
+        try:
+            strings.append(str(data[at + 4 : at + 4 + length], "utf-8"))
+        except UnicodeDecodeError as error:
+            raise Invalid(f"{spec.name}: an element is not UTF-8: {error}") from None
+        at += 4 + length
+    return np.array(strings, dtype="O").reshape(shape)
+
+
+def _to_binary(array: NDArray[Any], datatype: str) -> Buffer:
+    if datatype != "BYTES":
+        return np.ascontiguousarray(array, dtype=DTYPES[datatype]).data.cast("B")
+    texts = [str(text).encode() for text in array.ravel()]
+    return b"".join([len(text).to_bytes(4, "little") + text for text in texts])

@@ -1,0 +1,226 @@
+"""An ONNX file served in this process: one session, shared by concurrent runs in a pool of threads.
+
+Batches come as the bytes that an upstream would get, merged by the same functions under the same rules. Each is
+decoded, run and encoded on its own thread; the runtime lets go of Python's lock while it computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import onnxruntime
+
+from carpool.policy import PolicyError
+from carpool_sidecar.backends.arrays import HEADER_LENGTH, JSON, Invalid, Spec, read_v1, read_v2, write_v1, write_v2
+from carpool_sidecar.backends.base import Document
+from carpool_sidecar.http1.messages import find, parts_of
+from carpool_sidecar.protocols import route
+
+if TYPE_CHECKING:
+    from carpool_sidecar.config import Onnx
+    from carpool_sidecar.http1.calls import Receiver
+    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.messages import Body, Headers
+
+MAX_THREADS = 64
+"""Batches computed at once at most; started as they are needed, so the slots in use decide."""
+
+VERSION = "1"
+
+_DATATYPES = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
+
+
+class OnnxBackend:
+    """One model, by the name ``config.model``, version 1."""
+
+    readiness = b"/v2/health/ready"
+
+    def __init__(self, config: Onnx) -> None:
+        """Load the file.
+
+        Raises ``PolicyError`` where it can't be served: missing, broken, a fixed batch axis, a type that V2 has no name
+        for, or a device that is not there.
+        """
+        self.model = config.model
+        self._session = _load(config)
+        self.inputs = [_spec(value, config.path) for value in self._session.get_inputs()]
+        self.outputs = [_spec(value, config.path) for value in self._session.get_outputs()]
+        for spec in self.inputs:
+            if not spec.shape or spec.shape[0] != -1:
+                raise PolicyError(
+                    "onnx.path",
+                    f"input {spec.name!r} of {config.path} has the fixed shape {list(spec.shape)}: export it with a "
+                    f'dynamic first dimension (torch.onnx.export(..., dynamic_axes={{"{spec.name}": {{0: "batch"}}}}))',
+                )
+        self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="onnx")
+        self._log = logging.getLogger("carpool.onnx")
+
+    def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver) -> Run:
+        """Compute on a thread of the pool."""
+        run = Run(receiver)
+        future = asyncio.get_running_loop().run_in_executor(self._threads, self.serve, target, headers, body)
+        future.add_done_callback(run.done)
+        return run
+
+    def forward(self, exchange: Exchange) -> Local:
+        """Answer what is no inference."""
+        return Local(self, exchange)
+
+    async def ask(self, target: bytes) -> Document:
+        """Answer a question, as an upstream would."""
+        return self.document(target)
+
+    async def close(self) -> None:
+        """Wait for what is computed now."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def serve(self, target: bytes, headers: Headers, body: Body) -> tuple[int, Headers, bytes]:
+        """Answer one request for inference; on a thread."""
+        endpoint = route(target)
+        if endpoint is None or endpoint.model != self.model or endpoint.version not in {"", VERSION}:
+            return 404, [JSON], _error(f"{target.decode('latin-1')} names no model here; there is {self.model!r}")
+        data = b"".join(parts_of(body))
+        try:
+            if endpoint.protocol == "v1":
+                arrays, columns = read_v1(data, self.inputs)
+                return 200, *write_v1(self._run(arrays, [spec.name for spec in self.outputs]), columns=columns)
+            arrays, asked = read_v2(find(headers, HEADER_LENGTH), data, self.inputs, self.outputs)
+            names = [name for name, _ in asked.outputs]
+            return 200, *write_v2(self.model, self._run(arrays, names), self.outputs, asked)
+        except Invalid as error:
+            return 400, [JSON], _error(str(error))
+        except Exception as error:  # noqa: BLE001 - the runtime raises what it likes, and the caller is to know
+            # The runtime's own words for what it could not compute: one item's fault, or the batch's size.
+            self._log.warning("the model could not compute a batch", extra={"error": str(error)})
+            return 500, [JSON], _error(f"{type(error).__name__}: {error}")
+
+    def document(self, target: bytes) -> Document:
+        """Answer what is asked about the server or its model."""
+        path = target.partition(b"?")[0].decode("latin-1")
+        described = self._documents().get(path)
+        if described is None:
+            return Document(404, _error(f"{path} is not served here; the model is {self.model!r}"))
+        return Document(200, msgspec.json.encode(described))
+
+    def _documents(self) -> dict[str, dict[str, Any]]:
+        model, ready = self.model, {"name": self.model, "ready": True}
+        metadata = {
+            "name": model,
+            "versions": [VERSION],
+            "platform": "onnxruntime_onnx",
+            "inputs": [spec._asdict() for spec in self.inputs],
+            "outputs": [spec._asdict() for spec in self.outputs],
+        }
+        return {
+            "/v1/models": {"models": [model]},
+            f"/v1/models/{model}": ready,
+            "/v2": {
+                "name": "carpool",
+                "version": onnxruntime.__version__,
+                "extensions": ["binary_tensor_data"],
+            },
+            "/v2/health/live": {"live": True},
+            "/v2/health/ready": {"ready": True},
+            f"/v2/models/{model}": metadata,
+            f"/v2/models/{model}/versions/{VERSION}": metadata,
+            f"/v2/models/{model}/ready": ready,
+            f"/v2/models/{model}/versions/{VERSION}/ready": ready,
+        }
+
+    def _run(self, arrays: dict[str, Any], names: list[str]) -> dict[str, Any]:
+        return dict(zip(names, self._session.run(names, arrays), strict=True))
+
+
+class Run:
+    """One batch on its thread. Cancelled, it is computed to its end all the same, and nobody is told."""
+
+    __slots__ = ("_receiver",)
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver: Receiver | None = receiver
+
+    def cancel(self) -> None:
+        """Tell nobody."""
+        self._receiver = None
+
+    def done(self, future: asyncio.Future[tuple[int, Headers, bytes]]) -> None:
+        """Tell the receiver; on the loop's thread."""
+        if self._receiver is not None and not future.cancelled():
+            self._receiver.answered(*future.result())
+
+
+class Local:
+    """An exchange answered here and now."""
+
+    __slots__ = ("_backend", "_exchange")
+
+    def __init__(self, backend: OnnxBackend, exchange: Exchange) -> None:
+        self._backend = backend
+        self._exchange = exchange
+
+    def begin(self) -> None:
+        """Buffer the body, as is the default."""
+
+    def request(self) -> None:
+        """Answer."""
+        exchange = self._exchange
+        if exchange.method not in {b"GET", b"HEAD"}:
+            exchange.fail(405, "method", "this is answered to GET only")
+            return
+        status, body, _ = self._backend.document(exchange.target)
+        exchange.respond(status, [JSON], body)
+
+    def cancel(self) -> None:
+        """Nothing was begun."""
+
+
+def _load(config: Onnx) -> Any:  # noqa: ANN401 - the runtime publishes no types
+    if not Path(config.path).is_file():
+        raise PolicyError("onnx.path", f"there is no file {config.path}")
+    available = onnxruntime.get_available_providers()
+    if config.device == "CUDA" and "CUDAExecutionProvider" not in available:
+        raise PolicyError(
+            "onnx.device", "this onnxruntime has no CUDA: install onnxruntime-gpu (extra `gpu`), or use CPU"
+        )
+    providers = [
+        provider
+        for provider in ("CUDAExecutionProvider", "CPUExecutionProvider")
+        if provider in available and not (config.device == "CPU" and provider.startswith("CUDA"))
+    ]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = config.threads
+    options.log_severity_level = 3  # errors come as exceptions; warnings about a model's graph help nobody here
+    try:
+        return onnxruntime.InferenceSession(config.path, options, providers=providers)
+    except Exception as error:
+        raise PolicyError("onnx.path", f"{config.path} can't be loaded: {error}") from error
+
+
+def _spec(value: Any, path: str) -> Spec:  # noqa: ANN401 - the runtime publishes no types
+    datatype = _DATATYPES.get(value.type)
+    if datatype is None:
+        raise PolicyError("onnx.path", f"{value.name!r} of {path} is a {value.type}, which is not served")
+    return Spec(value.name, datatype, tuple(size if isinstance(size, int) else -1 for size in value.shape))
+
+
+def _error(text: str) -> bytes:
+    return msgspec.json.encode({"error": text})
