@@ -286,11 +286,16 @@ def _fit_executors(samples: Sequence[Sample], known: int | None) -> int:
     if most == 1:
         return known or 1
     counted = {s.executors for s in samples if s.executors}
+    seen = [s for s in samples if not s.executors]
+    floor = _ROUGHLY**2 * sum(s.busy for s in seen) / sum(s.batches for s in seen)
     spreads = {}
     for executors in sorted({*(e for e in counted if e < most), most}):
-        noise, freedom = _pooled_noise(_own_times(samples, executors).values())
+        sizes = [s for s in _own_times(samples, executors).values() if s.batches > 1 and s.busy > 0]
+        freedom = sum(s.batches - 1 for s in sizes)
         if freedom >= _BY_ACCIDENT:
-            spreads[executors] = noise**2 + _ROUGHLY**2
+            # Variance over mean: a sum of services that are taken for one has the same, relative spread would be less.
+            squares = sum(max(s.busy_squared * s.batches / s.busy - s.busy, 0.0) for s in sizes)
+            spreads[executors] = squares / freedom + floor
     if not spreads:
         return known or 1
     # A spread that chance alone may add can't tell candidates apart: then the fewest is the safe reading for capacity,

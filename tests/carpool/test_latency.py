@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from itertools import pairwise
 from random import Random
@@ -17,9 +18,8 @@ from carpool.latency import (
     fit,
     isotonic,
     memory_cap,
-    queueing,
 )
-from carpool.statistics import Cell, CellKey
+from carpool.statistics import SUPPOSED, Cell, CellKey
 
 
 def affine(rows):
@@ -31,10 +31,10 @@ def sample(rows, seconds, in_flight=1):
 
 
 def cells(batches, bucket=0):
-    """Cells of (rows, in_flight, seconds) triples."""
+    """Cells of (rows, in_flight, seconds) or (rows, in_flight, seconds, executors supposed)."""
     counted: dict[CellKey, Cell] = {}
-    for rows, in_flight, seconds in batches:
-        cell = counted.setdefault(CellKey(bucket, rows, in_flight), Cell())
+    for rows, in_flight, seconds, *executors in batches:
+        cell = counted.setdefault(CellKey(bucket, rows, in_flight, *executors), Cell())
         cell.batches += 1
         cell.busy += seconds
         cell.busy_squared += seconds * seconds
@@ -210,22 +210,28 @@ def test_noise_is_pooled_over_sizes():
 
 
 def device(executors, slots, seconds, rng, *, rate, batch=1, cv=0.0, curve=affine):
-    """Batches as a device serves them: dispatched when a slot is free, queued where no executor is."""
+    """Batches as a device serves them, and as the counters tell of them: (rows, in_flight, seconds, supposed)."""
     slot_free, executor_free = [0.0] * slots, [0.0] * executors
-    finishes: list[float] = []
-    seen = []
+    batches = []
     now = 0.0
     while now < seconds:
         now += rng.expovariate(rate)
-        dispatch = max(now, min(slot_free))
+        now = dispatch = max(now, min(slot_free))
         rows = rng.randint(1, batch)
         executor = executor_free.index(min(executor_free))
         finish = max(dispatch, executor_free[executor]) + noisy(rng, curve(rows), cv)
-        in_flight = 1 + sum(end > dispatch for end in finishes[-slots:])
         executor_free[executor] = slot_free[slot_free.index(min(slot_free))] = finish
-        finishes.append(finish)
-        seen.append((rows, in_flight, finish - dispatch))
-        now = max(now, dispatch)
+        batches.append((dispatch, rows, finish))
+    completions = sorted(finish for _, _, finish in batches)
+    seen = []
+    for index, (dispatch, rows, finish) in enumerate(batches):
+        completed = bisect_right(completions, dispatch)
+        in_flight = index - completed + 1
+        seen.append((rows, in_flight, finish - dispatch, 0))
+        for supposed in SUPPOSED:
+            if supposed < in_flight:
+                began = completions[completed + in_flight - supposed - 1]
+                seen.append((rows, in_flight, max(finish - began, 0.0), supposed))
     return seen
 
 
@@ -238,21 +244,18 @@ def test_executors_are_fitted_from_the_wait(executors, slots, load, cv):
     rng = Random(executors * 10 + slots)
     # Sizes 1 to 16 last 9.25 ms on average.
     seen = device(executors, slots, 60.0, rng, rate=load * executors / 0.00925, batch=16, cv=cv)
-    service = fit([Sample(*key, *rest) for key, rest in totals(seen).items()])
+    service = fit(samples(seen))
     assert service.executors == pytest.approx(executors, rel=0.13)
-    assert service.largest_in_flight == max(in_flight for _, in_flight, _ in seen)
+    assert service.largest_in_flight == max(in_flight for _, in_flight, _, _ in seen)
     for rows in (2, 8, 15):
         assert service.time(rows) == pytest.approx(affine(rows), rel=0.12)
 
 
-def totals(seen):
-    sums: dict[tuple[int, int], list[float]] = {}
-    for rows, in_flight, seconds in seen:
-        entry = sums.setdefault((rows, in_flight), [0, 0.0, 0.0])
-        entry[0] += 1
-        entry[1] += seconds
-        entry[2] += seconds**2
-    return sums
+def samples(seen):
+    return [
+        Sample(key.rows, key.in_flight, c.batches, c.busy, c.busy_squared, key.executors)
+        for key, c in cells(seen).items()
+    ]
 
 
 def test_without_company_there_is_one_executor():
@@ -260,28 +263,27 @@ def test_without_company_there_is_one_executor():
     assert fit([sample(1, [0.01] * 50)], 4).executors == 4
 
 
-def test_a_device_always_seen_full_keeps_what_was_known():
-    # Four slots, always taken: one executor at 10 ms or four at 40 ms look the same.
+@pytest.mark.parametrize(("executors", "slots"), [(1, 4), (2, 4), (4, 4), (3, 8), (8, 8)])
+@pytest.mark.parametrize("cv", [0.05, 0.3])
+def test_executors_are_told_apart_on_a_device_that_is_always_full(executors, slots, cv):
+    seen = device(executors, slots, 60.0, Random(1), rate=2 * executors / 0.00925, batch=16, cv=cv)
+    # As if it had been full from the first.
+    service = fit(samples([batch for batch in seen if batch[1] == slots]))
+    assert service.executors == executors
+    assert service.time(8) == pytest.approx(affine(8), rel=0.1)
+
+
+def test_what_is_known_outlives_evidence_that_tells_nothing():
     full = [sample(1, [0.04] * 50, in_flight=4)]
-    assert fit(full).executors == 1
     assert fit(full, 4).executors == 4
     assert fit(full, 4).time(1) == pytest.approx(0.04)
 
 
 def test_saturation_does_not_pollute_the_curve():
-    rng = Random(1)
-    alone = [(rows, 1, affine(rows)) for rows in range(1, 17) for _ in range(10)]
-    queued = [(rows, 4, 3 * affine(8) + affine(rows)) for rows in [rng.randint(1, 16) for _ in range(2000)]]
-    service = fit([Sample(*key, *rest) for key, rest in totals(alone + queued).items()])
+    seen = device(1, 4, 60.0, Random(1), rate=200.0, batch=16)
+    service = fit(samples(seen))
     assert service.executors == 1
     assert service.table(16) == pytest.approx([0.0] + [affine(rows) for rows in range(1, 17)])
-
-
-def test_queueing_is_counted_in_service_times():
-    assert queueing(1, 1) == queueing(4, 4) == queueing(2, 4) == 0
-    assert queueing(2, 1) == 0.75
-    assert queueing(4, 1) == 2.75
-    assert queueing(4, 2) == 0.875
 
 
 # -- the learner
@@ -352,8 +354,7 @@ def test_load_alone_moves_nothing():
         seen = device(1, 4, 20.0, rng, rate=load / 0.00925, batch=16, cv=0.1)
         for chunk in range(20):
             now += 1.0
-            part = seen[chunk * len(seen) // 20 : (chunk + 1) * len(seen) // 20]
-            assert learner.observe(now, cells(part)) == 1.0
+            assert learner.observe(now, cells(seen[chunk * len(seen) // 20 : (chunk + 1) * len(seen) // 20])) == 1.0
     assert learner.estimate().executors == 1
     for rows in (1, 8, 16):
         assert learner.estimate().time(rows) == pytest.approx(affine(rows), rel=0.1)
