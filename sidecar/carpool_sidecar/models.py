@@ -105,6 +105,9 @@ class ModelTable:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
+    def __contains__(self, entry: Entry) -> bool:
+        return self._entries.get((entry.model, entry.version)) is entry
+
     def entry(self, endpoint: Endpoint) -> Entry:
         """Return the entry of a request's model, made on first sight."""
         key = (endpoint.model, endpoint.version)
@@ -200,7 +203,7 @@ class Resolver:
             changed = entry.seen not in {None, said}
             entry.seen = said
             self._learn(entry, axis or axis_from_metadata(answer.body))
-            if changed:
+            if changed and entry in self._table:
                 self._changed(entry)
         elif answer.status in {404, 405, 501} and entry.axis is None:
             axis = Axis(
@@ -213,7 +216,7 @@ class Resolver:
         # Anything else says nothing: it is asked again after the next refresh, and rides alone until then.
 
     def _learn(self, entry: Entry, axis: Axis) -> None:
-        if axis != entry.axis:
+        if axis != entry.axis and entry in self._table:
             entry.axis = axis
             entry.configure(entry.configured)
             self._learned(entry)

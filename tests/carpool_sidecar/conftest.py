@@ -1,0 +1,248 @@
+"""A model server that does as the test says, a client, and sidecars between them, all on real loopback sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, NamedTuple
+
+import pytest
+
+from carpool_sidecar.config import parse
+from carpool_sidecar.http1.client import Pool
+from carpool_sidecar.http1.messages import content_length, encode_request_head, find
+from carpool_sidecar.http1.server import Server
+from carpool_sidecar.sidecar import Sidecar
+
+PATIENCE = 30.0
+LENGTH = b"inference-header-content-length"
+
+
+async def until(condition):
+    """Turn the loop until something is so; a test that waits in vain fails."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def echo(exchange):
+    """Answer with the rows that came, digit for digit and byte for byte."""
+    if b":predict" in exchange.target:
+        body = exchange.body.replace(b'{"instances":', b'{"predictions":', 1)
+        exchange.respond(200, [(b"Content-Type", b"application/json"), *exchange.context.headers], body)
+        return
+    length = find(exchange.headers, LENGTH)
+    at = len(exchange.body) if length is None else int(length)
+    text = exchange.body[:at].replace(b'{"inputs":', b'{"model_name":"m","outputs":', 1)
+    headers = [] if length is None else [(LENGTH, b"%d" % len(text))]
+    exchange.respond(200, [*headers, *exchange.context.headers], text + exchange.body[at:])
+
+
+class Received(NamedTuple):
+    """A request for inference as the model server got it."""
+
+    target: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+    @property
+    def rows(self):
+        return json.loads(self.body)["instances"]
+
+
+class ModelServer:
+    """Echoes at once, or when told to (`hold`, `release`), or does whatever `behave` says."""
+
+    def __init__(self) -> None:
+        self.behave = echo
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.received: list[Received] = []
+        self.left = 0
+        self.held: list[Any] = []
+        self.holding = False
+        self.documents = {
+            b"/v2/health/ready": (200, {}),
+            b"/v2/models/m": (
+                200,
+                {"name": "m", "versions": ["1"], "inputs": [_tensor("x")], "outputs": [_tensor("x")]},
+            ),
+        }
+        self.server: Server
+
+    async def listen(self, port=0):
+        self.server = Server(self)
+        await self.server.listen("127.0.0.1", port)
+        return self
+
+    @property
+    def port(self):
+        return self.server.addresses[0][1]
+
+    async def die(self):
+        """Close everything, as a crash does; the port stays free."""
+        self.server.stop_accepting()
+        self.server.abort()
+        await asyncio.sleep(0)
+
+    def release(self):
+        self.holding = False
+        held, self.held = self.held, []
+        for exchange in held:
+            self.behave(exchange)
+
+    # Called by the server
+
+    def head(self, exchange):
+        exchange.context = self
+        exchange.buffer(1 << 28)
+
+    def request(self, exchange):
+        if exchange.method == b"GET":
+            status, document = self.documents.get(exchange.target, (404, {"error": "not here"}))
+            exchange.respond(status, [], json.dumps(document).encode())
+            return
+        self.received.append(Received(exchange.target, exchange.headers, exchange.body))
+        if self.holding:
+            self.held.append(exchange)
+        else:
+            self.behave(exchange)
+
+    def sent(self, exchange):
+        pass
+
+    def disconnected(self, exchange):
+        self.left += 1
+
+    def refused(self, error):
+        pass
+
+
+def _tensor(name):
+    return {"name": name, "datatype": "FP32", "shape": [-1, 2]}
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+    def header(self, name):
+        return find(self.headers, name)
+
+
+class Asked:
+    """A request under way: await it for its answer, or leave."""
+
+    def __init__(self) -> None:
+        self.future = asyncio.get_running_loop().create_future()
+        self.call: Any = None
+
+    def answered(self, status, headers, body):
+        self.future.set_result(Answer(status, headers, body))
+
+    def failed(self, error):
+        self.future.set_exception(error)
+
+    def __await__(self):
+        return asyncio.wait_for(self.future, PATIENCE).__await__()
+
+    def leave(self):
+        self.call.cancel()
+
+
+class Client:
+    """Sends requests to one port, each on a connection of its own while others are under way."""
+
+    def __init__(self, address):
+        host, _, port = address.rpartition(":")
+        self.pool = Pool(host, int(port), max_connections=1024)
+
+    def send(self, method, path, body=b"", headers=()):
+        asked = Asked()
+        lines = [(b"host", b"test"), *headers, content_length(len(body))]
+        asked.call = self.pool.send(encode_request_head(method, path, lines), body, asked)
+        return asked
+
+    def get(self, path, headers=()):
+        return self.send(b"GET", path, b"", headers)
+
+    def predict(self, text, headers=(), model="m"):
+        """Post V1 instances, given as the text inside the brackets."""
+        return self.send(b"POST", f"/v1/models/{model}:predict".encode(), b'{"instances":[%b]}' % text, headers)
+
+    def infer(self, body, headers=(), model="m"):
+        return self.send(b"POST", f"/v2/models/{model}/infer".encode(), body, headers)
+
+
+class World:
+    """One model server, and sidecars in front of it."""
+
+    def __init__(self, tmp_path) -> None:
+        self.tmp_path = tmp_path
+        self.model = ModelServer()
+        self.sidecars: list[Sidecar] = []
+        self.clients: list[Client] = []
+
+    def config(self, *, policy=None, parameters=None, **fields):
+        policy = {"slo": {"latency": {"p99": "5s"}}, "models": [{"name": "m", "axis": "First"}], **(policy or {})}
+        plain = {
+            "listen": "127.0.0.1:0",
+            "admin": "127.0.0.1:0",
+            "upstream": {"url": f"http://127.0.0.1:{self.model.port}"},
+            "shutdown": {"lame": "0s"},
+            "parameters": {"*": {"maxBatch": 8, "maxInFlight": 1}} if parameters is None else parameters,
+            "policy": policy,
+            **fields,
+        }
+        return json.dumps({name: value for name, value in plain.items() if value is not None})
+
+    async def sidecar(self, text=None, *, path=None, key=None, **fields):
+        config = parse(text or self.config(**fields))
+        sidecar = Sidecar(config, path, key)
+        await sidecar.start()
+        self.sidecars.append(sidecar)
+        await until(lambda: sidecar.health.reason != "the model has not been asked yet")
+        return sidecar
+
+    def client(self, address):
+        client = Client(address)
+        self.clients.append(client)
+        return client
+
+    async def start(self, **fields):
+        """A sidecar and a client of its data port."""
+        sidecar = await self.sidecar(**fields)
+        return sidecar, self.client(sidecar.address)
+
+    async def queue_behind(self, sidecar, client, texts, headers=()):
+        """Have one request under way, held by the model, and the others wait behind it; returns them all."""
+        self.model.holding = True
+        first = client.predict(b"0", headers)
+        await until(lambda: self.model.held)
+        rest = []
+        for text in texts:
+            before = sidecar.batcher.queued_rows
+            rest.append(client.predict(text, headers))
+            await until(lambda before=before: sidecar.batcher.queued_rows > before)
+        return first, rest
+
+
+@pytest.fixture
+async def world(tmp_path):
+    world = World(tmp_path)
+    await world.model.listen()
+    yield world
+    for client in world.clients:
+        await client.pool.close()
+    for sidecar in world.sidecars:
+        await sidecar.close()
+    await world.model.die()
+
+
+@pytest.fixture
+def wait_until():
+    return until
