@@ -293,7 +293,7 @@ class Connection(asyncio.Protocol):
             text = f"the request's head is over {limits.max_head_bytes} bytes; raise max_head_bytes"
             raise HttpError(431, "head-too-large", text)
         if not complete:
-            if size:
+            if size and data[position:] != b"\r":  # half a line break before the head
                 if self._check is None:
                     self._check = HeadCheck(httptools.HttpRequestParser)
                     self.read_deadline = self._clock() + limits.head_timeout

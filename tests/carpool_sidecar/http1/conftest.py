@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import socket
+import struct
 from typing import Any
 
 import pytest
+import uvloop
 
-from carpool_sidecar.http1.limits import ServerLimits
+from carpool_sidecar.http1.client import Pool
+from carpool_sidecar.http1.limits import ClientLimits, ServerLimits
 from carpool_sidecar.http1.server import Server
+
+
+# Modules whose tests use real sockets: there, the two loops differ.
+ON_BOTH_LOOPS = {"test_client", "test_forward", "test_server", "test_sockets"}
+
+
+def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Any]:
+    if item.path.stem in ON_BOTH_LOOPS:
+        return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop}
 
 
 class Clock:
@@ -191,6 +205,87 @@ class Site:
         """Let time pass, and the server look at its deadlines."""
         self.clock.now += seconds
         self.server._expire(self.clock.now)
+
+
+class Upstream:
+    """A server of raw bytes on 127.0.0.1; `script(peer, received)` is called with all a connection has received."""
+
+    class Peer(asyncio.Protocol):
+        transport: asyncio.Transport
+
+        def __init__(self, upstream: Upstream) -> None:
+            self.upstream = upstream
+            self.received = b""
+            self.lost = asyncio.Event()
+            upstream.peers.append(self)
+
+        def connection_made(self, transport: Any) -> None:
+            self.transport = transport
+            self.upstream.connected.set()
+            if self.upstream.on_connect is not None:
+                self.upstream.on_connect(self)
+
+        def data_received(self, data: bytes) -> None:
+            self.received += data
+            self.upstream.script(self, self.received)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.lost.set()
+
+        def answer(self, data: bytes) -> None:
+            """Take what was received as one request, and send this."""
+            self.received = b""
+            self.transport.write(data)
+
+        def reset(self) -> None:
+            """Go away without an answer."""
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()
+
+    def __init__(self) -> None:
+        self.peers: list[Upstream.Peer] = []
+        self.connected = asyncio.Event()
+        self.on_connect: Any = None
+        self.port = 0
+        self.path = ""
+
+    def script(self, peer: Upstream.Peer, received: bytes) -> None:
+        """Answer every request with its body, if it has a Content-Length; replaced by most tests."""
+        head, blank, body = received.partition(b"\r\n\r\n")
+        size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0] or b"0")
+        if blank and len(body) >= size:
+            peer.answer(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + body)
+
+
+async def settle() -> None:
+    """Let closed transports end before their loop does."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def upstream(tmp_path: Any) -> Any:
+    upstream = Upstream()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Upstream.Peer(upstream), "127.0.0.1", 0)
+    upstream.port = server.sockets[0].getsockname()[1]
+    upstream.path = str(tmp_path / "socket")
+    unix_server = await loop.create_unix_server(lambda: Upstream.Peer(upstream), upstream.path)
+    yield upstream
+    server.close()
+    unix_server.close()
+    for peer in upstream.peers:
+        peer.transport.abort()
+    await settle()
+
+
+@pytest.fixture
+async def pool(upstream: Upstream) -> Any:
+    pool = Pool("127.0.0.1", upstream.port, limits=ClientLimits(tick=0.01))
+    yield pool
+    await pool.close()
+    await settle()
 
 
 @pytest.fixture

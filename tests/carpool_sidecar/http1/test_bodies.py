@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool_sidecar.http1.bodies import BodyReader, ChunkedDecoder
@@ -30,6 +30,7 @@ def split(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in pairwise(edges) if b > a]
 
 
+@settings(deadline=None)
 @given(cuts=st.lists(st.integers(0, 200), max_size=30))
 def test_any_split_of_a_chunked_body_reads_the_same(cuts):
     reader = BodyReader(IN_CHUNKS)
@@ -38,6 +39,7 @@ def test_any_split_of_a_chunked_body_reads_the_same(cuts):
     assert reader.join() == CONTENT
 
 
+@settings(deadline=None)
 @given(cuts=st.lists(st.integers(0, 200), max_size=30))
 def test_any_split_of_a_body_of_known_length_reads_the_same(cuts):
     reader = BodyReader(26)

@@ -4,7 +4,7 @@ import string
 
 import httptools
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool_sidecar.http1.messages import encode_request_head, encode_response_head
@@ -203,6 +203,7 @@ VALUES = st.text(VALUE_CHARACTERS, max_size=20).map(lambda value: value.encode("
 FIELDS = st.lists(st.tuples(NAMES, VALUES), max_size=8)
 
 
+@settings(deadline=None)
 @given(fields=FIELDS)
 def test_what_is_written_is_read_the_same(fields):
     head = parse_request_head(encode_request_head(b"GET", b"/x", [(b"Host", b"h"), *fields]))
@@ -210,6 +211,7 @@ def test_what_is_written_is_read_the_same(fields):
     assert parse_response_head(encode_response_head(200, fields), b"GET").headers == fields
 
 
+@settings(deadline=None)
 @given(junk=st.binary(max_size=60), at=st.integers(0, 60))
 def test_junk_in_a_head_is_refused_or_read_but_nothing_else(junk, at):
     head = GOOD + b"Content-Length: 5\r\n"
