@@ -320,7 +320,8 @@ def _pooled_noise(samples: Iterable[Sample]) -> tuple[float, float]:
     for s in samples:
         if s.batches > 1:
             mean = s.busy / s.batches
-            squares += max(s.busy_squared - s.busy * mean, 0.0) / mean**2
+            # Batches that all ended before they could have begun refute the executors they were counted for.
+            squares += max(s.busy_squared - s.busy * mean, 0.0) / mean**2 if mean else s.batches
             freedom += s.batches - 1
     return (math.sqrt(squares / freedom), freedom) if freedom else (0.0, 0.0)
 

@@ -7,11 +7,14 @@ from collections import deque
 
 from carpool.arrivals import Gamma, Poisson, WindowCounts
 
-RECENT = 2.0
+RECENT = 1.0
 """Seconds over which a sudden change is looked for."""
 
 MEMORY = 30.0
 """Seconds over which a steady load is measured."""
+
+ENOUGH_WINDOWS = 50
+"""Windows (5 s) from which their spread is believed."""
 
 SURPRISE = 4.0
 """Standard errors between the recent rate and the believed one that make it a change: 1 in 16,000 by chance."""
@@ -28,6 +31,7 @@ class Load:
         self._counts: deque[tuple[float, WindowCounts]] = deque()
         self._believed: Poisson | Gamma | None = None
         self._rows = 1.0
+        self._straddles = False
 
     @property
     def rate(self) -> float:
@@ -50,11 +54,18 @@ class Load:
             return False
         if arrivals:
             self._rows += (rows / arrivals - self._rows) * min(1.0, arrivals / 300)
-        counts = WindowCounts(windows, arrivals, squared)
-        self._counts.append((seconds, counts))
+        if self._straddles:
+            # What was remembered reaches over the jump: as a mean it is neither load, and as a spread it is both.
+            self._counts.clear()
+            self._straddles = False
+            self._counts.append((seconds, WindowCounts(windows, arrivals, squared)))
+            self._believe()
+            return True
+        self._counts.append((seconds, WindowCounts(windows, arrivals, squared)))
         if self._believed is not None and self._jumped():
             self._forget_before(RECENT)
             self._believe()
+            self._straddles = True
             return True
         self._forget_before(MEMORY)
         before = self.rate
@@ -92,7 +103,7 @@ class Load:
         for length, counts in reversed(self._counts):
             seconds += length
             arrivals += counts.arrivals
-            if seconds >= RECENT / 2:
+            if seconds >= RECENT:
                 break
         expected = self.rate * seconds
         off = abs(arrivals - expected)
@@ -103,7 +114,7 @@ class Load:
         if rate <= 0:
             self._believed = None
             return
-        # The squares need some seconds of windows before they say more than chance.
+        # The squares need some seconds of windows before they say more than chance; until then the old spread holds.
         total = self._total()
-        process = total.process() if total.windows >= 20 and total.arrivals else Poisson(rate)
+        process = total.process() if total.windows >= ENOUGH_WINDOWS and total.arrivals else self._believed
         self._believed = Gamma(rate, process.cv) if isinstance(process, Gamma) else Poisson(rate)

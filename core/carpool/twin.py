@@ -37,8 +37,8 @@ def tuned(
 ) -> Tuned:
     """Play a load against a device with a tuner that knows nothing but the policy.
 
-    ``parameters`` to start from (default: the policy's baseline); observations go on for ``seconds``, at least until the
-    last arrival.
+    ``parameters`` to start from (default: the policy's baseline); observations go on for ``seconds``, at least until
+    the last arrival.
     """
     tuner = Tuner(policy, parameters=parameters)
     decisions: list[Decision] = []
