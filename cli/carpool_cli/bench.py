@@ -20,7 +20,7 @@ from carpool.policy import format_seconds
 from carpool_cli import servers
 from carpool_cli.bench_report import Report, summarize
 from carpool_cli.loadgen import MISMATCH, LoadGenerator, Recording, due_times
-from carpool_cli.options import ADDRESS, DURATION, Address
+from carpool_cli.options import ADDRESS, DURATION, SHAPE, Address
 from carpool_cli.servers import InputSpec, Protocol, Request
 from carpool_cli.tensors import Malformed
 
@@ -45,18 +45,6 @@ def _rates(_: click.Context, parameter: click.Parameter, value: str | None) -> t
     if not rates or not all(0 <= rate < math.inf for rate in rates) or not any(rates):
         raise click.BadParameter(f"{value!r}: write requests per second, e.g. 200 or 100,400,100", param=parameter)
     return rates
-
-
-def _shape(_: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    if value is None:
-        return None
-    try:
-        shape = tuple(int(part) for part in value.split(",") if part)
-    except ValueError:
-        shape = (0,)
-    if any(dim < 1 for dim in shape):
-        raise click.BadParameter(f"{value!r}: write the shape of one row, e.g. 16 or 3,224,224", param=parameter)
-    return shape
 
 
 def _headers(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> Headers:
@@ -117,9 +105,7 @@ Examples:
     help="File with a request's body; several are sent in turn.",
 )
 @click.option("--rows", type=click.IntRange(1, 65536), default=1, show_default=True, help="Rows of a made-up request.")
-@click.option(
-    "--shape", callback=_shape, help="Shape of a made-up row.  [default: 8; V2: as the model's metadata says]"
-)
+@click.option("--shape", type=SHAPE, help="Shape of a made-up row.  [default: 8; V2: as the model's metadata says]")
 @click.option("--datatype", default="FP32", show_default=True, help="Datatype of made-up rows, with --shape.")
 @click.option("--input", "input_name", default="input", show_default=True, help="V2 input's name, with --shape.")
 @click.option(

@@ -17,7 +17,11 @@ class Entry(NamedTuple):
 
 # The summaries stand here so that `carpool --help` imports none of the modules: numpy alone costs 0.1 s.
 COMMANDS = {
+    "profile": Entry("carpool_cli.profile", "Measure what a batch costs, by its size: t(b)."),
     "bench": Entry("carpool_cli.bench", "Measure a server under open-loop load."),
+    "batch": Entry("carpool_cli.batch", "Run a file of inputs through a model, offline and resumable."),
+    "recommend": Entry("carpool_cli.recommend", "Choose parameters for a profile, a load and an SLO, with reasons."),
+    "simulate": Entry("carpool_cli.simulate", "Forecast what a configuration or the tuner would do, by simulation."),
     "standin": Entry("carpool_cli.standin", "Serve an echo that takes as long as a given accelerator."),
 }
 

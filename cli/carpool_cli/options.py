@@ -58,8 +58,39 @@ class AddressType(click.ParamType[Address]):
             self.fail(f"{value!r}: {error}", param, ctx)
 
 
+class ShapeType(click.ParamType[tuple[int, ...]]):
+    """The shape of one row."""
+
+    name = "shape"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:  # noqa: ANN401 - click's signature
+        """Read ``3,224,224``."""
+        try:
+            shape = tuple(int(part) for part in value.split(",") if part)
+        except ValueError:
+            shape = (0,)
+        if any(dim < 1 for dim in shape):
+            self.fail(f"{value!r}: write the shape of one row, e.g. 16 or 3,224,224", param, ctx)
+        return shape
+
+
+class DimType(click.ParamType[tuple[str, int]]):
+    """The size of a dimension that a model leaves open."""
+
+    name = "name=size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:  # noqa: ANN401 - click's signature
+        """Read ``sequence=128``."""
+        name, _, size = value.partition("=")
+        if not name or not size.isdigit() or not int(size):
+            self.fail(f"{value!r}: write the dimension's name and size, e.g. sequence=128", param, ctx)
+        return name, int(size)
+
+
 DURATION = DurationType()
 ADDRESS = AddressType()
+SHAPE = ShapeType()
+DIMS = DimType()
 
 
 def need(module: str, extra: str) -> ModuleType:

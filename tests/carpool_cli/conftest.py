@@ -6,8 +6,10 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import onnx
 import pytest
 from click.testing import CliRunner
+from onnx import TensorProto, helper
 
 from carpool_cli.main import main
 
@@ -65,3 +67,38 @@ def carpool() -> Callable[..., Result]:
         return result
 
     return run
+
+
+def onnx_file(path, nodes, first="batch"):
+    """A model of x, rows by n floats, that gives y of the same shape."""
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [first, "n"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [first, "n"])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+    return path
+
+
+DOUBLE = [helper.make_node("Add", ["x", "x"], ["y"])]
+# Takes the mean over the rows off: what a row gives depends on its company.
+MIXING = [
+    helper.make_node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1),
+    helper.make_node("Sub", ["x", "m"], ["y"]),
+]
+
+
+@pytest.fixture(scope="session")
+def double(tmp_path_factory) -> Path:
+    return onnx_file(tmp_path_factory.mktemp("models") / "double.onnx", DOUBLE)
+
+
+@pytest.fixture(scope="session")
+def mixing(tmp_path_factory) -> Path:
+    return onnx_file(tmp_path_factory.mktemp("models") / "mixing.onnx", MIXING)
+
+
+@pytest.fixture(scope="session")
+def fixed(tmp_path_factory) -> Path:
+    return onnx_file(tmp_path_factory.mktemp("models") / "fixed.onnx", DOUBLE, first=1)

@@ -1,0 +1,153 @@
+"""An output that grows batch by batch and survives being killed at any moment.
+
+Answers are appended to ``OUTPUT.part`` and bad rows to ``OUTPUT.errors.jsonl``; then ``OUTPUT.checkpoint``, replaced
+atomically, says how much of both is valid and where in the input they end. What was appended after the last checkpoint
+is cut off by the next run, which does those rows again: nothing is lost and nothing appears twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import TYPE_CHECKING, BinaryIO, Self
+
+import click
+import msgspec
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class Progress(Struct, frozen=True):
+    """How far a job is. ``position`` and ``number`` are the input's: where to read on, and the last row's number."""
+
+    identity: str
+    """What the job is: input, model, protocol. Another job's progress is of no use."""
+    position: int = 0
+    number: int = 0
+    output_bytes: int = 0
+    error_bytes: int = 0
+    answered: int = 0
+    skipped: int = 0
+    complete: bool = False
+
+
+class Journal:
+    """The three files of a job. Use as a context manager; ``progress`` is what the last checkpoint says.
+
+    Raises ``click.ClickException`` where the output exists, belongs to another job, or is being written.
+    """
+
+    def __init__(self, output: Path, identity: str) -> None:
+        self.output = output
+        self.part = output.with_name(output.name + ".part")
+        self.errors = output.with_name(output.name + ".errors.jsonl")
+        self._checkpoint = output.with_name(output.name + ".checkpoint")
+        self.progress = Progress(identity)
+        self.resumed = False
+
+    def __enter__(self) -> Self:
+        if self._checkpoint.exists():
+            self._resume()
+            if self.progress.complete:
+                return self  # nothing is to be written any more: see `complete`
+        elif self.output.exists():
+            raise click.ClickException(f"{self.output} exists already: remove it, or name another output")
+        try:
+            self._part = self.part.open("ab")
+            self._errors = self.errors.open("ab")
+        except OSError as error:
+            raise click.ClickException(f"{self.output}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._close()
+            raise click.ClickException(f"{self.output} is being written by another run: wait for it") from None
+        for stream, length in ((self._part, self.progress.output_bytes), (self._errors, self.progress.error_bytes)):
+            stream.truncate(length)
+            stream.seek(length)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.progress.complete:
+            self._close()
+
+    def append(self, output: bytes, errors: bytes) -> None:
+        """Write answers and bad rows; they count once they are committed."""
+        self._part.write(output)
+        self._errors.write(errors)
+
+    def commit(self, *, position: int, number: int, answered: int, skipped: int) -> None:
+        """Make what was appended last, together with where the input is to be read on."""
+        for stream in (self._part, self._errors):
+            _to_disk(stream)
+        self._save(
+            Progress(
+                self.progress.identity,
+                position,
+                number,
+                self._part.tell(),
+                self._errors.tell(),
+                answered,
+                skipped,
+            )
+        )
+
+    def finish(self, assemble: Callable[[Path, Path], None] | None) -> None:
+        """Turn the part into the output: renamed, or by ``assemble(part, new file)`` where its form differs."""
+        # Once this is written the next run does nothing but the steps below, each of which may be repeated.
+        self._save(msgspec.structs.replace(self.progress, complete=True))
+        self._close()
+        self.complete(assemble)
+
+    def complete(self, assemble: Callable[[Path, Path], None] | None) -> None:
+        """Take the last steps, again if need be."""
+        if self.part.exists():
+            if assemble is not None:
+                made = self.output.with_name(self.output.name + ".new")
+                assemble(self.part, made)
+                with made.open("rb+") as stream:
+                    _to_disk(stream)
+                made.replace(self.output)
+                self.part.unlink()
+            else:
+                self.part.replace(self.output)
+        if not self.progress.error_bytes:
+            self.errors.unlink(missing_ok=True)
+        self._checkpoint.unlink()
+
+    def _close(self) -> None:
+        self._part.close()
+        self._errors.close()
+
+    def _resume(self) -> None:
+        try:
+            found = msgspec.json.decode(self._checkpoint.read_bytes(), type=Progress)
+        except msgspec.DecodeError as error:
+            raise click.ClickException(
+                f"{self._checkpoint} is no checkpoint ({error}): remove it to start over"
+            ) from None
+        if found.identity != self.progress.identity:
+            raise click.ClickException(
+                f"{self._checkpoint} belongs to another job (input, model or protocol changed): remove it to start over"
+            )
+        self.progress = found
+        self.resumed = True
+
+    def _save(self, progress: Progress) -> None:
+        new = self._checkpoint.with_name(self._checkpoint.name + ".new")
+        with new.open("wb") as stream:
+            stream.write(msgspec.json.encode(progress))
+            _to_disk(stream)
+        new.replace(self._checkpoint)
+        directory = os.open(self._checkpoint.parent, os.O_RDONLY)
+        os.fsync(directory)
+        os.close(directory)
+        self.progress = progress
+
+
+def _to_disk(stream: BinaryIO) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())

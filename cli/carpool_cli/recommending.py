@@ -1,0 +1,199 @@
+"""What to set for a known device, load and SLO, and why: the tuner's own search, on a curve that is not in doubt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from carpool.arrivals import Poisson
+from carpool.policy import Parameters, format_seconds
+from carpool.queueing import Doubt, doubts, stability
+from carpool.tuner import ENTER_PASS_THROUGH, NO_WAIT, PASSING_IN_FLIGHT, PASSING_LOAD
+from carpool.tuning import HEADROOM, SIZES, Assessor, choose
+
+if TYPE_CHECKING:
+    from carpool.arrivals import Gamma
+    from carpool.tuning import Assessment, Situation
+
+SCAN = 0.97
+"""Loads are tried from the capacity downwards, each this share of the one before."""
+
+DOUBTS = {
+    Doubt.NEAR_SATURATION: "the load is close to what the device can do: small errors of t(b) matter much",
+    Doubt.EXTRAPOLATED: "the batch is larger than any measured: profile larger sizes",
+}
+
+
+class Recommendation(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What to set. Seconds, and requests per second; shares are fractions.
+
+    ``saving_*``: device time a request that is saved over the alternative, at this load; 0 where the alternative does
+    not hold the SLO is not said, ``*_holds`` is. ``highest_load``: up to which some configuration holds the SLO.
+    """
+
+    parameters: Parameters
+    holds: bool
+    """The SLO, now."""
+    holds_ahead: bool
+    """The SLO at 1.25 times the load."""
+    p50: float
+    p99: float
+    p99_ahead: float
+    goodput: float
+    device_time: float
+    mean_batch: float
+    utilization: float
+    zero_wait: Parameters
+    zero_wait_device_time: float
+    zero_wait_holds: bool
+    alone_device_time: float
+    alone_holds: bool
+    highest_load: float
+    bounded_by: str
+    reasons: list[str]
+    doubts: list[str]
+
+    @property
+    def saving_over_zero_wait(self) -> float:
+        """Share of device time."""
+        return 1 - self.device_time / self.zero_wait_device_time
+
+    @property
+    def saving_over_alone(self) -> float:
+        """Share of device time."""
+        return 1 - self.device_time / self.alone_device_time
+
+
+def recommend(situation: Situation, largest_safe: int | None = None) -> Recommendation:
+    """Choose; ``largest_safe`` is the memory's bound in rows, which the situation's limits respect already."""
+    assessor = Assessor(situation)
+    service, limits = situation.service, situation.limits
+    start = limits.clamp(Parameters(max_in_flight=service.executors))
+    best = choose(assessor, start).best
+    # 1. What else there is
+    greedy = [
+        assessor.assess(limits.clamp(replace(start, max_batch=size, max_wait=NO_WAIT)))
+        for size in (limits.max_batch, service.inflection(limits.max_batch))
+    ]
+    zero_wait = min(greedy, key=lambda one: one.rank)
+    alone = assessor.assess(replace(start, max_batch=situation.rows, max_wait=NO_WAIT))
+    # 2. Step aside? By the tuner's own rule, so that it settles on what is recommended here.
+    reasons = []
+    passing = assessor.assess(
+        replace(
+            best.parameters,
+            max_wait=NO_WAIT,
+            max_in_flight=max(service.executors, min(limits.max_in_flight, PASSING_IN_FLIGHT)),
+            pass_through=True,
+        )
+    )
+    if (
+        passing.holds_ahead
+        and assessor.passing_load() <= PASSING_LOAD
+        and assessor.saving(best, passing) < ENTER_PASS_THROUGH
+    ):
+        reasons.append(
+            f"merging would save {max(assessor.saving(best, passing), 0):.1%} of the device time at this load: requests "
+            "pass one by one"
+        )
+        best = passing
+    bounded_by = _bound(assessor, best, largest_safe)
+    reasons += _reasons(assessor, best)
+    reasons.append(bounded_by)
+    forecast_doubts = doubts(best.now, service, best.parameters.max_batch)
+    return Recommendation(
+        parameters=best.parameters,
+        holds=best.holds_now,
+        holds_ahead=best.holds_ahead,
+        p50=best.now.p50,
+        p99=best.now.p99,
+        p99_ahead=best.ahead.p99,
+        goodput=best.now.goodput,
+        device_time=best.now.device_time,
+        mean_batch=best.now.mean_batch,
+        utilization=best.now.utilization,
+        zero_wait=zero_wait.parameters,
+        zero_wait_device_time=zero_wait.now.device_time,
+        zero_wait_holds=zero_wait.holds_now,
+        alone_device_time=alone.now.device_time,
+        alone_holds=alone.holds_now,
+        highest_load=highest_load(situation),
+        bounded_by=bounded_by,
+        reasons=reasons,
+        doubts=[DOUBTS[doubt] for doubt in forecast_doubts if doubt in DOUBTS],
+    )
+
+
+def highest_load(situation: Situation) -> float:
+    """Return the highest load (requests/s) at which some configuration holds the SLO; 0 where none does.
+
+    Whether one holds is not monotone in the load, so loads are scanned downwards and not bisected. Near the capacity
+    queues fill batches, so those that wait for no company are all that has to be tried.
+    """
+    service, limits = situation.service, situation.limits
+    sizes = sorted({limits.max_batch, *(size for size in SIZES if limits.min_batch <= size <= limits.max_batch)})
+    capacity = max(stability(1.0, service, size).capacity for size in sizes) / situation.rows
+    process: Poisson | Gamma = situation.process
+    rate = capacity
+    while rate > capacity / 100:
+        assessor = Assessor(replace(situation, process=replace(process, rate=rate)))
+        for size in reversed(sizes):
+            if stability(rate * situation.rows, service, size).stable:
+                greedy = limits.clamp(Parameters(max_batch=size, max_in_flight=service.executors))
+                if assessor.assess(greedy).holds_now:
+                    return rate
+        rate *= SCAN
+    return 0.0
+
+
+def _reasons(assessor: Assessor, best: Assessment) -> list[str]:
+    """Say what the load and the curve have to do with it."""
+    service, parameters = assessor.situation.service, best.parameters
+    reasons = []
+    inflection = service.inflection(max(parameters.max_batch, service.largest_measured))
+    if inflection == 1:
+        reasons.append("a row is never cheaper in a batch than alone on this device")
+    else:
+        gain = service.per_row(1) / service.per_row(inflection)
+        reasons.append(f"a row in a batch of {inflection} costs {gain:.2g} times less than alone")
+    if not best.holds_now:
+        reasons.append("no configuration holds the SLO at this load: this one has the most goodput, with shedding")
+    elif not best.holds_ahead:
+        reasons.append(f"no configuration holds at {HEADROOM:g}x the load: this one has the most margin now")
+    elif parameters.max_wait and not parameters.pass_through:
+        reasons.append(
+            f"waiting {format_seconds(parameters.max_wait)} gathers {best.now.mean_batch:.3g} rows a batch on average"
+        )
+    return reasons
+
+
+def _bound(assessor: Assessor, best: Assessment, largest_safe: int | None) -> str:
+    """Say what keeps the batch from being larger or the wait longer."""
+    situation, parameters = assessor.situation, best.parameters
+    limits, size = situation.limits, parameters.max_batch
+    if not best.holds_now:
+        return "bounded by the device: this load is more than it can do within the SLO"
+    larger = [step for step in SIZES if step > size and step <= limits.max_batch]
+    if not larger and size == largest_safe:
+        return f"bounded by memory: {largest_safe} rows is all it holds"
+    if not larger and best.now.mean_batch > 0.9 * size:
+        return f"bounded by the largest batch allowed: batches fill to {best.now.mean_batch:.3g} of {size}; raise it"
+    if larger:
+        next_up = assessor.assess(replace(parameters, max_batch=larger[0]))
+        if not next_up.holds_now:
+            return f"bounded by the SLO: p99 with {larger[0]} rows would be {format_seconds(next_up.now.p99)}"
+        if not next_up.holds_ahead and best.holds_ahead:
+            return (
+                f"bounded by the SLO at {HEADROOM:g}x the load: p99 with {larger[0]} rows would be "
+                f"{format_seconds(next_up.ahead.p99)}"
+            )
+        if situation.service.per_row(larger[0]) >= situation.service.per_row(size):
+            return f"bounded by the device: a row in a batch of {larger[0]} costs no less than in one of {size}"
+    if parameters.max_wait >= limits.max_wait and not parameters.pass_through:
+        return (
+            f"bounded by the longest wait allowed, {format_seconds(limits.max_wait)} (by default half the SLO): batches "
+            f"fill to {best.now.mean_batch:.3g} rows"
+        )
+    return f"bounded by the load: batches fill to {best.now.mean_batch:.3g} rows, and a larger one would save no more"

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import click
+import pytest
+
+from carpool_cli.options import ADDRESS, DIMS, DURATION, SHAPE, Address, need
+
+
+def test_durations_are_seconds():
+    assert DURATION.convert("50ms", None, None) == 0.05
+    assert DURATION.convert(2, None, None) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("http://a:9000", Address("a", 9000, "")),
+        ("a", Address("a", 80, "")),
+        ("127.0.0.1:9/x/", Address("127.0.0.1", 9, "/x")),
+    ],
+)
+def test_addresses(text, address):
+    assert ADDRESS.convert(text, None, None) == address
+
+
+@pytest.mark.parametrize("text", ["https://a", "http://", "http://a:b", "http://a?b", ":9000"])
+def test_wrong_addresses(text):
+    with pytest.raises(click.BadParameter):
+        ADDRESS.convert(text, None, None)
+
+
+def test_shapes_and_dims():
+    assert SHAPE.convert("3,224", None, None) == (3, 224)
+    assert DIMS.convert("sequence=128", None, None) == ("sequence", 128)
+    for kind, text in ((SHAPE, "3,x"), (SHAPE, "0"), (DIMS, "=3"), (DIMS, "a=b")):
+        with pytest.raises(click.BadParameter):
+            kind.convert(text, None, None)
+
+
+def test_what_is_missing_names_its_extra():
+    with pytest.raises(click.ClickException, match=r"pip install 'carpool-serving\[onnx\]'"):
+        need("no_such_module", "onnx")

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+QUICK = ("--rounds", 3, "--for", "1ms", "--concurrency", 1)
+
+
+def test_an_onnx_file_becomes_a_profile_and_a_picture(double, carpool, tmp_path):
+    out, plot = tmp_path / "p.json", tmp_path / "p.png"
+    result = carpool(
+        "profile", double, *QUICK, "--max-batch", 12, "--slo-p99", "1s", "--verify", "--out", out, "--plot", plot
+    )
+    assert result.exit_code == 0, result.output
+    assert "safe to batch: 8 rows answered alone and merged agree exactly" in result.output
+    assert "for a p99 of 1s:" in result.output
+    profile = json.loads(out.read_text())
+    assert profile["rows"] == [1, 2, 4, 8, 12]
+    assert len(profile["seconds"]) == 5
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("protocol", ["v1", "v2", "v2-binary"])
+def test_a_server_is_measured_in_every_protocol(echo, carpool, protocol, tmp_path):
+    out = tmp_path / "p.json"
+    result = carpool(
+        "profile", "--upstream", echo, "--protocol", protocol, *QUICK, "--max-batch", 4, "--verify", "--out", out
+    )
+    assert result.exit_code == 0, result.output
+    # A profile that was measured serves as the standin's.
+    assert carpool("standin", "--profile", out, "--port", echo.rsplit(":", 1)[1]).exit_code == 1
+    assert json.loads(out.read_text())["rows"] == [1, 2, 4]
+
+
+def test_concurrency_is_told(echo, carpool):
+    result = carpool("profile", "--upstream", echo, "--rounds", 3, "--max-batch", 1, "--concurrency", 2)
+    assert "executors:" in result.output
+
+
+def test_rows_that_depend_on_their_company_are_found_out(mixing, carpool):
+    result = carpool("profile", mixing, *QUICK, "--max-batch", 2, "--verify")
+    assert result.exit_code == 1
+    assert "NOT SAFE to batch" in result.output
+
+
+def test_lost_rows_are_found_out(nasty, carpool):
+    with nasty("--wrong-rows") as url:
+        result = carpool("profile", "--upstream", url, *QUICK, "--max-batch", 2, "--verify")
+    assert result.exit_code == 1
+    assert "its first axis is not the rows" in result.output
+
+
+def test_a_fixed_batch_axis_is_refused_with_the_fix(fixed, carpool):
+    result = carpool("profile", fixed)
+    assert result.exit_code == 1
+    assert "dynamic_axes={'x': {0: 'batch'}}" in result.output
+
+
+def test_a_size_that_fails_ends_the_search(nasty, carpool):
+    with nasty("--max-batch", "4") as url:
+        result = carpool("profile", "--upstream", url, *QUICK, "--max-batch", 16)
+    assert result.exit_code == 0, result.output
+    assert "a batch of 8 failed: status 400" in result.output
+
+
+def test_given_rows_are_used(double, carpool, tmp_path):
+    np.savez(tmp_path / "in.npz", x=np.ones((3, 5), np.float32))
+    assert carpool("profile", double, *QUICK, "--inputs", tmp_path / "in.npz").exit_code == 0
+    np.savez(tmp_path / "other.npz", z=np.ones((3, 5), np.float32))
+    result = carpool("profile", double, "--inputs", tmp_path / "other.npz")
+    assert "takes 'x'" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "one of the two"),
+        (["no.onnx"], "does not load as ONNX"),
+        (["--upstream", "127.0.0.1:1"], "is the server up?"),
+        (["--upstream", "127.0.0.1:1", "--protocol", "v1"], "no answer from"),
+        (["m.onnx", "--inputs", "no.npz"], "no npz file"),
+        (["m.onnx", "--dim", "sequence"], "sequence=128"),
+        (["m.onnx", "--slo-p99", "50"], "write e.g. 50ms"),
+    ],
+)
+def test_wrong_options_are_named(carpool, arguments, says):
+    result = carpool("profile", *arguments)
+    assert result.exit_code in {1, 2}
+    assert says in result.output
