@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -12,10 +11,11 @@ import click
 from carpool.policy import format_seconds
 from carpool_cli import device_profile, servers
 from carpool_cli.batch_journal import Journal
-from carpool_cli.options import ADDRESS, DIMS, DURATION, SHAPE, Address
+from carpool_cli.options import ADDRESS, DIMS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from carpool_cli.batch_formats import Row, Source
     from carpool_cli.targets import Target
@@ -29,9 +29,9 @@ Examples:
   carpool batch rows.jsonl answers.jsonl --upstream http://127.0.0.1:9000 --model bert --protocol v1
 """
 )
-@click.argument("source_path", metavar="INPUT", type=click.Path(path_type=Path))
-@click.argument("output", metavar="OUTPUT", type=click.Path(path_type=Path))
-@click.option("--onnx", type=click.Path(path_type=Path), help="Run the model in this ONNX file.")
+@click.argument("source_path", metavar="INPUT", type=INPUT_FILE)
+@click.argument("output", metavar="OUTPUT", type=OUTPUT_FILE)
+@click.option("--onnx", type=INPUT_FILE, help="Run the model in this ONNX file.")
 @click.option("--upstream", type=ADDRESS, help="Ask this server.")
 @click.option("--model", default="standin", show_default=True, help="Model to ask, with --upstream.")
 @click.option(
@@ -48,7 +48,7 @@ Examples:
 @click.option(
     "--profile",
     "profile_path",
-    type=click.Path(path_type=Path),
+    type=INPUT_FILE,
     help="Take batch size and concurrency from this profile.",
 )
 @click.option(

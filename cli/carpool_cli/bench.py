@@ -9,7 +9,6 @@ import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,12 +19,13 @@ from carpool.policy import format_seconds
 from carpool_cli import servers
 from carpool_cli.bench_report import Report, summarize
 from carpool_cli.loadgen import MISMATCH, LoadGenerator, Recording, due_times
-from carpool_cli.options import ADDRESS, DURATION, SHAPE, Address
+from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
 from carpool_cli.servers import InputSpec, Protocol, Request
 from carpool_cli.tensors import Malformed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from carpool_cli.bench_report import Percentiles
     from carpool_sidecar.http1.messages import Headers
@@ -82,7 +82,7 @@ Examples:
 )
 @click.option(
     "--trace",
-    type=click.Path(path_type=Path),
+    type=INPUT_FILE,
     help="Recorded arrivals: seconds, one a line, or the Azure LLM CSV. --rate rescales.",
 )
 @click.option("--for", "seconds", type=DURATION, help="Length of the measured part.  [default: 10s]")
@@ -100,7 +100,7 @@ Examples:
 @click.option(
     "--body",
     "bodies",
-    type=click.Path(path_type=Path),
+    type=INPUT_FILE,
     multiple=True,
     help="File with a request's body; several are sent in turn.",
 )
@@ -113,7 +113,7 @@ Examples:
 )
 @click.option("--verify", is_flag=True, help="The server is an echo: check every answer, count others as mismatch.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrivals and made-up bodies.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the whole report to this file.")
+@click.option("--json", "out", type=OUTPUT_FILE, help="Write the whole report to this file.")
 def command(
     *,
     server: Address,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -87,7 +89,30 @@ class DimType(click.ParamType[tuple[str, int]]):
         return name, int(size)
 
 
+class InputFile(click.Path):
+    """A file to read; what reads it says where it is missing or wrong."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+
+class OutputFile(click.Path):
+    """A file to write: that its folder is there is checked at once, not when all the work is done."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:  # noqa: ANN401 - click's signature
+        """Check the folder."""
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not os.access(path.parent, os.W_OK):
+            self.fail(f"{str(path.parent)!r} is no folder that can be written to: make it first", param, ctx)
+        return path
+
+
 DURATION = DurationType()
+INPUT_FILE = InputFile()
+OUTPUT_FILE = OutputFile()
 ADDRESS = AddressType()
 SHAPE = ShapeType()
 DIMS = DimType()

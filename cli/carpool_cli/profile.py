@@ -6,7 +6,6 @@ import platform
 import sys
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -16,10 +15,11 @@ from carpool.policy import format_seconds
 from carpool_cli import device_profile, memory, servers
 from carpool_cli.device_profile import DeviceProfile
 from carpool_cli.measuring import Timing, advise, executors_of, interleave, sizes_up_to, throughputs
-from carpool_cli.options import ADDRESS, DIMS, DURATION, SHAPE, Address
+from carpool_cli.options import ADDRESS, DIMS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from carpool_cli.arrays import Arrays
     from carpool_cli.memory import MemoryFit
@@ -36,7 +36,7 @@ Examples:
   carpool profile --upstream http://127.0.0.1:9000 --model bert --protocol v2-binary --concurrency 4
 """
 )
-@click.argument("onnx", type=click.Path(path_type=Path), required=False)
+@click.argument("onnx", type=INPUT_FILE, required=False)
 @click.option("--upstream", type=ADDRESS, help="Measure this server instead of an ONNX file.")
 @click.option("--model", default="standin", show_default=True, help="Model to ask, with --upstream.")
 @click.option(
@@ -67,9 +67,7 @@ Examples:
     show_default=True,
     help="Threads of one ONNX run; 0: onnxruntime's choice.",
 )
-@click.option(
-    "--inputs", "inputs_path", type=click.Path(path_type=Path), help="npz file with rows to use.  [default: random]"
-)
+@click.option("--inputs", "inputs_path", type=INPUT_FILE, help="npz file with rows to use.  [default: random]")
 @click.option("--shape", type=SHAPE, help="Shape of one random row, for a server without metadata.  [default: 8]")
 @click.option(
     "--dim", "dims", type=DIMS, multiple=True, help="Size of an open ONNX dimension, e.g. sequence=128; repeatable."
@@ -85,10 +83,8 @@ Examples:
 )
 @click.option("--timeout", type=DURATION, default=60.0, help="For one batch of a server.  [default: 60s]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of random rows.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Write the profile (JSON) for simulate, recommend and standin."
-)
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw t(b) and the time a row to this PNG.")
+@click.option("--out", type=OUTPUT_FILE, help="Write the profile (JSON) for simulate, recommend and standin.")
+@click.option("--plot", type=OUTPUT_FILE, help="Draw t(b) and the time a row to this PNG.")
 def command(
     *,
     onnx: Path | None,

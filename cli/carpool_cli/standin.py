@@ -6,17 +6,22 @@ import asyncio
 import random
 import signal
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 import uvloop
 
 from carpool.policy import Duration
 from carpool_cli import device_profile
-from carpool_cli.device_profile import DeviceProfile
-from carpool_cli.options import DURATION
+from carpool_cli.options import DURATION, INPUT_FILE
 from carpool_cli.standin_server import Device, Nastiness, Standin
 from carpool_sidecar.http1.server import Server
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from carpool_cli.device_profile import DeviceProfile
 
 
 async def serve(
@@ -71,9 +76,7 @@ Examples:
   carpool standin --profile benchmarks/profiles/synthetic-5-0.5.json --poison 666
 """
 )
-@click.option(
-    "--profile", "path", type=click.Path(path_type=Path), required=True, help="Profile file (JSON) with t(b)."
-)
+@click.option("--profile", "path", type=INPUT_FILE, required=True, help="Profile file (JSON) with t(b).")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=9000, show_default=True, help="Port to listen on; 0: any free one."
@@ -120,14 +123,7 @@ def command(
     """
     profile = device_profile.load(path)
     if executors is not None:
-        profile = DeviceProfile(
-            name=profile.name,
-            source=profile.source,
-            executors=executors,
-            rows=profile.rows,
-            seconds=profile.seconds,
-            cv=profile.cv,
-        )
+        profile = msgspec.structs.replace(profile, executors=executors)
     nastiness = Nastiness(poison, wrong_rows, cold, ready_after, outage)
     try:
         uvloop.run(serve(profile, nastiness, model=model, max_batch=max_batch, host=host, port=port, seed=seed))

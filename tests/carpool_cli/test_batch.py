@@ -135,21 +135,21 @@ main()
 
 def test_killed_at_any_step_it_loses_and_repeats_nothing(nasty, tmp_path):
     path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    poisoned = range(5, 600, 97)
-    path.write_text("".join(f"[{-1 if number in poisoned else number}]\n" for number in range(600)))
+    poisoned = range(5, 300, 97)
+    path.write_text("".join(f"[{-1 if number in poisoned else number}]\n" for number in range(300)))
     deaths = 0
     with nasty("--poison", "-1") as url:
         arguments = ["batch", path, output, "--upstream", url, "--batch-size", "8"]
         while True:
             # A batch is five steps (append, four syncs), so each step of one is hit, wherever the last run got to.
-            code = DYING.format(steps=21 + 6 * deaths)
+            code = DYING.format(steps=21 + 11 * deaths)
             process = subprocess.run([sys.executable, "-c", code, *arguments], check=False, capture_output=True)  # noqa: S603 - our own command
             if process.returncode != -signal.SIGKILL:
                 break
             deaths += 1
     assert process.returncode == 3, process.stderr
-    assert deaths > 5
-    assert lines(output) == [f"[{number}]" for number in range(600) if number not in poisoned]
+    assert deaths > 3
+    assert lines(output) == [f"[{number}]" for number in range(300) if number not in poisoned]
     numbers = [json.loads(line)["line"] for line in lines(tmp_path / "out.jsonl.errors.jsonl")]
     assert numbers == [number + 1 for number in poisoned]
     assert leftovers(output) == ["out.jsonl", "out.jsonl.errors.jsonl"]

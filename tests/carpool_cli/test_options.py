@@ -3,7 +3,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from carpool_cli.options import ADDRESS, DIMS, DURATION, SHAPE, Address, need
+from carpool_cli.options import ADDRESS, DIMS, DURATION, OUTPUT_FILE, SHAPE, Address, need
 
 
 def test_durations_are_seconds():
@@ -40,3 +40,11 @@ def test_shapes_and_dims():
 def test_what_is_missing_names_its_extra():
     with pytest.raises(click.ClickException, match=r"pip install 'carpool-serving\[onnx\]'"):
         need("no_such_module", "onnx")
+
+
+def test_an_output_needs_its_folder_before_any_work_is_done(tmp_path):
+    assert OUTPUT_FILE.convert(str(tmp_path / "out"), None, None) == tmp_path / "out"
+    with pytest.raises(click.BadParameter, match="make it first"):
+        OUTPUT_FILE.convert(str(tmp_path / "none" / "out"), None, None)
+    with pytest.raises(click.BadParameter, match="is a directory"):
+        OUTPUT_FILE.convert(str(tmp_path), None, None)
