@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from carpool.bisection import judge, next_part
-from carpool.lanes import Lane, Queue
+from carpool.lanes import Backlog, Lane, Queue
 from carpool.policy import Admission, Parameters
 from carpool.riding import (
     Abort,
@@ -26,7 +26,6 @@ from carpool.riding import (
     Refusal,
     Refused,
     Request,
-    Ride,
     time_of,
 )
 from carpool.statistics import CANCELLED, SUPPOSED, Stats
@@ -68,9 +67,7 @@ class Batcher:
         self._in_flight: dict[Batch, None] = {}
         # Heap of abandoned calls by when their slots free: (time, batch number, batch).
         self._ghosts: list[tuple[float, int, Batch]] = []
-        self._rows = 0
-        self._bytes = 0
-        self._tokens = 0
+        self._backlog = Backlog()
         self._batches = 0
         self._completed = 0
         self._completions: deque[float] = deque(maxlen=256)  # when the last slots were given back
@@ -92,7 +89,7 @@ class Batcher:
         lane.counters.arrived(now, request.rows)
         merge = request.mergeable and not lane.quarantined
         key = (request.model, request.key if merge else ALONE)
-        queue = self._waiting.get(key) or Queue(key, lane, merge=merge)
+        queue = self._waiting.get(key) or Queue(key, lane, self._backlog, merge=merge)
         refused = self._refuses(queue, request, now)
         if refused is not None:
             request.ended = True
@@ -102,10 +99,6 @@ class Batcher:
         self._waiting[key] = queue
         request.hold_until = request.arrived + lane.parameters.max_wait
         queue.add(request)
-        lane.queued += 1
-        self._rows += request.rows
-        self._bytes += request.size
-        self._tokens += request.tokens
         self._deadline = min(self._deadline, request.deadline)
         if len(self._in_flight) + len(self._ghosts) < self._slots:
             # Slots are free, so what waited is held, until then; only this queue has changed.
@@ -243,12 +236,12 @@ class Batcher:
     @property
     def queued_rows(self) -> int:
         """Rows waiting."""
-        return self._rows
+        return self._backlog.rows
 
     @property
     def queued_bytes(self) -> int:
         """Bytes waiting."""
-        return self._bytes
+        return self._backlog.size
 
     @property
     def in_flight(self) -> int:
@@ -281,12 +274,13 @@ class Batcher:
         if self._waiting:
             share = EARLY_REFUSAL if request.priority > Priority.NORMAL else 1.0
             bounds = self._admission
+            backlog = self._backlog
             if (
-                self._rows + request.rows > bounds.max_queued_rows * share
-                or self._bytes + request.size > bounds.max_queued_bytes * share
+                backlog.rows + request.rows > bounds.max_queued_rows * share
+                or backlog.size + request.size > bounds.max_queued_bytes * share
                 or (
                     bounds.max_queued_tokens is not None
-                    and self._tokens + request.tokens > bounds.max_queued_tokens * share
+                    and backlog.tokens + request.tokens > bounds.max_queued_tokens * share
                 )
             ):
                 return Refused.QUEUE_FULL
@@ -410,100 +404,20 @@ class Batcher:
     def _compose(self, queue: Queue, now: float, actions: list[Action]) -> None:
         """Take the next batch from a queue and dispatch it, leaving behind whom it would make late."""
         lane = queue.lane
-        cap = lane.cap
-        alone = queue.alone
-        splits = queue.splits
-        budget = lane.max_tokens
         estimate = lane.estimate
-        ageing = self._ageing
-        shed_slo = lane.shed_slo
-        start = now
-        finish = -inf
-        if estimate is not None:
-            # Who can't make it with the batch as large as it would be is dropped: late riders only delay the others.
-            start = self._service_start(estimate.executors, now)
-            finish = start + time_of(estimate.times, min(queue.rows, cap))
-        rides: list[Ride] = []
-        rows = tokens = 0
-        waited = 0.0
-        first_parts = 0
-        classes = queue.classes
-        while classes:
-            waiting = queue.first(now, ageing) if len(classes) > 1 else next(iter(classes.values()))
-            request = waiting[0]
-            first_row = request.taken
-            left = request.rows - first_row
-            if alone and estimate is not None:
-                finish = start + time_of(estimate.times, min(left, cap) if splits else left)
-            if (
-                (finish > request.deadline or (shed_slo and finish > request.due and request.sheddable))
-                and not request.exempt
-                and not first_row
-            ):
-                self._take(queue, request)
-                request.ended = True
-                lane.counters.missed(Refused.LATE)
-                actions.append(Refusal(request, Refused.LATE, self._drain_time(now)))
-                continue
-            # A request larger than a batch fills what room there is; any other waits for room for all its rows.
-            if splits and request.rows > cap:
-                left = min(left, cap - rows)
-            elif rides and rows + left > cap:
-                break
-            if budget is not None and request.tokens:
-                share = left * request.tokens // request.rows
-                if tokens + share > budget and splits and request.tokens > budget:
-                    left = min(left, (budget - tokens) * request.rows // request.tokens)
-                    if not rides:
-                        left = max(left, 1)  # a row is served whatever its tokens
-                    share = left * request.tokens // request.rows
-                if not left or (rides and tokens + share > budget):
-                    break
-                tokens += share
-            rides.append((request, first_row, first_row + left))
-            rows += left
-            if not first_row:
-                waited += now - request.arrived
-                first_parts += 1
-            request.taken += left
-            queue.rows -= left
-            self._rows -= left
-            if request.taken == request.rows:
-                waiting.popleft()
-                if not waiting:
-                    del classes[request.priority]
-                queue.tokens -= request.tokens
-                lane.queued -= 1
-                self._bytes -= request.size
-                self._tokens -= request.tokens
-            elif rows < cap:
-                break  # the token budget cut it
-            if alone or rows >= cap:
-                break
-        queue.changed()
-        if not classes:
+        start = now if estimate is None else self._service_start(estimate.executors, now)
+        boarding = queue.board(start, now, self._ageing)
+        if not queue.classes:
             del self._waiting[queue.key]
-        if not rides:
-            return
-        counters = lane.counters
-        counters.dispatched += first_parts
-        counters.queue_seconds += waited
-        self._dispatch(Batch(lane, queue.key, rides[0][0].bucket, rides, rows), start, now, actions)
-
-    def _take(self, queue: Queue, request: Request) -> None:
-        """Take a waiting request out of its queue, undispatched rows and all."""
-        waiting = queue.classes[request.priority]
-        waiting.remove(request)
-        if not waiting:
-            del queue.classes[request.priority]
-        left = request.rows - request.taken
-        queue.rows -= left
-        queue.tokens -= request.tokens
-        queue.changed()
-        queue.lane.queued -= 1
-        self._rows -= left
-        self._bytes -= request.size
-        self._tokens -= request.tokens
+        for request in boarding.dropped:
+            request.ended = True
+            lane.counters.missed(Refused.LATE)
+            actions.append(Refusal(request, Refused.LATE, self._drain_time(now)))
+        rides = boarding.rides
+        if rides:
+            lane.counters.dispatched += boarding.begun
+            lane.counters.queue_seconds += boarding.waited
+            self._dispatch(Batch(lane, queue.key, rides[0][0].bucket, rides, boarding.rows), start, now, actions)
 
     def _dispatch(self, batch: Batch, start: float, now: float, actions: list[Action]) -> None:
         """Hand a batch to the upstream, which begins it at ``start``."""
@@ -586,7 +500,7 @@ class Batcher:
             for key in ((request.model, request.key), (request.model, ALONE)):
                 queue = self._waiting.get(key)
                 if queue is not None and request in queue.classes.get(request.priority, ()):
-                    self._take(queue, request)
+                    queue.remove(request)
                     if not queue.classes:
                         del self._waiting[key]
                     return

@@ -42,9 +42,7 @@ def judge(batch: Batch, fault: Fault, *, retry_transport: bool) -> Verdict:
     elif fault.kind is FaultKind.ITEM and len(batch.rides) > 1:
         if lane.may_serve_again(rows):
             lane.counters.bisections += 1
-            if len(rides) == 1:  # the culprit may be who has left
-                return Verdict([_part(batch, rides)], [])
-            middle = len(rides) // 2
+            middle = len(rides) // 2  # one rider left is sent again: the culprit may be who has gone
             return Verdict(_family(batch, (rides[:middle], rides[middle:]), complete=complete), [])
         unresolved = True
     elif fault.kind is FaultKind.ROWS and not batch.whole:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.riding import time_of
+from carpool.riding import Request, Ride, time_of
 from carpool.statistics import Counters
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
     from carpool.policy import Parameters
-    from carpool.riding import Estimate, Request
+    from carpool.riding import Estimate
 
 EXTRA_ROWS = 64
 """Rows that may be served again in search of a culprit before the share below counts."""
@@ -23,14 +23,51 @@ PROBE_AFTER = 50
 """Full batches served at a lowered ceiling before one more row is tried; doubled whenever the try fails."""
 
 
+class Backlog:
+    """What waits in all queues together."""
+
+    __slots__ = ("rows", "size", "tokens")
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.size = 0
+        self.tokens = 0
+
+
+class Boarding(NamedTuple):
+    """The next batch of a queue, taken off it."""
+
+    rides: list[Ride]
+    rows: int
+    begun: int
+    """Requests of which nothing was dispatched before."""
+    waited: float
+    """Seconds that those have waited, in sum."""
+    dropped: list[Request]
+    """Who was taken off because this batch would make them late."""
+
+
 class Queue:
     """Requests with one key, by priority class, first come, first served."""
 
-    __slots__ = ("_class_rows", "_hold", "_soonest", "_stale", "classes", "key", "lane", "merge", "rows", "tokens")
+    __slots__ = (
+        "_class_rows",
+        "_hold",
+        "_soonest",
+        "_stale",
+        "backlog",
+        "classes",
+        "key",
+        "lane",
+        "merge",
+        "rows",
+        "tokens",
+    )
 
-    def __init__(self, key: Hashable, lane: Lane, *, merge: bool) -> None:
+    def __init__(self, key: Hashable, lane: Lane, backlog: Backlog, *, merge: bool) -> None:
         self.key = key
         self.lane = lane
+        self.backlog = backlog
         self.merge = merge
         self.classes: dict[int, deque[Request]] = {}
         self.rows = 0
@@ -63,11 +100,102 @@ class Queue:
         waiting.append(request)
         self.rows += request.rows
         self.tokens += request.tokens
+        self.lane.queued += 1
+        backlog = self.backlog
+        backlog.rows += request.rows
+        backlog.size += request.size
+        backlog.tokens += request.tokens
         self._class_rows = None
         if not self._stale:
             limit = min(request.deadline, request.due)
             self._soonest = min(self._soonest, limit)
             self._hold = min(self._hold, request.hold_until)
+
+    def remove(self, request: Request) -> None:
+        """Take a request off, undispatched rows and all."""
+        waiting = self.classes[request.priority]
+        waiting.remove(request)
+        if not waiting:
+            del self.classes[request.priority]
+        left = request.rows - request.taken
+        self.rows -= left
+        self.backlog.rows -= left
+        self._off(request)
+        self.changed()
+
+    def _off(self, request: Request) -> None:
+        self.tokens -= request.tokens
+        self.lane.queued -= 1
+        self.backlog.size -= request.size
+        self.backlog.tokens -= request.tokens
+
+    def board(self, start: float, now: float, ageing: float) -> Boarding:
+        """Take the next batch off, to be served from ``start``, leaving behind whom it would make late."""
+        lane = self.lane
+        cap = lane.cap
+        alone = self.alone
+        splits = self.splits
+        budget = lane.max_tokens
+        shed_slo = lane.shed_slo
+        times = None if lane.estimate is None else lane.estimate.times
+        # Who can't make it with the batch as large as it would be is dropped: late riders only delay the others.
+        finish = -inf if times is None else start + time_of(times, min(self.rows, cap))
+        rides: list[Ride] = []
+        dropped: list[Request] = []
+        rows = tokens = begun = 0
+        waited = 0.0
+        classes = self.classes
+        while classes:
+            waiting = self.first(now, ageing) if len(classes) > 1 else next(iter(classes.values()))
+            request = waiting[0]
+            first_row = request.taken
+            left = request.rows - first_row
+            if alone and times is not None:
+                finish = start + time_of(times, min(left, cap) if splits else left)
+            # 1. Late?
+            if (
+                (finish > request.deadline or (shed_slo and finish > request.due and request.sheddable))
+                and not request.exempt
+                and not first_row
+            ):
+                self.remove(request)
+                dropped.append(request)
+                continue
+            # 2. Room? A request larger than a batch fills what there is; any other waits for room for all its rows.
+            if splits and request.rows > cap:
+                left = min(left, cap - rows)
+            elif rides and rows + left > cap:
+                break
+            if budget is not None and request.tokens:
+                share = left * request.tokens // request.rows
+                if tokens + share > budget and splits and request.tokens > budget:
+                    left = min(left, (budget - tokens) * request.rows // request.tokens)
+                    if not rides:
+                        left = max(left, 1)  # a row is served whatever its tokens
+                    share = left * request.tokens // request.rows
+                if not left or (rides and tokens + share > budget):
+                    break
+                tokens += share
+            # 3. On board.
+            rides.append((request, first_row, first_row + left))
+            rows += left
+            if not first_row:
+                waited += now - request.arrived
+                begun += 1
+            request.taken += left
+            if request.taken == request.rows:
+                waiting.popleft()
+                if not waiting:
+                    del classes[request.priority]
+                self._off(request)
+            elif rows < cap:
+                break  # the token budget cut it
+            if alone or rows >= cap:
+                break
+        self.rows -= rows
+        self.backlog.rows -= rows
+        self.changed()
+        return Boarding(rides, rows, begun, waited, dropped)
 
     def changed(self) -> None:
         """Note that requests left or that what they wait for changed."""

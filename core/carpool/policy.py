@@ -313,20 +313,23 @@ class BatchingPolicy(Camel, frozen=True):
             values = (getattr(getattr(bounds, name), end) for bounds in layers)
             return next((value for value in values if value is not None), default)
 
-        max_batch = first("max_batch", "max", 64)
+        min_batch = first("max_batch", "min", 1)
+        max_batch = first("max_batch", "max", max(64, min_batch))
         if model is not None and model.max_batch is not None:
             max_batch = min(max_batch, model.max_batch)
         if model is not None and model.axis is Axis.NONE:
             max_batch = 1
+        min_wait = float(first("max_wait", "min", 0.0))
         # A quarter of the SLO would still miss the mid-load saving; all of it leaves no time to serve.
-        max_wait = float(first("max_wait", "max", whole_microseconds(self.slo.due / 2)))
+        max_wait = float(first("max_wait", "max", max(whole_microseconds(self.slo.due / 2), min_wait)))
+        min_in_flight = first("max_in_flight", "min", 1)
         return Limits(
-            min_batch=min(first("max_batch", "min", 1), max_batch),
+            min_batch=min(min_batch, max_batch),
             max_batch=max_batch,
-            min_wait=min(float(first("max_wait", "min", 0.0)), max_wait),
+            min_wait=min_wait,
             max_wait=max_wait,
-            min_in_flight=first("max_in_flight", "min", 1),
-            max_in_flight=first("max_in_flight", "max", 8),
+            min_in_flight=min_in_flight,
+            max_in_flight=first("max_in_flight", "max", max(8, min_in_flight)),
         )
 
     def validate(self) -> BatchingPolicy:
@@ -351,7 +354,8 @@ class BatchingPolicy(Camel, frozen=True):
             ("maxWait", self.baseline.max_wait, limits.min_wait, limits.max_wait),
             ("maxInFlight", self.baseline.max_in_flight, limits.min_in_flight, limits.max_in_flight),
         ):
-            if not low <= value <= high:
+            # Nobody wrote the default down: it moves to the nearest value allowed.
+            if self.baseline != Parameters() and not low <= value <= high:
                 raise PolicyError(f"baseline.{name}", f"{value} lies outside its bounds {low} to {high}")
         seen: set[str] = set()
         for index, model in enumerate(self.models):
@@ -359,24 +363,29 @@ class BatchingPolicy(Camel, frozen=True):
                 raise PolicyError(f"models[{index}].name", f"{model.name!r} is named twice")
             seen.add(model.name)
             if model.bounds is not None:
-                self._validate_bounds(f"models[{index}].bounds", model.bounds)
+                self._validate_bounds(f"models[{index}].bounds", model.bounds, self.bounds)
         if self.admission.timeout <= 0:
             raise PolicyError("admission.timeout", "must be longer than 0s")
         return self
 
-    def _validate_bounds(self, path: str, bounds: Bounds) -> None:
-        for name, bound in (
-            ("maxBatch", bounds.max_batch),
-            ("maxWait", bounds.max_wait),
-            ("maxInFlight", bounds.max_in_flight),
+    def _validate_bounds(self, path: str, bounds: Bounds, outer: Bounds | None = None) -> None:
+        """Check bounds by themselves, and with what they leave to ``outer``."""
+        outer = outer or Bounds()
+        for name, bound, rest in (
+            ("maxBatch", bounds.max_batch, outer.max_batch),
+            ("maxWait", bounds.max_wait, outer.max_wait),
+            ("maxInFlight", bounds.max_in_flight, outer.max_in_flight),
         ):
-            if bound.min is not None and bound.max is not None and bound.min > bound.max:
-                raise PolicyError(f"{path}.{name}", f"min {bound.min} exceeds max {bound.max}")
-        if bounds.max_wait.max is not None and bounds.max_wait.max >= self.slo.due:
-            raise PolicyError(
-                f"{path}.maxWait.max",
-                f"{bounds.max_wait.max} is not below the SLO of {format_seconds(self.slo.due)}: lower it or drop it",
-            )
+            low = rest.min if bound.min is None else bound.min
+            high = rest.max if bound.max is None else bound.max
+            if low is not None and high is not None and low > high:
+                raise PolicyError(f"{path}.{name}", f"min {low} exceeds max {high}")
+        for end, wait in (("min", bounds.max_wait.min), ("max", bounds.max_wait.max)):
+            if wait is not None and wait >= self.slo.due:
+                raise PolicyError(
+                    f"{path}.maxWait.{end}",
+                    f"{wait} is not below the SLO of {format_seconds(self.slo.due)}: lower it or drop it",
+                )
 
 
 def for_p99(target: float) -> BatchingPolicy:

@@ -84,8 +84,8 @@ class Batch:
     """Rows that go to the upstream in one call. As an action: send it, then report it ``complete``."""
 
     __slots__ = (
-        "aborted", "attempt", "bucket", "cold", "completed_before", "dispatched", "family", "finish", "in_flight", "key",
-        "lane", "number", "rest", "rides", "rows",
+        "aborted", "attempt", "bucket", "cold", "completed_before", "dispatched", "family", "finish", "in_flight",
+        "key", "lane", "number", "rest", "rides", "rows",
     )  # fmt: skip
 
     def __init__(self, lane: Lane, key: Hashable, bucket: int, rides: list[Ride], rows: int) -> None:

@@ -33,8 +33,8 @@ class CellKey(NamedTuple):
     in_flight: int
     """Batches in flight when it was dispatched, itself included."""
     executors: int = 0
-    """0: seconds from dispatch to completion. e < in_flight: seconds from when it would have begun, were there e executors
-    that serve first come, first served. Where that is the truth, these are the batch's own and don't spread."""
+    """0: seconds from dispatch to completion. e < in_flight: seconds from when it would have begun, were there e
+    executors that serve first come, first served. Where that is the truth, these are the batch's own and don't spread."""
 
 
 class Cell:
@@ -128,7 +128,7 @@ class Stats(Struct):
         models = {}
         for name, now in self.models.items():
             before = earlier.models.get(name)
-            models[name] = now if before is None or now.arrivals < before.arrivals else _difference(now, before)
+            models[name] = now if before is None or _went_back(now, before) else _difference(now, before)
         busy = self.device_busy - earlier.device_busy
         return Stats(at=self.at, device_busy=busy if busy >= 0 else self.device_busy, models=models)
 
@@ -161,6 +161,11 @@ _SUMMED = (
     "arrivals", "arrivals_squared", "windows", "rows", "dispatched", "queue_seconds", "served", "hits",
     "cold", "stalled", "padded_rows", "bisections",
 )  # fmt: skip
+
+
+def _went_back(now: ModelStats, before: ModelStats) -> bool:
+    # A busy restart can overtake one counter between two snapshots, seldom all of them.
+    return any(getattr(now, name) < getattr(before, name) for name in _SUMMED)
 
 
 def _difference(now: ModelStats, before: ModelStats) -> ModelStats:

@@ -207,7 +207,7 @@ class Driver:
         waiting = [request for request in self.live if request.taken < request.rows]
         assert batcher.queued_rows == sum(request.rows - request.taken for request in waiting)
         assert batcher.queued_bytes == sum(request.size for request in waiting)
-        assert batcher._tokens == sum(request.tokens for request in waiting)
+        assert batcher._backlog.tokens == sum(request.tokens for request in waiting)
         assert len(batcher._in_flight) == len(self.calls)
         assert all(request.taken == self.sent[request] for request in self.live)
         assert all(any(request in self.live for request, _, _ in batch.rides) for batch in self.calls)

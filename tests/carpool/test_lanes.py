@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from machine import estimate
+
+from carpool.lanes import PROBE_AFTER, Backlog, Lane, Queue
+from carpool.policy import Parameters
+from carpool.riding import Request
+
+
+def lane(max_batch: int = 64) -> Lane:
+    return Lane("m", Parameters(max_batch=max_batch))
+
+
+def queue(*requests: Request, merge: bool = True, of: Lane | None = None) -> Queue:
+    result = Queue("k", of or lane(8), Backlog(), merge=merge)
+    for request in requests:
+        result.add(request)
+    return result
+
+
+def request(**fields: Any) -> Request:
+    return Request(**{"key": "k", "arrived": 0.0, "due": 0.05, **fields})
+
+
+def test_the_least_of_all_caps_holds() -> None:
+    of = lane(64)
+    assert of.cap == 64
+    of.max_batch = 32
+    assert of.cap == 32
+    of.too_large(20, works=10)
+    assert of.cap == 10
+
+
+def test_a_ceiling_only_falls_until_it_is_probed() -> None:
+    of = lane()
+    of.too_large(64, works=32)
+    of.too_large(16, works=8)
+    of.too_large(32, works=16)
+    assert of.ceiling == 8
+
+
+def test_a_ceiling_is_probed_after_many_full_batches_an_eighth_at_a_time() -> None:
+    of = lane()
+    of.too_large(64, works=32)
+    for _ in range(PROBE_AFTER):
+        assert of.ceiling == 32
+        of.served(31)  # not full: says nothing
+        of.served(32)
+    assert of.ceiling == 36
+
+
+def test_a_failed_probe_goes_back_to_what_worked_and_waits_twice_as_long() -> None:
+    of = lane()
+    of.too_large(64, works=32)
+    for _ in range(PROBE_AFTER):
+        of.served(32)
+    of.too_large(36, works=18)
+    assert of.ceiling == 32
+    for _ in range(2 * PROBE_AFTER):
+        assert of.ceiling == 32
+        of.served(32)
+    assert of.ceiling == 36
+
+
+def test_a_size_that_no_longer_works_is_forgotten() -> None:
+    of = lane()
+    of.too_large(64, works=32)
+    for _ in range(PROBE_AFTER):
+        of.served(32)
+    of.too_large(36, works=18)
+    of.too_large(32, works=16)
+    assert of.ceiling == 16
+
+
+def test_the_ceiling_goes_once_it_reaches_the_largest_batch() -> None:
+    of = lane(9)
+    of.too_large(9, works=8)
+    for _ in range(PROBE_AFTER):
+        of.served(8)
+    assert of.ceiling is None
+    of.too_large(9, works=5)
+    assert of.ceiling == 8
+
+
+def test_the_budget_for_culprits_is_64_rows_then_a_tenth() -> None:
+    of = lane()
+    assert of.may_serve_again(64)
+    assert not of.may_serve_again(1)
+    of.served(10)
+    assert of.may_serve_again(1)
+    assert not of.may_serve_again(1)
+
+
+def test_a_replaced_server_is_unknown() -> None:
+    of = lane()
+    of.estimate = estimate()
+    of.seen.add((0, 1))
+    of.quarantined = True
+    of.too_large(64, works=32)
+    of.forget()
+    assert (of.estimate, of.seen, of.quarantined, of.cap) == (None, set(), False, 64)
+
+
+def test_work_is_full_batches_and_a_rest() -> None:
+    times = estimate().times
+    waiting = queue(*(request(rows=3) for _ in range(6)))  # 18 rows of 8 a batch
+    assert waiting.work(times) == pytest.approx(0.009 + 0.009 + 0.006)
+    assert waiting.work(times, joins=True) == pytest.approx(0.018)
+
+
+def test_work_of_a_class_is_what_goes_before_it() -> None:
+    times = estimate().times
+    waiting = queue(request(rows=8, priority=1), request(rows=8, priority=2), request(rows=8, priority=3))
+    assert [waiting.work(times, priority=priority) for priority in (1, 2, 3)] == pytest.approx([0.009, 0.018, 0.027])
+    waiting.add(request(rows=8, priority=1))  # counted without summing up again
+    assert waiting.work(times, priority=1) == pytest.approx(0.018)
+    waiting.classes[1].popleft()
+    waiting.changed()
+    assert waiting.work(times, priority=1) == pytest.approx(0.009)
+    assert queue(request(rows=8, priority=3)).work(times, priority=2) == 0.0
+
+
+def test_work_of_requests_that_ride_alone_is_theirs_one_by_one() -> None:
+    times = estimate().times
+    waiting = queue(request(rows=20), request(rows=40), merge=False)
+    assert waiting.work(times) == pytest.approx(2 * 0.020)
+    assert waiting.work(times, priority=1) == 0.0
+
+
+def test_a_queue_knows_when_holding_ends_after_any_leaves() -> None:
+    upper = estimate().times
+    urgent, patient = request(due=0.02), request(due=0.5, deadline=0.1)
+    for each, hold in ((urgent, 0.1), (patient, 0.2)):
+        each.hold_until = hold
+    waiting = queue(urgent, patient)
+    assert waiting.due_at(upper) == pytest.approx(0.02 - 0.006)
+    waiting.classes[2].popleft()
+    waiting.rows -= 1
+    waiting.changed()
+    assert waiting.due_at(upper) == pytest.approx(0.1 - 0.0055)
+    patient.deadline = 10.0
+    waiting.changed()
+    assert waiting.due_at(upper) == pytest.approx(0.2)
+
+
+def test_ageing_lifts_a_class_a_second() -> None:
+    low, high = request(priority=3, arrived=0.0), request(priority=1, arrived=1.5)
+    waiting = queue(low, high)
+    assert waiting.first(1.9, 1.0)[0] is high
+    assert queue(low, request(priority=1, arrived=2.5)).first(2.6, 1.0)[0] is low

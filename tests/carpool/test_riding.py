@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from carpool.lanes import Lane
+from carpool.policy import Parameters
+from carpool.riding import Batch, FaultKind, Request, fault_kind, time_of
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (200, None), (201, None), (204, None),
+        (400, FaultKind.ITEM), (422, FaultKind.ITEM), (500, FaultKind.ITEM),
+        (413, FaultKind.SIZE),
+        (401, FaultKind.SHARED), (403, FaultKind.SHARED), (404, FaultKind.SHARED), (429, FaultKind.SHARED),
+        (301, FaultKind.SHARED), (501, FaultKind.SHARED),
+        (502, FaultKind.TRANSPORT), (503, FaultKind.TRANSPORT), (504, FaultKind.TRANSPORT),
+    ],
+)  # fmt: skip
+def test_whose_fault_a_status_is(status: int, kind: FaultKind | None) -> None:
+    assert fault_kind(status) is kind
+
+
+def test_beyond_the_table_time_goes_on_along_its_last_step() -> None:
+    table = (0.0, 1.0, 1.5, 2.5)
+    assert [time_of(table, rows) for rows in (1, 3, 4, 6)] == [1.0, 2.5, 3.5, 5.5]
+
+
+def test_a_table_of_one_size_is_proportional() -> None:
+    assert time_of((0.0, 2.0), 3) == 6.0
+
+
+def test_time_never_falls_beyond_the_table() -> None:
+    assert time_of((0.0, 2.0, 1.0), 9) == 1.0
+
+
+def test_only_an_entire_request_alone_is_whole() -> None:
+    lane = Lane("m", Parameters())
+    one, two = (Request(key="k", arrived=0.0, due=1.0, rows=4) for _ in range(2))
+    assert Batch(lane, "k", 0, [(one, 0, 4)], 4).whole
+    assert not Batch(lane, "k", 0, [(one, 0, 3)], 3).whole
+    assert not Batch(lane, "k", 0, [(one, 0, 4), (two, 0, 4)], 8).whole
+    assert Batch(lane, "k", 0, [], 0).model == "m"
