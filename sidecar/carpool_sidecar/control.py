@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from carpool.policy import TuningMode, to_plain
 from carpool.tuner import Decision, Observation
+from carpool_sidecar.config import EVERY_MODEL
 from carpool_sidecar.models import OTHER
 from carpool_sidecar.tuner_link import TunerLink
 from carpool_sidecar.tuner_process import Tuners
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from carpool.batching import Batcher
-    from carpool.policy import Parameters
     from carpool.statistics import Stats
     from carpool_sidecar.config import SidecarConfig
     from carpool_sidecar.driver import Driver
@@ -73,10 +73,12 @@ class Control:
         self._stalls = stalls
         self._clock = clock
         self._log = log
+        self._running = False
         self._before: Stats = driver.batcher.stats(clock())
         self._stalled_before = stalls.total
         self._tuners: Tuners | None = None
         self._process: asyncio.Task[None] | None = None
+        self._apply()
         self._introduce()
 
     @property
@@ -84,15 +86,12 @@ class Control:
         """Whether anything is turned here."""
         return not self._config.parameters and self._config.policy.tuning.mode is not TuningMode.HOLD
 
-    def parameters_of(self, model: str) -> Parameters:
-        """Return what a model runs with now."""
-        return self._batcher.lane(model).parameters
-
     async def run(self) -> None:
         """Observe until cancelled."""
+        self._running = True
+        self._keep_process()
         try:
             while True:
-                self._keep_process()
                 await asyncio.sleep(INTERVAL)
                 self.observe()
         finally:
@@ -102,18 +101,13 @@ class Control:
 
     def configure(self, config: SidecarConfig) -> None:
         """Take a new configuration: what was learned under the old policy is learned anew."""
-        tuned = self.tunes
-        policy = self._config.policy
+        before, tuned = self._config, self.tunes
         self._config = config
-        now = self._clock()
-        lanes = [lane.name for lane in self._batcher.lanes()]
-        if not self.tunes or not tuned:
-            self._driver.do(self._batcher.configure(config.parameters_of(""), now))
-            for name in {*lanes, *config.parameters, *(model.name for model in config.policy.models)} - {"*"}:
-                self._driver.do(self._batcher.configure(config.parameters_of(name), now, model=name))
-        if policy != config.policy or tuned != self.tunes:
-            self._introduce()
-        if self._process is not None:
+        if self.tunes == tuned and config.policy == before.policy and config.parameters == before.parameters:
+            return
+        self._apply(keep=tuned and self.tunes)
+        self._introduce()
+        if self._running:
             self._keep_process()
 
     def forget(self) -> None:
@@ -153,6 +147,18 @@ class Control:
             return  # not taken: the next interval is the longer for it
         self._before = stats
         self._stalled_before = self._stalls.total
+
+    def _apply(self, *, keep: bool = False) -> None:
+        """Give every model its parameters: fixed ones, the first ones, or (``keep``) its own within new limits."""
+        config, batcher, now = self._config, self._batcher, self._clock()
+        running = {lane.name: lane.parameters for lane in batcher.lanes()}
+        models = {model.name: model for model in config.policy.models}
+        self._driver.do(batcher.configure(config.parameters_of(EVERY_MODEL), now))
+        for name in {*running, *models, *config.parameters} - {EVERY_MODEL}:
+            parameters = config.parameters_of(name)
+            if keep and name in running:
+                parameters = config.policy.limits(models.get(name)).clamp(running[name])
+            self._driver.do(batcher.configure(parameters, now, model=name))
 
     def _introduce(self) -> None:
         """Tell a tuner that knows nothing what to tune by."""

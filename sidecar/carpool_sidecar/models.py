@@ -101,6 +101,7 @@ class ModelTable:
         self._other.alone = self._other.alone_by_protocol = "too-many-models"
         self._unresolved: dict[tuple[str, str], Entry] = {}
         self._asked = asyncio.Event()
+        self._admit_configured()
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
@@ -122,6 +123,7 @@ class ModelTable:
         self._configured = {model.name: model for model in configured}
         for entry in self:
             entry.configure(self._configured.get(entry.model))
+        self._admit_configured()
         self.ask_again()
 
     def ask_again(self) -> None:
@@ -145,6 +147,12 @@ class ModelTable:
         """Return the most rows that every version in a lane takes."""
         caps = [entry.max_batch for entry in self if entry.lane == lane and entry.max_batch is not None]
         return min(caps, default=None)
+
+    def _admit_configured(self) -> None:
+        """Have those that the policy names from the start: they are asked about before anybody calls them."""
+        for name in self._configured:
+            if (name, "") not in self._entries:
+                self._admit((name, ""))
 
     def _admit(self, key: tuple[str, str]) -> Entry:
         if len(self._entries) >= MAX_ENTRIES:

@@ -13,7 +13,7 @@ from carpool.batching import Batcher
 from carpool_sidecar.admin import LOOPBACK, AdminApp
 from carpool_sidecar.app import DataApp
 from carpool_sidecar.backends.upstream import UpstreamBackend
-from carpool_sidecar.config import address_of
+from carpool_sidecar.config import EVERY_MODEL, address_of
 from carpool_sidecar.control import Control
 from carpool_sidecar.driver import Driver
 from carpool_sidecar.health import Health
@@ -57,7 +57,7 @@ class Sidecar:
         self.draining = False
         self.started_at = monotonic()
         self.batcher = Batcher(
-            config.parameters_of(""),
+            config.parameters_of(EVERY_MODEL),
             admission=config.policy.admission,
             retry_transport=config.upstream is not None and config.upstream.retry,
         )
@@ -91,7 +91,7 @@ class Sidecar:
         self._tasks: list[asyncio.Task[None]] = []
         self._drained: asyncio.Task[None] | None = None
         self._change: Change | None = None
-        self._configure_models()
+        self._cap()
 
     async def start(self) -> None:
         """Listen, then look after the model in the background: a sidecar listens before its model does."""
@@ -194,13 +194,9 @@ class Sidecar:
         self.batcher.admit(config.policy.admission)
         self.models.configure(config.policy.models)
         self.control.configure(config)
-        self._configure_models()
+        self._cap()
 
-    def _configure_models(self) -> None:
-        now = monotonic()
-        names = {name for name in self.config.parameters if name != "*"} | {m.name for m in self.config.policy.models}
-        for name in names:
-            self.driver.do(self.batcher.configure(self.config.parameters_of(name), now, model=name))
+    def _cap(self) -> None:
         for lane in self.batcher.lanes():
             lane.max_batch = self.models.cap(lane.name)
 

@@ -60,6 +60,11 @@ class StallWatcher:
             self.count += 1
         self._last = now
 
+    @property
+    def recent(self) -> tuple[Stall, ...]:
+        """The last pauses, at most 256, oldest first."""
+        return tuple(self._recent)
+
     def overlaps(self, start: float, end: float) -> bool:
         """Whether this host paused between two times, the pause that the watcher has yet to wake from included."""
         if end - self._last > INTERVAL + THRESHOLD:

@@ -217,6 +217,7 @@ class Upstream:
             self.upstream = upstream
             self.received = b""
             self.lost = asyncio.Event()
+            self.writable = True
             upstream.peers.append(self)
 
         def connection_made(self, transport: Any) -> None:
@@ -231,6 +232,12 @@ class Upstream:
 
         def connection_lost(self, exc: Exception | None) -> None:
             self.lost.set()
+
+        def pause_writing(self) -> None:
+            self.writable = False
+
+        def resume_writing(self) -> None:
+            self.writable = True
 
         def answer(self, data: bytes) -> None:
             """Take what was received as one request, and send this."""
@@ -276,7 +283,8 @@ async def upstream(tmp_path: Any) -> Any:
     server.close()
     unix_server.close()
     for peer in upstream.peers:
-        peer.transport.abort()
+        if not peer.lost.is_set():
+            peer.transport.abort()
     await settle()
 
 
@@ -285,6 +293,85 @@ async def pool(upstream: Upstream) -> Any:
     pool = Pool("127.0.0.1", upstream.port, limits=ClientLimits(tick=0.01))
     yield pool
     await pool.close()
+    await settle()
+
+
+class Client(asyncio.Protocol):
+    """A client of raw bytes: write, then wait for what comes."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.changed = asyncio.Event()
+        self.ended = False  # the server ended its side
+        self.lost: Any = None  # the exception, or True
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        self.changed.set()
+
+    def eof_received(self) -> bool:
+        self.ended = True
+        self.changed.set()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = exc or True
+        self.changed.set()
+
+    def write(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    async def until(self, condition: Any) -> bytes:
+        """Wait until the condition holds; return all that was received."""
+        while not condition():
+            self.changed.clear()
+            await self.changed.wait()
+        return self.received
+
+    async def until_received(self, end: bytes) -> bytes:
+        return await self.until(lambda: self.received.endswith(end))
+
+    async def until_lost(self) -> bytes:
+        return await self.until(lambda: self.lost)
+
+
+@pytest.fixture
+async def serve() -> Any:
+    """Start servers and connect clients to them."""
+    servers: list[Server] = []
+    clients: list[Client] = []
+
+    class Serve:
+        @staticmethod
+        async def start(app: Any, **limits: Any) -> Server:
+            server = Server(app, ServerLimits(**{"tick": 0.01, **limits}))
+            await server.listen("127.0.0.1", 0)
+            servers.append(server)
+            return server
+
+        @staticmethod
+        async def connect(server: Server) -> Client:
+            loop = asyncio.get_running_loop()
+            address = server.addresses[0]
+            if isinstance(address, str):
+                _, client = await loop.create_unix_connection(Client, address)
+            else:
+                _, client = await loop.create_connection(Client, *address)
+            clients.append(client)
+            return client
+
+    yield Serve
+    for server in servers:
+        server.stop_accepting()
+        server.abort()
+    for client in clients:
+        if not client.lost:
+            client.transport.abort()
     await settle()
 
 

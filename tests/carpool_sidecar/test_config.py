@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from carpool.policy import PolicyError, to_plain
+from carpool_sidecar.config import EVERY_MODEL, address_of, check_change, parse
+
+YAML = """
+listen: 0.0.0.0:8080
+upstream: {url: "http://127.0.0.1:9000", timeout: 3s, retry: true}
+policy:
+  slo: {latency: {p99: 50ms}}
+  models: [{name: resnet, axis: First, maxBatch: 16}]
+parameters:
+  resnet: {maxBatch: 4, maxWait: 2ms}
+bodies: {maxRequest: 1Mi}
+"""
+
+
+def plain(**fields):
+    base = {"upstream": {"url": "http://h:1"}, "policy": {"slo": {"latency": {"p99": "50ms"}}}}
+    return json.dumps({name: value for name, value in {**base, **fields}.items() if value is not None})
+
+
+def test_yaml_and_json_say_the_same():
+    config = parse(YAML)
+    assert config.upstream.address == ("127.0.0.1", 9000, None)
+    assert (config.upstream.timeout, config.bodies.max_request) == (3.0, 1 << 20)
+    assert parse(json.dumps(to_plain(config))) == config
+
+
+def test_fixed_parameters_go_before_the_baseline_within_its_limits():
+    config = parse(YAML)
+    assert config.parameters_of("resnet").max_batch == 4
+    assert config.parameters_of("another") == config.policy.limits().clamp(config.policy.baseline)
+    config = parse(plain(parameters={EVERY_MODEL: {"maxBatch": 3}}))
+    assert config.parameters_of("any").max_batch == 3
+
+
+def test_a_unix_socket_is_an_upstream():
+    assert parse(plain(upstream={"url": "unix:/run/model.sock"})).upstream.address == ("", 0, "/run/model.sock")
+
+
+def test_an_onnx_file_names_its_model():
+    config = parse(plain(upstream=None, onnx={"path": "/models/resnet50.onnx"}))
+    assert config.onnx.model == "resnet50"
+    assert parse(plain(upstream=None, onnx={"path": "/m.onnx", "name": "x"})).onnx.model == "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "words"),
+    [
+        (plain(listen="8080"), "listen", "host:port"),
+        (plain(admin="h:99999"), "admin", "host:port"),
+        (plain(upstream=None), "upstream", "exactly one"),
+        (plain(onnx={"path": "x"}), "upstream", "exactly one"),
+        (plain(upstream={"url": "https://h"}), "upstream.url", "http://host:port"),
+        (plain(upstream={"url": "http://h:1/path"}), "upstream.url", "without a path"),
+        (plain(upstream={"url": "http://h:x"}), "upstream.url", "http://host:port"),
+        (plain(upstream={"url": "http://h", "ready": "x"}), "upstream.ready", "begin it with /"),
+        (plain(policy={"slo": {"latency": {}}}), "policy.slo.latency", "at least one of p50"),
+        (plain(policy={"slo": {"latency": {"p99": "50"}}}), "policy.slo.latency.p99", "not a duration"),
+        (plain(parameters={"m": {"maxBatch": 0}}), "parameters", ">= 1"),
+        (plain(publicKey="beef"), "publicKey", "regex"),
+        (plain(speed=11), "config", "unknown field `speed`"),
+        (plain(bodies={"maxRequest": "1 MB"}), "bodies.maxRequest", "not a size"),
+        ("a: [1", "config", "line 1"),
+        ("just words", "config", "mapping"),
+        ("{", "config", ""),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_fix(text, field, words):
+    with pytest.raises(PolicyError) as caught:
+        parse(text)
+    assert caught.value.field.startswith(field)
+    assert words in str(caught.value)
+
+
+def test_what_a_running_process_cannot_change_is_named():
+    check_change(parse(plain()), parse(plain(policy={"slo": {"latency": {"p99": "70ms"}}})))
+    for fields, name in (
+        ({"listen": "127.0.0.1:1"}, "listen"),
+        ({"publicKey": "0" * 64}, "publicKey"),
+        ({"upstream": {"url": "http://other:1"}}, "upstream"),
+    ):
+        with pytest.raises(PolicyError, match="restart") as caught:
+            check_change(parse(plain()), parse(plain(**fields)))
+        assert caught.value.field == name
+
+
+def test_an_address_may_be_ipv6():
+    assert address_of("[::1]:80") == ("::1", 80)
+    assert address_of("localhost:0") == ("localhost", 0)

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from carpool.policy import Axis, Model
+from carpool_sidecar.backends.base import Document
+from carpool_sidecar.models import MAX_ENTRIES, OTHER, ModelTable, Resolver
+from carpool_sidecar.protocols.common import Endpoint
+
+
+def endpoint(model, version=""):
+    return Endpoint("v2", model, version, b"/")
+
+
+def metadata(shape, **fields):
+    tensor = {"name": "x", "datatype": "FP32", "shape": shape}
+    return json.dumps({"name": "m", "inputs": [tensor], "outputs": [tensor], **fields}).encode()
+
+
+class Server:
+    def __init__(self, **documents):
+        self.documents = documents
+        self.asked = []
+
+    async def ask(self, target):
+        self.asked.append(target)
+        return self.documents.get(target.rpartition(b"/")[2].decode(), Document(404))
+
+
+@pytest.fixture
+def forgotten():
+    return []
+
+
+def resolver(table, server):
+    learned, changed = [], []
+    made = Resolver(table, server, learned.append, changed.append)
+    made.learned, made.changed = learned, changed
+    return made
+
+
+async def test_v1_rides_together_at_once_and_v2_when_the_axis_is_known(forgotten):
+    table = ModelTable([], forgotten.append)
+    entry = table.entry(endpoint("m"))
+    assert (entry.alone_by_protocol, entry.alone) == (None, "axis-unknown")
+    made = resolver(table, Server(m=Document(200, metadata([-1, 3]))))
+    await made.resolve(entry)
+    assert entry.alone is None
+    assert made.learned == [entry]
+    await made.resolve(entry)
+    assert (made.learned, made.changed) == ([entry], [])
+
+
+async def test_a_fixed_first_dimension_rides_alone_and_says_how_to_change_that(forgotten):
+    table = ModelTable([], forgotten.append)
+    entry = table.entry(endpoint("m"))
+    await resolver(table, Server(m=Document(200, metadata([1, 3])))).resolve(entry)
+    assert entry.alone == "axis-none"
+    assert "axis: First" in entry.reason
+
+
+async def test_triton_tells_the_largest_batch(forgotten):
+    table = ModelTable([Model(name="m", max_batch=16)], forgotten.append)
+    entry = table.entry(endpoint("m", "3"))
+    server = Server(
+        **{"3": Document(200, metadata([-1, 3])), "config": Document(200, b'{"name":"m","max_batch_size":4}')}
+    )
+    assert table.cap("m") == 16
+    await resolver(table, server).resolve(entry)
+    assert (entry.max_batch, table.cap("m"), table.cap("n")) == (4, 4, None)
+    assert server.asked == [b"/v2/models/m/versions/3", b"/v2/models/m/versions/3/config"]
+
+
+async def test_the_policy_goes_before_what_the_server_says(forgotten):
+    table = ModelTable([Model(name="a", axis=Axis.FIRST), Model(name="b", axis=Axis.NONE)], forgotten.append)
+    a, b = table.entry(endpoint("a")), table.entry(endpoint("b"))
+    assert (a.alone, a.alone_by_protocol) == (None, None)
+    assert (b.alone, b.alone_by_protocol) == ("axis-none", "axis-none")
+    made = resolver(table, Server(a=Document(200, metadata([1])), b=Document(200, metadata([-1]))))
+    await made.resolve(a)
+    await made.resolve(b)
+    assert (a.alone, b.alone) == (None, "axis-none")
+    table.configure([])
+    assert (a.alone, b.alone, b.alone_by_protocol) == ("axis-none", None, None)
+
+
+@pytest.mark.parametrize("answer", [Document(0), Document(503), Document(400)])
+async def test_a_server_that_is_not_ready_says_nothing(forgotten, answer):
+    table = ModelTable([], forgotten.append)
+    entry = table.entry(endpoint("m"))
+    made = resolver(table, Server(m=answer))
+    await made.resolve(entry)
+    assert (entry.alone, made.learned) == ("axis-unknown", [])
+
+
+async def test_a_server_without_metadata_leaves_the_axis_to_the_policy(forgotten):
+    table = ModelTable([], forgotten.append)
+    entry = table.entry(endpoint("m"))
+    await resolver(table, Server()).resolve(entry)
+    assert entry.alone == "axis-none"
+    assert "axis: First" in entry.reason
+
+
+async def test_another_version_is_told_and_the_same_in_other_words_is_not(forgotten):
+    table = ModelTable([], forgotten.append)
+    entry = table.entry(endpoint("m"))
+    server = Server(m=Document(200, metadata([-1, 3], versions=["1"])))
+    made = resolver(table, server)
+    await made.resolve(entry)
+    server.documents["m"] = Document(200, metadata([-1, 3], versions=["1"], extra=1))
+    await made.resolve(entry)
+    assert made.changed == []
+    server.documents["m"] = Document(200, metadata([-1, 3], versions=["2"]))
+    await made.resolve(entry)
+    assert made.changed == [entry]
+
+
+async def test_names_that_never_worked_make_room_and_those_that_did_stay(forgotten):
+    table = ModelTable([], forgotten.append)
+    good = table.entry(endpoint("good"))
+    good.proven = True
+    for number in range(2 * MAX_ENTRIES):
+        table.entry(endpoint(f"made-up-{number}"))
+    assert len(list(table)) == MAX_ENTRIES
+    assert table.entry(endpoint("good")) is good
+    assert len(forgotten) == MAX_ENTRIES + 1
+    assert (table.label("good"), table.label("made-up-0")) == ("good", OTHER)
+
+
+async def test_without_room_requests_ride_alone_under_another_name(forgotten):
+    table = ModelTable([], forgotten.append)
+    for number in range(MAX_ENTRIES):
+        table.entry(endpoint(f"{number}")).proven = True
+    entry = table.entry(endpoint("one-more"))
+    assert (entry.lane, entry.alone, entry.alone_by_protocol) == (OTHER, "too-many-models", "too-many-models")
+
+
+async def test_a_lane_is_forgotten_with_the_last_version_that_rides_in_it(forgotten):
+    table = ModelTable([], forgotten.append)
+    one, two = table.entry(endpoint("m", "1")), table.entry(endpoint("m", "2"))
+    table.missing(one)
+    assert forgotten == []
+    table.missing(two)
+    assert forgotten == ["m"]
+    proven = table.entry(endpoint("n"))
+    proven.proven = True
+    table.missing(proven)
+    assert list(table) == [proven]
+
+
+async def test_the_background_asks_about_what_is_new_and_then_again(forgotten, wait_until):
+    table = ModelTable([Model(name="early")], forgotten.append)
+    server = Server(early=Document(200, metadata([-1])), late=Document(200, metadata([-1])))
+    made = resolver(table, server)
+    task = asyncio.create_task(made.run())
+    await wait_until(lambda: len(made.learned) == 1)
+    table.entry(endpoint("late"))
+    await wait_until(lambda: len(made.learned) == 2)
+    asked = len(server.asked)
+    table.ask_again()
+    await wait_until(lambda: len(server.asked) == asked + 4)
+    task.cancel()

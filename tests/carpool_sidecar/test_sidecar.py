@@ -1,0 +1,136 @@
+"""A whole sidecar's life: it starts, its configuration changes, its model restarts, it drains; nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+from carpool.riding import Estimate
+from carpool_sidecar.http1.calls import UpstreamError
+
+
+async def test_ready_only_with_the_model(world):  # KServe: ready before the model
+    world.model.documents[b"/v2/health/ready"] = (503, {})
+    sidecar = await world.sidecar()
+    admin = world.client(sidecar.admin_address)
+    assert (await admin.get(b"/readyz")).status == 503
+    assert (await admin.get(b"/livez")).status == 200
+    assert (await admin.get(b"/startupz")).status == 200
+    world.model.documents[b"/v2/health/ready"] = (200, {})
+    await world.until(lambda: sidecar.ready)
+    assert (await admin.get(b"/readyz")).status == 200
+
+
+async def test_a_model_that_was_restarted_is_learned_anew(world):
+    sidecar, client = await world.start()
+    assert (await client.predict(b"1")).status == 200
+    sidecar.batcher.learn("m", Estimate(times=(0.0, 1.0), upper=(0.0, 1.0)), sidecar.clock())
+    port = world.model.port
+    await world.model.die()
+    await world.until(lambda: not sidecar.ready)
+    await world.model.listen(port)
+    await world.until(lambda: sidecar.ready)
+    assert sidecar.batcher.lane("m").estimate is None
+    assert (await client.predict(b"2")).status == 200
+
+
+async def test_a_model_that_became_another_version_is_learned_anew(world):
+    sidecar, client = await world.start(policy={"models": []})
+    assert (await client.predict(b"1")).status == 200
+    entry = next(iter(sidecar.models))
+    await world.until(lambda: entry.axis is not None)
+    sidecar.batcher.learn("m", Estimate(times=(0.0, 1.0), upper=(0.0, 1.0)), sidecar.clock())
+    status, document = world.model.documents[b"/v2/models/m"]
+    world.model.documents[b"/v2/models/m"] = (status, {**document, "versions": ["2"]})
+    sidecar.models.ask_again()
+    await world.until(lambda: sidecar.batcher.lane("m").estimate is None)
+
+
+async def test_configurations_change_under_load_and_no_request_is_lost(world, tmp_path):
+    path = tmp_path / "sidecar.json"
+    versions = [
+        world.config(parameters={"*": {"maxBatch": batch, "maxInFlight": flights}})
+        for batch, flights in ((8, 1), (1, 4), (3, 2), (16, 1))
+    ]
+    path.write_text(versions[0])
+    sidecar = await world.sidecar(versions[0], path=path)
+    client = world.client(sidecar.address)
+    asked = []
+    for turn in range(40):
+        asked += [(client.predict(b"[%d]" % number), number) for number in range(turn, turn + 10)]
+        path.write_text("broken" if turn % 5 == 4 else versions[turn % 4])
+        sidecar.file.look()
+        await asyncio.sleep(0)
+    answers = [((await one).json, number) for one, number in asked]
+    assert all(answer == {"predictions": [[number]]} for answer, number in answers)
+    assert sidecar.file.rejected == 8
+    assert sidecar.generation > 20
+    path.write_text(versions[3])
+    sidecar.file.look()
+    assert sidecar.batcher.lane("m").parameters.max_batch == 16
+
+
+async def test_a_new_policy_takes_hold(world, tmp_path):
+    path = tmp_path / "sidecar.json"
+    path.write_text(world.config())
+    sidecar = await world.sidecar(world.config(), path=path)
+    policy = {
+        "slo": {"latency": {"p99": "70ms"}},
+        "models": [{"name": "m", "axis": "None", "maxBatch": 2}],
+        "admission": {"timeout": "3s", "maxQueuedRows": 1},
+    }
+    path.write_text(world.config(policy=policy))
+    sidecar.file.look()
+    assert (sidecar.driver.due, sidecar.driver.timeout) == (0.07, 3.0)
+    assert sidecar.batcher.lane("m").cap == 2
+    assert next(iter(sidecar.models)).alone == "axis-none"
+    client = world.client(sidecar.address)
+    first, rest = await world.queue_behind(sidecar, client, [b"1"])
+    assert (await client.predict(b"2")).status == 429
+    world.model.release()
+    assert [(await one).status for one in (first, *rest)] == [200, 200]
+
+
+async def test_a_drain_loses_nothing_and_refuses_nobody_while_it_still_accepts(world):
+    sidecar, client = await world.start(shutdown={"lame": "50ms", "limit": "20s"})
+    first, rest = await world.queue_behind(sidecar, client, [b"1", b"2"])
+    draining = asyncio.create_task(sidecar.drain())
+    await world.until(lambda: sidecar.draining)
+    assert not sidecar.ready
+    late = client.predict(b"3")  # a load balancer that has not noticed yet
+    await world.until(lambda: sidecar.batcher.queued_rows == 3)
+    await world.until(lambda: not sidecar.data._listeners)
+    assert not draining.done()
+    world.model.release()
+    await draining
+    answers = [await one for one in (first, *rest, late)]
+    assert [answer.status for answer in answers] == [200] * 4
+    assert all(answer.header(b"connection") == b"close" for answer in answers)
+    try:
+        refused = await client.predict(b"4")
+    except UpstreamError as error:
+        assert error.kind in {"refused", "reset"}
+    else:
+        raise AssertionError(refused)
+
+
+async def test_a_drain_ends_at_its_limit(world):
+    sidecar, client = await world.start(shutdown={"lame": "0s", "limit": "30ms"})
+    first, _ = await world.queue_behind(sidecar, client, [])
+    await sidecar.drain()
+    assert not first.future.done()
+    first.leave()
+
+
+async def test_what_comes_in_behind_the_drain_is_refused_in_words(world):
+    sidecar, client = await world.start()
+    sidecar.batcher.close()
+    answer = await client.predict(b"1")
+    assert (answer.status, answer.json["reason"]) == (503, "draining")
+    assert answer.header(b"retry-after") == b"1"
+
+
+async def test_an_upstream_on_a_unix_socket(world, tmp_path):
+    path = str(tmp_path / "m.sock")
+    await world.model.server.listen_unix(path)
+    _, client = await world.start(upstream={"url": f"unix:{path}"})
+    assert (await client.predict(b"1")).json == {"predictions": [1]}
