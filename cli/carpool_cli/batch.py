@@ -11,7 +11,7 @@ import click
 from carpool.policy import format_seconds
 from carpool_cli import device_profile, servers
 from carpool_cli.batch_journal import Journal
-from carpool_cli.options import ADDRESS, DIMS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
+from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,7 +62,6 @@ Examples:
     help="Threads of one ONNX run; 0: onnxruntime's choice.",
 )
 @click.option("--shape", type=SHAPE, help="Shape of one row of a V2 server without metadata.")
-@click.option("--dim", "dims", type=DIMS, multiple=True, help="Size of an open ONNX dimension, e.g. sequence=128.")
 @click.option("--max-bad", type=click.IntRange(0), help="Stop after more bad rows than this.  [default: never]")
 @click.option(
     "--retries",
@@ -86,7 +85,6 @@ def command(
     concurrency: int | None,
     threads: int,
     shape: tuple[int, ...] | None,
-    dims: tuple[tuple[str, int], ...],
     max_bad: int | None,
     retries: int,
     timeout: float,
@@ -128,9 +126,7 @@ def command(
             journal.complete(batch_formats.Npz.assemble if output.suffix == ".npz" else None)
             _summary(journal.progress.answered, journal.progress.skipped, output, "complete already")
             return
-        source, target, run = _opened(
-            source_path, journal, onnx, upstream, model, protocol, threads, shape, dict(dims), timeout
-        )
+        source, target, run = _opened(source_path, journal, onnx, upstream, model, protocol, threads, shape, timeout)
         job = Job(
             source,
             run,
@@ -170,7 +166,6 @@ def _opened(
     protocol: servers.Protocol,
     threads: int,
     shape: tuple[int, ...] | None,
-    dims: dict[str, int],
     timeout: float,
 ) -> tuple[Source, Target, Callable[[Sequence[Row]], list[Row]]]:
     """Open the input where the journal says, and the model."""
@@ -180,7 +175,7 @@ def _opened(
     progress = journal.progress
     target: Target
     if onnx is not None:
-        target = targets.OnnxTarget(onnx, threads, dims)
+        target = targets.OnnxTarget(onnx, threads, {})
     else:
         assert upstream is not None  # noqa: S101 - one of the two, for the type checker
         if protocol == "v1" and given is None:

@@ -140,8 +140,9 @@ def command(
 ) -> None:
     """Send open-loop load to SERVER and report latency, goodput and errors.
 
-    Requests leave when they are due, whether or not earlier ones were answered; latency counts from then. Says when
-    this host paused, and when the generator was the bottleneck rather than the server.
+    Requests leave when they are due, whether or not earlier ones were answered; latency counts from then, so it is
+    never too short, and up to 1 ms too long (timers). Says when this host paused, and when the generator was the
+    bottleneck rather than the server.
 
     Exits 0 when something was answered well, 1 when nothing was or --verify found a wrong answer.
     """

@@ -113,7 +113,7 @@ def summarize(recording: Recording, *, slo: float, warm_up: float, seconds: floa
     for number, members in sorted(by_window.items()):
         start = warm_up + number * WINDOW
         stop = max((done[index] for index in members), default=start)
-        stalled = any(stall.start < max(stop, start + WINDOW) and stall.stop > start for stall in recording.stalls)
+        stalled = any(stall.start < max(stop, start + WINDOW) and stall.end > start for stall in recording.stalls)
         latencies = percentiles([done[index] - due[index] for index in members if _ok(status[index])])
         good = sum(_ok(status[index]) and done[index] - due[index] <= slo for index in members)
         windows.append(
@@ -165,9 +165,9 @@ def summarize(recording: Recording, *, slo: float, warm_up: float, seconds: floa
         steady_good_share=steady_good / len(steady_indices) if steady_indices else None,
         windows=windows,
         stalls=[
-            StallSpan(stall.start - warm_up, stall.stop - stall.start)
+            StallSpan(stall.start - warm_up, stall.end - stall.start)
             for stall in recording.stalls
-            if stall.stop > warm_up
+            if stall.end > warm_up
         ],
         lateness_p99=late,
         cpu_share=cpu,

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple, get_args
 from carpool.arrivals import Gamma, Poisson, until
 from carpool_cli import tensors
 from carpool_cli.servers import is_echo
-from carpool_cli.stalls import Stall, StallWatcher
 from carpool_sidecar.http1.calls import FailureKind
 from carpool_sidecar.http1.messages import content_length, encode_request_head, find
+from carpool_sidecar.stalls import Stall, StallWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,7 +115,9 @@ class LoadGenerator:
         """Send everything, wait for the answers, and return what was recorded."""
         loop = asyncio.get_running_loop()
         cpu = time.process_time()
-        with StallWatcher() as watcher:
+        watcher = StallWatcher()
+        watcher.start()
+        try:
             self._started = time.monotonic()
             for index, due in enumerate(self._due):
                 # Loops sleep whole milliseconds and may round down: up, so as never to send early.
@@ -135,7 +137,9 @@ class LoadGenerator:
                 call.cancel()
                 self.settle(index, -1 - FAILURES.index("timeout"))
             seconds = time.monotonic() - self._started
-        stalls = [Stall(start - self._started, stop - self._started) for start, stop in watcher.stalls]
+        finally:
+            watcher.stop()
+        stalls = [Stall(stall.start - self._started, stall.end - self._started) for stall in watcher.recent]
         return Recording(
             self._due,
             self._sent,

@@ -4,7 +4,7 @@ import pytest
 
 from carpool_cli.bench_report import nearest_rank, percentiles, summarize
 from carpool_cli.loadgen import FAILURES, Recording
-from carpool_cli.stalls import Stall
+from carpool_sidecar.stalls import Stall
 
 
 def recording(latencies, *, gap=0.1, status=None, late=0.0, stalls=(), cpu=0.1, outstanding=1):
