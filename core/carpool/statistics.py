@@ -34,7 +34,8 @@ class CellKey(NamedTuple):
     """Batches in flight when it was dispatched, itself included."""
     executors: int = 0
     """0: seconds from dispatch to completion. e < in_flight: seconds from when it would have begun, were there e
-    executors that serve first come, first served. Where that is the truth, these are the batch's own and don't spread."""
+    executors that serve first come, first served. Where that is the truth, these are the batch's own, and don't spread.
+    """
 
 
 class Cell:
