@@ -159,6 +159,15 @@ def test_rule_2_the_token_budget_bounds_batches_and_cuts_requests_larger_than_it
     assert [(start, stop) for _, start, stop in batch.rides] == [(7, 10)]
 
 
+def test_rule_2_a_row_beyond_the_token_budget_rides_alone() -> None:
+    to = batcher(max_batch=8)
+    to.lane("m").max_tokens = 5
+    (batch,) = batches(to.arrive(request(rows=2, tokens=20), 0.0))
+    assert batch.rows == 1
+    (batch,) = batches(to.complete(batch, 0.01))
+    assert batch.rows == 1
+
+
 def test_rule_3_without_a_batch_axis_requests_ride_alone_and_whole() -> None:
     to = batcher(max_batch=4)
     first = occupied(to)
@@ -411,13 +420,15 @@ def test_rule_7_bounds_refuse_low_classes_at_80_percent_and_all_at_100(unit: str
 
 
 def test_rule_7_what_leaves_makes_room() -> None:
-    to = batcher(max_batch=4, admission=Admission(max_queued_rows=4, max_queued_bytes=Quantity(4)))
+    bounds = Admission(max_queued_rows=4, max_queued_bytes=Quantity(4), max_queued_tokens=4)
+    to = batcher(max_batch=4, admission=bounds)
     first = occupied(to)
-    send(to, 0.0, *(request(size=1) for _ in range(4)))
+    send(to, 0.0, *(request(size=1, tokens=1) for _ in range(4)))
     assert (to.queued_rows, to.queued_bytes) == (4, 4)
     to.complete(first, 0.01)
     assert (to.queued_rows, to.queued_bytes) == (0, 0)
-    assert not refusals(to.arrive(request(0.01, size=4, rows=4), 0.01))
+    for _ in range(4):
+        assert not refusals(to.arrive(request(0.01, size=1, tokens=1), 0.01))
 
 
 def test_rule_7_bentoml_an_idle_upstream_admits_all() -> None:
@@ -536,6 +547,7 @@ def test_rule_7_dropped_at_dispatch_when_this_batch_would_make_it_late(fields: d
     assert send(to, 0.0, doomed, fine) == []
     actions = to.complete(first, 0.0245)  # two rows more take 6 ms
     assert refusals(actions) == [(doomed, Refused.LATE)]
+    assert doomed.ended
     assert [riders(batch) for batch in batches(actions)] == [[fine]]
 
 
