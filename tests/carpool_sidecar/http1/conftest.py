@@ -15,7 +15,6 @@ from carpool_sidecar.http1.client import Pool
 from carpool_sidecar.http1.limits import ClientLimits, ServerLimits
 from carpool_sidecar.http1.server import Server
 
-
 # Modules whose tests use real sockets: there, the two loops differ.
 ON_BOTH_LOOPS = {"test_client", "test_forward", "test_server", "test_sockets"}
 
@@ -265,6 +264,12 @@ class Upstream:
             peer.answer(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + body)
 
 
+async def turn_until(condition: Any) -> None:
+    """Let the loop turn until the condition holds."""
+    while not condition():  # noqa: ASYNC110 - what is waited for happens inside the code under test
+        await asyncio.sleep(0)
+
+
 async def settle() -> None:
     """Let closed transports end before their loop does."""
     for _ in range(5):
@@ -302,7 +307,7 @@ class Client(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(self) -> None:
-        self.received = b""
+        self.received = bytearray()
         self.changed = asyncio.Event()
         self.ended = False  # the server ended its side
         self.lost: Any = None  # the exception, or True
@@ -380,7 +385,7 @@ def kit() -> Any:
     """The doubles of this folder, by name."""
 
     class Kit:
-        pass
+        until = staticmethod(turn_until)
 
     for double in (App, Clock, MemoryTransport, Receiver, Sink, Site):
         setattr(Kit, double.__name__, double)

@@ -174,10 +174,7 @@ async def test_a_reset_does_not_complete_an_answer_that_ends_with_the_connection
     upstream.script = answering(UNTIL_CLOSE_OK)
     receiver = kit.Receiver()
     (pool.stream if stream else pool.send)(GET, b"", receiver)
-    while pool.connections == 0 or not next(iter(pool._open))._told:
-        if not stream and pool._open and next(iter(pool._open))._body.size:
-            break
-        await asyncio.sleep(0)
+    await kit.until(lambda: pool._open and next(iter(pool._open))._body.size == 5)
     upstream.peers[0].reset()
     await receiver.over.wait()
     assert receiver.events[-1] == ("failed", "reset", True)
@@ -233,8 +230,7 @@ async def test_too_large_an_answer(upstream, kit, stream):
         receiver = kit.Receiver()
         call = (pool.stream if stream else pool.send)(GET, b"", receiver)
         if stream:  # it is not kept, so it may be of any size
-            while not receiver.events:
-                await asyncio.sleep(0)
+            await kit.until(lambda told=receiver.events: told)
             assert receiver.events[0] == ("head", 200)
             call.cancel()
         else:
@@ -315,8 +311,7 @@ async def test_a_streamed_request(upstream, pool, kit, chunked):
     call = pool.send(head, Upload(None if chunked else 5, flow), receiver)
     assert not call.writable
     call.write(b"hel")
-    while "resume" not in flow.events:
-        await asyncio.sleep(0)
+    await kit.until(lambda: "resume" in flow.events)
     assert call.writable
     assert upstream.peers == [] or not receiver.events
     call.write(b"lo")
@@ -353,8 +348,7 @@ async def test_backpressure_both_ways(upstream, pool, kit):
     flow, receiver = kit.Sink(), kit.Receiver()
     head = encode_request_head(b"POST", b"/", [(b"Host", b"h"), CHUNKED])
     call = pool.stream(head, Upload(None, flow), receiver)
-    while not call.writable:
-        await asyncio.sleep(0)
+    await kit.until(lambda: call.writable)
     while "pause" not in flow.events[1:]:
         call.write(bytes(100_000))
         await asyncio.sleep(0)
@@ -362,14 +356,12 @@ async def test_backpressure_both_ways(upstream, pool, kit):
     upstream.script = lambda peer, received: None
     peer = upstream.peers[0]
     peer.transport.resume_reading()
-    while not call.writable:
-        await asyncio.sleep(0)
+    await kit.until(lambda: call.writable)
     assert flow.events[-1] == "resume"
 
     call.end()
     peer.transport.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n")
-    while len(receiver.events) < 2:
-        await asyncio.sleep(0)
+    await kit.until(lambda: len(receiver.events) == 2)
     call.pause_reading()
     peer.transport.write(b"1\r\nb\r\n0\r\n\r\n")
     for _ in range(50):
