@@ -221,7 +221,8 @@ class Simulation:
         serial = count()
         heap: list[tuple[float, int, _Replica, Batch | Request | tuple[float, Hook]]] = []
         for hook in self._hooks:
-            heappush(heap, (hook[0], next(serial), replicas[0], hook))
+            if hook[0] <= self._seconds:
+                heappush(heap, (hook[0], next(serial), replicas[0], hook))
         service = _Service(device, outcome)
 
         def carry_out(replica: _Replica, actions: list[Action], now: float) -> None:
