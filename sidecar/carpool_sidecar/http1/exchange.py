@@ -45,7 +45,10 @@ class Application(Protocol):
         """
 
     def disconnected(self, exchange: Exchange) -> None:
-        """Take note that the client is gone before its answer was complete; answering from now on does nothing."""
+        """Take note that the client is gone before its answer was complete; answering from now on does nothing.
+
+        A client that closes while it waits is noticed within a tick; once its answer has begun, at the next write.
+        """
 
     def refused(self, refusal: HttpError) -> None:
         """Take note that the server answered a request whose head it did not accept: it made no exchange."""
