@@ -10,6 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
+from msgspec.structs import replace
 
 from carpool.arrivals import Gamma, Poisson, Trace, WindowCounts, azure_llm_2023, scaled, until
 from carpool.policy import (
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from carpool.arrivals import TokenTrace
+    from carpool.latency import ServiceTime
     from carpool.policy import Parameters
     from carpool_cli.device_profile import DeviceProfile
 
@@ -72,13 +74,8 @@ def slo_policy(
         admission=Admission(timeout=Duration(timeout), shed_at=shed_at),
     )
     try:
-        # The defaults of the baseline may lie outside of narrow bounds, and nobody named them.
-        return BatchingPolicy(
-            slo=policy.slo,
-            bounds=policy.bounds,
-            admission=policy.admission,
-            baseline=policy.limits().clamp(policy.baseline),
-        ).validate()
+        # The default baseline may lie outside of narrow bounds, and nobody named it.
+        return replace(policy, baseline=policy.limits().clamp(policy.baseline)).validate()
     except PolicyError as error:
         raise click.ClickException(str(error)) from None
 
@@ -99,6 +96,11 @@ def budget(policy: BatchingPolicy) -> float:
     """Return the share of requests that a plan may miss: half of what the SLO allows, as the tuner plans."""
     quantile, _ = policy.slo.percentiles[-1]
     return (1 - quantile) / 2
+
+
+def known(profile: DeviceProfile) -> ServiceTime:
+    """Return a profile's curve as one whose executors are in no doubt: more in flight would only queue."""
+    return replace(profile.service_time(), largest_in_flight=2 * profile.executors)
 
 
 def device(profile: DeviceProfile, largest_request: int = 1) -> Device:

@@ -86,16 +86,16 @@ def command(
         raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
     else:
         process = planning.process_of(rate, cv)
-    largest = min(largest_batch or max(64, rows), profile.largest_safe or 65536)
+    bounds = [bound for bound in (largest_batch, profile.largest_safe) if bound is not None]
     policy = planning.slo_policy(
         slo,
-        largest_batch=largest,
+        largest_batch=min(bounds, default=rows if rows > 64 else None),
         longest_wait=longest_wait,
-        most_in_flight=most_in_flight or max(8, profile.executors),
+        most_in_flight=most_in_flight or (profile.executors if profile.executors > 8 else None),
     )
     situation = Situation(
         process=process,
-        service=profile.service_time(),
+        service=planning.known(profile),
         target=slo,
         budget=planning.budget(policy),
         limits=policy.limits(),
@@ -121,8 +121,14 @@ def command(
 
 def _configuration(policy: BatchingPolicy, found: Recommendation) -> dict[str, object]:
     """Return what to put into a sidecar's file, but for what stands behind it."""
-    baseline = msgspec.structs.replace(policy, baseline=found.parameters, bounds=policy.bounds)
-    return {"policy": to_plain(baseline.validate())}
+    bounds = {name: value for name, value in to_plain(policy.bounds).items() if value}
+    return {
+        "policy": {
+            "slo": to_plain(policy.slo),
+            **({"bounds": bounds} if bounds else {}),
+            "baseline": to_plain(found.parameters),
+        }
+    }
 
 
 def _show(found: Recommendation, pasted: dict[str, object]) -> None:

@@ -7,30 +7,26 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.arrivals import Poisson
-from carpool.policy import Parameters, format_seconds
-from carpool.queueing import Doubt, doubts, stability
+from carpool.policy import Duration, Parameters, format_seconds, whole_microseconds
+from carpool.queueing import stability
 from carpool.tuner import ENTER_PASS_THROUGH, NO_WAIT, PASSING_IN_FLIGHT, PASSING_LOAD
-from carpool.tuning import HEADROOM, SIZES, Assessor, choose
+from carpool.tuning import HEADROOM, SIZES, WAITS, Assessor, choose
 
 if TYPE_CHECKING:
-    from carpool.arrivals import Gamma
     from carpool.tuning import Assessment, Situation
 
 SCAN = 0.97
 """Loads are tried from the capacity downwards, each this share of the one before."""
 
-DOUBTS = {
-    Doubt.NEAR_SATURATION: "the load is close to what the device can do: small errors of t(b) matter much",
-    Doubt.EXTRAPOLATED: "the batch is larger than any measured: profile larger sizes",
-}
+TIGHT = 0.9
+"""Share of the capacity beyond which small errors of t(b) decide."""
 
 
 class Recommendation(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What to set. Seconds, and requests per second; shares are fractions.
+    """What to set. Seconds, and requests per second; ``device_time`` is of one request.
 
-    ``saving_*``: device time a request that is saved over the alternative, at this load; 0 where the alternative does
-    not hold the SLO is not said, ``*_holds`` is. ``highest_load``: up to which some configuration holds the SLO.
+    ``zero_wait`` and ``alone`` (no batching) are what else there is, and ``*_holds`` whether they hold the SLO at this
+    load; ``highest_load`` is up to where some configuration does.
     """
 
     parameters: Parameters
@@ -71,7 +67,7 @@ def recommend(situation: Situation, largest_safe: int | None = None) -> Recommen
     assessor = Assessor(situation)
     service, limits = situation.service, situation.limits
     start = limits.clamp(Parameters(max_in_flight=service.executors))
-    best = choose(assessor, start).best
+    best = best_of(assessor)
     # 1. What else there is
     greedy = [
         assessor.assess(limits.clamp(replace(start, max_batch=size, max_wait=NO_WAIT)))
@@ -95,14 +91,13 @@ def recommend(situation: Situation, largest_safe: int | None = None) -> Recommen
         and assessor.saving(best, passing) < ENTER_PASS_THROUGH
     ):
         reasons.append(
-            f"merging would save {max(assessor.saving(best, passing), 0):.1%} of the device time at this load: requests "
-            "pass one by one"
+            f"merging would save {max(assessor.saving(best, passing), 0):.1%} of the device time at this load: "
+            "requests pass one by one"
         )
         best = passing
     bounded_by = _bound(assessor, best, largest_safe)
     reasons += _reasons(assessor, best)
     reasons.append(bounded_by)
-    forecast_doubts = doubts(best.now, service, best.parameters.max_batch)
     return Recommendation(
         parameters=best.parameters,
         holds=best.holds_now,
@@ -122,8 +117,24 @@ def recommend(situation: Situation, largest_safe: int | None = None) -> Recommen
         highest_load=highest_load(situation),
         bounded_by=bounded_by,
         reasons=reasons,
-        doubts=[DOUBTS[doubt] for doubt in forecast_doubts if doubt in DOUBTS],
+        doubts=_doubts(situation, best),
     )
+
+
+def best_of(assessor: Assessor) -> Assessment:
+    """Return the best configuration within the situation's limits.
+
+    A search starts at the largest size. Where large batches cost more a row it may stay among those that hold nothing,
+    so that another one starts where a row is cheapest.
+    """
+    situation = assessor.situation
+    limits, service = situation.limits, situation.service
+    found = []
+    for largest in {limits.max_batch, max(service.inflection(limits.max_batch), limits.min_batch)}:
+        within = replace(limits, max_batch=largest)
+        start = within.clamp(Parameters(max_in_flight=service.executors))
+        found.append(choose(Assessor(replace(situation, limits=within)), start).best)
+    return min((assessor.assess(one.parameters) for one in found), key=lambda one: one.rank)
 
 
 def highest_load(situation: Situation) -> float:
@@ -135,10 +146,9 @@ def highest_load(situation: Situation) -> float:
     service, limits = situation.service, situation.limits
     sizes = sorted({limits.max_batch, *(size for size in SIZES if limits.min_batch <= size <= limits.max_batch)})
     capacity = max(stability(1.0, service, size).capacity for size in sizes) / situation.rows
-    process: Poisson | Gamma = situation.process
     rate = capacity
     while rate > capacity / 100:
-        assessor = Assessor(replace(situation, process=replace(process, rate=rate)))
+        assessor = Assessor(replace(situation, process=replace(situation.process, rate=rate)))
         for size in reversed(sizes):
             if stability(rate * situation.rows, service, size).stable:
                 greedy = limits.clamp(Parameters(max_batch=size, max_in_flight=service.executors))
@@ -152,7 +162,7 @@ def _reasons(assessor: Assessor, best: Assessment) -> list[str]:
     """Say what the load and the curve have to do with it."""
     service, parameters = assessor.situation.service, best.parameters
     reasons = []
-    inflection = service.inflection(max(parameters.max_batch, service.largest_measured))
+    inflection = service.inflection(assessor.situation.limits.max_batch)
     if inflection == 1:
         reasons.append("a row is never cheaper in a batch than alone on this device")
     else:
@@ -169,31 +179,52 @@ def _reasons(assessor: Assessor, best: Assessment) -> list[str]:
     return reasons
 
 
+def _doubts(situation: Situation, best: Assessment) -> list[str]:
+    """Say what the forecast stands on that may not bear it."""
+    service, parameters = situation.service, best.parameters
+    found = []
+    if parameters.max_batch > service.largest_measured and not parameters.pass_through:
+        found.append(f"batches beyond {service.largest_measured} rows were not measured: profile larger sizes")
+    rows_per_second = situation.process.rate * situation.rows
+    used = stability(rows_per_second, service, parameters.max_batch).utilization
+    if used > TIGHT:
+        found.append(f"the load is {used:.0%} of what such batches can serve: small errors of t(b) decide")
+    return found
+
+
 def _bound(assessor: Assessor, best: Assessment, largest_safe: int | None) -> str:
     """Say what keeps the batch from being larger or the wait longer."""
     situation, parameters = assessor.situation, best.parameters
     limits, size = situation.limits, parameters.max_batch
     if not best.holds_now:
         return "bounded by the device: this load is more than it can do within the SLO"
+    if not best.holds_ahead and situation.service.inflection(limits.max_batch) > 1:
+        p99 = format_seconds(best.ahead.p99)
+        return f"bounded by the SLO at {HEADROOM:g}x the load, which nothing holds: p99 with this would be {p99}"
     larger = [step for step in SIZES if step > size and step <= limits.max_batch]
     if not larger and size == largest_safe:
         return f"bounded by memory: {largest_safe} rows is all it holds"
     if not larger and best.now.mean_batch > 0.9 * size:
         return f"bounded by the largest batch allowed: batches fill to {best.now.mean_batch:.3g} of {size}; raise it"
-    if larger:
-        next_up = assessor.assess(replace(parameters, max_batch=larger[0]))
-        if not next_up.holds_now:
-            return f"bounded by the SLO: p99 with {larger[0]} rows would be {format_seconds(next_up.now.p99)}"
-        if not next_up.holds_ahead and best.holds_ahead:
-            return (
-                f"bounded by the SLO at {HEADROOM:g}x the load: p99 with {larger[0]} rows would be "
-                f"{format_seconds(next_up.ahead.p99)}"
-            )
-        if situation.service.per_row(larger[0]) >= situation.service.per_row(size):
-            return f"bounded by the device: a row in a batch of {larger[0]} costs no less than in one of {size}"
+    longer = [whole_microseconds(share * limits.max_wait) for share in WAITS]
+    neighbours = [(f"{rows} rows", replace(parameters, max_batch=rows)) for rows in larger[:1]]
+    neighbours += [
+        (f"a wait of {format_seconds(wait)}", replace(parameters, max_wait=Duration(wait)))
+        for wait in longer
+        if wait > parameters.max_wait and not parameters.pass_through
+    ][:1]
+    for name, neighbour in neighbours:
+        there = assessor.assess(neighbour)
+        if not there.holds_now:
+            return f"bounded by the SLO: p99 with {name} would be {format_seconds(there.now.p99)}"
+        if best.holds_ahead and not there.holds_ahead:
+            p99 = format_seconds(there.ahead.p99)
+            return f"bounded by the SLO at {HEADROOM:g}x the load: p99 with {name} would be {p99}"
+    if larger and situation.service.per_row(larger[0]) >= situation.service.per_row(size):
+        return f"bounded by the device: a row in a batch of {larger[0]} costs no less than in one of {size}"
     if parameters.max_wait >= limits.max_wait and not parameters.pass_through:
         return (
-            f"bounded by the longest wait allowed, {format_seconds(limits.max_wait)} (by default half the SLO): batches "
-            f"fill to {best.now.mean_batch:.3g} rows"
+            f"bounded by the longest wait allowed, {format_seconds(limits.max_wait)} (by default half the SLO): "
+            f"batches fill to {best.now.mean_batch:.3g} rows"
         )
     return f"bounded by the load: batches fill to {best.now.mean_batch:.3g} rows, and a larger one would save no more"

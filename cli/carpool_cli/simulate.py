@@ -12,10 +12,11 @@ from msgspec import Struct
 from carpool.outcome import End
 from carpool.policy import Duration, Parameters, ShedAt, format_seconds
 from carpool.simulation import Simulation
-from carpool.tuning import Assessor, Reason, Situation, choose
+from carpool.tuning import Assessor, Reason, Situation
 from carpool.twin import tuned
 from carpool_cli import device_profile, planning
 from carpool_cli.options import DURATION
+from carpool_cli.recommending import best_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -236,13 +237,13 @@ def _compared(twin: _Twin, asked: Parameters, cv: float, recorded: bool) -> list
     rate = len(twin.times) / twin.times[-1]
     situation = Situation(
         process=planning.burstiness(twin.times) if recorded else planning.process_of(rate, cv),
-        service=twin.profile.service_time(),
+        service=planning.known(twin.profile),
         target=twin.policy.slo.due,
         budget=planning.budget(twin.policy),
         limits=twin.policy.limits(),
         rows=twin.rows,
     )
-    best = choose(Assessor(situation), asked).best.parameters
+    best = best_of(Assessor(situation)).parameters
     named = [
         ("no batching", Parameters(max_batch=twin.rows, max_in_flight=executors)),
         ("zero wait", Parameters(max_batch=largest, max_in_flight=executors)),

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+LOAD = ("--slo-p99", "50ms", "--rate", 800, "--for", "20s")
+
+
+@pytest.fixture
+def profile(tmp_path):
+    def write(**change):
+        path = tmp_path / "p.json"
+        curve = {"name": "reference", "source": "synthetic", "rows": [1, 128], "seconds": [0.0055, 0.069]}
+        path.write_text(json.dumps(curve | change))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def simulated(carpool, profile):
+    def run(*options, **change):
+        result = carpool("simulate", "--profile", profile(**change), *options, "--json")
+        assert result.exit_code == 0, result.output
+        return json.loads(result.output)
+
+    return run
+
+
+def test_a_fixed_configuration_is_forecast_and_the_same_each_time(simulated):
+    document = simulated(*LOAD, "--max-batch", 64)
+    (found,) = document["results"]
+    assert found["parameters"]["maxBatch"] == 64
+    assert found["p50"] < found["p99"] < 0.05
+    assert found["missShare"] == 0
+    assert found["meanBatch"] > 5
+    assert document == simulated(*LOAD, "--max-batch", 64)
+    assert document["results"] != simulated(*LOAD, "--max-batch", 64, "--seed", 1)["results"]
+
+
+def test_no_batching_is_far_beyond_the_device_and_says_why_it_misses(simulated):
+    (found,) = simulated(*LOAD, "--max-batch", 1)["results"]
+    assert found["missShare"] > 0.9
+    assert set(found["misses"]) == {"late", "queue-full"}
+
+
+def test_shedding_at_the_slo_saves_some_answers(simulated):
+    (found,) = simulated(*LOAD, "--max-batch", 1, "--shed-at", "SLO")["results"]
+    assert found["misses"]["shed"] > 0
+    assert found["goodput"] > 100
+
+
+def test_the_tuner_in_the_loop_saves_device_time_and_says_what_it_did(simulated):
+    (fixed,) = simulated(*LOAD, "--max-batch", 32)["results"]
+    (tuned,) = simulated(*LOAD, "--max-batch", 32, "--tune")["results"]
+    assert tuned["deviceSecondsPerRequest"] < fixed["deviceSecondsPerRequest"]
+    assert tuned["missShare"] < 0.01
+    assert tuned["steps"][-1]["parameters"] == tuned["parameters"] != fixed["parameters"]
+    assert all(step["reason"] and step["message"] for step in tuned["steps"])
+
+
+def test_more_executors_bear_more(simulated):
+    (one,) = simulated(*LOAD, "--max-batch", 4)["results"]
+    (four,) = simulated(*LOAD, "--max-batch", 4, "--executors", 4, "--max-in-flight", 4)["results"]
+    assert four["goodput"] > one["goodput"]
+
+
+def test_requests_of_several_rows_fill_batches(simulated):
+    (found,) = simulated("--slo-p99", "50ms", "--rate", 100, "--for", "10s", "--rows", 8)["results"]
+    assert found["meanBatch"] >= 8
+
+
+def test_the_comparison_holds_each_configuration_once_and_the_best_is_best(simulated):
+    found = {figures["name"]: figures for figures in simulated(*LOAD, "--compare")["results"]}
+    assert {"no batching", "zero wait", "by hand", "as given", "best fixed", "tuned"} == set(found)
+    holding = [figures for figures in found.values() if figures["missShare"] < 0.01]
+    assert min(holding, key=lambda one: one["deviceSecondsPerRequest"])["name"] in {"best fixed", "tuned"}
+
+
+def test_the_best_of_a_device_that_loses_by_batching_is_not_to_batch(simulated):
+    superlinear = {"rows": [1, 8, 16], "seconds": [0.0057, 0.0536, 0.1216]}
+    found = simulated("--slo-p99", "50ms", "--rate", 100, "--for", "10s", "--compare", **superlinear)["results"]
+    # Listed once: to not batch at all is the best.
+    assert "best fixed" not in {figures["name"] for figures in found}
+    assert found[-1]["parameters"]["maxBatch"] == 1
+
+
+def test_a_sidecars_file_gives_policy_and_parameters(simulated, tmp_path):
+    config = tmp_path / "sidecar.yaml"
+    config.write_text(
+        "upstream: {url: http://127.0.0.1:9000}\n"
+        "policy: {slo: {latency: {p99: 40ms}}}\n"
+        "parameters: {'*': {maxBatch: 16, maxWait: 3ms}}\n"
+    )
+    document = simulated("--config", config, "--rate", 200, "--for", "5s")
+    assert document["sloSeconds"] == 0.04
+    assert document["results"][0]["parameters"] == {
+        "maxBatch": 16,
+        "maxWait": "3ms",
+        "maxInFlight": 1,
+        "passThrough": False,
+    }
+
+
+def test_people_get_a_table_the_misses_and_the_steps(carpool, profile):
+    shown = carpool("simulate", "--profile", profile(), *LOAD, "--tune").output
+    assert "Poisson at 800/s" in shown
+    assert "device a request" in shown
+    assert "tuned: batch" in shown
+    assert "SavesDeviceTime: batch 32, wait 0s, 1 in flight to " in shown
+    assert "misses, fixed: late" in carpool("simulate", "--profile", profile(), *LOAD, "--max-batch", 1).output
+
+
+def test_a_batch_far_beyond_the_profile_is_remarked_upon(carpool, profile):
+    assert "ends at 128 rows" in carpool("simulate", "--profile", profile(), *LOAD, "--max-batch", 300).output
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--rate", "10"), "--slo-p99 or --config"),
+        (("--slo-p99", "50", "--rate", "10"), "50ms"),
+        (("--slo-p99", "50ms"), "--rate"),
+        (("--slo-p99", "50ms", "--trace", "nowhere.csv"), "nowhere.csv"),
+        (("--config", "nowhere.yaml", "--rate", "10"), "nowhere.yaml"),
+    ],
+)
+def test_what_is_wrong_is_one_line_naming_the_fix(options, says, carpool, profile):
+    result = carpool("simulate", "--profile", profile(), *options)
+    assert result.exit_code != 0
+    assert says in result.output.splitlines()[-1]
