@@ -1,0 +1,104 @@
+"""`make bench`: what Carpool costs, against reviewed limits (`limits.json`); figures land in `results/bench.json`.
+
+Every cost is the least of many short trials, taken in turn with what it is compared to, because other work on the
+machine can only add to it. Exit code 1: a figure is beyond its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pure
+import serving
+import uvloop
+from evidence import Figure, Results, Skipped, commit, limits, machine, today
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from evidence import Limit
+
+HERE = Path(__file__).parent
+LIMITS = HERE / "limits.json"
+RESULTS = HERE / "results" / "bench.json"
+
+BENCHMARKS: dict[str, Callable[[Path], list[Figure]]] = {
+    "batcher": lambda _: pure.batcher(),
+    "instructions": lambda _: pure.instructions(),
+    "simulator": lambda _: pure.simulator(),
+    "decision": lambda _: pure.decision(),
+    "footprint": lambda folder: uvloop.run(serving.footprint(folder)),
+    "copies": lambda folder: uvloop.run(serving.copies(folder)),
+    "batched": lambda folder: uvloop.run(serving.batched(folder)),
+    "pass-through": lambda folder: uvloop.run(serving.pass_through(folder)),
+}
+
+
+def main() -> int:
+    """Run the benchmarks named, or all; print the table; keep the results of a whole run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"what to run, of {', '.join(BENCHMARKS)}; default: all"
+    )
+    parser.add_argument("--no-write", action="store_true", help="print, and leave results/bench.json as it is")
+    options = parser.parse_args()
+    if unknown := [name for name in options.names if name not in BENCHMARKS]:
+        parser.error(f"no benchmark {unknown[0]!r}: there are {', '.join(BENCHMARKS)}")
+    bounds = limits(LIMITS)
+    before = baseline()
+    figures: list[Figure] = []
+    skipped: dict[str, str] = {}
+    for name in options.names or BENCHMARKS:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(prefix="carpool-bench-") as folder:
+            try:
+                figures += BENCHMARKS[name](Path(folder))
+            except Skipped as reason:
+                skipped[name] = str(reason)
+    passed = report(figures, bounds, before)
+    for name, reason in skipped.items():
+        print(f"\n*** SKIPPED {name}: {reason} ***")
+    if not options.names and not options.no_write:
+        results = Results(commit(), today(), machine(), shlex.join(["python", *sys.argv]), figures, skipped)
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+        print(f"\nwritten to {RESULTS.relative_to(HERE.parent)}")
+    return 0 if passed else 1
+
+
+def baseline() -> dict[str, float]:
+    """Read what was measured last, where that was kept."""
+    if not RESULTS.exists():
+        return {}
+    return {one.name: one.value for one in msgspec.json.decode(RESULTS.read_bytes(), type=Results).figures}
+
+
+def report(figures: list[Figure], bounds: dict[str, Limit], before: dict[str, float]) -> bool:
+    """Print the table; return whether every figure keeps its limit."""
+    print(f"\n{'':26} {'measured':>12} {'before':>12} {'limit':>18}  verdict")
+    passed = True
+    for figure in figures:
+        limit = bounds[figure.name]
+        holds = limit.holds(figure.value)
+        passed = passed and holds
+        verdict = "ok" if holds else "BEYOND ITS LIMIT"
+        if limit.goal is not None and not limit.reaches(figure.value):
+            verdict += f"; short of the goal, {limit.goal:g}"
+        past = f"{before[figure.name]:12,.4g}" if figure.name in before else f"{'-':>12}"
+        print(
+            f"{figure.name:26} {figure.value:12,.4g} {past} {limit.direction:>8} {limit.value:<9,g}  "
+            f"{verdict}  ({limit.unit})"
+        )
+        if figure.parts:
+            print(f"{'':28}" + ", ".join(f"{name} {value:,.4g}" for name, value in figure.parts.items()))
+    return passed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
