@@ -178,7 +178,10 @@ class Control:
 
     def _decided(self, decisions: Decisions) -> None:
         now = self._clock()
+        lanes = {lane.name for lane in self._batcher.lanes()}
         for model, decision in decisions.models.items():
+            if model not in lanes:
+                continue  # forgotten meanwhile
             if decision.change and self.tunes:
                 self._driver.do(self._batcher.configure(decision.parameters, now, model=model))
                 self._log.info(

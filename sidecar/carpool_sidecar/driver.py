@@ -15,6 +15,7 @@ from carpool.statistics import CANCELLED
 from carpool_sidecar.answers import FAILURES, REFUSALS, UNRESOLVED, UpstreamAnswer, retry_after, shareable
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.messages import content_length, forwardable
+from carpool_sidecar.models import OTHER
 from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.common import BadRequest, Ride, WrongRows
 from carpool_sidecar.protocols.headers import differing, read
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from carpool.batching import Batcher
     from carpool.riding import Action
+    from carpool.statistics import Counters
     from carpool_sidecar.backends.base import Backend, Call
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.messages import Body, Headers
@@ -38,6 +40,9 @@ RESOLUTION = 0.001
 DEBUG = b"x-carpool-debug"
 """A request with this header is told its batch's size and its time in the queue."""
 
+NOTE_INTERVAL = 1.0
+"""Seconds between two log lines on requests that ride alone."""
+
 MAX_FRAGMENT_NAMES = 32
 """Header names told apart in the metric of what fragments keys; callers make names up."""
 
@@ -45,11 +50,14 @@ MAX_FRAGMENT_NAMES = 32
 class Rider:
     """One caller's request on its way: what the Batcher's request stands for."""
 
-    __slots__ = ("answer", "answered", "entry", "exchange", "facts", "headers", "parsed", "pieces", "request")
+    __slots__ = (
+        "answer", "answered", "counters", "entry", "exchange", "facts", "headers", "parsed", "pieces", "request",
+    )  # fmt: skip
 
-    def __init__(self, exchange: Exchange, entry: Entry, facts: Facts, parsed: Parsed[Any]) -> None:
+    def __init__(self, exchange: Exchange, entry: Entry, counters: Counters, facts: Facts, parsed: Parsed[Any]) -> None:
         self.exchange = exchange
         self.entry = entry
+        self.counters = counters
         self.facts = facts
         self.parsed = parsed
         self.request: Request
@@ -135,7 +143,6 @@ class Driver:
         """Requests that may not be merged, by model and reason."""
         self.fragments: dict[str, int] = {}
         """How often two requests in a row could not ride together for a header, by its name."""
-        self.rider_faults = 0
         self._backend = backend
         self._models = models
         self._clock = clock
@@ -148,7 +155,7 @@ class Driver:
         self._doing = False
         self._timer: asyncio.TimerHandle | None = None
         self._armed = inf
-        self._headers_before = b""
+        self._noted_at = -inf
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -166,15 +173,15 @@ class Driver:
         alone = parsed.alone or (entry.alone_by_protocol if parsed.first_by_protocol else entry.alone)
         if alone is not None:
             self._note_alone(entry, alone)
-        if facts.key != self._headers_before:
-            self._note_fragments(facts.key)
+        if facts.key != entry.headers:
+            self._note_fragments(entry, facts.key)
         # 2. By when? The least of what the caller says and the policy.
         timeout = self.timeout
         if facts.deadline_s is not None and facts.deadline_s < timeout:
             timeout = facts.deadline_s
         if parsed.timeout_s and parsed.timeout_s < timeout:
             timeout = parsed.timeout_s
-        rider = exchange.context = Rider(exchange, entry, facts, parsed)
+        rider = exchange.context = Rider(exchange, entry, self.batcher.lane(entry.lane).counters, facts, parsed)
         arrived = exchange.received_at
         request = rider.request = Request(
             key=parsed.key,
@@ -195,25 +202,35 @@ class Driver:
         """Count an answer whose last byte is with the transport."""
         rider: Rider = exchange.context
         request, status = rider.request, exchange.status
+        model = self._models.label(request.model)
         if rider.answered:
             took = exchange.sent_at - request.arrived
-            self.duration_seconds[request.model] = self.duration_seconds.get(request.model, 0.0) + took
-            self.batcher.lane(request.model).counters.answered(
-                request.arrived, request.due, exchange.sent_at, 200 <= status < 300
-            )
-        self.count(request.model, rider.parsed.endpoint.protocol, status)
+            self.duration_seconds[model] = self.duration_seconds.get(model, 0.0) + took
+            rider.counters.answered(request.arrived, request.due, exchange.sent_at, 200 <= status < 300)
+        self.count(model, rider.parsed.endpoint.protocol, status)
 
     def disconnected(self, rider: Rider) -> None:
         """Forget a caller who left before the answer was complete."""
         if not rider.request.ended:
             self.do(self.batcher.cancel(rider.request, self._clock()))
         elif rider.answered:
-            self.batcher.lane(rider.request.model).counters.missed(CANCELLED)
+            rider.counters.missed(CANCELLED)
 
     def count(self, model: str, protocol: str, status: int) -> None:
         """Count an answer."""
         key = (model, protocol, status)
         self.requests[key] = self.requests.get(key, 0) + 1
+
+    def forget(self, model: str) -> None:
+        """Forget a model that does not exist: what was counted of it is counted as another's."""
+        self.batcher.forget(model)
+        for protocol, status in [key[1:] for key in self.requests if key[0] == model]:
+            count = self.requests.pop((model, protocol, status))
+            key = (OTHER, protocol, status)
+            self.requests[key] = self.requests.get(key, 0) + count
+        self.alone = {key: count for key, count in self.alone.items() if key[0] != model}
+        self.batch_sizes = {key: count for key, count in self.batch_sizes.items() if key[0] != model}
+        self.duration_seconds.pop(model, None)
 
     # ------------------------------------------------------------------------------------------------- actions
 
@@ -281,7 +298,6 @@ class Driver:
             call = self._backend.send(first.parsed.endpoint.target, headers, body, flight)
         except Exception:  # noqa: BLE001 - whatever it is, it must cost the culprit alone: it is searched for
             self._log.exception("a batch could not be sent", extra={"model": batch.model, "rows": batch.rows})
-            self.rider_faults += 1
             self._flights[batch] = Flight(self, batch, rides)
             self.landed(batch, 0, Fault(FaultKind.ITEM))
             return
@@ -356,19 +372,21 @@ class Driver:
     def _note_alone(self, entry: Entry, reason: str) -> None:
         key = (entry.lane, reason)
         count = self.alone[key] = self.alone.get(key, 0) + 1
-        # The 1st, 10th, 100th, ...: a log line a request would be a load of its own.
-        if str(count).strip("0") == "1":
+        # The 1st, 10th, 100th, ..., at most one a second: a log line a request would be a load of its own.
+        now = self._clock()
+        if str(count).strip("0") == "1" and now - self._noted_at >= NOTE_INTERVAL:
+            self._noted_at = now
             self._log.warning(
                 "a request rides alone",
                 extra={"model": entry.lane, "reason": reason, "count": count, "detail": entry.reason},
             )
 
-    def _note_fragments(self, key: bytes) -> None:
-        if self._headers_before:
-            for name in differing(self._headers_before, key):
+    def _note_fragments(self, entry: Entry, key: bytes) -> None:
+        if entry.headers is not None:
+            for name in differing(entry.headers, key):
                 known = name if name in self.fragments or len(self.fragments) < MAX_FRAGMENT_NAMES else "other"
                 self.fragments[known] = self.fragments.get(known, 0) + 1
-        self._headers_before = key
+        entry.headers = key
 
 
 def _first_row(part: tuple[int, Piece]) -> int:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable
 
     from carpool_sidecar.backends.base import Backend, Document
@@ -23,9 +24,10 @@ class Health:
     ``found`` is called when somebody answers for the first time, or again after nobody was there; it is told which.
     """
 
-    def __init__(self, backend: Backend, found: Callable[[bool], None]) -> None:
+    def __init__(self, backend: Backend, found: Callable[[bool], None], log: logging.Logger) -> None:
         self._backend = backend
         self._found = found
+        self._log = log
         self._known = False
         self._gone = True
         self.ready = False
@@ -43,6 +45,7 @@ class Health:
 
     def observe(self, answer: Document) -> None:
         """Take one answer to the question whether the model is ready."""
+        before = self.reason
         if answer.status:
             self.ready = answer.status == 200 or answer.status in NOT_SPOKEN
             self.reason = "ready" if self.ready else f"the model answers that question with {answer.status}"
@@ -57,3 +60,5 @@ class Health:
             self.ready = False
             self._gone = True
             self.reason = "the model does not accept connections"
+        if self.reason != before:
+            self._log.info("readiness changed", extra={"ready": self.ready, "reason": self.reason})

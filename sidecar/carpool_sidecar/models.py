@@ -39,7 +39,9 @@ class Entry:
     protocol does; ``None``: they merge.
     """
 
-    __slots__ = ("alone", "alone_by_protocol", "axis", "configured", "lane", "model", "proven", "seen", "version")
+    __slots__ = (
+        "alone", "alone_by_protocol", "axis", "configured", "headers", "lane", "model", "proven", "seen", "version",
+    )  # fmt: skip
 
     def __init__(self, model: str, version: str, configured: Model | None, *, lane: str | None = None) -> None:
         self.model = model
@@ -49,6 +51,8 @@ class Entry:
         """Whether the upstream ever answered for it with success."""
         self.seen: bytes | None = None
         """What the server last said of it."""
+        self.headers: bytes | None = None
+        """The part of the key that the last request's headers made."""
         self.axis: Axis | None = None
         self.configured = configured
         self.alone: str | None = "axis-unknown"
@@ -97,6 +101,8 @@ class ModelTable:
         self._configured = {model.name: model for model in configured}
         self._entries: dict[tuple[str, str], Entry] = {}
         self._forget = forget
+        self._lanes: dict[str, int] = {}
+        """Entries by lane."""
         self._other = Entry("", "", None, lane=OTHER)
         self._other.alone = self._other.alone_by_protocol = "too-many-models"
         self._unresolved: dict[tuple[str, str], Entry] = {}
@@ -116,7 +122,7 @@ class ModelTable:
 
     def label(self, model: str) -> str:
         """Return a model's name as metrics may carry it."""
-        return model if any(name == model for name, _ in self._entries) else OTHER
+        return model if model in self._lanes else OTHER
 
     def configure(self, configured: Sequence[Model]) -> None:
         """Take a new policy's models."""
@@ -161,14 +167,19 @@ class ModelTable:
                 return self._other
             self._drop(old)
         entry = self._entries[key] = Entry(*key, self._configured.get(key[0]))
+        self._lanes[entry.lane] = self._lanes.get(entry.lane, 0) + 1
         self._unresolved[key] = entry
         self._asked.set()
         return entry
 
     def _drop(self, entry: Entry) -> None:
-        self._unresolved.pop((entry.model, entry.version), None)
-        self._entries.pop((entry.model, entry.version), None)
-        if self.label(entry.model) == OTHER:
+        if entry in self:
+            self._unresolved.pop((entry.model, entry.version), None)
+            del self._entries[entry.model, entry.version]
+            self._lanes[entry.lane] -= 1
+            if not self._lanes[entry.lane]:
+                del self._lanes[entry.lane]
+        if entry.lane not in self._lanes:
             self._forget(entry.lane)
 
 

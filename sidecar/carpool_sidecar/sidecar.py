@@ -61,10 +61,10 @@ class Sidecar:
             admission=config.policy.admission,
             retry_transport=config.upstream is not None and config.upstream.retry,
         )
-        self.models = ModelTable(config.policy.models, self.batcher.forget)
+        self.models = ModelTable(config.policy.models, self._forget)
         self.backend = _backend(config)
         self.stalls = StallWatcher()
-        self.health = Health(self.backend, self._found)
+        self.health = Health(self.backend, self._found, self.log)
         self.driver = Driver(
             self.batcher,
             self.backend,
@@ -95,9 +95,9 @@ class Sidecar:
 
     async def start(self) -> None:
         """Listen, then look after the model in the background: a sidecar listens before its model does."""
+        self.stalls.start()
         await self.data.listen(*self._listen)
         await self.admin.listen(*self._admin)
-        self.stalls.start()
         self._spawn(self.health.run())
         self._spawn(self._resolver.run())
         self._spawn(self.control.run())
@@ -195,6 +195,9 @@ class Sidecar:
         self.models.configure(config.policy.models)
         self.control.configure(config)
         self._cap()
+
+    def _forget(self, model: str) -> None:
+        self.driver.forget(model)
 
     def _cap(self) -> None:
         for lane in self.batcher.lanes():

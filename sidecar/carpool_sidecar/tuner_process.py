@@ -32,6 +32,8 @@ class Tuners:
 
     def step(self, observations: Observations) -> Decisions:
         """Decide for each model."""
+        # Who is not observed any more is no model: names come from callers.
+        self._tuners = {name: tuner for name, tuner in self._tuners.items() if name in observations.models}
         decisions: dict[str, Decision] = {}
         for name, observed in observations.models.items():
             tuner = self._tuners.get(name)
@@ -39,10 +41,6 @@ class Tuners:
                 tuner = self._tuners[name] = Tuner(self._policy, self._models.get(name), observed.parameters)
             decisions[name] = tuner.step(observed.observation)
         return Decisions(decisions)
-
-    def forget(self) -> None:
-        """Forget what was learned: the models are others now."""
-        self._tuners.clear()
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:

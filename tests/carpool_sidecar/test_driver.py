@@ -507,6 +507,9 @@ async def test_names_that_callers_make_up_leave_nothing_behind(world):
         assert (await client.predict(b"1", model=f"made-up-{number}")).status == 404
     assert [entry.model for entry in sidecar.models] == ["m"]
     assert [lane.name for lane in sidecar.batcher.lanes()] == ["m"]
+    assert sidecar.driver.requests == {("other", "v1", 404): 300}
+    assert not sidecar.driver.batch_sizes
+    assert not sidecar.driver.duration_seconds
 
 
 async def test_a_failure_of_the_sidecars_own_costs_the_culprit_alone(world, monkeypatch):

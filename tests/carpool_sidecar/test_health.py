@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from carpool_sidecar.backends.base import Document
@@ -9,7 +11,7 @@ from carpool_sidecar.health import Health
 @pytest.fixture
 def health():
     found = []
-    health = Health(None, found.append)
+    health = Health(None, found.append, logging.getLogger("test"))
     health.found = found
     return health
 

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from carpool_sidecar.backends.arrays import DTYPES, Asked, Invalid, Spec, read_v1, read_v2, write_v1, write_v2
+
+X = Spec("x", "FP32", (-1, 2))
+N = Spec("n", "INT64", (-1,))
+TEXT = Spec("t", "BYTES", (-1,))
+OUT = [Spec("y", "FP32", (-1, 2))]
+
+
+def v1(value):
+    return json.dumps(value).encode()
+
+
+def v2(*tensors, **fields):
+    return json.dumps({"inputs": list(tensors), **fields}).encode()
+
+
+def tensor(name="x", datatype="FP32", shape=(1, 2), **fields):
+    return {"name": name, "datatype": datatype, "shape": list(shape), **fields}
+
+
+def test_v1_rows_are_the_only_input_or_objects_of_all():
+    arrays, columns = read_v1(v1({"instances": [[1, 2.5], [3, 4]]}), [X])
+    assert (arrays["x"].dtype, arrays["x"].tolist(), columns) == (np.float32, [[1.0, 2.5], [3.0, 4.0]], False)
+    arrays, _ = read_v1(v1({"instances": [{"x": [1, 2], "n": 7}, {"x": [3, 4], "n": 8}]}), [X, N])
+    assert (arrays["x"].shape, arrays["n"].tolist(), arrays["n"].dtype) == ((2, 2), [7, 8], np.int64)
+    arrays, _ = read_v1(v1({"instances": [{"x": [1, 2]}]}), [X])
+    assert arrays["x"].tolist() == [[1.0, 2.0]]
+
+
+def test_v1_columns_are_named_or_the_only_input():
+    assert read_v1(v1({"inputs": {"x": [[1, 2]], "n": [3]}}), [X, N])[1]
+    arrays, columns = read_v1(v1({"inputs": ["a", "ü"]}), [TEXT])
+    assert (arrays["t"].tolist(), columns) == (["a", "ü"], True)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"{", "body"),
+        (v1([]), "instances"),
+        (v1({"instances": []}), "at least one row"),
+        (v1({"instances": [[1, 2, 3]]}), "takes shape"),
+        (v1({"instances": [[1], [1, 2]]}), "instances"),
+        (v1({"instances": [["a", "b"]]}), "FP32"),
+        (v1({"inputs": {"z": [1]}}), "no input 'z'"),
+        (v1({"inputs": {"n": [1]}}), "x missing"),
+    ],
+)
+def test_v1_that_does_not_fit_the_model_is_named(body, words):
+    with pytest.raises(Invalid, match=words):
+        read_v1(body, [X] if b"inputs" not in body else [X, N])
+
+
+def test_v1_objects_need_every_input_in_every_row():
+    for rows in ([{"x": [1, 2], "n": 1}, {"x": [1, 2]}], [{"x": [1, 2], "n": 1}, 5], [[1, 2]]):
+        with pytest.raises(Invalid, match="inputs"):
+            read_v1(v1({"instances": rows}), [X, N])
+
+
+@pytest.mark.parametrize("value", [1.5, 2**70, "x", None])
+def test_no_number_is_cut_or_wrapped_to_fit_an_integer(value):
+    with pytest.raises(Invalid):
+        read_v1(v1({"instances": [value]}), [N])
+
+
+def test_v1_answers_by_row_or_by_column():
+    two = {"y": np.array([[1.5], [2.0]], np.float32), "z": np.array([True, False])}
+    one = {"y": two["y"]}
+    assert json.loads(write_v1(one, columns=False)[1]) == {"predictions": [[1.5], [2.0]]}
+    assert json.loads(write_v1(one, columns=True)[1]) == {"outputs": [[1.5], [2.0]]}
+    assert json.loads(write_v1(two, columns=False)[1]) == {
+        "predictions": [{"y": [1.5], "z": True}, {"y": [2.0], "z": False}]
+    }
+    assert json.loads(write_v1(two, columns=True)[1]) == {"outputs": {"y": [[1.5], [2.0]], "z": [True, False]}}
+
+
+@pytest.mark.parametrize("datatype", [name for name in DTYPES if name != "BYTES"])
+def test_v2_binary_goes_through_byte_for_byte(datatype):
+    dtype = np.dtype(DTYPES[datatype])
+    data = bytes([0, 1] * dtype.itemsize) if datatype == "BOOL" else bytes(range(2 * dtype.itemsize))
+    spec = Spec("x", datatype, (-1,))
+    head = v2(
+        tensor(datatype=datatype, shape=[len(data) // dtype.itemsize], parameters={"binary_data_size": len(data)})
+    )
+    arrays, _ = read_v2(b"%d" % len(head), head + data, [spec], [spec])
+    headers, body = write_v2("m", arrays, [spec], Asked([("x", True)], "7"))
+    assert body.endswith(data)
+    answer = json.loads(body[: -len(data)])
+    assert (answer["id"], answer["outputs"][0]["parameters"]) == ("7", {"binary_data_size": len(data)})
+    assert dict(headers)[b"inference-header-content-length"] == b"%d" % (len(body) - len(data))
+
+
+def test_v2_strings_in_binary_and_json():
+    data = b"\x01\0\0\0a" + b"\0\0\0\0" + b"\x02\0\0\0\xc3\xbc"
+    head = v2(tensor("t", "BYTES", [3], parameters={"binary_data_size": len(data)}))
+    arrays, _ = read_v2(b"%d" % len(head), head + data, [TEXT], [TEXT])
+    assert arrays["t"].tolist() == ["a", "", "ü"]
+    assert write_v2("m", arrays, [TEXT], Asked([("t", True)], None))[1].endswith(data)
+    _, body = write_v2("m", arrays, [TEXT], Asked([("t", False)], None))
+    assert json.loads(body)["outputs"][0]["data"] == ["a", "", "ü"]
+    broken = head + data[:-2] + b"\xff\xff"
+    with pytest.raises(Invalid, match="UTF-8"):
+        read_v2(b"%d" % len(head), broken, [TEXT], [TEXT])
+
+
+def test_v2_outputs_are_those_asked_for_in_the_form_asked_for():
+    body = v2(tensor(data=[1, 2]), parameters={"binary_data_output": True})
+    assert read_v2(None, body, [X], OUT)[1].outputs == [("y", True)]
+    body = v2(tensor(data=[[1, 2]]), outputs=[{"name": "y", "parameters": {"binary_data": True}}], id="a")
+    assert read_v2(None, body, [X], OUT)[1] == Asked([("y", True)], "a")
+    assert read_v2(None, v2(tensor(data=[1, 2])), [X], OUT)[1] == Asked([("y", False)], None)
+
+
+def test_half_floats_leave_in_binary_as_json_has_no_form_for_them():
+    spec = Spec("y", "FP16", (-1,))
+    _, body = write_v2("m", {"y": np.array([1.5], np.float16)}, [spec], Asked([("y", False)], None))
+    assert body.endswith(np.array([1.5], "<f2").tobytes())
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (v2(tensor("z", data=[1, 2])), "no input 'z'"),
+        (v2(tensor(datatype="FP64", data=[1, 2])), "FP32, not FP64"),
+        (v2(tensor(shape=[2, 1], data=[1, 2])), "takes shape"),
+        (v2(tensor(shape=[2], data=[1, 2])), "takes shape"),
+        (v2(tensor(data=["a", "b"])), "FP32"),
+        (v2(tensor(data=[1, 2]), outputs=[{"name": "w"}]), "no output w"),
+        (b"[", "body"),
+    ],
+)
+def test_v2_that_does_not_fit_the_model_is_named(body, words):
+    with pytest.raises(Invalid, match=words):
+        read_v2(None, body, [X], OUT)
+
+
+def test_v2_misses_an_input():
+    with pytest.raises(Invalid, match="n missing"):
+        read_v2(None, v2(tensor(data=[1, 2])), [X, N], OUT)

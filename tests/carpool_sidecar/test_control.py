@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from carpool.policy import Duration, Parameters
+from carpool.riding import Estimate
+from carpool.tuner import Decision
+from carpool.tuning import Reason
+from carpool_sidecar.config import parse
+from carpool_sidecar.control import KEPT
+from carpool_sidecar.wire import Decisions
+
+TUNED = {"parameters": {}}
+ESTIMATE = Estimate(times=(0.0, 0.01), upper=(0.0, 0.02))
+
+
+def decision(batch=4, *, change=True, reason=Reason.SAVES_DEVICE_TIME, **fields):
+    parameters = Parameters(max_batch=batch, max_wait=Duration(0.001), max_in_flight=1)
+    return Decision(
+        parameters=parameters, change=change, reason=reason, message=f"batch {batch}", estimate=ESTIMATE, **fields
+    )
+
+
+async def test_the_tuner_process_sees_the_traffic_and_its_decisions_are_explained(world):
+    sidecar, client = await world.start(**TUNED)
+    admin = world.client(sidecar.admin_address)
+    for number in range(20):
+        assert (await client.predict(b"%d" % number)).status == 200
+    await world.until(lambda: sidecar.control.decisions)
+    explained = (await admin.get(b"/v1/explain")).json
+    assert explained["tuned"]
+    assert explained["tunerPid"] == sidecar.control.link.pid
+    assert explained["decisions"][0]["model"] == "m"
+    assert explained["decisions"][0]["decision"]["message"]
+
+
+async def test_a_decision_is_applied_learned_from_and_counted(world):
+    sidecar = await world.sidecar(**TUNED)
+    lane = sidecar.batcher.lane("m")
+    sidecar.control._decided(Decisions({"m": decision(4, shed_slo=True)}))
+    assert lane.parameters.max_batch == 4
+    assert (lane.estimate, lane.shed_slo) == (ESTIMATE, True)
+    assert sidecar.control.counts["Change", "SavesDeviceTime"] == 1
+    sidecar.control._decided(Decisions({"m": decision(16, change=False)}))
+    assert lane.parameters.max_batch == 4
+
+
+async def test_decisions_that_repeat_are_told_once_with_how_often(world):
+    sidecar = await world.sidecar(**TUNED)
+    control = sidecar.control
+    for _ in range(3):
+        control._decided(Decisions({"m": decision(change=False, reason=Reason.CONVERGED)}))
+    control._decided(Decisions({"m": decision(5)}))
+    control._decided(Decisions({"m": decision(change=False, reason=Reason.CONVERGED)}))
+    assert [(each.decision.reason.value, each.times) for each in control.decisions] == [
+        ("Converged", 3),
+        ("SavesDeviceTime", 1),
+        ("Converged", 1),
+    ]
+    for batch in range(1, 2 * KEPT):
+        control._decided(Decisions({"m": decision(batch)}))
+    assert len(control.decisions) == KEPT
+
+
+async def test_fixed_parameters_need_no_tuner_process_and_service_times_are_learned_all_the_same(world):
+    sidecar, client = await world.start()
+    for _ in range(30):
+        assert (await client.predict(b"1")).status == 200
+    sidecar.control.observe()
+    assert sidecar.batcher.lane("m").estimate is not None
+    assert sidecar.control.link.pid is None
+    assert sidecar.batcher.lane("m").parameters.max_batch == 8
+
+
+async def test_new_limits_hold_at_once_and_tuned_parameters_within_them_stay(world):
+    sidecar = await world.sidecar(**TUNED)
+    sidecar.control._decided(Decisions({"m": decision(6)}))
+    sidecar.control.configure(parse(world.config(parameters={}, policy={"bounds": {"maxBatch": {"max": 32}}})))
+    assert sidecar.batcher.lane("m").parameters.max_batch == 6
+    sidecar.control.configure(parse(world.config(parameters={}, policy={"bounds": {"maxBatch": {"max": 3}}})))
+    assert sidecar.batcher.lane("m").parameters.max_batch == 3
+
+
+async def test_tuning_begins_and_ends_with_the_configuration(world):
+    sidecar = await world.sidecar(**TUNED)
+    control = sidecar.control
+    await world.until(lambda: control.link.pid is not None)
+    control.configure(parse(world.config(parameters={"*": {"maxBatch": 2}})))
+    assert sidecar.batcher.lane("m").parameters.max_batch == 2
+    await world.until(lambda: control.link.pid is None)
+    control._decided(Decisions({"m": decision(7)}))  # was under way
+    assert sidecar.batcher.lane("m").parameters.max_batch == 2
+    control.configure(parse(world.config(parameters={})))
+    await world.until(lambda: control.link.pid is not None)
+
+
+async def test_a_restarted_model_is_forgotten(world):
+    sidecar = await world.sidecar(**TUNED)
+    sidecar.control._decided(Decisions({"m": decision(4)}))
+    sidecar.control.forget()
+    assert sidecar.batcher.lane("m").estimate is None
+    assert sidecar.batcher.lane("m").parameters.max_batch == 4

@@ -1,0 +1,132 @@
+"""The command as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from carpool_sidecar.main import CANNOT_START, CUT_SHORT, OK, WRONG_CONFIG, main
+
+COMMAND = (sys.executable, "-m", "carpool_sidecar.main", "--config")
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    def write(text):
+        path = tmp_path / "sidecar.json"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+async def launch(world):
+    running = []
+
+    async def start(path):
+        process = await asyncio.create_subprocess_exec(*COMMAND, str(path), stderr=asyncio.subprocess.PIPE)
+        running.append(process)
+        async with asyncio.timeout(60):
+            while True:
+                line = json.loads(await process.stderr.readline())
+                if line["event"] == "listening":
+                    break
+        await world.until(lambda: world.model.server.connections)
+        return process, world.client(line["data"]), world.client(line["admin"])
+
+    yield start
+    for process in running:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+def test_help_is_worth_reading(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert re.search(r"SIGTERM.*second", text, re.DOTALL)
+    assert "exit codes" in text
+
+
+def test_a_configuration_can_be_checked_without_running(world_config, config_file, capsys):
+    assert main(["--config", str(config_file(world_config)), "--check"]) == OK
+    assert main(["--config", str(config_file('{"policy": 1}')), "--check"]) == WRONG_CONFIG
+    assert "policy" in capsys.readouterr().err
+    assert main(["--config", "/nonexistent.yaml", "--check"]) == CANNOT_START
+
+
+def test_a_file_that_is_no_text_is_a_wrong_configuration(tmp_path):
+    (tmp_path / "x").write_bytes(b"\xff\xfe")
+    assert main(["--config", str(tmp_path / "x"), "--check"]) == WRONG_CONFIG
+
+
+def test_a_port_in_use_is_no_traceback(world_config, config_file):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = [*COMMAND, str(config_file(world_config)), "--listen", address]
+        done = subprocess.run(command, capture_output=True, timeout=60, check=False)  # noqa: S603 - our own command
+    assert done.returncode == CANNOT_START
+    assert b"address already in use" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.fixture
+def world_config():
+    return json.dumps(
+        {
+            "listen": "127.0.0.1:0",
+            "admin": "127.0.0.1:0",
+            "upstream": {"url": "http://127.0.0.1:1"},
+            "policy": {"slo": {"latency": {"p99": "50ms"}}},
+            "parameters": {"*": {}},
+        }
+    )
+
+
+async def test_sigterm_drains_and_loses_nothing(world, config_file, launch):
+    process, client, admin = await launch(config_file(world.config(parameters={})))
+    assert (await client.predict(b"1")).json == {"predictions": [1]}
+    assert (await admin.get(b"/livez")).status == 200
+    world.model.holding = True
+    last = client.predict(b"2")
+    await world.until(lambda: world.model.held)
+    process.send_signal(signal.SIGTERM)
+    line = {"event": ""}
+    while line["event"] != "draining":
+        line = json.loads(await process.stderr.readline())
+    world.model.release()
+    assert (await last).json == {"predictions": [2]}
+    assert await asyncio.wait_for(process.wait(), 60) == OK
+
+
+async def test_a_second_signal_ends_it_at_once(world, config_file, launch):
+    process, client, _ = await launch(config_file(world.config(shutdown={"lame": "60s", "limit": "60s"})))
+    assert (await client.predict(b"1")).status == 200
+    process.send_signal(signal.SIGTERM)
+    line = {"event": ""}
+    while line["event"] != "draining":
+        line = json.loads(await process.stderr.readline())
+    process.send_signal(signal.SIGTERM)
+    assert await asyncio.wait_for(process.wait(), 60) == CUT_SHORT
+
+
+async def test_it_takes_at_most_60_mib_in_front_of_an_upstream(world, config_file, launch):
+    process, client, admin = await launch(config_file(world.config(parameters={})))
+    for number in range(200):
+        assert (await client.predict(b"%d" % number)).status == 200
+    assert (await admin.get(b"/metrics")).status == 200  # loads the metrics library
+    status = Path(f"/proc/{process.pid}/status").read_text()  # noqa: ASYNC240 - no disk behind it
+    assert int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) < 60 * 1024
