@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from typing import NamedTuple
 
 from carpool.arrivals import Gamma, Poisson, WindowCounts
 
@@ -11,13 +12,21 @@ RECENT = 1.0
 """Seconds over which a sudden change is looked for."""
 
 MEMORY = 30.0
-"""Seconds over which a steady load is measured."""
+"""Seconds over which a steady load is measured, and jumps are remembered."""
+
+SURPRISE = 4.0
+"""Standard errors between the recent rate and the believed one that make it a jump: 1 in 16,000 by chance."""
+
+RESTLESS = 3
+"""Jumps within ``MEMORY`` from which they are taken for the load's nature, not for changes of it."""
 
 ENOUGH_WINDOWS = 50
 """Windows (5 s) from which their spread is believed."""
 
-SURPRISE = 4.0
-"""Standard errors between the recent rate and the believed one that make it a change: 1 in 16,000 by chance."""
+
+class _Interval(NamedTuple):
+    seconds: float
+    counts: WindowCounts
 
 
 class Load:
@@ -28,10 +37,15 @@ class Load:
 
     def __init__(self, tolerance: float = 0.1) -> None:
         self._tolerance = tolerance
-        self._counts: deque[tuple[float, WindowCounts]] = deque()
+        self._intervals: deque[_Interval] = deque()
+        self._local: deque[_Interval] = deque()
         self._believed: Poisson | Gamma | None = None
+        self._evidence = 0
+        """Arrivals behind what is believed."""
         self._rows = 1.0
         self._straddles = False
+        self._clock = 0.0
+        self._jumps: deque[float] = deque()
 
     @property
     def rate(self) -> float:
@@ -52,69 +66,97 @@ class Load:
         """Add what was counted in the last ``seconds``; return whether the believed load changed."""
         if seconds <= 0:
             return False
+        self._clock += seconds
         if arrivals:
             self._rows += (rows / arrivals - self._rows) * min(1.0, arrivals / 300)
+        interval = _Interval(seconds, WindowCounts(windows, arrivals, squared))
+        self._local.append(interval)
+        _forget(self._local, MEMORY)
+        while self._jumps and self._jumps[0] < self._clock - MEMORY:
+            self._jumps.popleft()
         if self._straddles:
             # What was remembered reaches over the jump: as a mean it is neither load, and as a spread it is both.
-            self._counts.clear()
+            self._intervals.clear()
             self._straddles = False
-            self._counts.append((seconds, WindowCounts(windows, arrivals, squared)))
-            self._believe()
-            return True
-        self._counts.append((seconds, WindowCounts(windows, arrivals, squared)))
-        if self._believed is not None and self._jumped():
-            self._forget_before(RECENT)
-            self._believe()
-            self._straddles = True
-            return True
-        self._forget_before(MEMORY)
-        before = self.rate
+            self._intervals.append(interval)
+            return self._believe()
+        self._intervals.append(interval)
+        _forget(self._intervals, MEMORY)
+        if self._believed is None:
+            return self._believe()
+        if self._jumped():
+            self._jumps.append(self._clock)
+            if len(self._jumps) < RESTLESS:
+                _forget(self._intervals, RECENT)
+                self._straddles = True
+                return self._believe()
         rate, error = self._measured()
-        moved = abs(rate - before) > max(self._tolerance / 2 * before, 2 * error)
-        if self._believed is None or moved:
-            self._believe()
-            return self.rate != before
+        # Twice the evidence replaces a first guess; after that only a contradiction does.
+        doubled = self._total() >= 2 * self._evidence
+        if abs(rate - self.rate) > max(self._tolerance / 2 * self.rate, 0.0 if doubled else 3 * error):
+            return self._believe()
         return False
 
-    def _forget_before(self, seconds: float) -> None:
-        total = sum(length for length, _ in self._counts)
-        while len(self._counts) > 1 and total - self._counts[0][0] >= seconds:
-            total -= self._counts.popleft()[0]
+    def _total(self) -> int:
+        return sum(interval.counts.arrivals for interval in self._intervals)
 
     def _measured(self) -> tuple[float, float]:
         """Rate over all that is remembered, and its standard error (at least one arrival's)."""
-        seconds = sum(length for length, _ in self._counts)
-        arrivals = sum(counts.arrivals for _, counts in self._counts)
+        seconds = sum(interval.seconds for interval in self._intervals)
+        arrivals = self._total()
         return arrivals / seconds, math.sqrt(max(arrivals * self._spread(), 1.0)) / seconds
 
     def _spread(self) -> float:
-        """Variance over mean of counts as believed: what is measured over a jump would hide the jump."""
+        """Variance over mean of counts, as believed: what is measured over a jump would hide the jump."""
         return max(1.0, self._believed.cv**2) if isinstance(self._believed, Gamma) else 1.0
-
-    def _total(self) -> WindowCounts:
-        total = WindowCounts(0, 0, 0)
-        for _, counts in self._counts:
-            total += counts
-        return total
 
     def _jumped(self) -> bool:
         seconds = 0.0
         arrivals = 0
-        for length, counts in reversed(self._counts):
-            seconds += length
-            arrivals += counts.arrivals
+        for interval in reversed(self._intervals):
+            seconds += interval.seconds
+            arrivals += interval.counts.arrivals
             if seconds >= RECENT:
                 break
         expected = self.rate * seconds
         off = abs(arrivals - expected)
         return off > self._tolerance * expected and off > SURPRISE * math.sqrt(max(expected, 1.0) * self._spread())
 
-    def _believe(self) -> None:
+    def _believe(self) -> bool:
+        """Believe what is remembered; return whether that changes anything."""
+        before = self._believed
+        self._evidence = self._total()
         rate, _ = self._measured()
         if rate <= 0:
             self._believed = None
-            return
-        # The squares need some seconds of windows before they say more than chance; until then the old spread holds.
-        total = self._total()
-        process = total.process() if total.windows >= ENOUGH_WINDOWS and total.arrivals else self._believed
-        self._believed = Gamma(rate, process.cv) if isinstance(process, Gamma) else Poisson(rate)
+        else:
+            cv = self._cv()
+            self._believed = Poisson(rate) if cv is None else Gamma(rate, cv)
+        return self._believed != before
+
+    def _cv(self) -> float | None:
+        """Coefficient of variation of the gaps where it is clearly not Poisson's, else ``None``.
+
+        Squares about each interval's own mean don't see a change of load between intervals. Where the load never rests,
+        changes are what it is, and the squares about the common mean count.
+        """
+        parts = [interval.counts for interval in self._local if interval.counts.windows > 1]
+        windows = sum(counts.windows for counts in parts)
+        arrivals = sum(counts.arrivals for counts in parts)
+        if windows < ENOUGH_WINDOWS or arrivals < windows:
+            return self._believed.cv if isinstance(self._believed, Gamma) else None
+        if len(self._jumps) >= RESTLESS:
+            total = WindowCounts(windows, arrivals, sum(counts.squared for counts in parts))
+        else:
+            # Put the squares about the intervals' means around the common mean, at the freedom they have.
+            about = sum(counts.squared - counts.arrivals**2 / counts.windows for counts in parts)
+            variance = max(about, 0.0) / (windows - len(parts))
+            total = WindowCounts(windows, arrivals, round(variance * (windows - 1) + arrivals**2 / windows))
+        return None if total.looks_poisson else min(max(total.cv, 0.1), 10.0)
+
+
+def _forget(intervals: deque[_Interval], seconds: float) -> None:
+    """Keep the last intervals that together last ``seconds``."""
+    total = sum(interval.seconds for interval in intervals)
+    while len(intervals) > 1 and total - intervals[0].seconds >= seconds:
+        total -= intervals.popleft().seconds

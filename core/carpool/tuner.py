@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SILENCE = 30.0
 """Seconds without an arrival after which the load is taken to be none."""
 
-ENTER_PASS_THROUGH = 0.02
+ENTER_PASS_THROUGH = 0.03
 LEAVE_PASS_THROUGH = 0.05
 """Saving of device time by batching below which requests pass through, and above which they stop to."""
 
@@ -274,7 +274,7 @@ class Tuner:
             message = f"{step.parameters.describe()} is next; safer steps wait for {self._policy.tuning.safer.after}"
             return self._keep(now, Reason.WITHIN_STABILIZATION_WINDOW, message, target, capped_by="step")
         # 3. Not again?
-        if step.parameters in self._failed or (step.parameters in self._tried and current.holds_now and not alarmed):
+        if step.parameters in self._failed or (step.parameters in self._tried and not alarmed):
             message = f"{step.parameters.describe()} was tried at this load and left"
             return self._keep(now, Reason.WOULD_FLIP, message, target, capped_by="evidence")
         reason, message = why(choice, step if capped_by else target)

@@ -7,6 +7,7 @@ the one with the most goodput, and shed.
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from random import Random
 
@@ -214,13 +215,13 @@ WAITS = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 def choose(assessor: Assessor, current: Parameters) -> Choice:
     """Find the best configuration within bounds and evidence.
 
-    Sizes go up to twice the largest measured. Waits are scanned at the largest size; from the best one, and from the
-    present configuration, the search walks to neighbours while they are better: device time falls with size and wait
-    until due times or a superlinear t(b) turn it, so the walk is short.
+    Sizes go up to twice the largest measured, and not beyond where rows clearly cost more in company. Waits are scanned
+    at the largest size; from the best one the search walks to neighbours while they are better: device time falls with
+    size and wait until due times turn it, so the walk is short.
     """
     situation = assessor.situation
     limits, service = situation.limits, situation.service
-    reach = max(min(limits.max_batch, 2 * service.largest_measured), limits.min_batch)
+    reach = max(_productive(service, min(limits.max_batch, 2 * service.largest_measured)), limits.min_batch)
     sizes = _grid(SIZES, limits.min_batch, reach, also=current.max_batch)
     longest = limits.max_wait
     waits = sorted({whole_microseconds(max(limits.min_wait, share * longest)) for share in WAITS})
@@ -252,6 +253,16 @@ def choose(assessor: Assessor, current: Parameters) -> Choice:
 
 def _grid(values: tuple[int, ...], low: int, high: int, *, also: int) -> list[int]:
     return sorted({low, high, *(value for value in values if low <= value <= high), min(max(also, low), high)})
+
+
+def _productive(service: ServiceTime, reach: int) -> int:
+    """Return the largest size up to ``reach`` whose rows aren't clearly dearer than those of a smaller batch."""
+    cheapest, largest = math.inf, 1
+    for rows in range(1, reach + 1):
+        if service.lower(rows) / rows <= cheapest:
+            largest = rows
+        cheapest = min(cheapest, service.per_row(rows))
+    return largest
 
 
 def _flights(service: ServiceTime, limits: Limits, current: Parameters) -> list[int]:

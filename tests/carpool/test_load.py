@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from carpool.arrivals import Gamma, OnOff, Poisson, WindowCounts, until
+from carpool.load import Load
+
+
+def feed(load, process, seconds, seed=1, step=0.5):
+    """Observe a process in steps; return the times at which the believed load changed."""
+    times = until(process, seconds, Random(seed))
+    changes = []
+    for index in range(round(seconds / step)):
+        start = index * step
+        here = [time - start for time in times if start <= time < start + step]
+        counts = WindowCounts.of(here, step)
+        if load.observe(step, counts.arrivals, counts.squared, counts.windows, counts.arrivals):
+            changes.append(start + step)
+    return changes
+
+
+@pytest.mark.parametrize("rate", [5.0, 50.0, 500.0])
+def test_a_steady_load_is_believed_and_left_alone(rate):
+    load = Load()
+    changes = feed(load, Poisson(rate), 120.0)
+    assert load.rate == pytest.approx(rate, rel=0.15)
+    assert all(when <= 30.0 for when in changes), "chance must not move what was measured over half a minute"
+
+
+def test_a_doubled_load_is_believed_within_two_seconds_and_from_what_came_after_alone():
+    load = Load()
+    feed(load, Poisson(400.0), 60.0)
+    changes = feed(load, Poisson(800.0), 3.0, seed=2)
+    assert changes[0] <= 1.0
+    assert load.rate == pytest.approx(800.0, rel=0.1)
+
+
+def test_a_collapsed_load_is_believed():
+    load = Load()
+    feed(load, Poisson(400.0), 60.0)
+    feed(load, Poisson(40.0), 3.0, seed=2)
+    assert load.rate == pytest.approx(40.0, rel=0.3)
+
+
+def test_a_jump_leaves_the_spread_what_it_was():
+    load = Load()
+    feed(load, Poisson(400.0), 60.0)
+    feed(load, Poisson(800.0), 4.0, seed=2)
+    assert isinstance(load.process, Poisson), "the jump itself must not look like burstiness"
+
+
+def test_bursts_are_told_from_chance():
+    load = Load()
+    feed(load, Gamma(400.0, 3.0), 60.0)
+    assert isinstance(load.process, Gamma)
+    assert load.process.cv == pytest.approx(3.0, rel=0.3)
+    bursty = Load()
+    feed(bursty, OnOff(rate_on=800.0, mean_on=0.5, mean_off=0.5), 60.0)
+    assert isinstance(bursty.process, Gamma)
+    assert bursty.process.cv > 3.0
+
+
+def test_rows_per_request_are_averaged():
+    load = Load()
+    for _ in range(20):
+        load.observe(0.5, 100, 2000, 5, 400)
+    assert load.rows == pytest.approx(4.0, rel=0.05)
+
+
+def test_without_arrivals_there_is_no_load():
+    load = Load()
+    assert load.process is None
+    load.observe(0.5, 0, 0, 5, 0)
+    assert load.process is None
+    assert load.rate == 0.0
+    feed(load, Poisson(100.0), 40.0)
+    for _ in range(80):
+        load.observe(0.5, 0, 0, 5, 0)
+    assert load.process is None

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from carpool.arrivals import Poisson, until
+from carpool.policy import (
+    SLO,
+    Admission,
+    BatchingPolicy,
+    Duration,
+    Latency,
+    Parameters,
+    PassThrough,
+    PassThroughMode,
+    RiskierStep,
+    SaferStep,
+    ShedAt,
+    Tuning,
+    TuningMode,
+    for_p99,
+)
+from carpool.simulation import Device, linear
+from carpool.statistics import ModelStats
+from carpool.tuner import Observation, Tuner
+from carpool.tuning import Reason
+from carpool.twin import flips, tuned
+
+GPU = Device(times=linear(0.005, 0.0005))
+
+
+def policy(**changes):
+    return BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(0.05))), **changes).validate()
+
+
+def poisson(rate, seconds, seed=1):
+    return until(Poisson(rate), seconds, Random(seed))
+
+
+def counted(rate, seconds, cells, *, hits=None, misses=0):
+    """Counters of a steady interval."""
+    arrivals = round(rate * seconds)
+    windows = round(seconds / 0.1)
+    each = arrivals / windows
+    return ModelStats(
+        arrivals=arrivals,
+        arrivals_squared=round(windows * (each * each + each)),
+        windows=windows,
+        rows=arrivals,
+        hits=arrivals - misses if hits is None else hits,
+        misses={"late": misses} if misses else {},
+        cells=[(0, rows, 1, 0, count, count * seconds, count * seconds**2) for rows, count, seconds in cells],
+    )
+
+
+def steps(tuner, stats, count, *, start=0.0, seconds=0.5, **more):
+    """Observe the same interval again and again."""
+    return [
+        tuner.step(Observation(now=start + (index + 1) * seconds, seconds=seconds, stats=stats, **more))
+        for index in range(count)
+    ]
+
+
+CALM = [(1, 100, 0.0055), (2, 40, 0.006), (3, 10, 0.0065)]
+
+
+# -- guards
+
+
+def test_nothing_is_decided_before_anything_was_measured():
+    (decision,) = steps(Tuner(policy()), counted(100, 0.5, []), 1)
+    assert (decision.change, decision.reason) == (False, Reason.TOO_FEW_SAMPLES)
+    assert decision.estimate is None
+
+
+def test_silence_is_no_load():
+    decisions = steps(Tuner(policy()), ModelStats(windows=5), 80)
+    assert decisions[-1].reason is Reason.NO_TRAFFIC
+    assert not any(decision.change for decision in decisions)
+
+
+def test_no_time_no_evidence():
+    decision = Tuner(policy()).step(Observation(now=1.0, seconds=0.0, stats=counted(100, 0.5, CALM)))
+    assert decision.reason is Reason.METRICS_STALE
+
+
+def test_a_stalled_host_teaches_nothing():
+    tuner = Tuner(policy())
+    steps(tuner, counted(300, 0.5, CALM), 10)
+    stalled = counted(300, 0.5, [(1, 10, 0.5)], hits=0, misses=150)
+    (decision,) = steps(tuner, stalled, 1, start=5.0, stalled=True)
+    assert (decision.change, decision.reason) == (False, Reason.HOST_STALLED)
+    after = steps(tuner, counted(300, 0.5, CALM), 1, start=5.5)[0]
+    assert after.estimate.times[1] == pytest.approx(0.0055, rel=0.01)
+
+
+def test_hold_learns_and_keeps():
+    tuner = Tuner(policy(tuning=Tuning(mode=TuningMode.HOLD)))
+    decisions = steps(tuner, counted(300, 0.5, CALM), 40)
+    assert {decision.reason for decision in decisions} == {Reason.HELD}
+    assert not any(decision.change for decision in decisions)
+    assert decisions[-1].estimate is not None
+
+
+def test_recommend_says_and_does_not():
+    tuner = Tuner(policy(tuning=Tuning(mode=TuningMode.RECOMMEND)))
+    decisions = steps(tuner, counted(300, 0.5, CALM), 40)
+    said = [decision for decision in decisions if decision.reason is Reason.RECOMMEND_ONLY]
+    assert said
+    assert not any(decision.change for decision in decisions)
+    assert tuner.parameters == policy().baseline
+    assert said[-1].parameters != tuner.parameters
+
+
+# -- movement
+
+
+def test_riskier_steps_wait_for_time_and_requests():
+    doubtful = [(1, 2, 0.0055), (2, 1, 0.006)]
+    tuner = Tuner(
+        policy(
+            baseline=Parameters(max_batch=1),
+            tuning=Tuning(riskier=RiskierStep(after=Duration(10.0), min_requests=300)),
+            pass_through=PassThrough(mode=PassThroughMode.NEVER),
+        )
+    )
+    decisions = steps(tuner, counted(150, 0.5, doubtful), 60)
+    for decision in decisions:
+        if decision.reason is Reason.WITHIN_STABILIZATION_WINDOW:
+            assert not decision.change
+            assert decision.uncapped is not None
+            assert "riskier steps wait" in decision.message
+
+
+def test_safer_steps_wait_as_told():
+    eager = Tuner(policy(baseline=Parameters(max_batch=1)))
+    patient = Tuner(policy(baseline=Parameters(max_batch=1), tuning=Tuning(safer=SaferStep(after=Duration(5.0)))))
+    overload = counted(400, 0.5, [(1, 90, 0.0055)], hits=20, misses=180)
+    first = [next(d.at for d in steps(tuner, overload, 30) if d.change) for tuner in (eager, patient)]
+    assert first[0] <= 1.0
+    assert first[1] >= 5.0
+
+
+def test_growth_is_bounded_by_what_was_measured():
+    tuner = Tuner(policy(baseline=Parameters(max_batch=2)))
+    decisions = steps(tuner, counted(900, 0.5, [(2, 80, 0.006)], hits=100, misses=350), 20)
+    assert max(decision.parameters.max_batch for decision in decisions) <= 4
+
+
+def test_what_is_decided_depends_on_the_observations_alone():
+    first, second = (tuned(poisson(500, 30), GPU, policy()).decisions for _ in range(2))
+    assert first == second
+
+
+# -- behaviour in the simulator
+
+
+def test_it_finds_the_saving_at_mid_load_and_then_rests():
+    outcome, decisions = tuned(poisson(600, 60), GPU, policy())
+    changes = [decision for decision in decisions if decision.change]
+    assert decisions[-1].parameters.max_wait > 0.01
+    assert outcome.summary(30.0).miss_fraction < 0.005
+    assert changes[-1].at < 20.0
+    assert flips(decisions) == 0
+    assert all(decision.message for decision in decisions)
+
+
+def test_the_predicted_p99_is_what_comes():
+    outcome, decisions = tuned(poisson(600, 60), GPU, policy())
+    predicted = decisions[-1].predicted
+    assert outcome.summary(30.0).p99 == pytest.approx(predicted.p99, rel=0.1)
+    assert outcome.summary(30.0).device_time == pytest.approx(predicted.device_time, rel=0.05)
+
+
+def test_a_trickle_passes_through_and_says_why():
+    decisions = tuned(poisson(2.0, 120), GPU, policy()).decisions
+    final = decisions[-1].parameters
+    assert final.pass_through
+    assert final.max_wait == 0
+    reason = next(d for d in decisions if d.change and d.parameters.pass_through)
+    assert reason.reason is Reason.PASSES_THROUGH
+    assert "next to nothing" in reason.message
+
+
+def test_pass_through_ends_when_traffic_comes():
+    times = poisson(2.0, 60) + [60.0 + time for time in poisson(600, 60, seed=2)]
+    outcome, decisions = tuned(times, GPU, policy())
+    assert any(d.parameters.pass_through for d in decisions if d.at < 60.0)
+    assert not decisions[-1].parameters.pass_through
+    assert outcome.summary(70.0).miss_fraction < 0.01
+
+
+@pytest.mark.parametrize("mode", list(PassThroughMode))
+def test_the_pass_through_mode_is_kept(mode):
+    decisions = tuned(poisson(2.0, 90), GPU, policy(pass_through=PassThrough(mode=mode))).decisions
+    assert decisions[-1].parameters.pass_through == (mode is not PassThroughMode.NEVER)
+
+
+def test_executors_are_found_and_used():
+    device = Device(times=linear(0.005, 0.0005), executors=4)
+    outcome, decisions = tuned(poisson(4500, 15), device, policy())
+    assert decisions[-1].estimate.executors == 4
+    assert decisions[-1].parameters.max_in_flight >= 3
+    assert outcome.summary(8.0).miss_fraction < 0.01
+
+
+def test_slots_beyond_the_executors_are_given_back():
+    _, decisions = tuned(poisson(1000, 40), GPU, policy(baseline=Parameters(max_batch=32, max_in_flight=8)))
+    assert decisions[-1].estimate.executors == 1
+    assert decisions[-1].parameters.max_in_flight <= 2
+
+
+def test_overload_sheds_and_keeps_the_goodput():
+    outcome, decisions = tuned(poisson(3000, 30), GPU, policy())
+    assert decisions[-1].shed_slo
+    assert outcome.summary(15.0).goodput > 1300
+
+
+@pytest.mark.parametrize(("shed_at", "shed"), [(ShedAt.SLO, True), (ShedAt.DEADLINE, False)])
+def test_shedding_can_be_fixed(shed_at, shed):
+    _, decisions = tuned(poisson(300, 10), GPU, policy(admission=Admission(shed_at=shed_at)))
+    assert decisions[-1].shed_slo is shed
+
+
+def test_a_device_grown_slow_is_learned_again():
+    device = Device(times=linear(0.005, 0.0005), drift=((30.0, 2.0),))
+    outcome, decisions = tuned(poisson(400, 60), device, policy())
+    assert decisions[-1].estimate.times[8] == pytest.approx(0.018, rel=0.05)
+    assert outcome.summary(45.0).miss_fraction < 0.01
+
+
+def test_noise_costs_no_flips():
+    device = Device(times=linear(0.005, 0.0005), cv=0.2)
+    outcome, decisions = tuned(poisson(600, 120), device, policy())
+    assert flips(decisions) == 0
+    assert outcome.summary(60.0).miss_fraction < 0.01
+
+
+def test_misses_that_no_forecast_explains_make_it_careful():
+    tuner = Tuner(policy(baseline=Parameters(max_batch=16, max_wait=Duration(0.02))))
+    good = counted(500, 0.5, [(8, 30, 0.009)])
+    steps(tuner, good, 4)
+    before = tuner.parameters
+    # Every batch is quick, and yet a fifth is late: something outside the model.
+    decisions = steps(tuner, counted(500, 0.5, [(8, 30, 0.009)], misses=50), 8, start=2.0)
+    assert any(decision.change for decision in decisions)
+    assert tuner.parameters.max_wait < before.max_wait or tuner.parameters.max_batch < before.max_batch
+
+
+def test_failures_of_the_model_are_not_blamed_on_the_parameters():
+    tuner = Tuner(policy())
+    steps(tuner, counted(500, 0.5, [(8, 30, 0.009)]), 6)
+    before = tuner.parameters
+    failing = counted(500, 0.5, [(8, 30, 0.009)], hits=125)
+    failing.misses = {"failed": 125, "cancelled": 20}
+    steps(tuner, failing, 10, start=3.0)
+    assert tuner.parameters == before
+
+
+def test_for_p99_is_all_it_needs():
+    assert tuned(poisson(300, 20), GPU, for_p99(0.05)).decisions[-1].parameters.max_wait > 0

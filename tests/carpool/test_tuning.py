@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from carpool.arrivals import Gamma, Poisson
+from carpool.latency import ServiceTime
+from carpool.policy import Duration, Limits, Parameters
+from carpool.tuning import Assessor, Reason, Situation, choose, toward, why
+
+LIMITS = Limits(1, 64, 0.0, 0.025, 1, 8)
+# One executor, and known to be: eight batches were seen in flight.
+CURVE = replace(ServiceTime.measured({rows: 0.005 + 0.0005 * rows for rows in range(1, 65)}), largest_in_flight=8)
+
+
+def situation(rate, **changes):
+    return replace(
+        Situation(process=Poisson(rate), service=CURVE, target=0.050, budget=0.005, limits=LIMITS), **changes
+    )
+
+
+def parameters(batch, wait=0.0, flights=1, **more):
+    return Parameters(max_batch=batch, max_wait=Duration(wait), max_in_flight=flights, **more)
+
+
+def best(rate, **changes):
+    return choose(Assessor(situation(rate, **changes)), parameters(8)).best
+
+
+def test_at_mid_load_waiting_is_chosen_for_the_device_time_it_saves():
+    chosen = best(700.0)
+    greedy = Assessor(situation(700.0)).assess(parameters(64))
+    assert chosen.holds_ahead
+    assert chosen.parameters.max_wait > 0.01
+    assert chosen.now.device_time < 0.6 * greedy.now.device_time
+
+
+def test_the_choice_holds_at_a_quarter_more_load_where_any_does():
+    for rate in (200.0, 500.0, 900.0, 1050.0):
+        chosen = best(rate)
+        assert chosen.holds_ahead
+        assert chosen.ahead.miss_fraction <= 0.005
+
+
+def test_near_capacity_the_fastest_that_holds_now_is_chosen():
+    chosen = best(1350.0)
+    assert chosen.holds_now
+    assert not chosen.holds_ahead
+    assert chosen.rank[0] == 1
+
+
+def test_in_overload_the_most_goodput_is_chosen():
+    chosen = best(3000.0)
+    assert not chosen.holds_now
+    assert chosen.now.goodput > 1400
+    assert chosen.now.shed_fraction > 0.3
+
+
+def test_a_superlinear_model_is_not_batched():
+    service = ServiceTime.measured({rows: 0.0057 * rows**1.12 for rows in range(1, 65)})
+    assert best(60.0, service=service).parameters.max_batch == 1
+
+
+def test_a_tight_slo_forbids_the_wait():
+    limits = replace(LIMITS, max_wait=0.006)
+    chosen = best(400.0, target=0.012, limits=limits)
+    assert chosen.now.p99 <= 0.012 + 1e-9
+    assert chosen.parameters.max_wait < 0.006
+
+
+def test_nothing_beyond_twice_the_largest_size_measured_is_chosen():
+    service = ServiceTime.measured({1: 0.0055, 2: 0.006, 4: 0.007})
+    assert best(1000.0, service=service).parameters.max_batch <= 8
+
+
+def test_bounds_are_kept():
+    limits = Limits(2, 16, 0.002, 0.008, 2, 2)
+    for rate in (50.0, 700.0, 3000.0):
+        chosen = best(rate, limits=limits).parameters
+        assert 2 <= chosen.max_batch <= 16
+        assert 0.002 <= chosen.max_wait <= 0.008
+        assert chosen.max_in_flight == 2
+
+
+def test_more_in_flight_is_tried_only_while_nobody_knows_better():
+    unknown = replace(CURVE, executors=2, largest_in_flight=2)
+    assert best(3000.0, service=unknown).parameters.max_in_flight == 4
+    serial = replace(CURVE, executors=1, largest_in_flight=4)
+    assert best(1000.0, service=serial).parameters.max_in_flight == 1
+
+
+def test_bursts_need_more_room_than_poisson():
+    steady = Assessor(situation(1100.0)).assess(parameters(64, 0.0))
+    bursty = Assessor(situation(1100.0, process=Gamma(1100.0, 4.0))).assess(parameters(64, 0.0))
+    assert bursty.now.p99 > steady.now.p99
+
+
+def test_requests_of_many_rows_count_by_rows():
+    single = Assessor(situation(200.0)).assess(parameters(64, 0.0))
+    large = Assessor(situation(200.0, rows=5)).assess(parameters(64, 0.0))
+    assert large.now.mean_batch > 3 * single.now.mean_batch
+
+
+def test_other_percentiles_of_the_slo_must_hold_too():
+    assessor = Assessor(situation(300.0, quantiles=((0.5, 0.010),)))
+    assert not assessor.assess(parameters(64, 0.025)).holds_now
+    assert assessor.assess(parameters(64, 0.0)).holds_now
+
+
+def test_risk_is_judged_at_the_upper_confidence_not_by_size():
+    doubtful = replace(CURVE, uppers=tuple(2.5 * value for value in CURVE.means))
+    assessor = Assessor(situation(700.0, service=doubtful))
+    # Overloaded at the upper confidence: the larger batch is the safer one.
+    assert assessor.risk(parameters(64)) < assessor.risk(parameters(4))
+
+
+def test_a_step_goes_at_most_twice_as_far():
+    step = toward(parameters(4, 0.002, 1), parameters(64, 0.025, 8), 2.0, largest=64)
+    assert (step.max_batch, step.max_wait, step.max_in_flight) == (8, 0.004, 2)
+    step = toward(parameters(1, 0.0, 1), parameters(64, 0.025, 8), 2.0, largest=1)
+    assert (step.max_batch, step.max_wait, step.max_in_flight) == (2, 0.001, 2)
+    step = toward(parameters(32, 0.02, 4), parameters(4, 0.0, 1), 2.0, largest=64)
+    assert (step.max_batch, step.max_wait, step.max_in_flight) == (4, 0.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("rate", "start", "reason", "words"),
+    [
+        (700.0, parameters(8), Reason.SAVES_DEVICE_TIME, "device time falls"),
+        (1000.0, parameters(1), Reason.RESTORES_SLO, "forecast to miss the SLO"),
+        (3000.0, parameters(8), Reason.MORE_GOODPUT, "shedding"),
+        (1350.0, parameters(64, 0.0, 8), Reason.RESTORES_SLO, "1.25x"),
+    ],
+)
+def test_the_reason_says_what_the_move_is_for(rate, start, reason, words):
+    choice = choose(Assessor(situation(rate)), start)
+    found, message = why(choice, choice.best)
+    assert found is reason
+    assert words in message
