@@ -43,13 +43,7 @@ async def test_what_is_forwarded_is_what_was_sent(upstream, client):
     )
     await client.until_received(b"ok")
     assert requests == [
-        b"POST /a%2Fb?c=%20 HTTP/1.1
-hOST: model:80
-X-A: 1
-x-a: 2
-content-length: 5
-
-hello"
+        b"POST /a%2Fb?c=%20 HTTP/1.1\r\nhOST: model:80\r\nX-A: 1\r\nx-a: 2\r\ncontent-length: 5\r\n\r\nhello"
     ]
     assert client.received == (
         b"HTTP/1.1 299 \r\nContent-Type: x\r\nSet-Cookie: 1\r\nset-cookie: 2\r\ncontent-length: 2\r\n\r\nok"
