@@ -250,6 +250,40 @@ async def test_a_full_queue_is_429_with_a_reason_and_when_to_come_back(world):
     assert [(await one).status for one in (first, *rest)] == [200, 200, 200]
 
 
+async def test_rows_count_against_the_queue_not_requests(world):  # TEI: array inputs slip past the limit
+    sidecar, client = await world.start(policy={"admission": {"maxQueuedRows": 4}})
+    first, rest = await world.queue_behind(sidecar, client, [b"1,2"])
+    assert (await client.predict(b"1,2,3")).status == 429
+    rest.append(client.predict(b"3,4"))
+    await _queued(world, sidecar, 4)
+    world.model.release()
+    assert [(await one).status for one in (first, *rest)] == [200, 200, 200]
+
+
+async def test_bytes_count_against_the_queue(world):
+    sidecar, client = await world.start(policy={"admission": {"maxQueuedBytes": 200}})
+    first, rest = await world.queue_behind(sidecar, client, [b"1" * 100])
+    assert (await client.predict(b"2" * 100)).status == 429
+    world.model.release()
+    assert [(await one).status for one in (first, *rest)] == [200, 200]
+
+
+async def test_the_least_urgent_are_refused_first_and_served_last(world):
+    sidecar, client = await world.start(policy={"admission": {"maxQueuedRows": 10}}, parameters={"*": {"maxBatch": 1}})
+    first, rest = await world.queue_behind(sidecar, client, [b"1"] * 6)
+    body = b'{"parameters":{"priority":%d},"inputs":[{"name":"x","datatype":"INT64","shape":[1,1],"data":[%d]}]}'
+    urgent, low = client.infer(body % (1, 81)), None
+    await _queued(world, sidecar, 7)
+    low = client.infer(body % (3, 83))
+    await _queued(world, sidecar, 8)
+    assert (await client.infer(body % (3, 84))).status == 429
+    world.model.release()
+    assert [(await one).status for one in (first, *rest, urgent, low)] == [200] * 9
+    order = [call.body for call in world.model.received]
+    assert b"81" in order[1]
+    assert b"83" in order[-1]
+
+
 async def test_who_would_be_late_is_503_at_once(world):
     sidecar, client = await world.start()
     first, _ = await world.queue_behind(sidecar, client, [])
