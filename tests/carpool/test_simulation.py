@@ -15,7 +15,7 @@ from carpool.outcome import ENDS, End, Setting
 from carpool.policy import Admission, Duration, Parameters
 from carpool.queueing import forecast
 from carpool.riding import Estimate, FaultKind, Priority, Refused
-from carpool.simulation import RESOLUTION, Arrival, Balancer, Device, Noise, Simulation, grid, linear, table
+from carpool.simulation import Arrival, Balancer, Device, Noise, Simulation, grid, linear, table
 from carpool.statistics import CANCELLED, FAILED, LATE
 
 GPU = Device(linear(0.005, 0.0005))
@@ -495,7 +495,7 @@ def test_every_request_ends_once_and_the_counters_agree(crowd, device, chosen, r
         assert (latency < math.inf) == (end in {End.HIT, End.LATE})
         assert device.cv or latency > 0.005999
         if end in {End.HIT, End.LATE} and not device.stalls:
-            assert latency <= min(arrival.patience, arrival.deadline) + RESOLUTION
+            assert latency <= min(arrival.patience, arrival.deadline) + 1e-9
     if all(kind is not FaultKind.ROWS for kind, _ in device.failures):  # a quarantined model serves requests whole
         assert all(0 < rows <= chosen.max_batch for rows in outcome.batch_rows)
     if not device.stalls:  # what the host slept through is late for the caller alone
