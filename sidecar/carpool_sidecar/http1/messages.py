@@ -34,13 +34,14 @@ _PER_HOP = HOP_BY_HOP | {b"content-length"}
 # Below this, copying into one buffer is cheaper than another entry in the kernel's list: 16 KiB are about 1 us.
 _WORTH_KEEPING_APART = 16 * 1024
 
-_STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
+_STATUS_LINES = {status.value: b"HTTP/1.1 %d %b" % (status, status.phrase.encode()) for status in HTTPStatus}
 
 
 def find(headers: Headers, lowercase_name: bytes) -> bytes | None:
     """Return the first value of a field, or None where there is none."""
+    size = len(lowercase_name)
     for name, value in headers:
-        if name.lower() == lowercase_name:
+        if len(name) == size and name.lower() == lowercase_name:  # the length first: it spares most of the copies
             return value
     return None
 
@@ -61,16 +62,11 @@ def forwardable(headers: Headers) -> Headers:
     Left out are those of one hop, those that Connection names, and the body's framing, which every hop writes anew.
     Host stays even if Connection names it, since a request without it could not be routed.
     """
-    kept = []
-    named: set[bytes] = set()
-    for field in headers:
-        name = field[0].lower()
-        if name not in _PER_HOP:
-            kept.append(field)
-        elif name == b"connection":
-            named.update(tokens(field[1]))
-    if named := named - _PER_HOP - {b"close", b"host"}:
-        kept = [field for field in kept if field[0].lower() not in named]
+    kept = [field for field in headers if field[0].lower() not in _PER_HOP]
+    if find(headers, b"connection") is not None:
+        named = {token for name, value in headers if name.lower() == b"connection" for token in tokens(value)}
+        if named := named - _PER_HOP - {b"close", b"keep-alive", b"host"}:
+            kept = [field for field in kept if field[0].lower() not in named]
     return kept
 
 
@@ -80,9 +76,10 @@ def encode_request_head(method: bytes, target: bytes, headers: Headers) -> bytes
     The framing (`content_length`, `CHUNKED`) is the caller's, among the headers. Raises ValueError where a part
     carries CR, LF or NUL, or where the method or target carries a space: it would be read as something else.
     """
-    if b" " in method or b" " in target:
+    line = b"%b %b HTTP/1.1" % (method, target)
+    if line.count(b" ") != 2:
         raise ValueError("a space in the method or target of a request")
-    return _encode_head(b"%b %b HTTP/1.1\r\n" % (method, target), headers)
+    return _encode_head(line, headers)
 
 
 def encode_response_head(status: int, headers: Headers) -> bytes:
@@ -92,17 +89,15 @@ def encode_response_head(status: int, headers: Headers) -> bytes:
     """
     line = _STATUS_LINES.get(status)
     if line is None:
-        line = b"HTTP/1.1 %d \r\n" % status
+        line = b"HTTP/1.1 %d " % status
     return _encode_head(line, headers)
 
 
 def _encode_head(first_line: bytes, headers: Headers) -> bytes:
-    lines = [first_line]
-    lines += [b"%b: %b\r\n" % field for field in headers]
-    lines.append(b"\r\n")
-    head = b"".join(lines)
-    # Counting is a tenth of the price of looking at each field: a line break that is not ours makes one too many.
-    if head.count(b"\r") != len(lines) or head.count(b"\n") != len(lines) or b"\0" in head:
+    head = b"\r\n".join((first_line, *map(b": ".join, headers), b"", b""))
+    # One pass over the whole is a tenth of the price of looking at each field: the line breaks have to be ours, two
+    # bytes each, and no more.
+    if len(head) - len(head.translate(None, b"\r\n\0")) != 2 * (len(headers) + 2):
         raise ValueError("a line break or NUL in the head of a message")
     return head
 

@@ -27,6 +27,8 @@ FIELD_TEXT = rb"[\t\x20-\x7e\x80-\xff]*"
 # RFC 9110, 7.2 and RFC 3986, 3.2.2: a name, an address or a bracketed address, and maybe a port. Empty is legal.
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~%!$&'()*+,;=\-]*|\[[0-9A-Fa-f:.vV]+\])(?::[0-9]*)?")
 
+# The fields that say how a message is to be read.
+_OURS = frozenset({b"content-length", b"host", b"connection", b"transfer-encoding", b"expect"})
 _MOST_DIGITS = 18  # of a Content-Length: the largest 64-bit number has 19
 
 
@@ -115,6 +117,8 @@ def parse_request_head(head: bytes) -> RequestHead:
     expects_continue = False
     for name, value in headers:
         lowered = name.lower()
+        if lowered not in _OURS:
+            continue
         if lowered == b"content-length":
             lengths.append(value)
         elif lowered == b"host":
@@ -168,6 +172,8 @@ def parse_response_head(head: bytes, method: bytes) -> ResponseHead:
     connection: list[bytes] = []
     for name, value in headers:
         lowered = name.lower()
+        if lowered not in _OURS:
+            continue
         if lowered == b"content-length":
             lengths.append(value)
         elif lowered == b"connection":

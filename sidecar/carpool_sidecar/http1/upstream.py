@@ -30,6 +30,7 @@ class Upstream(asyncio.Protocol):
         self._clock = pool.clock
         self._call: Call | None = None
         self._used = False  # an earlier call was answered here: the upstream may be about to close
+        self._body = BodyReader(0)  # of the answer being read
         self.deadline = NEVER
         self.writable = True
         self._reset()
@@ -40,7 +41,6 @@ class Upstream(asyncio.Protocol):
         self._check: HeadCheck | None = None
         self._response: ResponseHead | None = None
         self._told = False  # the receiver knows the head: the answer comes in pieces
-        self._body = BodyReader(0)
 
     # Called by the transport
 
