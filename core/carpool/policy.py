@@ -113,9 +113,13 @@ class Parameters(Camel, frozen=True, omit_defaults=False):
     """
 
     max_batch: Annotated[int, Meta(ge=1, le=65536)] = 32
+    """Rows a batch may have."""
     max_wait: Duration = Duration(0.0)
+    """Age at which the oldest request stops waiting for company; 0s holds nobody while a slot is free."""
     max_in_flight: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Batches handed to the upstream at once."""
     pass_through: bool = False
+    """Nothing is held or merged; original bytes are forwarded."""
 
     def describe(self) -> str:
         """One line for logs and the live view."""
@@ -128,16 +132,22 @@ class Latency(Camel, frozen=True):
     """Percentile targets in seconds; at least one."""
 
     p50: Duration | None = None
+    """Half of the answers within this."""
     p90: Duration | None = None
+    """90 % within this."""
     p95: Duration | None = None
+    """95 % within this."""
     p99: Duration | None = None
+    """99 % within this."""
     p999: Duration | None = None
+    """99.9 % within this."""
 
 
 class SLO(Camel, frozen=True):
     """What the user promises: answers by their due time."""
 
     latency: Latency = field(default_factory=Latency)
+    """Targets by percentile; the highest one given also sets each request's due time."""
 
     @property
     def percentiles(self) -> tuple[tuple[float, float], ...]:
@@ -163,22 +173,29 @@ class IntRange(Camel, frozen=True):
     """Inclusive bounds."""
 
     min: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    """Least value allowed."""
     max: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    """Largest value allowed."""
 
 
 class DurationRange(Camel, frozen=True):
     """Inclusive bounds, seconds."""
 
     min: Duration | None = None
+    """Least value allowed."""
     max: Duration | None = None
+    """Largest value allowed."""
 
 
 class Bounds(Camel, frozen=True):
     """Where the tuner may go. Unset bounds are wide: see ``BatchingPolicy.limits``."""
 
     max_batch: IntRange = field(default_factory=IntRange)
+    """Rows; 1 to 64 unless set."""
     max_wait: DurationRange = field(default_factory=DurationRange)
+    """0s to half the SLO unless set; below the SLO in any case."""
     max_in_flight: IntRange = field(default_factory=IntRange)
+    """1 to 8 unless set."""
 
 
 class Limits(Struct, frozen=True):
@@ -205,9 +222,13 @@ class Model(Camel, frozen=True):
     """What is known of one model behind the upstream."""
 
     name: Annotated[str, Meta(min_length=1, max_length=253)]
+    """As in the request's path."""
     axis: Axis = Axis.AUTO
+    """Where its rows lie. V1 `instances` have them first by protocol, unless this says None."""
     max_batch: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    """Rows that the model takes at most."""
     bounds: Bounds | None = None
+    """Stand in for the policy's, field by field."""
 
 
 class TuningMode(StrEnum):
@@ -222,23 +243,31 @@ class RiskierStep(Camel, frozen=True):
     """When the tuner may move towards a higher forecast miss fraction, and how far at once."""
 
     after: Duration = Duration(10.0)
+    """Least time since the last change."""
     min_requests: Annotated[int, Meta(ge=1)] = 300
+    """Least number of requests since the last change."""
     max_factor: Annotated[float, Meta(gt=1.0, le=16.0)] = 2.0
+    """Largest factor on a parameter in one step; one row and one millisecond are always allowed."""
 
 
 class SaferStep(Camel, frozen=True):
     """When the tuner may move towards a lower forecast miss fraction."""
 
     after: Duration = Duration(0.0)
+    """Least time since the last change."""
 
 
 class Tuning(Camel, frozen=True):
     """How the tuner moves."""
 
     mode: TuningMode = TuningMode.APPLY
+    """Apply, only recommend, or hold."""
     tolerance_percent: Annotated[int, Meta(ge=0, le=100)] = 10
+    """Change of the load, in percent, that is taken for none."""
     riskier: RiskierStep = field(default_factory=RiskierStep)
+    """Steps towards a higher forecast miss fraction."""
     safer: SaferStep = field(default_factory=SaferStep)
+    """Steps towards a lower one."""
 
 
 class PassThroughMode(StrEnum):
@@ -253,6 +282,7 @@ class PassThrough(Camel, frozen=True):
     """Stepping aside at low traffic."""
 
     mode: PassThroughMode = PassThroughMode.AUTOMATIC
+    """Automatic follows the load and the saving that batching would bring."""
 
 
 class ShedAt(StrEnum):
@@ -270,10 +300,15 @@ class Admission(Camel, frozen=True):
     """Bounds of the queue and the default deadline."""
 
     max_queued_rows: Annotated[int, Meta(ge=1)] = 1024
+    """Rows that may wait; from 80 % of it low priority is refused."""
     max_queued_bytes: Quantity = Quantity(256 * 2**20)
+    """Bytes of requests that may wait, likewise."""
     max_queued_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Payload elements that may wait, likewise; unset: not bounded."""
     timeout: Duration = Duration(10.0)
+    """Deadline of a request that names none; one that names a later one gets this."""
     shed_at: ShedAt = ShedAt.AUTOMATIC
+    """Which time a request must be able to meet."""
 
 
 class FallbackBehavior(StrEnum):
@@ -287,20 +322,30 @@ class Fallback(Camel, frozen=True):
     """After how many failed observations the tuner stops trusting what it knew."""
 
     failure_threshold: Annotated[int, Meta(ge=1)] = 3
+    """Failed observations in a row."""
     behavior: FallbackBehavior = FallbackBehavior.HOLD_LAST
+    """Keep the last parameters, or go back to the baseline."""
 
 
 class BatchingPolicy(Camel, frozen=True):
     """What a user states: an SLO, and optionally how far and how fast the tuner may move to keep it."""
 
     slo: SLO
+    """The promise. The only thing that has to be named."""
     models: tuple[Model, ...] = ()
+    """What is known of single models."""
     bounds: Bounds = field(default_factory=Bounds)
+    """Where the tuner may go."""
     baseline: Parameters = field(default_factory=Parameters)
+    """Where the tuner starts."""
     tuning: Tuning = field(default_factory=Tuning)
+    """Whether and how fast it moves."""
     pass_through: PassThrough = field(default_factory=PassThrough)
+    """Stepping aside at low traffic."""
     admission: Admission = field(default_factory=Admission)
+    """Who is refused."""
     fallback: Fallback = field(default_factory=Fallback)
+    """For the operator, which is not built yet; the sidecar by itself does not read it."""
 
     def limits(self, model: Model | None = None) -> Limits:
         """Bounds with defaults: 1-64 rows, a wait of at most half the SLO, 1-8 batches in flight.

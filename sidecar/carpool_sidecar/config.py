@@ -25,11 +25,17 @@ class Upstream(Camel, frozen=True):
     """
 
     url: str
+    """`http://host:port` or `unix:/path`, without a path behind it."""
     timeout: Duration = Duration(60.0)
+    """Silence after which a call has failed, with 504."""
     connect_timeout: Duration = Duration(5.0)
+    """For a new connection."""
     max_connections: Annotated[int, Meta(ge=1, le=65536)] = 256
+    """Connections at most; further calls wait for one."""
     retry: bool = False
+    """Send a batch once more whose connection died before any byte of an answer; it may be computed twice."""
     ready: str = "/v2/health/ready"
+    """Path whose 200 says that the model can serve. A 404, 405 or 501 counts as ready: it accepts connections."""
 
     @property
     def address(self) -> tuple[str, int, str | None]:
@@ -44,9 +50,13 @@ class Onnx(Camel, frozen=True):
     """A model file served in this process. ``threads`` compute one batch; 0 leaves the choice to the runtime."""
 
     path: str
+    """The file. Its first axis has to be dynamic."""
     name: Annotated[str, Meta(pattern=r"^[^/?#\s]{1,253}$")] | None = None
+    """Name it is served under; unset: the file's, without its suffix."""
     threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Threads of one run; 0 leaves the choice to the runtime."""
     device: Literal["Auto", "CPU", "CUDA"] = "Auto"
+    """Auto takes CUDA where the runtime has it."""
 
     @property
     def model(self) -> str:
@@ -58,14 +68,18 @@ class Shutdown(Camel, frozen=True):
     """``lame``: for how long requests are accepted after SIGTERM, while load balancers catch up; ``limit``: for all."""
 
     lame: Duration = Duration(5.0)
+    """After SIGTERM: unready, but accepting, while load balancers catch up."""
     limit: Duration = Duration(30.0)
+    """For all of the drain; what is unanswered then is cut off."""
 
 
 class Bodies(Camel, frozen=True):
     """The largest bodies that are buffered."""
 
     max_request: Quantity = Quantity(64 * 2**20)
+    """Larger ones get 413."""
     max_answer: Quantity = Quantity(256 * 2**20)
+    """Larger ones of the upstream become 502."""
 
 
 class SidecarConfig(Camel, frozen=True):
@@ -77,18 +91,31 @@ class SidecarConfig(Camel, frozen=True):
     """
 
     policy: BatchingPolicy
+    """What is promised, and how it is kept."""
     listen: str = "127.0.0.1:8080"
+    """Data port, `host:port`; port 0 lets the system choose."""
     admin: str = "127.0.0.1:9090"
+    """Admin port, likewise."""
     upstream: Upstream | None = None
+    """The model server beside this process. Exactly one of this and `onnx`."""
     onnx: Onnx | None = None
+    """A model file served in this process."""
     parameters: dict[str, Parameters] = field(default_factory=dict)
+    """Fixed parameters by model name, `*` for the rest. Where any are given nothing is tuned."""
     generation: Annotated[int, Meta(ge=1)] | None = None
+    """Version of this file; unset: the process counts the versions it has seen."""
     api_key_file: str | None = None
+    """File with the admin key; without one the admin port serves more than probes on loopback only."""
     public_key: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
+    """Ed25519 key, 64 hex digits: changes signed with it are accepted. Needs the package `cryptography`."""
     target: str = ""
+    """Whom a signed change has to name."""
     bodies: Bodies = field(default_factory=Bodies)
+    """The largest bodies that are buffered."""
     shutdown: Shutdown = field(default_factory=Shutdown)
+    """How long a drain takes."""
     log: Literal["Debug", "Info", "Warning", "Error"] = "Info"
+    """Least severe lines that are written."""
 
     def validate(self) -> SidecarConfig:
         """Check what types can't say, and return the configuration.
