@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.driver import Rider
+from carpool.riding import Request
 from carpool_sidecar.protocols import route
 from carpool_sidecar.protocols.common import Endpoint
 
@@ -51,7 +51,7 @@ class DataApp:
     def sent(self, exchange: Exchange) -> None:
         """Count an answer."""
         context = exchange.context
-        if isinstance(context, Rider):
+        if isinstance(context, Request):
             self._driver.sent(exchange)
         elif isinstance(context, Endpoint):  # refused before it could ride: malformed, too large, too slow
             self._driver.count(self._models.label(context.model), context.protocol, exchange.status)
@@ -61,8 +61,8 @@ class DataApp:
     def disconnected(self, exchange: Exchange) -> None:
         """Stop working for a caller who left."""
         context = exchange.context
-        if isinstance(context, Rider):
-            self._driver.disconnected(context)
+        if isinstance(context, Request):
+            self._driver.disconnected(exchange)
         elif not isinstance(context, Endpoint):
             context.cancel()
 

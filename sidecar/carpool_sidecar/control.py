@@ -1,4 +1,4 @@
-"""Once a second: what was counted goes to the tuner, what it decides goes to the Batcher."""
+"""Twice a second: what was counted goes to the tuner, what it decides goes to the Batcher."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from carpool.policy import TuningMode, to_plain
-from carpool.tuner import Decision, Observation
+from carpool.tuner import INTERVAL, Decision, Observation
 from carpool_sidecar.config import EVERY_MODEL
 from carpool_sidecar.models import OTHER
 from carpool_sidecar.tuner_link import TunerLink
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from carpool_sidecar.config import SidecarConfig
     from carpool_sidecar.driver import Driver
     from carpool_sidecar.stalls import StallWatcher
-
-INTERVAL = 1.0
-"""Seconds between two observations."""
 
 STALLED_SHARE = 0.25
 """Share of an interval that this host may have paused without all of the interval being void."""

@@ -48,10 +48,14 @@ MAX_FRAGMENT_NAMES = 32
 
 
 class Rider:
-    """One caller's request on its way: what the Batcher's request stands for."""
+    """One caller on the way: the payload of the Batcher's request.
+
+    An exchange's context is that request, and nothing here points back at it: once the exchange lets go of it, all of
+    it is freed at once. Left to the garbage collector, bodies of a megabyte would pile up.
+    """
 
     __slots__ = (
-        "answer", "answered", "counters", "entry", "exchange", "facts", "headers", "parsed", "pieces", "request",
+        "answer", "answered", "counters", "entry", "exchange", "facts", "headers", "parsed", "pieces",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, entry: Entry, counters: Counters, facts: Facts, parsed: Parsed[Any]) -> None:
@@ -60,7 +64,6 @@ class Rider:
         self.counters = counters
         self.facts = facts
         self.parsed = parsed
-        self.request: Request
         self.answer: UpstreamAnswer | None = None
         """The upstream's answer to this request alone."""
         self.headers: Headers = []
@@ -181,9 +184,8 @@ class Driver:
             timeout = facts.deadline_s
         if parsed.timeout_s and parsed.timeout_s < timeout:
             timeout = parsed.timeout_s
-        rider = exchange.context = Rider(exchange, entry, self.batcher.lane(entry.lane).counters, facts, parsed)
         arrived = exchange.received_at
-        request = rider.request = Request(
+        request = exchange.context = Request(
             key=parsed.key,
             arrived=arrived,
             due=arrived + self.due,
@@ -194,27 +196,31 @@ class Driver:
             size=parsed.size,
             tokens=parsed.tokens,
             mergeable=alone is None,
-            payload=rider,
+            payload=Rider(exchange, entry, self.batcher.lane(entry.lane).counters, facts, parsed),
         )
         self.do(self.batcher.arrive(request, now))
 
     def sent(self, exchange: Exchange) -> None:
         """Count an answer whose last byte is with the transport."""
-        rider: Rider = exchange.context
-        request, status = rider.request, exchange.status
+        request: Request = exchange.context
+        rider: Rider = request.payload
+        status = exchange.status
         model = self._models.label(request.model)
         if rider.answered:
             took = exchange.sent_at - request.arrived
             self.duration_seconds[model] = self.duration_seconds.get(model, 0.0) + took
             rider.counters.answered(request.arrived, request.due, exchange.sent_at, 200 <= status < 300)
         self.count(model, rider.parsed.endpoint.protocol, status)
+        exchange.context = None
 
-    def disconnected(self, rider: Rider) -> None:
+    def disconnected(self, exchange: Exchange) -> None:
         """Forget a caller who left before the answer was complete."""
-        if not rider.request.ended:
-            self.do(self.batcher.cancel(rider.request, self._clock()))
-        elif rider.answered:
-            rider.counters.missed(CANCELLED)
+        request: Request = exchange.context
+        if not request.ended:
+            self.do(self.batcher.cancel(request, self._clock()))
+        elif request.payload.answered:
+            request.payload.counters.missed(CANCELLED)
+        exchange.context = None
 
     def count(self, model: str, protocol: str, status: int) -> None:
         """Count an answer."""
@@ -248,7 +254,7 @@ class Driver:
                         self._send(action)
                     case Finish():
                         for request in action.requests:
-                            self._answer(request.payload, action.batch)
+                            self._answer(request, action.batch)
                     case Failure():
                         for request in action.requests:
                             self._fail(request.payload, action.fault, unresolved=action.unresolved)
@@ -267,7 +273,7 @@ class Driver:
 
     def landed(self, batch: Batch, status: int, fault: Fault | None) -> None:
         """Take the outcome of a batch that was sent."""
-        del self._flights[batch]
+        self._flights.pop(batch).call = None
         now = self._clock()
         entry: Entry = batch.rides[0][0].payload.entry
         if fault is None:
@@ -304,7 +310,8 @@ class Driver:
         if batch in self._flights:
             flight.call = call
 
-    def _answer(self, rider: Rider, batch: Batch) -> None:
+    def _answer(self, request: Request, batch: Batch) -> None:
+        rider: Rider = request.payload
         rider.answered = True
         if rider.answer is not None:
             status, headers, body = rider.answer
@@ -322,7 +329,7 @@ class Driver:
             status, headers, parts = 200, [*rider.headers, *message.headers], message.parts
         for name, _ in rider.exchange.headers:
             if len(name) == len(DEBUG) and name.lower() == DEBUG:
-                waited = (batch.dispatched - rider.request.arrived) * 1e3
+                waited = (batch.dispatched - request.arrived) * 1e3
                 headers = [
                     *headers,
                     (b"x-carpool-batch-size", b"%d" % batch.rows),

@@ -212,7 +212,7 @@ def reference() -> str:
         "# Metrics",
         "",
         "Generated from `carpool_sidecar.metrics.METRICS` by `python -m carpool_sidecar.metrics`; do not edit.",
-        "Counters only grow and sum over replicas. Model names are bounded: what has no room is `other`.",
+        "Counters only grow and sum over replicas. Model names are bounded: what has no room is `<other>`.",
         "",
         "| metric | type | labels | what it counts |",
         "|---|---|---|---|",

@@ -1,7 +1,7 @@
 """Which models there are, and along which axis their requests may be merged.
 
 Callers name models, so the table is bounded: names that never had a good answer make room for others, and while there
-is no room a request rides alone and is counted under ``other``.
+is no room a request rides alone and is counted under ``<other>``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from carpool_sidecar.backends.base import Backend
     from carpool_sidecar.protocols.common import Endpoint
 
-OTHER = "other"
-"""The lane, and the label in metrics, of models that the table has no room for."""
+OTHER = "<other>"
+"""The lane, and the label in metrics, of models that the table has no room for; no server names a model so."""
 
 MAX_ENTRIES = 256
 """Model versions known at a time: more than servers serve, few enough for a scrape."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import struct
 
 import pytest
 
 from carpool.riding import Estimate
+from carpool_sidecar.driver import Flight, Rider
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.messages import find
+from carpool_sidecar.models import OTHER
 
 JSON = (b"Content-Type", b"application/json")
 LENGTH = b"Inference-Header-Content-Length"
@@ -541,9 +544,29 @@ async def test_names_that_callers_make_up_leave_nothing_behind(world):
         assert (await client.predict(b"1", model=f"made-up-{number}")).status == 404
     assert [entry.model for entry in sidecar.models] == ["m"]
     assert [lane.name for lane in sidecar.batcher.lanes()] == ["m"]
-    assert sidecar.driver.requests == {("other", "v1", 404): 300}
+    assert sidecar.driver.requests == {(OTHER, "v1", 404): 300}
     assert not sidecar.driver.batch_sizes
     assert not sidecar.driver.duration_seconds
+
+
+async def test_what_was_answered_is_freed_without_the_garbage_collector(world):
+    sidecar, client = await world.start(policy={"admission": {"timeout": "30s"}})
+    gc.collect()
+    gc.disable()
+    try:
+        first, rest = await world.queue_behind(sidecar, client, [b"1", b"2", b"3"])
+        rest[1].leave()
+        await _queued(world, sidecar, 2)
+        expired = client.predict(b"4", [(b"x-request-timeout-ms", b"5")])
+        assert (await expired).status == 504
+        world.model.release()
+        for one in (first, rest[0], rest[2]):
+            assert (await one).status == 200
+        assert (await client.predict(b"[")).status == 400
+        left = [thing for thing in gc.get_objects() if isinstance(thing, Rider | Flight)]
+        assert left == []
+    finally:
+        gc.enable()
 
 
 async def test_a_failure_of_the_sidecars_own_costs_the_culprit_alone(world, monkeypatch):
