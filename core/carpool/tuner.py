@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from carpool.latency import ServiceTime
     from carpool.policy import BatchingPolicy, Limits, Model
 
+INTERVAL = 0.5
+"""Seconds between observations: two of them tell a jump of the load, three a change of the model."""
+
 SILENCE = 30.0
 """Seconds without an arrival after which the load is taken to be none."""
 
@@ -100,7 +103,7 @@ class Decision(Struct, frozen=True):
 
 
 class Tuner:
-    """Turns one model's parameters by what is observed, about once a second."""
+    """Turns one model's parameters by what is observed every ``INTERVAL``."""
 
     def __init__(
         self, policy: BatchingPolicy, model: Model | None = None, parameters: Parameters | None = None

@@ -81,7 +81,10 @@ class Situation(Struct, frozen=True):
 
 
 class Assessment(Struct, frozen=True):
-    """One configuration, forecast now and at ``HEADROOM`` times the load."""
+    """One configuration, forecast now and at ``HEADROOM`` times the load.
+
+    Where it holds not even now, ``now`` is with those shed who would be late, and ``ahead`` the present load without.
+    """
 
     parameters: Parameters
     now: Forecast
@@ -118,16 +121,17 @@ class Assessor:
         """Forecast a configuration; ``leniency`` is a factor on the budget of misses."""
         known = self._known.get(parameters)
         if known is None:
-            now = self._forecast(self._now, parameters, shed=False)
-            ahead = self._forecast(self._ahead, parameters, shed=False)
-            known = Assessment(parameters, now, ahead, holds_now=False, holds_ahead=False)
-            if not self._holds(now, KEPT):
+            now = ahead = self._forecast(self._now, parameters, shed=False)
+            if self._holds(now, KEPT):
+                ahead = self._forecast(self._ahead, parameters, shed=False)
+            else:
                 # Overload: what is got out of it counts, with those shed who would be late.
-                known = replace(known, now=self._forecast(self._now, parameters, shed=True))
+                now = self._forecast(self._now, parameters, shed=True)
+            known = Assessment(parameters, now, ahead, holds_now=False, holds_ahead=False)
             self._known[parameters] = known
         return replace(
             known,
-            holds_now=self._holds(known.now, leniency) and known.now.goodput >= known.now.throughput * 0.5,
+            holds_now=self._holds(known.now, leniency),
             holds_ahead=self._holds(known.ahead, leniency),
         )
 
@@ -266,11 +270,14 @@ def _productive(service: ServiceTime, reach: int) -> int:
 
 
 def _flights(service: ServiceTime, limits: Limits, current: Parameters) -> list[int]:
-    """Numbers of batches in flight worth trying: what the device computes at once; more while nobody knows."""
+    """Numbers of batches in flight worth trying: what the device computes at once; more while nobody knows.
+
+    Twice and four times the most ever seen: an overloaded device with many executors is reached in few steps.
+    """
     most = service.largest_in_flight
     wanted = {1, service.executors, current.max_in_flight}
     if service.executors >= most:
-        wanted.add(2 * most)
+        wanted |= {2 * most, 4 * most}
     return sorted({min(max(flights, limits.min_in_flight), limits.max_in_flight) for flights in wanted})
 
 

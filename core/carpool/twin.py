@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool.outcome import Outcome, Setting
 from carpool.simulation import Device, Simulation
 from carpool.statistics import Stats
-from carpool.tuner import Decision, Observation, Tuner
+from carpool.tuner import INTERVAL, Decision, Observation, Tuner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from carpool.policy import BatchingPolicy, Parameters
-
-INTERVAL = 0.5
-"""Seconds between observations, as in the sidecar."""
 
 
 class Tuned(NamedTuple):
