@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from urllib.parse import parse_qs
 
 import msgspec
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
+Routes: TypeAlias = "dict[tuple[bytes, bytes], Callable[[AdminApp, Exchange], None]]"
+"""Handlers by method and path; their docstrings stand in the reference."""
+
 JSON = [(b"content-type", b"application/json")]
 TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
 
@@ -40,20 +43,6 @@ class AdminApp:
         self._local = local
         self._exposition: Exposition | None = None
         self._draining: asyncio.Task[None] | None = None
-        self._open: dict[tuple[bytes, bytes], Callable[[Exchange], None]] = {
-            (b"GET", b"/metrics"): self._metrics,
-            (b"GET", b"/livez"): self._live,
-            (b"GET", b"/readyz"): self._ready,
-            (b"GET", b"/startupz"): self._live,
-        }
-        self._closed: dict[tuple[bytes, bytes], Callable[[Exchange], None]] = {
-            (b"GET", b"/drain"): self._drain,  # a preStop hook can only GET
-            (b"POST", b"/drain"): self._drain,
-            (b"GET", b"/v1/config"): self._config,
-            (b"PUT", b"/v1/config"): self._change,
-            (b"GET", b"/v1/stats"): self._stats,
-            (b"GET", b"/v1/explain"): self._explain,
-        }
 
     def head(self, exchange: Exchange) -> None:
         """Buffer the body, which is small or absent."""
@@ -62,15 +51,15 @@ class AdminApp:
         """Answer."""
         method = b"GET" if exchange.method == b"HEAD" else exchange.method
         route = (method, exchange.path)
-        if (handle := self._open.get(route)) is not None:
-            handle(exchange)
-        elif (handle := self._closed.get(route)) is not None:
+        if (handle := self.OPEN.get(route)) is not None:
+            handle(self, exchange)
+        elif (handle := self.CLOSED.get(route)) is not None:
             if self._admits(exchange):
-                handle(exchange)
-        elif exchange.path in {path for _, path in (*self._open, *self._closed)}:
+                handle(self, exchange)
+        elif exchange.path in {path for _, path in (*self.OPEN, *self.CLOSED)}:
             exchange.fail(405, "method", f"{exchange.path.decode('latin-1')} does not take this method")
         else:
-            paths = sorted({path.decode() for _, path in (*self._open, *self._closed)})
+            paths = sorted({path.decode() for _, path in (*self.OPEN, *self.CLOSED)})
             exchange.fail(404, "path", f"the admin port serves {', '.join(paths)}")
 
     def sent(self, exchange: Exchange) -> None:
@@ -99,14 +88,17 @@ class AdminApp:
     # Open
 
     def _metrics(self, exchange: Exchange) -> None:
+        """Write the metrics for Prometheus to scrape."""
         if self._exposition is None:
             self._exposition = Exposition(self._sidecar)
         exchange.respond(200, [(b"content-type", self._exposition.content_type)], self._exposition.text())
 
     def _live(self, exchange: Exchange) -> None:
+        """Answer 200 while the process does; says nothing of the model."""
         exchange.respond(200, TEXT, b"ok\n")
 
     def _ready(self, exchange: Exchange) -> None:
+        """Answer 200 while new requests should come here, else 503; the body says why."""
         sidecar = self._sidecar
         reason = "draining" if sidecar.draining else sidecar.health.reason
         exchange.respond(200 if sidecar.ready else 503, TEXT, reason.encode() + b"\n")
@@ -124,6 +116,7 @@ class AdminApp:
         self._draining.add_done_callback(drained)
 
     def _config(self, exchange: Exchange) -> None:
+        """Show the configuration in force, its generation, and what is wrong with the newest version of the file."""
         sidecar = self._sidecar
         _respond(
             exchange,
@@ -137,6 +130,7 @@ class AdminApp:
         )
 
     def _change(self, exchange: Exchange) -> None:
+        """Apply signed parameters: a JSON body, its Ed25519 signature in `x-carpool-signature`."""
         sidecar = self._sidecar
         if sidecar.config.public_key is None:
             exchange.fail(403, "read-only", "no publicKey is configured: change the configuration file instead")
@@ -212,8 +206,24 @@ class AdminApp:
         )
 
     def _explain(self, exchange: Exchange) -> None:
+        """List the last decisions of the tuner: when, what, why, what was forecast, and what keeps it from going on."""
         control = self._sidecar.control
         _respond(exchange, {"tuned": control.tunes, "tunerPid": control.link.pid, "decisions": list(control.decisions)})
+
+    OPEN: ClassVar[Routes] = {
+        (b"GET", b"/metrics"): _metrics,
+        (b"GET", b"/livez"): _live,
+        (b"GET", b"/readyz"): _ready,
+        (b"GET", b"/startupz"): _live,
+    }
+    CLOSED: ClassVar[Routes] = {
+        (b"GET", b"/drain"): _drain,  # a preStop hook can only GET
+        (b"POST", b"/drain"): _drain,
+        (b"GET", b"/v1/config"): _config,
+        (b"PUT", b"/v1/config"): _change,
+        (b"GET", b"/v1/stats"): _stats,
+        (b"GET", b"/v1/explain"): _explain,
+    }
 
 
 def _respond(exchange: Exchange, plain: dict[str, Any]) -> None:
