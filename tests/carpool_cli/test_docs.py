@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from carpool_cli import docs
+from carpool_cli.main import COMMANDS
+from carpool_sidecar.config import SidecarConfig
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(docs, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def test_what_was_written_is_up_to_date(folder):
+    assert docs.main([]) == 0
+    assert {path.name for path in folder.iterdir()} == set(docs.PAGES)
+    assert docs.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize("name", docs.PAGES)
+def test_a_page_behind_the_code_is_shown_and_fails(folder, name, capsys):
+    docs.main([])
+    path = folder / name
+    path.write_text(path.read_text() + "by hand\n")
+    assert docs.main(["--check"]) == 1
+    shown = capsys.readouterr()
+    assert "-by hand" in shown.out
+    assert "make docs" in shown.err
+
+
+def test_a_missing_page_fails(folder, capsys):
+    docs.main([])
+    (folder / "api.md").unlink()
+    assert docs.main(["--check"]) == 1
+    assert "+# HTTP" in capsys.readouterr().out
+
+
+def test_every_field_is_in_the_configuration_with_its_values():
+    text = docs.config()
+    for name in SidecarConfig.__struct_encode_fields__:
+        assert f"| `{name}` |" in text
+    assert "| `policy.admission.maxQueuedBytes` | size | `256Mi` |" in text
+    assert "| `policy.models[].axis` | `Auto`, `First`, `None` | `Auto` |" in text
+    assert "| `parameters.NAME.maxBatch` | integer 1 to 65536 | `32` |" in text
+    assert "| `policy.tuning.riskier.maxFactor` | number over 1, to 16 | `2.0` |" in text
+    assert "| `upstream.url` | text | required |" in text
+
+
+def test_every_command_is_among_the_commands():
+    text = docs.commands()
+    assert re.findall(r"^## carpool (\S+)$", text, re.MULTILINE) == list(COMMANDS)
+    assert "## carpool-sidecar\n" in text
+    assert max(map(len, text.splitlines())) <= docs.WIDTH + 25  # epilogues are printed as they stand
