@@ -1,0 +1,97 @@
+"""Run the demonstration: ``make demo``."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+import uvloop
+
+from carpool_cli.demo import day, filetypes, picture, real_models, tables, tower
+from carpool_cli.demo.processes import DemoError, Processes
+from carpool_cli.demo.screen import Screen
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+STOPPED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+class Scale(NamedTuple):
+    """How long each part takes, in seconds, and how wide the ranking tower is."""
+
+    one_by_one: float
+    tuned: float
+    day: float
+    hours: Sequence[tuple[str, float]]
+    width: int
+
+
+FULL = Scale(one_by_one=8.0, tuned=25.0, day=110.0, hours=day.HOURS, width=2048)
+QUICK = Scale(one_by_one=2.0, tuned=3.0, day=4.0, hours=(("night", 15.0), ("morning", 100.0)), width=256)
+
+
+async def run(folder: Path, files: Path, profile: Path, screen: Screen, scale: Scale) -> None:
+    """Show everything; raises ``DemoError`` where something is not as it should be."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, task.cancel)
+    outcomes = []
+    for make in (partial(filetypes.model, files, 25.0), partial(tower.model, folder, scale.width, 150.0)):
+        with Processes(folder) as processes:
+            outcomes.append(await real_models.show(make(), processes, screen, scale.one_by_one, scale.tuned))
+    with Processes(folder) as processes:
+        lived = await day.live(profile, scale.hours, scale.day, processes, screen)
+    screen.step("Carpool's changes of the day, and why")
+    for decision in lived.decisions:
+        screen.note(f"[dim]-> {decision}[/]")
+    screen.title("What came of it")
+    screen.console.print(tables.of_models(outcomes))
+    screen.console.print(tables.of_day(lived))
+    picture.draw(folder / "demo.png", lived, outcomes)
+    screen.step(f"picture: {folder / 'demo.png'}; configurations and logs of all processes are beside it")
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Seconds instead of minutes: shows that it works, not what it is worth.")
+@click.option(
+    "--out", "folder", type=click.Path(path_type=Path, file_okay=False), default=".demo", show_default=True,
+    help="Folder for the picture, models, configurations and logs.",
+)  # fmt: skip
+@click.option(
+    "--files", type=click.Path(path_type=Path, exists=True, file_okay=False), default=".", show_default=True,
+    help="Folder whose files are told apart.",
+)  # fmt: skip
+@click.option(
+    "--profile", type=click.Path(path_type=Path), default="benchmarks/profiles/resnet50-v100.json", show_default=True,
+    help="The accelerator.",
+)  # fmt: skip
+def command(*, quick: bool, folder: Path, files: Path, profile: Path) -> None:
+    """Serve real models and a stand-in accelerator, and watch the batching tune itself.
+
+    Starts real processes on 127.0.0.1 and ends them all, also on Ctrl-C. Exits 1 when something went wrong.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    screen = Screen()
+    started = time.monotonic()
+    try:
+        uvloop.run(run(folder, files.resolve(), profile, screen, QUICK if quick else FULL))
+    except asyncio.CancelledError:
+        screen.console.print("\nstopped; nothing is left running")
+        sys.exit(STOPPED)
+    except (DemoError, OSError) as error:
+        screen.console.print(f"\n[red]{error}[/]", markup=True, soft_wrap=True)
+        sys.exit(1)
+    screen.step(f"done in {time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    command()

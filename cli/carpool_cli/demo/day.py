@@ -1,0 +1,188 @@
+"""A day in two minutes: one load, three servers with a stand-in accelerator each, three ways to batch, side by side.
+
+Side by side, because a pause of this host then hits all three alike.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from carpool.policy import format_seconds
+from carpool_cli import device_profile
+from carpool_cli.arrays import random_rows, to_tensors
+from carpool_cli.demo.load import Aim, drive, report_on
+from carpool_cli.demo.observed import look
+from carpool_cli.demo.processes import Client
+from carpool_cli.loadgen import due_times
+from carpool_cli.servers import InputSpec, request_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from carpool.policy import Parameters
+    from carpool_cli.bench_report import Report
+    from carpool_cli.demo.load import Driven
+    from carpool_cli.demo.processes import Processes
+    from carpool_cli.demo.screen import Screen
+    from carpool_cli.device_profile import DeviceProfile
+
+MODEL = "standin"
+SLO = 0.25
+
+SLOWER = 10
+"""Factor on the profile's times. At its own 2 ms a request this host's pauses, not the batching, would make the p99."""
+
+HOURS = (("night", 15.0), ("morning", 100.0), ("rush", 290.0), ("afternoon", 160.0), ("evening", 30.0))
+"""Requests per second, an equal share of the time each. One by one the device below serves 48/s, by eights 243/s."""
+
+FIXED = {"maxBatch": 8, "maxWait": "2ms", "maxInFlight": 1, "passThrough": False}
+
+SHAPE = InputSpec("input", "FP32", (16,))
+BODIES = 64
+
+
+class Count(NamedTuple):
+    """A device at one moment, ``at`` seconds from the start: what it computed so far."""
+
+    at: float
+    rows: int
+    batches: int
+    seconds: float
+    """Sum of t(rows) over its batches, by its profile."""
+
+
+class Choice(NamedTuple):
+    """What a sidecar ran with at one moment."""
+
+    at: float
+    parameters: Parameters
+
+
+class Hour(NamedTuple):
+    """A part of the day as one arm went through it."""
+
+    name: str
+    rate: float
+    report: Report
+    device_time: float
+    """Device seconds per row computed."""
+    mean_batch: float
+
+
+class Arm(NamedTuple):
+    """One way to batch, and what came of it."""
+
+    name: str
+    driven: Driven
+    counts: Sequence[Count]
+    choices: Sequence[Choice]
+    hours: Sequence[Hour]
+    whole: Hour
+
+
+class Day(NamedTuple):
+    """All of it."""
+
+    device: DeviceProfile
+    seconds: float
+    hours: Sequence[tuple[str, float]]
+    arms: Sequence[Arm]
+    decisions: Sequence[str]
+
+
+async def live(
+    profile: Path, hours: Sequence[tuple[str, float]], seconds: float, processes: Processes, screen: Screen
+) -> Day:
+    """Let the load rise and fall over ``seconds``."""
+    device = slower(device_profile.load(profile))
+    slowed = processes.folder / "device.json"
+    device_profile.save(device, slowed)
+    screen.title(f"A day in {seconds:.0f} s on a stand-in for an accelerator")
+    screen.step(
+        f"{device.name}: each time of the published profile x{SLOWER}, slept and not computed: "
+        f"{device.seconds[0] * 1e3:.1f} ms for one, {device.service_time().time(8) * 1e3:.0f} ms for 8, "
+        f"{device.service_time().time(64) * 1e3:.0f} ms for 64"
+    )
+    # 1. Three devices; the first has nothing before it.
+    devices = [await processes.standin(f"device-{name}", slowed) for name in ("alone", "fixed", "carpool")]
+    screen.step(f"without batching: clients ask the server at {devices[0].address} themselves")
+    policy = {"policy": {"slo": {"latency": {"p99": format_seconds(SLO)}}}}
+    upstreams = [{"upstream": {"url": f"http://{device.address}"}, **policy} for device in devices]
+    fixed = await processes.sidecar("fixed", {**upstreams[1], "parameters": {"*": FIXED}})
+    screen.step(f"typical setting: a sidecar with maxBatch 8, maxWait 2ms, fixed, at {fixed.address}")
+    tuned = await processes.sidecar("carpool", upstreams[2])
+    screen.step(f"Carpool: a sidecar that knows a p99 of {format_seconds(SLO)} and nothing else, at {tuned.address}")
+    # 2. One load for all.
+    requests = [request_of("v2-binary", to_tensors(random_rows([SHAPE], 1, seed))) for seed in range(BODIES)]
+    rates = [rate for _, rate in hours]
+    due = due_times(rates, 1.0, seconds, random.Random(20))  # noqa: S311 - load, no secret
+    screen.step(
+        f"{len(due)} requests to each, at the same moments: "
+        + ", ".join(f"{name} {rate:.0f}/s" for name, rate in hours)
+    )
+    clients = [Client(device.admin) for device in devices]
+    admin = Client(tuned.admin)
+    counts: list[list[Count]] = [[], [], []]
+    choices: list[Choice] = []
+    curve = device.service_time()
+    with screen.load(seconds) as show_bar:
+
+        async def tick(at: float) -> None:
+            processes.check()
+            for client, seen in zip(clients, counts, strict=True):
+                batches = {int(rows): n for rows, n in (await client.get("/stats"))["batches"].items()}
+                computed = sum(n * curve.time(rows) for rows, n in batches.items())
+                seen.append(Count(at, sum(b * n for b, n in batches.items()), sum(batches.values()), computed))
+            if (now := await look(admin, MODEL, at)) is not None:
+                choices.append(Choice(at, now.parameters))
+                name = hours[min(int(at / seconds * len(hours)), len(hours) - 1)][0]
+                show_bar(at, f"{name}: {now.parameters.describe()}")
+
+        aims = [Aim(server, MODEL, requests) for server in (devices[0], fixed, tuned)]
+        driven = await drive(aims, due, tick)
+    document = await admin.get("/v1/explain")
+    for client in (*clients, admin):
+        await client.close()
+    # 3. What came of it.
+    names = ("no batching", "fixed: 8, 2 ms", "Carpool, p99 only")
+    arms = [
+        Arm(name, one, seen, chosen, *_hours(one, seen, hours, seconds))
+        for name, one, seen, chosen in zip(names, driven, counts, ((), (), choices), strict=True)
+    ]
+    taken = [one["decision"] for one in document["decisions"]]
+    said = [f"{one['reason']}: {one['message']}" for one in taken if one["change"]]
+    return Day(device, seconds, hours, arms, said)
+
+
+def slower(profile: DeviceProfile) -> DeviceProfile:
+    """Return a profile with every time ``SLOWER`` times as long."""
+    return replace(
+        profile,
+        name=f"{profile.name}, x{SLOWER}",
+        source=f"{profile.source}; every time x{SLOWER}",
+        seconds=tuple(seconds * SLOWER for seconds in profile.seconds),
+    )
+
+
+def _hours(
+    driven: Driven, counts: Sequence[Count], hours: Sequence[tuple[str, float]], seconds: float
+) -> tuple[list[Hour], Hour]:
+    share = seconds / len(hours)
+
+    def part(name: str, rate: float, start: float, stop: float) -> Hour:
+        first = max((count for count in counts if count.at <= start), default=counts[0])
+        last = next((count for count in counts if count.at >= stop), counts[-1])
+        return Hour(
+            name,
+            rate,
+            report_on(driven.recording, start, stop - start, SLO),
+            (last.seconds - first.seconds) / max(last.rows - first.rows, 1),
+            (last.rows - first.rows) / max(last.batches - first.batches, 1),
+        )
+
+    parts = [part(name, rate, i * share, (i + 1) * share) for i, (name, rate) in enumerate(hours)]
+    return parts, part("all day", sum(rate for _, rate in hours) / len(hours), 0.0, seconds)

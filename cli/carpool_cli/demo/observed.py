@@ -1,0 +1,71 @@
+"""What a sidecar says of itself, as this demonstration reads it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from carpool.policy import Parameters, from_plain
+from carpool.statistics import Stats
+
+if TYPE_CHECKING:
+    from carpool_cli.demo.processes import Client
+
+
+class Look(NamedTuple):
+    """A sidecar at one moment, ``at`` seconds from the start of the load."""
+
+    at: float
+    stats: Stats
+    parameters: Parameters
+    times: list[float] | None
+    """Seconds a batch of so many rows takes, as far as it is known."""
+
+
+class Span(NamedTuple):
+    """Between two looks at a model."""
+
+    requests: int
+    device_time: float
+    """Seconds with a batch in flight, per request served."""
+    busy: float
+    """Share of the time with a batch in flight."""
+    mean_batch: float
+
+
+async def look(sidecar: Client, model: str, at: float) -> Look | None:
+    """Look at a model's sidecar; ``None`` before its first request."""
+    document: dict[str, Any] = await sidecar.get("/v1/stats")
+    lane = document["lanes"].get(model)
+    if lane is None:
+        return None
+    parameters = from_plain(lane["parameters"], Parameters, what="parameters")
+    if lane["passThrough"] != parameters.pass_through:
+        parameters = msgspec.structs.replace(parameters, pass_through=lane["passThrough"])
+    return Look(at, msgspec.convert(document["stats"], Stats), parameters, lane["serviceSeconds"])
+
+
+def between(first: Look, last: Look, model: str) -> Span:
+    """Return what was counted between two looks."""
+    counted = last.stats.since(first.stats)
+    stats = counted.models[model]
+    # Cells that suppose a number of executors count the same batches again.
+    batches = sum(cell[4] for cell in stats.cells if cell[3] == 0)
+    rows = sum(cell[1] * cell[4] for cell in stats.cells if cell[3] == 0)
+    served = max(stats.served, 1)
+    return Span(
+        stats.served,
+        counted.device_busy / served,
+        counted.device_busy / max(last.at - first.at, 1e-9),
+        rows / max(batches, 1),
+    )
+
+
+async def decisions(sidecar: Client) -> list[tuple[float, str, str, bool]]:
+    """Return what was decided: (seconds since the epoch, reason, message, whether anything changed)."""
+    document = await sidecar.get("/v1/explain")
+    return [
+        (one["at"], one["decision"]["reason"], one["decision"]["message"], one["decision"]["change"])
+        for one in document["decisions"]
+    ]

@@ -1,0 +1,154 @@
+"""The figures at the end, as a picture: a column for each way to batch, one scale a row."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from carpool_cli.bench_report import percentiles
+from carpool_cli.demo.day import SLO
+from carpool_cli.demo.load import STALL
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+    from carpool_cli.demo.day import Arm, Day
+    from carpool_cli.demo.real_models import Outcome
+
+WINDOW = 2.0
+"""Seconds a point of the curves sums up."""
+
+INK, GREY, RED = "#222222", "#9a9a9a", "#c8553d"
+STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+COLORS = ("#8d99ae", "#e09f3e", "#2a7f62")
+
+
+def draw(path: Path, day: Day, outcomes: Sequence[Outcome]) -> None:
+    """Draw the day, Carpool's choices, and what batching is worth to the real models."""
+    with plt.rc_context(STYLE):
+        figure = plt.figure(figsize=(12, 9.2), layout="constrained")
+        grid = figure.add_gridspec(4, 3, height_ratios=(1, 1, 1, 1.05))
+        columns = [[figure.add_subplot(grid[row, column]) for row in range(3)] for column in range(3)]
+        for axes, arm, color in zip(columns, day.arms, COLORS, strict=True):
+            axes[0].set_title(arm.name, fontsize=12, fontweight="bold", color=color, loc="left")
+            _arm(axes, arm, day, color)
+        # One scale a row, with room above for the words (more of it where the scale is logarithmic).
+        for row, room in enumerate((1.3, 2.0, 1.2)):
+            top = max(column[row].get_ylim()[1] for column in columns)
+            for column in columns:
+                column[row].set_ylim(top=top * room)
+        for left, label in zip(columns[0], ("requests/s", "p99, ms (log)", "device ms a request"), strict=True):
+            left.set_ylabel(label)
+        _choices(figure.add_subplot(grid[3, :2]), day)
+        models = grid[3, 2].subgridspec(1, len(outcomes))
+        for number, outcome in enumerate(outcomes):
+            _model(figure.add_subplot(models[0, number]), outcome, first=number == 0)
+        title = f"One load, three ways to batch: {day.device.name} (slept), SLO p99 {SLO * 1e3:.0f} ms"
+        figure.suptitle(title, fontsize=13, x=0.01, ha="left")
+        figure.savefig(path, dpi=120)
+        plt.close(figure)
+
+
+def _arm(axes: Sequence[Axes], arm: Arm, day: Day, color: str) -> None:
+    rate, latency, device = axes
+    recording = arm.driven.recording
+    starts = [step * WINDOW for step in range(int(day.seconds / WINDOW))]
+    middles = [start + WINDOW / 2 for start in starts]
+    asked, good, p99 = [], [], []
+    for start in starts:
+        window = range(bisect_left(recording.due, start), bisect_left(recording.due, start + WINDOW))
+        took = [recording.done[i] - recording.due[i] for i in window if recording.status[i] == 200]
+        found = percentiles(took)
+        asked.append(len(window) / WINDOW)
+        good.append(sum(seconds <= SLO for seconds in took) / WINDOW)
+        p99.append(found.p99 * 1e3 if found else float("nan"))
+    # 1. What was asked, and what of it was answered in time.
+    rate.fill_between(middles, asked, color=RED, alpha=0.25, linewidth=0, label="asked, and missed")
+    rate.fill_between(middles, good, color="white", linewidth=0)
+    rate.fill_between(middles, good, color=color, alpha=0.55, linewidth=0, label="answered in time")
+    rate.plot(middles, asked, color=INK, linewidth=0.8)
+    rate.set_ylim(bottom=0)
+    if arm is day.arms[0]:
+        rate.legend(frameon=False, fontsize=8, loc="upper left", borderaxespad=0)
+    rate.text(0.99, 0.95, f"{arm.whole.report.good_share:.1%} in time", transform=rate.transAxes, ha="right", va="top",
+              fontsize=10, fontweight="bold", color=color)  # fmt: skip
+    # 2. How long it took.
+    latency.set_yscale("log")
+    latency.axhline(SLO * 1e3, color=RED, linewidth=1, linestyle="--")
+    latency.text(day.seconds, SLO * 1e3 * 1.1, "SLO", color=RED, ha="right", va="bottom", fontsize=8)
+    latency.plot(middles, p99, color=color, linewidth=1.6)
+    for stall in recording.stalls:
+        if stall.end - stall.start >= STALL:
+            latency.axvspan(stall.start, stall.end, color=GREY, alpha=0.35, linewidth=0)
+    latency.set_ylim(bottom=10)
+    # 3. What it cost.
+    marks = [
+        0,
+        *(next((i for i, c in enumerate(arm.counts) if c.at >= start), len(arm.counts) - 1) for start in starts[1:]),
+    ]
+    points = [
+        (
+            arm.counts[b].at,
+            1e3 * (arm.counts[b].seconds - arm.counts[a].seconds) / (arm.counts[b].rows - arm.counts[a].rows),
+        )
+        for a, b in pairwise(marks)
+        if arm.counts[b].rows > arm.counts[a].rows
+    ]
+    device.plot([x for x, _ in points], [y for _, y in points], color=color, linewidth=1.6)
+    device.fill_between([x for x, _ in points], [y for _, y in points], color=color, alpha=0.15, linewidth=0)
+    device.text(0.99, 0.95, f"{arm.whole.device_time * 1e3:.1f} ms a request", transform=device.transAxes, ha="right",
+                va="top", fontweight="bold", color=color)  # fmt: skip
+    device.set_ylim(bottom=0)
+    for one in axes:
+        _hours(one, day)
+
+
+def _choices(axes: Axes, day: Day) -> None:
+    arm = day.arms[-1]
+    times = [choice.at for choice in arm.choices]
+    batch = [1 if choice.parameters.pass_through else choice.parameters.max_batch for choice in arm.choices]
+    wait = [choice.parameters.max_wait * 1e3 for choice in arm.choices]
+    axes.step(times, wait, where="post", color=COLORS[2], linewidth=1.8, label="max_wait, ms")
+    axes.step(times, batch, where="post", color="#3d5a80", linewidth=1.8, label="max_batch, rows (1: pass-through)")
+    axes.set_title("What Carpool chose", fontsize=11, fontweight="bold", loc="left", color=INK)
+    axes.set_ylim(bottom=0, top=max(*wait, *batch, 1) * 1.25)
+    axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper right")
+    _hours(axes, day)
+
+
+def _model(axes: Axes, outcome: Outcome, *, first: bool) -> None:
+    values = [stretch.span.device_time * 1e3 for stretch in (outcome.before, outcome.after)]
+    bars = axes.bar(("one by one", "Carpool"), values, color=(COLORS[0], COLORS[2]), width=0.6)
+    axes.bar_label(bars, [f"{value:.2f}" for value in values], fontsize=9, padding=2)
+    axes.set_ylim(0, max(values) * 1.15)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_xlabel(f"{outcome.model.name} (ONNX, this CPU)", fontsize=8)
+    if first:
+        axes.set_ylabel("device ms a request")
+        axes.set_title("Real models", fontsize=11, fontweight="bold", loc="left", color=INK)
+
+
+def _hours(axes: Axes, day: Day) -> None:
+    share = day.seconds / len(day.hours)
+    axes.set_xlim(0, day.seconds)
+    axes.set_xticks([i * share for i in range(len(day.hours))], minor=False)
+    axes.grid(axis="x", color=GREY, alpha=0.3, linewidth=0.6)
+    axes.set_xticklabels([f" {name}" for name, _ in day.hours], ha="left", fontsize=8)

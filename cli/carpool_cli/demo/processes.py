@@ -1,0 +1,180 @@
+"""The processes of a demonstration: each started with its log in a file, all of them ended with it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import msgspec
+import yaml
+
+from carpool_sidecar.http1.client import Pool
+from carpool_sidecar.http1.messages import encode_request_head
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from carpool_sidecar.http1.calls import UpstreamError
+    from carpool_sidecar.http1.messages import Headers
+
+STARTING = 60.0
+"""Seconds a process may take until it serves: this machine may be busy, and a model of 100 MB has to be read."""
+
+ENDING = 15.0
+"""Seconds a process may take to end before it is killed."""
+
+
+class DemoError(Exception):
+    """Why the demonstration can't go on, for the one who started it."""
+
+
+class Client:
+    """Asks one server for JSON documents."""
+
+    def __init__(self, address: str) -> None:
+        """Connect to ``address``, host:port, when first asked."""
+        host, _, port = address.rpartition(":")
+        self._pool = Pool(host, int(port), max_connections=2)
+
+    async def get(self, path: str) -> Any:  # noqa: ANN401 - whatever the document says
+        """Return what a path answers, decoded.
+
+        Raises ``DemoError`` for anything but a 200.
+        """
+        answer = _Answer(path)
+        head = encode_request_head(b"GET", path.encode(), [(b"host", self._pool.authority)])
+        self._pool.send(head, b"", answer, timeout=10.0, retry_stale=True)
+        return msgspec.json.decode(await answer.body)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._pool.close()
+
+
+class _Answer:
+    """A call's outcome as a future."""
+
+    def __init__(self, path: str) -> None:
+        self.body: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._path = path
+
+    def answered(self, status: int, headers: Headers, body: bytes) -> None:  # noqa: ARG002 - a receiver's signature
+        if self.body.done():
+            return  # nobody waits any more
+        if status == 200:
+            self.body.set_result(body)
+        else:
+            self.body.set_exception(
+                DemoError(f"{self._path} answered {status}: {body[:200].decode('utf-8', 'replace')}")
+            )
+
+    def failed(self, error: UpstreamError) -> None:
+        if not self.body.done():
+            self.body.set_exception(DemoError(f"{self._path}: {error}"))
+
+
+class Running(NamedTuple):
+    """A process that serves: where, where its admin port is (the data port's, where it has none), and its log."""
+
+    name: str
+    address: str
+    admin: str
+    log: Path
+
+
+class Processes:
+    """Starts processes and, when left, ends them: by SIGTERM, and by force if that is not heeded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._started: list[tuple[str, subprocess.Popen[bytes], Path]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for _, process, _ in self._started:
+            process.terminate()
+        deadline = time.monotonic() + ENDING
+        for _, process, _ in self._started:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def check(self) -> None:
+        """Raise ``DemoError`` with the end of its log if a process is gone."""
+        for name, process, log in self._started:
+            if process.poll() is not None:
+                said = _text(log).strip().splitlines()[-8:]
+                raise DemoError("\n  ".join([f"{name} ended with code {process.returncode}; the end of {log}:", *said]))
+
+    async def sidecar(self, name: str, config: dict[str, Any]) -> Running:
+        """Start a sidecar on free ports, and wait until it is ready."""
+        log = self._start(name, "carpool_sidecar.main", "--config", str(self.configure(name, config)))
+        line = await self._said(log, r'^\{.*"event":"listening".*\}$')
+        where = msgspec.json.decode(line[0])
+        await self._said_ready(where["admin"])
+        return Running(name, where["data"], where["admin"], log)
+
+    async def standin(self, name: str, profile: Path) -> Running:
+        """Start a stand-in for a device on a free port."""
+        log = self._start(name, "carpool_cli", "standin", "--profile", str(profile), "--port", "0")
+        address = (await self._said(log, r"^standin for .* at http://(\S+)$"))[1]
+        return Running(name, address, address, log)
+
+    def configure(self, name: str, config: dict[str, Any]) -> Path:
+        """Write a sidecar's file; one that runs takes it within a second or so."""
+        path = self.folder / f"{name}.yaml"
+        beside = path.with_suffix(".new")
+        own = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown": {"lame": "0s", "limit": "3s"}}
+        beside.write_text(yaml.safe_dump({**own, **config}, sort_keys=False))
+        beside.replace(path)  # never half a file
+        return path
+
+    def _start(self, name: str, module: str, *arguments: str) -> Path:
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(  # noqa: S603 - our own commands
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # the terminal's Ctrl-C is for us; we end the others
+            )
+        self._started.append((name, process, log))
+        return log
+
+    async def _said(self, log: Path, pattern: str) -> re.Match[str]:
+        deadline = time.monotonic() + STARTING
+        # Some lines of a local file: reading them takes no longer than a switch to a thread.
+        while (found := re.search(pattern, _text(log), re.MULTILINE)) is None:
+            self.check()
+            if time.monotonic() > deadline:
+                raise DemoError(f"nothing serves after {STARTING:.0f} s; see {log}")
+            await asyncio.sleep(0.05)
+        return found
+
+    async def _said_ready(self, admin: str) -> None:
+        client = Client(admin)
+        deadline = time.monotonic() + STARTING
+        try:
+            while not (await client.get("/v1/stats"))["ready"]:
+                self.check()
+                if time.monotonic() > deadline:
+                    raise DemoError(f"the sidecar at {admin} is not ready after {STARTING:.0f} s")
+                await asyncio.sleep(0.05)
+        finally:
+            await client.close()
+
+
+def _text(log: Path) -> str:
+    return log.read_text("utf-8", "replace")

@@ -1,0 +1,42 @@
+"""What a demonstration says while it runs: steps with their times, and a bar for each load."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Screen:
+    """Where people read; a file or a pipe gets the same lines without the bars."""
+
+    def __init__(self) -> None:
+        self.console = Console(highlight=False, width=None if Console().is_terminal else 140)
+        self._started = time.monotonic()
+
+    def title(self, text: str) -> None:
+        """Begin a part."""
+        self.console.print()
+        self.console.rule(f"[bold]{text}[/]", align="left")
+
+    def step(self, text: str) -> None:
+        """Say what is done next."""
+        self.console.print(f"[dim]{time.monotonic() - self._started:5.0f}s[/]  {text}", soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Say something about the step."""
+        self.console.print(f"        {text}", soft_wrap=True)
+
+    @contextmanager
+    def load(self, seconds: float) -> Iterator[Callable[[float, str], None]]:
+        """Show a bar; it is moved by calls with the seconds passed and what there is to say."""
+        columns = (TextColumn("       "), BarColumn(30), TimeRemainingColumn(), TextColumn("[cyan]{task.description}"))
+        with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
+            bar = progress.add_task("", total=seconds)
+            yield lambda passed, text: progress.update(bar, completed=min(passed, seconds), description=text)
