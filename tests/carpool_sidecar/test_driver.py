@@ -337,13 +337,16 @@ async def test_the_policys_timeout_holds_for_everybody(world):
 
 
 async def test_an_upstream_that_is_down_is_503(world):
-    _, client = await world.start()
+    sidecar, client = await world.start()
+    told = []
+    sidecar.driver._unreachable = lambda: told.append(1)
     await world.model.die()
     answer = await client.predict(b"1")
     assert (answer.status, answer.json["reason"]) in {(503, "upstream-refused"), (502, "upstream-reset")}
     answer = await client.predict(b"1")
     assert (answer.status, answer.json["reason"]) == (503, "upstream-refused")
     assert answer.header(b"retry-after") == b"1"
+    assert len(told) == 2
 
 
 # ------------------------------------------------------------------------------------------------------- faults

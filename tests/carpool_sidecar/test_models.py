@@ -130,6 +130,15 @@ async def test_names_that_never_worked_make_room_and_those_that_did_stay(forgott
     assert (table.label("good"), table.label("made-up-0")) == ("good", OTHER)
 
 
+async def test_names_that_the_policy_knows_stay(forgotten):
+    table = ModelTable([Model(name="kept")], forgotten.append)
+    kept = table.entry(endpoint("kept"))
+    for number in range(2 * MAX_ENTRIES):
+        table.entry(endpoint(f"made-up-{number}"))
+    table.missing(kept)
+    assert table.entry(endpoint("kept")) is kept
+
+
 async def test_without_room_requests_ride_alone_under_another_name(forgotten):
     table = ModelTable([], forgotten.append)
     for number in range(MAX_ENTRIES):

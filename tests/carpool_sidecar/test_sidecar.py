@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from carpool.riding import Estimate
 from carpool_sidecar.http1.calls import UpstreamError
 
 
@@ -24,15 +23,17 @@ async def test_ready_only_with_the_model(world):  # KServe: ready before the mod
 
 async def test_a_model_that_was_restarted_is_learned_anew(world):
     sidecar, client = await world.start()
-    assert (await client.predict(b"1")).status == 200
-    sidecar.batcher.learn("m", Estimate(times=(0.0, 1.0), upper=(0.0, 1.0)), sidecar.clock())
+    counters = sidecar.batcher.lane("m").counters
+    for _ in range(2):
+        assert (await client.predict(b"1")).status == 200
+    assert counters.cold == 1
     port = world.model.port
     await world.model.die()
     await world.until(lambda: not sidecar.ready)
     await world.model.listen(port)
     await world.until(lambda: sidecar.ready)
-    assert sidecar.batcher.lane("m").estimate is None
     assert (await client.predict(b"2")).status == 200
+    assert counters.cold + counters.stalled == 2  # the first of its size is cold again
 
 
 async def test_a_model_that_became_another_version_is_learned_anew(world):
@@ -40,11 +41,12 @@ async def test_a_model_that_became_another_version_is_learned_anew(world):
     assert (await client.predict(b"1")).status == 200
     entry = next(iter(sidecar.models))
     await world.until(lambda: entry.axis is not None)
-    sidecar.batcher.learn("m", Estimate(times=(0.0, 1.0), upper=(0.0, 1.0)), sidecar.clock())
+    lane = sidecar.batcher.lane("m")
+    assert lane.seen
     status, document = world.model.documents[b"/v2/models/m"]
     world.model.documents[b"/v2/models/m"] = (status, {**document, "versions": ["2"]})
     sidecar.models.ask_again()
-    await world.until(lambda: sidecar.batcher.lane("m").estimate is None)
+    await world.until(lambda: not lane.seen)
 
 
 async def test_configurations_change_under_load_and_no_request_is_lost(world, tmp_path):
