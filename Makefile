@@ -49,7 +49,7 @@ soak: $(STAMP) ## A million random steps through the Batcher
 	$(BIN)/python tests/carpool/soak.py --steps 1000000
 
 fuzz: $(STAMP) ## Throw broken bytes at the parsers
-	$(BIN)/python -m tests_fuzz
+	$(BIN)/python tests/fuzz.py
 
 clean: ## Remove what was made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache .demo
