@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
+import msgspec
 import msgspec.inspect as types
 from msgspec import NODEFAULT, Struct
 
 from carpool import policy
 from carpool.policy import Duration, Quantity
+from carpool_cli.device_profile import load
 from carpool_cli.main import LazyGroup
 from carpool_cli.main import main as group
 from carpool_sidecar import main as sidecar
@@ -33,7 +35,8 @@ from carpool_sidecar.protocols.headers import DEADLINES, HOP_BY_HOP, IGNORED, IG
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "reference"
 
 WIDTH = 100
 """Columns of the help texts."""
@@ -151,8 +154,63 @@ def api() -> str:
     return "\n".join(lines[:-1]) + "\n"
 
 
+def benchmarks() -> str:
+    """Return the measured figures beside their limits, from the data files that the benchmarks wrote."""
+    folder = ROOT / "benchmarks"
+    lines = ["# Benchmark figures", "", GENERATED]
+    lines += ["How they are measured, and what they mean: [benchmarks](../benchmarks.md).", "", "## Costs", ""]
+    limits = {limit["name"]: limit for limit in _read(folder / "limits.json")}
+    results = _read(folder / "results" / "bench.json")
+    if results is None:
+        lines += ["`make bench` has not been run for the record yet."]
+    else:
+        machine = results["machine"]
+        lines += [
+            f"Commit {results['commit']}, {results['date']}, {machine['cores']} cores of {machine['cpu']},",
+            f"{machine['system']}, Python {machine['python']}; `{results['command']}`.",
+            "",
+            "| cost | measured | limit | goal | unit | made of |",
+            "|---|---|---|---|---|---|",
+        ]
+        for figure in results["figures"]:
+            limit = limits[figure["name"]]
+            parts = ", ".join(f"{name} {value:,.4g}" for name, value in figure.get("parts", {}).items())
+            lines.append(
+                f"| {figure['name']} | {figure['value']:,.4g} | {limit['direction']} {limit['value']:,g} "
+                f"| {limit.get('goal', limit['value']):,g} | {limit['unit']} | {parts} |"
+            )
+        lines += [f"\nSkipped: {name}, {reason}" for name, reason in results["skipped"].items()]
+    lines += ["", "## Convergence", ""]
+    rows = _read(folder / "results" / "convergence.json")
+    if rows is None:
+        lines += ["`make converge` has not been run for the record yet."]
+    else:
+        lines += [
+            "`python benchmarks/convergence.py --write`: virtual time and seeded, so the same on every machine. Shares are",
+            "of the best grid point's.",
+            "",
+            "| scenario | requests/s | best on the grid | found | goodput | saving | misses | flips | settled |",
+            "|---|---|---|---|---|---|---|---|---|",
+            *(
+                f"| {row['scenario']} | {row['rate']:,.0f} | {row['best']} | {row['found']} "
+                f"| {row['goodput_share']:.1%} | {'' if row.get('saving_share') is None else format(row['saving_share'], '.0%')} "
+                f"| {row['misses']:.2%} | {row['flips']} | {row['settled_at']:.0f} s |"
+                for row in rows
+            ),
+        ]
+    lines += ["", "## Device profiles", "", "| file | executors | ms by rows | where from |", "|---|---|---|---|"]
+    for path in sorted((folder / "profiles").glob("*.json")):
+        profile = load(path)
+        times = ", ".join(
+            f"{rows}: {seconds * 1e3:.4g}" for rows, seconds in zip(profile.rows, profile.seconds, strict=True)
+        )
+        lines.append(f"| `{path.name}` | {profile.executors} | {times} | {_prose(profile.source)} |")
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "api.md": api,
+    "benchmarks.md": benchmarks,
     "cli.md": commands,
     "config.md": config,
     "metrics.md": metrics.reference,
@@ -275,6 +333,10 @@ def _attribute_texts(cls: type) -> dict[str, str]:
 
 
 # ------------------------------------------------------------------------------------------------- words
+
+
+def _read(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
+    return msgspec.json.decode(path.read_bytes()) if path.exists() else None
 
 
 def _prose(text: object) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -55,3 +56,30 @@ def test_every_command_is_among_the_commands():
     assert re.findall(r"^## carpool (\S+)$", text, re.MULTILINE) == list(COMMANDS)
     assert "## carpool-sidecar\n" in text
     assert max(map(len, text.splitlines())) <= docs.WIDTH + 25  # epilogues are printed as they stand
+
+
+def test_figures_stand_beside_their_limits(tmp_path, monkeypatch):
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    limit = {"name": "Batcher", "value": 6, "goal": 5, "unit": "us", "direction": "at most", "why": ""}
+    (tmp_path / "benchmarks" / "limits.json").write_text(json.dumps([limit]))
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    assert "`make bench` has not been run" in docs.benchmarks()
+    bench = {
+        "commit": "abc", "date": "2026-11-21", "command": "python run.py", "skipped": {"pass-through": "no nginx"},
+        "machine": {"cpu": "a CPU", "cores": 2, "system": "Linux", "python": "3.11"},
+        "figures": [{"name": "Batcher", "value": 5.5, "trials": 9, "parts": {"arrive": 2.25}}],
+    }  # fmt: skip
+    row = {
+        "scenario": "load doubles", "rate": 812.4, "best": "batch 64", "found": "batch 48", "goodput_share": 0.998,
+        "saving_share": 0.9, "misses": 0.001, "flips": 0, "settled_at": 31.0,
+    }  # fmt: skip
+    (tmp_path / "benchmarks" / "results" / "bench.json").write_text(json.dumps(bench))
+    (tmp_path / "benchmarks" / "results" / "convergence.json").write_text(
+        json.dumps([row, row | {"saving_share": None}])
+    )
+    text = docs.benchmarks()
+    assert "Commit abc, 2026-11-21, 2 cores of a CPU,\nLinux, Python 3.11; `python run.py`." in text
+    assert "| Batcher | 5.5 | at most 6 | 5 | us | arrive 2.25 |" in text
+    assert "Skipped: pass-through, no nginx" in text
+    assert "| load doubles | 812 | batch 64 | batch 48 | 99.8% | 90% | 0.10% | 0 | 31 s |" in text
+    assert "| load doubles | 812 | batch 64 | batch 48 | 99.8% |  | 0.10% | 0 | 31 s |" in text
