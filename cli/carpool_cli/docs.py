@@ -186,18 +186,18 @@ def benchmarks() -> str:
         lines += ["`make converge` has not been run for the record yet."]
     else:
         lines += [
-            "`python benchmarks/convergence.py --write`: virtual time and seeded, so the same on every machine. Shares are",
-            "of the best grid point's.",
+            "`python benchmarks/convergence.py --write`: virtual time and seeded, so the same on every machine. Shares",
+            "are of the best grid point's.",
             "",
             "| scenario | requests/s | best on the grid | found | goodput | saving | misses | flips | settled |",
             "|---|---|---|---|---|---|---|---|---|",
-            *(
-                f"| {row['scenario']} | {row['rate']:,.0f} | {row['best']} | {row['found']} "
-                f"| {row['goodput_share']:.1%} | {'' if row.get('saving_share') is None else format(row['saving_share'], '.0%')} "
-                f"| {row['misses']:.2%} | {row['flips']} | {row['settled_at']:.0f} s |"
-                for row in rows
-            ),
         ]
+        for row in rows:
+            saving = "" if row["saving_share"] is None else f"{row['saving_share']:.0%}"
+            lines.append(
+                f"| {row['scenario']} | {row['rate']:,.0f} | {row['best']} | {row['found']} | {row['goodput_share']:.1%} "
+                f"| {saving} | {row['misses']:.2%} | {row['flips']} | {row['settled_at']:.0f} s |"
+            )
     lines += ["", "## Device profiles", "", "| file | executors | ms by rows | where from |", "|---|---|---|---|"]
     for path in sorted((folder / "profiles").glob("*.json")):
         profile = load(path)
