@@ -195,8 +195,8 @@ def benchmarks() -> str:
         for row in rows:
             saving = "" if row["saving_share"] is None else f"{row['saving_share']:.0%}"
             lines.append(
-                f"| {row['scenario']} | {row['rate']:,.0f} | {row['best']} | {row['found']} | {row['goodput_share']:.1%} "
-                f"| {saving} | {row['misses']:.2%} | {row['flips']} | {row['settled_at']:.0f} s |"
+                f"| {row['scenario']} | {row['rate']:,.0f} | {row['best']} | {row['found']} "
+                f"| {row['goodput_share']:.1%} | {saving} | {row['misses']:.2%} | {row['flips']} | {row['settled_at']:.0f} s |"
             )
     lines += ["", "## Device profiles", "", "| file | executors | ms by rows | where from |", "|---|---|---|---|"]
     for path in sorted((folder / "profiles").glob("*.json")):
