@@ -196,7 +196,8 @@ def benchmarks() -> str:
             saving = "" if row["saving_share"] is None else f"{row['saving_share']:.0%}"
             lines.append(
                 f"| {row['scenario']} | {row['rate']:,.0f} | {row['best']} | {row['found']} "
-                f"| {row['goodput_share']:.1%} | {saving} | {row['misses']:.2%} | {row['flips']} | {row['settled_at']:.0f} s |"
+                f"| {row['goodput_share']:.1%} | {saving} "
+                f"| {row['misses']:.2%} | {row['flips']} | {row['settled_at']:.0f} s |"
             )
     lines += ["", "## Device profiles", "", "| file | executors | ms by rows | where from |", "|---|---|---|---|"]
     for path in sorted((folder / "profiles").glob("*.json")):
