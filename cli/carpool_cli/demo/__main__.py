@@ -35,7 +35,7 @@ class Scale(NamedTuple):
 
 
 FULL = Scale(one_by_one=8.0, tuned=25.0, day=110.0, hours=day.HOURS, width=2048)
-QUICK = Scale(one_by_one=2.0, tuned=3.0, day=4.0, hours=(("night", 15.0), ("morning", 100.0)), width=256)
+QUICK = Scale(one_by_one=2.0, tuned=3.0, day=4.0, hours=(("night", 15.0), ("morning", 60.0)), width=256)
 
 
 async def run(folder: Path, files: Path, profile: Path, screen: Screen, scale: Scale) -> None:
@@ -56,6 +56,8 @@ async def run(folder: Path, files: Path, profile: Path, screen: Screen, scale: S
     screen.title("What came of it")
     screen.console.print(tables.of_models(outcomes))
     screen.console.print(tables.of_day(lived))
+    for line in tables.notes(lived):
+        screen.console.print(f"[dim]{line}[/]")
     picture.draw(folder / "demo.png", lived, outcomes)
     screen.step(f"picture: {folder / 'demo.png'}; configurations and logs of all processes are beside it")
 

@@ -95,9 +95,11 @@ def _arm(axes: Sequence[Axes], arm: Arm, day: Day, color: str) -> None:
     latency.axhline(SLO * 1e3, color=RED, linewidth=1, linestyle="--")
     latency.text(day.seconds, SLO * 1e3 * 1.1, "SLO", color=RED, ha="right", va="bottom", fontsize=8)
     latency.plot(middles, p99, color=color, linewidth=1.6)
-    for stall in recording.stalls:
-        if stall.end - stall.start >= STALL:
-            latency.axvspan(stall.start, stall.end, color=GREY, alpha=0.35, linewidth=0)
+    stalls = [stall.start for stall in recording.stalls if stall.end - stall.start >= STALL]
+    latency.vlines(stalls, 0, 1, transform=latency.get_xaxis_transform(), color=GREY, alpha=0.5, linewidth=2,
+                   label="this host stalled")  # fmt: skip
+    if arm is day.arms[0] and stalls:
+        latency.legend(frameon=False, fontsize=8, loc="lower right", borderaxespad=0)
     latency.set_ylim(bottom=10)
     # 3. What it cost.
     marks = [
@@ -135,8 +137,9 @@ def _choices(axes: Axes, day: Day) -> None:
 
 
 def _model(axes: Axes, outcome: Outcome, *, first: bool) -> None:
+    chosen = outcome.after.how.partition(",")[0]
     values = [stretch.span.device_time * 1e3 for stretch in (outcome.before, outcome.after)]
-    bars = axes.bar(("one by one", "Carpool"), values, color=(COLORS[0], COLORS[2]), width=0.6)
+    bars = axes.bar(("one by one", f"Carpool:\n{chosen}"), values, color=(COLORS[0], COLORS[2]), width=0.6)
     axes.bar_label(bars, [f"{value:.2f}" for value in values], fontsize=9, padding=2)
     axes.set_ylim(0, max(values) * 1.15)
     axes.tick_params(axis="x", labelsize=8)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from carpool.policy import format_seconds
+from carpool_cli.demo.day import FIXED, SLO, SLOWER
+from carpool_cli.demo.load import STALL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +45,7 @@ def of_models(outcomes: Sequence[Outcome]) -> Table:
 def of_day(day: Day) -> Table:
     """Each part of the day, and all of it, by arm."""
     table = Table(
-        title=f"The day on {day.device.name}; in time is by the SLO's 250 ms, everything else is a miss",
+        title=f"The day on {day.device.name}, SLO p99 {format_seconds(SLO)}",
         title_justify="left",
         title_style="bold",
     )
@@ -53,25 +55,26 @@ def of_day(day: Day) -> Table:
         "asked/s",
         "in time/s",
         "misses",
+        "w/o stalls",
         "p99",
-        "p99 w/o stalls",
+        "w/o stalls",
         "rows/batch",
         "device ms/request",
-        "stalls",
     ):
         table.add_column(name, justify="right")
+    table.add_column("stalls", justify="right")
     for number in range(len(day.hours) + 1):
         table.add_section()
         for arm in day.arms:
             hour = [*arm.hours, arm.whole][number]
-            report, missed = hour.report, 1 - hour.report.good_share
-            style = "red" if missed > 0.01 else "green"
+            report = hour.report
             table.add_row(
                 hour.name if arm is day.arms[0] else "",
                 arm.name,
                 f"{report.intended_rate:.0f}",
                 f"{report.goodput:.0f}",
-                f"[{style}]{missed:.1%}[/]",
+                _misses(report.good_share),
+                _misses(report.steady_good_share),
                 _p99(report.latency),
                 _p99(report.steady),
                 f"{hour.mean_batch:.1f}",
@@ -80,6 +83,26 @@ def of_day(day: Day) -> Table:
                 style="bold" if number == len(day.hours) else "",
             )
     return table
+
+
+def notes(day: Day) -> tuple[str, ...]:
+    """Return how the tables are to be read."""
+    return (
+        "In time: answered 2xx within the SLO, from the moment the request was due. Everything else is a miss.",
+        "Device ms/request: real models: wall time with a batch in flight, by the sidecar's count; the stand-in: its own "
+        "count of batches of each size, times what its profile says they take.",
+        f"The fixed setting is a sidecar too ({', '.join(f'{name} {value}' for name, value in FIXED.items())}); "
+        "no batching is the server by itself, one request after the other.",
+        f"Stalls: pauses of this host of {STALL * 1e3:.0f} ms or more, as the load generator saw them; w/o stalls leaves "
+        f"out each second that one touched. Before and after of a real model are half a minute apart: on a shared machine "
+        "neighbours move them as well.",
+        f"The device is {day.device.name.partition(',')[0]} as published with every time x{SLOWER}; rates and SLO are "
+        "chosen for it. Its noise is the profile's.",
+    )
+
+
+def _misses(good: float | None) -> str:
+    return "none" if good is None else f"[{'green' if good >= 0.99 else 'red'}]{1 - good:.1%}[/]"
 
 
 def _p99(found: Percentiles | None) -> str:
