@@ -306,10 +306,11 @@ class Batcher:
         return rounds * time_of(estimate.times, cap)
 
     def _predicted_finish(self, queue: Queue, request: Request, estimate: Estimate, now: float) -> float:
-        """Predict an arriving request's completion at its position, with full batches before it and its own full.
+        """Predict an arriving request's completion at its position, behind full batches, in its own as it is by now.
 
-        A full own batch is the pessimistic half of the rule; the drop at dispatch, with the real batch, is the exact
-        half. While a slot is free nothing waits but what is held for company, and leaves in time with this request.
+        What makes that batch larger comes later, and is refused or dropped first; taking it to be full from the start
+        refuses whom the model has time for (decision 8). The drop at dispatch, with the real batch, is the exact half
+        of the rule. While a slot is free nothing waits but what is held for company: it leaves in time with this one.
         """
         servers = min(estimate.executors, self._slots)
         start = self._service_start(servers, now)
@@ -320,7 +321,7 @@ class Batcher:
             rows = request.rows if alone else queue.rows + request.rows
             return start + max(own, time_of(estimate.times, min(rows, cap)))
         if not alone:
-            own = max(own, time_of(estimate.times, cap))
+            own = max(own, time_of(estimate.times, min(queue.rows % cap + request.rows, cap)))
         ahead = 0.0
         for other in self._waiting.values():
             known = other.lane.estimate

@@ -286,7 +286,7 @@ def _with_queue(arrivals: Sequence[float], rows: Sequence[int], setting: _Settin
                 oldest = queue[0].arrival
                 due = min(oldest + wait, oldest + patience - slow[queued])
             leave = max(now, due, flight[-slots] if len(flight) >= slots else -math.inf)
-        # 2. Something else comes: admit it, or refuse it when it is predicted late behind full batches, its own full.
+        # 2. Something else comes: admit it, or refuse it when predicted late behind full batches, its own as it is.
         if upcoming < count and (arrivals[upcoming] < leave or arrivals[upcoming] == leave > now):
             now, size = arrivals[upcoming], rows[upcoming]
             del flight[: bisect_right(flight, now)]
@@ -299,7 +299,8 @@ def _with_queue(arrivals: Sequence[float], rows: Sequence[int], setting: _Settin
                     # Nothing waits but what is held for company, and leaves in time with this request.
                     expected = max(expected, times[min(size if passing else queued + size, cap)])
                 elif not passing:
-                    expected = max(expected, times[cap]) + queued // cap * times[cap] / executors
+                    own = times[min(queued % cap + size, cap)]
+                    expected = max(expected, own) + queued // cap * times[cap] / executors
                 elif queue:
                     expected += len(queue) * times[math.ceil(queued / len(queue))] / executors
             if service_start(now) + expected <= limit:

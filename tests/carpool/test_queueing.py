@@ -128,7 +128,7 @@ def brute_force(arrivals, rows, service, p, slo, *, executors, shed=False, deadl
                         expected += len(queue) * t(math.ceil(waiting / len(queue))) / executors
                 else:
                     expected = (waiting // cap) * t(cap) / executors
-                    expected += max(t(cap), alone if size > cap else 0.0)
+                    expected += max(t(min(waiting % cap + size, cap)), alone if size > cap else 0.0)
             if limit < math.inf and predicted_start(now) + expected > limit:
                 finish[index] = None
             else:
