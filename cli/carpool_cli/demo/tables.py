@@ -87,17 +87,24 @@ def of_day(day: Day) -> Table:
 
 def notes(day: Day) -> tuple[str, ...]:
     """Return how the tables are to be read."""
+    fixed = ", ".join(f"{name} {value}" for name, value in FIXED.items())
+    device = day.device.name.partition(",")[0]
     return (
         "In time: answered 2xx within the SLO, from the moment the request was due. Everything else is a miss.",
-        "Device ms/request: real models: wall time with a batch in flight, by the sidecar's count; the stand-in: its own "
-        "count of batches of each size, times what its profile says they take.",
-        f"The fixed setting is a sidecar too ({', '.join(f'{name} {value}' for name, value in FIXED.items())}); "
-        "no batching is the server by itself, one request after the other.",
-        f"Stalls: pauses of this host of {STALL * 1e3:.0f} ms or more, as the load generator saw them; w/o stalls leaves "
-        f"out each second that one touched. Before and after of a real model are half a minute apart: on a shared machine "
-        "neighbours move them as well.",
-        f"The device is {day.device.name.partition(',')[0]} as published with every time x{SLOWER}; rates and SLO are "
-        "chosen for it. Its noise is the profile's.",
+        (
+            "Device ms/request: of a real model, wall time with a batch in flight, by the sidecar's count; of the "
+            "stand-in, its own count of batches of each size, times what its profile says they take."
+        ),
+        f"The fixed setting is a sidecar too ({fixed}); no batching is the server by itself, one request at a time.",
+        (
+            f"Stalls: pauses of this host of {STALL * 1e3:.0f} ms or more, as the load generator saw them; w/o stalls "
+            "leaves out each second that one touched. Before and after of a real model are half a minute apart: on a "
+            "shared machine neighbours move them as well."
+        ),
+        (
+            f"The device is {device} as published with every time x{SLOWER}; rates and SLO are chosen for it. Its "
+            "noise is the profile's."
+        ),
     )
 
 
