@@ -17,6 +17,9 @@ class Entry(NamedTuple):
 
 # The summaries stand here so that `carpool --help` imports none of the modules: numpy alone costs 0.1 s.
 COMMANDS = {
+    "up": Entry("carpool_cli.up", "Serve a model with batching that tunes itself to a p99."),
+    "top": Entry("carpool_cli.top", "Watch a running sidecar."),
+    "explain": Entry("carpool_cli.explain", "Say what a running sidecar decided, and why."),
     "profile": Entry("carpool_cli.profile", "Measure what a batch costs, by its size: t(b)."),
     "bench": Entry("carpool_cli.bench", "Measure a server under open-loop load."),
     "batch": Entry("carpool_cli.batch", "Run a file of inputs through a model, offline and resumable."),

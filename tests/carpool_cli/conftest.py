@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import onnx
 import pytest
@@ -51,6 +51,49 @@ def tiny(tmp_path_factory) -> Path:
 def echo(tiny) -> Iterator[str]:
     with standin(tiny) as url:
         yield url
+
+
+class Up(NamedTuple):
+    """A `carpool up` in a process of its own."""
+
+    process: subprocess.Popen[str]
+    lines: list[str]
+    """What it printed at the start, up to the line to try."""
+    data: str
+    admin: str
+
+
+@contextmanager
+def running(*options: object) -> Iterator[Up]:
+    """`carpool up` on free ports, ended by SIGTERM if it has not ended yet."""
+    ports = ("--port", "0", "--admin-port", "0")
+    process = subprocess.Popen(  # noqa: S603 - our own command
+        [sys.executable, "-m", "carpool_cli", "up", *map(str, options), *ports],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        lines = []
+        while "  try " not in (line := process.stdout.readline()):
+            assert line, process.stderr.read()
+            lines.append(line)
+        named = dict(line.split(maxsplit=2)[:2] for line in lines)
+        yield Up(process, [*lines, line], named["requests"], named["admin"])
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def up(echo) -> Iterator[Up]:
+    with running("--upstream", echo, "--slo-p99", "50ms") as started:
+        yield started
+
+
+@pytest.fixture
+def launched() -> Callable[..., object]:
+    return running
 
 
 @pytest.fixture

@@ -1,0 +1,73 @@
+"""A curl line that works on a sidecar just started: made of what the model says of its inputs."""
+
+from __future__ import annotations
+
+import http.client
+import math
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from carpool_cli.options import Address
+
+PRINTABLE = 64
+"""Values that a line to paste may hold: an image is no line."""
+
+OPEN = 8
+"""Size of a trailing dimension that the model leaves open."""
+
+
+def curl_line(server: Address, models: list[str], timeout: float = 2.0) -> str | None:
+    """Return a request for inference where the model describes inputs that fit on a line, else one for its metadata.
+
+    ``models`` may be served there; one that the server lists itself is found too. ``None`` where no model describes
+    itself: V1 has no words for it.
+    """
+    listed = _get(server, "/v1/models", timeout).get("models", [])
+    for model in [*models, *(str(name) for name in listed)]:
+        described = _get(server, f"/v2/models/{model}", timeout)
+        if "inputs" not in described:
+            continue
+        body = example(described["inputs"])
+        if body is None:
+            return f"curl {server}/v2/models/{model}"
+        return f"curl {server}/v2/models/{model}/infer -d {shlex.quote(body)}"
+    return None
+
+
+def example(inputs: list[dict[str, Any]]) -> str | None:
+    """Return a V2 body of one row with made-up values; ``None`` where it would be too long, or is binary only."""
+    tensors = []
+    for spec in inputs:
+        shape = [1, *(dim if dim > 0 else OPEN for dim in spec["shape"][1:])]
+        count = math.prod(shape)
+        value = _VALUES.get(spec["datatype"])
+        if count > PRINTABLE or value is None:
+            return None
+        tensors.append({"name": spec["name"], "shape": shape, "datatype": spec["datatype"], "data": [value] * count})
+    return msgspec.json.encode({"inputs": tensors}).decode()
+
+
+_VALUES: dict[str, object] = {
+    "BOOL": True,
+    "BYTES": "hello",
+    "FP32": 0.5,
+    "FP64": 0.5,
+    **{f"{kind}{bits}": 1 for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)},
+}
+
+
+def _get(server: Address, path: str, timeout: float) -> dict[str, Any]:
+    """Return a JSON object; an empty one where there is none to be had."""
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=timeout)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read()
+        return msgspec.json.decode(body, type=dict[str, Any]) if answer.status == 200 else {}
+    except (OSError, http.client.HTTPException, msgspec.DecodeError):
+        return {}
+    finally:
+        connection.close()

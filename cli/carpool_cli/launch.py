@@ -1,0 +1,134 @@
+"""The sidecar as a child process: started, listened to, and ended.
+
+The view must not share a process with the data path: drawing takes milliseconds, in which no request would move.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+KEPT = 200
+"""Lines of the child's log that are remembered."""
+
+_TAKEN = re.compile(
+    r"\('([^']*)', (\d+)[^)]*\): .*(?:address already in use|can't assign|cannot assign|permission)", re.IGNORECASE
+)
+
+
+class LaunchError(Exception):
+    """The sidecar did not start; one line that says why. ``code`` is its exit code."""
+
+    def __init__(self, line: str, code: int) -> None:
+        super().__init__(line)
+        self.code = code
+
+
+class Child:
+    """A running sidecar. ``log`` gets each line of its log."""
+
+    def __init__(self, arguments: Sequence[str], log: Callable[[str], None]) -> None:
+        """Start it, in a session of its own: Ctrl-C is for the parent, which then drains it."""
+        self._process = subprocess.Popen(  # noqa: S603 - our own command
+            [sys.executable, "-m", "carpool_sidecar.main", *arguments],
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+        self.lines: deque[str] = deque(maxlen=KEPT)
+        self.data = self.admin = ""
+        """``host:port`` of its ports, once it listens."""
+        self._log = log
+        self._listening = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_until_listening(self) -> None:
+        """Wait for its ports.
+
+        Raises ``LaunchError`` where it ends instead.
+        """
+        self._listening.wait()
+        if not self.admin:
+            raise LaunchError(_last_words(self.lines), self.wait())
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
+    def end(self) -> None:
+        """Ask it to drain; a second time, to end at once."""
+        if self.runs:
+            self._process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Wait for its end; returns the exit code."""
+        code = self._process.wait()
+        self._reader.join()
+        return code
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None  # noqa: S101 - for the type checker: it is a pipe
+        with self._process.stderr as stream:
+            for line in stream:
+                text = line.rstrip("\n")
+                self.lines.append(text)
+                if not self._listening.is_set() and (event := event_of(text)).get("event") == "listening":
+                    self.data, self.admin = event["data"], event["admin"]
+                    self._listening.set()
+                # What comes before is told as an error, should it be one.
+                if self._listening.is_set() or event_of(text):
+                    self._log(text)
+        self._listening.set()
+
+
+def event_of(line: str) -> dict[str, Any]:
+    """Return the fields of a line of the sidecar's log; none for a line that is no JSON object."""
+    try:
+        fields: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+    return fields
+
+
+def readable(line: str) -> str:
+    """Return a line of the log as a person reads it: ``12:34:56 info     event  field=value``."""
+    fields = event_of(line)
+    if "event" not in fields:
+        return line
+    rest = "".join(f"  {name}={value}" for name, value in fields.items() if name not in {"time", "level", "event"})
+    return f"{str(fields.get('time', ''))[11:19]} {fields.get('level', ''):8} {fields['event']}{rest}"
+
+
+def explained(line: str, path: Path, ports: dict[int, str]) -> str:
+    """Return what a sidecar said when it could not start, with the fix; ``ports`` gives the option of each port.
+
+    ``path`` is the configuration that it read, which nobody else wrote and so is left out.
+    """
+    if (taken := _TAKEN.search(line)) is not None:
+        port = int(taken[2])
+        why = "is taken by another process" if "in use" in line else "can't be had"
+        return f"port {port} on {taken[1]} {why}: name another with {ports.get(port, '--port')}"
+    return line.removeprefix(f"{path}: ")
+
+
+def _last_words(lines: Sequence[str]) -> str:
+    plain = [line for line in lines if line.strip() and not event_of(line)]
+    return plain[-1] if plain else "the sidecar ended at once, without a word"

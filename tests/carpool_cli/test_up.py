@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import http.client
+import json
+import shlex
+import signal
+import socket
+from urllib.parse import urlsplit
+
+import pytest
+
+from carpool.policy import PolicyError
+from carpool_cli.up import hint
+
+
+def get(url: str, body: str | None = None) -> tuple[int, bytes]:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+    connection.request("GET" if body is None else "POST", parts.path, body)
+    answer = connection.getresponse()
+    found = answer.status, answer.read()
+    connection.close()
+    return found
+
+
+def config_of(admin: str) -> dict[str, object]:
+    return json.loads(get(f"{admin}/v1/config")[1])["config"]
+
+
+def test_it_prints_its_endpoints_and_a_line_that_works(up):
+    assert up.lines[0].startswith("serving http://127.0.0.1:")
+    assert get(f"{up.admin}/readyz")[0] == 200
+    _, url, flag, body = shlex.split(up.lines[-1].split(maxsplit=1)[1])
+    assert flag == "-d"
+    status, answer = get(url, body)
+    assert status == 200
+    assert json.loads(answer)["outputs"][0]["data"] == json.loads(body)["inputs"][0]["data"]
+
+
+def test_a_slo_alone_starts_a_tuner(up):
+    assert config_of(up.admin)["policy"]["slo"] == {"latency": {"p99": "50ms"}}
+    assert json.loads(get(f"{up.admin}/v1/explain")[1])["tuned"] is True
+
+
+def test_sigint_drains_and_logs_are_json(launched, echo):
+    with launched("--upstream", echo, "--slo-p99", "50ms") as started:
+        started.process.send_signal(signal.SIGINT)
+        _, log = started.process.communicate(timeout=60)
+        assert started.process.returncode == 0
+    events = [json.loads(line)["event"] for line in log.splitlines()]
+    assert events[0] == "listening"
+    assert events[-2:] == ["draining", "drained"]
+
+
+def test_a_second_signal_ends_it_at_once(launched, echo):
+    with launched("--upstream", echo, "--slo-p99", "50ms", "--set", "shutdown.lame=25s") as started:
+        started.process.send_signal(signal.SIGINT)
+        while '"draining"' not in started.process.stderr.readline():
+            pass
+        started.process.send_signal(signal.SIGINT)
+        started.process.communicate(timeout=20)
+        assert started.process.returncode == 4
+
+
+def test_an_upstream_that_is_not_there_is_waited_for(launched):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        with launched("--upstream", f"http://127.0.0.1:{port}", "--slo-p99", "50ms") as started:
+            assert f"waiting for http://127.0.0.1:{port}: " in started.process.stdout.readline()
+            assert started.lines[-1].split()[-1] == f"{started.admin}/readyz"
+            assert get(f"{started.admin}/readyz")[0] == 503
+
+
+def test_options_reach_the_sidecar(launched, echo):
+    options = ("--axis", "standin=First", "--max-batch", 8, "--max-wait", "5ms", "--set", "policy.admission.timeout=2s")
+    with launched("--upstream", echo, "--slo-p99", "40ms", *options) as started:
+        policy = config_of(started.admin)["policy"]
+    assert policy["bounds"]["maxBatch"] == {"max": 8}
+    assert policy["bounds"]["maxWait"] == {"max": "5ms"}
+    assert policy["models"] == [{"name": "standin", "axis": "First"}]
+    assert policy["admission"]["timeout"] == "2s"
+
+
+def test_fixed_parameters_are_not_tuned(launched, echo):
+    options = ("--fixed", "--max-batch", 4, "--max-wait", "2ms")
+    with launched("--upstream", echo, "--slo-p99", "50ms", *options) as started:
+        document = json.loads(get(f"{started.admin}/v1/config")[1])
+    assert document["tuned"] is False
+    assert document["config"]["parameters"]["*"] == {
+        "maxBatch": 4,
+        "maxWait": "2ms",
+        "maxInFlight": 1,
+        "passThrough": False,
+    }
+
+
+def test_a_file_is_served_and_options_stand_over_it(launched, echo, tmp_path):
+    config = tmp_path / "sidecar.yaml"
+    config.write_text(
+        f"upstream: {{url: '{echo}'}}\npolicy: {{slo: {{latency: {{p99: 80ms}}}}}}\nshutdown: {{lame: 0s}}\n"
+    )
+    with launched("--config", config) as started:
+        assert config_of(started.admin)["policy"]["slo"] == {"latency": {"p99": "80ms"}}
+    with launched("--config", config, "--slo-p99", "30ms") as started:
+        found = config_of(started.admin)
+    assert found["policy"]["slo"] == {"latency": {"p99": "30ms"}}
+    assert found["upstream"]["url"] == echo
+
+
+HERE = ("--upstream", "http://127.0.0.1:9", "--slo-p99", "50ms")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--slo-p99", "50ms"), "--model FILE.onnx, or --upstream"),
+        (("--upstream", "http://127.0.0.1:9"), "--slo-p99 50ms"),
+        (("--upstream", "http://127.0.0.1:9", "--slo-p99", "50"), "write e.g. 50ms"),
+        (("--upstream", "127.0.0.1:9", "--slo-p99", "50ms"), "write http://host:port or unix:/path"),
+        ((*HERE, "--model", "m.onnx"), "one of the two"),
+        ((*HERE, "--max-wait", "60ms"), "(--max-wait)"),
+        ((*HERE, "--axis", "First"), "MODEL=First"),
+        ((*HERE, "--set", "policy.tuning.mod=Hold"), "unknown field `mod`"),
+        ((*HERE, "--set", "policy"), "path and value"),
+        ((*HERE, "--set", "listen.port=1"), "set it whole"),
+        (("--config", "nowhere.yaml"), "nowhere.yaml"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_fix(options, says, carpool):
+    result = carpool("up", *options)
+    assert result.exit_code == 2
+    assert says in result.output.splitlines()[-1]
+
+
+def test_a_port_in_use_names_the_option(carpool, echo):
+    port = urlsplit(echo).port
+    data = carpool("up", *HERE, "--port", port, "--admin-port", 0)
+    admin = carpool("up", *HERE, "--port", 0, "--admin-port", port)
+    assert (data.exit_code, admin.exit_code) == (3, 3)
+    assert f"port {port} on 127.0.0.1 is taken by another process: name another with --port" in data.output
+    assert admin.output.strip().endswith("--admin-port")
+
+
+def test_a_model_that_can_not_be_served_says_why(carpool, tmp_path):
+    broken = tmp_path / "m.onnx"
+    broken.write_bytes(b"no model")
+    for path, says in ((broken, "can't be loaded"), (tmp_path / "none.onnx", "there is no file")):
+        result = carpool("up", "--model", path, "--slo-p99", "50ms", "--port", 0, "--admin-port", 0)
+        assert result.exit_code == 2
+        assert says in result.output
+        assert result.output.count("\n") == 1
+
+
+def test_a_hint_names_the_option_where_there_is_one():
+    assert hint(PolicyError("upstream.url", "wrong")) == "upstream.url: wrong (--upstream)"
+    assert hint(PolicyError("bodies", "wrong")) == "bodies: wrong"
