@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CACHE := $(HOME)/.cache/carpool
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format docs bench converge soak fuzz clients triton clean
@@ -50,6 +51,23 @@ soak: $(STAMP) ## A million random steps through the Batcher
 
 fuzz: $(STAMP) ## Throw broken bytes at the parsers
 	$(BIN)/python tests/fuzz.py
+
+clients: $(STAMP) ## Real clients against a sidecar, kserve's (450 MB, in ~/.cache/carpool) among them
+	$(call cached,kserve,kserve==0.21.0,$(PYTHON))
+	$(BIN)/python -m pytest tests/clients
+
+# nvidia-pytriton runs on the system's own Python only: Triton's Python backend is linked against it.
+triton: $(STAMP) ## A sidecar in front of a real Triton (400 MB, in ~/.cache/carpool)
+	$(call cached,pytriton,nvidia-pytriton==0.7.0 tritonclient==2.73.0,/usr/bin/python3)
+	$(BIN)/python -m pytest tests/clients/check_triton.py
+
+# An environment of its own, kept outside the tree: $(call cached,NAME,PACKAGES,PYTHON)
+define cached
+	@test -e $(CACHE)/$(1)/.installed || { \
+		echo "Installing $(2) in $(CACHE)/$(1) (this may take minutes) ..."; \
+		$(3) -m venv $(CACHE)/$(1) || { echo "Debian: apt-get install python3-venv"; exit 1; }; \
+		$(CACHE)/$(1)/bin/pip install --quiet --disable-pip-version-check $(2) && touch $(CACHE)/$(1)/.installed; }
+endef
 
 clean: ## Remove what was made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis .import_linter_cache .demo

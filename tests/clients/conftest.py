@@ -1,0 +1,109 @@
+"""A sidecar as a real process in front of a model server that is another, for clients that know nothing of either."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+import requests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+PATIENCE = 30.0
+# 20 ms a batch whatever its size: callers who come within that meet in the next one.
+DEVICE = {"name": "slow", "source": "synthetic", "executors": 1, "rows": [1, 64], "seconds": [0.02, 0.02]}
+POLICY = {"slo": {"latency": {"p99": "5s"}}}
+
+
+class Served(NamedTuple):
+    """Addresses (host:port) of a sidecar's two ports and of the model server behind it."""
+
+    data: str
+    admin: str
+    upstream: str
+
+    def models(self) -> dict[str, dict[str, object]]:
+        """What the sidecar says of each model, by name."""
+        return {one["name"]: one for one in read(f"http://{self.admin}/v1/stats")["models"]}
+
+    def await_axes(self, models: set[str]) -> None:
+        """Wait until the sidecar has asked the model server about the batch axes of models that it has seen."""
+        deadline = time.monotonic() + PATIENCE
+        while not models <= {name for name, one in self.models().items() if "not been asked" not in one["axis"]}:
+            assert time.monotonic() < deadline, "a batch axis was not found out"
+
+    def most_rows(self) -> int:
+        """Return the largest batch that the standin behind it has seen."""
+        return max(map(int, read(f"http://{self.upstream}/stats")["batches"]))
+
+
+def read(url):
+    return requests.get(url, timeout=PATIENCE).json()
+
+
+@contextmanager
+def running(folder: Path, upstream: str) -> Iterator[Served]:
+    """A sidecar in a process of its own, which must end without an error in its log."""
+    config = folder / "sidecar.json"
+    config.write_text(
+        json.dumps(
+            {
+                "listen": "127.0.0.1:0",
+                "admin": "127.0.0.1:0",
+                "upstream": {"url": f"http://{upstream}"},
+                "shutdown": {"lame": "0s"},
+                "parameters": {"*": {"maxBatch": 16, "maxInFlight": 1}},
+                "policy": POLICY,
+            }
+        )
+    )
+    process = subprocess.Popen(  # noqa: S603 - our own command
+        [sys.executable, "-m", "carpool_sidecar.main", "--config", str(config)], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        line = json.loads(process.stderr.readline())
+        assert line["event"] == "listening", line
+        yield Served(line["data"], line["admin"], upstream)
+    finally:
+        process.terminate()
+        log = process.communicate(timeout=PATIENCE)[1]
+        assert process.returncode == 0, log
+        assert '"level":"error"' not in log, log
+
+
+@pytest.fixture(scope="session")
+def in_front_of(tmp_path_factory) -> Iterator[Callable[[str], Served]]:
+    """Starts a sidecar in front of a model server's address; it ends with the session."""
+    with ExitStack() as stack:
+        yield lambda upstream: stack.enter_context(running(tmp_path_factory.mktemp("sidecar"), upstream))
+
+
+@pytest.fixture(scope="session")
+def standin(tmp_path_factory) -> Iterator[str]:
+    """The address of a model server that echoes, V1 and V2."""
+    profile = tmp_path_factory.mktemp("standin") / "device.json"
+    profile.write_text(json.dumps(DEVICE))
+    process = subprocess.Popen(  # noqa: S603 - our own command
+        [sys.executable, "-m", "carpool_cli", "standin", "--profile", str(profile), "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    yield process.stdout.readline().split(" at http://")[1].strip()
+    process.terminate()
+    process.stdout.close()
+    assert process.wait(PATIENCE) == 0
+
+
+@pytest.fixture(scope="session")
+def served(standin, in_front_of) -> Served:
+    served = in_front_of(standin)
+    requests.post(f"http://{served.data}/v1/models/standin:predict", json={"instances": [[0]]}, timeout=PATIENCE)
+    served.await_axes({"standin"})
+    return served

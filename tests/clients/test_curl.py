@@ -1,0 +1,74 @@
+"""`curl`, unchanged, in front of a sidecar."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+CURL = shutil.which("curl")
+pytestmark = pytest.mark.skipif(CURL is None, reason="curl is not installed (Debian: apt-get install curl)")
+
+PREDICT, INFER = "v1/models/standin:predict", "v2/models/standin/infer"
+
+
+@pytest.fixture
+def curl(served):
+    def run(path, *arguments, stdin=b""):
+        """The status and the answer's body."""
+        command = [CURL, "--silent", "--show-error", "--max-time", "30", "-w", "\\n%{http_code}", *arguments]
+        url = f"http://{served.data}/{path}"
+        answer = subprocess.run([*command, url], input=stdin, capture_output=True, check=True)  # noqa: S603 - curl
+        body, _, status = answer.stdout.rpartition(b"\n")
+        return int(status), body
+
+    return run
+
+
+def test_predict_as_the_guides_show_it(curl):
+    assert curl(PREDICT, "-d", '{"instances": [[1.0, 2]]}') == (200, b'{"predictions":[[1.0, 2]]}')
+
+
+def test_a_large_body_waits_for_100_continue(curl):
+    rows = b",".join([b"[%b]" % b",".join([b"0.125"] * 20_000)] * 8)
+    for header in ("Expect: 100-continue", "Content-Type: application/json"):
+        status, body = curl(PREDICT, "-H", header, "--data-binary", "@-", stdin=b'{"instances":[%b]}' % rows)
+        assert status == 200
+        assert body == b'{"predictions":[%b]}' % rows
+
+
+def test_a_binary_tensor(curl):
+    raw = bytes(range(8))
+    tensor = {"name": "x", "shape": [1, 8], "datatype": "UINT8", "parameters": {"binary_data_size": 8}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    length = f"Inference-Header-Content-Length: {len(head)}"
+    kind = "Content-Type: application/octet-stream"
+    status, body = curl(INFER, "-H", length, "-H", kind, "--data-binary", "@-", stdin=head + raw)
+    assert status == 200
+    assert body.endswith(raw)
+
+
+def test_http_1_0(curl):
+    assert curl(PREDICT, "--http1.0", "-d", '{"instances": [[1]]}') == (200, b'{"predictions":[[1]]}')
+
+
+def test_a_compressed_answer_is_asked_for(curl):
+    assert curl(PREDICT, "--compressed", "-d", '{"instances": [[1]]}') == (200, b'{"predictions":[[1]]}')
+
+
+def test_two_requests_on_one_connection(curl, served):
+    again = f"http://{served.data}/{PREDICT}"
+    _, body = curl(PREDICT, "-d", '{"instances": [[1]]}', again)
+    assert body.count(b'{"predictions":[[1]]}') == 2
+
+
+def test_an_error_says_what_is_wrong(curl):
+    status, body = curl(PREDICT, "-d", '{"instances": [NaN]}')
+    assert status == 400
+    assert "NaN" in json.loads(body)["error"]
+
+
+def test_head(curl):
+    assert curl("v2/health/ready", "--head")[0] == 200
