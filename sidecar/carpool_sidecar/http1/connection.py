@@ -10,8 +10,8 @@ import httptools
 
 from carpool_sidecar.http1.bodies import BodyReader
 from carpool_sidecar.http1.exchange import Exchange
-from carpool_sidecar.http1.messages import CONTINUE, Buffer
-from carpool_sidecar.http1.parsing import HeadCheck, HttpError, RequestHead, parse_request_head
+from carpool_sidecar.http1.messages import CONTINUE, Buffer, FieldLines
+from carpool_sidecar.http1.parsing import LONGEST_KEPT, HeadCheck, HttpError, RequestHead, parse_request_head
 from carpool_sidecar.http1.sockets import peer_has_reset, reset
 from carpool_sidecar.http1.timing import NEVER
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.server import Server
 
 # Stands for a request that could not be read, so that its refusal waits for its turn among the answers.
-_UNREAD = RequestHead(b"", b"", [], 1, False, 0, False)
+_UNREAD = RequestHead(b"", b"", FieldLines(), 1, False, 0, False)
 
 
 class Connection(asyncio.Protocol):
@@ -38,6 +38,10 @@ class Connection(asyncio.Protocol):
         # Input
         self._buffer = b""  # the beginning of a head, or requests beyond the pipelining limit
         self._check: HeadCheck | None = None  # of the head that begins in the buffer
+        # Clients send the same head again and again: the last one, as it came and as it was read. Equal bytes are read
+        # equally, whatever follows them, so what was accepted once need not be read again.
+        self._last = b""
+        self._last_head = _UNREAD
         self._parsing = False
         self._reading = True  # the transport is not paused
         self._eof = False
@@ -279,7 +283,13 @@ class Connection(asyncio.Protocol):
         self._sync_reading()
 
     def _read_head(self, data: bytes, position: int) -> int:
-        """Read the head that begins here; return where it ended, or where it began if it is not complete."""
+        """Read the head that begins here, and a body that is here with it.
+
+        Return where they ended, or where the head began if it is not complete.
+        """
+        if (last := self._last) and data.startswith(last, position):
+            self._check = None
+            return self._accept(self._last_head, data, position + len(last))
         limits = self._limits
         while data.startswith(b"\r\n", position):  # some clients end a body with a line break too many (RFC 9112, 2.2)
             position += 2
@@ -301,24 +311,44 @@ class Connection(asyncio.Protocol):
             return position
 
         self._check = None
-        self.read_deadline = NEVER
-        head = parse_request_head(data if size == len(data) else data[position:stop])
+        raw = data if size == len(data) else data[position:stop]
+        head = parse_request_head(raw)
         if len(head.headers) > limits.max_headers:
             text = f"the request has over {limits.max_headers} header fields; raise max_headers"
             raise HttpError(431, "too-many-headers", text)
-        exchange = Exchange(self, head, limits.max_body_bytes)
+        if size <= LONGEST_KEPT:
+            self._last, self._last_head = raw, head
+        return self._accept(head, data, stop)
+
+    def _accept(self, head: RequestHead, data: bytes, position: int) -> int:
+        """Take a request whose head ended here; return where its body ended, if all of it is here."""
+        exchange = Exchange(self, head, self._limits.max_body_bytes)
         if self._queue:
             exchange.hold()
         self._queue.append(exchange)
-        if head.length:
-            self._begin_body(exchange, head, awaited=stop == len(data))
-        else:
-            self._no_more = not head.keep_alive
-            exchange.received = True
-            exchange.received_at = self._clock()
-            self._app.head(exchange)
-            if not exchange.ended:
-                self._deliver(exchange)
+        stop = position + head.length
+        if not position <= stop <= len(data):
+            self._begin_body(exchange, head, awaited=position == len(data))
+            return position
+
+        self.read_deadline = NEVER
+        if not head.keep_alive:
+            self._no_more = True
+        exchange.received_at = self._clock()
+        self._app.head(exchange)
+        if exchange.ended:
+            return stop
+        body = data[position:stop]
+        if exchange.streamed_to is None:
+            if head.length > exchange.limit:
+                self._break_body(exchange, self._body_too_large(exchange))
+                return stop
+            exchange.body = body
+        elif body:
+            exchange.streamed_to.data(body)
+            if exchange.ended:
+                return stop
+        self._deliver(exchange)
         return stop
 
     def _begin_body(self, exchange: Exchange, head: RequestHead, *, awaited: bool) -> None:
@@ -363,7 +393,6 @@ class Connection(asyncio.Protocol):
         self._body_paused = False
         if not exchange.keep_alive:
             self._no_more = True
-        exchange.received = True
         now = exchange.received_at = self._clock()
         self.read_deadline = NEVER
         if not exchange.ended:
@@ -396,6 +425,7 @@ class Connection(asyncio.Protocol):
     def _break_body(self, exchange: Exchange, refusal: HttpError) -> None:
         """Give up a request in its body."""
         self._no_more = True
+        self._unsound = True
         sink = exchange.streamed_to
         if not exchange.ended:
             exchange.keep_alive = False
@@ -412,6 +442,7 @@ class Connection(asyncio.Protocol):
         """Answer, in its turn, what could not be read as a request."""
         self._no_more = True
         self._unsound = True
+        self.read_deadline = NEVER
         exchange = Exchange(self, _UNREAD, 0)
         exchange.known = False
         exchange.keep_alive = False

@@ -99,7 +99,6 @@ class Exchange:
         "keep_alive",
         "known",
         "limit",
-        "received",
         "received_at",
         "sent_at",
         "status",
@@ -120,7 +119,6 @@ class Exchange:
         self.limit = limit
         self.keep_alive = head.keep_alive
         self.known = True  # to the application
-        self.received = False  # the request is complete
         self.ended = False  # no more can be written: answered, aborted or disconnected
         self.received_at = 0.0
         self.sent_at = 0.0
@@ -275,7 +273,7 @@ class Exchange:
     def _begin(self, status: int, headers: Headers, length: int | None, *, final: bool) -> bytes:
         if self._started:
             raise RuntimeError("an answer was begun already")
-        fields = headers.copy()
+        fields: list[tuple[bytes, bytes]] = []
         if length is not None:
             if status != 204 and (length or status != 304):  # a 304 would tell the length of what it does not send
                 fields.append(content_length(length))
@@ -286,7 +284,7 @@ class Exchange:
             fields.append((b"connection", b"close"))
         elif not self._head.minor_version:
             fields.append((b"connection", b"keep-alive"))
-        head = encode_response_head(status, fields)
+        head = encode_response_head(status, headers, fields)
         self._started = True
         self.status = status
         return head

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-Headers: TypeAlias = list[tuple[bytes, bytes]]
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 """Field lines as received: order, case and repetitions kept, optional whitespace around values taken off."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -17,6 +17,27 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 Body: TypeAlias = Buffer | Sequence[Buffer]
 """A body in one piece, or in parts that are sent one after the other."""
+
+
+class FieldLines(list[tuple[bytes, bytes]]):
+    """The field lines of a head that came in. They are never changed, so what was made of them is kept with them.
+
+    Peers repeat themselves: a connection hands out the same object for as long as the same head comes in. What is kept
+    lives no longer than that, so nothing of one caller is ever told to another.
+    """
+
+    __slots__ = ("encoded", "encoded_for", "facts", "kept")
+
+    def __init__(self, fields: Headers | None = None) -> None:
+        super().__init__(fields or ())
+        self.kept: FieldLines | None = None
+        """Those that are forwarded, once somebody asked."""
+        self.encoded = b""
+        """The last head that was made of them, and, below, what else went into it."""
+        self.encoded_for: object = None
+        self.facts: Any = None
+        """The application's: what it reads in them."""
+
 
 HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
@@ -29,8 +50,9 @@ CHUNKED = (b"transfer-encoding", b"chunked")
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 
-# What each hop decides for itself: it is dropped from what is forwarded and written anew.
-_PER_HOP = HOP_BY_HOP | {b"content-length"}
+# What each hop decides for itself: it is dropped from what is forwarded and, where it is needed, written anew. Whoever
+# expects 100 Continue has had it from the hop before.
+_PER_HOP = HOP_BY_HOP | {b"content-length", b"expect"}
 # Below this, copying into one buffer is cheaper than another entry in the kernel's list: 16 KiB are about 1 us.
 _WORTH_KEEPING_APART = 16 * 1024
 
@@ -59,9 +81,17 @@ def content_length(size: int) -> tuple[bytes, bytes]:
 def forwardable(headers: Headers) -> Headers:
     """Return the field lines that an intermediary passes on.
 
-    Left out are those of one hop, those that Connection names, and the body's framing, which every hop writes anew.
-    Host stays even if Connection names it, since a request without it could not be routed.
+    Left out are those of one hop, those that Connection names, the body's framing, which every hop writes anew, and
+    Expect, which is met here. Host stays even if Connection names it: a request without it could not be routed.
     """
+    if not isinstance(headers, FieldLines):
+        return _forwardable(headers)
+    if headers.kept is None:
+        headers.kept = FieldLines(_forwardable(headers))
+    return headers.kept
+
+
+def _forwardable(headers: Headers) -> Headers:
     kept = [field for field in headers if field[0].lower() not in _PER_HOP]
     if find(headers, b"connection") is not None:
         named = {token for name, value in headers if name.lower() == b"connection" for token in tokens(value)}
@@ -70,35 +100,44 @@ def forwardable(headers: Headers) -> Headers:
     return kept
 
 
-def encode_request_head(method: bytes, target: bytes, headers: Headers) -> bytes:
-    """Return the head of an HTTP/1.1 request, blank line included.
+def encode_request_head(method: bytes, target: bytes, headers: Headers, added: Headers | None = None) -> bytes:
+    """Return the head of an HTTP/1.1 request, blank line included; `added` fields follow the headers.
 
-    The framing (`content_length`, `CHUNKED`) is the caller's, among the headers. Raises ValueError where a part
+    The framing (`content_length`, `CHUNKED`) is the caller's, among them. Raises ValueError where a part
     carries CR, LF or NUL, or where the method or target carries a space: it would be read as something else.
     """
+    inputs = (method, target, added)
+    if isinstance(headers, FieldLines) and headers.encoded_for == inputs:
+        return headers.encoded
     line = b"%b %b HTTP/1.1" % (method, target)
     if line.count(b" ") != 2:
         raise ValueError("a space in the method or target of a request")
-    return _encode_head(line, headers)
+    return _encode_head(line, headers, added, inputs)
 
 
-def encode_response_head(status: int, headers: Headers) -> bytes:
-    """Return the head of an HTTP/1.1 response, blank line included.
+def encode_response_head(status: int, headers: Headers, added: Headers | None = None) -> bytes:
+    """Return the head of an HTTP/1.1 response, blank line included; `added` fields follow the headers.
 
-    The framing is the caller's, among the headers. Raises ValueError where a header carries CR, LF or NUL.
+    The framing is the caller's, among them. Raises ValueError where a header carries CR, LF or NUL.
     """
+    inputs = (status, added)
+    if isinstance(headers, FieldLines) and headers.encoded_for == inputs:
+        return headers.encoded
     line = _STATUS_LINES.get(status)
     if line is None:
         line = b"HTTP/1.1 %d " % status
-    return _encode_head(line, headers)
+    return _encode_head(line, headers, added, inputs)
 
 
-def _encode_head(first_line: bytes, headers: Headers) -> bytes:
-    head = b"\r\n".join((first_line, *map(b": ".join, headers), b"", b""))
+def _encode_head(first_line: bytes, headers: Headers, added: Headers | None, inputs: object) -> bytes:
+    fields = [*headers, *added] if added else headers
+    head = b"\r\n".join((first_line, *map(b": ".join, fields), b"", b""))
     # One pass over the whole is a tenth of the price of looking at each field: the line breaks have to be ours, two
     # bytes each, and no more.
-    if len(head) - len(head.translate(None, b"\r\n\0")) != 2 * (len(headers) + 2):
+    if len(head) - len(head.translate(None, b"\r\n\0")) != 2 * (len(fields) + 2):
         raise ValueError("a line break or NUL in the head of a message")
+    if isinstance(headers, FieldLines):
+        headers.encoded, headers.encoded_for = head, inputs
     return head
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import httptools
 
-from carpool_sidecar.http1.messages import Headers, has_body, tokens
+from carpool_sidecar.http1.messages import FieldLines, has_body, tokens
 
 IN_CHUNKS = -1
 """Instead of a length: the body is in the chunked coding."""
@@ -29,6 +29,8 @@ _HOST = re.compile(rb"(?:[A-Za-z0-9._~%!$&'()*+,;=\-]*|\[[0-9A-Fa-f:.vV]+\])(?::
 
 # The fields that say how a message is to be read.
 _OURS = frozenset({b"content-length", b"host", b"connection", b"transfer-encoding", b"expect"})
+LONGEST_KEPT = 4096
+"""Bytes of a head up to which a connection keeps it, in case that it comes again: thousands of connections do."""
 _MOST_DIGITS = 18  # of a Content-Length: the largest 64-bit number has 19
 
 
@@ -50,7 +52,7 @@ class RequestHead(NamedTuple):
 
     method: bytes
     target: bytes
-    headers: Headers
+    headers: FieldLines
     minor_version: int
     keep_alive: bool
     length: int
@@ -61,7 +63,7 @@ class ResponseHead(NamedTuple):
     """The head of a response. `length` is that of the body in bytes, `IN_CHUNKS` or `UNTIL_CLOSE`."""
 
     status: int
-    headers: Headers
+    headers: FieldLines
     keep_alive: bool
     length: int
 
@@ -72,7 +74,7 @@ class _Collector:
     __slots__ = ("headers", "target")
 
     def __init__(self) -> None:
-        self.headers: Headers = []
+        self.headers = FieldLines()
         self.target = b""
 
     def on_url(self, url: bytes) -> None:
