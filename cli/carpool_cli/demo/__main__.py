@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 import uvloop
+from rich.markup import escape
 
 from carpool_cli.demo import day, filetypes, picture, real_models, tables, tower
 from carpool_cli.demo.processes import DemoError, Processes
@@ -33,8 +34,13 @@ class Scale(NamedTuple):
     hours: Sequence[tuple[str, float]]
     width: int
 
+    @property
+    def minutes(self) -> float:
+        """What the loads take, and about half a minute for all else."""
+        return (2 * (self.one_by_one + self.tuned) + self.day + 30) / 60
 
-FULL = Scale(one_by_one=8.0, tuned=25.0, day=110.0, hours=day.HOURS, width=2048)
+
+FULL = Scale(one_by_one=8.0, tuned=30.0, day=120.0, hours=day.HOURS, width=2048)
 QUICK = Scale(one_by_one=2.0, tuned=3.0, day=4.0, hours=(("night", 15.0), ("morning", 60.0)), width=256)
 
 
@@ -44,6 +50,10 @@ async def run(folder: Path, files: Path, profile: Path, screen: Screen, scale: S
     assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, task.cancel)
+    screen.step(
+        f"[bold]Carpool[/], about {scale.minutes:.0f} minutes: two real models in the sidecar itself, then a day on a "
+        "stand-in for an accelerator. Real processes and requests on 127.0.0.1; Ctrl-C ends them all"
+    )
     outcomes = []
     for make in (partial(filetypes.model, files, 25.0), partial(tower.model, folder, scale.width, 150.0)):
         with Processes(folder) as processes:
@@ -51,14 +61,18 @@ async def run(folder: Path, files: Path, profile: Path, screen: Screen, scale: S
     with Processes(folder) as processes:
         lived = await day.live(profile, scale.hours, scale.day, processes, screen)
     screen.step("Carpool's changes of the day, and why")
-    for decision in lived.decisions:
-        screen.note(f"[dim]-> {decision}[/]")
+    for hour, reason, message in lived.decisions:
+        screen.note(f"[dim]{hour:<10}[/] [bold]{reason}[/]: {message}")
     screen.title("What came of it")
     screen.console.print(tables.of_models(outcomes))
     screen.console.print(tables.of_day(lived))
     for line in tables.notes(lived):
         screen.console.print(f"[dim]{line}[/]")
+    screen.title("In short")
+    for line in tables.verdicts(lived, outcomes):
+        screen.console.print(line)
     picture.draw(folder / "demo.png", lived, outcomes)
+    screen.console.print()
     screen.step(f"picture: {folder / 'demo.png'}; configurations and logs of all processes are beside it")
 
 
@@ -90,9 +104,9 @@ def command(*, quick: bool, folder: Path, files: Path, profile: Path) -> None:
         screen.console.print("\nstopped; nothing is left running")
         sys.exit(STOPPED)
     except (DemoError, OSError) as error:
-        screen.console.print(f"\n[red]{error}[/]", markup=True, soft_wrap=True)
+        screen.console.print(f"\n[red]{escape(str(error))}[/]", soft_wrap=True)
         sys.exit(1)
-    screen.step(f"done in {time.monotonic() - started:.0f} s")
+    screen.step(f"done in {time.monotonic() - started:.0f} s; nothing is left running")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Side by side, because a pause of this host then hits all three alike.
 from __future__ import annotations
 
 import random
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from carpool.policy import format_seconds
 from carpool_cli import device_profile
 from carpool_cli.arrays import random_rows, to_tensors
 from carpool_cli.demo.load import Aim, drive, report_on
-from carpool_cli.demo.observed import look
+from carpool_cli.demo.observed import decisions, look
 from carpool_cli.demo.processes import Client
 from carpool_cli.loadgen import due_times
 from carpool_cli.servers import InputSpec, request_of
@@ -36,7 +37,14 @@ SLO = 0.25
 SLOWER = 10
 """Factor on the profile's times. At its own 2 ms a request this host's pauses, not the batching, would make the p99."""
 
-HOURS = (("night", 15.0), ("morning", 100.0), ("rush", 290.0), ("afternoon", 160.0), ("evening", 30.0))
+HOURS = (
+    ("night", 15.0),
+    ("morning", 35.0),
+    ("noon", 110.0),
+    ("rush", 290.0),
+    ("afternoon", 160.0),
+    ("evening", 30.0),
+)
 """Requests per second, an equal share of the time each. One by one the device below serves 48/s, by eights 243/s."""
 
 FIXED = {"maxBatch": 8, "maxWait": "2ms", "maxInFlight": 1, "passThrough": False}
@@ -91,7 +99,8 @@ class Day(NamedTuple):
     seconds: float
     hours: Sequence[tuple[str, float]]
     arms: Sequence[Arm]
-    decisions: Sequence[str]
+    decisions: Sequence[tuple[str, str, str]]
+    """Changes of parameters: the part of the day, the reason, what was changed and why."""
 
 
 async def live(
@@ -102,10 +111,13 @@ async def live(
     slowed = processes.folder / "device.json"
     device_profile.save(device, slowed)
     screen.title(f"A day in {seconds:.0f} s on a stand-in for an accelerator")
+    curve = device.service_time()
     screen.step(
         f"{device.name}: each time of the published profile x{SLOWER}, slept and not computed: "
-        f"{device.seconds[0] * 1e3:.1f} ms for one, {device.service_time().time(8) * 1e3:.0f} ms for 8, "
-        f"{device.service_time().time(64) * 1e3:.0f} ms for 64"
+        + ", ".join(f"{curve.time(rows) * 1e3:.0f} ms for {rows}" for rows in (1, 8, 64))
+    )
+    screen.note(
+        "so it serves " + ", ".join(f"{rows / curve.time(rows):.0f}/s in batches of {rows}" for rows in (1, 8, 64))
     )
     # 1. Three devices; the first has nothing before it.
     devices = [await processes.standin(f"device-{name}", slowed) for name in ("alone", "fixed", "carpool")]
@@ -128,7 +140,7 @@ async def live(
     admin = Client(tuned.admin)
     counts: list[list[Count]] = [[], [], []]
     choices: list[Choice] = []
-    curve = device.service_time()
+    started = time.time()
     with screen.load(seconds) as show_bar:
 
         async def tick(at: float) -> None:
@@ -139,12 +151,11 @@ async def live(
                 seen.append(Count(at, sum(b * n for b, n in batches.items()), sum(batches.values()), computed))
             if (now := await look(admin, MODEL, at)) is not None:
                 choices.append(Choice(at, now.parameters))
-                name = hours[min(int(at / seconds * len(hours)), len(hours) - 1)][0]
-                show_bar(at, f"{name}: {now.parameters.describe()}")
+                show_bar(at, f"{_hour(at, seconds, hours)}: {now.parameters.describe()}")
 
         aims = [Aim(server, MODEL, requests) for server in (devices[0], fixed, tuned)]
         driven = await drive(aims, due, tick)
-    document = await admin.get("/v1/explain")
+    taken = await decisions(admin)
     for client in (*clients, admin):
         await client.close()
     # 3. What came of it.
@@ -153,9 +164,12 @@ async def live(
         Arm(name, one, seen, chosen, *_hours(one, seen, hours, seconds))
         for name, one, seen, chosen in zip(names, driven, counts, ((), (), choices), strict=True)
     ]
-    taken = [one["decision"] for one in document["decisions"]]
-    said = [f"{one['reason']}: {one['message']}" for one in taken if one["change"]]
+    said = [(_hour(at - started, seconds, hours), reason, message) for at, reason, message, change in taken if change]
     return Day(device, seconds, hours, arms, said)
+
+
+def _hour(at: float, seconds: float, hours: Sequence[tuple[str, float]]) -> str:
+    return hours[min(int(at / seconds * len(hours)), len(hours) - 1)][0]
 
 
 def slower(profile: DeviceProfile) -> DeviceProfile:

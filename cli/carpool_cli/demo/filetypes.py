@@ -37,7 +37,8 @@ def model(folder: Path, rate: float) -> RealModel:
             rows.append(np.array([[*features.beg, *features.mid, *features.end]], np.int32))
     if not files:
         raise DemoError(f"no file below {folder} is long enough to be told by the model")
-    expected = direct(path, [{"bytes": row} for row in rows], "target_label")
+    inputs = [{"bytes": row} for row in rows]
+    expected = direct(path, inputs, "target_label")
     labels = own._target_labels_space  # noqa: SLF001 - likewise
     said = [str(labels[int(scores.argmax())]) for scores in expected]
     for file, label in zip(files, said, strict=True):
@@ -48,9 +49,10 @@ def model(folder: Path, rate: float) -> RealModel:
         title=f"magika {magika.__version__}: tells what a file is from its bytes ({path.stat().st_size / 1e6:.1f} MB)",
         path=path,
         output="target_label",
-        requests=[request_of("v2-binary", to_tensors({"bytes": row})) for row in rows],
+        inputs=inputs,
+        requests=[request_of("v2-binary", to_tensors(row)) for row in inputs],
         expected=expected,
-        words=[f"{file.relative_to(folder)} -> {label}" for file, label in zip(files, said, strict=True)],
+        words=[(str(file.relative_to(folder)), label) for file, label in zip(files, said, strict=True)],
         rate=rate,
     )
 

@@ -11,9 +11,10 @@ import matplotlib as mpl
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.ticker import NullFormatter
 
 from carpool_cli.bench_report import percentiles
-from carpool_cli.demo.day import SLO
+from carpool_cli.demo.day import SLO, SLOWER
 from carpool_cli.demo.load import STALL
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 WINDOW = 2.0
 """Seconds a point of the curves sums up."""
 
-INK, GREY, RED = "#222222", "#9a9a9a", "#c8553d"
+INK, GREY, RED, BLUE = "#222222", "#9a9a9a", "#c8553d", "#3d5a80"
 STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -55,15 +56,16 @@ def draw(path: Path, day: Day, outcomes: Sequence[Outcome]) -> None:
             top = max(column[row].get_ylim()[1] for column in columns)
             for column in columns:
                 column[row].set_ylim(top=top * room)
-        for left, label in zip(columns[0], ("requests/s", "p99, ms (log)", "device ms a request"), strict=True):
+        for left, label in zip(columns[0], ("requests/s", "p99", "device ms a request"), strict=True):
             left.set_ylabel(label)
         _choices(figure.add_subplot(grid[3, :2]), day)
-        models = grid[3, 2].subgridspec(1, len(outcomes))
-        for number, outcome in enumerate(outcomes):
-            _model(figure.add_subplot(models[0, number]), outcome, first=number == 0)
-        title = f"One load, three ways to batch: {day.device.name} (slept), SLO p99 {SLO * 1e3:.0f} ms"
+        _models(figure.add_subplot(grid[3, 2]), outcomes)
+        device = day.device.name.removesuffix(f", x{SLOWER}")
+        title = (
+            f"One load, three ways to batch: stand-in for {device}, times x{SLOWER}, slept; SLO p99 {SLO * 1e3:.0f} ms"
+        )
         figure.suptitle(title, fontsize=13, x=0.01, ha="left")
-        figure.savefig(path, dpi=120)
+        figure.savefig(path, dpi=110, pil_kwargs={"optimize": True})
         plt.close(figure)
 
 
@@ -101,6 +103,8 @@ def _arm(axes: Sequence[Axes], arm: Arm, day: Day, color: str) -> None:
     if arm is day.arms[0] and stalls:
         latency.legend(frameon=False, fontsize=8, loc="lower right", borderaxespad=0)
     latency.set_ylim(bottom=10)
+    latency.yaxis.set_major_formatter(lambda value, _: f"{value / 1e3:g} s" if value >= 1e3 else f"{value:g} ms")
+    latency.yaxis.set_minor_formatter(NullFormatter())
     # 3. What it cost.
     marks = [
         0,
@@ -129,24 +133,30 @@ def _choices(axes: Axes, day: Day) -> None:
     batch = [1 if choice.parameters.pass_through else choice.parameters.max_batch for choice in arm.choices]
     wait = [choice.parameters.max_wait * 1e3 for choice in arm.choices]
     axes.step(times, wait, where="post", color=COLORS[2], linewidth=1.8, label="max_wait, ms")
-    axes.step(times, batch, where="post", color="#3d5a80", linewidth=1.8, label="max_batch, rows (1: pass-through)")
+    axes.step(times, batch, where="post", color=BLUE, linewidth=1.8, label="max_batch, rows (1: pass-through)")
     axes.set_title("What Carpool chose", fontsize=11, fontweight="bold", loc="left", color=INK)
     axes.set_ylim(bottom=0, top=max(*wait, *batch, 1) * 1.25)
     axes.legend(frameon=False, fontsize=8, ncols=2, loc="upper right")
     _hours(axes, day)
 
 
-def _model(axes: Axes, outcome: Outcome, *, first: bool) -> None:
-    chosen = outcome.after.how.partition(",")[0]
-    values = [stretch.span.device_time * 1e3 for stretch in (outcome.before, outcome.after)]
-    bars = axes.bar(("one by one", f"Carpool:\n{chosen}"), values, color=(COLORS[0], COLORS[2]), width=0.6)
-    axes.bar_label(bars, [f"{value:.2f}" for value in values], fontsize=9, padding=2)
-    axes.set_ylim(0, max(values) * 1.15)
-    axes.tick_params(axis="x", labelsize=8)
-    axes.set_xlabel(f"{outcome.model.name} (ONNX, this CPU)", fontsize=8)
-    if first:
-        axes.set_ylabel("device ms a request")
-        axes.set_title("Real models", fontsize=11, fontweight="bold", loc="left", color=INK)
+def _models(axes: Axes, outcomes: Sequence[Outcome]) -> None:
+    """Draw what a row costs in company, relative to one alone, and where Carpool's load came out."""
+    for outcome, color in zip(outcomes, (BLUE, COLORS[1]), strict=True):
+        curve = outcome.direct
+        relative = [curve.per_row(rows) / curve.per_row(1) for rows in curve.sizes]
+        axes.plot(curve.sizes, relative, color=color, linewidth=1.6, marker="o", markersize=3, label=outcome.model.name)
+        before, after = outcome.before.span, outcome.after.span
+        axes.plot(after.mean_batch, after.device_time / before.device_time, color=color, marker="*", markersize=14,
+                  markeredgecolor="white", linestyle="")  # fmt: skip
+    axes.plot([], [], color=GREY, marker="*", markersize=10, linestyle="", label="under Carpool's choice")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(outcomes[0].direct.sizes, [str(rows) for rows in outcomes[0].direct.sizes])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("rows in a batch", fontsize=8)
+    axes.set_ylabel("device time a row, alone = 1")
+    axes.set_title("Real models, this CPU", fontsize=11, fontweight="bold", loc="left", color=INK)
+    axes.legend(frameon=False, fontsize=8)
 
 
 def _hours(axes: Axes, day: Day) -> None:

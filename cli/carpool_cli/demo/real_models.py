@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnxruntime
+from rich.padding import Padding
+from rich.table import Table
 
+from carpool.latency import ServiceTime
 from carpool.policy import format_seconds
 from carpool_cli import tensors
 from carpool_cli.arrays import from_tensors
@@ -16,6 +21,7 @@ from carpool_cli.demo.load import Aim, drive, report_on
 from carpool_cli.demo.observed import Look, Span, between, decisions, look
 from carpool_cli.demo.processes import Client, DemoError
 from carpool_cli.loadgen import due_times
+from carpool_cli.measuring import interleave
 from carpool_sidecar.http1.messages import find
 
 if TYPE_CHECKING:
@@ -34,8 +40,17 @@ TOLERANCE = 1e-3
 """Absolute, on outputs of the order of 1. What float32 sums come to depends on the batch: called directly, without
 anything between, onnxruntime's own batches of `magika` differ from single rows by up to 1.6e-4."""
 
-SHOWN = 8
+SHOWN = 5
 """Changes of parameters that are printed, the latest."""
+
+SAID = 12
+"""Answers that are printed."""
+
+SIZES = (1, 2, 4, 8, 16, 32)
+"""Batches that are timed without a sidecar, to know what batching is worth here."""
+
+ROUNDS, ROUNDS_FOR = 8, 6.0
+"""How often each is timed, and seconds after which no round begins: this machine may be busy."""
 
 ONE_BY_ONE = {"parameters": {"*": {"maxBatch": 1, "maxWait": "0s", "maxInFlight": 1, "passThrough": False}}}
 
@@ -47,16 +62,19 @@ class RealModel(NamedTuple):
     title: str
     path: Path
     output: str
+    inputs: Sequence[Arrays]
+    """One row each."""
     requests: Sequence[Request]
+    """The same to be sent."""
     expected: Sequence[Array]
-    words: Sequence[str]
-    """What the answers mean, request by request; none where they are numbers only."""
+    words: Sequence[tuple[str, str]]
+    """What was asked about and what the answer means, request by request; none where answers are numbers only."""
     rate: float
     """Requests per second to be sent."""
 
 
 class Stretch(NamedTuple):
-    """A part of the load with one way to batch."""
+    """A part of the load with one way to batch; ``how`` it was most of the time."""
 
     how: str
     span: Span
@@ -67,21 +85,42 @@ class Outcome(NamedTuple):
     """What was seen of one model."""
 
     model: RealModel
+    direct: ServiceTime
+    """Timed without a sidecar."""
     before: Stretch
     after: Stretch
-    checked: int
-    merged: int
-    """Answers checked that were computed with others."""
-    furthest: float
-    """The largest difference of any value from the direct answer's."""
+
+    @property
+    def worth(self) -> float:
+        """How many times as much a row costs alone as in the best batch, timed without a sidecar."""
+        return self.direct.per_row(1) / min(self.direct.per_row(rows) for rows in self.direct.sizes)
 
 
 def direct(path: Path, inputs: Sequence[Arrays], output: str) -> list[Array]:
     """Run an ONNX file on each of the inputs, one at a time, without anything between."""
+    session = _session(path)
+    return [session.run([output], one)[0][0] for one in inputs]
+
+
+def worth(path: Path, inputs: Sequence[Arrays]) -> ServiceTime:
+    """Time batches of an ONNX file without anything between: the least of interleaved rounds."""
+    session = _session(path)
+    runs, cold = {}, {}
+    for size in SIZES:
+        rows = [inputs[index % len(inputs)] for index in range(size)]
+        batch = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+        runs[size] = partial(session.run, None, batch)
+        before = time.perf_counter()
+        runs[size]()
+        cold[size] = time.perf_counter() - before
+    timings = interleave(runs, cold, rounds=ROUNDS, budget=ROUNDS_FOR, clock=time.perf_counter)
+    return ServiceTime.measured({timing.rows: timing.best for timing in timings})
+
+
+def _session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime has no types
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return [session.run([output], one)[0][0] for one in inputs]
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 async def show(
@@ -92,22 +131,28 @@ async def show(
     Raises ``DemoError`` for a wrong answer.
     """
     screen.title(model.title)
+    timed = worth(model.path, model.inputs)
+    best = min(timed.sizes, key=timed.per_row)
+    screen.step(
+        f"onnxruntime by itself, one core: a row takes {timed.per_row(1) * 1e3:.2f} ms alone, at best "
+        f"{timed.per_row(best) * 1e3:.2f} ms, in a batch of {best}"
+    )
     config = {
         "onnx": {"path": str(model.path), "name": model.name, "threads": 1},
         "policy": {"slo": {"latency": {"p99": format_seconds(SLO)}}},
     }
-    screen.step(f"carpool-sidecar --config {processes.folder / model.name}.yaml, batch size 1 to begin with")
+    screen.step(f"carpool-sidecar --config {processes.folder / model.name}.yaml, fixed at batch size 1 to begin with")
     server = await processes.sidecar(model.name, {**config, **ONE_BY_ONE})
     aim = Aim(server, model.name, model.requests)
     client = Client(server.admin)
     try:
         screen.step(f"{before_seconds:.0f} s of {model.rate:.0f} requests/s, each computed alone")
         driven, looks = await _stretch(aim, client, model, before_seconds, processes, screen)
-        before = _seen("one by one", model.name, driven, looks, before_seconds / 4, before_seconds)
+        before = _seen(model.name, driven, looks, before_seconds / 4, before_seconds)._replace(how="one by one")
         checks = [_check(model, driven)]
         processes.configure(model.name, config)
         screen.step(
-            f"the same file without its parameters, taken while running: now there is nothing but a p99 of "
+            f"the parameters are taken out of that file while it runs: now all it knows is a p99 of "
             f"{format_seconds(SLO)}. {after_seconds:.0f} s of the same load"
         )
         changed = time.time()
@@ -116,22 +161,41 @@ async def show(
         driven, looks = await _stretch(aim, client, model, after_seconds, processes, screen)
         checks.append(_check(model, driven))
         await _explain(client, screen, changed)
-        times = looks[-1].times or ()
-        learned = [f"{times[b] / b * 1e3:.2f} at {b}" for b in (1, 2, 4, 8, 16, 32, 64) if b < len(times)]
-        screen.note(f"what it thinks a row takes, in ms, by the rows in a batch: {', '.join(learned)}")
-        after = _seen(looks[-1].parameters.describe(), model.name, driven, looks, after_seconds * 2 / 3, after_seconds)
+        after = _seen(model.name, driven, looks, after_seconds * 2 / 3, after_seconds)
     finally:
         await client.close()
+    screen.step("what a row takes, ms, by the rows in its batch")
+    screen.console.print(Padding(_prices(timed, looks[-1], model.name), (0, 0, 0, 8)))
     checked, merged, furthest = (sum(c[0] for c in checks), sum(c[1] for c in checks), max(c[2] for c in checks))
-    outcome = Outcome(model, before, after, checked, merged, furthest)
-    for line in model.words[:12]:
-        screen.note(f"[green]{line}[/]")
+    if model.words:
+        screen.step(f"some of the {len(model.words)} answers, all of them the same as those of {model.name}'s own API")
+        for asked, said in model.words[:SAID]:
+            screen.note(f"{asked:<{max(len(asked) for asked, _ in model.words[:SAID])}}  [green]{said}[/]")
     how_close = f"no value off by more than {furthest:.1e}" if furthest else "every value equal to the last bit"
     screen.step(
         f"{checked} answers ({merged} of them computed in company) agree with direct onnxruntime calls of one row: "
         f"same argmax, {how_close} (tolerance {TOLERANCE:g})"
     )
-    return outcome
+    return Outcome(model, timed, before, after)
+
+
+def _prices(timed: ServiceTime, seen: Look, model: str) -> Table:
+    """Lay what was timed directly beside what the sidecar learned from its own batches."""
+    largest = max((cell[1] for cell in seen.stats.models[model].cells), default=0)
+    learned = seen.times or []
+    table = Table(box=None, padding=(0, 1), show_header=False)
+    for row in (
+        ("", *(str(rows) for rows in timed.sizes)),
+        ("by itself, the least of many", *(f"{timed.per_row(rows) * 1e3:.2f}" for rows in timed.sizes)),
+        (
+            "by Carpool, from its load",
+            *(f"{learned[rows] / rows * 1e3:.2f}" if rows <= largest else "-" for rows in timed.sizes),
+        ),
+    ):
+        table.add_row(*row)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    return table
 
 
 async def _stretch(
@@ -151,8 +215,12 @@ async def _stretch(
     return driven, looks
 
 
-def _seen(how: str, model: str, driven: Driven, looks: Sequence[Look], start: float, stop: float) -> Stretch:
-    first = next(seen for seen in looks if seen.at >= start)
+def _seen(model: str, driven: Driven, looks: Sequence[Look], start: float, stop: float) -> Stretch:
+    # From the last look before it: the window begins there, so that it is never empty.
+    window = looks[max(sum(seen.at <= start for seen in looks) - 1, 0) :]
+    first = window[0]
+    ways = Counter(seen.parameters.describe() for seen in window).most_common()
+    how = ways[0][0] if len(ways) == 1 else f"{ways[0][0]} (mostly)"
     return Stretch(how, between(first, looks[-1], model), report_on(driven.recording, start, stop - start, SLO))
 
 

@@ -1,9 +1,10 @@
-"""The figures at the end, as tables."""
+"""The figures at the end, as tables, and what they come to in a few lines."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.table import Table
 
 from carpool.policy import format_seconds
@@ -14,19 +15,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from carpool_cli.bench_report import Percentiles, Report
-    from carpool_cli.demo.day import Day
+    from carpool_cli.demo.day import Arm, Day, Hour
     from carpool_cli.demo.real_models import Outcome
+
+NEXT_TO_NOTHING = 1.1
+"""Worth of batching below which it is called that: rows that cost a tenth less do not pay for a wait."""
 
 
 def of_models(outcomes: Sequence[Outcome]) -> Table:
     """Two lines a model: one by one, and tuned."""
-    table = Table(title="Real models on this CPU, one core", title_justify="left", title_style="bold")
-    table.add_column("model")
-    table.add_column("batching", no_wrap=True)
-    for name in ("requests/s", "rows/batch", "device ms/request", "device busy", "p99", "in time", "stalls"):
+    table = _table("Real models on this CPU, one core")
+    for name in ("requests/s", "rows/\nbatch", "device ms/\nrequest", "device\nbusy", "p99", "in time", "stalls"):
         table.add_column(name, justify="right")
     for outcome in outcomes:
         for stretch in (outcome.before, outcome.after):
+            stalls = stretch.report.stalls
             table.add_row(
                 outcome.model.name if stretch is outcome.before else "",
                 stretch.how,
@@ -36,7 +39,7 @@ def of_models(outcomes: Sequence[Outcome]) -> Table:
                 f"{stretch.span.busy:.0%}",
                 _p99(stretch.report.latency),
                 f"{stretch.report.good_share:.1%}",
-                _stalls(stretch.report),
+                f"{len(stalls)}, to {_longest(stretch.report)}" if stalls else "0",
             )
         table.add_section()
     return table
@@ -44,34 +47,16 @@ def of_models(outcomes: Sequence[Outcome]) -> Table:
 
 def of_day(day: Day) -> Table:
     """Each part of the day, and all of it, by arm."""
-    table = Table(
-        title=f"The day on {day.device.name}, SLO p99 {format_seconds(SLO)}",
-        title_justify="left",
-        title_style="bold",
-    )
-    for name in ("", "batching"):
-        table.add_column(name, no_wrap=True)
-    for name in (
-        "asked/s",
-        "in time/s",
-        "misses",
-        "w/o stalls",
-        "p99",
-        "w/o stalls",
-        "rows/batch",
-        "device ms/request",
-    ):
+    table = _table(f"The day on {day.device.name}, SLO p99 {format_seconds(SLO)}")
+    for name in ("in\ntime/s", "misses", "w/o\nstalls", "p99", "w/o\nstalls", "rows/\nbatch", "device ms/\nrequest"):
         table.add_column(name, justify="right")
-    table.add_column("stalls", justify="right")
     for number in range(len(day.hours) + 1):
-        table.add_section()
-        for arm in day.arms:
+        for arm, label in zip(day.arms, _labels([*day.arms[0].hours, day.arms[0].whole][number]), strict=True):
             hour = [*arm.hours, arm.whole][number]
             report = hour.report
             table.add_row(
-                hour.name if arm is day.arms[0] else "",
+                label,
                 arm.name,
-                f"{report.intended_rate:.0f}",
                 f"{report.goodput:.0f}",
                 _misses(report.good_share),
                 _misses(report.steady_good_share),
@@ -79,9 +64,9 @@ def of_day(day: Day) -> Table:
                 _p99(report.steady),
                 f"{hour.mean_batch:.1f}",
                 f"{hour.device_time * 1e3:.1f}",
-                _stalls(report),
                 style="bold" if number == len(day.hours) else "",
             )
+        table.add_section()
     return table
 
 
@@ -108,6 +93,41 @@ def notes(day: Day) -> tuple[str, ...]:
     )
 
 
+def verdicts(day: Day, outcomes: Sequence[Outcome]) -> list[str]:
+    """Return what it all comes to, a line each."""
+    lines = []
+    for outcome in outcomes:
+        before, after = (stretch.span.device_time for stretch in (outcome.before, outcome.after))
+        worth = f"worth {outcome.worth:.1f}x at best"
+        if outcome.worth < NEXT_TO_NOTHING:
+            worth = f"worth next to nothing ({outcome.worth:.2f}x at best)"
+        lines.append(
+            f"[bold]{outcome.model.name}[/]: batching is {worth} on this CPU; Carpool's choice: "
+            f"[bold]{outcome.after.how}[/], {before * 1e3:.2f} -> {after * 1e3:.2f} ms of device time a request"
+        )
+    lines += [f"[bold]the day, {arm.name}[/]: {_of_arm(arm)}" for arm in day.arms]
+    return lines
+
+
+def _of_arm(arm: Arm) -> str:
+    whole = arm.whole
+    return f"{whole.report.good_share:.1%} in time, {whole.device_time * 1e3:.1f} ms of device time a request"
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("", "batching"):
+        table.add_column(name, no_wrap=True)
+    return table
+
+
+def _labels(hour: Hour) -> tuple[str, str, str]:
+    """Say beside its three rows what a part of the day was: its name, what was asked, how this host stalled."""
+    report = hour.report
+    stalls = f"{len(report.stalls)} stalls to {_longest(report)}" if report.stalls else "no stalls"
+    return hour.name, f"{report.intended_rate:.0f}/s asked", stalls
+
+
 def _misses(good: float | None) -> str:
     return "none" if good is None else f"[{'green' if good >= 0.99 else 'red'}]{1 - good:.1%}[/]"
 
@@ -116,7 +136,5 @@ def _p99(found: Percentiles | None) -> str:
     return "none" if found is None else format_seconds(float(f"{found.p99:.3g}"))
 
 
-def _stalls(report: Report) -> str:
-    if not report.stalls:
-        return "0"
-    return f"{len(report.stalls)}, to {max(stall.seconds for stall in report.stalls) * 1e3:.0f} ms"
+def _longest(report: Report) -> str:
+    return f"{max(stall.seconds for stall in report.stalls) * 1e3:.0f} ms"

@@ -42,14 +42,15 @@ def model(folder: Path, width: int, rate: float) -> RealModel:
     )
     path = folder / "tower.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
-    rows = [rng.standard_normal((1, width), np.float32) for _ in range(BODIES)]
+    inputs = [{"features": rng.standard_normal((1, width), np.float32)} for _ in range(BODIES)]
     return RealModel(
         name="tower",
         title=f"ranking tower: six {width}x{width} float32 layers ({path.stat().st_size / 1e6:.0f} MB)",
         path=path,
         output="scores",
-        requests=[request_of("v2-binary", to_tensors({"features": row})) for row in rows],
-        expected=direct(path, [{"features": row} for row in rows], "scores"),
+        inputs=inputs,
+        requests=[request_of("v2-binary", to_tensors(row)) for row in inputs],
+        expected=direct(path, inputs, "scores"),
         words=[],
         rate=rate,
     )
