@@ -1,0 +1,53 @@
+"""What the documentation says to type works, and what it says to write is accepted."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from pages import ROOT, WRITTEN, Shell, blocks, runnable
+
+from carpool.policy import BatchingPolicy
+from carpool_sidecar.config import SidecarConfig, parse
+
+LANGUAGES = {"bash", "python", "yaml", "json", "text", "promql", "http"}
+
+CONFIG = set(SidecarConfig.__struct_encode_fields__)
+POLICY = set(BatchingPolicy.__struct_encode_fields__)
+
+
+def name(page):
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("page", [page for page in WRITTEN if runnable(page)], ids=name)
+def test_a_page_can_be_followed(page, tmp_path):
+    with Shell(tmp_path) as shell:
+        for block in runnable(page):
+            shell.run(block)
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name)
+def test_every_block_says_what_it_is(page):
+    for block in blocks(page):
+        assert block.language in LANGUAGES, block.where
+        note = block.note.partition(":")[0]
+        assert note in {"", "not run", "server", "file"}, f"{block.where}: {block.note}"
+        assert block.says("not run") != "", f"{block.where}: say why"
+
+
+CONFIGURATIONS = [block for page in WRITTEN for block in blocks(page) if block.language == "yaml"]
+
+
+@pytest.mark.parametrize("block", CONFIGURATIONS, ids=lambda block: block.where)
+def test_configurations_are_accepted(block):
+    for document in yaml.safe_load_all(block.text):
+        if document.keys() & {"apiVersion", "groups", "scrape_configs"}:
+            continue  # Kubernetes' and Prometheus' own
+        plain = {"policy": document} if document.keys() <= POLICY else document
+        assert plain.keys() <= CONFIG, f"{block.where}: {sorted(plain.keys() - CONFIG)}"
+        # A part is shown without what every file needs.
+        whole = {} if "onnx" in plain else {"upstream": {"url": "http://127.0.0.1:9000"}}
+        whole |= plain
+        whole["policy"] = {"slo": {"latency": {"p99": "50ms"}}} | plain.get("policy", {})
+        parse(yaml.safe_dump(whole))

@@ -1,0 +1,86 @@
+"""What the documentation names exists: pages, anchors, metrics, codes."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+import pytest
+from pages import ROOT, WRITTEN
+
+from carpool.riding import Refused
+from carpool.tuning import Reason
+from carpool_cli.main import COMMANDS
+from carpool_sidecar.http1.calls import FailureKind
+from carpool_sidecar.metrics import METRICS
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
+
+
+def anchors(page):
+    """Anchors of a page's headings, made as GitHub makes them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", [*WRITTEN, *REFERENCE], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for link in LINK.findall(page.read_text("utf-8")):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+def test_metrics_that_are_named_exist():
+    known = {re.sub(r"_total$", "", metric.name) for metric in METRICS}
+    for page in WRITTEN:
+        for name in re.findall(r"\bcarpool_(?!cli\b|sidecar\b|operator\b)[a-z0-9_]+", page.read_text("utf-8")):
+            plain = re.sub(r"_(total|bucket|sum|count)$", "", name)
+            assert plain.removeprefix("carpool_") in known or plain in known, f"{page.name}: {name}"
+
+
+def test_commands_that_are_named_exist():
+    for page in WRITTEN:
+        for command in re.findall(r"^(?:\.venv/bin/)?carpool ([a-z]\w*)", page.read_text("utf-8"), re.MULTILINE):
+            assert command in COMMANDS, f"{page.name}: carpool {command}"
+
+
+def test_every_code_that_people_meet_is_explained():
+    pages = {
+        "docs/tuning.md": list(Reason),
+        "docs/admission.md": [*Refused, *(f"upstream-{kind}" for kind in get_args(FailureKind))],
+        "docs/protocols.md": reasons(),
+    }
+    for page, codes in pages.items():
+        text = (ROOT / page).read_text("utf-8")
+        missing = [code for code in codes if f"`{code}`" not in text]
+        assert not missing, f"{page}: {missing}"
+
+
+_ALONE = (
+    r'_alone\(endpoint, facts, body, "([a-z-]+)"\)',
+    r'\balone(?:_by_protocol)? = (?:[\w.]+ or |None if .* else )?"([a-z-]+)"',
+    r'^ +return "([a-z-]+)"$',
+)
+
+
+def reasons():
+    """Reasons to ride alone, as the code writes them."""
+    found = set()
+    for name in ("models.py", "protocols/v1.py", "protocols/v2.py", "protocols/tensors.py"):
+        text = (ROOT / "sidecar" / "carpool_sidecar" / name).read_text("utf-8")
+        for pattern in _ALONE:
+            found |= set(re.findall(pattern, text, re.MULTILINE))
+    return sorted(found)
+
+
+def test_the_reasons_to_ride_alone_are_found():
+    assert {"axis-none", "axis-unknown", "too-many-models", "encoded", "mixed-rows", "sequence", "scalar"} <= {
+        *reasons()
+    }
