@@ -229,9 +229,8 @@ class Batcher:
             busy += now - self._busy_since
         elif self._ghosts:
             busy += min(now, max(self._ghosts)[0]) - self._busy_since
-        return Stats(
-            at=now, device_busy=busy, models={name: lane.counters.snapshot(now) for name, lane in self._lanes.items()}
-        )
+        models = {name: lane.counters.snapshot(now) for name, lane in self._lanes.items()}
+        return Stats(now, busy, models, self._backlog.rows)
 
     @property
     def queued_rows(self) -> int:

@@ -56,6 +56,10 @@ class ServiceTime(Struct, frozen=True):
     largest_in_flight: int = 1
     samples: float = KNOWN
 
+    def executors_for(self, in_flight: int) -> int:
+        """Executors to plan with; beyond the most ever seen in flight, hope: only trying tells."""
+        return max(self.executors, in_flight) if self.executors >= self.largest_in_flight else self.executors
+
     @classmethod
     def measured(
         cls, seconds: Mapping[int, float], *, noise: float = 0.0, executors: int = 1, samples: float = KNOWN

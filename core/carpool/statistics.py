@@ -120,6 +120,8 @@ class Stats(Struct):
     device_busy: float = 0.0
     """Wall seconds with at least one batch in flight."""
     models: dict[str, ModelStats] = field(default_factory=dict)
+    queued_rows: int = 0
+    """Rows waiting at that moment."""
 
     def since(self, earlier: Stats) -> Stats:
         """Return what was counted after ``earlier``.
@@ -131,7 +133,7 @@ class Stats(Struct):
             before = earlier.models.get(name)
             models[name] = now if before is None or _went_back(now, before) else _difference(now, before)
         busy = self.device_busy - earlier.device_busy
-        return Stats(at=self.at, device_busy=busy if busy >= 0 else self.device_busy, models=models)
+        return Stats(self.at, busy if busy >= 0 else self.device_busy, models, self.queued_rows)
 
 
 LATE = "late"

@@ -12,6 +12,7 @@ from carpool.latency import LatencyLearner
 from carpool.load import Load
 from carpool.misses import MissTest
 from carpool.policy import Duration, Parameters, PassThroughMode, ShedAt, TuningMode, format_seconds
+from carpool.queueing import stability
 from carpool.riding import Estimate, Refused
 from carpool.statistics import LATE, ModelStats
 from carpool.tuning import KEPT, WORTH, Assessment, Assessor, Choice, Reason, Situation, choose, toward, why
@@ -68,6 +69,7 @@ class Observation(Struct, frozen=True):
     stalled: bool = False
     """Whether the counting host paused in it, so that its latencies say nothing of the model."""
     queued_rows: int = 0
+    """Rows that wait at its end."""
 
 
 class Forecasted(Struct, frozen=True):
@@ -128,6 +130,7 @@ class Tuner:
         self._last_arrival = -inf
         self._caution = 1.0
         self._shed = False
+        self._queued_rows = 0
         self._tried: list[Parameters] = []
         self._tried_with: ServiceTime | None = None
         self._failed: list[Parameters] = []
@@ -137,6 +140,7 @@ class Tuner:
         now, stats = observation.now, observation.stats
         if self._started_at is None:
             self._started_at = self._changed_at = now
+        backlogged, self._queued_rows = self._backlogged(), observation.queued_rows
         if stats.arrivals:
             self._last_arrival = now
         # 1. Guards: evidence that is none.
@@ -163,7 +167,9 @@ class Tuner:
             return self._keep(now, Reason.NO_TRAFFIC, f"no request for {SILENCE:.0f}s")
         if load_moved or model_moved or self._is_another(service):
             self._new_epoch(service)
-        alarmed = self._misses.observe(stats.hits, sum(stats.misses.get(reason, 0) for reason in TOO_LATE))
+        # Misses contradict the forecast that was made for these parameters, not what was late before them.
+        late = sum(stats.misses.get(reason, 0) for reason in TOO_LATE)
+        alarmed = self._choice is not None and not backlogged and self._misses.observe(stats.hits, late)
         # 3. Search anew where there is news.
         expelled = self.parameters.pass_through and not observation.passing
         news = load_moved or model_moved or alarmed or self._choice is None or self._is_news(service)
@@ -188,6 +194,13 @@ class Tuner:
             upper=tuple(service.slow(b) for b in range(rows + 1)),
             executors=service.executors,
         )
+
+    def _believed(self) -> Estimate | None:
+        """Return what the Batcher is to plan with under the present parameters."""
+        service, estimate = self._service, self._estimate
+        if service is None or estimate is None:
+            return None
+        return replace(estimate, executors=service.executors_for(self.parameters.max_in_flight))
 
     def _is_news(self, service: ServiceTime) -> bool:
         known = self._service
@@ -317,16 +330,14 @@ class Tuner:
         self, now: float, step: Assessment, target: Assessment, reason: Reason, message: str, capped_by: str
     ) -> Decision:
         message = f"{self.parameters.describe()} to {step.parameters.describe()}: {message}"
-        recommend = self._policy.tuning.mode is TuningMode.RECOMMEND
-        decision = self._decision(now, step, reason, message, target, capped_by)
-        if recommend:
-            return replace(decision, change=False, reason=Reason.RECOMMEND_ONLY)
+        if self._policy.tuning.mode is TuningMode.RECOMMEND:
+            return self._decision(now, step, Reason.RECOMMEND_ONLY, message, target, capped_by)
         self._tried.append(self.parameters)
         self.parameters = step.parameters
         self._changed_at = now
         self._requests_since = 0
         self._misses.restart()
-        return replace(decision, change=True)
+        return replace(self._decision(now, step, reason, message, target, capped_by), change=True)
 
     def _again(self, now: float, target: Assessment) -> Decision:
         """Pass through again after a backlog ended it, no sooner than a riskier step may come."""
@@ -375,11 +386,22 @@ class Tuner:
             capped_by=capped_by,
             predicted=predicted,
             shed_slo=self._shed_slo(),
-            estimate=self._estimate,
+            estimate=self._believed(),
             at=now,
             rate=self._load.rate,
         )
 
     def _shed_slo(self) -> bool:
         mode = self._policy.admission.shed_at
-        return self._shed if mode is ShedAt.AUTOMATIC else mode is ShedAt.SLO
+        if mode is ShedAt.AUTOMATIC:
+            return self._shed or self._backlogged()
+        return mode is ShedAt.SLO
+
+    def _backlogged(self) -> bool:
+        """Whether more waits than can be served in time: all who come behind it would be late."""
+        service, parameters = self._service, self.parameters
+        if service is None:
+            return False
+        executors = min(service.executors_for(parameters.max_in_flight), parameters.max_in_flight)
+        per_second = stability(0.0, service, parameters.max_batch, executors)
+        return self._queued_rows > per_second.capacity * self._target

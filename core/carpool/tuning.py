@@ -143,7 +143,7 @@ class Assessor:
                 self._pessimist,
                 parameters,
                 self.situation.target,
-                executors=self._executors(parameters),
+                executors=self.situation.service.executors_for(parameters.max_in_flight),
                 rows=self._rows,
             )
             self._risks[parameters] = pessimistic.miss_fraction
@@ -165,7 +165,8 @@ class Assessor:
         return HEADROOM * situation.process.rate * seconds / situation.service.executors
 
     def _work(self, one: Assessment) -> float:
-        executors = min(self._executors(one.parameters), one.parameters.max_in_flight)
+        in_flight = one.parameters.max_in_flight
+        executors = min(self.situation.service.executors_for(in_flight), in_flight)
         return one.now.utilization * executors / one.now.throughput
 
     def _forecast(self, times: list[float], parameters: Parameters, *, shed: bool) -> Forecast:
@@ -175,17 +176,10 @@ class Assessor:
             parameters,
             self.situation.target,
             shed=shed,
-            executors=self._executors(parameters),
+            executors=self.situation.service.executors_for(parameters.max_in_flight),
             rows=self._rows,
             noise_draws=self._noise,
         )
-
-    def _executors(self, parameters: Parameters) -> int:
-        """Executors as fitted; beyond the most ever seen in flight, hope: only trying tells."""
-        service = self.situation.service
-        if service.executors >= service.largest_in_flight:
-            return max(service.executors, parameters.max_in_flight)
-        return service.executors
 
     def _holds(self, result: Forecast, leniency: float) -> bool:
         return result.miss_fraction <= self.situation.budget * leniency and all(

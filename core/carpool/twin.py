@@ -46,8 +46,14 @@ def tuned(
         delta, last = stats[0].since(last), stats[0]
         if "" not in delta.models:
             return None
-        passing = tuner.parameters.pass_through
-        decision = tuner.step(Observation(now=now, seconds=interval, stats=delta.models[""], passing=passing))
+        observation = Observation(
+            now=now,
+            seconds=interval,
+            stats=delta.models[""],
+            passing=tuner.parameters.pass_through,
+            queued_rows=delta.queued_rows,
+        )
+        decision = tuner.step(observation)
         decisions.append(decision)
         return [Setting(decision.parameters, decision.estimate, decision.shed_slo)]
 

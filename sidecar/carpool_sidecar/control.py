@@ -129,7 +129,7 @@ class Control:
                         stats=since.models[lane.name],
                         passing=lane.passing,
                         stalled=paused > STALLED_SHARE * seconds,
-                        queued_rows=self._batcher.queued_rows,
+                        queued_rows=stats.queued_rows,
                     ),
                     lane.parameters,
                 )
