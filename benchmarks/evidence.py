@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import os
 import platform
 import subprocess
@@ -35,7 +35,16 @@ class Limit(Struct, frozen=True):
 
     def reaches(self, measured: float) -> bool:
         """Say whether a figure is where it should be."""
-        return self._within(measured, self.value if self.goal is None else self.goal)
+        return self._within(measured, self.aim)
+
+    @property
+    def aim(self) -> float:
+        """What the figure should reach: the goal where there is one, else the limit itself."""
+        return self.value if self.goal is None else self.goal
+
+    def gap(self, measured: float) -> float:
+        """Return the factor by which a figure falls short of its aim."""
+        return self.aim / measured if self.direction == "at least" else measured / self.aim
 
     def _within(self, measured: float, bound: float) -> bool:
         return measured >= bound if self.direction == "at least" else measured <= bound
@@ -98,7 +107,7 @@ def commit() -> str:
 
 def today() -> str:
     """Return the time, in UTC."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
 
 def least(trial: Callable[[], float], trials: int) -> float:

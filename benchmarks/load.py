@@ -104,6 +104,8 @@ class Caller(Messages):
         self.wrong = b""
         """An answer that should have been another, or word of a lost connection."""
         self.asking = True
+        self.begun = asyncio.Event()
+        """Two answers have come, so that connections and routes stand."""
         self.ended = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -117,6 +119,8 @@ class Caller(Messages):
             self.wrong = message[:500]
             self.asking = False
         self.answers += 1
+        if self.answers == 2 or self.wrong:
+            self.begun.set()
         if self.asking:
             self.transport.write(self._request)
         else:
@@ -127,6 +131,7 @@ class Caller(Messages):
         if self.asking:
             self.wrong = b"the connection was lost: %a" % exc
         self.asking = False
+        self.begun.set()
         self.ended.set()
 
 
@@ -156,8 +161,7 @@ class Load:
         callers = [Caller(*each) for each in self._asked]
         for caller in callers:
             await loop.create_connection(lambda caller=caller: caller, "127.0.0.1", self.process.port)  # type: ignore[misc]
-        while any(caller.answers < 2 for caller in callers) and not any(caller.wrong for caller in callers):
-            await asyncio.sleep(0.001)
+        await asyncio.gather(*(caller.begun.wait() for caller in callers))
         before = sum(caller.answers for caller in callers)
         start = self.process.cpu_seconds()
         await asyncio.sleep(seconds)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from operator import itemgetter
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 from evidence import Figure, Skipped, least
 
@@ -17,12 +21,12 @@ from carpool import arrivals
 from carpool.batching import Batcher
 from carpool.chain import greedy
 from carpool.latency import ServiceTime
-from carpool.policy import BatchingPolicy, Duration, Parameters, for_p99
+from carpool.outcome import Setting
+from carpool.policy import Duration, Parameters, for_p99
 from carpool.riding import Batch, Estimate, Finish, Request
-from carpool.simulation import Device, Simulation, linear
+from carpool.simulation import Arrival, Device, Simulation, linear
 from carpool.statistics import Stats
-from carpool.tuner import Observation, Tuner
-from carpool.twin import INTERVAL
+from carpool.tuner import INTERVAL, Observation, Tuner
 
 FIXED, PER_ROW = 0.005, 0.0005
 SLO = 0.050
@@ -100,63 +104,101 @@ def simulator() -> list[Figure]:
     return [Figure("simulator", 1 / least(run, TRIALS), TRIALS)]
 
 
-def decision() -> list[Figure]:
-    """Measure the dearest decision on the way from knowing nothing to a load of 1,000 requests/s, and the closed form.
+class Case(NamedTuple):
+    """A load on a device, for which a tuner that knows nothing but the SLO has to decide."""
 
-    Each decision of the same replayed observations is timed in several runs; of its times the least counts.
+    process: arrivals.Process
+    device: Device
+    rows: int = 1
+
+
+# Rates are about 70 % of what the devices can do with batches of 32.
+POISSON = {
+    "1 executor": Case(arrivals.Poisson(1000.0), Device(linear(FIXED, PER_ROW))),
+    "4 executors": Case(arrivals.Poisson(4000.0), Device(linear(FIXED, PER_ROW), executors=4)),
+}
+OTHERS = {
+    "gamma, CV 2": Case(arrivals.Gamma(1000.0, 2.0), Device(linear(FIXED, PER_ROW))),
+    "noise, CV 0.2": Case(arrivals.Poisson(1000.0), Device(linear(FIXED, PER_ROW), cv=0.2)),
+    "both, 3 rows, 4 executors": Case(
+        arrivals.Gamma(1300.0, 2.0), Device(linear(FIXED, PER_ROW), executors=4, cv=0.2), rows=3
+    ),
+}
+SIMULATED = 30.0
+"""Seconds of load: the search of a cold start, and those that its steps bring."""
+
+Moment = tuple[Tuner, Observation]
+"""A tuner as it was, and what it was told then."""
+
+
+def decision() -> list[Figure]:
+    """Measure the dearest decision on the way from knowing nothing to a steady load, and one closed form.
+
+    Of each case the decisions that took longest are taken again, the cases in turn; of a decision's times the least
+    counts, and of the decisions the dearest.
     """
-    policy = for_p99(SLO)
-    rate = 1000.0
-    runs = 5
-    dearest: dict[str, float] = {}
-    for executors in (1, 4):
-        observed = observations(policy, rate * executors, executors)
-        costs = [
-            min(each) for each in zip(*(steps(policy, observed) for _ in range(runs)), strict=True)
-        ]  # one list a run, so: by decision
-        dearest[f"{executors} executors"] = max(costs) * 1e3
+    repeats, longest = 8, 2
+    moments = {name: dear(case, longest) for name, case in {**POISSON, **OTHERS}.items()}
+    costs: dict[str, list[float]] = {name: [math.inf] * longest for name in moments}
+    for _ in range(repeats):
+        for name, of_case in moments.items():
+            costs[name] = list(map(min, map(again, of_case), costs[name]))
+    dearest = {name: max(of_case) * 1e3 for name, of_case in costs.items()}
     service = ServiceTime.measured({rows: FIXED + PER_ROW * rows for rows in range(1, 65)})
+    sizes = (1, 2, 4, 8, 16, 32, 64)
 
     def closed() -> float:
         start = time.process_time()
-        for size in (1, 2, 4, 8, 16, 32, 64):
-            greedy(rate, service, size, SLO)
-        return (time.process_time() - start) / 7
+        for size in sizes:
+            greedy(1000.0, service, size, SLO)
+        return (time.process_time() - start) / len(sizes)
 
+    poisson, others = ({name: dearest[name] for name in kind} for kind in (POISSON, OTHERS))
     return [
-        Figure("decision", max(dearest.values()), runs, dearest),
+        Figure("decision, Poisson", max(poisson.values()), repeats, poisson),
+        Figure("decision, others", max(others.values()), repeats, others),
         Figure("closed form", least(closed, TRIALS) * 1e3, TRIALS),
     ]
 
 
-def observations(policy: BatchingPolicy, rate: float, executors: int) -> list[Observation]:
-    """Record what a tuner is told in 60 simulated seconds, with the tuner in the loop."""
-    tuner = Tuner(policy)
-    recorded: list[Observation] = []
+def dear(case: Case, count: int) -> list[Moment]:
+    """Let a tuner that knows nothing but the SLO tune a load; return the moments before its longest decisions."""
+    tuner = Tuner(for_p99(SLO))
+    decisions: list[tuple[float, Moment]] = []
     last = Stats(at=0.0)
 
-    def observe(now: float, stats: list[Stats]) -> None:
+    def observe(now: float, stats: list[Stats]) -> list[Setting] | None:
         nonlocal last
         delta, last = stats[0].since(last), stats[0]
-        if "" in delta.models:
-            recorded.append(Observation(now=now, seconds=INTERVAL, stats=delta.models[""]))
-            tuner.step(recorded[-1])
-
-    times = list(arrivals.until(arrivals.Poisson(rate), 60.0, Random(2)))
-    device = Device(linear(FIXED, PER_ROW), executors=executors)
-    Simulation(times, device, slo=SLO, parameters=Parameters(max_in_flight=executors)).every(INTERVAL, observe).run()
-    return recorded
-
-
-def steps(policy: BatchingPolicy, observed: list[Observation]) -> list[float]:
-    """Replay observations to a new tuner; return the CPU seconds of each decision."""
-    tuner = Tuner(policy)
-    costs = []
-    for observation in observed:
+        if "" not in delta.models:
+            return None
+        moment = (
+            copy.deepcopy(tuner),
+            Observation(
+                now=now,
+                seconds=INTERVAL,
+                stats=delta.models[""],
+                passing=tuner.parameters.pass_through,
+                queued_rows=delta.queued_rows,
+            ),
+        )
         start = time.process_time()
-        tuner.step(observation)
-        costs.append(time.process_time() - start)
-    return costs
+        decision = tuner.step(moment[1])
+        decisions.append((time.process_time() - start, moment))
+        return [Setting(decision.parameters, decision.estimate, decision.shed_slo)]
+
+    load = [Arrival(at, case.rows) for at in arrivals.until(case.process, SIMULATED, Random(2))]
+    Simulation(load, case.device, slo=SLO, parameters=tuner.parameters).every(INTERVAL, observe).run()
+    decisions.sort(key=itemgetter(0), reverse=True)
+    return [moment for _, moment in decisions[:count]]
+
+
+def again(moment: Moment) -> float:
+    """Decide once more; return the CPU seconds."""
+    tuner, observation = copy.deepcopy(moment)
+    start = time.process_time()
+    tuner.step(observation)
+    return time.process_time() - start
 
 
 if __name__ == "__main__":

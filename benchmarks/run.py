@@ -46,12 +46,17 @@ def main() -> int:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"what to run, of {', '.join(BENCHMARKS)}; default: all"
     )
-    parser.add_argument("--no-write", action="store_true", help="print, and leave results/bench.json as it is")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="where the results go (default: results/bench.json after a whole run, nowhere after a part)",
+    )
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in BENCHMARKS]:
         parser.error(f"no benchmark {unknown[0]!r}: there are {', '.join(BENCHMARKS)}")
     bounds = limits(LIMITS)
-    before = baseline()
+    before, measured = baseline(), commit()
     figures: list[Figure] = []
     skipped: dict[str, str] = {}
     for name in options.names or BENCHMARKS:
@@ -62,13 +67,14 @@ def main() -> int:
             except Skipped as reason:
                 skipped[name] = str(reason)
     passed = report(figures, bounds, before)
-    for name, reason in skipped.items():
-        print(f"\n*** SKIPPED {name}: {reason} ***")
-    if not options.names and not options.no_write:
-        results = Results(commit(), today(), machine(), shlex.join(["python", *sys.argv]), figures, skipped)
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-        print(f"\nwritten to {RESULTS.relative_to(HERE.parent)}")
+    for name, why in skipped.items():
+        print(f"\n*** SKIPPED {name}: {why} ***")
+    target = options.results or (None if options.names else RESULTS)
+    if target is not None:
+        results = Results(measured, today(), machine(), shlex.join(["python", *sys.argv]), figures, skipped)
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+        print(f"\nwritten to {target}")
     return 0 if passed else 1
 
 
@@ -80,23 +86,31 @@ def baseline() -> dict[str, float]:
 
 
 def report(figures: list[Figure], bounds: dict[str, Limit], before: dict[str, float]) -> bool:
-    """Print the table; return whether every figure keeps its limit."""
+    """Print the table, and every goal that is missed; return whether every figure keeps its limit."""
     print(f"\n{'':26} {'measured':>12} {'before':>12} {'limit':>18}  verdict")
     passed = True
+    missed, made_of = [], None
     for figure in figures:
         limit = bounds[figure.name]
         holds = limit.holds(figure.value)
         passed = passed and holds
         verdict = "ok" if holds else "BEYOND ITS LIMIT"
-        if limit.goal is not None and not limit.reaches(figure.value):
-            verdict += f"; short of the goal, {limit.goal:g}"
+        if not limit.reaches(figure.value):
+            missed.append(
+                f"{figure.name}: {figure.value:,.4g} {limit.unit}, the goal is {limit.direction} {limit.aim:,g}: "
+                f"{limit.gap(figure.value):.2g} times away. {limit.why}"
+            )
+            verdict += ", goal missed"
         past = f"{before[figure.name]:12,.4g}" if figure.name in before else f"{'-':>12}"
         print(
             f"{figure.name:26} {figure.value:12,.4g} {past} {limit.direction:>8} {limit.value:<9,g}  "
             f"{verdict}  ({limit.unit})"
         )
-        if figure.parts:
+        if figure.parts and figure.parts != made_of:
             print(f"{'':28}" + ", ".join(f"{name} {value:,.4g}" for name, value in figure.parts.items()))
+        made_of = figure.parts
+    for line in missed:
+        print(f"\n*** GOAL MISSED {line} ***")
     return passed
 
 
