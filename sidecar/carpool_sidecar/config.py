@@ -177,23 +177,23 @@ def _plain(text: str) -> Any:  # noqa: ANN401 - whatever the file holds
     if text.lstrip().startswith("{"):
         try:
             return msgspec.json.decode(text)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             pass  # YAML has braces too; its parser also says where it goes wrong
     import yaml  # noqa: PLC0415 - 0.9 MiB that a JSON file does without
 
     try:
-        plain = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        # Through JSON and back: YAML's dates and sets are none of ours, and keys become strings.
+        plain = msgspec.json.decode(json.dumps(yaml.safe_load(text), default=str, allow_nan=False))
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # no YAML, or no JSON: .nan, date keys
         raise PolicyError("config", " ".join(str(error).split())) from None
     if not isinstance(plain, dict):
         raise PolicyError("config", "expected a mapping with at least `policy` and one of `upstream` and `onnx`")
-    # Through JSON and back: YAML's dates and sets are none of ours, and keys become strings.
-    return msgspec.json.decode(json.dumps(plain, default=str))
+    return plain
 
 
 def _validate_url(url: str) -> None:
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         good = parts.scheme == "unix" and parts.path.startswith("/")
         good = good or (parts.scheme == "http" and bool(parts.hostname) and parts.path in {"", "/"} and not parts.query)
         _ = parts.port

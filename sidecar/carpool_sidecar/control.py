@@ -63,7 +63,7 @@ class Control:
         self.decisions: deque[Explained] = deque(maxlen=KEPT)
         self.counts: dict[tuple[str, str], int] = {}
         """Decisions by action and reason."""
-        self.link = TunerLink(self._decided, self._introduce, log)
+        self.link = TunerLink(self._heard, self._introduce, log)
         self._driver = driver
         self._batcher: Batcher = driver.batcher
         self._config = config
@@ -71,6 +71,7 @@ class Control:
         self._clock = clock
         self._log = log
         self._running = False
+        self._generation = 0
         self._before: Stats = driver.batcher.stats(clock())
         self._stalled_before = stalls.total
         self._tuners: Tuners | None = None
@@ -158,13 +159,15 @@ class Control:
             self._driver.do(batcher.configure(parameters, now, model=name))
 
     def _introduce(self) -> None:
-        """Tell a tuner that knows nothing what to tune by."""
+        """Tell a tuner that knows nothing what to tune by; what the one before it has yet to say is void."""
         policy = self._config.policy
+        self._generation += 1
         if self.tunes:
             self._tuners = None
-            self.link.send(Setup(to_plain(policy)))
+            self.link.send(Setup(to_plain(policy), self._generation))
         else:
-            self._tuners = Tuners(replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD)))
+            holding = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
+            self._tuners = Tuners(holding, self._generation)
 
     def _keep_process(self) -> None:
         if self.tunes and self._process is None:
@@ -172,6 +175,11 @@ class Control:
         elif not self.tunes and self._process is not None:
             self._process.cancel()
             self._process = None
+
+    def _heard(self, decisions: Decisions) -> None:
+        # On its way while the policy or the model changed, a decision is about what was before.
+        if decisions.generation == self._generation:
+            self._decided(decisions)
 
     def _decided(self, decisions: Decisions) -> None:
         now = self._clock()

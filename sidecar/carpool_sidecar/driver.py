@@ -17,7 +17,7 @@ from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.messages import content_length, forwardable
 from carpool_sidecar.models import OTHER
 from carpool_sidecar.protocols import CODECS
-from carpool_sidecar.protocols.common import BadRequest, Ride, WrongRows
+from carpool_sidecar.protocols.common import UNREADABLE, BadRequest, Ride, WrongRows
 from carpool_sidecar.protocols.headers import differing, read
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Rider:
     """
 
     __slots__ = (
-        "answer", "answered", "counters", "entry", "exchange", "facts", "headers", "parsed", "pieces",
+        "answer", "answered", "counters", "entry", "exchange", "facts", "headers", "parsed", "pieces", "status",
     )  # fmt: skip
 
     def __init__(self, exchange: Exchange, entry: Entry, counters: Counters, facts: Facts, parsed: Parsed[Any]) -> None:
@@ -67,7 +67,8 @@ class Rider:
         self.answer: UpstreamAnswer | None = None
         """The upstream's answer to this request alone."""
         self.headers: Headers = []
-        """Of the last batch that it rode in."""
+        """Of the last batch that it rode in, like the status."""
+        self.status = 200
         self.pieces: list[tuple[int, Piece]] = []
         """Its rows' answers by first row, as they came in."""
         self.answered = False
@@ -90,20 +91,28 @@ class Flight:
         batch, fault = self._batch, None
         kind = fault_kind(status)
         if kind is not None:
-            fault = Fault(kind, detail=UpstreamAnswer(status, headers, body))
+            # A batch's error goes to all of its riders, so nothing that is about one of them may go with it.
+            fault = Fault(kind, detail=UpstreamAnswer(status, shareable(headers) if self._rides else headers, body))
         elif not self._rides:
-            batch.rides[0][0].payload.answer = UpstreamAnswer(status, headers, body)
+            rider: Rider = batch.rides[0][0].payload
+            rider.answer = UpstreamAnswer(status, headers, body)
+            if batch.family is not None and not _can_be_shared(rider.parsed, headers, body):
+                # Alone it passes as it is, but that proves nothing of the size of the batch that failed.
+                batch.family = None
         else:
             codec = CODECS[self._rides[0].parsed.endpoint.protocol]
             try:
                 pieces = codec.split(self._rides, headers, body)
             except WrongRows as error:
-                fault = Fault(FaultKind.ROWS, detail=error)
+                # No JSON, as with a NaN in it: one rider's rows may be why, and alone its answer passes as it is.
+                one_riders = error.reason == UNREADABLE and len(batch.rides) > 1
+                fault = Fault(FaultKind.ITEM if one_riders else FaultKind.ROWS, detail=error)
             else:
                 shared = shareable(headers)
                 for (request, start, _), piece in zip(batch.rides, pieces, strict=True):
-                    request.payload.pieces.append((start, piece))
-                    request.payload.headers = shared
+                    rider = request.payload
+                    rider.pieces.append((start, piece))
+                    rider.headers, rider.status = shared, status
         self._driver.landed(batch, status, fault)
 
     def failed(self, error: UpstreamError) -> None:
@@ -258,6 +267,9 @@ class Driver:
                     case Failure():
                         for request in action.requests:
                             self._fail(request.payload, action.fault, unresolved=action.unresolved)
+                        if action.unresolved and isinstance(action.fault.detail, WrongRows):
+                            # Finding out whose rows made it so was too dear: this model's answers can't be merged.
+                            self.batcher.lane(action.requests[0].model).quarantined = True
                     case Refusal():
                         self._refuse(action)
                     case Abort():
@@ -326,7 +338,7 @@ class Driver:
             except WrongRows as error:
                 self._fail(rider, Fault(FaultKind.ROWS, detail=error), unresolved=False)
                 return
-            status, headers, parts = 200, [*rider.headers, *message.headers], message.parts
+            status, headers, parts = rider.status, [*rider.headers, *message.headers], message.parts
         for name, _ in rider.exchange.headers:
             if len(name) == len(DEBUG) and name.lower() == DEBUG:
                 waited = (batch.dispatched - request.arrived) * 1e3
@@ -347,7 +359,7 @@ class Driver:
             case UpstreamError(kind=kind) as error:
                 exchange.fail(FAILURES.get(kind, 502), f"upstream-{kind}", str(error), [retry_after(1.0)])
             case WrongRows(reason=reason) as error:
-                exchange.fail(502, reason, f"the model's answer can't be shared out: {error}")
+                exchange.fail(502, reason, f"the model's answer can't be shared out: {error}", marks)
             case _:
                 exchange.fail(500, "internal", "the sidecar could not handle this request; its log says why", marks)
 
@@ -394,6 +406,14 @@ class Driver:
                 known = name if name in self.fragments or len(self.fragments) < MAX_FRAGMENT_NAMES else "other"
                 self.fragments[known] = self.fragments.get(known, 0) + 1
         entry.headers = key
+
+
+def _can_be_shared(parsed: Parsed[Any], headers: Headers, body: bytes) -> bool:
+    try:
+        CODECS[parsed.endpoint.protocol].split([Ride(parsed, 0, parsed.rows)], headers, body)
+    except WrongRows:
+        return False
+    return True
 
 
 def _first_row(part: tuple[int, Piece]) -> int:

@@ -189,6 +189,7 @@ class Sidecar:
     def _configured(self, config: SidecarConfig) -> None:
         self.config = config
         self._change = None
+        self.log.setLevel(config.log.upper())
         self.driver.due = config.policy.slo.due
         self.driver.timeout = config.policy.admission.timeout
         self.batcher.admit(config.policy.admission)

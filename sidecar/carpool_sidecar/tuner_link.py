@@ -1,4 +1,4 @@
-"""The sidecar's end of the pipe to its tuner process: never waits for it, starts it again when it ends."""
+"""The sidecar's end of the pipe to its tuner process: never waits for it, starts it again when it ends or hangs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.wire import LENGTH, Decisions, Message, frame, read_decisions
+import msgspec
+
+from carpool_sidecar.wire import LENGTH, Decisions, Message, Setup, frame, read_decisions
 
 if TYPE_CHECKING:
     import logging
@@ -20,6 +22,15 @@ LONGEST_PAUSE = 60.0
 
 STEADY = 60.0
 """Seconds after which a process counts as one that works: the next pause is the first again."""
+
+SILENCE = 60.0
+"""Seconds without a decision after which a process hangs. It is asked twice a second, and may take one of CPU."""
+
+PARTING = 1.0
+"""Seconds for a process that has closed its output to end by itself."""
+
+MAX_DECISIONS = 1 << 24
+"""Bytes of all models' decisions at most; what claims to be more is something else than decisions."""
 
 MAX_UNREAD = 1 << 20
 """Bytes that the process may leave unread; beyond, observations are dropped, which it sees as a longer interval."""
@@ -54,27 +65,31 @@ class TunerLink:
         while True:
             began = loop.time()
             try:
-                code = await self._run_once()
+                why = await self._run_once()
             except OSError as error:
-                code = error.errno or 1
+                why = f"it can't be started: {error}"
             if loop.time() - began > STEADY:
                 pause = FIRST_PAUSE
             self.restarts += 1
-            self._log.error("the tuner process ended; it is started again", extra={"code": code, "pause": pause})
+            self._log.error("the tuner process is started again", extra={"detail": why, "pause": pause})
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def send(self, message: Message) -> bool:
-        """Pass a message on if the process takes it; returns whether it does."""
+        """Pass a message on if the process takes it; returns whether it does.
+
+        A setup always goes to a process that runs: observations count for nothing under another one.
+        """
         process = self._process
         if process is None or process.stdin is None or process.stdin.is_closing():
             return False
-        if process.stdin.transport.get_write_buffer_size() > MAX_UNREAD:
+        if process.stdin.transport.get_write_buffer_size() > MAX_UNREAD and not isinstance(message, Setup):
             return False
         process.stdin.write(frame(message))
         return True
 
-    async def _run_once(self) -> int:
+    async def _run_once(self) -> str:
+        """Run one process until it is of no use any more; returns why."""
         process = await asyncio.create_subprocess_exec(
             *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
@@ -85,10 +100,22 @@ class TunerLink:
         try:
             self._started()
             while True:
-                length = int.from_bytes(await output.readexactly(LENGTH), "little")
-                self._decided(read_decisions(await output.readexactly(length)))
+                async with asyncio.timeout(SILENCE):
+                    length = int.from_bytes(await output.readexactly(LENGTH), "little")
+                    if length > MAX_DECISIONS:
+                        return f"what it says is no decision: {length} bytes"
+                    body = await output.readexactly(length)
+                self._decided(read_decisions(body))
         except asyncio.IncompleteReadError:
-            return await process.wait()
+            try:
+                async with asyncio.timeout(PARTING):
+                    return f"it ended with code {await process.wait()}"
+            except TimeoutError:
+                return "it closed its output"
+        except TimeoutError:
+            return f"it was silent for {SILENCE:g} s"
+        except msgspec.DecodeError as error:
+            return f"what it says is no decision: {error}"
         finally:
             self._process = None
             source.close()

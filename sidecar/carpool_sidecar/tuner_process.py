@@ -23,10 +23,11 @@ NICENESS = 5
 
 
 class Tuners:
-    """A tuner for every model that is observed."""
+    """A tuner for every model that is observed; all that they decide is of one ``generation``."""
 
-    def __init__(self, policy: BatchingPolicy) -> None:
+    def __init__(self, policy: BatchingPolicy, generation: int) -> None:
         self._policy = policy
+        self._generation = generation
         self._models = {model.name: model for model in policy.models}
         self._tuners: dict[str, Tuner] = {}
 
@@ -40,7 +41,7 @@ class Tuners:
             if tuner is None:
                 tuner = self._tuners[name] = Tuner(self._policy, self._models.get(name), observed.parameters)
             decisions[name] = tuner.step(observed.observation)
-        return Decisions(decisions)
+        return Decisions(decisions, self._generation)
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
@@ -49,7 +50,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     while len(length := source.read(LENGTH)) == LENGTH:
         message = read_message(source.read(int.from_bytes(length, "little")))
         if isinstance(message, Setup):
-            tuners = Tuners(from_plain(message.policy, BatchingPolicy, what="policy"))
+            tuners = Tuners(from_plain(message.policy, BatchingPolicy, what="policy"), message.generation)
         elif tuners is not None:
             sink.write(frame(tuners.step(message)))
             sink.flush()

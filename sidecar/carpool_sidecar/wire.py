@@ -17,9 +17,13 @@ LENGTH = 4
 
 
 class Setup(msgspec.Struct, tag=True, frozen=True):
-    """The policy to tune by, as plain data. Whatever was learned under another one is kept out of it."""
+    """The policy to tune by, as plain data. Whatever was learned under another one is kept out of it.
+
+    ``generation`` comes back with each decision made under it.
+    """
 
     policy: dict[str, Any]
+    generation: int
 
 
 class Observed(msgspec.Struct, frozen=True):
@@ -39,9 +43,10 @@ Message: TypeAlias = Setup | Observations
 
 
 class Decisions(msgspec.Struct, frozen=True):
-    """What is decided for each of them."""
+    """What is decided for each of them, under the setup of that ``generation``."""
 
     models: dict[str, Decision]
+    generation: int
 
 
 def _encode(value: object) -> object:

@@ -7,6 +7,7 @@ import json
 from typing import Any, NamedTuple
 
 import pytest
+import uvloop
 
 from carpool_sidecar.config import parse
 from carpool_sidecar.http1.client import Pool
@@ -16,6 +17,12 @@ from carpool_sidecar.sidecar import Sidecar
 
 PATIENCE = 30.0
 LENGTH = b"inference-header-content-length"
+
+
+def pytest_asyncio_loop_factories(config, item):
+    """What is tested from end to end is tested on the loop that it runs on."""
+    loop = uvloop if item.path.stem.startswith("test_end_to_end") else asyncio
+    return {loop.__name__: loop.new_event_loop}
 
 
 async def until(condition):
@@ -178,10 +185,22 @@ class Client:
         return self.send(b"POST", f"/v2/models/{model}/infer".encode(), body, headers)
 
 
+def binary(tensors, **members):
+    """A V2 request of binary tensors (name, datatype, shape, data): its body and headers."""
+    described = [
+        {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
+        for name, datatype, shape, data in tensors
+    ]
+    head = json.dumps({"inputs": described, **members}, separators=(",", ":")).encode()
+    body = b"".join([head, *(data for _, _, _, data in tensors)])
+    return body, [(b"Inference-Header-Content-Length", b"%d" % len(head))]
+
+
 class World:
     """One model server, and sidecars in front of it."""
 
     until = staticmethod(until)
+    binary = staticmethod(binary)
 
     def __init__(self, tmp_path) -> None:
         self.tmp_path = tmp_path
@@ -219,6 +238,28 @@ class World:
         """A sidecar and a client of its data port."""
         sidecar = await self.sidecar(**fields)
         return sidecar, self.client(sidecar.address)
+
+    @staticmethod
+    async def queued(sidecar, rows):
+        """Wait until so many rows are queued."""
+        await until(lambda: sidecar.batcher.queued_rows == rows)
+
+    async def occupy(self, client):
+        """Have one request under way, held by the model: all others wait behind it. Returns it."""
+        self.model.holding = True
+        held = len(self.model.held)
+        first = client.predict(b'"first"')
+        await until(lambda: len(self.model.held) > held)
+        return first
+
+    async def queue(self, sidecar, *starts):
+        """Call functions that send a request, each only when the one before is queued; returns the requests."""
+        asked = []
+        for start in starts:
+            before = sidecar.batcher.queued_rows
+            asked.append(start())
+            await until(lambda before=before: sidecar.batcher.queued_rows > before)
+        return asked
 
     async def queue_behind(self, sidecar, client, texts, headers=()):
         """Have one request under way, held by the model, and the others wait behind it; returns them all."""

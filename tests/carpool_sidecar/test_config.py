@@ -68,6 +68,12 @@ def test_an_onnx_file_names_its_model():
         (plain(bodies={"maxRequest": "1 MB"}), "bodies.maxRequest", "not a size"),
         ("a: [1", "config", "line 1"),
         ("just words", "config", "mapping"),
+        ("policy: .nan", "config", "Out of range"),
+        ("2001-01-01: x", "config", "keys must be"),
+        ("policy: 2001-99-99", "config", "month"),
+        ("[" * 10_000, "config", "recursion"),
+        ('{"a":' * 10_000, "config", "recursion"),
+        (plain(upstream={"url": "http://[h"}), "upstream.url", "http://host:port"),
         ("{", "config", ""),
     ],
 )

@@ -9,18 +9,6 @@ import pytest
 from carpool_sidecar.http1.calls import UpstreamError
 
 
-async def test_ready_only_with_the_model(world):  # KServe: ready before the model
-    world.model.documents[b"/v2/health/ready"] = (503, {})
-    sidecar = await world.sidecar()
-    admin = world.client(sidecar.admin_address)
-    assert (await admin.get(b"/readyz")).status == 503
-    assert (await admin.get(b"/livez")).status == 200
-    assert (await admin.get(b"/startupz")).status == 200
-    world.model.documents[b"/v2/health/ready"] = (200, {})
-    await world.until(lambda: sidecar.ready)
-    assert (await admin.get(b"/readyz")).status == 200
-
-
 async def test_a_model_that_was_restarted_is_learned_anew(world):
     sidecar, client = await world.start()
     counters = sidecar.batcher.lane("m").counters

@@ -5,16 +5,19 @@ import logging
 import os
 import signal
 import sys
+from itertools import pairwise
 
 import pytest
 
-from carpool.policy import for_p99, to_plain
+from carpool.policy import Duration, Parameters, for_p99, to_plain
+from carpool.statistics import Counters
+from carpool.tuner import Observation
 from carpool_sidecar import tuner_link
 from carpool_sidecar.tuner_link import TunerLink
-from carpool_sidecar.wire import Observations, Setup
+from carpool_sidecar.wire import Observations, Observed, Setup
 
 LOG = logging.getLogger("test")
-SETUP = Setup(to_plain(for_p99(0.05)))
+SETUP = Setup(to_plain(for_p99(0.05)), 1)
 
 
 @pytest.fixture
@@ -61,24 +64,91 @@ async def test_the_process_ends_with_the_link(decided, wait_until):
         os.kill(pid, 0)
 
 
-async def test_a_process_that_does_not_read_is_not_waited_for(decided, wait_until):
-    command = (sys.executable, "-c", "import sys; sys.stdout.buffer.read if 0 else __import__('signal').pause()")
-    link = TunerLink(decided.append, lambda: None, LOG, command)
-    task = asyncio.create_task(link.run())
+@pytest.fixture
+async def other(decided, monkeypatch):
+    """Links to processes that are no tuners."""
+    monkeypatch.setattr(tuner_link, "FIRST_PAUSE", 0.0)
+    tasks = []
+
+    def start(script, *, command=None):
+        link = TunerLink(decided.append, lambda: None, LOG, command or (sys.executable, "-c", script))
+        tasks.append(asyncio.create_task(link.run()))
+        return link
+
+    yield start
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+PAUSE = "import signal; signal.pause()"
+
+
+async def test_a_process_that_does_not_read_is_not_waited_for(other, wait_until):
+    link = other(PAUSE)
     await wait_until(lambda: link.pid is not None)
-    taken = 0
-    while link.send(Setup({"filler": "x" * 100_000})):
+    filler, taken = observations(100_000), 0
+    while link.send(filler):
         taken += 1
         assert taken < 1000
     assert taken > 5
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    assert link.send(SETUP)  # without it, nothing the process says later would count
 
 
-async def test_a_command_that_is_not_there_is_tried_again(decided, wait_until, monkeypatch):
-    monkeypatch.setattr(tuner_link, "FIRST_PAUSE", 0.0)
-    link = TunerLink(decided.append, lambda: None, LOG, ("/nonexistent/tuner",))
-    task = asyncio.create_task(link.run())
+async def test_a_process_that_hangs_is_killed_and_started_again(other, wait_until, monkeypatch):
+    monkeypatch.setattr(tuner_link, "SILENCE", 0.1)
+    link = other(PAUSE)
+    await wait_until(lambda: link.pid is not None)
+    first = link.pid
+    await wait_until(lambda: link.restarts >= 1 and link.pid not in {None, first})
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "b'print() in a library'",  # reads as a length of 1.9 GB
+        "b'\\x04\\0\\0\\0abcd'",
+        "b'\\x01\\0\\0\\0\\x80'",  # an empty map: no decisions
+    ],
+)
+async def test_what_is_no_decision_ends_the_process_not_the_link(other, wait_until, decided, said):
+    link = other(f"import sys; sys.stdout.buffer.write({said}); sys.stdout.flush(); {PAUSE}")
     await wait_until(lambda: link.restarts >= 2)
+    assert not decided
+
+
+async def test_a_process_that_closes_its_output_and_stays_is_killed(other, wait_until, monkeypatch):
+    monkeypatch.setattr(tuner_link, "PARTING", 0.05)
+    link = other(f"import os; os.close(1); {PAUSE}")
+    await wait_until(lambda: link.restarts >= 2)
+
+
+async def test_a_command_that_is_not_there_is_tried_again(other, wait_until):
+    link = other("", command=("/nonexistent/tuner",))
+    await wait_until(lambda: link.restarts >= 2)
+
+
+@pytest.mark.looptime
+async def test_pauses_between_processes_double_until_one_works_for_a_while(monkeypatch):
+    loop, began, lives = asyncio.get_running_loop(), [], iter([0.0] * 8 + [tuner_link.STEADY + 1.0, 0.0])
+
+    async def run_once():
+        began.append(loop.time())
+        await asyncio.sleep(next(lives, 1e9))
+        return "it ended"
+
+    link = TunerLink(lambda _: None, lambda: None, LOG)
+    monkeypatch.setattr(link, "_run_once", run_once)
+    task = asyncio.create_task(link.run())
+    await asyncio.sleep(1000.0)
+    assert [round(b - a) for a, b in pairwise(began)] == [1, 2, 4, 8, 16, 32, 60, 60, 61 + 1, 2]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+def observations(size):
+    parameters = Parameters(max_batch=8, max_wait=Duration(0.0), max_in_flight=1)
+    stats = Counters().snapshot(0.0)
+    return Observations({"m" * size: Observed(Observation(now=0.0, seconds=1.0, stats=stats), parameters)})

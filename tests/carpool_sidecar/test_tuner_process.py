@@ -11,7 +11,7 @@ from carpool_sidecar.tuner_process import Tuners, serve
 from carpool_sidecar.wire import LENGTH, Observations, Observed, Setup, frame, read_decisions
 
 PARAMETERS = Parameters(max_batch=8, max_wait=Duration(0.0), max_in_flight=1)
-SETUP = Setup(to_plain(for_p99(0.05)))
+SETUP = Setup(to_plain(for_p99(0.05)), 1)
 
 
 def observed(now, arrivals=0):
@@ -29,7 +29,7 @@ def decisions_in(data):
 
 
 def test_every_model_gets_a_decision_with_a_reason():
-    tuners = Tuners(for_p99(0.05))
+    tuners = Tuners(for_p99(0.05), 1)
     decisions = tuners.step(observed(10.0, 5)).models
     assert decisions["m"].message
     assert decisions["m"].parameters == PARAMETERS
@@ -39,6 +39,13 @@ def test_it_answers_every_observation_and_ends_with_its_input():
     sink = io.BytesIO()
     serve(io.BytesIO(frame(SETUP) + frame(observed(1.0)) + frame(SETUP) + frame(observed(2.0)) + b"\x01"), sink)
     assert [list(each.models) for each in decisions_in(sink.getvalue())] == [["m"], ["m"]]
+
+
+def test_decisions_name_the_setup_that_they_were_made_under():
+    again, sink = Setup(SETUP.policy, 2), io.BytesIO()
+    data = [frame(message) for message in (SETUP, observed(1.0), observed(2.0), again, observed(3.0))]
+    serve(io.BytesIO(b"".join(data)), sink)
+    assert [each.generation for each in decisions_in(sink.getvalue())] == [1, 1, 2]
 
 
 def test_observations_before_the_policy_are_not_answered():

@@ -15,7 +15,7 @@ PARAMETERS = Parameters(max_batch=4, max_wait=Duration(0.00125), max_in_flight=2
 def test_messages_arrive_as_they_were_sent():
     stats = ModelStats(arrivals=3, misses={"late": 1})
     observations = Observations({"m": Observed(Observation(now=1.5, seconds=1.0, stats=stats), PARAMETERS)})
-    for message in (Setup(to_plain(for_p99(0.05))), observations):
+    for message in (Setup(to_plain(for_p99(0.05)), 3), observations):
         sent = frame(message)
         assert int.from_bytes(sent[:LENGTH], "little") == len(sent) - LENGTH
         assert read_message(sent[LENGTH:]) == message
@@ -34,4 +34,4 @@ def test_decisions_arrive_with_infinite_forecasts():
         predicted=forecast,
         estimate=Estimate(times=(0.0, 0.1), upper=(0.0, 0.2), executors=2),
     )
-    assert read_decisions(frame(Decisions({"m": decision}))[LENGTH:]) == Decisions({"m": decision})
+    assert read_decisions(frame(Decisions({"m": decision}, 3))[LENGTH:]) == Decisions({"m": decision}, 3)

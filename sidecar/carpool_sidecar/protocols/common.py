@@ -34,6 +34,10 @@ class BadRequest(Exception):  # noqa: N818 - named after the status it becomes
         self.reason = reason
 
 
+UNREADABLE = "malformed"
+"""The reason of a ``WrongRows`` that is about the answer's text, not about how many rows it has."""
+
+
 class WrongRows(Exception):  # noqa: N818 - the field's word for it
     """The upstream's answer cannot be shared out by rows: 502, and the model is quarantined from batching."""
 

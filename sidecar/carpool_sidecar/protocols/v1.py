@@ -27,6 +27,7 @@ import msgspec
 
 from carpool_sidecar.protocols import json_scan
 from carpool_sidecar.protocols.common import (
+    UNREADABLE,
     BadRequest,
     Endpoint,
     Message,
@@ -163,7 +164,7 @@ def split(rides: Sequence[Ride], headers: Headers, body: Buffer) -> list[Piece]:
             fields = json_scan.members(text, "answer")
             name = next((name.decode() for name in wanted if name.decode() in fields), None)
             if name is None:
-                raise WrongRows(f"answer has no `{wanted[0].decode()}`", reason="malformed")
+                raise WrongRows(f"answer has no `{wanted[0].decode()}`", reason=UNREADABLE)
             array = fields.pop(name)
             rows = json_scan.elements(array, f"answer's {name}")
             if len({id(ride.parsed) for ride in rides}) > 1:
@@ -171,7 +172,7 @@ def split(rides: Sequence[Ride], headers: Headers, body: Buffer) -> list[Piece]:
             head = b'{"%b":[' % name.encode()
             tail = b"]" + b"".join(_member(*field) for field in fields.items()) + b"}"
     except json_scan.Malformed as error:
-        raise WrongRows(str(error), reason="malformed") from None
+        raise WrongRows(str(error), reason=UNREADABLE) from None
     total = total_rows(rides)
     if len(rows) != total:
         raise WrongRows(f"answer has {len(rows)} predictions for {total} rows")

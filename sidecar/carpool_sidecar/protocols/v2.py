@@ -24,6 +24,7 @@ import msgspec
 
 from carpool_sidecar.protocols import json_scan, tensors
 from carpool_sidecar.protocols.common import (
+    UNREADABLE,
     BadRequest,
     Buffer,
     Endpoint,
@@ -125,10 +126,10 @@ def split(rides: Sequence[Ride], headers: Headers, body: Buffer) -> list[Piece]:
     try:
         fields, tail = _message(find(headers, HEADER_LENGTH) or b"", body)
         if "outputs" not in fields:
-            raise WrongRows("answer has no `outputs`", reason="malformed")
+            raise WrongRows("answer has no `outputs`", reason=UNREADABLE)
         outputs = tensors.parse("outputs", fields.pop("outputs"), tail, any_datatype=True)
     except json_scan.Malformed as error:
-        raise WrongRows(f"answer: {error}", reason="malformed") from None
+        raise WrongRows(f"answer: {error}", reason=UNREADABLE) from None
     for tensor in outputs:
         if not tensor.shape or tensor.shape[0] != total or tensor.alone in {"nesting", "shared-memory"}:
             raise WrongRows(f"output {tensor.name!r} has shape {tensor.shape} for {total} rows")

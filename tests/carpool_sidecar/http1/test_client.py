@@ -97,7 +97,7 @@ async def test_at_the_cap_calls_wait_in_order(upstream, kit):
         (GET, b"HTTP/1.1 500 No\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno", False, 500, b"no"),
     ],
 )
-async def test_answers_of_every_framing(upstream, pool, ask, head, answer, close, status, body, stream):
+async def test_answers_of_every_framing(upstream, pool, ask, *, head, answer, close, status, body, stream):
     upstream.script = answering(answer, close=close)
     events = await ask(head, stream=stream)
     if events[0][0] == "answered":
