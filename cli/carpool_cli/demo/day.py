@@ -39,10 +39,10 @@ SLOWER = 10
 
 HOURS = (
     ("night", 15.0),
-    ("morning", 35.0),
-    ("noon", 110.0),
+    ("dawn", 35.0),
+    ("morning", 110.0),
     ("rush", 290.0),
-    ("afternoon", 160.0),
+    ("noon", 160.0),
     ("evening", 30.0),
 )
 """Requests per second, an equal share of the time each. One by one the device below serves 48/s, by eights 243/s."""

@@ -79,12 +79,13 @@ class _Answer:
 
 
 class Running(NamedTuple):
-    """A process that serves: where, where its admin port is (the data port's, where it has none), and its log."""
+    """A process that serves: where, where its admin port is (the data port's, where it has none)."""
 
     name: str
     address: str
     admin: str
-    log: Path
+    config: Path
+    """The file it was started with."""
 
 
 class Processes:
@@ -119,26 +120,20 @@ class Processes:
 
     async def sidecar(self, name: str, config: dict[str, Any]) -> Running:
         """Start a sidecar on free ports, and wait until it is ready."""
-        log = self._start(name, "carpool_sidecar.main", "--config", str(self.configure(name, config)))
+        path = self.folder / f"{name}.yaml"
+        own = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown": {"lame": "0s", "limit": "3s"}}
+        path.write_text(yaml.safe_dump({**own, **config}, sort_keys=False))
+        log = self._start(name, "carpool_sidecar.main", "--config", str(path))
         line = await self._said(log, r'^\{.*"event":"listening".*\}$')
         where = msgspec.json.decode(line[0])
         await self._said_ready(where["admin"])
-        return Running(name, where["data"], where["admin"], log)
+        return Running(name, where["data"], where["admin"], path)
 
     async def standin(self, name: str, profile: Path) -> Running:
         """Start a stand-in for a device on a free port."""
         log = self._start(name, "carpool_cli", "standin", "--profile", str(profile), "--port", "0")
         address = (await self._said(log, r"^standin for .* at http://(\S+)$"))[1]
-        return Running(name, address, address, log)
-
-    def configure(self, name: str, config: dict[str, Any]) -> Path:
-        """Write a sidecar's file; one that runs takes it within a second or so."""
-        path = self.folder / f"{name}.yaml"
-        beside = path.with_suffix(".new")
-        own = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown": {"lame": "0s", "limit": "3s"}}
-        beside.write_text(yaml.safe_dump({**own, **config}, sort_keys=False))
-        beside.replace(path)  # never half a file
-        return path
+        return Running(name, address, address, profile)
 
     def _start(self, name: str, module: str, *arguments: str) -> Path:
         log = self.folder / f"{name}.log"

@@ -24,14 +24,14 @@ NEXT_TO_NOTHING = 1.1
 
 def of_models(outcomes: Sequence[Outcome]) -> Table:
     """Two lines a model: one by one, and tuned."""
-    table = _table("Real models on this CPU, one core")
-    for name in ("requests/s", "rows/\nbatch", "device ms/\nrequest", "device\nbusy", "p99", "in time", "stalls"):
+    table = _table("Real models on this CPU, one core each, side by side: the last third of each load")
+    for name in ("requests/s", "rows/\nbatch", "device ms/\nrequest", "device\nbusy", "p99", "in time"):
         table.add_column(name, justify="right")
     for outcome in outcomes:
-        for stretch in (outcome.before, outcome.after):
-            stalls = stretch.report.stalls
+        labels = (outcome.model.name, _stalls(outcome.before.report))
+        for label, stretch in zip(labels, (outcome.before, outcome.after), strict=True):
             table.add_row(
-                outcome.model.name if stretch is outcome.before else "",
+                label,
                 stretch.how,
                 f"{stretch.report.achieved_rate:.0f}",
                 f"{stretch.span.mean_batch:.1f}",
@@ -39,7 +39,6 @@ def of_models(outcomes: Sequence[Outcome]) -> Table:
                 f"{stretch.span.busy:.0%}",
                 _p99(stretch.report.latency),
                 f"{stretch.report.good_share:.1%}",
-                f"{len(stalls)}, to {_longest(stretch.report)}" if stalls else "0",
             )
         table.add_section()
     return table
@@ -83,8 +82,7 @@ def notes(day: Day) -> tuple[str, ...]:
         f"The fixed setting is a sidecar too ({fixed}); no batching is the server by itself, one request at a time.",
         (
             f"Stalls: pauses of this host of {STALL * 1e3:.0f} ms or more, as the load generator saw them; w/o stalls "
-            "leaves out each second that one touched. Before and after of a real model are half a minute apart: on a "
-            "shared machine neighbours move them as well."
+            "leaves out each second that one touched. What a real model takes depends on what else this machine does."
         ),
         (
             f"The device is {device} as published with every time x{SLOWER}; rates and SLO are chosen for it. Its "
@@ -102,8 +100,9 @@ def verdicts(day: Day, outcomes: Sequence[Outcome]) -> list[str]:
         if outcome.worth < NEXT_TO_NOTHING:
             worth = f"worth next to nothing ({outcome.worth:.2f}x at best)"
         lines.append(
-            f"[bold]{outcome.model.name}[/]: batching is {worth} on this CPU; Carpool's choice: "
-            f"[bold]{outcome.after.how}[/], {before * 1e3:.2f} -> {after * 1e3:.2f} ms of device time a request"
+            f"[bold]{outcome.model.name}[/]: batching is {worth} on this CPU. "
+            f"Carpool chose [bold]{outcome.after.how}[/]: "
+            f"{after * 1e3:.2f} ms of device time a request, one by one {before * 1e3:.2f}"
         )
     lines += [f"[bold]the day, {arm.name}[/]: {_of_arm(arm)}" for arm in day.arms]
     return lines
@@ -123,9 +122,7 @@ def _table(title: str) -> Table:
 
 def _labels(hour: Hour) -> tuple[str, str, str]:
     """Say beside its three rows what a part of the day was: its name, what was asked, how this host stalled."""
-    report = hour.report
-    stalls = f"{len(report.stalls)} stalls to {_longest(report)}" if report.stalls else "no stalls"
-    return hour.name, f"{report.intended_rate:.0f}/s asked", stalls
+    return hour.name, f"{hour.report.intended_rate:.0f}/s asked", _stalls(hour.report)
 
 
 def _misses(good: float | None) -> str:
@@ -136,5 +133,8 @@ def _p99(found: Percentiles | None) -> str:
     return "none" if found is None else format_seconds(float(f"{found.p99:.3g}"))
 
 
-def _longest(report: Report) -> str:
-    return f"{max(stall.seconds for stall in report.stalls) * 1e3:.0f} ms"
+def _stalls(report: Report) -> str:
+    if not report.stalls:
+        return "no stalls"
+    longest = f"{max(stall.seconds for stall in report.stalls) * 1e3:.0f} ms"
+    return f"1 stall, {longest}" if len(report.stalls) == 1 else f"{len(report.stalls)} stalls, to {longest}"
