@@ -1,24 +1,27 @@
-"""The live view: figures out of what the admin port says, and how they look on a terminal."""
+"""The live view: what the admin port says, drawn to the size of the terminal."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
-from rich.console import Group
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from carpool.policy import format_seconds
-from carpool.statistics import ModelStats, combine
+from carpool_cli.admin_client import Explanation, Snapshot
+from carpool_cli.figures import Figures, duration, figures_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderResult
 
-    from carpool_cli.admin_client import Explanation, Snapshot
+    from carpool_cli.admin_client import Explained, LaneState
 
 WINDOW = 10.0
 """Seconds over which rates and percentiles are taken: a p99 of 100 requests/s then has 10 beyond it."""
@@ -26,30 +29,125 @@ WINDOW = 10.0
 HISTORY = 60
 """Looks that the sparklines go back: half a minute."""
 
-SHOWN = 4
-"""Decisions shown."""
+BESIDE = 50
+"""Columns that figures need beside a sparkline."""
 
 BARS = " ▁▂▃▄▅▆▇█"
 
 
-class Figures(Struct, frozen=True, kw_only=True):
-    """Over the last ``WINDOW`` seconds. Seconds, requests per second; ``None`` while there is nothing to tell."""
+class Sight(Struct, frozen=True, kw_only=True):
+    """All that one frame shows. It draws itself; where the terminal is too low, older decisions give way first."""
 
-    rate: float
-    goodput: float
-    p50: float | None
-    p99: float | None
-    hit_share: float | None
-    misses: dict[str, int]
-    sizes: dict[int, int]
-    """Batches by rows."""
-    mean_batch: float
-    device_seconds_per_request: float | None
-    device_busy_share: float
+    title: str
+    hint: str
+    """What to do, shown until the first request comes."""
+    snapshot: Snapshot
+    explanation: Explanation
+    figures: Figures
+    rates: Sequence[float]
+    tails: Sequence[float]
+    """p99 of each look, seconds."""
+    now: float
+    """Seconds since the epoch."""
+    notes: Sequence[str]
+    """Lines that stand below."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw."""
+        inside = options.update(height=None)
+        lines = console.render_lines(self._state(options.max_width), inside, pad=False)
+        notes = [Text(note, "dim", no_wrap=True, overflow="ellipsis") for note in self.notes]
+        room = math.inf if options.height is None else options.height - len(lines) - len(notes) - 1
+        decisions = console.render_lines(self._decisions(), inside, pad=False)
+        if len(decisions) > room:
+            decisions = decisions[: max(int(room), 0)]
+        lines += console.render_lines(Text("decisions", "dim"), inside, pad=False) + decisions
+        for note in notes:
+            lines += console.render_lines(note, inside, pad=False)
+        for line in lines:
+            yield from line
+            yield Segment.line()
+
+    def _state(self, width: int) -> Table:
+        """Return what is so now: a line a figure."""
+        snapshot, figures, slo = self.snapshot, self.figures, self.snapshot.slo_seconds
+        wide = max(min(width - BESIDE, HISTORY), 8)
+        page = Table.grid()
+        page.add_row(
+            Text.assemble(
+                (f"{self.title}  ", "bold"),
+                (snapshot.readiness, "green" if snapshot.ready else "yellow"),
+                f"  up {clock(snapshot.uptime_seconds)}, configuration {snapshot.generation}",
+            )
+        )
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column()
+        over = figures.p99 is not None and figures.p99 > slo
+        latency = Text(f"p50 {duration(figures.p50)}, p99 ")
+        latency.append(duration(figures.p99), "bold red" if over else "bold green" if figures.p99 else "")
+        latency.append(f" of {format_seconds(slo)}")
+        good = Text(f"{figures.goodput:.1f}/s")
+        if figures.miss_share is not None:
+            good.append(f", {1 - figures.miss_share:.2%} in time")
+        rows: list[tuple[str, str | Text]] = [
+            ("rate", beside(Text(f"{figures.rate:.1f}/s"), sparkline(list(self.rates)[-wide:]))),
+            ("goodput", good),
+            ("latency", beside(latency, sparkline(list(self.tails)[-wide:], top=slo))),
+            ("misses", ", ".join(f"{name} {count}" for name, count in figures.misses.items()) or "none"),
+        ]
+        if figures.mean_batch is not None:
+            rows.append(("batches", f"{figures.mean_batch:.1f} rows   {histogram(figures.sizes)}"))
+        busy = f"{figures.device_busy_share:.0%} busy"
+        if figures.device_seconds_per_request is not None:
+            busy = f"{duration(figures.device_seconds_per_request)} a request, {busy}"
+        queue = snapshot.queue
+        rows += [
+            ("device", busy),
+            ("queue", f"{queue.rows} rows waiting, {queue.in_flight} of {queue.slots} batches in flight"),
+        ]
+        for name, lane in snapshot.lanes.items():
+            if name or len(snapshot.lanes) == 1:  # requests that name no model are of interest where none do
+                rows += [(name or "model", self._parameters(lane)), ("", Text(curve(lane), "dim"))]
+        if snapshot.alone:
+            why = ", ".join(f"{each.reason} {each.requests}" for each in snapshot.alone[-3:])
+            rows.append(("alone", f"may not be merged: {why}"))
+        if snapshot.stalls.count:
+            stalls = snapshot.stalls
+            rows.append(("host", f"paused {stalls.count} times, {duration(stalls.seconds)} in all"))
+        for label, value in rows:
+            grid.add_row(label, value)
+        page.add_row(grid)
+        if self.hint and not any(model.arrivals for model in snapshot.stats.models.values()):
+            page.add_row(Text(f"no request yet; try\n{self.hint}", "cyan"))
+        return page
+
+    def _parameters(self, lane: LaneState) -> Text:
+        text = Text("pass-through" if lane.pass_through else lane.parameters.describe(), "bold")
+        if not self.explanation.tuned:
+            text.append(" (fixed)")
+        if lane.quarantined:
+            text.append("  quarantined: its answers had too few rows, requests ride alone", "bold red")
+        return text
+
+    def _decisions(self) -> Table:
+        """Return the last decision, and the changes before it, newest first."""
+        table = Table.grid(padding=(0, 1))
+        table.add_column(style="dim", justify="right", no_wrap=True, min_width=8)
+        table.add_column()
+        for each in told(self.explanation.decisions):
+            decision = each.decision
+            line = Text(str(decision.reason), "cyan" if decision.change else "")
+            again = f" ({each.times} times)" if each.times > 1 else ""
+            line.append(f"{again}: {decision.message}", "default")
+            table.add_row(ago(self.now - each.at), line)
+        if not self.explanation.decisions:
+            table.add_row("", Text("none yet" if self.explanation.tuned else "none: nothing is tuned", "dim"))
+        return table
 
 
 class Watch:
-    """Remembers what was seen. ``add`` each look, then ``render``."""
+    """Remembers what was seen; ``look`` makes a frame of the latest."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -57,115 +155,66 @@ class Watch:
         self._rates: deque[float] = deque(maxlen=HISTORY)
         self._tails: deque[float] = deque(maxlen=HISTORY)
 
-    def add(self, snapshot: Snapshot) -> Figures:
-        """Take a look into account; return the figures of the window that ends with it."""
+    def look(
+        self,
+        snapshot: Snapshot,
+        explanation: Explanation,
+        now: float,
+        notes: Sequence[str] = (),
+        hint: str = "",
+    ) -> Sight:
+        """Take a look into account and return the frame; its figures are over the last ``WINDOW`` seconds."""
         if self._seen and snapshot.stats.at < self._seen[-1].stats.at:
             self._seen.clear()  # another process answers now, and its clock began anew
         self._seen.append(snapshot)
         while len(self._seen) > 2 and snapshot.stats.at - self._seen[1].stats.at >= WINDOW:
             self._seen.popleft()
-        figures = between(self._seen[0], snapshot)
+        first = self._seen[0].stats
+        counted = snapshot.stats.since(first)
+        figures = figures_of(list(counted.models.values()), snapshot.stats.at - first.at, counted.device_busy)
         self._rates.append(figures.rate)
         self._tails.append(figures.p99 or 0.0)
-        return figures
-
-    def render(
-        self, figures: Figures, explanation: Explanation, now: float, notes: Sequence[str] = ()
-    ) -> RenderableType:
-        """Draw the last look; ``now`` in seconds since the epoch, ``notes`` stand below."""
-        snapshot = self._seen[-1]
-        slo = snapshot.slo_seconds
-        head = Text.assemble(
-            (f"{self._title}  ", "bold"),
-            (snapshot.readiness, "green" if snapshot.ready else "yellow"),
-            f"  up {_clock(snapshot.uptime_seconds)}, configuration {snapshot.generation}",
+        return Sight(
+            title=self._title,
+            hint=hint,
+            snapshot=snapshot,
+            explanation=explanation,
+            figures=figures,
+            rates=tuple(self._rates),
+            tails=tuple(self._tails),
+            now=now,
+            notes=notes,
         )
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(style="dim", no_wrap=True)
-        grid.add_column()
-        hits = "" if figures.hit_share is None else f", {figures.hit_share:.2%} in time"
-        grid.add_row("rate", f"{figures.rate:.1f}/s  {sparkline(self._rates)}")
-        grid.add_row("goodput", f"{figures.goodput:.1f}/s{hits}")
-        over = figures.p99 is not None and figures.p99 > slo
-        latency = Text(f"p50 {_seconds(figures.p50)}, p99 ")
-        latency.append(_seconds(figures.p99), "bold red" if over else "bold green" if figures.p99 else "")
-        latency.append(f" of {format_seconds(slo)}  {sparkline(self._tails, top=slo)}")
-        grid.add_row("latency", latency)
-        grid.add_row("misses", ", ".join(f"{name} {count}" for name, count in figures.misses.items()) or "none")
-        grid.add_row("batches", f"{figures.mean_batch:.1f} rows  {histogram(figures.sizes)}")
-        device = f"{figures.device_busy_share:.0%} busy"
-        if figures.device_seconds_per_request is not None:
-            device = f"{format_seconds(figures.device_seconds_per_request)} a request, {device}"
-        grid.add_row("device", device)
-        queue = snapshot.queue
-        grid.add_row("queue", f"{queue.rows} rows waiting, {queue.in_flight} of {queue.slots} batches in flight")
-        for name, lane in snapshot.lanes.items():
-            if not name and len(snapshot.lanes) > 1:
-                continue  # what requests without a model's name go by; nothing to see while models have names
-            mode = "pass-through" if lane.pass_through else lane.parameters.describe()
-            warning = "  [quarantined: rides alone]" if lane.quarantined else ""
-            grid.add_row(name or "model", Text(f"{mode}{'' if explanation.tuned else ' (fixed)'}{warning}", "bold"))
-            grid.add_row("", Text(_curve(lane.service_seconds, lane.executors, lane.cap), "dim"))
-        if snapshot.alone:
-            why = ", ".join(f"{each.reason} {each.requests}" for each in snapshot.alone[-3:])
-            grid.add_row("alone", f"may not be merged: {why}")
-        if snapshot.stalls.count:
-            stalls = snapshot.stalls
-            grid.add_row("host", f"paused {stalls.count} times, {format_seconds(stalls.seconds)} in all")
-        history = Table.grid(padding=(0, 1))
-        history.add_column(style="dim", justify="right", no_wrap=True, min_width=8)
-        history.add_column()
-        for each in list(reversed(explanation.decisions))[:SHOWN]:
-            decision = each.decision
-            again = f" ({each.times} times)" if each.times > 1 else ""
-            line = Text(str(decision.reason), "cyan" if decision.change else "")
-            line.append(f"{again}: {decision.message}", "default")
-            history.add_row(_ago(now - each.at), line)
-        none = [] if explanation.decisions else [Text("  none yet", "dim")]
-        parts: list[RenderableType] = [head, grid, Text("decisions", "dim"), history, *none]
-        parts += [Text(note, "dim", no_wrap=True, overflow="ellipsis") for note in notes]
-        return Group(*parts)
 
 
-def between(earlier: Snapshot, later: Snapshot) -> Figures:
-    """Return the figures of what was counted between two looks; rates are 0 where no time lies between them."""
-    seconds = later.stats.at - earlier.stats.at
-    delta = later.stats.since(earlier.stats)
-    return figures_of(combine(list(delta.models.values())), delta.device_busy, seconds)
+def told(decisions: Sequence[Explained]) -> Iterable[Explained]:
+    """Return the newest decision of each model whatever it was, and all changes; newest first."""
+    seen: set[str] = set()
+    for each in reversed(decisions):
+        if each.decision.change or each.model not in seen:
+            yield each
+        seen.add(each.model)
 
 
-def figures_of(total: ModelStats, device_busy: float, seconds: float) -> Figures:
-    """Return the figures of counters that were counted in so many seconds."""
-    sizes: dict[int, int] = {}
-    for _, rows, _, _, batches, _, _ in total.cells:
-        sizes[rows] = sizes.get(rows, 0) + batches
-    batches = sum(sizes.values())
-    ended = total.hits + total.missed
-    return Figures(
-        rate=total.arrivals / seconds if seconds else 0.0,
-        goodput=total.hits / seconds if seconds else 0.0,
-        p50=total.quantile(0.5),
-        p99=total.quantile(0.99),
-        hit_share=total.hits / ended if ended else None,
-        misses={reason: count for reason, count in sorted(total.misses.items()) if count},
-        sizes=dict(sorted(sizes.items())),
-        mean_batch=sum(rows * count for rows, count in sizes.items()) / batches if batches else 0.0,
-        device_seconds_per_request=device_busy / total.served if total.served else None,
-        device_busy_share=device_busy / seconds if seconds else 0.0,
-    )
+def beside(text: Text, bars: str) -> Text:
+    """Set bars beside a figure, all of them in the same column."""
+    text.append(" " * max(36 - len(text), 2))
+    return text.append(bars, "dim")
 
 
 def histogram(sizes: dict[int, int]) -> str:
-    """Return shares of batches in octaves of rows, as bars: ``1▁ 2▂ 4▇``."""
+    """Return shares of batches in octaves of rows, as bars: ``1 ▁  2-3 ▂  4-7 █``."""
     octaves: dict[int, int] = {}
     for rows, count in sizes.items():
         low = 1 << (rows.bit_length() - 1)
         octaves[low] = octaves.get(low, 0) + count
     most = max(octaves.values(), default=1)
-    return "  ".join(f"{low}+{_bar(count / most)}" for low, count in sorted(octaves.items()))
+    return "  ".join(
+        f"{low}{f'-{2 * low - 1}' if low > 1 else ''} {_bar(count / most)}" for low, count in sorted(octaves.items())
+    )
 
 
-def sparkline(values: Sequence[float] | deque[float], top: float = 0.0) -> str:
+def sparkline(values: Sequence[float], top: float = 0.0) -> str:
     """Return bars for values, full at the largest of them and ``top``."""
     highest = max([top, *values])
     return "".join(_bar(value / highest) if highest else BARS[0] for value in values)
@@ -173,26 +222,24 @@ def sparkline(values: Sequence[float] | deque[float], top: float = 0.0) -> str:
 
 def _bar(share: float) -> str:
     """Return one of nine heights; what is not nothing shows."""
-    return BARS[min(int(share * 8 + 0.999), 8)]
+    return BARS[min(math.ceil(share * 8), 8)]
 
 
-def _curve(times: tuple[float, ...] | None, executors: int | None, cap: int) -> str:
-    if times is None:
+def curve(lane: LaneState) -> str:
+    """Return what a batch is believed to take, by its rows, as far as batches may go."""
+    if lane.service_seconds is None or not lane.executors:
         return "t(b) not known yet"
-    sizes = [rows for rows in (1, 4, 16, 64, 256, 1024) if rows < min(len(times), cap + 1)]
-    known = ", ".join(f"{rows}: {format_seconds(times[rows])}" for rows in sizes)
-    return f"t(b) {known}; {executors} executor{'s' if executors != 1 else ''}"
+    sizes = [rows for rows in (1, 4, 16, 64, 256, 1024) if rows < min(len(lane.service_seconds), lane.cap + 1)]
+    known = ", ".join(f"{rows}: {duration(lane.service_seconds[rows])}" for rows in sizes)
+    return f"t(b) {known}; {lane.executors} executor{'s' if lane.executors > 1 else ''}"
 
 
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else format_seconds(value)
+def clock(seconds: float) -> str:
+    """Return ``1:02:03``."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
-def _clock(seconds: float) -> str:
-    hours, rest = divmod(int(seconds), 3600)
-    minutes, left = divmod(rest, 60)
-    return f"{hours}:{minutes:02}:{left:02}"
-
-
-def _ago(seconds: float) -> str:
-    return f"{_clock(max(seconds, 0.0))} ago" if seconds >= 3600 else f"{max(int(seconds), 0)}s ago"
+def ago(seconds: float) -> str:
+    """Return how long ago something was, never less than nothing: two clocks tell."""
+    return f"{clock(seconds)} ago" if seconds >= 3600 else f"{max(int(seconds), 0)}s ago"

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from msgspec import Struct
 
-from carpool.policy import format_seconds
-from carpool.statistics import combine
 from carpool_cli.admin_client import AdminClient, AdminError, key_of
+from carpool_cli.figures import Figures, duration, figures_of
 from carpool_cli.options import ADDRESS, DURATION, Address
 
 if TYPE_CHECKING:
@@ -23,18 +21,6 @@ if TYPE_CHECKING:
 
 POLL = 1.0
 """Seconds between two questions of --follow: the tuner decides once a second."""
-
-
-class Observed(Struct, frozen=True, rename="camel"):
-    """What a model really does, over ``seconds``; ``None`` where nothing was answered."""
-
-    seconds: float
-    rate: float
-    goodput: float
-    p50: float | None
-    p99: float | None
-    miss_fraction: float
-    mean_batch: float
 
 
 @click.command(
@@ -92,27 +78,13 @@ def command(*, admin: Address, last: int, over: float, follow: bool, as_json: bo
         click.echo(line)
 
 
-def observe(before: Snapshot | None, after: Snapshot) -> dict[str, Observed]:
+def observe(before: Snapshot | None, after: Snapshot) -> dict[str, Figures]:
     """Return what each model did between two looks; without the first, since the start."""
     stats = after.stats if before is None else after.stats.since(before.stats)
     seconds = after.uptime_seconds if before is None else after.stats.at - before.stats.at
-    found = {}
-    for name, model in stats.models.items():
-        if not model.arrivals and not model.served:
-            continue
-        total = combine([model])
-        batches = sum(cell[4] for cell in total.cells)
-        ended = total.hits + total.missed
-        found[name] = Observed(
-            seconds=seconds,
-            rate=total.arrivals / seconds,
-            goodput=total.hits / seconds,
-            p50=total.quantile(0.5),
-            p99=total.quantile(0.99),
-            miss_fraction=total.missed / ended if ended else 0.0,
-            mean_batch=sum(cell[1] * cell[4] for cell in total.cells) / batches if batches else 0.0,
-        )
-    return found
+    return {
+        name: figures_of([model], seconds) for name, model in stats.models.items() if model.arrivals or model.served
+    }
 
 
 def text_of(each: Explained) -> str:
@@ -125,8 +97,8 @@ def text_of(each: Explained) -> str:
     if decision.predicted is not None:
         predicted = decision.predicted
         lines.append(
-            f"          at {decision.rate:.4g}/s: p99 {_seconds(predicted.p99)}, {_seconds(predicted.p99_ahead)} at "
-            f"1.25x; {_seconds(predicted.device_time)} of device a request, {predicted.mean_batch:.3g} rows a batch"
+            f"          at {decision.rate:.4g}/s: p99 {duration(predicted.p99)}, {duration(predicted.p99_ahead)} at "
+            f"1.25x; {duration(predicted.device_time)} of device a request, {predicted.mean_batch:.3g} rows a batch"
         )
     if decision.capped_by and decision.uncapped is not None:
         lines.append(f"          would be {decision.uncapped.describe()}; kept from it by: {decision.capped_by}")
@@ -135,23 +107,39 @@ def text_of(each: Explained) -> str:
     return "\n".join(lines)
 
 
-def compared(explanation: Explanation, observed: dict[str, Observed]) -> Iterable[str]:
+def compared(explanation: Explanation, observed: dict[str, Figures]) -> Iterable[str]:
     """Set the last prediction for each model beside what is observed."""
     for name, found in observed.items():
         last = next((each for each in reversed(explanation.decisions) if each.model == name), None)
         predicted = last.decision.predicted if last is not None else None
-        yield f"{name or 'model'}, observed over {format_seconds(found.seconds)} (predicted):"
-        rows = (
-            ("p50", _seconds(found.p50), predicted and _seconds(predicted.p50)),
-            ("p99", _seconds(found.p99), predicted and _seconds(predicted.p99)),
-            ("goodput", f"{found.goodput:.4g}/s", predicted and f"{predicted.goodput:.4g}/s"),
-            ("misses", f"{found.miss_fraction:.2%}", predicted and f"{predicted.miss_fraction:.2%}"),
-            ("rows a batch", f"{found.mean_batch:.3g}", predicted and f"{predicted.mean_batch:.3g}"),
-        )
-        for label, is_so, was_said in rows:
-            yield f"  {label:13} {is_so:>9}  ({was_said or 'nothing'})"
+        yield f"{name or 'model'}, observed over {duration(found.seconds)} (predicted):"
+        is_so = _lines(found.p50, found.p99, found.goodput, found.miss_share, found.mean_batch)
+        if predicted is None:
+            was_said = ["nothing"] * len(is_so)
+        else:
+            was_said = _lines(
+                predicted.p50, predicted.p99, predicted.goodput, predicted.miss_fraction, predicted.mean_batch
+            )
+        for label, left, right in zip(COMPARED, is_so, was_said, strict=True):
+            yield f"  {label:13} {left:>9}  ({right})"
     if not observed:
         yield "no request came meanwhile: there is nothing to compare with"
+
+
+COMPARED = ("p50", "p99", "goodput", "misses", "rows a batch")
+
+
+def _lines(
+    p50: float | None, p99: float | None, goodput: float, miss_share: float | None, mean_batch: float | None
+) -> list[str]:
+    """Write what is compared."""
+    return [
+        duration(p50),
+        duration(p99),
+        f"{goodput:.4g}/s",
+        "-" if miss_share is None else f"{miss_share:.2%}",
+        "-" if mean_batch is None else f"{mean_batch:.3g}",
+    ]
 
 
 def news(explanation: Explanation, told: dict[str, Explained]) -> list[Explained]:
@@ -180,7 +168,3 @@ def _follow(client: AdminClient, as_json: bool) -> None:
         for each in news(client.explanation(), told):
             click.echo(msgspec.json.encode(each, enc_hook=str).decode() if as_json else text_of(each))
         time.sleep(POLL)
-
-
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else format_seconds(value)

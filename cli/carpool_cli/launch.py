@@ -5,6 +5,7 @@ The view must not share a process with the data path: drawing takes milliseconds
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 KEPT = 200
 """Lines of the child's log that are remembered."""
+
+PR_SET_PDEATHSIG = 1
+"""Of linux/prctl.h."""
 
 _TAKEN = re.compile(
     r"\('([^']*)', (\d+)[^)]*\): .*(?:address already in use|can't assign|cannot assign|permission)", re.IGNORECASE
@@ -46,6 +50,7 @@ class Child:
             stderr=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - no thread runs yet
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             text=True,
             encoding="utf-8",
@@ -97,6 +102,12 @@ class Child:
                 if self._listening.is_set() or event_of(text):
                     self._log(text)
         self._listening.set()
+
+
+def _end_with_parent() -> None:
+    """Have Linux send SIGTERM to this process when its parent is gone, were it by kill -9."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def event_of(line: str) -> dict[str, Any]:

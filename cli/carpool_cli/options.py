@@ -39,7 +39,8 @@ class Address(NamedTuple):
     path: str
 
     def __str__(self) -> str:
-        return f"http://{self.host}:{self.port}{self.path}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}{self.path}"
 
 
 class AddressType(click.ParamType[Address]):

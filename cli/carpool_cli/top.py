@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from carpool_cli.admin_client import AdminClient, AdminError, Explanation, key_of
+from carpool_cli.admin_client import AdminClient, AdminError, key_of
 from carpool_cli.options import ADDRESS, Address
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 INTERVAL = 0.5
 """Seconds between two looks."""
 
-EXPLAIN_EVERY = 4
-"""Looks between two questions for decisions: they come once a second at most, and their answer is longer."""
+ONCE = 2.0
+"""Seconds between the two looks of --once."""
 
 
 @click.command(
@@ -26,31 +27,43 @@ EXPLAIN_EVERY = 4
 Examples:
   carpool top
   carpool top http://127.0.0.1:9090 --key-file key
+  carpool top --once > now.txt
 """
 )
 @click.argument("admin", type=ADDRESS, default="http://127.0.0.1:9090")
+@click.option("--once", is_flag=True, help="Look for two seconds, print that, and end; so it is without a terminal.")
 @click.option("--key-file", type=click.Path(path_type=Path), help="File with the admin key.")
-def command(*, admin: Address, key_file: Path | None) -> None:
-    """Watch the sidecar whose admin port is at ADMIN (http://127.0.0.1:9090 by default). Ctrl-C ends it."""
+def command(*, admin: Address, once: bool, key_file: Path | None) -> None:
+    """Watch the sidecar whose admin port is at ADMIN (http://127.0.0.1:9090 by default). Ctrl-C ends it.
+
+    Rates and percentiles are over the last 10 s. Where the terminal is too low, older decisions are left out;
+    `carpool explain` has them all.
+    """
     client = AdminClient(admin, key_of(key_file))
     try:
         client.snapshot()
-        watch(client, f"carpool {admin}", lambda: True)
+        if once or not sys.stdout.isatty():
+            _once(client)
+        else:
+            watch(client, "carpool")
     except AdminError as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
-        click.echo()
+        return
 
 
 def watch(
     client: AdminClient,
     title: str,
-    goes_on: Callable[[], bool],
+    *,
+    hint: Callable[[bool], str] = lambda _: "",
+    goes_on: Callable[[], bool] = lambda: True,
     notes: Callable[[], Sequence[str]] = tuple,
     pause: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Draw the view twice a second while ``goes_on``; ``notes`` are lines to stand below it.
+    """Draw the view twice a second while ``goes_on``, on a screen of its own; the last of it stays behind.
 
+    What ``hint`` says, told whether the model is ready, is shown until the first request comes, ``notes`` below all.
     Raises ``AdminError`` when the sidecar stops answering while it should.
     """
     from rich.console import Console  # noqa: PLC0415 - not for --help
@@ -58,19 +71,30 @@ def watch(
 
     from carpool_cli.dashboard import Watch  # noqa: PLC0415 - likewise
 
+    console = Console()
     seen = Watch(title)
-    explanation = Explanation(tuned=True, decisions=[])
-    look = 0
-    with Live(console=Console(), auto_refresh=False, vertical_overflow="ellipsis") as live:
-        while goes_on():
-            try:
-                figures = seen.add(client.snapshot())
-                if look % EXPLAIN_EVERY == 0:
-                    explanation = client.explanation()
-            except AdminError:
-                if goes_on():
-                    raise
-                return
-            look += 1
-            live.update(seen.render(figures, explanation, time.time(), notes()), refresh=True)
-            pause(INTERVAL)
+    last = None
+    try:
+        with Live(console=console, auto_refresh=False, screen=True) as live:
+            while goes_on():
+                snapshot = client.snapshot()
+                last = seen.look(snapshot, client.explanation(), time.time(), notes(), hint(snapshot.ready))
+                live.update(last, refresh=True)
+                pause(INTERVAL)
+    except AdminError:
+        if goes_on():
+            raise
+    finally:
+        if last is not None:
+            console.print(last)
+
+
+def _once(client: AdminClient) -> None:
+    from rich.console import Console  # noqa: PLC0415 - not for --help
+
+    from carpool_cli.dashboard import Watch  # noqa: PLC0415 - likewise
+
+    seen = Watch("carpool")
+    seen.look(client.snapshot(), client.explanation(), time.time())
+    time.sleep(ONCE)
+    Console().print(seen.look(client.snapshot(), client.explanation(), time.time()))

@@ -16,21 +16,26 @@ import yaml
 from carpool.policy import Axis, Duration, Parameters, PolicyError, from_plain, to_plain
 from carpool_cli.admin_client import AdminClient, AdminError, key_of
 from carpool_cli.first_call import curl_line
-from carpool_cli.launch import Child, LaunchError, explained, readable
-from carpool_cli.options import ADDRESS, DURATION, Address
+from carpool_cli.launch import Child, LaunchError, event_of, explained, readable
+from carpool_cli.options import DURATION, Address
 from carpool_cli.top import watch
 from carpool_sidecar.config import SidecarConfig, address_of, parse
+from carpool_sidecar.health import UNASKED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+DATA = "127.0.0.1:8080"
+"""Where requests are taken unless something else is named."""
+
 ASKED = 3.0
 """Seconds that the first look at the model may take before the endpoints are printed."""
 
-UNASKED = "the model has not been asked yet"
-
 NOTES = 3
 """Lines of the log below the live view."""
+
+DECISION = "parameters changed"
+"""What the log calls a decision of the tuner."""
 
 
 def _axes(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, Axis]:
@@ -75,8 +80,12 @@ Ctrl-C drains: no new connections, everybody here is answered. A second one ends
 @click.option("--name", help="Name of the ONNX model.  [default: the file's]")
 @click.option("--upstream", help="Model server to stand in front of: http://host:port or unix:/path.")
 @click.option("--slo-p99", "slo", type=DURATION, help="Latency that 99 % must keep, e.g. 50ms.")
-@click.option("--config", type=click.Path(path_type=Path), help="Configuration file; options stand over it.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the data port.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="Configuration file; watched, unless options stand over it.",
+)
+@click.option("--host", help="Address of the data port; 0.0.0.0: reachable from elsewhere.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Data port; 0: any free one.  [default: 8080]")
 @click.option("--admin-port", type=click.IntRange(0, 65535), help="Admin port, on loopback.  [default: 9090]")
 @click.option(
@@ -117,6 +126,8 @@ def command(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
         if path is None:
             path = Path(folder) / "sidecar.json"
             path.write_bytes(msgspec.json.encode(plain))
+        if options["config"] is not None and watched is None:
+            click.echo(f"{options['config']} is not watched: options stand over what it says")
         ports = {address_of(config.listen)[1]: "--port", address_of(config.admin)[1]: "--admin-port"}
         arguments = ["--config", str(path), "--listen", config.listen, "--admin", config.admin]
         context.exit(_serve(config, arguments, path, ports, plain=options["plain"]))
@@ -132,23 +143,21 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
     plain: dict[str, Any]
     if watched is not None:
         try:
-            plain = to_plain(parse(watched.read_text("utf-8")))
+            ground = parse(watched.read_text("utf-8"))
         except (PolicyError, OSError, UnicodeDecodeError) as error:
             raise click.UsageError(f"{watched}: {error}") from None
+        plain = {**to_plain(ground), "listen": ground.listen}
     elif options["slo"] is None:
         raise click.UsageError("name the latency to keep: --slo-p99 50ms, or a --config file")
     else:
         # Nobody has to notice that this one goes: there is no load balancer to wait for.
-        plain = {"policy": {}, "shutdown": {"lame": "0s"}}
+        plain = {"policy": {}, "listen": DATA, "shutdown": {"lame": "0s"}}
     # 2. Ports, which are told beside a watched file
-    for name, port, host in (
-        ("listen", options["port"], options["host"]),
-        ("admin", options["admin_port"], "127.0.0.1"),
-    ):
-        if port is not None:
-            plain[name] = f"{host}:{port}"
-    if watched is None:
-        plain.setdefault("listen", f"{options['host']}:8080")
+    host, port = address_of(plain["listen"])
+    host = host if options["host"] is None else options["host"]
+    plain["listen"] = f"{host}:{port if options['port'] is None else options['port']}"
+    if options["admin_port"] is not None:
+        plain["admin"] = f"127.0.0.1:{options['admin_port']}"
     before = msgspec.json.encode(plain)
     # 3. What stands behind
     if options["model"] is not None and options["upstream"] is not None:
@@ -220,47 +229,65 @@ def hint(error: PolicyError) -> str:
 def _serve(config: SidecarConfig, arguments: list[str], path: Path, ports: dict[int, str], *, plain: bool) -> int:
     """Run the sidecar to its end; returns its exit code."""
     live = not plain and sys.stdout.isatty()
+    child: Child | None = None
     asked = False
 
     def log(line: str) -> None:
         if not live:
             click.echo(readable(line) if sys.stderr.isatty() else line, err=True)
 
-    child = Child(arguments, log)
-
     def end(*_: object) -> None:
         nonlocal asked
         asked = True
-        child.end()
+        if child is not None:
+            child.end()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
+    child = Child(arguments, log)
+    if asked:  # a signal came while it was being made
+        child.end()
     try:
         child.wait_until_listening()
+        return _attend(child, config, live=live, asked=lambda: asked)
     except LaunchError as error:
         if asked:
             return 0
         click.echo(f"Error: {explained(str(error), path, ports)}", err=True)
         return error.code
-    server, admin = (ADDRESS.convert(address, None, None) for address in (child.data, child.admin))
+    finally:
+        # Whatever happened here, a closed pipe for one, it does not outlive this process.
+        child.end()
+        child.wait()
+
+
+def _attend(child: Child, config: SidecarConfig, *, live: bool, asked: Callable[[], bool]) -> int:
+    """Tell of a sidecar that listens until it ends; returns its exit code."""
+    server, admin = _reachable(child.data), _reachable(child.admin)
     client = AdminClient(admin, key_of(None if config.api_key_file is None else Path(config.api_key_file)))
-    for line in _endpoints(config, server, client, lambda: child.runs):
+    hint = Hint(config, server, admin)
+    for line in _endpoints(config, server, client, hint):
         click.echo(line)
     if live:
-        _watch(child, client, f"carpool {_served(config)}")
+        _watch(child, client, f"carpool {server} for {_served(config)}", hint)
     code = child.wait()
     if live:
-        if code and not asked:
+        if code and not asked():
             for line in list(child.lines)[-NOTES:]:
                 click.echo(readable(line), err=True)
         click.echo("drained: everybody was answered" if code == 0 else f"the sidecar ended with {code}")
     return code
 
 
-def _watch(child: Child, client: AdminClient, title: str) -> None:
+def _watch(child: Child, client: AdminClient, title: str, hint: Hint) -> None:
+    def notes() -> list[str]:
+        # The view itself tells of decisions.
+        told = [line for line in list(child.lines) if event_of(line).get("event") != DECISION]
+        return [readable(line) for line in told[-NOTES:]]
+
     while child.runs:
         try:
-            watch(client, title, lambda: child.runs, lambda: [readable(line) for line in list(child.lines)[-NOTES:]])
+            watch(client, title, hint=hint, goes_on=lambda: child.runs, notes=notes)
         except AdminError:
             time.sleep(1.0)  # a paused host; whether the sidecar lives, its process tells
 
@@ -272,27 +299,51 @@ def _served(config: SidecarConfig) -> str:
     return config.upstream.url
 
 
-def _endpoints(config: SidecarConfig, server: Address, client: AdminClient, runs: Callable[[], bool]) -> list[str]:
+def _endpoints(config: SidecarConfig, server: Address, client: AdminClient, hint: Hint) -> list[str]:
     """Return what to print once it listens; waits a little for a first word of the model."""
     deadline = time.monotonic() + ASKED
     readiness, ready = UNASKED, False
-    while readiness == UNASKED and time.monotonic() < deadline and runs():
+    while readiness == UNASKED and time.monotonic() < deadline:
         try:
             snapshot = client.snapshot()
         except AdminError:
             break
         readiness, ready = snapshot.readiness, snapshot.ready
         time.sleep(0.05)
-    models = [model.name for model in config.policy.models]
-    if config.onnx is not None:
-        models.insert(0, config.onnx.model)
-    curl = (curl_line(server, models) if ready else None) or f"curl -i {client.address}/readyz"
     lines = [
         f"serving {_served(config)}",
         f"  requests  {server}",
         f"  admin     {client.address}  (/metrics, /readyz; carpool explain {client.address})",
-        f"  try       {curl}",
+        f"  try       {hint(ready)}",
     ]
     if not ready:
-        lines.append(f"  waiting for {_served(config)}: {readiness}; requests get 503 until it does")
+        lines.append(f"  waiting for {_served(config)}: {readiness}; requests get 503 until it is ready")
     return lines
+
+
+class Hint:
+    """A line to try: for inference once the model is there to say what it takes, for its readiness before."""
+
+    def __init__(self, config: SidecarConfig, server: Address, admin: Address) -> None:
+        self._server = server
+        self._admin = admin
+        self._models = [model.name for model in config.policy.models]
+        if config.onnx is not None:
+            self._models.insert(0, config.onnx.model)
+        self._found = ""
+
+    def __call__(self, ready: bool) -> str:
+        """Return the line; the model is asked once, when it is ``ready``."""
+        if ready and not self._found:
+            self._found = curl_line(self._server, self._models) or self._readiness
+        return self._found or self._readiness
+
+    @property
+    def _readiness(self) -> str:
+        return f"curl -i {self._admin}/readyz"
+
+
+def _reachable(listening: str) -> Address:
+    """Return where to reach what listens; on every address: on loopback."""
+    host, port = address_of(listening)
+    return Address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port, "")  # noqa: S104 - read, not bound

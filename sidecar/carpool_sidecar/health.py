@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 INTERVAL = 1.0
 """Seconds between two looks; the first ones, while the model loads, are no closer."""
 
+UNASKED = "the model has not been asked yet"
+
 NOT_SPOKEN = frozenset({404, 405, 501})
 """Answers of a server that doesn't know the question: that it accepts connections is all there is to know."""
 
@@ -31,7 +33,7 @@ class Health:
         self._known = False
         self._gone = True
         self.ready = False
-        self.reason = "the model has not been asked yet"
+        self.reason = UNASKED
 
     def unreachable(self) -> None:
         """Take note that a call found nobody there."""

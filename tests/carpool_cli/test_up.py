@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import select
 import shlex
 import signal
 import socket
+import sys
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -60,6 +64,17 @@ def test_a_second_signal_ends_it_at_once(launched, echo):
         started.process.send_signal(signal.SIGINT)
         started.process.communicate(timeout=20)
         assert started.process.returncode == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent is gone")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
+def test_the_sidecar_does_not_outlive_it(number, launched, echo):
+    with launched("--upstream", echo, "--slo-p99", "50ms") as started:
+        pid = started.process.pid
+        sidecar = os.pidfd_open(int(Path(f"/proc/{pid}/task/{pid}/children").read_text()))
+        started.process.send_signal(number)
+        assert select.select([sidecar], [], [], 60)[0]
+        os.close(sidecar)
 
 
 def test_an_upstream_that_is_not_there_is_waited_for(launched):
@@ -150,6 +165,16 @@ def test_a_model_that_can_not_be_served_says_why(carpool, tmp_path):
         assert result.exit_code == 2
         assert says in result.output
         assert result.output.count("\n") == 1
+
+
+def test_a_file_that_options_change_is_not_watched(launched, echo, tmp_path):
+    config = tmp_path / "sidecar.yaml"
+    config.write_text(f"upstream: {{url: '{echo}'}}\npolicy: {{slo: {{latency: {{p99: 80ms}}}}}}\n")
+    with launched("--config", config, "--max-batch", 4) as started:
+        assert any("not watched" in line for line in started.lines)
+    with launched("--config", config, "--host", "::1") as started:
+        assert not any("not watched" in line for line in started.lines)
+        assert started.data.startswith("http://[::1]:")
 
 
 def test_a_hint_names_the_option_where_there_is_one():
