@@ -79,9 +79,9 @@ class Sidecar:
         self.control = Control(self.driver, config, self.stalls, monotonic, self.log)
         self.file = ConfigFile(path, config, self._configured, self.log) if path is not None else None
         self._resolver = Resolver(self.models, self.backend, self._learned, self._changed)
-        limits = ServerLimits(max_body_bytes=config.bodies.max_request)
+        limits = ServerLimits(max_body_bytes=int(config.bodies.max_request))
         self.data = Server(
-            DataApp(self.driver, self.backend, self.models, config.bodies.max_request), limits, clock=monotonic
+            DataApp(self.driver, self.backend, self.models, int(config.bodies.max_request)), limits, clock=monotonic
         )
         self.admin = Server(
             AdminApp(self, api_key, local=self._admin[0] in LOOPBACK),
@@ -224,7 +224,7 @@ class Sidecar:
 
 def _backend(config: SidecarConfig) -> Backend:
     if config.upstream is not None:
-        return UpstreamBackend(config.upstream, max_answer=config.bodies.max_answer, clock=monotonic)
+        return UpstreamBackend(config.upstream, max_answer=int(config.bodies.max_answer), clock=monotonic)
     from carpool_sidecar.backends.onnx import OnnxBackend  # noqa: PLC0415 - 60 MiB that an upstream does without
 
     assert config.onnx is not None  # noqa: S101 - for the type checker: validated

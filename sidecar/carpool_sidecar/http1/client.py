@@ -152,8 +152,9 @@ class Pool:
         self._connect_as_needed()
 
     def withdraw(self, call: Call) -> None:
-        """Take a cancelled call out of the queue."""
-        self._waiting.remove(call)
+        """Take a cancelled call out of the queue; a closed pool has none."""
+        if not self._closed:
+            self._waiting.remove(call)
 
     # Connections
 
