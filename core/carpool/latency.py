@@ -367,6 +367,8 @@ class LatencyLearner:
         self._settled: dict[CellKey, tuple[float, float, float]] = {}
         self._recent: deque[_Interval] = deque()
         self._executors: int | None = None
+        self._most_in_flight = 1
+        """Since the curve last moved. Not forgotten as samples are: what was tried once would be tried again."""
         self._noise = _PRIOR_NOISE
         self._last: float | None = None
         self._estimates: dict[int | None, ServiceTime | None] = {}
@@ -399,6 +401,7 @@ class LatencyLearner:
         estimate = self.estimate()
         if estimate is not None:
             self._executors, self._noise = estimate.executors, estimate.noise
+            self._most_in_flight = estimate.largest_in_flight
         return moved
 
     def estimate(self, bucket: int | None = None) -> ServiceTime | None:
@@ -416,7 +419,7 @@ class LatencyLearner:
             for key, cell in interval.cells.items():
                 sums[key] = _add(sums.get(key, _NOTHING), cell)
         if bucket is None:
-            return fit(_samples(sums), self._executors)
+            return self._fit(_samples(sums))
         counts: dict[int, float] = {}
         for key, (count, _, _) in sums.items():
             if not key.executors:
@@ -426,9 +429,9 @@ class LatencyLearner:
             return self.estimate()
         own = self._of(bucket, sums)
         best = max(counts, key=counts.__getitem__)
-        shape = fit(self._of(best, sums), self._executors)
+        shape = self._fit(self._of(best, sums))
         if shape is None or best == bucket or not batches < _ENOUGH_OWN <= counts[best]:
-            return fit(own, self._executors)
+            return self._fit(own)
         times = _own_times(own, shape.executors).values()
         level = shape.scaled(sum(s.busy for s in times) / sum(s.batches * shape.time(s.rows) for s in times))
         doubt = 2 * max(shape.noise, _PRIOR_NOISE) / math.sqrt(max(batches, 1.0))
@@ -439,12 +442,18 @@ class LatencyLearner:
             samples=batches,
         )
 
+    def _fit(self, samples: Sequence[Sample]) -> ServiceTime | None:
+        curve = fit(samples, self._executors)
+        if curve is None or curve.largest_in_flight >= self._most_in_flight:
+            return curve
+        return replace(curve, largest_in_flight=self._most_in_flight)
+
     def _compare(self, seconds: float, fresh: dict[CellKey, tuple[float, float, float]]) -> _Interval:
         """Set an observation against what was settled before it, bucket by bucket."""
         expected = {
             bucket: curve
             for bucket in {key.bucket for key in fresh}
-            if (curve := fit(self._of(bucket, self._settled), self._executors)) is not None
+            if (curve := self._fit(self._of(bucket, self._settled))) is not None
         }
         known = [(key, cell, expected[key.bucket]) for key, cell in fresh.items() if key.bucket in expected]
         batches = sum(count for key, (count, _, _) in fresh.items() if not key.executors)
@@ -486,6 +495,7 @@ class LatencyLearner:
 
     def _move(self, ratio: float) -> None:
         """Scale what was settled and let what is recent outweigh it."""
+        self._most_in_flight = 1
         # The first of the observations may straddle the change, and is no sample of either curve.
         while len(self._recent) >= _IN_A_ROW:
             self._recent.popleft()

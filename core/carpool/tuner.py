@@ -15,7 +15,7 @@ from carpool.policy import Duration, Parameters, PassThroughMode, ShedAt, Tuning
 from carpool.queueing import stability
 from carpool.riding import Estimate, Refused
 from carpool.statistics import LATE, ModelStats
-from carpool.tuning import KEPT, WORTH, Assessment, Assessor, Choice, Reason, Situation, choose, toward, why
+from carpool.tuning import KEPT, WORTH, Assessment, Assessor, Choice, Reason, Situation, choose, is_better, toward, why
 
 if TYPE_CHECKING:
     from carpool.latency import ServiceTime
@@ -169,7 +169,8 @@ class Tuner:
             self._new_epoch(service)
         # Misses contradict the forecast that was made for these parameters, not what was late before them.
         late = sum(stats.misses.get(reason, 0) for reason in TOO_LATE)
-        alarmed = self._choice is not None and not backlogged and self._misses.observe(stats.hits, late)
+        promised = self._assessor is not None and self._assessor.assess(self.parameters, KEPT).holds_now
+        alarmed = promised and not backlogged and self._misses.observe(stats.hits, late)
         # 3. Search anew where there is news.
         expelled = self.parameters.pass_through and not observation.passing
         news = load_moved or model_moved or alarmed or self._choice is None or self._is_news(service)
@@ -321,10 +322,7 @@ class Tuner:
         """Whether the target is enough of a gain to change anything for it."""
         if current.parameters.pass_through != target.parameters.pass_through:
             return True
-        if current.rank[0] != target.rank[0]:
-            return target.rank[0] < current.rank[0]
-        gain = current.rank[1] - target.rank[1]
-        return gain > WORTH * abs(current.rank[1])
+        return is_better(target, current, WORTH)
 
     def _change(
         self, now: float, step: Assessment, target: Assessment, reason: Reason, message: str, capped_by: str

@@ -61,7 +61,6 @@ class Reason(StrEnum):
     TOO_FEW_SAMPLES = "TooFewSamples"
     WITHIN_STABILIZATION_WINDOW = "WithinStabilizationWindow"
     WOULD_FLIP = "WouldFlip"
-    OUT_OF_BOUNDS = "OutOfBounds"
 
 
 class Situation(Struct, frozen=True):
@@ -99,7 +98,8 @@ class Assessment(Struct, frozen=True):
             return (0, self.now.device_time)
         if self.holds_now:
             return (1, self.now.p99)
-        return (2, -self.now.goodput)
+        # Where nobody is answered in time, the smallest batch shows soonest whether anybody can be.
+        return (2, -self.now.goodput, self.parameters.max_batch)
 
 
 class Assessor:
@@ -239,10 +239,10 @@ def choose(assessor: Assessor, current: Parameters) -> Choice:
             around = [(i + di, j + dj) for di, dj in ((-1, 0), (1, 0), (0, -1), (0, 1), (-1, 1), (-1, -1))]
             inside = [(i, j) for i, j in around if 0 <= i < len(sizes) and 0 <= j < len(waits)]
             step = min(inside, key=lambda place: at(*place).rank, default=None)
-            if step is None or not _clearly_better(at(*step), here, 0.001):
+            if step is None or not is_better(at(*step), here, 0.001):
                 break
             (i, j), here = step, at(*step)
-        if best is None or _clearly_better(here, best, 0.005):
+        if best is None or is_better(here, best, 0.005):
             best = here
     if best is None:
         raise ValueError(f"no configuration lies inside {limits}")
@@ -275,11 +275,14 @@ def _flights(service: ServiceTime, limits: Limits, current: Parameters) -> list[
     return sorted({min(max(flights, limits.min_in_flight), limits.max_in_flight) for flights in wanted})
 
 
-def _clearly_better(one: Assessment, other: Assessment, share: float) -> bool:
+def is_better(one: Assessment, other: Assessment, share: float) -> bool:
     """Whether ``one`` is better than ``other`` by more than ``share`` of what they differ in."""
     if one.rank[0] != other.rank[0]:
         return one.rank[0] < other.rank[0]
-    return one.rank[1] < other.rank[1] - share * abs(other.rank[1])
+    for mine, theirs in zip(one.rank[1:], other.rank[1:], strict=True):
+        if mine != theirs:
+            return mine < theirs - share * abs(theirs)
+    return False
 
 
 def toward(current: Parameters, target: Parameters, factor: float, largest: int) -> Parameters:
@@ -315,5 +318,7 @@ def why(choice: Choice, target: Assessment) -> tuple[Reason, str]:
         return Reason.SAVES_DEVICE_TIME, f"device time falls {saving:.0%}, {times}; {ahead}"
     if target.holds_now:
         return Reason.MORE_MARGIN, f"no configuration holds at 1.25x the load; this one is fastest now; {ahead}"
+    if not target.now.goodput:
+        return Reason.EXPLORES, "nothing measured so far is forecast to keep the SLO; a smaller batch may"
     good = f"{current.now.goodput:.0f} to {target.now.goodput:.0f} good answers/s"
     return Reason.MORE_GOODPUT, f"no configuration holds the SLO at this load; {good}, shedding who would be late"

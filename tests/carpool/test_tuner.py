@@ -217,6 +217,30 @@ def test_overload_sheds_and_keeps_the_goodput():
     assert outcome.summary(15.0).goodput > 1300
 
 
+def test_misses_that_are_forecast_raise_no_alarm():
+    # Four executors and twice what they can serve: half are late whatever is done, and that is known.
+    outcome, decisions = tuned(poisson(12_000, 20), Device(times=linear(0.005, 0.0005), executors=4), policy())
+    assert Reason.MISSES_CONFIRMED not in {decision.reason for decision in decisions}
+    assert sum(decision.change for decision in decisions) <= 4
+    assert outcome.summary(12.0).goodput > 0.9 * 6000
+
+
+def test_where_all_known_sizes_are_too_slow_a_smaller_one_is_tried():
+    # Batches of 32 take 276 ms: the queue had grown to that before anything smaller was measured twice.
+    device = Device(times=lambda rows, _: 0.0057 * rows**1.12, executors=4)
+    outcome, decisions = tuned(poisson(360, 10, seed=3), device, policy())
+    assert Reason.EXPLORES in {decision.reason for decision in decisions if decision.change}
+    assert decisions[-1].parameters.pass_through
+    assert outcome.summary(3.0).miss_fraction < 0.01
+
+
+def test_slots_that_did_not_help_are_not_tried_again_when_their_samples_are_forgotten():
+    _, decisions = tuned(poisson(1380, 90), GPU, policy())
+    path = [decision.parameters.max_in_flight for decision in decisions if decision.change]
+    assert path.count(2) == 1
+    assert path[-1] == 1
+
+
 def test_a_backlog_left_over_is_shed_until_newcomers_can_be_served_in_time():
     # Four executors at 0.95 of what they can do: with the one slot that the tuner starts with, all queue for 0.5 s.
     device = Device(times=linear(0.005, 0.0005), executors=4)
