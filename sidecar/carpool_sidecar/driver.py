@@ -14,7 +14,7 @@ from carpool.riding import Abort, Batch, Failure, Fault, FaultKind, Finish, Prio
 from carpool.statistics import CANCELLED
 from carpool_sidecar.answers import FAILURES, REFUSALS, UNRESOLVED, UpstreamAnswer, retry_after, shareable
 from carpool_sidecar.http1.calls import UpstreamError
-from carpool_sidecar.http1.messages import content_length, forwardable
+from carpool_sidecar.http1.messages import forwardable
 from carpool_sidecar.models import OTHER
 from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.common import UNREADABLE, BadRequest, Ride, WrongRows
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 RESOLUTION = 0.001
 """Seconds: what uvloop's timers are whole numbers of. A timer rounded down to none would turn the loop in vain."""
-
-DEBUG = b"x-carpool-debug"
-"""A request with this header is told its batch's size and its time in the queue."""
 
 NOTE_INTERVAL = 1.0
 """Seconds between two log lines on requests that ride alone."""
@@ -175,7 +172,10 @@ class Driver:
         """Take a request for inference whose body is complete."""
         now = self._clock()
         try:
-            facts = read(exchange.headers)
+            # A caller who sends the same head again need not have it read again.
+            facts = exchange.headers.facts
+            if facts is None:
+                facts = exchange.headers.facts = read(exchange.headers)
             parsed = CODECS[endpoint.protocol].parse(endpoint, facts, exchange.body)
         except BadRequest as error:
             exchange.fail(error.status, error.reason, str(error))
@@ -301,17 +301,17 @@ class Driver:
         size = (batch.model, batch.rows)
         self.batch_sizes[size] = self.batch_sizes.get(size, 0) + 1
         body: Body
+        headers: Headers
         rides: list[Ride] = []
         try:
             if batch.whole:
                 body = first.exchange.body
-                headers = [field for field in forwardable(first.exchange.headers) if field[0].lower() != b"expect"]
-                headers.append(content_length(len(body)))
+                headers = forwardable(first.exchange.headers)
             else:
                 rides = [Ride(request.payload.parsed, start, stop) for request, start, stop in batch.rides]
                 message = CODECS[first.parsed.endpoint.protocol].merge(rides)
                 body = message.parts
-                headers = [*first.facts.shared, *message.headers, content_length(message.size)]
+                headers = [*first.facts.shared, *message.headers]
             flight = self._flights[batch] = Flight(self, batch, rides)
             call = self._backend.send(first.parsed.endpoint.target, headers, body, flight)
         except Exception:  # noqa: BLE001 - whatever it is, it must cost the culprit alone: it is searched for
@@ -339,14 +339,13 @@ class Driver:
                 self._fail(rider, Fault(FaultKind.ROWS, detail=error), unresolved=False)
                 return
             status, headers, parts = rider.status, [*rider.headers, *message.headers], message.parts
-        for name, _ in rider.exchange.headers:
-            if len(name) == len(DEBUG) and name.lower() == DEBUG:
-                waited = (batch.dispatched - request.arrived) * 1e3
-                headers = [
-                    *headers,
-                    (b"x-carpool-batch-size", b"%d" % batch.rows),
-                    (b"x-carpool-queue-ms", b"%.3f" % max(waited, 0.0)),
-                ]
+        if rider.facts.debug:
+            waited = (batch.dispatched - request.arrived) * 1e3
+            headers = [
+                *headers,
+                (b"x-carpool-batch-size", b"%d" % batch.rows),
+                (b"x-carpool-queue-ms", b"%.3f" % max(waited, 0.0)),
+            ]
         rider.exchange.respond(status, headers, parts)
 
     def _fail(self, rider: Rider, fault: Fault, *, unresolved: bool) -> None:

@@ -11,6 +11,7 @@ from carpool.batching import Batcher
 from carpool.policy import Axis, Duration, Model, Parameters
 from carpool.riding import Estimate
 from carpool_sidecar.driver import RESOLUTION, Driver
+from carpool_sidecar.http1.messages import FieldLines
 from carpool_sidecar.models import ModelTable
 from carpool_sidecar.protocols.common import Endpoint
 
@@ -19,7 +20,7 @@ ENDPOINT = Endpoint("v1", "m", "", b"/v1/models/m:predict")
 
 class Exchange:
     def __init__(self, row, now, headers=()):
-        self.headers = list(headers)
+        self.headers = FieldLines(headers)
         self.body = b'{"instances":[%d]}' % row
         self.received_at = now
         self.context = None

@@ -45,7 +45,7 @@ class Backend(Protocol):
     """A model server, beside this process or inside it."""
 
     def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver) -> Call:
-        """Post a request for inference; framing is among the headers. Never blocks, never raises."""
+        """Post a request for inference; its framing is added to the headers. Never blocks, never raises."""
 
     def forward(self, exchange: Exchange) -> Forward:
         """Pass on anything else."""

@@ -9,7 +9,7 @@ from carpool_sidecar.backends.base import Document
 from carpool_sidecar.http1.client import Pool
 from carpool_sidecar.http1.forward import Forwarding
 from carpool_sidecar.http1.limits import ClientLimits
-from carpool_sidecar.http1.messages import encode_request_head
+from carpool_sidecar.http1.messages import content_length, encode_request_head, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ class UpstreamBackend:
 
     def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver) -> Call:
         """Post a request for inference over an idle connection or a new one."""
-        head = encode_request_head(b"POST", target, headers)
+        head = encode_request_head(b"POST", target, headers, (content_length(size_of(body)),))
         # A connection that the upstream closed while it was idle says nothing of the request: that one is sent again.
         return self._pool.send(head, body, receiver, timeout=self._timeout, retry_stale=True)
 

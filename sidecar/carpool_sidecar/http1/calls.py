@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from carpool_sidecar.http1.messages import LAST_CHUNK, Body, Buffer, Headers, chunk_of, gather, parts_of
+from carpool_sidecar.http1.messages import LAST_CHUNK, Body, Buffer, Headers, chunk_of, gather, message
 from carpool_sidecar.http1.timing import NEVER
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Call:
             self._flow = body.flow
             self.uploading = True
         else:
-            self._pieces = gather((head, *parts_of(body)))
+            self._pieces = message(head, body)
             self.uploading = False
         self.method = b"HEAD" if head.startswith(b"HEAD ") else b""
         self.receiver = receiver

@@ -9,6 +9,7 @@ import msgspec
 from carpool_sidecar.http1.messages import (
     CHUNKED,
     LAST_CHUNK,
+    Added,
     Body,
     Buffer,
     Headers,
@@ -17,12 +18,16 @@ from carpool_sidecar.http1.messages import (
     encode_response_head,
     gather,
     has_body,
-    parts_of,
+    message,
+    size_of,
 )
 
 if TYPE_CHECKING:
     from carpool_sidecar.http1.connection import Connection
     from carpool_sidecar.http1.parsing import HttpError, RequestHead
+
+_CLOSE = (b"connection", b"close")
+_KEEP_ALIVE = (b"connection", b"keep-alive")
 
 
 class Application(Protocol):
@@ -96,17 +101,26 @@ class Exchange:
         "body",
         "context",
         "ended",
+        "headers",
         "keep_alive",
         "known",
         "limit",
+        "method",
         "received_at",
         "sent_at",
         "status",
+        "target",
     )
 
     def __init__(self, connection: Connection, head: RequestHead, limit: int) -> None:
         self._connection = connection
         self._head = head
+        self.method = head.method
+        """The method, in capitals."""
+        self.target = head.target
+        """The request target as received."""
+        self.headers = head.headers
+        """The field lines as received."""
         self._sink: Sink | None = None
         self._flow: Flow | None = None
         self._path: tuple[bytes, bytes] | None = None
@@ -125,21 +139,6 @@ class Exchange:
         self.status = 0
 
     # The request
-
-    @property
-    def method(self) -> bytes:
-        """The method, in capitals."""
-        return self._head.method
-
-    @property
-    def target(self) -> bytes:
-        """The request target as received."""
-        return self._head.target
-
-    @property
-    def headers(self) -> Headers:
-        """The field lines as received."""
-        return self._head.headers
 
     @property
     def version(self) -> tuple[int, int]:
@@ -211,10 +210,8 @@ class Exchange:
         """
         if self.ended:
             return
-        parts = parts_of(body)
-        size = sum(map(len, parts))
-        head = self._begin(status, headers, size, final=True)
-        self._write([head, *parts] if has_body(self.method, status) else [head])
+        head = self._begin(status, headers, size_of(body), final=True)
+        self._write(message(head, body) if has_body(self.method, status) else [head])
         self._finish()
 
     def fail(self, status: int, reason: str, error: str, headers: Headers | None = None) -> None:
@@ -249,7 +246,7 @@ class Exchange:
                 raise ValueError("more was written than the answer's announced length")
             self._write([chunk])
         elif self._head.minor_version:
-            self._write(chunk_of(chunk))
+            self._write(gather(chunk_of(chunk)))
         else:
             self._write([chunk])
 
@@ -273,27 +270,27 @@ class Exchange:
     def _begin(self, status: int, headers: Headers, length: int | None, *, final: bool) -> bytes:
         if self._started:
             raise RuntimeError("an answer was begun already")
-        fields: list[tuple[bytes, bytes]] = []
+        added: Added = ()
         if length is not None:
             if status != 204 and (length or status != 304):  # a 304 would tell the length of what it does not send
-                fields.append(content_length(length))
+                added = (content_length(length),)
         elif self._head.minor_version and has_body(self.method, status):
-            fields.append(CHUNKED)
+            added = (CHUNKED,)
         if not self._connection.keeps_open(self, final=final):
             self.keep_alive = False
-            fields.append((b"connection", b"close"))
+            added += (_CLOSE,)
         elif not self._head.minor_version:
-            fields.append((b"connection", b"keep-alive"))
-        head = encode_response_head(status, headers, fields)
+            added += (_KEEP_ALIVE,)
+        head = encode_response_head(status, headers, added)
         self._started = True
         self.status = status
         return head
 
-    def _write(self, parts: list[Buffer] | tuple[Buffer, ...]) -> None:
+    def _write(self, pieces: list[Buffer]) -> None:
         if self._held is None:
-            self._connection.write(gather(parts))
+            self._connection.write(pieces)
         else:
-            self._held += gather(parts)
+            self._held += pieces
 
     def _finish(self) -> None:
         self.ended = True

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from carpool_sidecar.http1.calls import Call, Upload, UpstreamError
 from carpool_sidecar.http1.messages import (
     CHUNKED,
+    Added,
     Body,
     Headers,
     content_length,
@@ -75,13 +76,11 @@ class Forwarding:
 
     def _send(self, body: Body | Upload, framing: tuple[bytes, bytes] | None, *, retry_stale: bool) -> Call:
         exchange = self._exchange
-        # Whoever expects 100 Continue has had it from here.
-        headers = [field for field in forwardable(exchange.headers) if field[0].lower() != b"expect"]
-        if not exchange.version[1] and find(headers, b"host") is None:
-            headers.append((b"host", self._pool.authority))
-        if framing is not None:
-            headers.append(framing)
-        head = encode_request_head(exchange.method, exchange.target, headers)
+        headers = forwardable(exchange.headers)
+        added: Added = () if framing is None else (framing,)
+        if exchange.version == (1, 0) and find(headers, b"host") is None:
+            added = ((b"host", self._pool.authority), *added)
+        head = encode_request_head(exchange.method, exchange.target, headers, added)
         self._call = self._pool.stream(head, body, self, timeout=self._timeout, retry_stale=retry_stale)
         return self._call
 

@@ -6,11 +6,15 @@ Everything is bytes: a proxy that decodes and encodes again spends its time on t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, TypeAlias
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 """Field lines as received: order, case and repetitions kept, optional whitespace around values taken off."""
+
+Added: TypeAlias = tuple[tuple[bytes, bytes], ...]
+"""Field lines that this hop adds to those it passes on."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """A piece of a body; a memoryview must be one-dimensional, contiguous and of single bytes."""
@@ -73,6 +77,7 @@ def tokens(value: bytes) -> list[bytes]:
     return [token for member in value.lower().split(b",") if (token := member.strip(b" \t"))]
 
 
+@lru_cache(1024)  # half the price of writing it, where sizes repeat
 def content_length(size: int) -> tuple[bytes, bytes]:
     """Return the field line that announces a body of so many bytes."""
     return (b"content-length", b"%d" % size)
@@ -100,7 +105,7 @@ def _forwardable(headers: Headers) -> Headers:
     return kept
 
 
-def encode_request_head(method: bytes, target: bytes, headers: Headers, added: Headers | None = None) -> bytes:
+def encode_request_head(method: bytes, target: bytes, headers: Headers, added: Added = ()) -> bytes:
     """Return the head of an HTTP/1.1 request, blank line included; `added` fields follow the headers.
 
     The framing (`content_length`, `CHUNKED`) is the caller's, among them. Raises ValueError where a part
@@ -115,7 +120,7 @@ def encode_request_head(method: bytes, target: bytes, headers: Headers, added: H
     return _encode_head(line, headers, added, inputs)
 
 
-def encode_response_head(status: int, headers: Headers, added: Headers | None = None) -> bytes:
+def encode_response_head(status: int, headers: Headers, added: Added = ()) -> bytes:
     """Return the head of an HTTP/1.1 response, blank line included; `added` fields follow the headers.
 
     The framing is the caller's, among them. Raises ValueError where a header carries CR, LF or NUL.
@@ -129,8 +134,8 @@ def encode_response_head(status: int, headers: Headers, added: Headers | None = 
     return _encode_head(line, headers, added, inputs)
 
 
-def _encode_head(first_line: bytes, headers: Headers, added: Headers | None, inputs: object) -> bytes:
-    fields = [*headers, *added] if added else headers
+def _encode_head(first_line: bytes, headers: Headers, added: Added, inputs: object) -> bytes:
+    fields = [*headers, *added]
     head = b"\r\n".join((first_line, *map(b": ".join, fields), b"", b""))
     # One pass over the whole is a tenth of the price of looking at each field: the line breaks have to be ours, two
     # bytes each, and no more.
@@ -151,9 +156,21 @@ def parts_of(body: Body) -> Sequence[Buffer]:
     return (body,) if isinstance(body, bytes | bytearray | memoryview) else body
 
 
+def size_of(body: Body) -> int:
+    """Return a body's length in bytes."""
+    return len(body) if isinstance(body, bytes) else sum(map(len, parts_of(body)))
+
+
 def chunk_of(piece: Buffer) -> tuple[Buffer, ...]:
     """Return the parts of one chunk of the chunked coding; none for an empty piece, which would end the body."""
     return (b"%x\r\n" % len(piece), piece, b"\r\n") if len(piece) else ()
+
+
+def message(head: bytes, body: Body) -> list[Buffer]:
+    """Return what to write for a head and its body (see `gather`)."""
+    if isinstance(body, bytes) and len(body) < _WORTH_KEEPING_APART:
+        return [head + body]
+    return gather((head, *parts_of(body)))
 
 
 def gather(parts: Sequence[Buffer]) -> list[Buffer]:

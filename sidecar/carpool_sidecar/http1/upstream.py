@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, cast
 import httptools
 
 from carpool_sidecar.http1.bodies import BodyReader
-from carpool_sidecar.http1.parsing import UNTIL_CLOSE, HeadCheck, HttpError, ResponseHead, parse_response_head
+from carpool_sidecar.http1.parsing import (
+    LONGEST_KEPT,
+    UNTIL_CLOSE,
+    HeadCheck,
+    HttpError,
+    ResponseHead,
+    parse_response_head,
+)
 from carpool_sidecar.http1.timing import NEVER
 
 if TYPE_CHECKING:
@@ -31,6 +38,9 @@ class Upstream(asyncio.Protocol):
         self._call: Call | None = None
         self._used = False  # an earlier call was answered here: the upstream may be about to close
         self._body = BodyReader(0)  # of the answer being read
+        # Upstreams answer with the same head again and again, to whomever: the last one, as it came and as it was read.
+        self._last = b""
+        self._last_response: ResponseHead | None = None
         self.deadline = NEVER
         self.writable = True
         self._reset()
@@ -145,6 +155,10 @@ class Upstream(asyncio.Protocol):
     # The answer
 
     def _read_head(self, call: Call, data: bytes) -> None:
+        # Whether there is a body depends on the method, which for those kept was another than HEAD.
+        if (last := self._last_response) is not None and data.startswith(self._last) and not call.method:
+            self._accept(call, last, data, len(self._last))
+            return
         limit = self._pool.limits.max_head_bytes
         position = 0
         while True:
@@ -159,19 +173,30 @@ class Upstream(asyncio.Protocol):
                         self._check = HeadCheck(httptools.HttpResponseParser)
                     self._check.feed(self._buffer)
                 return
-            response = parse_response_head(data if size == len(data) else data[position:stop], call.method)
+            raw = data if size == len(data) else data[position:stop]
+            response = parse_response_head(raw, call.method)
             self._check = None
             position = stop
             if response.status == 101:
                 raise HttpError(502, "unasked-upgrade", "the upstream switched protocols without being asked")
             if response.status >= 200:
                 break
+        if size <= LONGEST_KEPT and not call.method:
+            self._last, self._last_response = raw, response
+        self._accept(call, response, data, position)
+
+    def _accept(self, call: Call, response: ResponseHead, data: bytes, position: int) -> None:
+        """Take an answer whose head ended here."""
         self._response = response
         if response.length > self._pool.limits.max_body_bytes and call.streamed is None:
             self._too_large()
-            return
-        self._body = BodyReader(response.length)
-        self._read_body(call, response, data, position)
+        elif position + response.length == len(data) and response.length >= 0:
+            # All of it is here, and nothing else.
+            self._done(call, response)
+            call.receiver.answered(response.status, response.headers, data[position:])
+        else:
+            self._body = BodyReader(response.length)
+            self._read_body(call, response, data, position)
 
     def _read_body(self, call: Call, response: ResponseHead, data: bytes, position: int) -> None:
         body, receiver = self._body, call.streamed

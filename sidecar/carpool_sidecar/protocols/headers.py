@@ -32,6 +32,9 @@ HOP_BY_HOP = frozenset(
     }
 )
 
+DEBUG = b"x-carpool-debug"
+"""A request with this header is told its batch's size and its time in the queue."""
+
 DEADLINES = frozenset({b"grpc-timeout", b"x-envoy-expected-rq-timeout-ms", b"x-request-timeout-ms"})
 
 IGNORED = (
@@ -98,7 +101,7 @@ IGNORED_PREFIXES = (b"x-b3-", b"x-datadog-", b"x-carpool-")
 _MAX_NAMES = 1024
 _names: dict[bytes, tuple[bytes, int]] = {}
 _IGNORE, _KEEP, _READ, _KEEP_AND_READ = range(4)
-_READ_NAMES = DEADLINES | {b"inference-header-content-length"}
+_READ_NAMES = DEADLINES | {b"inference-header-content-length", DEBUG}
 _KEPT_AND_READ = frozenset({b"content-type", b"content-encoding"})
 
 _PAIR, _FIELD = b"\x1e", b"\x1f"
@@ -112,8 +115,8 @@ class Facts:
     """What a request's headers say.
 
     ``key``: equal for headers that may share a batch. ``shared``: the headers in it, names in lower case, for the
-    request that the batch makes. ``deadline_s``: the least of the deadline headers, seconds from arrival. The others
-    as sent, or empty.
+    request that the batch makes. ``deadline_s``: the least of the deadline headers, seconds from arrival. ``debug``:
+    whether ``DEBUG`` is among them. The others as sent, or empty.
     """
 
     key: bytes
@@ -122,6 +125,7 @@ class Facts:
     content_type: bytes
     content_encoding: bytes
     header_length: bytes
+    debug: bool
 
 
 def read(headers: Headers) -> Facts:
@@ -129,6 +133,7 @@ def read(headers: Headers) -> Facts:
     shared: list[tuple[bytes, bytes]] = []
     deadline: float | None = None
     found: dict[bytes, bytes] = {}
+    debug = False
     names = _names
     for raw_name, value in headers:
         name, role = names.get(raw_name) or _learn(raw_name)
@@ -137,7 +142,9 @@ def read(headers: Headers) -> Facts:
         if role != _READ:
             shared.append((name, value))
         if role != _KEEP:
-            if name in DEADLINES:
+            if name == DEBUG:
+                debug = True
+            elif name in DEADLINES:
                 seconds = _seconds(name, value)
                 deadline = seconds if deadline is None else min(deadline, seconds)
             elif found.setdefault(name, value) != value:
@@ -151,6 +158,7 @@ def read(headers: Headers) -> Facts:
         found.get(b"content-type", b""),
         found.get(b"content-encoding", b""),
         found.get(b"inference-header-content-length", b""),
+        debug,
     )
 
 
