@@ -177,5 +177,7 @@ def key_of(path: Path | None) -> str | None:
     """
     try:
         return None if path is None else path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"{path}: {error}") from None
+    except OSError as error:
+        raise click.ClickException(f"no admin key in {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise click.ClickException(f"no admin key in {path}: it is not text") from None

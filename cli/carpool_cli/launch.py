@@ -27,9 +27,7 @@ KEPT = 200
 PR_SET_PDEATHSIG = 1
 """Of linux/prctl.h."""
 
-_TAKEN = re.compile(
-    r"\('([^']*)', (\d+)[^)]*\): .*(?:address already in use|can't assign|cannot assign|permission)", re.IGNORECASE
-)
+_BIND = re.compile(r"bind on address \('([^']*)', (\d+)[^)]*\): (.*)")
 
 
 class LaunchError(Exception):
@@ -133,11 +131,17 @@ def explained(line: str, path: Path, ports: dict[int, str]) -> str:
 
     ``path`` is the configuration that it read, which nobody else wrote and so is left out.
     """
-    if (taken := _TAKEN.search(line)) is not None:
-        port = int(taken[2])
-        why = "is taken by another process" if "in use" in line else "can't be had"
-        return f"port {port} on {taken[1]} {why}: name another with {ports.get(port, '--port')}"
-    return line.removeprefix(f"{path}: ")
+    if (refused := _BIND.search(line)) is not None:
+        host, port, why = refused[1], int(refused[2]), refused[3].lower()
+        option = ports.get(port, "--port")
+        if "in use" in why:
+            return f"port {port} on {host} is taken by another process: name another with {option}"
+        if "permission" in why:
+            return f"port {port} may not be had without more rights: name one from 1024 on with {option}"
+        return f"{host} is no address of this machine: name one with --host, 0.0.0.0 for all"
+    if "Name or service not known" in line or "nodename nor servname" in line:
+        return "the host to listen on is not known here: name an address of this machine with --host"
+    return line.removeprefix(f"{path}: ").removeprefix("carpool-sidecar: ")
 
 
 def _last_words(lines: Sequence[str]) -> str:

@@ -29,6 +29,12 @@ COMMANDS = {
 }
 
 
+class Mistyped(click.ClickException):
+    """What was typed can't be meant; one line."""
+
+    exit_code = 2
+
+
 class LazyGroup(click.Group):
     """A group that knows its commands by name and imports one when it is asked for."""
 
@@ -43,6 +49,19 @@ class LazyGroup(click.Group):
             return None
         command: click.Command = importlib.import_module(entry.module).command
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command; what was typed wrong is told in one line, without the usage that click sets before it.
+
+        Raises ``Mistyped`` then.
+        """
+        try:
+            return super().invoke(ctx)
+        except click.exceptions.NoArgsIsHelpError:
+            raise
+        except click.UsageError as error:
+            path = ctx.command_path if error.ctx is None else error.ctx.command_path
+            raise Mistyped(f"{error.format_message()} ({path} --help)") from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         """List the commands without importing them."""

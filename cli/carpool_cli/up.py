@@ -120,7 +120,10 @@ def command(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
         plain, watched = _plain(options)
         config = from_plain(plain, SidecarConfig, what="config").validate()
     except PolicyError as error:
-        raise click.UsageError(hint(error)) from None
+        raise click.UsageError(hint(str(error))) from None
+    if config.listen == config.admin and address_of(config.listen)[1]:
+        raise click.UsageError(f"{config.listen} is both: name different ports with --port and --admin-port")
+    key = key_of(None if config.api_key_file is None else Path(config.api_key_file))
     with tempfile.TemporaryDirectory(prefix="carpool-") as folder:
         path = watched
         if path is None:
@@ -130,7 +133,7 @@ def command(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
             click.echo(f"{options['config']} is not watched: options stand over what it says")
         ports = {address_of(config.listen)[1]: "--port", address_of(config.admin)[1]: "--admin-port"}
         arguments = ["--config", str(path), "--listen", config.listen, "--admin", config.admin]
-        context.exit(_serve(config, arguments, path, ports, plain=options["plain"]))
+        context.exit(_serve(config, key, arguments, path, ports, plain=options["plain"]))
 
 
 def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
@@ -144,7 +147,9 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
     if watched is not None:
         try:
             ground = parse(watched.read_text("utf-8"))
-        except (PolicyError, OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise click.UsageError(f"{watched}: {error.strerror}: name a file with --config") from None
+        except (PolicyError, UnicodeDecodeError) as error:
             raise click.UsageError(f"{watched}: {error}") from None
         plain = {**to_plain(ground), "listen": ground.listen}
     elif options["slo"] is None:
@@ -165,11 +170,13 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
     if options["model"] is not None:
         plain.pop("upstream", None)
         plain["onnx"] = {**plain.get("onnx", {}), "path": str(options["model"])}
-    if options["name"] is not None:
-        plain.setdefault("onnx", {})["name"] = options["name"]
     if options["upstream"] is not None:
         plain.pop("onnx", None)
         plain["upstream"] = {**plain.get("upstream", {}), "url": options["upstream"]}
+    if options["name"] is not None:
+        if not plain.get("onnx"):
+            raise click.UsageError("--name is for a --model: a server names its models itself")
+        plain["onnx"]["name"] = options["name"]
     if not plain.get("onnx") and not plain.get("upstream"):
         raise click.UsageError("name what to serve: --model FILE.onnx, or --upstream http://127.0.0.1:9000")
     # 4. The policy
@@ -216,17 +223,26 @@ OPTIONS = {
     "policy.bounds.maxWait.max": "--max-wait",
     "upstream.url": "--upstream",
     "onnx.name": "--name",
+    "onnx.path": "--model",
 }
 """Options that set a field."""
 
 
-def hint(error: PolicyError) -> str:
-    """Return what is wrong, with the option that sets it."""
-    option = OPTIONS.get(error.field)
-    return f"{error} ({option})" if option is not None else str(error)
+def hint(error: str) -> str:
+    """Return what is wrong with a field, and the option that sets it: ``upstream.url: ... (--upstream)``."""
+    option = OPTIONS.get(error.partition(": ")[0])
+    return f"{error} ({option})" if option is not None else error
 
 
-def _serve(config: SidecarConfig, arguments: list[str], path: Path, ports: dict[int, str], *, plain: bool) -> int:
+def _serve(
+    config: SidecarConfig,
+    key: str | None,
+    arguments: list[str],
+    path: Path,
+    ports: dict[int, str],
+    *,
+    plain: bool,
+) -> int:
     """Run the sidecar to its end; returns its exit code."""
     live = not plain and sys.stdout.isatty()
     child: Child | None = None
@@ -249,11 +265,11 @@ def _serve(config: SidecarConfig, arguments: list[str], path: Path, ports: dict[
         child.end()
     try:
         child.wait_until_listening()
-        return _attend(child, config, live=live, asked=lambda: asked)
+        return _attend(child, config, key, live=live, asked=lambda: asked)
     except LaunchError as error:
         if asked:
             return 0
-        click.echo(f"Error: {explained(str(error), path, ports)}", err=True)
+        click.echo(f"Error: {hint(explained(str(error), path, ports))}", err=True)
         return error.code
     finally:
         # Whatever happened here, a closed pipe for one, it does not outlive this process.
@@ -261,15 +277,15 @@ def _serve(config: SidecarConfig, arguments: list[str], path: Path, ports: dict[
         child.wait()
 
 
-def _attend(child: Child, config: SidecarConfig, *, live: bool, asked: Callable[[], bool]) -> int:
+def _attend(child: Child, config: SidecarConfig, key: str | None, *, live: bool, asked: Callable[[], bool]) -> int:
     """Tell of a sidecar that listens until it ends; returns its exit code."""
     server, admin = _reachable(child.data), _reachable(child.admin)
-    client = AdminClient(admin, key_of(None if config.api_key_file is None else Path(config.api_key_file)))
-    hint = Hint(config, server, admin)
-    for line in _endpoints(config, server, client, hint):
+    client = AdminClient(admin, key)
+    first = Hint(config, server, admin)
+    for line in _endpoints(config, server, client, first):
         click.echo(line)
     if live:
-        _watch(child, client, f"carpool {server} for {_served(config)}", hint)
+        _watch(child, client, f"carpool {server} for {_served(config)}", first)
     code = child.wait()
     if live:
         if code and not asked():
@@ -279,7 +295,7 @@ def _attend(child: Child, config: SidecarConfig, *, live: bool, asked: Callable[
     return code
 
 
-def _watch(child: Child, client: AdminClient, title: str, hint: Hint) -> None:
+def _watch(child: Child, client: AdminClient, title: str, first: Hint) -> None:
     def notes() -> list[str]:
         # The view itself tells of decisions.
         told = [line for line in list(child.lines) if event_of(line).get("event") != DECISION]
@@ -287,7 +303,7 @@ def _watch(child: Child, client: AdminClient, title: str, hint: Hint) -> None:
 
     while child.runs:
         try:
-            watch(client, title, hint=hint, goes_on=lambda: child.runs, notes=notes)
+            watch(client, title, hint=first, goes_on=lambda: child.runs, notes=notes)
         except AdminError:
             time.sleep(1.0)  # a paused host; whether the sidecar lives, its process tells
 
@@ -299,7 +315,7 @@ def _served(config: SidecarConfig) -> str:
     return config.upstream.url
 
 
-def _endpoints(config: SidecarConfig, server: Address, client: AdminClient, hint: Hint) -> list[str]:
+def _endpoints(config: SidecarConfig, server: Address, client: AdminClient, first: Hint) -> list[str]:
     """Return what to print once it listens; waits a little for a first word of the model."""
     deadline = time.monotonic() + ASKED
     readiness, ready = UNASKED, False
@@ -314,7 +330,7 @@ def _endpoints(config: SidecarConfig, server: Address, client: AdminClient, hint
         f"serving {_served(config)}",
         f"  requests  {server}",
         f"  admin     {client.address}  (/metrics, /readyz; carpool explain {client.address})",
-        f"  try       {hint(ready)}",
+        f"  try       {first(ready)}",
     ]
     if not ready:
         lines.append(f"  waiting for {_served(config)}: {readiness}; requests get 503 until it is ready")

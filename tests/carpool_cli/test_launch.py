@@ -9,13 +9,33 @@ from carpool_cli.launch import Child, LaunchError, event_of, explained, readable
 PATH = Path("/tmp/carpool-x/sidecar.json")  # noqa: S108 - a name, nothing is written there
 
 
-def test_a_port_in_use_is_explained():
-    line = (
-        "carpool-sidecar: [Errno 98] error while attempting to bind on address ('127.0.0.1', 8080): "
-        "address already in use"
-    )
-    said = "port 8080 on 127.0.0.1 is taken by another process: name another with --port"
-    assert explained(line, PATH, {8080: "--port", 9090: "--admin-port"}) == said
+BIND = "carpool-sidecar: [Errno 98] error while attempting to bind on address ('{}', {}): {}"
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "why", "says"),
+    [
+        ("127.0.0.1", 9090, "address already in use", "port 9090 on 127.0.0.1 is taken by another process: name anoth"),
+        ("127.0.0.1", 80, "[errno 13] permission denied", "name one from 1024 on with --port"),
+        (
+            "8.8.8.8",
+            8080,
+            "cannot assign requested address",
+            "8.8.8.8 is no address of this machine: name one with",
+        ),
+    ],
+)
+def test_an_address_that_can_not_be_had_is_explained(host, port, why, says):
+    assert says in explained(BIND.format(host, port, why), PATH, {8080: "--port", 9090: "--admin-port"})
+
+
+def test_the_option_of_the_port_is_named():
+    line = BIND.format("127.0.0.1", 9090, "address already in use")
+    assert explained(line, PATH, {8080: "--port", 9090: "--admin-port"}).endswith("--admin-port")
+
+
+def test_an_unknown_host_is_explained():
+    assert "--host" in explained("carpool-sidecar: [Errno -2] Name or service not known", PATH, {})
 
 
 def test_the_file_that_nobody_wrote_is_left_out():
