@@ -28,7 +28,8 @@ STOPPED = 130
 class Scale(NamedTuple):
     """How long each part takes, in seconds, and how wide the ranking tower is."""
 
-    model: float
+    one_by_one: float
+    tuned: float
     day: float
     hours: Sequence[tuple[str, float]]
     width: int
@@ -36,11 +37,11 @@ class Scale(NamedTuple):
     @property
     def minutes(self) -> float:
         """What the loads take, and about half a minute for all else."""
-        return (2 * self.model + self.day + 30) / 60
+        return (2 * (self.one_by_one + self.tuned) + self.day + 30) / 60
 
 
-FULL = Scale(model=36.0, day=120.0, hours=day.HOURS, width=2048)
-QUICK = Scale(model=4.0, day=4.0, hours=(("night", 15.0), ("morning", 60.0)), width=256)
+FULL = Scale(one_by_one=8.0, tuned=30.0, day=120.0, hours=day.HOURS, width=2048)
+QUICK = Scale(one_by_one=2.0, tuned=3.0, day=4.0, hours=(("night", 15.0), ("morning", 60.0)), width=256)
 
 
 async def run(folder: Path, files: Path, profile: Path, screen: Screen, scale: Scale) -> None:
@@ -54,9 +55,9 @@ async def run(folder: Path, files: Path, profile: Path, screen: Screen, scale: S
         "stand-in for an accelerator. Real processes and requests on 127.0.0.1; Ctrl-C ends them all"
     )
     outcomes = []
-    for make in (partial(filetypes.model, files, 25.0), partial(tower.model, folder, scale.width, 100.0)):
+    for make in (partial(filetypes.model, files, 20.0), partial(tower.model, folder, scale.width, 100.0)):
         with Processes(folder) as processes:
-            outcomes.append(await real_models.show(make(), processes, screen, scale.model))
+            outcomes.append(await real_models.show(make(), processes, screen, scale.one_by_one, scale.tuned))
     with Processes(folder) as processes:
         lived = await day.live(profile, scale.hours, scale.day, processes, screen)
     screen.step("Carpool's changes of the day, and why")

@@ -149,7 +149,7 @@ async def live(
                 batches = {int(rows): n for rows, n in (await client.get("/stats"))["batches"].items()}
                 computed = sum(n * curve.time(rows) for rows, n in batches.items())
                 seen.append(Count(at, sum(b * n for b, n in batches.items()), sum(batches.values()), computed))
-            if (now := await look(admin, MODEL, at)) is not None:
+            if (now := await look(admin, tuned, MODEL, at)) is not None:
                 choices.append(Choice(at, now.parameters))
                 show_bar(at, f"{_hour(at, seconds, hours)}: {now.parameters.describe()}")
 

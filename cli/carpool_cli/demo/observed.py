@@ -10,7 +10,7 @@ from carpool.policy import Parameters, from_plain
 from carpool.statistics import Stats
 
 if TYPE_CHECKING:
-    from carpool_cli.demo.processes import Client
+    from carpool_cli.demo.processes import Client, Running
 
 
 class Look(NamedTuple):
@@ -21,6 +21,8 @@ class Look(NamedTuple):
     parameters: Parameters
     times: list[float] | None
     """Seconds a batch of so many rows takes, as far as it is known."""
+    cpu: float
+    """Seconds of CPU its process has had."""
 
 
 class Span(NamedTuple):
@@ -29,21 +31,30 @@ class Span(NamedTuple):
     requests: int
     device_time: float
     """Seconds with a batch in flight, per request served."""
+    cpu: float
+    """Seconds of CPU per request served, parsing and all; 0 where the system does not tell."""
     busy: float
     """Share of the time with a batch in flight."""
     mean_batch: float
 
+    @property
+    def cost(self) -> float:
+        """Seconds per request of what neighbours on a busy machine change least: CPU, where that is known."""
+        return self.cpu or self.device_time
 
-async def look(sidecar: Client, model: str, at: float) -> Look | None:
+
+async def look(admin: Client, sidecar: Running, model: str, at: float) -> Look | None:
     """Look at a model's sidecar; ``None`` before its first request."""
-    document: dict[str, Any] = await sidecar.get("/v1/stats")
+    document: dict[str, Any] = await admin.get("/v1/stats")
     lane = document["lanes"].get(model)
     if lane is None:
         return None
     parameters = from_plain(lane["parameters"], Parameters, what="parameters")
     if lane["passThrough"] != parameters.pass_through:
         parameters = msgspec.structs.replace(parameters, pass_through=lane["passThrough"])
-    return Look(at, msgspec.convert(document["stats"], Stats), parameters, lane["serviceSeconds"])
+    return Look(
+        at, msgspec.convert(document["stats"], Stats), parameters, lane["serviceSeconds"], sidecar.cpu_seconds()
+    )
 
 
 def between(first: Look, last: Look, model: str) -> Span:
@@ -57,6 +68,7 @@ def between(first: Look, last: Look, model: str) -> Span:
     return Span(
         stats.served,
         counted.device_busy / served,
+        (last.cpu - first.cpu) / served,
         counted.device_busy / max(last.at - first.at, 1e-9),
         rows / max(batches, 1),
     )

@@ -154,14 +154,14 @@ def _models(axes: Axes, outcomes: Sequence[Outcome]) -> None:
         relative = [curve.per_row(rows) / curve.per_row(1) for rows in curve.sizes]
         axes.plot(curve.sizes, relative, color=color, linewidth=1.6, marker="o", markersize=3, label=outcome.model.name)
         before, after = outcome.before.span, outcome.after.span
-        axes.plot(after.mean_batch, after.device_time / before.device_time, color=color, marker="*", markersize=14,
+        axes.plot(after.mean_batch, after.cost / before.cost, color=color, marker="*", markersize=14,
                   markeredgecolor="white", linestyle="")  # fmt: skip
     axes.plot([], [], color=GREY, marker="*", markersize=10, linestyle="", label="under Carpool's choice")
     axes.set_xscale("log", base=2)
     axes.set_xticks(outcomes[0].direct.sizes, [str(rows) for rows in outcomes[0].direct.sizes])
     axes.set_ylim(bottom=0)
     axes.set_xlabel("rows in a batch", fontsize=8)
-    axes.set_ylabel("device time a row (alone: 1)")
+    axes.set_ylabel("cost of a row (alone: 1)")
     axes.set_title("Real models, this CPU", fontsize=11, fontweight="bold", loc="left", color=INK)
     axes.legend(frameon=False, fontsize=8)
 

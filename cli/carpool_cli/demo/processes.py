@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
@@ -16,7 +18,6 @@ from carpool_sidecar.http1.client import Pool
 from carpool_sidecar.http1.messages import encode_request_head
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from types import TracebackType
 
     from carpool_sidecar.http1.calls import UpstreamError
@@ -86,6 +87,16 @@ class Running(NamedTuple):
     admin: str
     config: Path
     """The file it was started with."""
+    process: subprocess.Popen[bytes]
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time it has had, to 10 ms; 0 where the system has no /proc to tell."""
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        # utime and stime are the 14th and 15th field; the second, its name, may hold anything, and ends with the ")".
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Processes:
@@ -121,21 +132,35 @@ class Processes:
     async def sidecar(self, name: str, config: dict[str, Any]) -> Running:
         """Start a sidecar on free ports, and wait until it is ready."""
         path = self.folder / f"{name}.yaml"
-        own = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown": {"lame": "0s", "limit": "3s"}}
-        path.write_text(yaml.safe_dump({**own, **config}, sort_keys=False))
-        log = self._start(name, "carpool_sidecar.main", "--config", str(path))
+        _write(path, config)
+        log, process = self._start(name, "carpool_sidecar.main", "--config", str(path))
         line = await self._said(log, r'^\{.*"event":"listening".*\}$')
         where = msgspec.json.decode(line[0])
         await self._said_ready(where["admin"])
-        return Running(name, where["data"], where["admin"], path)
+        return Running(name, where["data"], where["admin"], path, process)
+
+    async def configure(self, sidecar: Running, config: dict[str, Any]) -> None:
+        """Write another configuration for a running sidecar, and wait until it has taken it."""
+        client = Client(sidecar.admin)
+        deadline = time.monotonic() + STARTING
+        try:
+            before = (await client.get("/v1/config"))["generation"]
+            _write(sidecar.config, config)
+            while (await client.get("/v1/config"))["generation"] == before:
+                self.check()
+                if time.monotonic() > deadline:
+                    raise DemoError(f"{sidecar.name} has not taken {sidecar.config} after {STARTING:.0f} s")
+                await asyncio.sleep(0.05)
+        finally:
+            await client.close()
 
     async def standin(self, name: str, profile: Path) -> Running:
         """Start a stand-in for a device on a free port."""
-        log = self._start(name, "carpool_cli", "standin", "--profile", str(profile), "--port", "0")
+        log, process = self._start(name, "carpool_cli", "standin", "--profile", str(profile), "--port", "0")
         address = (await self._said(log, r"^standin for .* at http://(\S+)$"))[1]
-        return Running(name, address, address, profile)
+        return Running(name, address, address, profile, process)
 
-    def _start(self, name: str, module: str, *arguments: str) -> Path:
+    def _start(self, name: str, module: str, *arguments: str) -> tuple[Path, subprocess.Popen[bytes]]:
         log = self.folder / f"{name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - our own commands
@@ -146,7 +171,7 @@ class Processes:
                 start_new_session=True,  # the terminal's Ctrl-C is for us; we end the others
             )
         self._started.append((name, process, log))
-        return log
+        return log, process
 
     async def _said(self, log: Path, pattern: str) -> re.Match[str]:
         deadline = time.monotonic() + STARTING
@@ -169,6 +194,13 @@ class Processes:
                 await asyncio.sleep(0.05)
         finally:
             await client.close()
+
+
+def _write(path: Path, config: dict[str, Any]) -> None:
+    beside = path.with_suffix(".new")
+    own = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "shutdown": {"lame": "0s", "limit": "3s"}}
+    beside.write_text(yaml.safe_dump({**own, **config}, sort_keys=False))
+    beside.replace(path)  # never half a file
 
 
 def _text(log: Path) -> str:

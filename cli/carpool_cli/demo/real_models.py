@@ -1,4 +1,4 @@
-"""Real models in sidecars: one request a batch, beside one that knows a p99; every answer is checked."""
+"""Real models in a sidecar: one request a batch, then nothing but a p99, and every answer checked."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class RealModel(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """The last third of a load; ``how`` it was batched most of that time."""
+    """A part of a load; ``how`` it was batched most of that time."""
 
     how: str
     span: Span
@@ -123,10 +123,12 @@ def _session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime has no types
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-async def show(model: RealModel, processes: Processes, screen: Screen, seconds: float) -> Outcome:
-    """Serve a model twice side by side, one by one and tuned, for ``seconds``; return what was seen.
+async def show(
+    model: RealModel, processes: Processes, screen: Screen, before_seconds: float, after_seconds: float
+) -> Outcome:
+    """Serve a model one by one, then tuned; return what was seen.
 
-    Side by side, because what else this machine does then slows both alike. Raises ``DemoError`` for a wrong answer.
+    Raises ``DemoError`` for a wrong answer.
     """
     screen.title(model.title)
     timed = worth(model.path, model.inputs)
@@ -139,35 +141,29 @@ async def show(model: RealModel, processes: Processes, screen: Screen, seconds: 
         "onnx": {"path": str(model.path), "name": model.name, "threads": 1},
         "policy": {"slo": {"latency": {"p99": format_seconds(SLO)}}},
     }
-    alone = await processes.sidecar(f"{model.name}-one-by-one", {**config, **ONE_BY_ONE})
-    screen.step(f"carpool-sidecar --config {alone.config}: serves it one by one, for comparison")
-    tuned = await processes.sidecar(model.name, config)
-    screen.step(f"carpool-sidecar --config {tuned.config}: knows a p99 of {format_seconds(SLO)} and nothing else")
-    clients = [Client(server.admin) for server in (alone, tuned)]
-    looks: tuple[list[Look], list[Look]] = ([], [])
-    screen.step(f"{seconds:.0f} s of {model.rate:.0f} requests/s to each, at the same moments")
-    started = time.time()
+    server = await processes.sidecar(model.name, {**config, **ONE_BY_ONE})
+    screen.step(f"carpool-sidecar --config {server.config}, fixed at batch size 1 to begin with")
+    aim = Aim(server, model.name, model.requests)
+    client = Client(server.admin)
     try:
-        with screen.load(seconds) as show_bar:
-
-            async def tick(at: float) -> None:
-                processes.check()
-                for client, seen in zip(clients, looks, strict=True):
-                    if (now := await look(client, model.name, at)) is not None:
-                        seen.append(now)
-                        show_bar(at, now.parameters.describe())
-
-            due = due_times([model.rate], 1.0, seconds, random.Random(1))  # noqa: S311 - load, no secret
-            aims = [Aim(server, model.name, model.requests) for server in (alone, tuned)]
-            driven = await drive(aims, due, tick)
-        await _explain(clients[1], screen, started)
+        screen.step(f"{before_seconds:.0f} s of {model.rate:.0f} requests/s, each computed alone")
+        driven, looks = await _stretch(aim, client, before_seconds, model.rate, processes, screen)
+        before = _seen(model.name, driven, looks, before_seconds / 4, before_seconds)._replace(how="one by one")
+        checks = [_check(model, driven)]
+        await processes.configure(server, config)
+        screen.step(
+            f"the parameters are taken out of that file while it runs: now all it knows is a p99 of "
+            f"{format_seconds(SLO)}. {after_seconds:.0f} s of the same load"
+        )
+        changed = time.time()
+        driven, looks = await _stretch(aim, client, after_seconds, model.rate, processes, screen)
+        checks.append(_check(model, driven))
+        await _explain(client, screen, changed)
+        after = _seen(model.name, driven, looks, after_seconds * 2 / 3, after_seconds)
     finally:
-        for client in clients:
-            await client.close()
-    before, after = (_seen(model.name, one, seen, seconds) for one, seen in zip(driven, looks, strict=True))
-    checks = [_check(model, one) for one in driven]
+        await client.close()
     screen.step("what a row takes, ms, by the rows in its batch")
-    screen.console.print(Padding(_prices(timed, looks[1][-1], model.name), (0, 0, 0, 8)))
+    screen.console.print(Padding(_prices(timed, looks[-1], model.name), (0, 0, 0, 8)))
     checked, merged, furthest = (sum(c[0] for c in checks), sum(c[1] for c in checks), max(c[2] for c in checks))
     if model.words:
         screen.step(f"some of the {len(model.words)} answers, all of them the same as those of {model.name}'s own API")
@@ -178,7 +174,7 @@ async def show(model: RealModel, processes: Processes, screen: Screen, seconds: 
         f"{checked} answers ({merged} of them computed in company) agree with direct onnxruntime calls of one row: "
         f"same argmax, {how_close} (tolerance {TOLERANCE:g})"
     )
-    return Outcome(model, timed, before._replace(how="one by one"), after)
+    return Outcome(model, timed, before, after)
 
 
 def _prices(timed: ServiceTime, seen: Look, model: str) -> Table:
@@ -200,14 +196,29 @@ def _prices(timed: ServiceTime, seen: Look, model: str) -> Table:
     return table
 
 
-def _seen(model: str, driven: Driven, looks: Sequence[Look], seconds: float) -> Stretch:
-    """Sum up the last third, when most has been learned."""
-    start = seconds * 2 / 3
+async def _stretch(
+    aim: Aim, client: Client, seconds: float, rate: float, processes: Processes, screen: Screen
+) -> tuple[Driven, list[Look]]:
+    looks: list[Look] = []
+    with screen.load(seconds) as show_bar:
+
+        async def tick(at: float) -> None:
+            processes.check()
+            if (seen := await look(client, aim.server, aim.model, at)) is not None:
+                looks.append(seen)
+                show_bar(at, seen.parameters.describe())
+
+        due = due_times([rate], 1.0, seconds, random.Random(1))  # noqa: S311 - load, no secret
+        (driven,) = await drive([aim], due, tick)
+    return driven, looks
+
+
+def _seen(model: str, driven: Driven, looks: Sequence[Look], start: float, stop: float) -> Stretch:
     # From the last look before it: the window begins there, so that it is never empty.
     window = looks[max(sum(seen.at <= start for seen in looks) - 1, 0) :]
     ways = Counter(seen.parameters.describe() for seen in window).most_common()
     how = ways[0][0] if len(ways) == 1 else f"{ways[0][0]} (mostly)"
-    return Stretch(how, between(window[0], window[-1], model), report_on(driven.recording, start, seconds - start, SLO))
+    return Stretch(how, between(window[0], window[-1], model), report_on(driven.recording, start, stop - start, SLO))
 
 
 async def _explain(client: Client, screen: Screen, since: float) -> None:

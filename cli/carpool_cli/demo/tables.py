@@ -24,21 +24,31 @@ NEXT_TO_NOTHING = 1.1
 
 def of_models(outcomes: Sequence[Outcome]) -> Table:
     """Two lines a model: one by one, and tuned."""
-    table = _table("Real models on this CPU, one core each, side by side: the last third of each load")
-    for name in ("requests/s", "rows/\nbatch", "device ms/\nrequest", "device\nbusy", "p99", "in time"):
+    table = _table("Real models on this CPU, one core")
+    for name in (
+        "requests/s",
+        "rows/\nbatch",
+        "CPU ms/\nrequest",
+        "device ms/\nrequest",
+        "device\nbusy",
+        "p99",
+        "in time",
+        "stalls",
+    ):
         table.add_column(name, justify="right")
     for outcome in outcomes:
-        labels = (outcome.model.name, _stalls(outcome.before.report))
-        for label, stretch in zip(labels, (outcome.before, outcome.after), strict=True):
+        for label, stretch in ((outcome.model.name, outcome.before), ("", outcome.after)):
             table.add_row(
                 label,
                 stretch.how,
                 f"{stretch.report.achieved_rate:.0f}",
                 f"{stretch.span.mean_batch:.1f}",
+                f"{stretch.span.cpu * 1e3:.2f}",
                 f"{stretch.span.device_time * 1e3:.2f}",
                 f"{stretch.span.busy:.0%}",
                 _p99(stretch.report.latency),
                 f"{stretch.report.good_share:.1%}",
+                _stalls(stretch.report),
             )
         table.add_section()
     return table
@@ -76,13 +86,17 @@ def notes(day: Day) -> tuple[str, ...]:
     return (
         "In time: answered 2xx within the SLO, from the moment the request was due. Everything else is a miss.",
         (
-            "Device ms/request: of a real model, wall time with a batch in flight, by the sidecar's count; of the "
+            "CPU ms/request: of the sidecar's whole process. Device ms/request: of a real model, wall time with a "
+            "batch in flight, by the sidecar's count: more while other work holds this machine's cores; of the "
             "stand-in, its own count of batches of each size, times what its profile says they take."
         ),
-        f"The fixed setting is a sidecar too ({fixed}); no batching is the server by itself, one request at a time.",
+        (
+            f"The fixed setting is a sidecar too ({fixed}): it refuses who would be late, as Carpool's do. "
+            "No batching is the server by itself, one request at a time."
+        ),
         (
             f"Stalls: pauses of this host of {STALL * 1e3:.0f} ms or more, as the load generator saw them; w/o stalls "
-            "leaves out each second that one touched. What a real model takes depends on what else this machine does."
+            "leaves out each second that one touched."
         ),
         (
             f"The device is {device} as published with every time x{SLOWER}; rates and SLO are chosen for it. Its "
@@ -95,14 +109,15 @@ def verdicts(day: Day, outcomes: Sequence[Outcome]) -> list[str]:
     """Return what it all comes to, a line each."""
     lines = []
     for outcome in outcomes:
-        before, after = (stretch.span.device_time for stretch in (outcome.before, outcome.after))
+        before, after = (stretch.span.cost for stretch in (outcome.before, outcome.after))
+        resource = "CPU" if outcome.after.span.cpu else "device time"
         worth = f"worth {outcome.worth:.1f}x at best"
         if outcome.worth < NEXT_TO_NOTHING:
             worth = f"worth next to nothing ({outcome.worth:.2f}x at best)"
         lines.append(
             f"[bold]{outcome.model.name}[/]: batching is {worth} on this CPU. "
             f"Carpool chose [bold]{outcome.after.how}[/]: "
-            f"{after * 1e3:.2f} ms of device time a request, one by one {before * 1e3:.2f}"
+            f"{after * 1e3:.2f} ms of {resource} a request, one by one {before * 1e3:.2f}"
         )
     lines += [f"[bold]the day, {arm.name}[/]: {_of_arm(arm)}" for arm in day.arms]
     return lines
