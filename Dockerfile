@@ -1,0 +1,34 @@
+# The sidecar, with nothing that it does not need at run time: no pip, no compiler, no shell scripts, no root.
+#
+#   docker build -t carpool-sidecar:0.1.0 .                        # in front of a model server
+#   docker build -t carpool-sidecar:0.1.0-onnx --build-arg EXTRA=onnx .   # serves an ONNX file itself
+#
+# There was no container engine where this was written: the image was never built. Each command was run by hand in a
+# scratch folder; what came of it (sizes, memory) stands in docs/operations.md.
+ARG PYTHON=3.11
+
+FROM python:${PYTHON}-slim AS build
+ARG EXTRA=sidecar
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY core core
+COPY sidecar sidecar
+COPY cli cli
+# An environment without a pip of its own, filled by the image's.
+RUN python -m venv --without-pip /opt/carpool \
+ && pip --python /opt/carpool/bin/python install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[${EXTRA}]"
+
+FROM python:${PYTHON}-slim
+RUN python -m pip uninstall --yes --quiet --root-user-action=ignore pip
+COPY --from=build /opt/carpool /opt/carpool
+# A number, so that Kubernetes can tell that it is not root.
+USER 65532:65532
+# Nothing is written: the file system may be read-only.
+ENV PYTHONDONTWRITEBYTECODE=1 PATH=/opt/carpool/bin:$PATH
+# data, admin; as the configuration says
+EXPOSE 8080 9090
+# drains: docs/operations.md
+STOPSIGNAL SIGTERM
+# No HEALTHCHECK: probe /livez and /readyz on the admin port.
+ENTRYPOINT ["carpool-sidecar"]
+CMD ["--config", "/etc/carpool/sidecar.yaml"]
