@@ -32,8 +32,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def rss_mib(pid: int) -> float:
+    """Return a process's resident memory."""
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text("utf-8"))
+    assert found is not None  # noqa: S101 - for the type checker: a running process has one
+    return int(found[1]) / 1024
+
+
 class Process:
-    """A server in a process of its own. ``cpu_seconds`` and ``rss_mib`` are those of ``pid`` alone.
+    """A server in a process of its own. ``cpu_seconds`` are those of ``pid`` alone.
 
     ``listening_cpu_seconds``: CPU time it had used when it first accepted a connection, to within 1 ms of polling.
     """
@@ -58,12 +65,6 @@ class Process:
         """Return the CPU time (user and system, all threads) used so far, in nanosecond steps."""
         # The kernel's clock id of a process's CPU time, as clock_getcpuclockid(3) makes it.
         return time.clock_gettime((~self.pid << 3) | 2)
-
-    def rss_mib(self) -> float:
-        """Return the resident memory."""
-        found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text("utf-8"))
-        assert found is not None  # noqa: S101 - for the type checker: a running process has one
-        return int(found[1]) / 1024
 
     def children(self) -> list[int]:
         """Return the ids of its children."""
