@@ -119,7 +119,7 @@ class Sight(Struct, frozen=True, kw_only=True):
             grid.add_row(label, value)
         page.add_row(grid)
         if self.hint and not any(model.arrivals for model in snapshot.stats.models.values()):
-            page.add_row(Text(f"no request yet; try\n{self.hint}", "cyan"))
+            page.add_row(Text(f"no request yet; try\n{self.hint}", "cyan", overflow="fold"))
         return page
 
     def _parameters(self, lane: LaneState) -> Text:

@@ -24,6 +24,7 @@ from carpool.policy import (
     Latency,
     PolicyError,
     ShedAt,
+    TuningMode,
     format_seconds,
 )
 from carpool.simulation import Device, table
@@ -80,6 +81,20 @@ def slo_policy(
         raise click.ClickException(str(error)) from None
 
 
+def held(policy: BatchingPolicy, parameters: Parameters) -> BatchingPolicy:
+    """Return a policy that is held at ``parameters``, wherever its own bounds are."""
+    size, wait, slots = parameters.max_batch, parameters.max_wait, parameters.max_in_flight
+    return replace(
+        policy,
+        bounds=Bounds(
+            max_batch=IntRange(min=size, max=size),
+            max_wait=DurationRange(min=wait, max=wait),
+            max_in_flight=IntRange(min=slots, max=slots),
+        ),
+        tuning=replace(policy.tuning, mode=TuningMode.HOLD),
+    )
+
+
 def configured(path: Path) -> tuple[BatchingPolicy, Parameters]:
     """Return the policy of a sidecar's file, and what a model that it does not name starts with.
 
@@ -87,7 +102,9 @@ def configured(path: Path) -> tuple[BatchingPolicy, Parameters]:
     """
     try:
         config = parse(path.read_text("utf-8"))
-    except (PolicyError, OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise click.ClickException(f"{path}: {error.strerror}") from None
+    except (PolicyError, UnicodeDecodeError) as error:
         raise click.ClickException(f"{path}: {error}") from None
     return config.policy, config.parameters_of("")
 

@@ -11,9 +11,8 @@ from msgspec import Struct
 
 from carpool.outcome import End
 from carpool.policy import Duration, Parameters, ShedAt, format_seconds
-from carpool.simulation import Simulation
 from carpool.tuning import Assessor, Reason, Situation
-from carpool.twin import tuned
+from carpool.twin import Tuned, tuned
 from carpool_cli import device_profile, planning
 from carpool_cli.options import DURATION
 from carpool_cli.recommending import best_of
@@ -21,7 +20,7 @@ from carpool_cli.recommending import best_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool.outcome import Outcome, Summary
+    from carpool.outcome import Summary
     from carpool.policy import BatchingPolicy
     from carpool.tuner import Decision
     from carpool_cli.device_profile import DeviceProfile
@@ -106,7 +105,7 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
     type=click.Choice([each.value for each in ShedAt], case_sensitive=False),
     default=ShedAt.AUTOMATIC.value,
     show_default=True,
-    help="Refuse who will miss this. Automatic: the tuner decides; without it, the deadline.",
+    help="Refuse who will miss this. Automatic: the SLO while more waits than it leaves time for, else the deadline.",
 )
 @click.option("--timeout", type=DURATION, default=10.0, help="Deadline of requests.  [default: 10s]")
 @click.option("--for", "seconds", type=DURATION, default=60.0, help="How long requests come.  [default: 60s]")
@@ -136,8 +135,8 @@ def command(
 ) -> None:
     """Forecast what a configuration, or the tuner, would do to a load, by simulating both.
 
-    The Batcher is the sidecar's own; only the device and the clock are not real. A minute takes a second or so. The
-    same arguments give the same figures.
+    Batcher and tuner are the sidecar's own; only the device and the clock are not real. A minute takes a few seconds.
+    The same arguments give the same figures.
     """
     # 1. The load, the device and the policy
     profile = device_profile.load(path)
@@ -206,28 +205,18 @@ class _Twin:
         self._seed = seed
 
     def fixed(self, name: str, parameters: Parameters) -> Figures:
-        """Run a configuration that stays, with t(b) known, as it is to a sidecar that has run for a while."""
-        outcome = Simulation(
-            self._arrivals,
-            self._device,
-            slo=self.policy.slo.due,
-            parameters=parameters,
-            estimate=self._device.estimate(max(parameters.max_batch, self.rows)),
-            shed_slo=self.policy.admission.shed_at is ShedAt.SLO,
-            admission=self.policy.admission,
-            seconds=self._seconds,
-            seed=self._seed,
-        ).run()
+        """Run a configuration that stays: as a sidecar with fixed parameters, it learns t(b) and sheds by it."""
+        outcome, _ = self._run(planning.held(self.policy, parameters), parameters)
         return _figures(name, parameters, outcome.summary(), [])
 
     def tuned(self, name: str, start: Parameters) -> Figures:
         """Run the tuner, which knows nothing but the policy and where to start."""
-        outcome: Outcome
-        outcome, decisions = tuned(
-            self._arrivals, self._device, self.policy, parameters=start, seconds=self._seconds, seed=self._seed
-        )
+        outcome, decisions = self._run(self.policy, start)
         last = decisions[-1].parameters if decisions else start
         return _figures(name, last, outcome.summary(), decisions)
+
+    def _run(self, policy: BatchingPolicy, start: Parameters) -> Tuned:
+        return tuned(self._arrivals, self._device, policy, parameters=start, seconds=self._seconds, seed=self._seed)
 
 
 def _compared(twin: _Twin, asked: Parameters, cv: float, recorded: bool) -> list[tuple[str, Parameters]]:

@@ -6,7 +6,7 @@ import click
 import pytest
 
 from carpool.arrivals import Poisson
-from carpool.policy import ShedAt
+from carpool.policy import Duration, Parameters, ShedAt, TuningMode
 from carpool_cli import planning
 from carpool_cli.device_profile import DeviceProfile
 
@@ -89,3 +89,10 @@ def test_what_clumps_is_seen_to_clump():
 
 def test_a_table_is_as_wide_as_its_cells():
     assert planning.lines([("", "a"), ("long", "1"), ("x", "22")]).splitlines() == ["       a", "long   1", "x     22"]
+
+
+def test_a_held_policy_stays_where_it_is_put_wherever_its_bounds_are():
+    parameters = Parameters(max_batch=500, max_wait=Duration(0.06), max_in_flight=99)
+    policy = planning.held(planning.slo_policy(0.05), parameters)
+    assert policy.limits().clamp(Parameters()) == parameters
+    assert policy.tuning.mode is TuningMode.HOLD

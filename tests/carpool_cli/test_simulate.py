@@ -40,9 +40,16 @@ def test_a_fixed_configuration_is_forecast_and_the_same_each_time(simulated):
 
 
 def test_no_batching_is_far_beyond_the_device_and_says_why_it_misses(simulated):
-    (found,) = simulated(*LOAD, "--max-batch", 1)["results"]
+    (found,) = simulated(*LOAD, "--max-batch", 1, "--shed-at", "Deadline")["results"]
     assert found["missShare"] > 0.9
     assert set(found["misses"]) == {"late", "queue-full"}
+
+
+def test_a_fixed_configuration_sheds_its_backlog_as_the_sidecar_does(simulated):
+    (left,) = simulated(*LOAD, "--max-batch", 1, "--shed-at", "Deadline")["results"]
+    (found,) = simulated(*LOAD, "--max-batch", 1)["results"]
+    assert found["misses"]["shed"] > 0
+    assert found["goodput"] > left["goodput"]
 
 
 def test_shedding_at_the_slo_saves_some_answers(simulated):
