@@ -109,15 +109,14 @@ def verdicts(day: Day, outcomes: Sequence[Outcome]) -> list[str]:
     """Return what it all comes to, a line each."""
     lines = []
     for outcome in outcomes:
-        before, after = (stretch.span.cost for stretch in (outcome.before, outcome.after))
-        resource = "CPU" if outcome.after.span.cpu else "device time"
+        before, after = outcome.before.span, outcome.after.span
         worth = f"worth {outcome.worth:.1f}x at best"
         if outcome.worth < NEXT_TO_NOTHING:
             worth = f"worth next to nothing ({outcome.worth:.2f}x at best)"
         lines.append(
-            f"[bold]{outcome.model.name}[/]: batching is {worth} on this CPU. "
-            f"Carpool chose [bold]{outcome.after.how}[/]: "
-            f"{after * 1e3:.2f} ms of {resource} a request, one by one {before * 1e3:.2f}"
+            f"[bold]{outcome.model.name}[/]: batching is {worth} on this CPU. Carpool chose "
+            f"[bold]{outcome.after.how}[/]: {after.mean_batch:.1f} rows a batch, {after.cost * 1e3:.2f} ms of "
+            f"{'CPU' if after.cpu else 'device time'} a request; one by one {before.cost * 1e3:.2f}"
         )
     lines += [f"[bold]the day, {arm.name}[/]: {_of_arm(arm)}" for arm in day.arms]
     return lines
