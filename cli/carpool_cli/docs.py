@@ -8,6 +8,8 @@ import difflib
 import inspect
 import io
 import os
+import re
+import shlex
 import sys
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 import msgspec
 import msgspec.inspect as types
+from click.testing import CliRunner
 from msgspec import NODEFAULT, Struct
 
 from carpool import policy
@@ -218,6 +221,30 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
+SHOWN = ("README.md",)
+"""Pages, from the root, that show what a command prints."""
+
+_SHOWN = re.compile(
+    r"```bash\n(carpool [^\n]+)\n```\n\n<!-- its output -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+def shown(page: str) -> str:
+    """Bring up to date what a page shows of commands' output: each line, by the words before its colon.
+
+    Only for output that is the same everywhere. Not part of ``--check``: the commands take seconds.
+    """
+
+    def again(block: re.Match[str]) -> str:
+        printed = CliRunner().invoke(group, shlex.split(block[1])[1:], catch_exceptions=False).output
+        lines = {line.partition(":")[0]: line for line in printed.splitlines()}
+        return block[0].replace(
+            block[2], "".join(lines[line.partition(":")[0]] + "\n" for line in block[2].splitlines())
+        )
+
+    return _SHOWN.sub(again, page)
+
+
 def main(arguments: list[str]) -> int:
     """Write the pages, or with ``--check`` say how they differ from the code; returns the exit code."""
     stale = False
@@ -234,6 +261,10 @@ def main(arguments: list[str]) -> int:
                 )
         else:
             path.write_text(text, "utf-8")
+    if arguments != ["--check"]:
+        for name in SHOWN:
+            path = ROOT / name
+            path.write_text(shown(path.read_text("utf-8")), "utf-8")
     if stale:
         sys.stderr.write("docs/reference is behind the code: run `make docs` and commit what it writes\n")
     return int(stale)

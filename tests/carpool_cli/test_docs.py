@@ -13,6 +13,7 @@ from carpool_sidecar.config import SidecarConfig
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(docs, "FOLDER", tmp_path)
+    monkeypatch.setattr(docs, "SHOWN", ())  # its command takes seconds
     return tmp_path
 
 
@@ -83,3 +84,27 @@ def test_figures_stand_beside_their_limits(tmp_path, monkeypatch):
     assert "Skipped: pass-through, no nginx" in text
     assert "| load doubles | 812 | batch 64 | batch 48 | 99.8% | 90% | 0.10% | 0 | 31 s |" in text
     assert "| load doubles | 812 | batch 64 | batch 48 | 99.8% |  | 0.10% | 0 | 31 s |" in text
+
+
+PAGE = """Before.
+
+```bash
+carpool simulate --profile {profile} --slo-p99 50ms --rate 50 --for 2s --compare
+```
+
+<!-- its output -->
+```text
+no batching: as it was long ago
+```
+
+After.
+"""
+
+
+def test_what_commands_print_is_brought_up_to_date():
+    profile = docs.ROOT / "benchmarks" / "profiles" / "synthetic-5-0.5.json"
+    before, _, after = PAGE.format(profile=profile).partition("no batching: as it was long ago")
+    page = docs.shown(before + "no batching: as it was long ago" + after)
+    assert page.startswith(before)
+    assert page.endswith(after)
+    assert re.search(r"^no batching: batch 1, wait 0s, 1 in flight +\d", page, re.MULTILINE)

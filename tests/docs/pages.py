@@ -3,8 +3,9 @@
 A fenced block is run as it stands unless a comment in the line before it says otherwise:
 
 - ``<!-- not run: WHY -->``: too long, or not possible here.
-- ``<!-- server: URL ... -->``: goes on until the page ends, or another server takes its ports. The next block runs once
-  each URL has answered 200.
+- ``<!-- server: URL ... -->``: one command that goes on until the page ends, or another one takes its ports. The next
+  block runs once each URL has answered 200.
+- ``<!-- its output -->``: some lines of what the block before prints; ``make docs`` brings them up to date.
 - ``<!-- file: NAME -->``: is written to that file, for the blocks that follow.
 """
 
@@ -131,7 +132,7 @@ class Shell:
         log = self._folder / f"server-{len(self._servers)}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - likewise
-                self._command("bash", text), cwd=self._folder, env=self._environment,
+                self._command("bash", f"exec {text}"), cwd=self._folder, env=self._environment,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
         self._servers.append((ports, process, log))
@@ -159,14 +160,15 @@ class Shell:
 
     @staticmethod
     def _end(process: subprocess.Popen[bytes]) -> None:
-        """End a server and what it started, which is all in its session."""
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+        """End a server; asked a second time it goes at once, without its last seconds for load balancers."""
+        for patience in (0.5, PATIENCE):
+            if process.poll() is None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(patience)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # whatever of it did not heed that
+        process.wait()
 
 
 def _free_port(candidates: Iterator[int]) -> str:
