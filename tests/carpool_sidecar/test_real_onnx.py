@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import struct
+import threading
+from functools import partial
 
 import numpy as np
 import onnx
@@ -29,6 +33,11 @@ def save(path, nodes, inputs, outputs, weights=()):
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
     return str(path)
+
+
+def text(*elements):
+    """BYTES: each element behind its length."""
+    return b"".join(struct.pack("<I", len(one.encode())) + one.encode() for one in elements)
 
 
 @pytest.fixture
@@ -70,16 +79,99 @@ async def start(world, path, **fields):
     return sidecar, client, name
 
 
-async def test_batched_and_alone_agree(world, matmul):
-    sidecar, client, name = await start(world, matmul)
+class Gate:
+    """A session whose runs wait until they are let through, so that what comes meanwhile rides together for sure."""
+
+    def __init__(self, session):
+        self.session = session
+        self.open = threading.Event()
+        self.rows = []
+
+    def run(self, names, arrays):
+        self.rows.append(len(next(iter(arrays.values()))))
+        assert self.open.wait(30)
+        return self.session.run(names, arrays)
+
+
+@pytest.fixture
+def gated():
+    gates = []
+
+    def gated(sidecar):
+        gate = sidecar.backend._session = Gate(sidecar.backend._session)
+        gates.append(gate)
+        return gate
+
+    yield gated
+    for gate in gates:
+        gate.open.set()
+
+
+async def together(world, sidecar, gate, *starts):
+    """Send the first request alone and the others in one batch behind it; their answers, in order."""
+    first = starts[0]()
+    await world.until(lambda: gate.rows)
+    rest = await world.queue(sidecar, *starts[1:])
+    gate.open.set()
+    answers = [await one for one in (first, *rest)]
+    assert len(gate.rows) == 2
+    return answers
+
+
+@pytest.mark.parametrize("protocol", ["v1", "v2", "v2 binary"])
+async def test_batched_and_alone_agree(world, matmul, gated, protocol):
+    sidecar, client, name = await start(world, matmul, parameters={"*": {"maxBatch": 64, "maxInFlight": 1}})
     rows = np.random.default_rng(7).standard_normal((32, 4)).astype(np.float32)
-    expected = rows @ WEIGHTS
-    asked = [client.predict(json.dumps(row.tolist()).encode(), model=name) for row in rows]
+
+    def ask(row):
+        if protocol == "v1":
+            return client.predict(json.dumps(row.tolist()).encode(), model=name)
+        if protocol == "v2":
+            tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "data": row.tolist()}
+            return client.infer(json.dumps({"inputs": [tensor]}).encode(), model=name)
+        body, headers = world.binary([("x", "FP32", [1, 4], row.tobytes())], parameters={"binary_data_output": True})
+        return client.infer(body, headers, model=name)
+
+    def values(answer):
+        assert answer.status == 200
+        if protocol == "v1":
+            return answer.json["predictions"][0]
+        if protocol == "v2":
+            return answer.json["outputs"][0]["data"]
+        return np.frombuffer(answer.body[int(answer.header(LENGTH.lower())) :], np.float32)
+
+    gate = gated(sidecar)
+    batched = [values(answer) for answer in await together(world, sidecar, gate, *[partial(ask, row) for row in rows])]
+    assert gate.rows == [1, 31]
+    alone = [values(await ask(row)) for row in rows]
+    assert gate.rows[2:] == [1] * 32
+    for answers in (batched, alone):
+        # float32, sums of four products: a few units in the last place
+        np.testing.assert_allclose(answers, rows @ WEIGHTS, rtol=1e-5, atol=1e-6)
+        assert (np.argmax(answers, axis=1) == np.argmax(rows @ WEIGHTS, axis=1)).all()
+
+
+async def test_batches_run_at_once(world, matmul, gated):
+    sidecar, client, name = await start(world, matmul, parameters={"*": {"maxBatch": 1, "maxInFlight": 3}})
+    gate = gated(sidecar)
+    asked = [client.predict(b"[%d,2,3,4]" % number, model=name) for number in range(5)]
+    await world.until(lambda: len(gate.rows) == 3)  # none of which has ended
+    await world.queued(sidecar, 2)
+    gate.open.set()
     answers = [(await one).json["predictions"][0] for one in asked]
-    np.testing.assert_allclose(answers, expected, rtol=1e-5, atol=1e-6)
-    assert (np.argmax(answers, axis=1) == np.argmax(expected, axis=1)).all()
-    sizes = [size for _, size in sidecar.driver.batch_sizes]
-    assert max(sizes) > 1  # some rode together
+    np.testing.assert_allclose(answers, np.array([[n, 2, 3, 4] for n in range(5)], "f4") @ WEIGHTS, rtol=1e-5)
+
+
+async def test_who_leaves_a_run_under_way_costs_the_others_nothing(world, matmul, gated):
+    sidecar, client, name = await start(world, matmul, parameters={"*": {"maxBatch": 8, "maxInFlight": 1}})
+    gate = gated(sidecar)
+    first = client.predict(b"[1,2,3,4]", model=name)
+    await world.until(lambda: gate.rows)
+    rest = await world.queue(sidecar, lambda: client.predict(b"[4,3,2,1]", model=name))
+    first.leave()
+    await world.until(lambda: sidecar.batcher.lane(name).counters.misses.get("cancelled"))
+    gate.open.set()
+    np.testing.assert_allclose((await rest[0]).json["predictions"], np.array([[4, 3, 2, 1]], "f4") @ WEIGHTS, rtol=1e-5)
 
 
 async def test_a_request_larger_than_a_batch_is_put_together_again(world, two_inputs):
@@ -93,35 +185,90 @@ async def test_a_request_larger_than_a_batch_is_put_together_again(world, two_in
 
 
 @pytest.mark.parametrize(
-    ("kind", "datatype", "data"),
+    ("kind", "datatype", "rows"),
     [
-        (TensorProto.BOOL, "BOOL", b"\x01\x00"),
-        (TensorProto.UINT8, "UINT8", b"\x00\xff"),
-        (TensorProto.INT64, "INT64", bytes(range(16))),
-        (TensorProto.FLOAT16, "FP16", b"\x01\x00\x00\x3c"),
-        (TensorProto.FLOAT, "FP32", b"\x00\x00\x80\x3f\x01\x00\x00\x00"),
-        (TensorProto.DOUBLE, "FP64", b"\x00" * 8 + b"\x01" + b"\x00" * 7),
-        (TensorProto.STRING, "BYTES", b"\x02\x00\x00\x00hi\x00\x00\x00\x00"),
+        (TensorProto.BOOL, "BOOL", [b"\x01\x00", b"\x00\x00", b"\x01\x01"]),
+        (TensorProto.UINT8, "UINT8", [b"\x00\xff", b"\x01\x02", b"\x80\x7f"]),
+        (TensorProto.UINT16, "UINT16", [b"\x00\xff\xff\x00", b"\x01\x00\x02\x00", bytes(4)]),
+        (TensorProto.UINT32, "UINT32", [bytes(range(8)), b"\xff" * 8, bytes(8)]),
+        (TensorProto.UINT64, "UINT64", [bytes(range(16)), b"\xff" * 16, bytes(16)]),
+        (TensorProto.INT8, "INT8", [b"\x80\x7f", b"\xff\x00", b"\x01\x02"]),
+        (TensorProto.INT16, "INT16", [b"\x00\x80\xff\x7f", b"\xff\xff\x00\x00", bytes(4)]),
+        (TensorProto.INT32, "INT32", [b"\x00\x00\x00\x80\xff\xff\xff\x7f", b"\xff" * 8, bytes(8)]),
+        (TensorProto.INT64, "INT64", [bytes(range(16)), b"\xff" * 16, bytes(16)]),
+        (TensorProto.FLOAT16, "FP16", [b"\x01\x00\x00\x3c", b"\x01\x7e\x00\xfc", b"\x00\x80\xff\x7b"]),
+        (TensorProto.FLOAT, "FP32", [b"\x00\x00\x80\x3f\x01\x00\x00\x00", b"\x01\x00\xc0\x7f" * 2, bytes(8)]),
+        (
+            TensorProto.DOUBLE,
+            "FP64",
+            [bytes(8) + b"\x01" + bytes(7), b"\x01" + bytes(5) + b"\xf8\x7f" + bytes(8), bytes(16)],
+        ),
+        (TensorProto.STRING, "BYTES", [text("hi", ""), text("ends in\0", "é漢🙂"), text("x" * 1000, "\0")]),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_every_datatype_goes_through_the_runtime_byte_for_byte(world, tmp_path, kind, datatype, data):
-    _, client, name = await start(world, identity(tmp_path, kind))
-    head = json.dumps(
-        {
-            "inputs": [
-                {"name": "x", "datatype": datatype, "shape": [1, 2], "parameters": {"binary_data_size": len(data)}}
-            ],
-            "outputs": [{"name": "y", "parameters": {"binary_data": True}}],
-            "id": "me",
-        }
-    ).encode()
-    asked = [client.infer(head + data, [(LENGTH, b"%d" % len(head))], model=name) for _ in range(8)]
-    for one in asked:
-        answer = await one
-        at = int(answer.header(b"inference-header-content-length"))
+async def test_every_datatype_goes_through_the_runtime_byte_for_byte(world, tmp_path, gated, *, kind, datatype, rows):
+    parameters = {"*": {"maxBatch": 8, "maxInFlight": 1}}
+    sidecar, client, name = await start(world, identity(tmp_path, kind), parameters=parameters)
+
+    def ask(number, data):
+        outputs = [{"name": "y", "parameters": {"binary_data": True}}]
+        tensor = ("x", datatype, [1, 2], data)
+        return client.infer(*world.binary([tensor], outputs=outputs, id=f"caller {number}"), model=name)
+
+    gate = gated(sidecar)
+    answers = await together(world, sidecar, gate, *[partial(ask, *each) for each in enumerate(rows)])
+    assert gate.rows == [1, 2]
+    for number, (answer, data) in enumerate(zip(answers, rows, strict=True)):
+        at = int(answer.header(LENGTH.lower()))
         assert answer.body[at:] == data
         described = json.loads(answer.body[:at])
-        assert (described["id"], described["outputs"][0]["shape"]) == ("me", [1, 2])
+        assert (described["id"], described["outputs"][0]["shape"]) == (f"caller {number}", [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("kind", "datatype", "rows"),
+    [
+        (TensorProto.UINT64, "UINT64", [[2**64 - 1, 1], [0, 2**63], [3, 4]]),
+        (TensorProto.INT64, "INT64", [[2**53 + 1, -(2**63)], [1, 2], [-1, 0]]),
+        (TensorProto.FLOAT16, "FP16", [[1.5, 2], [0.25, -3], [65504.0, 0]]),
+        (TensorProto.DOUBLE, "FP64", [[0.1, 1e300], [5e-324, 2], [-1.5, 3]]),
+        (TensorProto.BOOL, "BOOL", [[True, False], [False, False], [True, True]]),
+        (TensorProto.STRING, "BYTES", [["a", ""], ["ends in\0", "é漢🙂"], ["x" * 100, "z"]]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_json_rows_go_through_the_runtime_unchanged(world, tmp_path, gated, *, kind, datatype, rows):
+    parameters = {"*": {"maxBatch": 8, "maxInFlight": 1}}
+    sidecar, client, name = await start(world, identity(tmp_path, kind), parameters=parameters)
+    gate = gated(sidecar)
+    texts = [json.dumps(row).encode() for row in rows]
+    v1 = await together(world, sidecar, gate, *[partial(client.predict, row, model=name) for row in texts])
+    assert [answer.json for answer in v1] == [{"predictions": [row]} for row in rows]
+    for row in rows:
+        tensor = {"name": "x", "datatype": datatype, "shape": [1, 2], "data": row}
+        answer = await client.infer(json.dumps({"inputs": [tensor]}).encode(), model=name)
+        if datatype == "FP16":  # JSON has no form for it
+            at = int(answer.header(LENGTH.lower()))
+            assert np.frombuffer(answer.body[at:], "<f2").tolist() == row
+        else:
+            assert answer.json["outputs"][0]["data"] == row
+
+
+async def test_what_is_not_served_is_a_4xx_that_names_it(world, matmul):
+    _, client, name = await start(world, matmul)
+    body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,4],"data":[1,2,3,4]}]%b}'
+    for text, headers, status, words in (
+        (gzip.compress(body % b""), [(b"content-encoding", b"gzip")], 415, "content-encoding"),
+        (b"0" * 16, [(LENGTH, b"0")], 400, "without JSON"),
+        (body % b',"outputs":[{"name":"z"}]', [], 400, "no output z"),
+        (body % b',"outputs":[{"name":"y","parameters":{"classification":1}}]', [], 400, "classification"),
+        (body.replace(b"[1,4]", b"[4]") % b"", [], 400, "takes shape [-1, 4], got [4]"),
+        (body.replace(b"1,2,3", b"1e39,2,3") % b"", [], 400, "out of bounds for float32"),
+        (body.replace(b'"x"', b'"q"') % b"", [], 400, "no input 'q'"),
+    ):
+        answer = await client.infer(text, headers, model=name)
+        assert (answer.status, words in answer.json["error"]) == (status, True), answer
 
 
 async def test_documents_and_health(world, matmul):

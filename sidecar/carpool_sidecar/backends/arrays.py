@@ -54,6 +54,29 @@ class Spec(NamedTuple):
     shape: tuple[int, ...]
 
 
+class _Input(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: list[int]
+    data: Any = None
+    parameters: dict[str, Any] = {}
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: dict[str, Any] = {}
+
+
+class _Request(msgspec.Struct):
+    inputs: list[_Input]
+    outputs: list[_Output] = []
+    parameters: dict[str, Any] = {}
+    id: str | None = None
+
+
+_requests = msgspec.json.Decoder(_Request)
+
+
 class Asked(NamedTuple):
     """What a V2 request wants back: output names with whether in binary, and its id."""
 
@@ -104,36 +127,40 @@ def read_v2(
 ) -> tuple[dict[str, NDArray[Any]], Asked]:
     """Read an ``infer`` body. Binary tensors become views of it."""
     size = int(header_length) if header_length else len(body)
+    if not size:
+        raise Invalid("Inference-Header-Content-Length: a body without JSON is not served here: describe its inputs")
     try:
-        request = msgspec.json.decode(memoryview(body)[:size])
+        request = _requests.decode(memoryview(body)[:size])
     except msgspec.DecodeError as error:
         raise Invalid(f"body: {error}") from None
     specs = {spec.name: spec for spec in inputs}
     arrays: dict[str, NDArray[Any]] = {}
     at = size
-    for index, tensor in enumerate(request["inputs"]):
-        name, datatype, shape = tensor["name"], tensor["datatype"], tensor["shape"]
+    for index, tensor in enumerate(request.inputs):
+        name, datatype, shape = tensor.name, tensor.datatype, tensor.shape
         spec = specs.get(name)
         if spec is None:
             raise Invalid(f"inputs[{index}].name: the model has no input {name!r}, it has {sorted(specs)}")
         if spec.datatype != datatype:
             raise Invalid(f"inputs[{index}].datatype: {name!r} is {spec.datatype}, not {datatype}")
-        length = tensor.get("parameters", {}).get("binary_data_size")
+        length = tensor.parameters.get("binary_data_size")
+        if length is None and tensor.data is None:
+            raise Invalid(f"inputs[{index}]: shared memory is not served here: send the data")
         if length is None:
-            array = _array(tensor["data"], spec, f"inputs[{index}].data", shape)
+            array = _array(tensor.data, spec, f"inputs[{index}].data", shape)
         else:
             array = _from_binary(memoryview(body)[at : at + length], spec, shape)
             at += length
         arrays[name] = _fitting(array, spec, f"inputs[{index}]")
     _complete(arrays, specs)
-    binary = request.get("parameters", {}).get("binary_data_output", False)
-    asked = [
-        (output["name"], output.get("parameters", {}).get("binary_data", binary))
-        for output in request.get("outputs", [])
-    ]
+    binary = request.parameters.get("binary_data_output", False)
+    for index, output in enumerate(request.outputs):
+        if "classification" in output.parameters:
+            raise Invalid(f"outputs[{index}].parameters: classification is not served here: take the largest yourself")
+    asked = [(output.name, output.parameters.get("binary_data", binary)) for output in request.outputs]
     if unknown := sorted({name for name, _ in asked} - {spec.name for spec in outputs}):
         raise Invalid(f"outputs: the model has no output {', '.join(unknown)}")
-    return arrays, Asked(asked or [(spec.name, binary) for spec in outputs], request.get("id"))
+    return arrays, Asked(asked or [(spec.name, binary) for spec in outputs], request.id)
 
 
 def write_v2(
@@ -180,21 +207,47 @@ def _complete(arrays: Mapping[str, object], specs: Mapping[str, Spec]) -> None:
 
 
 def _array(values: object, spec: Spec, where: str, shape: Sequence[int] | None = None) -> NDArray[Any]:
-    """Make an array of JSON values; an integer that overflows and a ragged nesting are the caller's fault."""
+    """Make an array of JSON values. What doesn't fit the datatype is the caller's fault: nothing is cut or wrapped."""
     try:
-        array = np.asarray(values)
-        wanted = np.dtype(DTYPES[spec.datatype])
-        if array.dtype.kind not in _FROM_JSON[wanted.kind]:
-            raise Invalid(f"{where}: {spec.name!r} is {spec.datatype}, got {array.dtype.name}")
-        # Through Python's numbers for integers, so that one out of range is told, not wrapped.
-        array = np.asarray(values, dtype=wanted) if wanted.kind in "iu" else array.astype(wanted)
+        array = (
+            _of_strings(values) if spec.datatype == "BYTES" else _of_numbers(values, np.dtype(DTYPES[spec.datatype]))
+        )
+        if array is None:
+            raise Invalid(f"{where}: {spec.name!r} is {spec.datatype}, got {np.asarray(values).dtype.name}")
         return array if shape is None else array.reshape(shape)
     except (ValueError, OverflowError, TypeError) as error:
         raise Invalid(f"{where}: {error}") from None
 
 
-_FROM_JSON = {"b": "b", "i": "iu", "u": "iu", "f": "iuf", "O": "US"}
+_FROM_JSON = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
 """Kinds of array that JSON values may give, by the kind that the model wants; no fraction is cut off."""
+
+
+_NUMBERS: Mapping[str, set[type]] = {"i": {int}, "u": {int}, "f": {int, float}}
+
+
+def _of_strings(values: object) -> NDArray[Any] | None:
+    # As objects: numpy's own strings end at their last NUL, and are each as long as the longest.
+    array = np.asarray(values, dtype="O")
+    return array if all(type(value) is str for value in array.ravel()) else None
+
+
+def _of_numbers(values: object, wanted: np.dtype[Any]) -> NDArray[Any] | None:
+    array = np.asarray(values)
+    if array.dtype.kind not in _FROM_JSON[wanted.kind]:
+        # Integers of 64 bits and of 63, or beyond, become floats or objects unless they are told what to be.
+        array = np.asarray(values, dtype="O")
+        if wanted.kind == "b" or not {type(value) for value in array.ravel()} <= _NUMBERS[wanted.kind]:
+            return None
+        if wanted.kind == "f":
+            array = array.astype("f8")
+    if wanted.kind in "iu":
+        return np.asarray(values, dtype=wanted)  # through Python's numbers: one out of range is told, not wrapped
+    with np.errstate(over="ignore"):
+        array = array.astype(wanted)
+    if wanted.kind == "f" and np.isinf(array).any():  # JSON has none
+        raise OverflowError(f"a number is out of bounds for {wanted.name}")
+    return array
 
 
 def _fitting(array: NDArray[Any], spec: Spec, where: str) -> NDArray[Any]:

@@ -98,6 +98,9 @@ class OnnxBackend:
         endpoint = route(target)
         if endpoint is None or endpoint.model != self.model or endpoint.version not in {"", VERSION}:
             return 404, [JSON], _error(f"{target.decode('latin-1')} names no model here; there is {self.model!r}")
+        encoding = find(headers, b"content-encoding")
+        if encoding is not None and encoding.lower() != b"identity":
+            return 415, [JSON], _error("content-encoding: bodies are not decoded here: send them as they are")
         data = b"".join(parts_of(body))
         try:
             if endpoint.protocol == "v1":

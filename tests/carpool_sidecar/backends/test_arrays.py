@@ -70,6 +70,34 @@ def test_no_number_is_cut_or_wrapped_to_fit_an_integer(value):
         read_v1(v1({"instances": [value]}), [N])
 
 
+@pytest.mark.parametrize(
+    ("datatype", "values"),
+    [
+        ("UINT64", [2**64 - 1, 1]),  # to numpy by itself, floats
+        ("INT64", [-(2**63), 2**53 + 1]),
+        ("FP32", [10**30, 2.5]),  # likewise objects
+        ("FP64", [1e308, 10**200]),
+        ("BYTES", ["ends in\0", ""]),  # numpy's own strings lose the NUL
+    ],
+)
+def test_what_fits_the_datatype_arrives_whole(datatype, values):
+    spec = Spec("x", datatype, (-1,))
+    for arrays in (
+        read_v1(v1({"instances": values}), [spec])[0],
+        read_v2(None, v2(tensor(datatype=datatype, shape=[2], data=values)), [spec], OUT)[0],
+    ):
+        assert arrays["x"].dtype == np.dtype(DTYPES[datatype])
+        np.testing.assert_array_equal(arrays["x"], np.array(values, dtype=DTYPES[datatype]))
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value"), [("FP16", 65520), ("FP32", 1e39), ("FP64", 10**309), ("UINT64", 2**64), ("BOOL", 2**64)]
+)
+def test_what_does_not_fit_the_datatype_is_refused_not_made_infinite(datatype, value):
+    with pytest.raises(Invalid, match=f"out of bounds|too large|is {datatype}"):
+        read_v1(v1({"instances": [value]}), [Spec("x", datatype, (-1,))])
+
+
 def test_v1_answers_by_row_or_by_column():
     two = {"y": np.array([[1.5], [2.0]], np.float32), "z": np.array([True, False])}
     one = {"y": two["y"]}
@@ -139,6 +167,28 @@ def test_half_floats_leave_in_binary_as_json_has_no_form_for_them():
 def test_v2_that_does_not_fit_the_model_is_named(body, words):
     with pytest.raises(Invalid, match=words):
         read_v2(None, body, [X], OUT)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"outputs": 5}, r"Expected `array`, got `int` - at `\$\.outputs`"),
+        ({"outputs": [{}]}, "required field `name`"),
+        ({"outputs": [{"name": "y", "parameters": {"classification": 3}}]}, r"outputs\[0\].*classification"),
+        ({"parameters": 5}, "Expected `object`"),
+    ],
+)
+def test_v2_that_asks_for_what_is_not_served_is_named(fields, words):
+    with pytest.raises(Invalid, match=words):
+        read_v2(None, v2(tensor(data=[1, 2]), **fields), [X], OUT)
+
+
+def test_v2_without_data_in_the_request_is_named():
+    shared = tensor(parameters={"shared_memory_region": "r", "shared_memory_byte_size": 8})
+    with pytest.raises(Invalid, match=r"inputs\[0\]: shared memory"):
+        read_v2(None, v2(shared), [X], OUT)
+    with pytest.raises(Invalid, match="a body without JSON"):
+        read_v2(b"0", b"12345678", [X], OUT)
 
 
 def test_v2_misses_an_input():
