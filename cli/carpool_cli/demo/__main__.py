@@ -41,7 +41,7 @@ class Scale(NamedTuple):
 
 
 FULL = Scale(one_by_one=8.0, tuned=30.0, day=120.0, hours=day.HOURS, width=2048)
-QUICK = Scale(one_by_one=2.0, tuned=3.0, day=4.0, hours=(("night", 15.0), ("morning", 60.0)), width=256)
+QUICK = Scale(one_by_one=1.0, tuned=1.5, day=2.0, hours=(("night", 15.0), ("morning", 40.0)), width=256)
 
 
 async def run(folder: Path, files: Path, profile: Path, screen: Screen, scale: Scale) -> None:

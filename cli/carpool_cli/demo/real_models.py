@@ -50,8 +50,8 @@ SAID = 12
 SIZES = (1, 2, 4, 8, 16, 32)
 """Batches that are timed without a sidecar, to know what batching is worth here."""
 
-ROUNDS, ROUNDS_FOR = 8, 6.0
-"""How often each is timed, and seconds after which no round begins: this machine may be busy."""
+ROUNDS = 8
+"""How often each is timed, where there is time for it."""
 
 ONE_BY_ONE = {"parameters": {"*": {"maxBatch": 1, "maxWait": "0s", "maxInFlight": 1, "passThrough": False}}}
 
@@ -103,8 +103,8 @@ def direct(path: Path, inputs: Sequence[Arrays], output: str) -> list[Array]:
     return [session.run([output], one)[0][0] for one in inputs]
 
 
-def worth(path: Path, inputs: Sequence[Arrays]) -> ServiceTime:
-    """Time batches of an ONNX file without anything between: the least of interleaved rounds."""
+def worth(path: Path, inputs: Sequence[Arrays], seconds: float) -> ServiceTime:
+    """Time batches of an ONNX file, without anything between, for about ``seconds``: the least of many rounds."""
     session = _session(path)
     runs, cold = {}, {}
     for size in SIZES:
@@ -114,7 +114,7 @@ def worth(path: Path, inputs: Sequence[Arrays]) -> ServiceTime:
         before = time.perf_counter()
         runs[size]()
         cold[size] = time.perf_counter() - before
-    timings = interleave(runs, cold, rounds=ROUNDS, budget=ROUNDS_FOR, clock=time.perf_counter)
+    timings = interleave(runs, cold, rounds=ROUNDS, budget=seconds, clock=time.perf_counter)
     return ServiceTime.measured({timing.rows: timing.best for timing in timings})
 
 
@@ -132,7 +132,7 @@ async def show(
     Raises ``DemoError`` for a wrong answer.
     """
     screen.title(model.title)
-    timed = worth(model.path, model.inputs)
+    timed = worth(model.path, model.inputs, before_seconds)
     best = min(timed.sizes, key=timed.per_row)
     screen.step(
         f"onnxruntime by itself, one core: a row takes {timed.per_row(1) * 1e3:.2f} ms alone, at best "
@@ -180,8 +180,8 @@ async def show(
 
 def _prices(timed: ServiceTime, seen: Look, model: str) -> Table:
     """Lay what was timed directly beside what the sidecar learned from its own batches."""
-    largest = max((cell[1] for cell in seen.stats.models[model].cells), default=0)
-    learned = seen.times or []
+    learned = seen.times or []  # none: nothing was learned yet
+    largest = min(max(cell[1] for cell in seen.stats.models[model].cells), len(learned) - 1)
     table = Table(box=None, padding=(0, 1), show_header=False)
     for row in (
         ("", *(str(rows) for rows in timed.sizes)),
