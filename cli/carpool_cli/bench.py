@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from carpool.arrivals import Trace, azure_llm_2023, scaled
 from carpool.policy import format_seconds
-from carpool_cli import servers
+from carpool_cli import planning, servers
 from carpool_cli.bench_report import Report, summarize
 from carpool_cli.loadgen import MISMATCH, LoadGenerator, Recording, due_times
 from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
@@ -24,7 +23,6 @@ from carpool_cli.servers import InputSpec, Protocol, Request
 from carpool_cli.tensors import Malformed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from carpool_cli.bench_report import Percentiles
@@ -75,6 +73,8 @@ Examples:
 )
 @click.option(
     "--cv",
+    "--gamma-cv",
+    "cv",
     type=click.FloatRange(0, 20),
     default=1.0,
     show_default=True,
@@ -83,14 +83,16 @@ Examples:
 @click.option(
     "--trace",
     type=INPUT_FILE,
-    help="Recorded arrivals: seconds, one a line, or the Azure LLM CSV. --rate rescales.",
+    help="Recorded arrivals: seconds, one a line, or `azure`, as simulate takes it. --rate rescales.",
 )
 @click.option("--for", "seconds", type=DURATION, help="Length of the measured part.  [default: 10s]")
 @click.option(
     "--requests", type=click.IntRange(1, MOST_REQUESTS), help="Measure this many instead of a time; one --rate."
 )
 @click.option("--warm-up", type=DURATION, default=2.0, help="Load before it that does not count.  [default: 2s]")
-@click.option("--slo", type=DURATION, default=0.05, help="Latency within which an answer is good.  [default: 50ms]")
+@click.option(
+    "--slo", "--slo-p99", "slo", type=DURATION, default=0.05, help="Latency within which it is good.  [default: 50ms]"
+)
 @click.option(
     "--timeout", type=DURATION, default=10.0, help="Silence after which a request has failed.  [default: 10s]"
 )
@@ -158,7 +160,10 @@ def command(
         seconds = 10.0 if seconds is None else seconds
         horizon = warm_up + seconds
         if trace is not None:
-            due = list(takewhile(lambda time: time < horizon, _recorded(trace, rates)))
+            if rates and len(rates) > 1:
+                raise click.UsageError("--trace goes with a single --rate")
+            recorded, _ = planning.read_trace(trace, rates[0] if rates else None)
+            due = list(takewhile(lambda time: time < horizon, recorded))
         else:
             rates = rates or (100.0,)
             if max(rates) * horizon > MOST_REQUESTS:
@@ -170,6 +175,8 @@ def command(
     # 2. What
     prepared = _prepared(server, model, protocol, bodies, rows, shape, datatype, input_name, timeout, rng)
     # 3. Go
+    if sys.stderr.isatty():
+        click.echo(f"sending {len(due)} requests in {format_seconds(warm_up + seconds)} ...", err=True)
     recording = _run(server, model, protocol, prepared, due, timeout, connections, headers, verify)
     report = summarize(recording, slo=slo, warm_up=warm_up, seconds=seconds, connections=connections)
     if out is not None:
@@ -186,24 +193,6 @@ def _some(rate: float, cv: float, warm_up: float, count: int, rng: random.Random
     while len(measured := due_times((rate,), cv, length, rng)) < count:
         length *= 2  # rare: half as many as expected came
     return due + [warm_up + time for time in measured[:count]]
-
-
-def _recorded(path: Path, rates: tuple[float, ...] | None) -> list[float]:
-    """Read a trace; at its own pace, or rescaled to a mean rate."""
-    if rates and len(rates) > 1:
-        raise click.UsageError("--trace goes with a single --rate")
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"{path}: {error}") from None
-    try:
-        azure = bool(lines) and "," in lines[0]
-        times: Sequence[float] = azure_llm_2023(lines).times if azure else sorted(float(line) for line in lines if line)
-    except ValueError as error:
-        raise click.ClickException(f"{path}: {error}; a trace has one arrival a line, in seconds") from None
-    if len(times) < 2 or times[0] == times[-1]:
-        raise click.ClickException(f"{path}: needs at least two arrivals at different times")
-    return list(Trace.at_rate(times, rates[0]).recorded) if rates else scaled(times, 1.0)
 
 
 def _prepared(
@@ -224,7 +213,9 @@ def _prepared(
         for path in bodies:
             try:
                 found.append(servers.request_from(protocol, path.read_bytes()))
-            except (OSError, Malformed) as error:
+            except OSError as error:
+                raise click.ClickException(f"{path}: {error.strerror}") from None
+            except Malformed as error:
                 raise click.ClickException(f"{path} is no body for --protocol {protocol}: {error}") from None
         return found
     if shape is None and protocol != "v1":
@@ -295,7 +286,8 @@ def _show(report: Report, slo: float) -> None:
         )
         _show_latency("without them", report.steady)
     for name, count in report.errors.items():
-        click.echo(f"{'status ' + name if name.isdigit() else name}: {count}")
+        said = f", the first: {report.complaints[name]}" if name in report.complaints else ""
+        click.echo(f"{'status ' + name if name.isdigit() else name}: {count}{said}")
     for limit in report.generator_limits:
         click.echo(f"THE GENERATOR WAS A BOTTLENECK: {limit}")
 

@@ -71,6 +71,8 @@ class Report(Struct, frozen=True, kw_only=True):
     goodput: float
     good_share: float
     errors: dict[str, int]
+    complaints: dict[str, str]
+    """How the first answer of each status in ``errors`` began."""
     latency: Percentiles | None
     steady: Percentiles | None
     steady_good_share: float | None
@@ -160,6 +162,7 @@ def summarize(recording: Recording, *, slo: float, warm_up: float, seconds: floa
         goodput=good / seconds,
         good_share=good / len(measured),
         errors=dict(errors.most_common()),
+        complaints={_name(code): text for code, text in recording.complaints.items() if _name(code) in errors and text},
         latency=percentiles([done[index] - due[index] for index in ok]),
         steady=percentiles([done[index] - due[index] for index in steady]),
         steady_good_share=steady_good / len(steady_indices) if steady_indices else None,

@@ -21,7 +21,7 @@ from carpool_sidecar.http1.messages import content_length, encode_request_head, 
 from carpool_sidecar.stalls import Stall, StallWatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from random import Random
 
     from carpool_cli.servers import Protocol, Request
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 MISMATCH = "mismatch"
 FAILURES: tuple[str, ...] = (*get_args(FailureKind), MISMATCH)
 """What a request that got no usable answer came to; the n-th has status -(n + 1)."""
+
+COMPLAINT = 200
+"""Bytes kept of an answer that is an error."""
 
 
 class Recording(NamedTuple):
@@ -50,6 +53,8 @@ class Recording(NamedTuple):
     seconds: float
     """Wall time from the start to the last answer."""
     most_outstanding: int
+    complaints: Mapping[int, str] = {}
+    """How the first answer of each status but 2xx began."""
 
 
 def due_times(rates: Sequence[float], cv: float, seconds: float, rng: Random) -> list[float]:
@@ -108,6 +113,7 @@ class LoadGenerator:
         self._status = array("h", bytes(2 * len(due)))
         self._outstanding: dict[int, Call] = {}
         self._most_outstanding = 0
+        self._complaints: dict[int, str] = {}
         self._started = 0.0
         self._settled = asyncio.Event()
 
@@ -149,6 +155,7 @@ class LoadGenerator:
             time.process_time() - cpu,
             seconds,
             self._most_outstanding,
+            self._complaints,
         )
 
     def _send(self, index: int) -> None:
@@ -171,6 +178,10 @@ class LoadGenerator:
         if not self._outstanding:
             self._settled.set()
 
+    def complain(self, status: int, body: bytes) -> None:
+        """Keep what an answer that is none says."""
+        self._complaints.setdefault(status, " ".join(body[:COMPLAINT].decode("utf-8", "replace").split()))
+
     def verify(self, index: int, headers: Headers, body: bytes) -> None:
         """Check a good answer, where that was asked for; its time has been taken already."""
         request = self._requests[index % len(self._requests)]
@@ -191,6 +202,8 @@ class _Shot:
         self._generator.settle(self._index, status)
         if status == 200:
             self._generator.verify(self._index, headers, body)
+        elif not 200 <= status < 300:
+            self._generator.complain(status, body)
 
     def failed(self, error: UpstreamError) -> None:
         self._generator.settle(self._index, -1 - FAILURES.index(error.kind))

@@ -49,8 +49,9 @@ class AddressType(click.ParamType[Address]):
     name = "url"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Address:  # noqa: ANN401 - click's signature
-        """Read ``http://127.0.0.1:8000`` or ``127.0.0.1:8000``."""
-        url = urlsplit(value if "://" in value else f"http://{value}")
+        """Read ``http://127.0.0.1:8000``, ``127.0.0.1:8000``, or ``:8000`` on this machine."""
+        host = f"127.0.0.1{value}" if value.startswith(":") else value
+        url = urlsplit(host if "://" in host else f"http://{host}")
         if url.scheme != "http" or not url.hostname or url.query or url.fragment:
             self.fail(
                 f"{value!r} is not a server's base URL: write e.g. http://127.0.0.1:8000 (plain http)", param, ctx

@@ -161,11 +161,14 @@ def _show(found: Recommendation, pasted: dict[str, object]) -> None:
     click.echo(f"\n{planning.lines(rows)}\n")
     click.echo(
         f"forecast: p50 {format_seconds(found.p50)}, p99 {format_seconds(found.p99)}, at 1.25x the load "
-        f"{format_seconds(found.p99_ahead)}; {found.goodput:.4g} good answers/s, {found.mean_batch:.3g} rows a batch, "
-        f"device {found.utilization:.0%} busy"
+        f"{format_seconds(found.p99_ahead)}; {1 - found.miss_fraction:.2%} in time, "
+        f"{found.mean_batch:.3g} rows a batch, device {found.utilization:.0%} busy"
     )
     click.echo(f"highest load that any configuration holds: {found.highest_load:.4g} requests/s")
-    click.echo("\n# to start from this and let the tuner go on (`tuning: {mode: Hold}` freezes it):")
+    click.echo(
+        "\n# sidecar.yaml, for `carpool up --config sidecar.yaml --upstream http://127.0.0.1:9000` (or --model)."
+    )
+    click.echo("# the tuner goes on from this baseline; `tuning: {mode: Hold}` beside it freezes it")
     click.echo(yaml.safe_dump(pasted, sort_keys=False).rstrip())
 
 

@@ -38,6 +38,7 @@ class Recommendation(Struct, frozen=True, kw_only=True, rename="camel"):
     p99: float
     p99_ahead: float
     goodput: float
+    miss_fraction: float
     device_time: float
     mean_batch: float
     utilization: float
@@ -106,6 +107,7 @@ def recommend(situation: Situation, largest_safe: int | None = None) -> Recommen
         p99=best.now.p99,
         p99_ahead=best.ahead.p99,
         goodput=best.now.goodput,
+        miss_fraction=best.now.miss_fraction,
         device_time=best.now.device_time,
         mean_batch=best.now.mean_batch,
         utilization=best.now.utilization,
@@ -196,6 +198,12 @@ def _bound(assessor: Assessor, best: Assessment, largest_safe: int | None) -> st
     """Say what keeps the batch from being larger or the wait longer."""
     situation, parameters = assessor.situation, best.parameters
     limits, size = situation.limits, parameters.max_batch
+    alone = situation.service.time(situation.rows)
+    if alone >= situation.target:
+        return (
+            f"bounded by the device: a request takes {format_seconds(alone)} there all alone, "
+            f"so that no configuration holds {format_seconds(situation.target)} at any load"
+        )
     if not best.holds_now:
         return "bounded by the device: this load is more than it can do within the SLO"
     if not best.holds_ahead and situation.service.inflection(limits.max_batch) > 1:

@@ -19,7 +19,7 @@ from carpool_cli.first_call import curl_line
 from carpool_cli.launch import Child, LaunchError, event_of, explained, readable
 from carpool_cli.options import DURATION, Address
 from carpool_cli.top import watch
-from carpool_sidecar.config import SidecarConfig, address_of, parse
+from carpool_sidecar.config import SidecarConfig, address_of, read
 from carpool_sidecar.health import UNASKED
 
 if TYPE_CHECKING:
@@ -120,7 +120,8 @@ def command(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
         plain, watched = _plain(options)
         config = from_plain(plain, SidecarConfig, what="config").validate()
     except PolicyError as error:
-        raise click.UsageError(hint(str(error))) from None
+        file = "" if options["config"] is None else f"{options['config']}: "
+        raise click.UsageError(f"{file}{hint(str(error))}") from None
     if config.listen == config.admin and address_of(config.listen)[1]:
         raise click.UsageError(f"{config.listen} is both: name different ports with --port and --admin-port")
     key = key_of(None if config.api_key_file is None else Path(config.api_key_file))
@@ -146,7 +147,7 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
     plain: dict[str, Any]
     if watched is not None:
         try:
-            ground = parse(watched.read_text("utf-8"))
+            ground = read(watched.read_text("utf-8"))
         except OSError as error:
             raise click.UsageError(f"{watched}: {error.strerror}: name a file with --config") from None
         except (PolicyError, UnicodeDecodeError) as error:
@@ -158,9 +159,10 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
         # Nobody has to notice that this one goes: there is no load balancer to wait for.
         plain = {"policy": {}, "listen": DATA, "shutdown": {"lame": "0s"}}
     # 2. Ports, which are told beside a watched file
-    host, port = address_of(plain["listen"])
-    host = host if options["host"] is None else options["host"]
-    plain["listen"] = f"{host}:{port if options['port'] is None else options['port']}"
+    if options["host"] is not None or options["port"] is not None:
+        host, _, port = plain["listen"].rpartition(":")
+        host = host if options["host"] is None else options["host"]
+        plain["listen"] = f"{host}:{port if options['port'] is None else options['port']}"
     if options["admin_port"] is not None:
         plain["admin"] = f"127.0.0.1:{options['admin_port']}"
     before = msgspec.json.encode(plain)

@@ -162,7 +162,15 @@ def parse(text: str) -> SidecarConfig:
 
     Raises ``PolicyError`` naming the field, or the line where it is no YAML.
     """
-    return from_plain(_plain(text), SidecarConfig, what="config").validate()
+    return read(text).validate()
+
+
+def read(text: str) -> SidecarConfig:
+    """Read a file's content without judging the whole: what runs it may have more to say.
+
+    Raises ``PolicyError`` naming the field, or the line where it is no YAML.
+    """
+    return from_plain(_plain(text), SidecarConfig, what="config")
 
 
 def check_change(old: SidecarConfig, new: SidecarConfig) -> None:

@@ -58,6 +58,14 @@ def test_a_trace_is_played(echo, carpool, tmp_path):
     assert json.loads(out.read_text())["requests"] == 3
 
 
+def test_a_binary_body_that_is_none_is_named(echo, carpool, tmp_path):
+    body = tmp_path / "b.json"
+    body.write_text("{")
+    result = carpool("bench", echo, "--body", body)
+    assert result.exit_code == 1
+    assert "is no body for --protocol v1" in result.output
+
+
 def test_rates_rise_and_fall_for_a_time(echo, carpool, tmp_path):
     out = tmp_path / "out.json"
     result = carpool(
@@ -78,7 +86,7 @@ def test_errors_are_counted_by_status(nasty, carpool):
     with nasty("--outage", "0s-1h") as url:
         result = carpool("bench", url, *QUICK, "--requests", 5)
     assert result.exit_code == 1
-    assert "status 503: 5" in result.output
+    assert "status 503: 5, the first: {" in result.output
 
 
 def test_nobody_there_is_one_line(carpool):
@@ -98,8 +106,8 @@ def test_nobody_there_is_one_line(carpool):
         (["--for", "10"], "write e.g. 50ms"),
         (["--rate", "1,2", "--requests", "5"], "single --rate"),
         (["--rate", "1000000", "--for", "1h"], "lower --rate or --for"),
-        (["--body", "no-such"], "no-such is no body for --protocol v1"),
-        (["--trace", "no-such"], "No such file"),
+        (["--body", "no-such"], "no-such: No such file"),
+        (["--trace", "no-such"], "no such file"),
         (["--shape", "0"], "shape of one row"),
         (["--header", "x"], "'x-api-key: secret'"),
         (["--protocol", "v2", "--model", "other"], "check --model"),

@@ -16,6 +16,8 @@ def test_durations_are_seconds():
     [
         ("http://a:9000", Address("a", 9000, "")),
         ("a", Address("a", 80, "")),
+        (":9000", Address("127.0.0.1", 9000, "")),
+        ("http://[::1]:9000", Address("::1", 9000, "")),
         ("127.0.0.1:9/x/", Address("127.0.0.1", 9, "/x")),
     ],
 )
@@ -23,10 +25,15 @@ def test_addresses(text, address):
     assert ADDRESS.convert(text, None, None) == address
 
 
-@pytest.mark.parametrize("text", ["https://a", "http://", "http://a:b", "http://a?b", ":9000"])
+@pytest.mark.parametrize("text", ["https://a", "http://", "http://a:b", "http://a?b", ":x"])
 def test_wrong_addresses(text):
     with pytest.raises(click.BadParameter):
         ADDRESS.convert(text, None, None)
+
+
+def test_an_address_is_read_as_it_is_written():
+    for url in ("http://127.0.0.1:9000/x", "http://[::1]:9000"):
+        assert str(ADDRESS.convert(url, None, None)) == url
 
 
 def test_shapes_and_dims():

@@ -63,6 +63,12 @@ def test_the_search_is_not_caught_among_large_batches_that_hold_nothing():
     assert best_of(Assessor(situation(SUPERLINEAR, 100))).holds_now
 
 
+def test_a_device_too_slow_for_a_single_request_says_so():
+    found = recommend(situation(REFERENCE, 10, slo=0.004))
+    assert not found.holds
+    assert "a request takes 5.5ms there all alone" in found.bounded_by
+
+
 def test_overload_says_so():
     found = recommend(situation(REFERENCE, 3000))
     assert not found.holds

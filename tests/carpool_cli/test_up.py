@@ -179,6 +179,28 @@ def test_a_file_that_options_change_is_not_watched(launched, echo, tmp_path):
         assert started.data.startswith("http://[::1]:")
 
 
+def test_what_recommend_prints_is_served_with_an_upstream(launched, echo, tmp_path):
+    config = tmp_path / "sidecar.yaml"
+    config.write_text("policy: {slo: {latency: {p99: 80ms}}, baseline: {maxBatch: 12}}\n")
+    with launched("--config", config, "--upstream", echo) as started:
+        assert config_of(started.admin)["policy"]["baseline"]["maxBatch"] == 12
+
+
+def test_a_wrong_file_is_named(carpool, tmp_path):
+    config = tmp_path / "sidecar.yaml"
+    for text, says in (
+        ("policy: {slo: {latency: {p99: 50ms}}}\nlisten: nowhere", "listen: 'nowhere' is not host:port"),
+        ("policy: {slo: {latency: {p99: 50ms}}, bounds: {maxWait: {max: 1m}}}", "policy.bounds.maxWait.max"),
+        ("policy: {", "line 1"),
+    ):
+        config.write_text(text)
+        result = carpool("up", "--config", config, "--upstream", "http://127.0.0.1:9")
+        assert result.exit_code == 2
+        assert result.output.startswith(f"Error: {config}: ")
+        assert says in result.output
+        assert result.output.count("\n") == 1
+
+
 def test_a_hint_names_the_option_where_there_is_one():
     assert hint("upstream.url: wrong") == "upstream.url: wrong (--upstream)"
     assert hint("bodies: wrong") == "bodies: wrong"
