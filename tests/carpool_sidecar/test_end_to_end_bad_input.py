@@ -233,7 +233,24 @@ async def test_an_oversize_body_is_413_and_not_read_to_its_end(beside, raw, fram
         caller.send(POST + framing + b"1" * 1500)
         status, text = await caller.answer()
         assert (status, text["reason"]) == (413, "body-too-large")
-        assert "over 1024 bytes" in text["error"]
+        assert "over 1024 bytes; raise bodies.maxRequest" in text["error"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (POST + b"Content-Length: 17\r\n\r\n" + BODY[:9], "truncated-body"),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n11\r\n" + BODY, "truncated-body"),
+        (POST + b"Content-Le", "truncated-head"),
+    ],
+)
+async def test_a_caller_that_ends_its_side_inside_its_request_is_told(beside, raw, sent, reason):
+    async with beside() as (sidecar, _):
+        caller = await raw(sidecar)
+        caller.send(sent)
+        caller.writer.write_eof()
+        status, text = await caller.answer()
+        assert (status, text["reason"]) == (400, reason)
 
 
 @pytest.mark.parametrize("sent", [POST + b"Content-Length: 17\r\n\r\n" + BODY[:9], POST + b"Content-Le"])

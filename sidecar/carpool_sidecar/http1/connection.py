@@ -95,7 +95,17 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Take the end of what the client sends; return True to stay open, since it may still wait for answers."""
         self._eof = True
-        if self._lingering or not self._queue or self._body_of is not None:
+        if self._lingering:
+            return False
+        # Whoever ended its side inside a request may still read what was wrong with that.
+        if (exchange := self._body_of) is not None:
+            if exchange.ended:
+                exchange.keep_alive = False  # answered, if not in its turn yet: what was left to skip won't come
+            else:
+                self._break_body(exchange, HttpError(400, "truncated-body", "the connection ended before the body did"))
+        elif self._buffer and not self._queue:
+            self._refuse(HttpError(400, "truncated-head", "the connection ended before the request's head did"))
+        if not self._queue:
             return False
         self._probe()
         return True
@@ -420,7 +430,7 @@ class Connection(asyncio.Protocol):
     # Refusals
 
     def _body_too_large(self, exchange: Exchange) -> HttpError:
-        return HttpError(413, "body-too-large", f"the body is over {exchange.limit} bytes; raise max_body_bytes")
+        return HttpError(413, "body-too-large", f"the body is over {exchange.limit} bytes; raise bodies.maxRequest")
 
     def _break_body(self, exchange: Exchange, refusal: HttpError) -> None:
         """Give up a request in its body."""

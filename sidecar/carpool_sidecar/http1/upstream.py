@@ -239,7 +239,7 @@ class Upstream(asyncio.Protocol):
 
     def _too_large(self) -> None:
         limit = self._pool.limits.max_body_bytes
-        self._fail("too-large", f"the upstream's answer is over {limit} bytes; raise max_body_bytes")
+        self._fail("too-large", f"the upstream's answer is over {limit} bytes; raise bodies.maxAnswer")
 
     def _fail(self, kind: FailureKind, text: str) -> None:
         call = self._call

@@ -239,11 +239,11 @@ async def test_other_expectations_fail(site):
         ({"max_head_bytes": 300}, b"GET / HTTP/1.1\r\nX: " + b"a" * 400, 431, "max_head_bytes"),
         ({"max_head_bytes": 300}, b"GET / HTTP/1.1\r\nHost: h\r\nX: %b\r\n\r\n" % (b"a" * 400), 431, "max_head_bytes"),
         ({"max_headers": 5}, b"GET / HTTP/1.1\r\nHost: h\r\n%b\r\n" % (b"X: y\r\n" * 5), 431, "max_headers"),
-        ({"max_body_bytes": 4}, POST, 413, "max_body_bytes"),
-        ({"max_body_bytes": 4}, POST + b"hello", 413, "max_body_bytes"),
-        ({"max_body_bytes": 4}, EXPECT, 413, "max_body_bytes"),
-        ({"max_body_bytes": 4}, CHUNKED_POST + b"3\r\nabc\r\n2\r\nde\r\n", 413, "max_body_bytes"),
-        ({"max_body_bytes": 4}, CHUNKED_POST + b"FFFFFF\r\nabcde", 413, "max_body_bytes"),
+        ({"max_body_bytes": 4}, POST, 413, "bodies.maxRequest"),
+        ({"max_body_bytes": 4}, POST + b"hello", 413, "bodies.maxRequest"),
+        ({"max_body_bytes": 4}, EXPECT, 413, "bodies.maxRequest"),
+        ({"max_body_bytes": 4}, CHUNKED_POST + b"3\r\nabc\r\n2\r\nde\r\n", 413, "bodies.maxRequest"),
+        ({"max_body_bytes": 4}, CHUNKED_POST + b"FFFFFF\r\nabcde", 413, "bodies.maxRequest"),
         ({"max_connections": 0}, b"", 503, "max_connections"),
     ],
 )
@@ -483,9 +483,30 @@ async def test_leaving_in_the_body(site, kit, stream):
     wire = site.connect()
     wire.feed(POST, b"he")
     assert not wire.feed_eof()
+    assert b"400 Bad Request" in wire.written
+    assert b"truncated-body" in wire.written
     wire.lose()
-    assert site.app.events == [("disconnected", b"/p")]
+    assert site.app.events == [("sent", b"/p", 400)]
     assert sink.events == ([b"he", "aborted"] if stream else [])
+
+
+async def test_a_half_closed_client_hears_of_what_was_cut_off_in_its_turn(site):
+    site.app.answers = False
+    wire = site.connect()
+    wire.feed(GET % 0 + POST + b"he")
+    assert wire.feed_eof()
+    assert wire.written == CONTINUE
+    site.app.exchanges[0].respond(200, [])
+    assert wire.written.index(b"200 OK") < wire.written.index(b"truncated-body")
+    assert wire.closing
+
+
+async def test_leaving_in_the_head(site):
+    wire = site.connect()
+    wire.feed(b"GET / HT")
+    assert not wire.feed_eof()
+    assert b"truncated-head" in wire.written
+    assert wire.closing
 
 
 async def test_a_half_closed_client_gets_its_answer(site):

@@ -58,7 +58,7 @@ async def test_a_refusal_reaches_a_client_that_is_still_sending(serve, app):
         client.write(bytes(100_000))
     await client.until(lambda: client.ended)
     assert client.received.startswith(b"HTTP/1.1 413 ")
-    assert b"max_body_bytes" in client.received
+    assert b"bodies.maxRequest" in client.received
 
 
 async def test_a_half_closed_client_gets_its_answer(serve, app):
