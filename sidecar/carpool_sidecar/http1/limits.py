@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """Limits of a server. Refusals name a limit as it is called here, or in the configuration if it can be set there."""
+    """Limits of a server. Refusals name a limit as it is called here, or in the configuration if it is set there."""
 
     max_connections: int = 16_384
     """Connections at a time; one more is answered with 503."""
