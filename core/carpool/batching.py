@@ -6,6 +6,7 @@ anything itself. The driver does the actions in order and calls ``poll`` at ``wa
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from heapq import heappop, heappush
 from math import inf
@@ -549,6 +550,27 @@ class Batcher:
         """Remember when a slot was given back: others began then that had waited for it in the upstream."""
         self._completed += 1
         self._completions.append(now)
+        if self._in_flight and self._slots > 1:
+            self._begin_next(now)
+
+    def _begin_next(self, now: float) -> None:
+        """Predict anew when those end that queue in the upstream: the first of them begins now.
+
+        Without this, one batch that took longer than believed would leave every later prediction too early by as much.
+        """
+        line = [*self._in_flight]
+        estimate = line[0].lane.estimate
+        if estimate is None or len(line) + len(self._ghosts) < estimate.executors:
+            return
+        if self._ghosts:
+            line = sorted([*line, *(ghost for _, _, ghost in self._ghosts)], key=lambda batch: batch.number)
+        finishes: list[float] = []
+        for ahead, batch in enumerate(line):
+            estimate = batch.lane.estimate
+            if estimate is not None and not batch.aborted and estimate.executors <= min(ahead + 1, batch.in_flight - 1):
+                start = finishes[ahead - estimate.executors] if ahead >= estimate.executors else now
+                batch.finish = max(now, start) + time_of(estimate.times, batch.rows)
+            insort(finishes, batch.finish)
 
     def _note_idle(self, now: float) -> None:
         """Stop the device clock when nothing is in flight."""

@@ -251,7 +251,11 @@ class Tuner:
             quantiles=self._quantiles,
         )
         self._assessor = Assessor(situation)
-        self._choice = choose(self._assessor, self.parameters)
+        # Where the SLO is not kept something has to be done, and what was left before is no answer.
+        kept = self._assessor.assess(self.parameters, KEPT).holds_now
+        self._choice = choose(
+            self._assessor, self.parameters, avoid=self._failed if kept else self._failed + self._tried
+        )
 
     # ------------------------------------------------------------------------------------------------- movement
 
@@ -274,11 +278,11 @@ class Tuner:
         service, riskier = assessor.situation.service, self._policy.tuning.riskier
         step = target
         capped_by = ""
-        if assessor.risk(target.parameters) > assessor.risk(self.parameters) + NEGLIGIBLE:
+        if self._is_riskier(assessor, current, target):
             parameters = toward(self.parameters, target.parameters, riskier.max_factor, service.largest_measured)
             if parameters != target.parameters:
                 step, capped_by = assessor.assess(parameters), "step"
-        is_riskier = assessor.risk(step.parameters) > assessor.risk(self.parameters) + NEGLIGIBLE
+        is_riskier = self._is_riskier(assessor, current, step)
         # 2. Not yet?
         since = now - self._changed_at
         if is_riskier and (since < riskier.after or self._requests_since < riskier.min_requests):
@@ -316,6 +320,13 @@ class Tuner:
         saving = assessor.saving(choice.best, passing)
         enough = LEAVE_PASS_THROUGH if self.parameters.pass_through else ENTER_PASS_THROUGH
         return passing if saving < enough else choice.best
+
+    @staticmethod
+    def _is_riskier(assessor: Assessor, current: Assessment, step: Assessment) -> bool:
+        """Whether more may be late than now. Who does not keep the SLO as it is has nothing to lose."""
+        if not current.holds_now:
+            return False
+        return assessor.risk(step.parameters) > assessor.risk(current.parameters) + NEGLIGIBLE
 
     @staticmethod
     def _worth(current: Assessment, target: Assessment) -> bool:

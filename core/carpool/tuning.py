@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from functools import cached_property
 from random import Random
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,6 +20,9 @@ from carpool import arrivals
 from carpool.latency import ServiceTime
 from carpool.policy import Duration, Limits, Parameters, format_seconds, whole_microseconds
 from carpool.queueing import Forecast, forecast
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
 
 HEADROOM = 1.25
 """Load at which a preferred configuration must hold too."""
@@ -79,27 +84,79 @@ class Situation(Struct, frozen=True):
     """The SLO's other percentiles as (quantile, seconds)."""
 
 
-class Assessment(Struct, frozen=True):
-    """One configuration, forecast now and at ``HEADROOM`` times the load.
+class _Outlook:
+    """Forecasts for one configuration, each made when first asked for: most are never needed."""
 
-    Where it holds not even now, ``now`` is with those shed who would be late, and ``ahead`` the present load without.
-    """
+    def __init__(self, assessor: Assessor, parameters: Parameters) -> None:
+        self._assessor = assessor
+        self._parameters = parameters
+
+    @cached_property
+    def present(self) -> Forecast:
+        """The present load, nobody shed."""
+        return self._assessor.forecast(self._parameters)
+
+    @cached_property
+    def shed(self) -> Forecast:
+        """The present load, with those shed who would be late: what is got out of an overload."""
+        return self._assessor.forecast(self._parameters, shed=True)
+
+    @cached_property
+    def ahead(self) -> Forecast:
+        """``HEADROOM`` times the load."""
+        return self._assessor.forecast(self._parameters, ahead=True)
+
+    @cached_property
+    def pessimistic(self) -> Forecast:
+        """The present load at the upper confidence of t(b)."""
+        return self._assessor.forecast(self._parameters, pessimistic=True)
+
+
+class Assessment(NamedTuple):
+    """One configuration's forecasts, read with some leniency: a factor on the budget of misses."""
 
     parameters: Parameters
-    now: Forecast
-    ahead: Forecast
-    holds_now: bool
-    holds_ahead: bool
+    situation: Situation
+    outlook: _Outlook
+    leniency: float
+
+    @property
+    def now(self) -> Forecast:
+        """The present load; where even that does not hold, with those shed who would be late."""
+        outlook = self.outlook
+        return outlook.present if self._holds(outlook.present, KEPT) else outlook.shed
+
+    @property
+    def ahead(self) -> Forecast:
+        """``HEADROOM`` times the load; where not even the present one holds, that."""
+        outlook = self.outlook
+        return outlook.ahead if self._holds(outlook.present, KEPT) else outlook.present
+
+    @property
+    def holds_now(self) -> bool:
+        """Whether the SLO is forecast to be kept."""
+        return self._holds(self.outlook.present, self.leniency)
+
+    @property
+    def holds_ahead(self) -> bool:
+        """Whether it is at ``HEADROOM`` times the load too."""
+        return self._holds(self.ahead, self.leniency)
 
     @property
     def rank(self) -> tuple[float, ...]:
         """Less is better: the objective, as a key to sort by."""
-        if self.holds_ahead and self.holds_now:
-            return (0, self.now.device_time)
-        if self.holds_now:
+        if not self.holds_now:
+            # Where nobody is answered in time, the smallest batch shows soonest whether anybody can be.
+            return (2, -self.now.goodput, self.parameters.max_batch)
+        if not self.holds_ahead:
             return (1, self.now.p99)
-        # Where nobody is answered in time, the smallest batch shows soonest whether anybody can be.
-        return (2, -self.now.goodput, self.parameters.max_batch)
+        return (0, self.now.device_time)
+
+    def _holds(self, result: Forecast, leniency: float) -> bool:
+        situation = self.situation
+        return result.miss_fraction <= situation.budget * leniency and all(
+            getattr(result, _FIELDS[q]) <= seconds for q, seconds in situation.quantiles
+        )
 
 
 class Assessor:
@@ -114,40 +171,34 @@ class Assessor:
         self._pessimist = situation.service.pessimistic()
         self._rows = [situation.rows] * REQUESTS if situation.rows > 1 else None
         self._noise = _draws(situation.service.noise)
-        self._known: dict[Parameters, Assessment] = {}
-        self._risks: dict[Parameters, float] = {}
+        self._known: dict[Parameters, _Outlook] = {}
 
     def assess(self, parameters: Parameters, leniency: float = 1.0) -> Assessment:
-        """Forecast a configuration; ``leniency`` is a factor on the budget of misses."""
-        known = self._known.get(parameters)
-        if known is None:
-            now = ahead = self._forecast(self._now, parameters, shed=False)
-            if self._holds(now, KEPT):
-                ahead = self._forecast(self._ahead, parameters, shed=False)
-            else:
-                # Overload: what is got out of it counts, with those shed who would be late.
-                now = self._forecast(self._now, parameters, shed=True)
-            known = Assessment(parameters, now, ahead, holds_now=False, holds_ahead=False)
-            self._known[parameters] = known
-        return replace(
-            known,
-            holds_now=self._holds(known.now, leniency),
-            holds_ahead=self._holds(known.ahead, leniency),
-        )
+        """Return a configuration's forecasts; ``leniency`` is a factor on the budget of misses."""
+        outlook = self._known.get(parameters)
+        if outlook is None:
+            outlook = self._known[parameters] = _Outlook(self, parameters)
+        return Assessment(parameters, self.situation, outlook, leniency)
 
     def risk(self, parameters: Parameters) -> float:
         """Forecast fraction of misses at the upper confidence of t(b): what makes a step riskier than another."""
-        if parameters not in self._risks:
-            pessimistic = forecast(
-                self._now,
-                self._pessimist,
-                parameters,
-                self.situation.target,
-                executors=self.situation.service.executors_for(parameters.max_in_flight),
-                rows=self._rows,
-            )
-            self._risks[parameters] = pessimistic.miss_fraction
-        return self._risks[parameters]
+        return self.assess(parameters).outlook.pessimistic.miss_fraction
+
+    def forecast(
+        self, parameters: Parameters, *, shed: bool = False, ahead: bool = False, pessimistic: bool = False
+    ) -> Forecast:
+        """Play the load, or ``HEADROOM`` times it, through a configuration."""
+        service = self.situation.service
+        return forecast(
+            self._ahead if ahead else self._now,
+            self._pessimist if pessimistic else service,
+            parameters,
+            self.situation.target,
+            shed=shed,
+            executors=service.executors_for(parameters.max_in_flight),
+            rows=self._rows,
+            noise_draws=None if pessimistic else self._noise,
+        )
 
     def saving(self, one: Assessment, other: Assessment) -> float:
         """Relative saving of ``one`` over ``other`` in device time per request, or in executor time if that is more.
@@ -168,23 +219,6 @@ class Assessor:
         in_flight = one.parameters.max_in_flight
         executors = min(self.situation.service.executors_for(in_flight), in_flight)
         return one.now.utilization * executors / one.now.throughput
-
-    def _forecast(self, times: list[float], parameters: Parameters, *, shed: bool) -> Forecast:
-        return forecast(
-            times,
-            self.situation.service,
-            parameters,
-            self.situation.target,
-            shed=shed,
-            executors=self.situation.service.executors_for(parameters.max_in_flight),
-            rows=self._rows,
-            noise_draws=self._noise,
-        )
-
-    def _holds(self, result: Forecast, leniency: float) -> bool:
-        return result.miss_fraction <= self.situation.budget * leniency and all(
-            getattr(result, _FIELDS[q]) <= seconds for q, seconds in self.situation.quantiles
-        )
 
 
 def _draws(noise: float) -> list[float] | None:
@@ -210,12 +244,12 @@ WAITS = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 """Waits tried, as shares of the longest allowed."""
 
 
-def choose(assessor: Assessor, current: Parameters) -> Choice:
-    """Find the best configuration within bounds and evidence.
+def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters] = ()) -> Choice:
+    """Find the best configuration within bounds and evidence, ``avoid`` left out.
 
-    Sizes go up to twice the largest measured, and not beyond where rows clearly cost more in company. Waits are scanned
-    at the largest size; from the best one the search walks to neighbours while they are better: device time falls with
-    size and wait until due times turn it, so the walk is short.
+    Sizes go up to twice the largest measured, and not beyond where rows clearly cost more in company. Every second wait
+    is tried at the largest size; from the best one the search walks to neighbours while they are better: device time
+    falls with size and wait until due times turn it, so the walk is short.
     """
     situation = assessor.situation
     limits, service = situation.limits, situation.service
@@ -223,30 +257,46 @@ def choose(assessor: Assessor, current: Parameters) -> Choice:
     sizes = _grid(SIZES, limits.min_batch, reach, also=current.max_batch)
     longest = limits.max_wait
     waits = sorted({whole_microseconds(max(limits.min_wait, share * longest)) for share in WAITS})
+
+    def at(places: Iterable[tuple[int, int]], flights: int) -> list[Assessment]:
+        inside = [(sizes[i], waits[j]) for i, j in places if 0 <= i < len(sizes) and 0 <= j < len(waits)]
+        points = [Parameters(max_batch=i, max_wait=Duration(j), max_in_flight=flights) for i, j in inside]
+        return [assessor.assess(point) for point in points if point not in avoid]
+
+    scan = [(len(sizes) - 1, wait) for wait in range(0, len(waits), 2)]
+    starts = [at(scan, flights) for flights in _flights(service, limits, current)]
+    # Where some number in flight keeps the SLO, those that don't are not searched for the most they could do.
+    holding = [start for start in starts if any(one.holds_now for one in start)]
     best: Assessment | None = None
-    for flights in _flights(service, limits, current):
-
-        def at(size: int, wait: int, flights: int = flights) -> Assessment:
-            return assessor.assess(
-                Parameters(max_batch=sizes[size], max_wait=Duration(waits[wait]), max_in_flight=flights)
-            )
-
-        top = len(sizes) - 1
-        starts = [min(range(len(waits)), key=lambda wait: at(top, wait).rank)]
-        i, j = top, starts[0]
-        here = at(i, j)
-        while True:
-            around = [(i + di, j + dj) for di, dj in ((-1, 0), (1, 0), (0, -1), (0, 1), (-1, 1), (-1, -1))]
-            inside = [(i, j) for i, j in around if 0 <= i < len(sizes) and 0 <= j < len(waits)]
-            step = min(inside, key=lambda place: at(*place).rank, default=None)
-            if step is None or not is_better(at(*step), here, 0.001):
-                break
-            (i, j), here = step, at(*step)
-        if best is None or is_better(here, best, 0.005):
+    for start in holding or starts:
+        step = here = _best(start)
+        while step is not None:
+            here = step
+            i, j = sizes.index(here.parameters.max_batch), waits.index(here.parameters.max_wait)
+            around = ((i + di, j + dj) for di, dj in ((-1, 0), (1, 0), (0, -1), (0, 1), (-1, 1), (-1, -1)))
+            step = _best(at(around, here.parameters.max_in_flight), than=here, share=0.001)
+        if here is not None and (best is None or is_better(here, best, 0.005)):
             best = here
-    if best is None:
-        raise ValueError(f"no configuration lies inside {limits}")
-    return Choice(best=best, current=assessor.assess(current, KEPT))
+    return Choice(best=best or assessor.assess(current), current=assessor.assess(current, KEPT))
+
+
+def _best(candidates: list[Assessment], than: Assessment | None = None, share: float = 0.0) -> Assessment | None:
+    """Return who ranks first, if that ``is_better`` than another, with as few forecasts as that takes."""
+    holding = sorted((one for one in candidates if one.holds_now), key=lambda one: one.now.device_time)
+    aim = math.inf
+    if than is not None and than.rank[0] == 0:
+        aim = than.now.device_time * (1 - share)
+    for one in holding:
+        if one.now.device_time >= aim:
+            return None
+        if one.holds_ahead:
+            return one
+    if aim < math.inf:
+        return None
+    first = min(holding or candidates, key=lambda one: one.rank, default=None)
+    if first is None or than is None or is_better(first, than, share):
+        return first
+    return None
 
 
 def _grid(values: tuple[int, ...], low: int, high: int, *, also: int) -> list[int]:

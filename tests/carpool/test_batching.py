@@ -507,6 +507,19 @@ def test_rule_7_slots_beyond_the_executors_do_not_empty_the_queue_by_refusals() 
     assert run.summary(2.0).goodput > 0.95 * 900.0
 
 
+def test_rule_7_a_batch_that_took_longer_than_believed_moves_the_predictions_behind_it() -> None:
+    # Two slots, one executor, 5.5 ms alone. The first of two takes until 20: the second ends at 25.5, not at 11.
+    to = held(slots=2, max_wait=0.0)
+    first, second = send(to, 0.0, request(), request())
+    assert second.finish == pytest.approx(0.011)
+    to.complete(first, 0.020)
+    assert second.finish == pytest.approx(0.0255)
+    # With a third behind it, sent at 20, a newcomer at 21 starts at 31.
+    send(to, 0.020, request())
+    assert refusals(to.arrive(request(deadline=0.0364), 0.021))
+    assert not refusals(to.arrive(request(deadline=0.0366), 0.021))
+
+
 def test_rule_7_executors_beyond_the_slots_help_nobody() -> None:
     to = batcher(max_batch=8)
     to.learn("m", estimate(executors=8), 0.0)
