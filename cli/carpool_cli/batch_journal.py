@@ -73,6 +73,9 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         if not self.progress.complete:
             self._close()
+            if not self._checkpoint.exists():  # nothing was done, so that nothing is to be found
+                self.part.unlink()
+                self.errors.unlink()
 
     def append(self, output: bytes, errors: bytes) -> None:
         """Write answers and bad rows; they count once they are committed."""

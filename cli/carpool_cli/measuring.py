@@ -146,5 +146,5 @@ def advise(curve: ServiceTime, *, slo: float, limit: int | None) -> Advice:
     elif best < inflection:
         text = f"max_batch {best}: the p99 leaves no room for {inflection}, where a row would be cheapest"
     else:
-        text = f"max_batch {best}: where the time a row stops falling"
+        text = f"max_batch {best}, where growing the batch stops paying"
     return Advice(best, gain, rate, bool(allowed), text)

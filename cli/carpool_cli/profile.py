@@ -109,7 +109,7 @@ def command(
 ) -> None:
     """Measure what a batch of 1, 2, 4, ... rows costs on the model in the file ONNX, or on a server.
 
-    Says where the time a row stops falling, what memory allows, how many batches are computed at once, and, with
+    Says where growing the batch stops paying, what memory allows, how many batches are computed at once, and, with
     --slo-p99, which batch size to use. Times are the minimum over interleaved rounds; the median stands beside it.
 
     Exits 1 when --verify finds that merged answers differ.
@@ -137,6 +137,8 @@ def command(
     )
     # 1. Safe at all?
     safe = not verify or _verified(target, arrays.repeated(sample, VERIFIED_ROWS), tolerance)
+    if sys.stderr.isatty():
+        click.echo(f"measuring for about {format_seconds(budget)} ...", err=True)
     # 2. Cold runs, ascending; the first size that fails ends it
     runs, cold, used, stopped = _cold_runs(target, sample, max_batch, meter)
     # 3. Rounds and concurrency
@@ -174,10 +176,12 @@ def command(
         )
     if out is not None:
         device_profile.save(profile, out)
+        click.echo(f"wrote {out}; next: carpool recommend --profile {out} --slo-p99 50ms --rate 100")
     if plot is not None:
         from carpool_cli import plots  # noqa: PLC0415 - matplotlib is not for every run
 
         plots.service_time(plot, target.name, timings, curve.inflection(), slo)
+        click.echo(f"drew {plot}")
     if not safe:
         sys.exit(1)
 
@@ -251,9 +255,9 @@ def _show(profile: DeviceProfile, timings: list[Timing], rates: dict[int, float]
                 f"batching gains nothing: a row in a batch of {largest} costs {loss:.2f} times what it does alone"
             )
         else:
-            edge = ", the largest measured: raise --max-batch" if inflection >= 0.9 * largest else ""
+            edge = " (about the largest measured: raise --max-batch)" if inflection >= 0.9 * largest else ""
             click.echo(
-                f"the time a row stops falling at {inflection} rows{edge}; it is {gain:.2f} times less than alone"
+                f"growing the batch stops paying at {inflection} rows{edge}: a row costs {gain:.2f} times less there"
             )
     if len(rates) > 1:
         shown = ", ".join(f"{callers}: {rate * at:.4g}" for callers, rate in rates.items())

@@ -65,6 +65,8 @@ class OnnxTarget:
 
     def __init__(self, path: Path, threads: int, dims: dict[str, int]) -> None:
         runtime = need("onnxruntime", "onnx")
+        if not path.is_file():
+            raise click.ClickException(f"there is no file {path}")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
@@ -73,7 +75,7 @@ class OnnxTarget:
         try:
             self._session: Any = runtime.InferenceSession(str(path), options, providers=available)
         except Exception as error:  # noqa: BLE001 - onnxruntime's errors share no base class
-            raise click.ClickException(f"{path} does not load as ONNX: {_first_line(error)}") from None
+            raise click.ClickException(f"{path} does not load as ONNX: {_one_line(error)}") from None
         self.name = path.name
         self.inputs = [_spec(path, node, dims) for node in self._session.get_inputs()]
         self._outputs = [node.name for node in self._session.get_outputs()]
@@ -86,7 +88,7 @@ class OnnxTarget:
             try:
                 values = self._session.run(None, batch)
             except Exception as error:  # noqa: BLE001 - onnxruntime's errors share no base class
-                raise TargetError(_first_line(error), input_fault=True) from None
+                raise TargetError(_one_line(error), input_fault=True) from None
             return dict(zip(self._outputs, values, strict=True))
 
         return run
@@ -217,5 +219,5 @@ def _spec(path: Path, node: Any, dims: dict[str, int]) -> InputSpec:  # noqa: AN
     return InputSpec(node.name, _ONNX[node.type], row)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -162,7 +162,7 @@ def test_killed_at_any_step_it_loses_and_repeats_nothing(nasty, tmp_path):
         (["in.jsonl", "out.npz", "--upstream", "x:1"], "both in .npz"),
         (["no.jsonl", "out.jsonl", "--upstream", "x:1"], "no.jsonl: No such file"),
         (["in.jsonl", "in.jsonl", "--upstream", "x:1"], "the same file"),
-        (["in.jsonl", "out.jsonl", "--onnx", "no.onnx"], "does not load as ONNX"),
+        (["in.jsonl", "out.jsonl", "--onnx", "no.onnx"], "there is no file no.onnx"),
     ],
 )
 def test_wrong_options_are_named(carpool, tmp_path, monkeypatch, rows, arguments, says):

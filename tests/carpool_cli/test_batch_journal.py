@@ -42,6 +42,12 @@ def test_from_every_moment_a_rerun_ends_the_same(tmp_path):
         assert not (moment / "out.checkpoint").exists()
 
 
+def test_where_nothing_was_done_nothing_is_left(tmp_path):
+    with Journal(tmp_path / "out", "job") as journal:
+        journal.append(b"1\n", b"")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("renamed", [True, False])
 def test_killed_between_the_last_steps_it_completes(tmp_path, renamed, monkeypatch):
     output = tmp_path / "out"

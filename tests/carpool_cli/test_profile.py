@@ -77,7 +77,7 @@ def test_given_rows_are_used(double, carpool, tmp_path):
     ("arguments", "says"),
     [
         ([], "one of the two"),
-        (["no.onnx"], "does not load as ONNX"),
+        (["no.onnx"], "there is no file no.onnx"),
         (["--upstream", "127.0.0.1:1"], "is the server up?"),
         (["--upstream", "127.0.0.1:1", "--protocol", "v1"], "no answer from"),
         (["m.onnx", "--inputs", "no.npz"], "no npz file"),
