@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from carpool import arrivals
 from carpool.latency import ServiceTime
 from carpool.policy import Duration, Limits, Parameters, format_seconds, whole_microseconds
-from carpool.queueing import Forecast, forecast
+from carpool.queueing import Forecast, Glance, forecast, glance
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -85,11 +85,21 @@ class Situation(Struct, frozen=True):
 
 
 class _Outlook:
-    """Forecasts for one configuration, each made when first asked for: most are never needed."""
+    """Forecasts for one configuration, each made when first asked for: most are never needed in full, or at all."""
 
     def __init__(self, assessor: Assessor, parameters: Parameters) -> None:
         self._assessor = assessor
         self._parameters = parameters
+
+    @cached_property
+    def glance(self) -> Glance | Forecast:
+        """What matters most of ``present``."""
+        return self._assessor.glance(self._parameters)
+
+    @cached_property
+    def glance_ahead(self) -> Glance | Forecast:
+        """What matters most of ``ahead``."""
+        return self._assessor.glance(self._parameters, ahead=True)
 
     @cached_property
     def present(self) -> Forecast:
@@ -107,9 +117,9 @@ class _Outlook:
         return self._assessor.forecast(self._parameters, ahead=True)
 
     @cached_property
-    def pessimistic(self) -> Forecast:
-        """The present load at the upper confidence of t(b)."""
-        return self._assessor.forecast(self._parameters, pessimistic=True)
+    def risk(self) -> float:
+        """Forecast fraction of misses at the upper confidence of t(b)."""
+        return self._assessor.glance(self._parameters, pessimistic=True).miss_fraction
 
 
 class Assessment(NamedTuple):
@@ -124,23 +134,29 @@ class Assessment(NamedTuple):
     def now(self) -> Forecast:
         """The present load; where even that does not hold, with those shed who would be late."""
         outlook = self.outlook
-        return outlook.present if self._holds(outlook.present, KEPT) else outlook.shed
+        return outlook.present if self._holds(outlook.glance, KEPT) else outlook.shed
 
     @property
     def ahead(self) -> Forecast:
         """``HEADROOM`` times the load; where not even the present one holds, that."""
         outlook = self.outlook
-        return outlook.ahead if self._holds(outlook.present, KEPT) else outlook.present
+        return outlook.ahead if self._holds(outlook.glance, KEPT) else outlook.present
 
     @property
     def holds_now(self) -> bool:
         """Whether the SLO is forecast to be kept."""
-        return self._holds(self.outlook.present, self.leniency)
+        return self._holds(self.outlook.glance, self.leniency)
 
     @property
     def holds_ahead(self) -> bool:
         """Whether it is at ``HEADROOM`` times the load too."""
-        return self._holds(self.ahead, self.leniency)
+        outlook = self.outlook
+        return self._holds(outlook.glance, KEPT) and self._holds(outlook.glance_ahead, self.leniency)
+
+    @property
+    def device_time(self) -> float:
+        """Of a request now, in seconds."""
+        return (self.outlook.glance if self._holds(self.outlook.glance, KEPT) else self.outlook.shed).device_time
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -150,9 +166,9 @@ class Assessment(NamedTuple):
             return (2, -self.now.goodput, self.parameters.max_batch)
         if not self.holds_ahead:
             return (1, self.now.p99)
-        return (0, self.now.device_time)
+        return (0, self.device_time)
 
-    def _holds(self, result: Forecast, leniency: float) -> bool:
+    def _holds(self, result: Glance | Forecast, leniency: float) -> bool:
         situation = self.situation
         return result.miss_fraction <= situation.budget * leniency and all(
             getattr(result, _FIELDS[q]) <= seconds for q, seconds in situation.quantiles
@@ -182,23 +198,34 @@ class Assessor:
 
     def risk(self, parameters: Parameters) -> float:
         """Forecast fraction of misses at the upper confidence of t(b): what makes a step riskier than another."""
-        return self.assess(parameters).outlook.pessimistic.miss_fraction
+        return self.assess(parameters).outlook.risk
 
-    def forecast(
-        self, parameters: Parameters, *, shed: bool = False, ahead: bool = False, pessimistic: bool = False
-    ) -> Forecast:
+    def forecast(self, parameters: Parameters, *, ahead: bool = False, shed: bool = False) -> Forecast:
         """Play the load, or ``HEADROOM`` times it, through a configuration."""
         service = self.situation.service
         return forecast(
             self._ahead if ahead else self._now,
-            self._pessimist if pessimistic else service,
+            service,
             parameters,
             self.situation.target,
             shed=shed,
             executors=service.executors_for(parameters.max_in_flight),
             rows=self._rows,
-            noise_draws=None if pessimistic else self._noise,
+            noise_draws=self._noise,
         )
+
+    def glance(self, parameters: Parameters, *, ahead: bool = False, pessimistic: bool = False) -> Glance | Forecast:
+        """Do the same for misses and device time alone where that is cheaper; at the upper confidence of t(b) too."""
+        service = self.situation.service
+        executors = service.executors_for(parameters.max_in_flight)
+        times = self._ahead if ahead else self._now
+        if pessimistic:
+            service = self._pessimist
+        noise = None if pessimistic else self._noise
+        if self._rows is not None or self.situation.quantiles:
+            target = self.situation.target
+            return forecast(times, service, parameters, target, executors=executors, rows=self._rows, noise_draws=noise)
+        return glance(times, service, parameters, self.situation.target, executors=executors, noise_draws=noise)
 
     def saving(self, one: Assessment, other: Assessment) -> float:
         """Relative saving of ``one`` over ``other`` in device time per request, or in executor time if that is more.
@@ -282,12 +309,12 @@ def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters
 
 def _best(candidates: list[Assessment], than: Assessment | None = None, share: float = 0.0) -> Assessment | None:
     """Return who ranks first, if that ``is_better`` than another, with as few forecasts as that takes."""
-    holding = sorted((one for one in candidates if one.holds_now), key=lambda one: one.now.device_time)
+    holding = sorted((one for one in candidates if one.holds_now), key=lambda one: one.device_time)
     aim = math.inf
     if than is not None and than.rank[0] == 0:
-        aim = than.now.device_time * (1 - share)
+        aim = than.device_time * (1 - share)
     for one in holding:
-        if one.now.device_time >= aim:
+        if one.device_time >= aim:
             return None
         if one.holds_ahead:
             return one
@@ -365,7 +392,9 @@ def why(choice: Choice, target: Assessment) -> tuple[Reason, str]:
     if target.holds_ahead and not current.holds_ahead:
         return Reason.MORE_MARGIN, f"holds at 1.25x the load too; {ahead}"
     if target.holds_ahead:
-        return Reason.SAVES_DEVICE_TIME, f"device time falls {saving:.0%}, {times}; {ahead}"
+        # Executors' time may be what is saved, while at least one of them is busy all the same.
+        falls = f"falls {saving:.0%}, " if saving >= 0.005 else ""
+        return Reason.SAVES_DEVICE_TIME, f"device time {falls}{times}; {ahead}"
     if target.holds_now:
         return Reason.MORE_MARGIN, f"no configuration holds at 1.25x the load; this one is fastest now; {ahead}"
     if not target.now.goodput:

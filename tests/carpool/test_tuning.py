@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from carpool.arrivals import Gamma, Poisson
 from carpool.latency import ServiceTime
 from carpool.policy import Duration, Limits, Parameters
-from carpool.tuning import Assessor, Reason, Situation, choose, toward, why
+from carpool.tuning import Assessor, Choice, Reason, Situation, choose, toward, why
 
 LIMITS = Limits(1, 64, 0.0, 0.025, 1, 8)
 # One executor, and known to be: eight batches were seen in flight.
@@ -137,3 +137,11 @@ def test_the_reason_says_what_the_move_is_for(rate, start, reason, words):
     found, message = why(choice, choice.best)
     assert found is reason
     assert words in message
+
+
+def test_a_fall_of_device_time_is_told_only_where_it_falls():
+    assessor = Assessor(situation(300.0))
+    here = assessor.assess(parameters(8))
+    reason, message = why(Choice(best=here, current=here), here)
+    assert reason is Reason.SAVES_DEVICE_TIME
+    assert "falls" not in message
