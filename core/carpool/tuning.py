@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -181,7 +181,7 @@ class Assessor:
     def __init__(self, situation: Situation) -> None:
         self.situation = situation
         process = situation.process
-        unit = arrivals.first(replace(process, rate=1.0), REQUESTS, Random(SEED))
+        unit = _unit(replace(process, rate=1.0))
         self._now = [time / process.rate for time in unit]
         self._ahead = [time / (process.rate * HEADROOM) for time in unit]
         self._pessimist = situation.service.pessimistic()
@@ -246,6 +246,12 @@ class Assessor:
         in_flight = one.parameters.max_in_flight
         executors = min(self.situation.service.executors_for(in_flight), in_flight)
         return one.now.utilization * executors / one.now.throughput
+
+
+@lru_cache(maxsize=8)
+def _unit(process: arrivals.Poisson | arrivals.Gamma) -> tuple[float, ...]:
+    """Arrivals at one a second, to be put closer: the same for every search."""
+    return tuple(arrivals.first(process, REQUESTS, Random(SEED)))
 
 
 def _draws(noise: float) -> list[float] | None:
