@@ -14,6 +14,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct, field
 
+from carpool.schema import alternatives
+
 DURATION_PATTERN = r"^([0-9]{1,5}(h|m|s|ms)){1,4}$"
 QUANTITY_PATTERN = r"^[0-9]{1,15}(Ki|Mi|Gi|Ti|k|M|G|T)?$"
 
@@ -450,7 +452,10 @@ def from_plain(value: object, kind: type[T], *, what: str) -> T:
         return msgspec.convert(value, kind, dec_hook=_decode, strict=True)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
-        raise PolicyError(path.rstrip("`").lstrip(".") or what, message) from None
+        path = path.rstrip("`").lstrip(".")
+        if message.startswith(("Invalid enum value", "Object contains unknown field")):
+            message = f"{message}; there are {', '.join(alternatives(kind, path))}"
+        raise PolicyError(path or what, message) from None
 
 
 def to_plain(value: Struct) -> dict[str, Any]:
