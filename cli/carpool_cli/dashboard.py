@@ -47,6 +47,8 @@ class Sight(Struct, frozen=True, kw_only=True):
     rates: Sequence[float]
     tails: Sequence[float]
     """p99 of each look, seconds."""
+    alone: dict[str, int]
+    """Requests of the last ``WINDOW`` that could not be merged, by reason."""
     now: float
     """Seconds since the epoch."""
     notes: Sequence[str]
@@ -109,9 +111,8 @@ class Sight(Struct, frozen=True, kw_only=True):
         for name, lane in snapshot.lanes.items():
             if name or len(snapshot.lanes) == 1:  # requests that name no model are of interest where none do
                 rows += [(name or "model", self._parameters(lane)), ("", Text(curve(lane), "dim"))]
-        if snapshot.alone:
-            why = ", ".join(f"{each.reason} {each.requests}" for each in snapshot.alone[-3:])
-            rows.append(("alone", f"may not be merged: {why}"))
+        if self.alone:
+            rows.append(("alone", ", ".join(f"{reason} {count}" for reason, count in self.alone.items())))
         if snapshot.stalls.count:
             stalls = snapshot.stalls
             rows.append(("host", f"paused {stalls.count} times, {duration(stalls.seconds)} in all"))
@@ -182,9 +183,20 @@ class Watch:
             figures=figures,
             rates=tuple(self._rates),
             tails=tuple(self._tails),
+            alone=_rode_alone(self._seen[0], snapshot),
             now=now,
             notes=notes,
         )
+
+
+def _rode_alone(earlier: Snapshot, later: Snapshot) -> dict[str, int]:
+    before = {(each.model, each.reason): each.requests for each in earlier.alone}
+    found: dict[str, int] = {}
+    for each in later.alone:
+        count = each.requests - before.get((each.model, each.reason), 0)
+        if count > 0:
+            found[each.reason] = found.get(each.reason, 0) + count
+    return found
 
 
 def told(decisions: Sequence[Explained]) -> Iterable[Explained]:

@@ -102,17 +102,19 @@ def test_what_is_out_of_the_ordinary_is_told():
     odd = snapshot(
         1.0,
         lanes={"m": replace(LANE, pass_through=True, quarantined=True, service_seconds=None)},
-        alone=[Alone("m", "no batch axis", 12)],
+        alone=[Alone("m", "no batch axis", 12), Alone("m", "encoded", 5)],
         stalls=Stalls(3, 0.25),
         ready=False,
         readiness="the model does not accept connections",
     )
-    text = "\n".join(drawn(Watch("carpool").look(odd, Explanation(tuned=False, decisions=[]), 0.0)))
+    watch = Watch("carpool")
+    watch.look(snapshot(0.5, alone=[Alone("m", "no batch axis", 2), Alone("m", "encoded", 5)]), NONE, 0.0)
+    text = "\n".join(drawn(watch.look(odd, Explanation(tuned=False, decisions=[]), 0.0)))
     for part in (
         "the model does not accept connections",
         "pass-through (fixed)  quarantined",
         "t(b) not known yet",
-        "no batch axis 12",
+        "alone    no batch axis 10\n",
         "paused 3 times, 250ms in all",
         "nothing is tuned",
     ):
