@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import pty
 import select
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -63,6 +66,45 @@ def test_a_second_signal_ends_it_at_once(launched, echo):
         started.process.send_signal(signal.SIGINT)
         started.process.communicate(timeout=20)
         assert started.process.returncode == 4
+
+
+def read_until(terminal: int, mark: bytes) -> bytes:
+    """What comes until ``mark``, or all there is when the other side has gone."""
+    seen = b""
+    with contextlib.suppress(OSError):  # what Linux says when a terminal's other side is closed
+        while mark not in seen and (more := os.read(terminal, 65536)):
+            seen += more
+    return seen
+
+
+def test_on_a_terminal_there_is_a_view_and_at_the_end_the_last_of_it(echo):
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "carpool_cli",
+            "up",
+            "--upstream",
+            echo,
+            "--slo-p99",
+            "50ms",
+            "--port=0",
+            "--admin-port=0",
+        ],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"},
+    ) as process:
+        os.close(theirs)
+        assert b"no request yet; try" in read_until(ours, b"no request yet; try")
+        process.send_signal(signal.SIGINT)
+        left = read_until(ours, b"never").partition(b"\x1b[?1049l")[2].decode()
+        assert process.wait(60) == 0
+    os.close(ours)
+    assert "goodput" in left
+    assert left.rstrip().endswith("drained: everybody was answered")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent is gone")
