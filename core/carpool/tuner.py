@@ -35,7 +35,7 @@ NEWS = 0.02
 """Relative change of t(b) at a measured size that is worth a new search."""
 
 ANOTHER_MODEL = 0.10
-"""Relative change of t(b) after which what was tried before may be tried again."""
+"""Relative change of t(b), beyond what both fits are sure of, after which what was tried may be tried again."""
 
 NEGLIGIBLE = 0.001
 """Difference of forecast miss fractions below which one step is no riskier than another."""
@@ -160,11 +160,11 @@ class Tuner:
             return self._keep(now, Reason.HELD, "the policy's mode is Hold")
         if service is None:
             if now - max(self._last_arrival, self._started_at) > SILENCE:
-                return self._keep(now, Reason.NO_TRAFFIC, f"no request for {SILENCE:.0f}s")
+                return self._keep(now, Reason.NO_TRAFFIC, self._silence(now))
             return self._keep(now, Reason.TOO_FEW_SAMPLES, "no batch has been measured yet")
         if self._load.process is None:
             self._install(service)
-            return self._keep(now, Reason.NO_TRAFFIC, f"no request for {SILENCE:.0f}s")
+            return self._keep(now, Reason.NO_TRAFFIC, self._silence(now))
         if load_moved or model_moved or self._is_another(service):
             self._new_epoch(service)
         # Misses contradict the forecast that was made for these parameters, not what was late before them.
@@ -181,6 +181,10 @@ class Tuner:
             self._search()
         # 4. Move.
         return self._move(now, alarmed=alarmed, expelled=expelled)
+
+    def _silence(self, now: float) -> str:
+        since = max(self._last_arrival, self._started_at or now)
+        return f"no request for {format_seconds(round(now - since, 1))}"
 
     # ------------------------------------------------------------------------------------------------- evidence
 
@@ -221,7 +225,11 @@ class Tuner:
         if known is None or service.executors != known.executors:
             return True
         shared = [b for b in known.sizes if b <= service.largest_measured]
-        return any(abs(service.time(b) / known.time(b) - 1) > ANOTHER_MODEL for b in shared)
+        return any(
+            abs(service.time(b) / known.time(b) - 1) > ANOTHER_MODEL
+            and (service.lower(b) > known.upper(b) or service.upper(b) < known.lower(b))
+            for b in shared
+        )
 
     def _new_epoch(self, service: ServiceTime) -> None:
         """Forget what was tried: the load or the model moved, and what was found wanting may be right now."""

@@ -520,6 +520,16 @@ def test_rule_7_a_batch_that_took_longer_than_believed_moves_the_predictions_beh
     assert not refusals(to.arrive(request(deadline=0.0366), 0.021))
 
 
+def test_what_boarded_no_longer_counts_as_waiting() -> None:
+    to = held(slots=2)
+    first, second = send(to, 0.0, request(key="one", arrived=-1.0), request(key="two", arrived=-1.0))
+    send(to, 0.0, *(request() for _ in range(12)))
+    assert [batch.rows for batch in batches(to.complete(first, 0.001))] == [8]
+    assert to.queued_rows == 4
+    assert not batches(to.complete(second, 0.002))  # four of eight: they wait for company
+    assert [batch.rows for batch in batches(send(to, 0.003, *(request(0.003) for _ in range(4))))] == [8]
+
+
 def test_rule_7_executors_beyond_the_slots_help_nobody() -> None:
     to = batcher(max_batch=8)
     to.learn("m", estimate(executors=8), 0.0)
