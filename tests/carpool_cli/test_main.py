@@ -41,4 +41,17 @@ def test_no_command_imports_numpy_before_it_runs(name):
 def test_a_wrong_command_is_one_line(carpool):
     result = carpool("brew")
     assert result.exit_code == 2
-    assert "No such command 'brew'" in result.output
+    assert result.output == "Error: No such command 'brew'. (carpool --help)\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_wrong_option_is_one_line_that_names_the_help(name, carpool):
+    result = carpool(name, "--no-such")
+    assert result.exit_code == 2
+    assert result.output.startswith("Error: No such option '--no-such'")
+    assert result.output.endswith(f"(carpool {name} --help)\n")
+    assert result.output.count("\n") == 1
+
+
+def test_no_command_at_all_shows_the_help(carpool):
+    assert "Commands:" in carpool().output

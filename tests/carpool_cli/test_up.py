@@ -79,19 +79,9 @@ def read_until(terminal: int, mark: bytes) -> bytes:
 
 def test_on_a_terminal_there_is_a_view_and_at_the_end_the_last_of_it(echo):
     ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "carpool_cli",
-            "up",
-            "--upstream",
-            echo,
-            "--slo-p99",
-            "50ms",
-            "--port=0",
-            "--admin-port=0",
-        ],
+    options = ("--upstream", echo, "--slo-p99", "50ms", "--port", "0", "--admin-port", "0")
+    with subprocess.Popen(  # noqa: S603 - our own command
+        [sys.executable, "-m", "carpool_cli", "up", *options],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
