@@ -45,6 +45,39 @@ async def test_headers_and_fields_arrive_and_keep_apart_whom_they_tell_apart(wor
     assert sidecar.driver.fragments["x-tenant"] >= 2
 
 
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [(b"/v1/models/m:predict", [(b"x-tenant", b"a")], b""), (b"/v1/models/m:predict", [(b"x-tenant", b"b")], b"")],
+        [(b"/v1/models/m:predict", [], b""), (b"/v1/models/m:predict", [(b"authorization", b"b")], b"")],
+        [(b"/v1/models/m:predict", [], b',"scale":1'), (b"/v1/models/m:predict", [], b',"scale":1.0')],
+        [(b"/v1/models/m:predict", [], b""), (b"/v1/models/m:predict", [], b',"signature_name":"s"')],
+        [(b"/v1/models/m/versions/1:predict", [], b""), (b"/v1/models/m/versions/2:predict", [], b"")],
+        [(b"/v1/models/m/labels/a:predict", [], b""), (b"/v1/models/m/labels/b:predict", [], b"")],
+        [(b"/v1/models/m:predict?a=1", [], b""), (b"/v1/models/m:predict?a=2", [], b"")],
+    ],
+)
+async def test_what_differs_in_one_thing_alone_never_rides_together_and_arrives(world, requests):  # dropped; last path
+    sidecar, client = await world.start()
+    first = await world.occupy(client)
+    starts = [
+        lambda target=target, headers=headers, body=b'{"instances":[1]%b}' % fields: client.send(
+            b"POST", target, body, headers
+        )
+        for target, headers, fields in requests
+    ]
+    asked = await world.queue(sidecar, *starts, *starts)
+    world.model.release()
+    for one in (first, *asked):
+        assert (await one).status == 200
+    calls = world.model.received[1:]
+    assert [(call.target, call.body) for call in calls] == [
+        (target, b'{"instances":[1,1]%b}' % fields) for target, _, fields in requests
+    ]
+    for call, (_, headers, _) in zip(calls, requests, strict=True):
+        assert [find(call.headers, name) for name, _ in headers] == [value for _, value in headers]
+
+
 async def test_models_that_differ_never_ride_together(world):  # KServe: mixed models go to the last path
     policy = {"models": [{"name": "a", "axis": "First"}, {"name": "b", "axis": "First"}]}
     sidecar, client = await world.start(policy=policy)
