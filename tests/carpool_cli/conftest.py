@@ -104,7 +104,7 @@ def nasty(tiny) -> Callable[..., object]:
 @pytest.fixture
 def carpool() -> Callable[..., Result]:
     def run(*arguments: object) -> Result:
-        result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+        result = CliRunner().invoke(main, [str(argument) for argument in arguments], prog_name="carpool")
         # A traceback would show here as an exception that is not click's own exit.
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
         return result
