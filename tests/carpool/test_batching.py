@@ -490,6 +490,16 @@ def test_rule_7_predicted_behind_full_batches_in_its_own_as_it_is() -> None:
     assert not refusals(to.arrive(request(deadline=0.0201), 0.0))
 
 
+def test_rule_7_who_is_just_in_time_at_dispatch_rides() -> None:
+    for due, rides in ((0.0155, 1), (0.0154, 0)):
+        to = batcher()
+        to.learn("m", estimate(), 0.0, shed_slo=True)
+        first = occupied(to)
+        late = request(slo=due)
+        assert not refusals(to.arrive(late, 0.0))
+        assert len(batches(to.complete(first, 0.010))) == rides
+
+
 def test_rule_7_only_classes_as_urgent_stand_before() -> None:
     to = held(max_wait=0.0)
     occupied(to)
@@ -1129,10 +1139,10 @@ def test_samples_are_cold_first_then_by_rows_and_in_flight_and_never_stalled() -
 
 def test_queue_seconds_count_each_request_once() -> None:
     to = batcher(max_batch=4)
-    first = occupied(to)
-    to.arrive(request(0.0, rows=8), 0.0)
-    (batch,) = batches(to.complete(first, 0.01))
-    to.complete(batch, 0.03)
+    first = occupied(to, 2.0)
+    to.arrive(request(2.0, rows=8), 2.0)
+    (batch,) = batches(to.complete(first, 2.01))
+    to.complete(batch, 2.03)
     counters = to.lane("m").counters
     assert counters.queue_seconds == pytest.approx(0.01)
     assert counters.dispatched == 2

@@ -40,5 +40,6 @@ def test_only_an_entire_request_alone_is_whole() -> None:
     one, two = (Request(key="k", arrived=0.0, due=1.0, rows=4) for _ in range(2))
     assert Batch(lane, "k", 0, [(one, 0, 4)], 4).whole
     assert not Batch(lane, "k", 0, [(one, 0, 3)], 3).whole
+    assert not Batch(lane, "k", 0, [(one, 1, 3)], 2).whole
     assert not Batch(lane, "k", 0, [(one, 0, 4), (two, 0, 4)], 8).whole
     assert Batch(lane, "k", 0, [], 0).model == "m"
