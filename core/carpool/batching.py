@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 ALONE = object()
 """The key under which a model's requests wait that may not be merged."""
 
+UNFORESEEN = 0.001
+"""Seconds between a batch's end and its prediction from which those behind it are predicted anew."""
+
 EARLY_REFUSAL = 0.8
 """Share of a queue bound from which classes below normal are refused."""
 
@@ -139,6 +142,8 @@ class Batcher:
                 actions.append(Failure(failed, fault, unresolved))
                 self._depart(failed, now, actions)
         self._note_end(now)
+        if self._in_flight and abs(now - batch.finish) > UNFORESEEN:
+            self._begin_next(now)
         self._resume(batch, now, actions)
         self._start(now, actions)
         return actions
@@ -550,8 +555,6 @@ class Batcher:
         """Remember when a slot was given back: others began then that had waited for it in the upstream."""
         self._completed += 1
         self._completions.append(now)
-        if self._in_flight and self._slots > 1:
-            self._begin_next(now)
 
     def _begin_next(self, now: float) -> None:
         """Predict anew when those end that queue in the upstream: the first of them begins now.

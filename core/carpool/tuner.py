@@ -117,6 +117,7 @@ class Tuner:
         quantile, self._target = policy.slo.percentiles[-1]
         self._budget = (1 - quantile) / 2
         self._quantiles = policy.slo.percentiles[:-1]
+        self._held = policy.tuning.mode is TuningMode.HOLD
         self._load = Load(policy.tuning.tolerance_percent / 100)
         self._learner = LatencyLearner()
         self._misses = MissTest(good=self._budget, bad=4 * self._budget)
@@ -155,9 +156,6 @@ class Tuner:
         model_moved = self._learner.observe(now, stats.by_key()) != 1.0
         self._requests_since += stats.arrivals
         service = self._learner.estimate()
-        if self._policy.tuning.mode is TuningMode.HOLD:
-            self._install(service)
-            return self._keep(now, Reason.HELD, "the policy's mode is Hold")
         if service is None:
             if now - max(self._last_arrival, self._started_at) > SILENCE:
                 return self._keep(now, Reason.NO_TRAFFIC, self._silence(now))
@@ -170,7 +168,7 @@ class Tuner:
         # Misses contradict the forecast that was made for these parameters, not what was late before them.
         late = sum(stats.misses.get(reason, 0) for reason in TOO_LATE)
         promised = self._assessor is not None and self._assessor.assess(self.parameters, KEPT).holds_now
-        alarmed = promised and not backlogged and self._misses.observe(stats.hits, late)
+        alarmed = promised and not backlogged and not self._held and self._misses.observe(stats.hits, late)
         # 3. Search anew where there is news.
         expelled = self.parameters.pass_through and not observation.passing
         news = load_moved or model_moved or alarmed or self._choice is None or self._is_news(service)
@@ -260,7 +258,11 @@ class Tuner:
         )
         self._assessor = Assessor(situation)
         # Where the SLO is not kept something has to be done, and what was left before is no answer.
-        kept = self._assessor.assess(self.parameters, KEPT).holds_now
+        current = self._assessor.assess(self.parameters, KEPT)
+        if self._held:
+            self._choice = Choice(best=current, current=current)
+            return
+        kept = current.holds_now
         self._choice = choose(
             self._assessor, self.parameters, avoid=self._failed if kept else self._failed + self._tried
         )
@@ -273,6 +275,9 @@ class Tuner:
         if assessor is None or choice is None:
             return self._keep(now, Reason.TOO_FEW_SAMPLES, "nothing to decide by yet")
         current = assessor.assess(self.parameters, KEPT)
+        if self._held:
+            self._shed = not current.holds_now
+            return self._keep(now, Reason.HELD, "the policy's mode is Hold, or the parameters are fixed", current)
         choice = replace(choice, current=current)
         target = self._target_of(assessor, choice)
         self._shed = not current.holds_now and not target.holds_now

@@ -15,7 +15,6 @@ from carpool.tuner import INTERVAL, Decision, Observation
 from carpool_sidecar.config import EVERY_MODEL
 from carpool_sidecar.models import OTHER
 from carpool_sidecar.tuner_link import TunerLink
-from carpool_sidecar.tuner_process import Tuners
 from carpool_sidecar.wire import Decisions, Observations, Observed, Setup
 
 if TYPE_CHECKING:
@@ -48,8 +47,8 @@ class Explained(msgspec.Struct):
 class Control:
     """The loop around the tuner.
 
-    With fixed parameters nothing is turned, but t(b) is learned all the same, in this process: the Batcher holds and
-    sheds by it.
+    With fixed parameters nothing is turned, but t(b) is learned all the same, and whether they keep the SLO: the
+    Batcher holds and sheds by it.
     """
 
     def __init__(
@@ -70,12 +69,9 @@ class Control:
         self._stalls = stalls
         self._clock = clock
         self._log = log
-        self._running = False
         self._generation = 0
         self._before: Stats = driver.batcher.stats(clock())
         self._stalled_before = stalls.total
-        self._tuners: Tuners | None = None
-        self._process: asyncio.Task[None] | None = None
         self._apply()
         self._introduce()
 
@@ -86,16 +82,11 @@ class Control:
 
     async def run(self) -> None:
         """Observe until cancelled."""
-        self._running = True
-        self._keep_process()
-        try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.link.run())
             while True:
                 await asyncio.sleep(INTERVAL)
                 self.observe()
-        finally:
-            if self._process is not None:
-                self._process.cancel()
-                await asyncio.gather(self._process, return_exceptions=True)
 
     def configure(self, config: SidecarConfig) -> None:
         """Take a new configuration: what was learned under the old policy is learned anew."""
@@ -105,8 +96,6 @@ class Control:
             return
         self._apply(keep=tuned and self.tunes)
         self._introduce()
-        if self._running:
-            self._keep_process()
 
     def forget(self) -> None:
         """Forget what was learned: the upstream was replaced or restarted."""
@@ -138,10 +127,7 @@ class Control:
                 if lane.name != OTHER
             }
         )
-        if not self.tunes:
-            if self._tuners is not None:
-                self._decided(self._tuners.step(observations))
-        elif not self.link.send(observations):
+        if not self.link.send(observations):
             return  # not taken: the next interval is the longer for it
         self._before = stats
         self._stalled_before = self._stalls.total
@@ -162,19 +148,9 @@ class Control:
         """Tell a tuner that knows nothing what to tune by; what the one before it has yet to say is void."""
         policy = self._config.policy
         self._generation += 1
-        if self.tunes:
-            self._tuners = None
-            self.link.send(Setup(to_plain(policy), self._generation))
-        else:
-            holding = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
-            self._tuners = Tuners(holding, self._generation)
-
-    def _keep_process(self) -> None:
-        if self.tunes and self._process is None:
-            self._process = asyncio.get_running_loop().create_task(self.link.run())
-        elif not self.tunes and self._process is not None:
-            self._process.cancel()
-            self._process = None
+        if not self.tunes:
+            policy = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
+        self.link.send(Setup(to_plain(policy), self._generation))
 
     def _heard(self, decisions: Decisions) -> None:
         # On its way while the policy or the model changed, a decision is about what was before.
@@ -187,7 +163,7 @@ class Control:
         for model, decision in decisions.models.items():
             if model not in lanes:
                 continue  # forgotten meanwhile
-            if decision.change and self.tunes:
+            if decision.change:
                 self._driver.do(self._batcher.configure(decision.parameters, now, model=model))
                 self._log.info(
                     "parameters changed",

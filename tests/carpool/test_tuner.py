@@ -254,6 +254,16 @@ def test_a_backlog_left_over_is_shed_until_newcomers_can_be_served_in_time():
     assert Reason.MISSES_CONFIRMED not in {decision.reason for decision in decisions}
 
 
+def test_what_is_held_sheds_while_it_cannot_keep_the_slo():
+    holding = policy(tuning=Tuning(mode=TuningMode.HOLD), baseline=Parameters(max_batch=64))
+    outcome, decisions = tuned(poisson(3000, 20), GPU, holding)
+    assert decisions[-1].reason is Reason.HELD
+    assert {decision.parameters for decision in decisions} == {Parameters(max_batch=64)}
+    assert outcome.summary(5.0).goodput > 1400
+    _, decisions = tuned(poisson(700, 10), GPU, holding)
+    assert not any(decision.shed_slo for decision in decisions)
+
+
 @pytest.mark.parametrize(("shed_at", "shed"), [(ShedAt.SLO, True), (ShedAt.DEADLINE, False)])
 def test_shedding_can_be_fixed(shed_at, shed):
     _, decisions = tuned(poisson(300, 10), GPU, policy(admission=Admission(shed_at=shed_at)))
