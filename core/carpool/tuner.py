@@ -27,8 +27,8 @@ INTERVAL = 0.5
 SILENCE = 30.0
 """Seconds without an arrival after which the load is taken to be none."""
 
-ENTER_PASS_THROUGH = 0.03
-LEAVE_PASS_THROUGH = 0.05
+ENTER_PASS_THROUGH = 0.10
+LEAVE_PASS_THROUGH = 0.15
 """Saving of device time by batching below which requests pass through, and above which they stop to."""
 
 NEWS = 0.02
