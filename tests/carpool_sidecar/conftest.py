@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
 import pytest
@@ -149,10 +150,13 @@ class Asked:
         self.call: Any = None
 
     def answered(self, status, headers, body):
-        self.future.set_result(Answer(status, headers, body))
+        if not self.future.done():  # nobody waits any more
+            self.future.set_result(Answer(status, headers, body))
 
     def failed(self, error):
-        self.future.set_exception(error)
+        if not self.future.done():
+            self.future.set_exception(error)
+            self.future.exception()  # a test may have no interest in it
 
     def __await__(self):
         return asyncio.wait_for(self.future, PATIENCE).__await__()
@@ -277,13 +281,14 @@ class World:
 @pytest.fixture
 async def world(tmp_path):
     world = World(tmp_path)
-    await world.model.listen()
-    yield world
-    for client in world.clients:
-        await client.pool.close()
-    for sidecar in world.sidecars:
-        await sidecar.close()
-    await world.model.die()
+    async with AsyncExitStack() as closing:  # all of it, even if one fails: uvloop ends no loop that still listens
+        await world.model.listen()
+        closing.push_async_callback(world.model.die)
+        yield world
+        for sidecar in world.sidecars:
+            closing.push_async_callback(sidecar.close)
+        for client in world.clients:
+            closing.push_async_callback(client.pool.close)
 
 
 @pytest.fixture

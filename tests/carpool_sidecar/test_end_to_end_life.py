@@ -13,7 +13,7 @@ from carpool.policy import Duration, Parameters
 from carpool.riding import Estimate
 from carpool.tuner import Decision
 from carpool.tuning import Reason
-from carpool_sidecar import tuner_link
+from carpool_sidecar import control, tuner_link
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.wire import Decisions
 
@@ -59,18 +59,19 @@ async def test_a_tuner_that_hangs_is_not_waited_for_and_another_takes_its_place(
     monkeypatch.setattr(tuner_link, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(tuner_link, "SILENCE", 0.3)
     sidecar, client = await tuned(world)
-    control = sidecar.control
-    hung = control.link.pid
+    link, counts = sidecar.control.link, sidecar.control.counts
+    hung = link.pid
     os.kill(hung, signal.SIGSTOP)
     turns = 0
-    while control.link.pid == hung:
-        control.observe()
-        assert await served(client, range(turns, turns + 4))
-        turns += 1
+    async with asyncio.timeout(30):
+        while link.pid == hung:
+            sidecar.control.observe()
+            assert await served(client, range(turns, turns + 4))
+            turns += 1
     assert turns > 1
     monkeypatch.undo()
-    told = sum(control.counts.values())
-    await world.until(lambda: sum(control.counts.values()) > told)  # the new one decides
+    told = sum(counts.values())
+    await world.until(lambda: sum(counts.values()) > told)  # the new one decides
     with pytest.raises(ProcessLookupError):
         os.kill(hung, 0)
 
@@ -216,7 +217,8 @@ def forward_or(echo, exchange):
         echo(exchange)
 
 
-async def test_a_drain_holds_nobody_for_company(world):
+async def test_a_drain_holds_nobody_for_company(world, monkeypatch):
+    monkeypatch.setattr(control, "INTERVAL", 3600.0)  # what is learned here stays
     policy = {"slo": {"latency": {"p99": "2h"}}, "admission": {"timeout": "2h"}}
     sidecar, client = await world.start(
         parameters={"*": {"maxBatch": 8, "maxWait": "1h", "maxInFlight": 2}}, policy=policy
