@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
 import json
 
 import pytest
@@ -50,6 +51,46 @@ async def test_a_request_larger_than_a_batch_comes_back_whole_and_in_order(world
 
 
 SLOW = {"slo": {"latency": {"p99": "60s"}}}
+
+
+TENSOR = '{"name":"x","datatype":"FP32","shape":[1,1],"data":[1]}'
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"inputs":[%s],"parameters":{"sequence_id":5}}', "sequence"),
+        ('{"inputs":[%s],"outputs":[{"name":"x","parameters":{"classification":2}}]}', "classification"),
+        ('{"inputs":[%s],"outputs":[{"name":"x","parameters":{"shared_memory_region":"r"}}]}', "shared-memory"),
+        ('{"inputs":[%s,{"name":"y","datatype":"INT8","shape":[2],"data":[1,2]}]}', "unequal-rows"),
+        ('{"inputs":[%s,{"name":"y","datatype":"INT8","shape":[],"data":[1]}]}', "scalar"),
+        ('{"inputs":[%s,{"name":"y","datatype":"BOOL","shape":[1],"data":[1]}]}', "kinds"),
+        ('{"inputs":[%s,{"name":"y","datatype":"INT8","shape":[1,2],"data":[1,[2]]}]}', "nesting"),
+    ],
+)
+async def test_what_has_no_rows_to_share_rides_alone_as_it_came(world, text, reason):
+    sidecar, client = await world.start()
+    body = (text % TENSOR).encode()
+    first = await world.occupy(client)
+    asked = await world.queue(sidecar, *[lambda: client.infer(body)] * 2)
+    world.model.release()
+    for one in (first, *asked):
+        assert (await one).status == 200
+    assert [call.body for call in world.model.received[1:]] == [body, body]
+    assert sidecar.driver.alone == {("m", reason): 2}
+
+
+async def test_encoded_bodies_ride_alone_as_they_came(world):
+    sidecar, client = await world.start()
+    body = gzip.compress(b'{"instances":[1]}')
+    first = await world.occupy(client)
+    headers = [(b"Content-Encoding", b"gzip")]
+    asked = await world.queue(sidecar, *[lambda: client.send(b"POST", b"/v1/models/m:predict", body, headers)] * 2)
+    world.model.release()
+    for one in (first, *asked):
+        assert (await one).status == 200
+    assert [call.body for call in world.model.received[1:]] == [body, body]
+    assert sidecar.driver.alone == {("m", "encoded"): 2}
 
 
 async def test_v2_rides_alone_until_the_batch_axis_is_known(world):
@@ -149,6 +190,22 @@ async def test_an_expired_request_is_504_and_not_served(world, headers):
     assert (await first).status == 200
     assert (await client.predict(b"8")).status == 200
     assert [call.rows for call in world.model.received] == [[0], [8]]
+
+
+@pytest.mark.parametrize("least", ["x-request-timeout-ms", "grpc-timeout", "x-envoy-expected-rq-timeout-ms", "triton"])
+async def test_of_several_deadlines_the_least_holds(world, least):
+    sidecar, client = await world.start(policy={"admission": {"timeout": "1h"}})
+    first = await world.occupy(client)
+    long = {"x-request-timeout-ms": "60000", "grpc-timeout": "1M", "x-envoy-expected-rq-timeout-ms": "60000"}
+    short = {"x-request-timeout-ms": "5", "grpc-timeout": "5m", "x-envoy-expected-rq-timeout-ms": "5"}
+    headers = [(name.encode(), (short if name == least else long)[name].encode()) for name in long]
+    timeout = 5000 if least == "triton" else 60_000_000
+    body = f'{{"inputs":[{TENSOR}],"parameters":{{"timeout":{timeout}}}}}'.encode()
+    answer = await client.infer(body, headers)
+    assert (answer.status, answer.json["reason"]) == (504, "expired")
+    world.model.release()
+    assert (await first).status == 200
+    assert sidecar.batcher.idle
 
 
 async def test_the_policys_timeout_holds_for_everybody(world):
