@@ -390,9 +390,10 @@ def why(choice: Choice, target: Assessment) -> tuple[Reason, str]:
     current = choice.current
     if target.parameters.pass_through:
         saving = max(1 - choice.best.device_time / target.device_time, 0.0)
-        wait = format_seconds(choice.best.parameters.max_wait)
-        worth = f"merging would save {saving:.1%} of the device time at this load"
-        return Reason.PASSES_THROUGH, f"{worth}, too little to wait up to {wait} for; requests pass one by one"
+        return (
+            Reason.PASSES_THROUGH,
+            f"merging would save {saving:.1%} of the device time at this load: too little; requests pass one by one",
+        )
     saving = 1 - target.now.device_time / current.now.device_time if current.now.device_time else 0.0
     times = f"{format_seconds(current.now.device_time)} to {format_seconds(target.now.device_time)} a request"
     ahead = f"p99 forecast {format_seconds(target.now.p99)} now, {format_seconds(target.ahead.p99)} at 1.25x the load"
