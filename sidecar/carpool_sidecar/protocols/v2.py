@@ -97,12 +97,14 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer) -> Parsed[Request | No
     if parameters:
         fields["parameters"] = b"{%b}" % tensors.join_members(parameters)
     rest = b"," + tensors.join_members(fields) if fields else b""
+    # Only elements that came count: a shape without any, or in shared memory, may claim 2^63 rows in 100 bytes.
+    shapes = [tensor.shape for tensor in inputs if tensor.data and 0 not in tensor.shape]
     return Parsed(
         endpoint,
         b"\x00".join([b"v2", endpoint.target, facts.key, rest, *[tensor.key for tensor in inputs]]),
-        max(tensor.shape[0] if tensor.shape else 1 for tensor in inputs),
+        max((shape[0] for shape in shapes if shape), default=1),
         len(body),
-        max(prod(tensor.shape) for tensor in inputs),
+        max(map(prod, shapes), default=1),
         Request(inputs, rest, msgspec.json.encode(name) if name is not None else b""),
         alone,
         id=name,

@@ -189,6 +189,20 @@ def test_the_rows_of_one_that_rides_alone_are_counted():
     assert parse({"inputs": [tensor(shape=(3, 2)), tensor("y", shape=(2, 2))]}).rows == 3
 
 
+SHARED = {"name": "x", "shape": [2**63 - 1], "datatype": "FP32", "parameters": {"shared_memory_region": "r"}}
+
+
+@pytest.mark.parametrize(
+    "claim", [tensor(shape=(2**63 - 1, 0), data=[]), tensor(shape=(2**63 - 1, 0), data=[[]]), SHARED]
+)
+def test_rows_that_did_not_come_are_not_counted(claim):
+    # Three such requests would overflow what is told to the tuner, and one would pay for any search for culprits.
+    parsed = parse({"inputs": [claim]})
+    assert (parsed.rows, parsed.tokens) == (1, 1)
+    parsed = parse({"inputs": [tensor("y", shape=(3, 2)), claim]})
+    assert (parsed.rows, parsed.tokens) == (3, 6)
+
+
 MISSING = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
 
 
