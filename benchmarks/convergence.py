@@ -17,6 +17,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import msgspec
+from evidence import Machine, commit, machine, today
 from msgspec import Struct
 
 from carpool import arrivals
@@ -66,6 +67,16 @@ class Row(Struct):
     changes: int = 0
     settled_at: float = 0.0
     passed: bool = False
+
+
+class Results(Struct):
+    """A run, as it is kept."""
+
+    commit: str
+    date: str
+    machine: Machine
+    command: str
+    rows: list[Row]
 
 
 def true_service(executors: int, factor: float = 1.0) -> ServiceTime:
@@ -270,6 +281,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name} for the record")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     arguments = parser.parse_args()
+    if arguments.write and (arguments.executors or arguments.load or arguments.no_dynamic):
+        parser.error("--write is for the record: leave --executors, --load and --no-dynamic out")
+    measured = commit()
     rows: list[Row] = []
     with ProcessPoolExecutor(arguments.jobs) as pool:
         futures = []
@@ -290,9 +304,11 @@ def main() -> None:
             print(show(rows[-1]), flush=True)
     print(f"\n{sum(row.passed for row in rows)} of {len(rows)} scenarios within the limits {LIMITS}")
     if arguments.write:
-        RESULTS.write_bytes(
-            msgspec.json.format(msgspec.json.encode(sorted(rows, key=lambda row: row.scenario)), indent=1)
-        )
+        command = "python benchmarks/convergence.py --write"
+        results = Results(measured, today(), machine(), command, sorted(rows, key=lambda row: row.scenario))
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+        print(f"written to {RESULTS}")
     sys.exit(not all(row.passed for row in rows))
 
 

@@ -184,18 +184,18 @@ def benchmarks() -> str:
             )
         lines += [f"\nSkipped: {name}, {reason}" for name, reason in results["skipped"].items()]
     lines += ["", "## Convergence", ""]
-    rows = _read(folder / "results" / "convergence.json")
-    if rows is None:
+    converged = _read(folder / "results" / "convergence.json")
+    if converged is None:
         lines += ["`make converge` has not been run for the record yet."]
     else:
         lines += [
-            "`python benchmarks/convergence.py --write`: virtual time and seeded, so the same on every machine. Shares",
-            "are of the best grid point's.",
+            f"`{converged['command']}` at commit {converged['commit']}, {converged['date']}: virtual time and seeded, so",
+            "the same on every machine. Shares are of the best grid point's.",
             "",
             "| scenario | requests/s | best on the grid | found | goodput | saving | misses | flips | settled |",
             "|---|---|---|---|---|---|---|---|---|",
         ]
-        for row in rows:
+        for row in converged["rows"]:
             saving = "" if row["saving_share"] is None else f"{row['saving_share']:.0%}"
             lines.append(
                 f"| {row['scenario']} | {row['rate']:,.0f} | {row['best']} | {row['found']} "

@@ -76,12 +76,15 @@ def test_figures_stand_beside_their_limits(tmp_path, monkeypatch):
     }  # fmt: skip
     (tmp_path / "benchmarks" / "results" / "bench.json").write_text(json.dumps(bench))
     (tmp_path / "benchmarks" / "results" / "convergence.json").write_text(
-        json.dumps([row, row | {"saving_share": None}])
+        json.dumps(
+            {"commit": "def", "date": "2026-11-20", "command": "conv.py", "rows": [row, row | {"saving_share": None}]}
+        )
     )
     text = docs.benchmarks()
     assert "Commit abc, 2026-11-21, 2 cores of a CPU,\nLinux, Python 3.11; `python run.py`." in text
     assert "| Batcher | 5.5 | at most 6 | 5 | us | arrive 2.25 |" in text
     assert "Skipped: pass-through, no nginx" in text
+    assert "`conv.py` at commit def, 2026-11-20: virtual time" in text
     assert "| load doubles | 812 | batch 64 | batch 48 | 99.8% | 90% | 0.10% | 0 | 31 s |" in text
     assert "| load doubles | 812 | batch 64 | batch 48 | 99.8% |  | 0.10% | 0 | 31 s |" in text
 
