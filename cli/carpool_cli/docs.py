@@ -189,8 +189,8 @@ def benchmarks() -> str:
         lines += ["`make converge` has not been run for the record yet."]
     else:
         lines += [
-            f"`{converged['command']}` at commit {converged['commit']}, {converged['date']}: virtual time and seeded, so",
-            "the same on every machine. Shares are of the best grid point's.",
+            f"`{converged['command']}` at commit {converged['commit']}, {converged['date']}: virtual time and seeded,",
+            "so the same on every machine. Shares are of the best grid point's.",
             "",
             "| scenario | requests/s | best on the grid | found | goodput | saving | misses | flips | settled |",
             "|---|---|---|---|---|---|---|---|---|",
