@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from carpool.policy import PolicyError
@@ -35,7 +34,8 @@ class ConfigFile:
         self._current = current
         self._changed = changed
         self._log = log
-        self._content = _digest(path)
+        # Not what the file holds by now: it may have changed while the model was loaded.
+        self._content: bytes | str | None = None
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -45,14 +45,18 @@ class ConfigFile:
 
     def look(self) -> None:
         """Take the file as it is now, if it is another than before."""
-        content = _digest(self._path)
+        # Read once: what is judged is what is remembered. Some kilobytes are surer than trusting times.
+        content = _read(self._path)
         if content == self._content:
             return
+        first = self._content is None
         self._content = content
         try:
-            config = parse(self._path.read_text("utf-8"))
+            if isinstance(content, str):
+                raise PolicyError("config", content)  # noqa: TRY301 - wrong like any other version
+            config = parse(content.decode())
             check_change(self._current, config)
-        except (OSError, UnicodeDecodeError, PolicyError) as error:
+        except (UnicodeDecodeError, PolicyError) as error:
             self.error = str(error)
             self.rejected += 1
             self._log.error(
@@ -61,15 +65,17 @@ class ConfigFile:
             )
             return
         self.error = None
+        if first and config == self._current:
+            return
         self._current = config
         self.generation = config.generation or self.generation + 1
         self._log.info("a new configuration", extra={"file": str(self._path), "generation": self.generation})
         self._changed(config)
 
 
-def _digest(path: Path) -> bytes | None:
-    """Return what tells one content from another: reading some kilobytes is surer than trusting times."""
+def _read(path: Path) -> bytes | str:
+    """Return the file's content, or in words why there is none."""
     try:
-        return blake2b(path.read_bytes()).digest()
-    except OSError:
-        return None
+        return path.read_bytes()
+    except OSError as error:
+        return str(error)

@@ -33,6 +33,16 @@ def test_a_new_version_is_told_once_with_the_next_generation(watched):
     assert file.generation == 2
 
 
+def test_a_version_that_comes_while_the_model_is_loaded_is_not_overlooked(tmp_path):
+    path = tmp_path / "sidecar.yaml"
+    path.write_text(text("70ms"))
+    seen = []
+    file = ConfigFile(path, parse(text("50ms")), seen.append, logging.getLogger("test"))
+    file.look()
+    assert [config.policy.slo.due for config in seen] == [0.07]
+    assert file.generation == 2
+
+
 def test_a_file_may_count_its_own_generations(watched):
     path, file, _ = watched
     path.write_text(text("70ms", generation=12))
