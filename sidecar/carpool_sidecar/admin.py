@@ -141,7 +141,7 @@ class AdminApp:
                 find(exchange.headers, b"x-carpool-signature") or b"",
                 public_key=sidecar.config.public_key,
                 target=sidecar.config.target,
-                generation=sidecar.generation,
+                generation=max(sidecar.generation, sidecar.newest_change),
             )
         except Unsigned as error:
             exchange.fail(403, "signature", str(error))

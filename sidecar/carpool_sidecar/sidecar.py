@@ -91,6 +91,8 @@ class Sidecar:
         self._tasks: list[asyncio.Task[None]] = []
         self._drained: asyncio.Task[None] | None = None
         self._change: Change | None = None
+        self.newest_change = 0
+        """Generation of the newest change from outside so far, in force or not: older ones are copies."""
         self._cap()
 
     async def start(self) -> None:
@@ -127,6 +129,7 @@ class Sidecar:
     def change(self, change: Change) -> None:
         """Apply parameters from outside; from now on nothing is tuned here."""
         self._change = change
+        self.newest_change = change.generation
         self.config = replace(self.config, parameters=change.parameters)
         self.log.info("parameters from outside", extra={"generation": change.generation})
         self.control.configure(self.config)

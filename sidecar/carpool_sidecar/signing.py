@@ -31,7 +31,7 @@ class Change(Camel, frozen=True, kw_only=True):
 def read_change(
     body: bytes, signature: bytes, *, public_key: str, target: str, generation: int, now: float | None = None
 ) -> Change:
-    """Read a change that ``signature`` (base64) holds for; ``generation`` is the one in force.
+    """Read a change that ``signature`` (base64) holds for; ``generation`` is the newest seen so far.
 
     Raises ``Unsigned``, or ``PolicyError`` where a change that is signed is wrong.
     """
@@ -53,5 +53,5 @@ def read_change(
     if change.expires <= (time.time() if now is None else now):
         raise Unsigned("this change has expired")
     if change.generation <= generation:
-        raise Unsigned(f"generation {change.generation} is not newer than {generation}, which is in force")
+        raise Unsigned(f"generation {change.generation} is not newer than {generation}, the newest so far")
     return change

@@ -125,6 +125,23 @@ async def test_signed_parameters_are_applied(world, private_key):
     assert (again.status, "not newer" in again.json["error"]) == (403, True)
 
 
+async def test_a_new_file_does_not_make_an_old_change_new_again(world, private_key):
+    signing = {"publicKey": private_key.public_key().public_bytes_raw().hex(), "target": "uid-1"}
+    path = world.tmp_path / "sidecar.json"
+    path.write_text(world.config(**signing))
+    sidecar = await world.sidecar(path.read_text(), path=path)
+    admin = world.client(sidecar.admin_address)
+    old = _signed(private_key, generation=5)
+    for body, headers in (old, _signed(private_key, generation=6)):
+        assert (await admin.send(b"PUT", b"/v1/config", body, headers)).status == 200
+    sidecar.file.look()
+    path.write_text(world.config(**signing, log="Debug"))
+    sidecar.file.look()
+    assert sidecar.generation == 2
+    again = await admin.send(b"PUT", b"/v1/config", *old)
+    assert (again.status, "not newer" in again.json["error"]) == (403, True)
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
