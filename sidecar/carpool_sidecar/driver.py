@@ -193,6 +193,7 @@ class Driver:
             timeout = facts.deadline_s
         if parsed.timeout_s and parsed.timeout_s < timeout:
             timeout = parsed.timeout_s
+        entry.riders += 1
         arrived = exchange.received_at
         request = exchange.context = Request(
             key=parsed.key,
@@ -220,6 +221,7 @@ class Driver:
             self.duration_seconds[model] = self.duration_seconds.get(model, 0.0) + took
             rider.counters.answered(request.arrived, request.due, exchange.sent_at, 200 <= status < 300)
         self.count(model, rider.parsed.endpoint.protocol, status)
+        self._models.left(rider.entry)
         exchange.context = None
 
     def disconnected(self, exchange: Exchange) -> None:
@@ -229,6 +231,7 @@ class Driver:
             self.do(self.batcher.cancel(request, self._clock()))
         elif request.payload.answered:
             request.payload.counters.missed(CANCELLED)
+        self._models.left(request.payload.entry)
         exchange.context = None
 
     def count(self, model: str, protocol: str, status: int) -> None:

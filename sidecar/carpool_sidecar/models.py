@@ -40,7 +40,8 @@ class Entry:
     """
 
     __slots__ = (
-        "alone", "alone_by_protocol", "axis", "configured", "headers", "lane", "model", "proven", "seen", "version",
+        "alone", "alone_by_protocol", "axis", "configured", "headers", "lane", "model", "proven", "riders", "seen",
+        "unknown", "version",
     )  # fmt: skip
 
     def __init__(self, model: str, version: str, configured: Model | None, *, lane: str | None = None) -> None:
@@ -49,6 +50,10 @@ class Entry:
         self.lane = lane or model
         self.proven = False
         """Whether the upstream ever answered for it with success."""
+        self.unknown = False
+        """Whether the upstream has answered that there is no such model."""
+        self.riders = 0
+        """Requests that wait or ride."""
         self.seen: bytes | None = None
         """What the server last said of it."""
         self.headers: bytes | None = None
@@ -74,6 +79,11 @@ class Entry:
             self.alone = None if self.axis.kind == "First" else "axis-none"
 
     @property
+    def needed(self) -> bool:
+        """Whether it may not make room for another."""
+        return self.proven or self.riders > 0 or self.configured is not None
+
+    @property
     def max_batch(self) -> int | None:
         """The most rows that the policy or the server allows."""
         caps = [
@@ -95,7 +105,7 @@ class Entry:
 
 
 class ModelTable:
-    """Every model version in use. ``forget`` is told of lanes that nobody rides in any more; it may decline."""
+    """Every model version in use. ``forget`` is told of lanes that nobody rides in any more."""
 
     def __init__(self, configured: Sequence[Model], forget: Callable[[str], None]) -> None:
         self._configured = {model.name: model for model in configured}
@@ -145,8 +155,18 @@ class ModelTable:
         return self._unresolved.pop(next(iter(self._unresolved)))
 
     def missing(self, entry: Entry) -> None:
-        """Take note that the upstream does not know a model; one that it never knew makes room."""
-        if not entry.proven and entry.configured is None:
+        """Take note that the upstream does not know a model; one that it never knew makes room, once it is empty."""
+        entry.unknown = True
+        self._let_go(entry)
+
+    def left(self, entry: Entry) -> None:
+        """Take note that one of its requests has ended."""
+        entry.riders -= 1
+        if entry.unknown:
+            self._let_go(entry)
+
+    def _let_go(self, entry: Entry) -> None:
+        if entry in self and not entry.needed:
             self._drop(entry)
 
     def cap(self, lane: str) -> int | None:
@@ -162,7 +182,7 @@ class ModelTable:
 
     def _admit(self, key: tuple[str, str]) -> Entry:
         if len(self._entries) >= MAX_ENTRIES:
-            old = next((entry for entry in self if not entry.proven and entry.configured is None), None)
+            old = next((entry for entry in self if not entry.needed), None)
             if old is None:
                 return self._other
             self._drop(old)
@@ -173,13 +193,11 @@ class ModelTable:
         return entry
 
     def _drop(self, entry: Entry) -> None:
-        if entry in self:
-            self._unresolved.pop((entry.model, entry.version), None)
-            del self._entries[entry.model, entry.version]
-            self._lanes[entry.lane] -= 1
-            if not self._lanes[entry.lane]:
-                del self._lanes[entry.lane]
-        if entry.lane not in self._lanes:
+        self._unresolved.pop((entry.model, entry.version), None)
+        del self._entries[entry.model, entry.version]
+        self._lanes[entry.lane] -= 1
+        if not self._lanes[entry.lane]:
+            del self._lanes[entry.lane]
             self._forget(entry.lane)
 
 

@@ -12,7 +12,7 @@ import pytest
 from carpool.riding import Estimate
 from carpool_sidecar.driver import Flight, Rider
 from carpool_sidecar.http1.calls import UpstreamError
-from carpool_sidecar.models import OTHER
+from carpool_sidecar.models import MAX_ENTRIES, OTHER
 
 JSON = (b"Content-Type", b"application/json")
 LENGTH = b"Inference-Header-Content-Length"
@@ -364,6 +364,18 @@ async def test_names_that_callers_make_up_leave_nothing_behind(world):
     assert sidecar.driver.requests == {(OTHER, "v1", 404): 300}
     assert not sidecar.driver.batch_sizes
     assert not sidecar.driver.duration_seconds
+
+
+async def test_names_that_callers_make_up_are_bounded_however_many_wait_at_once(world):
+    sidecar, client = await world.start()
+    world.model.behave = lambda exchange: exchange.respond(400, [], b'{"error":"no such model"}')
+    for turn in range(2):
+        world.model.holding = True
+        asked = [client.predict(b"1", model=f"{turn}-{number}") for number in range(MAX_ENTRIES + 50)]
+        await world.queued(sidecar, len(asked) - 1)
+        world.model.release()
+        assert {(await one).status for one in asked} == {400}
+    assert len([*sidecar.batcher.lanes()]) <= MAX_ENTRIES + 1
 
 
 async def test_what_was_answered_is_freed_without_the_garbage_collector(world):

@@ -160,6 +160,20 @@ async def test_a_lane_is_forgotten_with_the_last_version_that_rides_in_it(forgot
     assert list(table) == [proven]
 
 
+async def test_nobody_makes_room_while_requests_ride_in_it(forgotten):
+    table = ModelTable([], forgotten.append)
+    ridden = table.entry(endpoint("ridden"))
+    ridden.riders = 2
+    for number in range(MAX_ENTRIES):
+        table.entry(endpoint(f"m{number}"))
+    table.missing(ridden)
+    assert (ridden in table, forgotten) == (True, ["m0"])
+    table.left(ridden)
+    assert ridden in table
+    table.left(ridden)
+    assert (ridden in table, forgotten) == (False, ["m0", "ridden"])
+
+
 async def test_the_background_asks_about_what_is_new_and_then_again(forgotten, wait_until):
     table = ModelTable([Model(name="early")], forgotten.append)
     server = Server(early=Document(200, metadata([-1])), late=Document(200, metadata([-1])))
