@@ -293,8 +293,8 @@ class Driver:
         entry: Entry = batch.rides[0][0].payload.entry
         if fault is None:
             entry.proven = True
-        elif isinstance(fault.detail, UpstreamError) and fault.detail.kind in {"refused", "reset"}:
-            self._unreachable()
+        elif isinstance(fault.detail, UpstreamError) and fault.detail.kind == "refused":
+            self._unreachable()  # a reset is one connection's end: servers recycle workers, and odd requests kill them
         self.do(self.batcher.complete(batch, now, fault=fault, stalled=self._stalled(batch.dispatched, now)))
         if status == 404:
             self._models.missing(entry)

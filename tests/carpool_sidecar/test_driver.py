@@ -10,6 +10,7 @@ import json
 import pytest
 
 from carpool.riding import Estimate
+from carpool_sidecar.backends.base import Document
 from carpool_sidecar.driver import Flight, Rider
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.models import MAX_ENTRIES, OTHER
@@ -220,12 +221,24 @@ async def test_an_upstream_that_is_down_is_503(world):
     told = []
     sidecar.driver._unreachable = lambda: told.append(1)
     await world.model.die()
-    answer = await client.predict(b"1")
-    assert (answer.status, answer.json["reason"]) in {(503, "upstream-refused"), (502, "upstream-reset")}
-    answer = await client.predict(b"1")
-    assert (answer.status, answer.json["reason"]) == (503, "upstream-refused")
-    assert answer.header(b"retry-after") == b"1"
-    assert len(told) == 2
+    first = await client.predict(b"1")
+    assert (first.status, first.json["reason"]) in {(503, "upstream-refused"), (502, "upstream-reset")}
+    second = await client.predict(b"1")
+    assert (second.status, second.json["reason"]) == (503, "upstream-refused")
+    assert second.header(b"retry-after") == b"1"
+    assert len(told) == [first.status, second.status].count(503)
+
+
+async def test_a_connection_that_breaks_is_no_restart(world):
+    sidecar, client = await world.start()
+    lane = sidecar.batcher.lane("m")
+    lane.quarantined = True
+    found = []
+    sidecar.health._found = found.append
+    world.model.behave = lambda exchange: exchange.abort()
+    assert (await client.predict(b"1")).status == 502
+    sidecar.health.observe(Document(200))
+    assert (found, lane.quarantined) == ([], True)
 
 
 # ------------------------------------------------------------------------------------------------------- faults
