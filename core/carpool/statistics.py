@@ -23,6 +23,10 @@ DURATION_BOUNDS = tuple(0.0005 * 2 ** (step / 4) for step in range(65))
 
 RECENT_ARRIVALS = 4096
 
+MAX_CELLS = 16_384
+"""Kinds of batches told apart by a model's counters: 64 sizes at 8 in flight make 2,048. Callers whose requests ride
+alone choose the size, and each kind is three lines of a scrape."""
+
 
 class CellKey(NamedTuple):
     """Which service time a batch is a sample of."""
@@ -237,9 +241,11 @@ class Counters:
         self.misses[reason] = self.misses.get(reason, 0) + 1
 
     def sample(self, key: tuple[int, int, int, int], seconds: float) -> None:
-        """Count a batch's service, ``key`` being a ``CellKey``."""
+        """Count a batch's service, ``key`` being a ``CellKey``; where there are ``MAX_CELLS``, no new kind is begun."""
         cell = self.cells.get(key)
         if cell is None:
+            if len(self.cells) >= MAX_CELLS:
+                return
             cell = self.cells[key] = Cell()
         cell.batches += 1
         cell.busy += seconds

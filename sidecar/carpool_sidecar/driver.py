@@ -147,7 +147,9 @@ class Driver:
         self.duration_seconds: dict[str, float] = {}
         """Seconds from arrival to answer, summed by model."""
         self.batch_sizes: dict[tuple[str, int], int] = {}
-        """Batches sent by model and rows."""
+        """Batches sent, by model and the power of two that their rows round up to: callers choose how many rows."""
+        self.batch_rows: dict[str, int] = {}
+        """Rows of the batches sent, by model."""
         self.alone: dict[tuple[str, str], int] = {}
         """Requests that may not be merged, by model and reason."""
         self.fragments: dict[str, int] = {}
@@ -248,6 +250,7 @@ class Driver:
             self.requests[key] = self.requests.get(key, 0) + count
         self.alone = {key: count for key, count in self.alone.items() if key[0] != model}
         self.batch_sizes = {key: count for key, count in self.batch_sizes.items() if key[0] != model}
+        self.batch_rows.pop(model, None)
         self.duration_seconds.pop(model, None)
 
     # ------------------------------------------------------------------------------------------------- actions
@@ -301,8 +304,9 @@ class Driver:
 
     def _send(self, batch: Batch) -> None:
         first: Rider = batch.rides[0][0].payload
-        size = (batch.model, batch.rows)
+        size = (batch.model, (batch.rows - 1).bit_length())
         self.batch_sizes[size] = self.batch_sizes.get(size, 0) + 1
+        self.batch_rows[batch.model] = self.batch_rows.get(batch.model, 0) + batch.rows
         body: Body
         headers: Headers
         rides: list[Ride] = []

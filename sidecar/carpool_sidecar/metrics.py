@@ -161,19 +161,16 @@ class Collector:
         put("tuner_restarts", control.link.restarts)
 
     def _histograms(self, families: dict[str, Any], model: str, counted: ModelStats) -> None:
-        durations = self._sidecar.driver.duration_seconds
+        driver = self._sidecar.driver
         families["request_duration_seconds"].add_metric(
-            [model], _cumulative(DURATION_BOUNDS, counted.durations), durations.get(model, 0.0)
+            [model], _cumulative(DURATION_BOUNDS, counted.durations), driver.duration_seconds.get(model, 0.0)
         )
         families["queue_wait_seconds"].add_metric([model], counted.dispatched, counted.queue_seconds)
         sizes = [0] * (len(SIZE_BOUNDS) + 1)
-        rows = 0
-        for (name, size), count in self._sidecar.driver.batch_sizes.items():
+        for (name, power), count in driver.batch_sizes.items():
             if name == model:
-                # 1 row is the first, 2 the second, 3 and 4 the third, ...
-                sizes[min((size - 1).bit_length(), len(SIZE_BOUNDS))] += count
-                rows += size * count
-        families["batch_size"].add_metric([model], _cumulative(SIZE_BOUNDS, sizes), rows)
+                sizes[min(power, len(SIZE_BOUNDS))] += count
+        families["batch_size"].add_metric([model], _cumulative(SIZE_BOUNDS, sizes), driver.batch_rows.get(model, 0))
 
 
 _REFUSALS = frozenset(set(Refused) - {Refused.EXPIRED})

@@ -11,6 +11,7 @@ from carpool.statistics import (
     DURATION_BOUNDS,
     FAILED,
     LATE,
+    MAX_CELLS,
     Cell,
     CellKey,
     Counters,
@@ -181,3 +182,12 @@ def test_cells_print_and_compare() -> None:
     assert Cell(1, 0.5, 0.25) == Cell(1, 0.5, 0.25)
     assert Cell(1, 0.5, 0.25) != Cell(2, 0.5, 0.25)
     assert repr(Cell(1, 0.5, 0.25)) == "Cell(1, 0.5, 0.25)"
+
+
+def test_kinds_of_batches_are_bounded_and_those_known_still_counted():
+    counters = Counters()
+    for rows in range(1, MAX_CELLS + 10):
+        counters.sample((0, rows, 1, 0), 0.5)
+    counters.sample((0, 1, 1, 0), 0.5)
+    assert len(counters.cells) == MAX_CELLS
+    assert counters.cells[0, 1, 1, 0] == Cell(2, 1.0, 0.5)

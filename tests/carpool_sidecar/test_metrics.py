@@ -44,6 +44,17 @@ async def test_a_scrape_has_every_metric_and_its_numbers_agree(world):
     assert seen["model_ready"][()] == 1
 
 
+async def test_sizes_that_callers_choose_do_not_add_up(world):
+    sidecar, client = await world.start(policy={"models": [{"name": "m", "axis": "None"}]})
+    for rows in (1, 2, 3, 4, 100, 101, 5000, 9000):
+        assert (await client.predict(b",".join([b"1"] * rows))).status == 200
+    text = Exposition(sidecar).text().decode()
+    for bound, count in (("1", 1), ("2", 2), ("4", 4), ("128", 6), ("4096", 6), ("+Inf", 8)):
+        assert f'carpool_batch_size_bucket{{le="{bound}",model="m"}} {count}.0' in text
+    assert 'carpool_batch_size_sum{model="m"} 14211.0' in text
+    assert len(sidecar.driver.batch_sizes) == 6
+
+
 def _read(exposition):
     """By metric and labels: the value; of histograms and summaries the count."""
     found = {}
