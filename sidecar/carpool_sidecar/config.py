@@ -132,6 +132,10 @@ class SidecarConfig(Camel, frozen=True):
                 raise PolicyError(name, f"{address!r} is not host:port: write e.g. 127.0.0.1:8080")
         if (self.upstream is None) == (self.onnx is None):
             raise PolicyError("upstream", "name exactly one of upstream (a server's URL) and onnx (a file)")
+        if self.shutdown.lame >= self.shutdown.limit:
+            raise PolicyError(
+                "shutdown.limit", f"{self.shutdown.limit} is all taken by lame: none is left to finish in"
+            )
         if self.upstream is not None:
             _validate_url(self.upstream.url)
             if not self.upstream.ready.startswith("/"):

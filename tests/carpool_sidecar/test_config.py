@@ -63,6 +63,7 @@ def test_an_onnx_file_names_its_model():
         (plain(policy={"slo": {"latency": {}}}), "policy.slo.latency", "at least one of p50"),
         (plain(policy={"slo": {"latency": {"p99": "50"}}}), "policy.slo.latency.p99", "not a duration"),
         (plain(parameters={"m": {"maxBatch": 0}}), "parameters", ">= 1"),
+        (plain(shutdown={"lame": "30s"}), "shutdown.limit", "30s is all taken"),
         (plain(publicKey="beef"), "publicKey", "regex"),
         (plain(speed=11), "config", "unknown field `speed`"),
         (plain(bodies={"maxRequest": "1 MB"}), "bodies.maxRequest", "not a size"),
