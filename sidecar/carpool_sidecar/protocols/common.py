@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
-import msgspec
-
 from carpool_sidecar.protocols import json_scan
 
 if TYPE_CHECKING:
@@ -109,16 +107,11 @@ class Piece(NamedTuple):
 class Message(NamedTuple):
     """A body to send, in parts to write one after the other, with the headers that the codec owns.
 
-    These headers replace any of the same name (``inference-header-content-length``); ``content-length`` is ``size``.
+    These headers replace any of the same name (``inference-header-content-length``).
     """
 
     headers: list[tuple[bytes, bytes]]
     parts: list[Buffer]
-
-    @property
-    def size(self) -> int:
-        """Bytes of the body."""
-        return sum(map(len, self.parts))
 
 
 class Codec(Protocol):
@@ -157,8 +150,3 @@ def check_shareable(fields: dict[str, bytes]) -> None:
     for name, value in fields.items():
         if not json_scan.without_arrays(value):
             raise WrongRows(f"answer's `{name}` holds an array, which may be other callers' rows", reason="fields")
-
-
-def error_body(message: str) -> bytes:
-    """Write the error object of both protocols: ``{"error": "..."}``."""
-    return msgspec.json.encode({"error": message})

@@ -39,15 +39,6 @@ class _TritonConfig(msgspec.Struct):
     sequence_batching: Any = None
 
 
-class _Server(msgspec.Struct):
-    name: str = ""
-    version: str = ""
-    extensions: list[str] = []
-
-
-V1_INSTANCES = Axis("First", None, "V1 `instances` has the batch in its first dimension by protocol")
-
-
 def axis_from_config(config: bytes) -> Axis | None:
     """Read the axis from Triton's ``GET /v2/models/M/config``; None where ``config`` is no such thing.
 
@@ -90,14 +81,6 @@ def axis_from_metadata(metadata: bytes) -> Axis:
                     "None", None, f"{shown}: export the model with a dynamic first dimension, or {_fix(model.name)}"
                 )
     return Axis("First", None, "the shapes of all inputs and outputs start with -1 in the model's metadata")
-
-
-def extensions(metadata: bytes) -> frozenset[str]:
-    """Read the extensions in ``GET /v2``, e.g. ``binary_tensor_data``; none where ``metadata`` is unreadable."""
-    try:
-        return frozenset(msgspec.json.decode(metadata, type=_Server).extensions)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return frozenset()
 
 
 def _fix(name: str) -> str:

@@ -205,7 +205,6 @@ def main(iterations: int = 100_000, seed: int = 0) -> dict[str, int]:
             )
             models.axis_from_config(text)
             models.axis_from_metadata(text)
-            models.extensions(text)
             protocols.route(text)
     return outcomes
 

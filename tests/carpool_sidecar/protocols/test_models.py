@@ -41,7 +41,6 @@ def test_any_other_metadata_is_none_with_the_culprit_and_the_fix(inputs, outputs
 def test_unreadable_metadata_is_none(text):
     assert models.axis_from_metadata(text).kind == "None"
     assert models.axis_from_config(text) is None
-    assert models.extensions(text) == frozenset()
 
 
 def test_triton_configuration_gives_the_cap():
@@ -67,12 +66,3 @@ def test_triton_sequences_are_never_batched():
 
 def test_an_error_body_is_no_configuration():
     assert models.axis_from_config(b'{"error":"no such model"}') is None
-
-
-def test_extensions():
-    text = b'{"name":"triton","version":"2","extensions":["classification","binary_tensor_data"]}'
-    assert "binary_tensor_data" in models.extensions(text)
-
-
-def test_v1_instances_are_first_by_protocol():
-    assert models.V1_INSTANCES.kind == "First"

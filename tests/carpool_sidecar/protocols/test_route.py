@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from carpool_sidecar import protocols
-from carpool_sidecar.protocols.common import Endpoint, Message, error_body
+from carpool_sidecar.protocols.common import Endpoint
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,3 @@ def test_inference_targets(target, protocol, model, version):
 )
 def test_everything_else_is_forwarded(target):
     assert protocols.route(target) is None
-
-
-def test_an_error_is_an_object_that_names_it():
-    assert error_body('a "quoted" cause') == b'{"error":"a \\"quoted\\" cause"}'
-
-
-def test_the_size_of_a_message_counts_all_parts():
-    assert Message([], [b"ab", memoryview(b"cde")]).size == 5
