@@ -44,7 +44,8 @@ class UpstreamBackend:
     def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver) -> Call:
         """Post a request for inference over an idle connection or a new one."""
         head = encode_request_head(b"POST", target, headers, (content_length(size_of(body)),))
-        # A connection that the upstream closed while it was idle says nothing of the request: that one is sent again.
+        # A connection that the upstream closed while it was idle says nothing of the request: that one is sent again,
+        # and so, once, is one that the upstream died over: from here they look the same.
         return self._pool.send(head, body, receiver, timeout=self._timeout, retry_stale=True)
 
     def forward(self, exchange: Exchange) -> Forwarding:
