@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from carpool_sidecar.wire import LENGTH, Decisions, Message, Setup, frame, read_decisions
+from carpool_sidecar.wire import LENGTH, Decisions, Message, Observations, frame, read_decisions
 
 if TYPE_CHECKING:
     import logging
@@ -32,9 +32,6 @@ PARTING = 1.0
 MAX_DECISIONS = 1 << 24
 """Bytes of all models' decisions at most; what claims to be more is something else than decisions."""
 
-MAX_UNREAD = 1 << 20
-"""Bytes that the process may leave unread; beyond, observations are dropped, which it sees as a longer interval."""
-
 
 class TunerLink:
     """Keeps one tuner process running. ``started`` is called with each new one, to tell it what it needs to know."""
@@ -52,6 +49,8 @@ class TunerLink:
         self._log = log
         self._command = command
         self._process: asyncio.subprocess.Process | None = None
+        self._answered = True
+        """Whether the process has decided on all that it was told."""
 
     @property
     def pid(self) -> int | None:
@@ -78,13 +77,16 @@ class TunerLink:
     def send(self, message: Message) -> bool:
         """Pass a message on if the process takes it; returns whether it does.
 
-        A setup always goes to a process that runs: observations count for nothing under another one.
+        Observations wait for the decisions on those before them, so that none is about what was long ago; the process
+        sees that as a longer interval. A setup always goes to a process that runs.
         """
         process = self._process
         if process is None or process.stdin is None or process.stdin.is_closing():
             return False
-        if process.stdin.transport.get_write_buffer_size() > MAX_UNREAD and not isinstance(message, Setup):
-            return False
+        if isinstance(message, Observations):
+            if not self._answered:
+                return False
+            self._answered = False
         process.stdin.write(frame(message))
         return True
 
@@ -96,7 +98,7 @@ class TunerLink:
         output, source = process.stdout, process.stdin
         assert output is not None  # noqa: S101 - for the type checker: it was asked for
         assert source is not None  # noqa: S101 - likewise
-        self._process = process
+        self._process, self._answered = process, True
         try:
             self._started()
             while True:
@@ -105,7 +107,9 @@ class TunerLink:
                     if length > MAX_DECISIONS:
                         return f"what it says is no decision: {length} bytes"
                     body = await output.readexactly(length)
-                self._decided(read_decisions(body))
+                decisions = read_decisions(body)
+                self._answered = True
+                self._decided(decisions)
         except asyncio.IncompleteReadError:
             try:
                 async with asyncio.timeout(PARTING):
