@@ -113,7 +113,7 @@ async def test_sigterm_drains_and_loses_nothing(world, config_file, launch):
 
 
 async def test_a_second_signal_ends_it_at_once(world, config_file, launch):
-    process, client, _ = await launch(config_file(world.config(shutdown={"lame": "60s", "limit": "60s"})))
+    process, client, _ = await launch(config_file(world.config(shutdown={"lame": "60s", "limit": "61s"})))
     assert (await client.predict(b"1")).status == 200
     process.send_signal(signal.SIGTERM)
     line = {"event": ""}
