@@ -29,7 +29,7 @@ from carpool.riding import (
     Request,
     time_of,
 )
-from carpool.statistics import CANCELLED, SUPPOSED, Stats
+from carpool.statistics import CANCELLED, MAX_CELLS, SUPPOSED, Stats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +39,10 @@ ALONE = object()
 
 UNFORESEEN = 0.001
 """Seconds between a batch's end and its prediction from which those behind it are predicted anew."""
+
+MAX_KINDS = 32
+"""Kinds of requests that wait at once, each for others of its kind: what is of yet another kind rides alone. Every
+arrival looks at all of them, and callers make kinds up: a header is enough."""
 
 EARLY_REFUSAL = 0.8
 """Share of a queue bound from which classes below normal are refused."""
@@ -93,6 +97,8 @@ class Batcher:
         lane.counters.arrived(now, request.rows)
         merge = request.mergeable and not lane.quarantined
         key = (request.model, request.key if merge else ALONE)
+        if merge and len(self._waiting) >= MAX_KINDS and key not in self._waiting and request.rows <= lane.cap:
+            merge, key = False, (request.model, ALONE)
         queue = self._waiting.get(key) or Queue(key, lane, self._backlog, merge=merge)
         refused = self._refuses(queue, request, now)
         if refused is not None:
@@ -438,7 +444,7 @@ class Batcher:
         batch.completed_before = self._completed
         if lane.estimate is not None:
             batch.finish = start + time_of(lane.estimate.times, batch.rows)
-        if (batch.bucket, batch.rows) not in lane.seen:
+        if (batch.bucket, batch.rows) not in lane.seen and len(lane.seen) < MAX_CELLS:
             lane.seen.add((batch.bucket, batch.rows))
             batch.cold = True
         self._in_flight[batch] = None

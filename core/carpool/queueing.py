@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
@@ -207,13 +208,24 @@ class _Setting(Struct, frozen=True):
             slots=parameters.max_in_flight,
             passing=parameters.pass_through,
             executors=min(executors or service.executors, parameters.max_in_flight),
-            times=service.table(max(parameters.max_batch, largest)),
-            slow=tuple(service.slow(size) for size in range(parameters.max_batch + 1)),
+            times=_times(service, max(parameters.max_batch, largest)),
+            slow=_slow(service, parameters.max_batch),
             target=target,
             deadline=deadline,
             shed=shed,
             draws=draws or (1.0,),
         )
+
+
+# A search asks for the same few again and again.
+@lru_cache(maxsize=64)
+def _times(service: ServiceTime, largest: int) -> tuple[float, ...]:
+    return service.table(largest)
+
+
+@lru_cache(maxsize=64)
+def _slow(service: ServiceTime, largest: int) -> tuple[float, ...]:
+    return tuple(service.slow(size) for size in range(largest + 1))
 
 
 class _Run(NamedTuple):
@@ -293,8 +305,13 @@ def _recursion(arrivals: Sequence[float], setting: _Setting) -> _Course:
             else:
                 # Each arrival makes the batch slower, so that it must leave earlier; nobody leaves before `shortest`.
                 riders = max(bisect_right(arrivals, oldest + shortest, first, min(full, count)) - first, 1)
-                while first + riders < count and riders < cap and arrivals[first + riders] <= oldest + holds[riders]:
-                    riders += 1
+                beyond = min(cap, count - first)
+                while riders < beyond:
+                    middle = (riders + beyond) // 2
+                    if arrivals[first + middle] <= oldest + holds[middle]:
+                        riders = middle + 1
+                    else:
+                        beyond = middle
                 due = max(oldest + holds[riders], arrivals[first + riders - 1])
             if full <= count and arrivals[full - 1] < due:
                 due, riders = arrivals[full - 1], cap

@@ -51,6 +51,12 @@ NO_WAIT = Duration(0.0)
 CAUTION = 0.9
 """Factor on the SLO's target in forecasts, for every time misses were seen that were not forecast."""
 
+LEAST_CAUTION = 0.5
+"""Factor below which more caution would only cost goodput: what makes requests late then, no parameters can help."""
+
+FORGIVEN_AFTER = 300.0
+"""Seconds without such misses after which one step of caution is taken back; doubled whenever that was too soon."""
+
 TOO_LATE = (LATE, Refused.LATE, Refused.EXPIRED, Refused.QUEUE_FULL)
 """Misses that other parameters might have avoided; failures and cancellations are not."""
 
@@ -130,6 +136,9 @@ class Tuner:
         self._requests_since = 0
         self._last_arrival = -inf
         self._caution = 1.0
+        self._calm_since = -inf
+        self._forgiven_after = FORGIVEN_AFTER
+        self._forgiven = False
         self._shed = False
         self._queued_rows = 0
         self._tried: list[Parameters] = []
@@ -171,11 +180,14 @@ class Tuner:
         alarmed = promised and not backlogged and not self._held and self._misses.observe(stats.hits, late)
         # 3. Search anew where there is news.
         expelled = self.parameters.pass_through and not observation.passing
-        news = load_moved or model_moved or alarmed or self._choice is None or self._is_news(service)
+        forgives = not alarmed and self._caution < 1 and now - self._calm_since >= self._forgiven_after
+        news = load_moved or model_moved or alarmed or forgives or self._choice is None or self._is_news(service)
         if news:
             self._install(service)
             if alarmed:
-                self._alarm()
+                self._alarm(now)
+            elif forgives:
+                self._forgive(now)
             self._search()
         # 4. Move.
         return self._move(now, alarmed=alarmed, expelled=expelled)
@@ -235,13 +247,27 @@ class Tuner:
         self._failed = []
         self._tried_with = service
         self._caution = 1.0
+        self._forgiven_after = FORGIVEN_AFTER
+        self._forgiven = False
         self._misses.restart()
 
-    def _alarm(self) -> None:
+    def _alarm(self, now: float) -> None:
         """Plan more carefully, and don't come back here: misses were seen that were not forecast."""
         self._failed.append(self.parameters)
-        self._caution *= CAUTION
+        self._caution = max(self._caution * CAUTION, LEAST_CAUTION)
         self._misses.restart()
+        self._calm_since = now
+        if self._forgiven:
+            self._forgiven_after *= 2
+            self._forgiven = False
+
+    def _forgive(self, now: float) -> None:
+        """Plan a step less carefully: what made requests late may be gone, and another load may never come."""
+        self._caution = min(self._caution / CAUTION, 1.0)
+        self._failed = self._failed[:-1]
+        self._tried = []
+        self._calm_since = now
+        self._forgiven = True
 
     def _search(self) -> None:
         process, service = self._load.process, self._service

@@ -13,7 +13,7 @@ from machine import FAULTS, MODELS, Driver, estimate, random_parameters, random_
 from soak import soak
 
 from carpool.arrivals import Poisson, until
-from carpool.batching import Batcher
+from carpool.batching import MAX_KINDS, Batcher
 from carpool.policy import Admission, Duration, Parameters, Quantity
 from carpool.riding import (
     Abort,
@@ -29,7 +29,7 @@ from carpool.riding import (
     Request,
 )
 from carpool.simulation import Device, Simulation, linear
-from carpool.statistics import CANCELLED
+from carpool.statistics import CANCELLED, MAX_CELLS
 
 ITEM = Fault(FaultKind.ITEM, detail="bad row")
 SIZE = Fault(FaultKind.SIZE)
@@ -528,6 +528,35 @@ def test_rule_7_a_batch_that_took_longer_than_believed_moves_the_predictions_beh
     send(to, 0.020, request())
     assert refusals(to.arrive(request(deadline=0.0364), 0.021))
     assert not refusals(to.arrive(request(deadline=0.0366), 0.021))
+
+
+def test_beyond_so_many_kinds_waiting_a_new_one_rides_alone() -> None:
+    to = batcher(max_batch=8)
+    first = occupied(to)
+    send(to, 0.0, *(request(key=kind) for kind in range(MAX_KINDS)))
+    late, later = (request(key="another") for _ in range(2))
+    assert not refusals(send(to, 0.0, late, later, request(key=0)))
+    sent = one_after_another(to, first)
+    assert [riders(batch) for batch in sent if late in riders(batch)] == [[late]]
+    assert [riders(batch) for batch in sent if later in riders(batch)] == [[later]]
+    assert sorted(batch.rows for batch in sent) == [1] * (MAX_KINDS + 1) + [2]
+
+
+def test_of_another_kind_what_is_larger_than_a_batch_is_split_all_the_same() -> None:
+    to = batcher(max_batch=8)
+    first = occupied(to)
+    send(to, 0.0, *(request(key=kind) for kind in range(MAX_KINDS)), request(key="another", rows=20))
+    assert max(batch.rows for batch in one_after_another(to, first)) == 8
+
+
+def test_sizes_seen_are_bounded() -> None:
+    to = batcher(max_batch=1)
+    to.lane("m").seen = {(bucket, 1) for bucket in range(MAX_CELLS)}
+    (batch,) = batches(to.arrive(request(), 0.0))
+    assert batch.cold is ((0, 1) not in to.lane("m").seen)
+    (batch,) = batches(to.complete(batch, 0.01) + to.arrive(request(bucket=-1), 0.02))
+    assert not batch.cold
+    assert len(to.lane("m").seen) == MAX_CELLS
 
 
 def test_what_boarded_no_longer_counts_as_waiting() -> None:

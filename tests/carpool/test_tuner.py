@@ -296,6 +296,21 @@ def test_misses_that_no_forecast_explains_make_it_careful():
     assert tuner.parameters.max_wait < before.max_wait or tuner.parameters.max_batch < before.max_batch
 
 
+def test_caution_has_a_floor_and_is_taken_back_when_it_was_not_needed():
+    tuner = Tuner(policy(baseline=Parameters(max_batch=16, max_wait=Duration(0.02))))
+    good, late = counted(500, 0.5, [(8, 30, 0.009)]), counted(500, 0.5, [(8, 30, 0.009)], misses=50)
+    steps(tuner, good, 4)
+    before = tuner.parameters
+    steps(tuner, late, 120, start=2.0)
+    careful = tuner.parameters
+    assert careful.max_wait < before.max_wait
+    assert not steps(tuner, late, 10, start=62.0)[-1].shed_slo  # half the SLO can be kept
+    steps(tuner, good, 500, start=67.0)
+    assert tuner.parameters.max_wait <= careful.max_wait  # not at once
+    steps(tuner, good, 6000, start=317.0)
+    assert tuner.parameters.max_wait > careful.max_wait
+
+
 def test_failures_of_the_model_are_not_blamed_on_the_parameters():
     tuner = Tuner(policy())
     steps(tuner, counted(500, 0.5, [(8, 30, 0.009)]), 6)
