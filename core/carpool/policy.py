@@ -273,7 +273,7 @@ class Tuning(Camel, frozen=True):
 
 
 class PassThroughMode(StrEnum):
-    """Whether requests may go one by one to the shared session."""
+    """Whether requests may go one by one, unmerged and unheld."""
 
     AUTOMATIC = "Automatic"
     ALWAYS = "Always"
@@ -389,8 +389,10 @@ class BatchingPolicy(Camel, frozen=True):
             raise PolicyError("slo.latency", "name at least one of p50, p90, p95, p99, p999, e.g. p99: 50ms")
         for (low, first), (high, second) in pairwise(percentiles):
             if first > second:
+                names = (f"p{100 * low:g}".replace(".", ""), f"p{100 * high:g}".replace(".", ""))
                 raise PolicyError(
-                    "slo.latency", f"the {low:g} quantile's target exceeds that of {high:g}: raise the higher one"
+                    "slo.latency",
+                    f"{names[0]}, {first}, is longer than {names[1]}, {second}: lower {names[0]} or raise {names[1]}",
                 )
         if percentiles[0][1] <= 0:
             raise PolicyError("slo.latency", "a target must be longer than 0s")

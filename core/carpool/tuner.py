@@ -52,7 +52,7 @@ CAUTION = 0.9
 """Factor on the SLO's target in forecasts, for every time misses were seen that were not forecast."""
 
 LEAST_CAUTION = 0.5
-"""Factor below which more caution would only cost goodput: what makes requests late then, no parameters can help."""
+"""Factor from which more caution would only cost goodput: what makes requests late then, no parameters can help."""
 
 FORGIVEN_AFTER = 300.0
 """Seconds without such misses after which one step of caution is taken back; doubled whenever that was too soon."""
@@ -177,7 +177,8 @@ class Tuner:
         # Misses contradict the forecast that was made for these parameters, not what was late before them.
         late = sum(stats.misses.get(reason, 0) for reason in TOO_LATE)
         promised = self._assessor is not None and self._assessor.assess(self.parameters, KEPT).holds_now
-        alarmed = promised and not backlogged and not self._held and self._misses.observe(stats.hits, late)
+        asked = promised and not backlogged and not self._held and self._caution > LEAST_CAUTION
+        alarmed = asked and self._misses.observe(stats.hits, late)
         # 3. Search anew where there is news.
         expelled = self.parameters.pass_through and not observation.passing
         forgives = not alarmed and self._caution < 1 and now - self._calm_since >= self._forgiven_after

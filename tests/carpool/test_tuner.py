@@ -305,9 +305,9 @@ def test_caution_has_a_floor_and_is_taken_back_when_it_was_not_needed():
     careful = tuner.parameters
     assert careful.max_wait < before.max_wait
     assert not steps(tuner, late, 10, start=62.0)[-1].shed_slo  # half the SLO can be kept
-    steps(tuner, good, 500, start=67.0)
-    assert tuner.parameters.max_wait <= careful.max_wait  # not at once
-    steps(tuner, good, 6000, start=317.0)
+    steps(tuner, good, 400, start=67.0)
+    assert tuner.parameters == careful  # not at once
+    steps(tuner, good, 6000, start=267.0)
     assert tuner.parameters.max_wait > careful.max_wait
 
 
