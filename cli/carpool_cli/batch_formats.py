@@ -113,7 +113,10 @@ class JsonLines:
         self._stream.close()
 
     def _row(self, line: bytes) -> Row:
-        value = msgspec.json.decode(line)  # a DecodeError is a ValueError
+        try:
+            value = msgspec.json.decode(line)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"not JSON: {error}") from None
         if self._specs is None:
             return line
         if len(self._specs) > 1 or isinstance(value, dict):

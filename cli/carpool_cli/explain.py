@@ -123,7 +123,7 @@ def compared(explanation: Explanation, observed: dict[str, Figures]) -> Iterable
         for label, left, right in zip(COMPARED, is_so, was_said, strict=True):
             yield f"  {label:13} {left:>9}  ({right})"
     if not observed:
-        yield "no request came meanwhile: there is nothing to compare with"
+        yield "no request came meanwhile: --over 0s compares with all since the start"
 
 
 COMPARED = ("p50", "p99", "goodput", "misses", "rows a batch")

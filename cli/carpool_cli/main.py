@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import NamedTuple
 
-import click
+try:
+    import click
+except ModuleNotFoundError:
+    # The script is installed with any extra; what it needs, with its own.
+    raise SystemExit("carpool: the commands need the extra `cli`: pip install '.[cli]'") from None
 
 
 class Entry(NamedTuple):

@@ -289,6 +289,9 @@ def _attend(child: Child, config: SidecarConfig, key: str | None, *, live: bool,
     if live:
         _watch(child, client, f"carpool {server} for {_served(config)}", first)
     code = child.wait()
+    if code < 0:
+        click.echo(f"Error: the sidecar was ended by {signal.Signals(-code).name}; start it again", err=True)
+        return 128 - code
     if live:
         if code and not asked():
             for line in list(child.lines)[-NOTES:]:

@@ -389,10 +389,10 @@ class BatchingPolicy(Camel, frozen=True):
             raise PolicyError("slo.latency", "name at least one of p50, p90, p95, p99, p999, e.g. p99: 50ms")
         for (low, first), (high, second) in pairwise(percentiles):
             if first > second:
-                names = (f"p{100 * low:g}".replace(".", ""), f"p{100 * high:g}".replace(".", ""))
+                one, other = (f"p{100 * quantile:g}".replace(".", "") for quantile in (low, high))
                 raise PolicyError(
                     "slo.latency",
-                    f"{names[0]}, {first}, is longer than {names[1]}, {second}: lower {names[0]} or raise {names[1]}",
+                    f"{one} ({Duration(first)}) is longer than {other} ({Duration(second)}): lower it, or raise {other}",
                 )
         if percentiles[0][1] <= 0:
             raise PolicyError("slo.latency", "a target must be longer than 0s")

@@ -74,10 +74,12 @@ class Shutdown(Camel, frozen=True):
 
 
 class Bodies(Camel, frozen=True):
-    """The largest bodies that are buffered."""
+    """How much is buffered: of one body, and of all requests together."""
 
     max_request: Quantity = Quantity(64 * 2**20)
     """Larger ones get 413."""
+    max_buffered: Quantity = Quantity(512 * 2**20)
+    """All requests' bodies together, from their first byte to the end of their answers; who has no room gets 503."""
     max_answer: Quantity = Quantity(256 * 2**20)
     """Larger ones of the upstream become 502."""
 
@@ -111,7 +113,7 @@ class SidecarConfig(Camel, frozen=True):
     target: str = ""
     """Whom a signed change has to name."""
     bodies: Bodies = field(default_factory=Bodies)
-    """The largest bodies that are buffered."""
+    """How much is buffered: of one body, and of all requests together."""
     shutdown: Shutdown = field(default_factory=Shutdown)
     """How long a drain takes."""
     log: Literal["Debug", "Info", "Warning", "Error"] = "Info"
@@ -127,14 +129,19 @@ class SidecarConfig(Camel, frozen=True):
         except PolicyError as error:
             raise PolicyError(f"policy.{error.field}", str(error).partition(": ")[2]) from None
         for name, address in (("listen", self.listen), ("admin", self.admin)):
-            host, _, port = address.rpartition(":")
-            if not host or not port.isdigit() or int(port) > 65535:
+            if not is_address(address):
                 raise PolicyError(name, f"{address!r} is not host:port: write e.g. 127.0.0.1:8080")
         if (self.upstream is None) == (self.onnx is None):
             raise PolicyError("upstream", "name exactly one of upstream (a server's URL) and onnx (a file)")
         if self.shutdown.lame >= self.shutdown.limit:
             raise PolicyError(
                 "shutdown.limit", f"{self.shutdown.limit} is all taken by lame: none is left to finish in"
+            )
+        if self.bodies.max_buffered < self.bodies.max_request:
+            raise PolicyError(
+                "bodies.maxBuffered",
+                f"{self.bodies.max_buffered} has no room for one body of bodies.maxRequest, "
+                f"{self.bodies.max_request}: raise the former or lower the latter",
             )
         if self.upstream is not None:
             _validate_url(self.upstream.url)
@@ -153,6 +160,12 @@ class SidecarConfig(Camel, frozen=True):
 
 FIXED_AT_START = ("listen", "admin", "upstream", "onnx", "api_key_file", "public_key", "target", "bodies")
 """Fields that a running process can't change."""
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is ``host:port``."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdigit() and int(port) <= 65535
 
 
 def address_of(text: str) -> tuple[str, int]:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from carpool.policy import PolicyError
-from carpool_sidecar.config import SidecarConfig, parse
+from carpool_sidecar.config import SidecarConfig, is_address, parse
 from carpool_sidecar.logs import set_up
 from carpool_sidecar.sidecar import Sidecar
 
@@ -46,8 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--check", action="store_true", help="only check the configuration: exit 0 if it is right, else 2"
     )
-    parser.add_argument("--listen", metavar="HOST:PORT", help="data port, instead of the file's `listen`")
-    parser.add_argument("--admin", metavar="HOST:PORT", help="admin port, instead of the file's `admin`")
+    parser.add_argument(
+        "--listen", type=_address, metavar="HOST:PORT", help="data port, instead of the file's `listen`"
+    )
+    parser.add_argument("--admin", type=_address, metavar="HOST:PORT", help="admin port, instead of the file's `admin`")
     options = parser.parse_args(arguments)
     try:
         config = load(options.config)
@@ -60,6 +62,12 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         sys.stderr.write(f"carpool-sidecar: {error}\n")
         return CANNOT_START
+
+
+def _address(text: str) -> str:
+    if not is_address(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not host:port: write e.g. 127.0.0.1:8080")
+    return text
 
 
 def load(path: Path) -> SidecarConfig:

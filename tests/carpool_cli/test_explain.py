@@ -54,7 +54,9 @@ def test_what_was_predicted_stands_beside_what_is_so():
     ]
     assert said[1].endswith("(10ms)")
     assert "nothing" in next(iter(list(compared(Explanation(True, []), observed))[1:]))
-    assert list(compared(Explanation(True, []), {})) == ["no request came meanwhile: there is nothing to compare with"]
+    assert list(compared(Explanation(True, []), {})) == [
+        "no request came meanwhile: --over 0s compares with all since the start"
+    ]
 
 
 def test_following_tells_each_decision_once():

@@ -55,3 +55,10 @@ def test_a_wrong_option_is_one_line_that_names_the_help(name, carpool):
 
 def test_no_command_at_all_shows_the_help(carpool):
     assert "Commands:" in carpool().output
+
+
+def test_without_its_extra_it_says_what_to_install():
+    code = "import sys; sys.modules['click'] = None; import carpool_cli.main"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603 - our own command
+    assert ended.returncode == 1
+    assert ended.stderr == "carpool: the commands need the extra `cli`: pip install '.[cli]'\n"

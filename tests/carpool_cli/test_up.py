@@ -108,6 +108,15 @@ def test_the_sidecar_does_not_outlive_it(number, launched, echo):
         os.close(sidecar)
 
 
+def test_a_sidecar_that_is_killed_is_told(launched, echo):
+    with launched("--upstream", echo, "--slo-p99", "50ms") as started:
+        pid = started.process.pid
+        os.kill(int(Path(f"/proc/{pid}/task/{pid}/children").read_text()), signal.SIGKILL)
+        _, log = started.process.communicate(timeout=60)
+        assert started.process.returncode == 128 + signal.SIGKILL
+    assert log.endswith("Error: the sidecar was ended by SIGKILL; start it again\n")
+
+
 def test_an_upstream_that_is_not_there_is_waited_for(launched):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -61,6 +61,11 @@ def test_an_onnx_file_names_its_model():
         (plain(upstream={"url": "http://h:x"}), "upstream.url", "http://host:port"),
         (plain(upstream={"url": "http://h", "ready": "x"}), "upstream.ready", "begin it with /"),
         (plain(policy={"slo": {"latency": {}}}), "policy.slo.latency", "at least one of p50"),
+        (
+            plain(policy={"slo": {"latency": {"p50": "80ms", "p99": "50ms"}}}),
+            "policy.slo.latency",
+            "p50 (80ms) is longer than p99 (50ms): lower it",
+        ),
         (plain(policy={"slo": {"latency": {"p99": "50"}}}), "policy.slo.latency.p99", "not a duration"),
         (plain(parameters={"m": {"maxBatch": 0}}), "parameters", ">= 1"),
         (plain(shutdown={"lame": "30s"}), "shutdown.limit", "30s is all taken"),

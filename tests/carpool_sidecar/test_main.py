@@ -96,6 +96,14 @@ def world_config():
     )
 
 
+@pytest.mark.parametrize("address", ["8080", "foo", "127.0.0.1:80000"])
+def test_an_address_that_is_none_is_named_with_the_fix(address, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--config", "sidecar.yaml", "--listen", address])
+    assert ended.value.code == WRONG_CONFIG
+    assert f"--listen: '{address}' is not host:port: write e.g. 127.0.0.1:8080" in capsys.readouterr().err
+
+
 async def test_sigterm_drains_and_loses_nothing(world, config_file, launch):
     process, client, admin = await launch(config_file(world.config(parameters={})))
     assert (await client.predict(b"1")).json == {"predictions": [1]}

@@ -213,7 +213,9 @@ def _array(values: object, spec: Spec, where: str, shape: Sequence[int] | None =
             _of_strings(values) if spec.datatype == "BYTES" else _of_numbers(values, np.dtype(DTYPES[spec.datatype]))
         )
         if array is None:
-            raise Invalid(f"{where}: {spec.name!r} is {spec.datatype}, got {np.asarray(values).dtype.name}")
+            got = np.asarray(values).dtype
+            # numpy names strings by their bits.
+            raise Invalid(f"{where}: {spec.name!r} is {spec.datatype}, got {'text' if got.kind == 'U' else got.name}")
         return array if shape is None else array.reshape(shape)
     except (ValueError, OverflowError, TypeError) as error:
         raise Invalid(f"{where}: {error}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +139,7 @@ class OnnxBackend:
             f"/v1/models/{model}": ready,
             "/v2": {
                 "name": "carpool",
-                "version": onnxruntime.__version__,
+                "version": version("carpool-serving"),
                 "extensions": ["binary_tensor_data"],
             },
             "/v2/health/live": {"live": True},
