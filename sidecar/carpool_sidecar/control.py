@@ -15,7 +15,7 @@ from carpool.tuner import INTERVAL, Decision, Observation
 from carpool_sidecar.config import EVERY_MODEL
 from carpool_sidecar.models import OTHER
 from carpool_sidecar.tuner_link import TunerLink
-from carpool_sidecar.wire import Decisions, Observations, Observed, Setup
+from carpool_sidecar.wire import Decided, Observations, Observed, Setup
 
 if TYPE_CHECKING:
     import logging
@@ -152,25 +152,23 @@ class Control:
             policy = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
         self.link.send(Setup(to_plain(policy), self._generation))
 
-    def _heard(self, decisions: Decisions) -> None:
+    def _heard(self, decided: Decided) -> None:
         # On its way while the policy or the model changed, a decision is about what was before.
-        if decisions.generation == self._generation:
-            self._decided(decisions)
+        if decided.generation == self._generation:
+            self._decided(decided.model, decided.decision)
 
-    def _decided(self, decisions: Decisions) -> None:
+    def _decided(self, model: str, decision: Decision) -> None:
+        if not any(lane.name == model for lane in self._batcher.lanes()):
+            return  # forgotten meanwhile
         now = self._clock()
-        lanes = {lane.name for lane in self._batcher.lanes()}
-        for model, decision in decisions.models.items():
-            if model not in lanes:
-                continue  # forgotten meanwhile
-            if decision.change:
-                self._driver.do(self._batcher.configure(decision.parameters, now, model=model))
-                self._log.info(
-                    "parameters changed",
-                    extra={"model": model, "reason": decision.reason.value, "detail": decision.message},
-                )
-            self._driver.do(self._batcher.learn(model, decision.estimate, now, shed_slo=decision.shed_slo))
-            self._remember(model, decision)
+        if decision.change:
+            self._driver.do(self._batcher.configure(decision.parameters, now, model=model))
+            self._log.info(
+                "parameters changed",
+                extra={"model": model, "reason": decision.reason.value, "detail": decision.message},
+            )
+        self._driver.do(self._batcher.learn(model, decision.estimate, now, shed_slo=decision.shed_slo))
+        self._remember(model, decision)
 
     def _remember(self, model: str, decision: Decision) -> None:
         key = ("Change" if decision.change else "Keep", decision.reason.value)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from carpool_sidecar.wire import LENGTH, Decisions, Message, Observations, frame, read_decisions
+from carpool_sidecar.wire import LENGTH, Decided, Message, Observations, frame, read_reply
 
 if TYPE_CHECKING:
     import logging
@@ -24,13 +24,13 @@ STEADY = 60.0
 """Seconds after which a process counts as one that works: the next pause is the first again."""
 
 SILENCE = 60.0
-"""Seconds without a decision after which a process hangs. It is asked twice a second, and may take one of CPU."""
+"""Seconds without a word after which a process hangs. It is asked twice a second, and may take one of CPU a model."""
 
 PARTING = 1.0
 """Seconds for a process that has closed its output to end by itself."""
 
-MAX_DECISIONS = 1 << 24
-"""Bytes of all models' decisions at most; what claims to be more is something else than decisions."""
+MAX_REPLY = 1 << 24
+"""Bytes of a model's decision at most; what claims to be more is something else than a decision."""
 
 
 class TunerLink:
@@ -38,7 +38,7 @@ class TunerLink:
 
     def __init__(
         self,
-        decided: Callable[[Decisions], None],
+        decided: Callable[[Decided], None],
         started: Callable[[], None],
         log: logging.Logger,
         command: Sequence[str] = COMMAND,
@@ -104,12 +104,14 @@ class TunerLink:
             while True:
                 async with asyncio.timeout(SILENCE):
                     length = int.from_bytes(await output.readexactly(LENGTH), "little")
-                    if length > MAX_DECISIONS:
+                    if length > MAX_REPLY:
                         return f"what it says is no decision: {length} bytes"
                     body = await output.readexactly(length)
-                decisions = read_decisions(body)
-                self._answered = True
-                self._decided(decisions)
+                reply = read_reply(body)
+                if isinstance(reply, Decided):
+                    self._decided(reply)
+                else:
+                    self._answered = True
         except asyncio.IncompleteReadError:
             try:
                 async with asyncio.timeout(PARTING):

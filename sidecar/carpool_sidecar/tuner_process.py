@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from carpool.policy import BatchingPolicy, from_plain
 from carpool.tuner import Tuner
-from carpool_sidecar.wire import LENGTH, Decisions, Setup, frame, read_message
+from carpool_sidecar.wire import LENGTH, Answered, Decided, Setup, frame, read_message
 
 if TYPE_CHECKING:
-    from carpool.tuner import Decision
-    from carpool_sidecar.wire import Observations
+    from collections.abc import Iterator
+
+    from carpool_sidecar.wire import Observations, Reply
 
 NICENESS = 5
 """The data path goes first where cores are few."""
@@ -31,17 +32,16 @@ class Tuners:
         self._models = {model.name: model for model in policy.models}
         self._tuners: dict[str, Tuner] = {}
 
-    def step(self, observations: Observations) -> Decisions:
-        """Decide for each model."""
+    def step(self, observations: Observations) -> Iterator[Reply]:
+        """Decide for each model, one after the other, and say so at the end: a search takes up to a second."""
         # Who is not observed any more is no model: names come from callers.
         self._tuners = {name: tuner for name, tuner in self._tuners.items() if name in observations.models}
-        decisions: dict[str, Decision] = {}
         for name, observed in observations.models.items():
             tuner = self._tuners.get(name)
             if tuner is None:
                 tuner = self._tuners[name] = Tuner(self._policy, self._models.get(name), observed.parameters)
-            decisions[name] = tuner.step(observed.observation)
-        return Decisions(decisions, self._generation)
+            yield Decided(name, tuner.step(observed.observation), self._generation)
+        yield Answered()
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
@@ -52,8 +52,10 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         if isinstance(message, Setup):
             tuners = Tuners(from_plain(message.policy, BatchingPolicy, what="policy"), message.generation)
         elif tuners is not None:
-            sink.write(frame(tuners.step(message)))
-            sink.flush()
+            for reply in tuners.step(message):
+                # At once: what takes long is not to look like silence.
+                sink.write(frame(reply))
+                sink.flush()
 
 
 if __name__ == "__main__":

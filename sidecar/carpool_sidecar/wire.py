@@ -42,11 +42,19 @@ class Observations(msgspec.Struct, tag=True, frozen=True):
 Message: TypeAlias = Setup | Observations
 
 
-class Decisions(msgspec.Struct, frozen=True):
-    """What is decided for each of them, under the setup of that ``generation``."""
+class Decided(msgspec.Struct, tag=True, frozen=True):
+    """What is decided for one of them, under the setup of that ``generation``."""
 
-    models: dict[str, Decision]
+    model: str
+    decision: Decision
     generation: int
+
+
+class Answered(msgspec.Struct, tag=True, frozen=True):
+    """Every model of the observations has had its decision."""
+
+
+Reply: TypeAlias = Decided | Answered
 
 
 def _encode(value: object) -> object:
@@ -59,10 +67,10 @@ def _decode(kind: type, value: Any) -> object:  # noqa: ANN401 - a number
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode)
 _messages = msgspec.msgpack.Decoder(Setup | Observations, dec_hook=_decode)
-_decisions = msgspec.msgpack.Decoder(Decisions, dec_hook=_decode)
+_replies = msgspec.msgpack.Decoder(Decided | Answered, dec_hook=_decode)
 
 
-def frame(message: Message | Decisions) -> bytes:
+def frame(message: Message | Reply) -> bytes:
     """Return a message with its length before it."""
     body = _encoder.encode(message)
     return len(body).to_bytes(LENGTH, "little") + body
@@ -74,6 +82,7 @@ def read_message(body: bytes) -> Message:
     return message
 
 
-def read_decisions(body: bytes) -> Decisions:
-    """Read what ``frame`` made of decisions, their length taken off."""
-    return _decisions.decode(body)
+def read_reply(body: bytes) -> Reply:
+    """Read what ``frame`` made of a reply of the tuner's, its length taken off."""
+    reply: Reply = _replies.decode(body)
+    return reply

@@ -8,7 +8,7 @@ from carpool.tuner import Decision
 from carpool.tuning import Reason
 from carpool_sidecar.config import parse
 from carpool_sidecar.control import KEPT
-from carpool_sidecar.wire import Decisions
+from carpool_sidecar.wire import Decided
 
 TUNED = {"parameters": {}}
 ESTIMATE = Estimate(times=(0.0, 0.01), upper=(0.0, 0.02))
@@ -37,11 +37,11 @@ async def test_the_tuner_process_sees_the_traffic_and_its_decisions_are_explaine
 async def test_a_decision_is_applied_learned_from_and_counted(world):
     sidecar = await world.sidecar(**TUNED)
     lane = sidecar.batcher.lane("m")
-    sidecar.control._decided(Decisions({"m": decision(4, shed_slo=True)}, 0))
+    sidecar.control._decided("m", decision(4, shed_slo=True))
     assert lane.parameters.max_batch == 4
     assert (lane.estimate, lane.shed_slo) == (ESTIMATE, True)
     assert sidecar.control.counts["Change", "SavesDeviceTime"] == 1
-    sidecar.control._decided(Decisions({"m": decision(16, change=False)}, 0))
+    sidecar.control._decided("m", decision(16, change=False))
     assert lane.parameters.max_batch == 4
 
 
@@ -49,16 +49,16 @@ async def test_decisions_that_repeat_are_told_once_with_how_often(world):
     sidecar = await world.sidecar(**TUNED)
     control = sidecar.control
     for _ in range(3):
-        control._decided(Decisions({"m": decision(change=False, reason=Reason.CONVERGED)}, 0))
-    control._decided(Decisions({"m": decision(5)}, 0))
-    control._decided(Decisions({"m": decision(change=False, reason=Reason.CONVERGED)}, 0))
+        control._decided("m", decision(change=False, reason=Reason.CONVERGED))
+    control._decided("m", decision(5))
+    control._decided("m", decision(change=False, reason=Reason.CONVERGED))
     assert [(each.decision.reason.value, each.times) for each in control.decisions] == [
         ("Converged", 3),
         ("SavesDeviceTime", 1),
         ("Converged", 1),
     ]
     for batch in range(1, 2 * KEPT):
-        control._decided(Decisions({"m": decision(batch)}, 0))
+        control._decided("m", decision(batch))
     assert len(control.decisions) == KEPT
 
 
@@ -75,7 +75,7 @@ async def test_with_fixed_parameters_service_times_are_learned_and_nothing_is_tu
 
 async def test_new_limits_hold_at_once_and_tuned_parameters_within_them_stay(world):
     sidecar = await world.sidecar(**TUNED)
-    sidecar.control._decided(Decisions({"m": decision(6)}, 0))
+    sidecar.control._decided("m", decision(6))
     sidecar.control.configure(parse(world.config(parameters={}, policy={"bounds": {"maxBatch": {"max": 32}}})))
     assert sidecar.batcher.lane("m").parameters.max_batch == 6
     sidecar.control.configure(parse(world.config(parameters={}, policy={"bounds": {"maxBatch": {"max": 3}}})))
@@ -89,7 +89,7 @@ async def test_tuning_begins_and_ends_with_the_configuration(world):
     control.configure(parse(world.config(parameters={"*": {"maxBatch": 2}})))
     assert not control.tunes
     assert sidecar.batcher.lane("m").parameters.max_batch == 2
-    control._heard(Decisions({"m": decision(7)}, before))  # was under way
+    control._heard(Decided("m", decision(7), before))  # was under way
     assert sidecar.batcher.lane("m").parameters.max_batch == 2
     control.configure(parse(world.config(parameters={})))
     assert control.tunes
@@ -98,23 +98,23 @@ async def test_tuning_begins_and_ends_with_the_configuration(world):
 async def test_decisions_about_what_was_before_are_refused(world):
     sidecar = await world.sidecar(**TUNED)
     control, lane = sidecar.control, sidecar.batcher.lane("m")
-    control._heard(Decisions({"m": decision(6)}, control._generation))
+    control._heard(Decided("m", decision(6), control._generation))
     assert lane.parameters.max_batch == 6
     before = control._generation
     control.configure(parse(world.config(parameters={}, policy={"bounds": {"maxBatch": {"max": 3}}})))
-    control._heard(Decisions({"m": decision(6)}, before))  # was on its way
+    control._heard(Decided("m", decision(6), before))  # was on its way
     assert lane.parameters.max_batch == 3
     before = control._generation
     control.forget()
-    control._heard(Decisions({"m": decision(2)}, before))  # of the model that was replaced
+    control._heard(Decided("m", decision(2), before))  # of the model that was replaced
     assert (lane.parameters.max_batch, lane.estimate) == (3, None)
-    control._heard(Decisions({"m": decision(2)}, control._generation))
+    control._heard(Decided("m", decision(2), control._generation))
     assert (lane.parameters.max_batch, lane.estimate) == (2, ESTIMATE)
 
 
 async def test_a_restarted_model_is_forgotten(world):
     sidecar = await world.sidecar(**TUNED)
-    sidecar.control._decided(Decisions({"m": decision(4)}, 0))
+    sidecar.control._decided("m", decision(4))
     sidecar.control.forget()
     assert sidecar.batcher.lane("m").estimate is None
     assert sidecar.batcher.lane("m").parameters.max_batch == 4

@@ -15,7 +15,7 @@ from carpool.tuner import Decision
 from carpool.tuning import Reason
 from carpool_sidecar import control, tuner_link
 from carpool_sidecar.http1.calls import UpstreamError
-from carpool_sidecar.wire import Decisions
+from carpool_sidecar.wire import Decided
 
 TUNED = {"parameters": {}}
 ESTIMATE = Estimate(times=(0.0, 0.001), upper=(0.0, 0.002))
@@ -37,7 +37,7 @@ async def tuned(world):
     decision = Decision(
         parameters=parameters, change=True, reason=Reason.SAVES_DEVICE_TIME, message="", estimate=ESTIMATE
     )
-    sidecar.control._heard(Decisions({"m": decision}, sidecar.control._generation))
+    sidecar.control._heard(Decided("m", decision, sidecar.control._generation))
     return sidecar, client
 
 

@@ -11,12 +11,14 @@ import pytest
 
 from carpool.policy import Duration, Parameters, for_p99, to_plain
 from carpool.statistics import Counters
-from carpool.tuner import Observation
+from carpool.tuner import Decision, Observation
+from carpool.tuning import Reason
 from carpool_sidecar import tuner_link
 from carpool_sidecar.tuner_link import TunerLink
-from carpool_sidecar.wire import Observations, Observed, Setup
+from carpool_sidecar.wire import Answered, Decided, Observations, Observed, Setup, frame
 
 LOG = logging.getLogger("test")
+PARAMETERS = Parameters(max_batch=8, max_wait=Duration(0.0), max_in_flight=1)
 SETUP = Setup(to_plain(for_p99(0.05)), 1)
 
 
@@ -36,11 +38,11 @@ async def link(decided, monkeypatch):
 
 
 async def test_what_is_observed_is_decided_upon(link, decided, wait_until):
-    assert not link.send(Observations({}))  # nobody is there yet
+    assert not link.send(observations(1))  # nobody is there yet
     await wait_until(lambda: link.pid is not None)
-    assert link.send(Observations({}))
+    assert link.send(observations(1))
     await wait_until(lambda: decided)
-    assert decided[0].models == {}
+    assert (decided[0].model, decided[0].generation) == ("m", 1)
 
 
 async def test_a_process_that_is_killed_is_started_again_and_told_the_policy(link, decided, wait_until):
@@ -49,7 +51,7 @@ async def test_a_process_that_is_killed_is_started_again_and_told_the_policy(lin
     os.kill(first, signal.SIGKILL)
     await wait_until(lambda: link.pid not in {None, first})
     assert link.restarts == 1
-    assert link.send(Observations({}))
+    assert link.send(observations(1))
     await wait_until(lambda: decided)
 
 
@@ -95,9 +97,25 @@ async def test_a_process_that_does_not_read_is_not_waited_for(other, wait_until)
 async def test_one_observation_at_a_time_so_that_no_decision_is_about_the_past(link, decided, wait_until):
     await wait_until(lambda: link.pid is not None)
     for number in range(1, 4):
-        assert link.send(Observations({}))
-        assert not link.send(Observations({}))
-        await wait_until(lambda number=number: len(decided) == number)
+        assert link.send(observations(1))
+        assert not link.send(observations(1))
+        await wait_until(lambda: link._answered)
+        assert len(decided) == number
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_an_observation_is_answered_when_all_its_models_are(other, decided, wait_until, *, ends):
+    decision = Decision(parameters=PARAMETERS, change=False, reason=Reason.HELD, message="")
+    said = frame(Decided("m", decision, 1)) + frame(Decided("n", decision, 1)) + (frame(Answered()) if ends else b"")
+    link = other(
+        f"import sys; sys.stdin.buffer.read(1); sys.stdout.buffer.write({said!r}); sys.stdout.flush(); {PAUSE}"
+    )
+    await wait_until(lambda: link.pid is not None)
+    assert link.send(observations(1))
+    await wait_until(lambda: len(decided) == 2)
+    assert [each.model for each in decided] == ["m", "n"]
+    await wait_until(lambda: link._answered is ends)
+    assert link.send(observations(1)) is ends
 
 
 async def test_a_process_that_hangs_is_killed_and_started_again(other, wait_until, monkeypatch):
@@ -154,6 +172,5 @@ async def test_pauses_between_processes_double_until_one_works_for_a_while(monke
 
 
 def observations(size):
-    parameters = Parameters(max_batch=8, max_wait=Duration(0.0), max_in_flight=1)
     stats = Counters().snapshot(0.0)
-    return Observations({"m" * size: Observed(Observation(now=0.0, seconds=1.0, stats=stats), parameters)})
+    return Observations({"m" * size: Observed(Observation(now=0.0, seconds=1.0, stats=stats), PARAMETERS)})

@@ -5,47 +5,68 @@ import subprocess
 
 from carpool.policy import Duration, Parameters, for_p99, to_plain
 from carpool.statistics import Counters
-from carpool.tuner import Observation
+from carpool.tuner import Observation, Tuner
 from carpool_sidecar.tuner_link import COMMAND
 from carpool_sidecar.tuner_process import Tuners, serve
-from carpool_sidecar.wire import LENGTH, Observations, Observed, Setup, frame, read_decisions
+from carpool_sidecar.wire import LENGTH, Answered, Decided, Observations, Observed, Setup, frame, read_reply
 
 PARAMETERS = Parameters(max_batch=8, max_wait=Duration(0.0), max_in_flight=1)
 SETUP = Setup(to_plain(for_p99(0.05)), 1)
 
 
-def observed(now, arrivals=0):
+def observed(now, arrivals=0, models=("m",)):
     counters = Counters()
     for number in range(arrivals):
         counters.arrived(now + number / 1000, 1)
-    return Observations({"m": Observed(Observation(now=now, seconds=1.0, stats=counters.snapshot(now)), PARAMETERS)})
+    one = Observed(Observation(now=now, seconds=1.0, stats=counters.snapshot(now)), PARAMETERS)
+    return Observations(dict.fromkeys(models, one))
 
 
-def decisions_in(data):
+def replies_in(data):
     stream, found = io.BytesIO(data), []
     while length := stream.read(LENGTH):
-        found.append(read_decisions(stream.read(int.from_bytes(length, "little"))))
+        found.append(read_reply(stream.read(int.from_bytes(length, "little"))))
     return found
+
+
+def models_in(data):
+    """The models decided upon, in order; None is the end of an observation's."""
+    return [reply.model if isinstance(reply, Decided) else None for reply in replies_in(data)]
 
 
 def test_every_model_gets_a_decision_with_a_reason():
     tuners = Tuners(for_p99(0.05), 1)
-    decisions = tuners.step(observed(10.0, 5)).models
-    assert decisions["m"].message
-    assert decisions["m"].parameters == PARAMETERS
+    one, two, end = tuners.step(observed(10.0, 5, models="mn"))
+    assert (one.model, two.model, end) == ("m", "n", Answered())
+    assert one.decision.message
+    assert one.decision.parameters == PARAMETERS
+
+
+def test_each_decision_is_said_before_the_next_is_thought_about(monkeypatch):
+    sink, said = io.BytesIO(), []
+    step = Tuner.step
+
+    def slow(tuner, observation):
+        said.append(models_in(sink.getvalue()))
+        return step(tuner, observation)
+
+    monkeypatch.setattr(Tuner, "step", slow)
+    serve(io.BytesIO(frame(SETUP) + frame(observed(1.0, models="mno"))), sink)
+    assert said == [[], ["m"], ["m", "n"]]
+    assert models_in(sink.getvalue()) == ["m", "n", "o", None]
 
 
 def test_it_answers_every_observation_and_ends_with_its_input():
     sink = io.BytesIO()
     serve(io.BytesIO(frame(SETUP) + frame(observed(1.0)) + frame(SETUP) + frame(observed(2.0)) + b"\x01"), sink)
-    assert [list(each.models) for each in decisions_in(sink.getvalue())] == [["m"], ["m"]]
+    assert models_in(sink.getvalue()) == ["m", None, "m", None]
 
 
 def test_decisions_name_the_setup_that_they_were_made_under():
     again, sink = Setup(SETUP.policy, 2), io.BytesIO()
     data = [frame(message) for message in (SETUP, observed(1.0), observed(2.0), again, observed(3.0))]
     serve(io.BytesIO(b"".join(data)), sink)
-    assert [each.generation for each in decisions_in(sink.getvalue())] == [1, 1, 2]
+    assert [each.generation for each in replies_in(sink.getvalue()) if each != Answered()] == [1, 1, 2]
 
 
 def test_observations_before_the_policy_are_not_answered():
@@ -57,5 +78,5 @@ def test_observations_before_the_policy_are_not_answered():
 def test_the_process_is_nothing_but_that():
     data = frame(SETUP) + frame(observed(1.0))
     done = subprocess.run(COMMAND, input=data, capture_output=True, timeout=60, check=True)  # noqa: S603 - our own command
-    assert [list(each.models) for each in decisions_in(done.stdout)] == [["m"]]
+    assert models_in(done.stdout) == ["m", None]
     assert done.stderr == b""

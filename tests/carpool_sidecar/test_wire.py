@@ -7,7 +7,17 @@ from carpool.riding import Estimate
 from carpool.statistics import ModelStats
 from carpool.tuner import Decision, Forecasted, Observation
 from carpool.tuning import Reason
-from carpool_sidecar.wire import LENGTH, Decisions, Observations, Observed, Setup, frame, read_decisions, read_message
+from carpool_sidecar.wire import (
+    LENGTH,
+    Answered,
+    Decided,
+    Observations,
+    Observed,
+    Setup,
+    frame,
+    read_message,
+    read_reply,
+)
 
 PARAMETERS = Parameters(max_batch=4, max_wait=Duration(0.00125), max_in_flight=2)
 
@@ -34,4 +44,5 @@ def test_decisions_arrive_with_infinite_forecasts():
         predicted=forecast,
         estimate=Estimate(times=(0.0, 0.1), upper=(0.0, 0.2), executors=2),
     )
-    assert read_decisions(frame(Decisions({"m": decision}, 3))[LENGTH:]) == Decisions({"m": decision}, 3)
+    for reply in (Decided("m", decision, 3), Answered()):
+        assert read_reply(frame(reply)[LENGTH:]) == reply
