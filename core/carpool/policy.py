@@ -392,7 +392,7 @@ class BatchingPolicy(Camel, frozen=True):
                 one, other = (f"p{100 * quantile:g}".replace(".", "") for quantile in (low, high))
                 raise PolicyError(
                     "slo.latency",
-                    f"{one} ({Duration(first)}) is longer than {other} ({Duration(second)}): lower it, or raise {other}",
+                    f"{one} ({Duration(first)}) is longer than {other} ({Duration(second)}): lower it or raise {other}",
                 )
         if percentiles[0][1] <= 0:
             raise PolicyError("slo.latency", "a target must be longer than 0s")
