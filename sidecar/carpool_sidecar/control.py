@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import contextmanager
 from time import time
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from carpool_sidecar.wire import Decided, Observations, Observed, Setup
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from carpool.batching import Batcher
     from carpool.statistics import Stats
@@ -62,6 +63,8 @@ class Control:
         self.decisions: deque[Explained] = deque(maxlen=KEPT)
         self.counts: dict[tuple[str, str], int] = {}
         """Decisions by action and reason."""
+        self.errors = 0
+        """Observations and decisions lost to faults of ours."""
         self.link = TunerLink(self._heard, self._introduce, log)
         self._driver = driver
         self._batcher: Batcher = driver.batcher
@@ -86,7 +89,8 @@ class Control:
             tasks.create_task(self.link.run())
             while True:
                 await asyncio.sleep(INTERVAL)
-                self.observe()
+                with self._surviving():
+                    self.observe()
 
     def configure(self, config: SidecarConfig) -> None:
         """Take a new configuration: what was learned under the old policy is learned anew."""
@@ -155,7 +159,18 @@ class Control:
     def _heard(self, decided: Decided) -> None:
         # On its way while the policy or the model changed, a decision is about what was before.
         if decided.generation == self._generation:
-            self._decided(decided.model, decided.decision)
+            with self._surviving():
+                self._decided(decided.model, decided.decision)
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Go on after a fault of ours: it costs one interval, not all tuning from here on."""
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - whatever it is, requests are served best by a tuner
+            self.errors += 1
+            if self.errors.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: a lasting one comes twice a second
+                self._log.exception("a fault in tuning; it goes on", extra={"count": self.errors})
 
     def _decided(self, model: str, decision: Decision) -> None:
         if not any(lane.name == model for lane in self._batcher.lanes()):

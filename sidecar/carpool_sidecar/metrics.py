@@ -81,6 +81,7 @@ METRICS = (
     Metric("host_stall_seconds", "counter", (), "Their seconds"),
     Metric("tuner_decisions", "counter", ("action", "reason"), "Decisions of the tuner"),
     Metric("tuner_restarts", "counter", (), "Times that the tuner process was started again"),
+    Metric("tuner_errors", "counter", (), "Observations and decisions lost to faults of the sidecar"),
 )
 
 
@@ -159,6 +160,7 @@ class Collector:
         put("host_stalls", sidecar.stalls.count)
         put("host_stall_seconds", sidecar.stalls.total)
         put("tuner_restarts", control.link.restarts)
+        put("tuner_errors", control.errors)
 
     def _histograms(self, families: dict[str, Any], model: str, counted: ModelStats) -> None:
         driver = self._sidecar.driver

@@ -83,11 +83,11 @@ class TunerLink:
         process = self._process
         if process is None or process.stdin is None or process.stdin.is_closing():
             return False
-        if isinstance(message, Observations):
-            if not self._answered:
-                return False
-            self._answered = False
+        if isinstance(message, Observations) and not self._answered:
+            return False
         process.stdin.write(frame(message))
+        if isinstance(message, Observations):
+            self._answered = False
         return True
 
     async def _run_once(self) -> str:

@@ -6,6 +6,7 @@ from carpool.policy import Duration, Parameters
 from carpool.riding import Estimate
 from carpool.tuner import Decision
 from carpool.tuning import Reason
+from carpool_sidecar import control as control_module
 from carpool_sidecar.config import parse
 from carpool_sidecar.control import KEPT
 from carpool_sidecar.wire import Decided
@@ -118,3 +119,29 @@ async def test_a_restarted_model_is_forgotten(world):
     sidecar.control.forget()
     assert sidecar.batcher.lane("m").estimate is None
     assert sidecar.batcher.lane("m").parameters.max_batch == 4
+
+
+async def test_a_fault_costs_an_interval_and_not_the_tuning(world, monkeypatch, caplog):
+    monkeypatch.setattr(control_module, "INTERVAL", 0.0)
+    sidecar = await world.sidecar(**TUNED)
+    control, stats = sidecar.control, sidecar.batcher.stats
+    admin = world.client(sidecar.admin_address)
+    monkeypatch.setattr(sidecar.batcher, "stats", None)
+    await world.until(lambda: control.errors >= 5)
+    monkeypatch.setattr(sidecar.batcher, "stats", stats)
+    sidecar.batcher.lane("m")
+    await world.until(lambda: control.counts)
+    errors = control.errors
+    assert errors < 2 ** caplog.messages.count("a fault in tuning; it goes on") <= 2 * errors
+    assert b"carpool_tuner_errors_total %d.0" % errors in (await admin.get(b"/metrics")).body
+
+
+async def test_a_decision_that_fails_costs_no_other(world, monkeypatch):
+    sidecar = await world.sidecar(**TUNED)
+    control, lane = sidecar.control, sidecar.batcher.lane("m")
+    with monkeypatch.context() as broken:
+        broken.setattr(sidecar.batcher, "configure", None)
+        control._heard(Decided("m", decision(4), control._generation))
+    assert control.errors == 1
+    control._heard(Decided("m", decision(6), control._generation))
+    assert lane.parameters.max_batch == 6
