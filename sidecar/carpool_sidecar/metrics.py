@@ -63,6 +63,7 @@ METRICS = (
     Metric("batch_size", "histogram", ("model",), "Rows of the batches sent"),
     Metric("queue_rows", "gauge", (), "Rows waiting"),
     Metric("queue_bytes", "gauge", (), "Bytes of the requests waiting"),
+    Metric("buffered_bytes", "gauge", (), "Bytes held of requests' bodies: still being read, or not answered yet"),
     Metric("in_flight_batches", "gauge", (), "Slots taken, abandoned calls that the model still computes included"),
     Metric("refused", "counter", ("model", "reason"), "Requests refused service, by reason"),
     Metric("expired", "counter", ("model",), "Requests whose deadline passed"),
@@ -153,6 +154,7 @@ class Collector:
         put("device_busy_seconds", stats.device_busy)
         put("queue_rows", batcher.queued_rows)
         put("queue_bytes", batcher.queued_bytes)
+        put("buffered_bytes", sidecar.data.buffered_bytes)
         put("in_flight_batches", batcher.in_flight)
         put("model_ready", sidecar.health.ready)
         put("config_generation", sidecar.generation)

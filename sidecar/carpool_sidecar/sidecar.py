@@ -79,13 +79,15 @@ class Sidecar:
         self.control = Control(self.driver, config, self.stalls, monotonic, self.log)
         self.file = ConfigFile(path, config, self._configured, self.log) if path is not None else None
         self._resolver = Resolver(self.models, self.backend, self._learned, self._changed)
-        limits = ServerLimits(max_body_bytes=int(config.bodies.max_request))
+        limits = ServerLimits(
+            max_body_bytes=int(config.bodies.max_request), max_buffered_bytes=int(config.bodies.max_buffered)
+        )
         self.data = Server(
             DataApp(self.driver, self.backend, self.models, int(config.bodies.max_request)), limits, clock=monotonic
         )
         self.admin = Server(
             AdminApp(self, api_key, local=self._admin[0] in LOOPBACK),
-            ServerLimits(max_body_bytes=1 << 20),
+            ServerLimits(max_body_bytes=1 << 20, max_buffered_bytes=16 << 20),
             clock=monotonic,
         )
         self._tasks: list[asyncio.Task[None]] = []

@@ -15,7 +15,7 @@ policy:
   models: [{name: resnet, axis: First, maxBatch: 16}]
 parameters:
   resnet: {maxBatch: 4, maxWait: 2ms}
-bodies: {maxRequest: 1Mi}
+bodies: {maxRequest: 1Mi, maxBuffered: 1Mi}
 """
 
 
@@ -72,6 +72,8 @@ def test_an_onnx_file_names_its_model():
         (plain(publicKey="beef"), "publicKey", "regex"),
         (plain(speed=11), "config", "unknown field `speed`"),
         (plain(bodies={"maxRequest": "1 MB"}), "bodies.maxRequest", "not a size"),
+        (plain(bodies={"maxRequest": "1Gi"}), "bodies.maxBuffered", "one body of bodies.maxRequest, 1Gi: raise"),
+        (plain(bodies={"maxBuffered": "63Mi"}), "bodies.maxBuffered", "63Mi has no room"),
         ("a: [1", "config", "line 1"),
         ("just words", "config", "mapping"),
         ("policy: .nan", "config", "Out of range"),

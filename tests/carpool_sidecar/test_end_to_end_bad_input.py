@@ -236,6 +236,32 @@ async def test_an_oversize_body_is_413_and_not_read_to_its_end(beside, raw, fram
         assert "over 1024 bytes; raise bodies.maxRequest" in text["error"]
 
 
+async def test_callers_that_stop_half_way_hold_no_more_than_is_allowed(world, beside, raw):
+    """Each stops one byte short; who finds no room is told so, and those who wait in the queue don't notice."""
+    async with beside(bodies={"maxRequest": "1Mi", "maxBuffered": "4Mi"}) as (sidecar, client):
+        held_before = sidecar.data.buffered_bytes
+        size = 1 << 20
+        slow = []
+        for n in range(1, 4):
+            slow.append(await raw(sidecar))
+            slow[-1].send(POST + b"Content-Length: %d\r\n\r\n" % size + bytes(size - 1))
+            await world.until(lambda n=n: sidecar.data.buffered_bytes == held_before + n * (size - 1))
+        for framing in (b"Content-Length: %d\r\n\r\n" % size, b"Transfer-Encoding: chunked\r\n\r\n100000\r\n"):
+            caller = await raw(sidecar)
+            caller.send(POST + framing + bytes(size - 1))
+            status, text = await caller.answer()
+            assert (status, text["reason"]) == (503, "buffers-full")
+            assert "over 4194304 bytes would be buffered; raise bodies.maxBuffered" in text["error"]
+        assert held_before < sidecar.data.buffered_bytes <= 4 << 20
+        assert (await client.get(b"/v2/health/ready")).status == 200  # what needs no room is served
+        for caller in slow:
+            caller.writer.transport.abort()
+        await world.until(lambda: sidecar.data.buffered_bytes == held_before)
+        full = await client.send(b"POST", b"/v1/models/m:predict", b" " * size)
+        assert full.status == 400  # there is room again: it was read to its end, and is no JSON
+    assert sidecar.data.buffered_bytes == 0
+
+
 @pytest.mark.parametrize(
     ("sent", "reason"),
     [

@@ -25,6 +25,8 @@ async def test_a_scrape_has_every_metric_and_its_numbers_agree(world):
     exposition = Exposition(sidecar)
     waiting = _read(exposition)
     assert (waiting["queue_rows"][()], waiting["in_flight_batches"][()]) == (3, 1)
+    bodies = [b'{"instances":[%b]}' % text for text in (b"0", b"2", b"3,4")]
+    assert waiting["buffered_bytes"][()] == sum(map(len, bodies))
     world.model.release()
     for one in (first, *rest[1:]):
         assert (await one).status == 200
@@ -42,6 +44,7 @@ async def test_a_scrape_has_every_metric_and_its_numbers_agree(world):
     assert seen["mode"][(("mode", "batching"), ("model", "m"))] == 1
     assert seen["max_batch"][m] == 8
     assert seen["model_ready"][()] == 1
+    assert seen["buffered_bytes"][()] == 0
 
 
 async def test_sizes_that_callers_choose_do_not_add_up(world):

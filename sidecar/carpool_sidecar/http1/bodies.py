@@ -93,7 +93,7 @@ class BodyReader:
     framing, `complete` tells when the last has been.
     """
 
-    __slots__ = ("_decoder", "_kept", "_parts", "_small", "complete", "remaining", "size")
+    __slots__ = ("_decoder", "_kept", "_parts", "_small", "_taken_from", "complete", "remaining", "size")
 
     # Pieces below this are collected in larger ones on arrival. Otherwise a body in chunks of one byte would hold an
     # object of over 100 bytes for each of them.
@@ -104,6 +104,7 @@ class BodyReader:
         self._parts: list[Buffer] = []
         self._kept = 0
         self._small: bytearray | None = None  # the last of the parts, if it is a collected one
+        self._taken_from = 0  # bytes of the data that was last read from
         self.remaining: int | None = length if length >= 0 else None
         """Bytes still to come; None where nobody knows."""
         self.complete = False
@@ -115,6 +116,7 @@ class BodyReader:
         Pieces are views of the data, except that data which is content as a whole goes on as it is, and that a body
         which is complete at once is cut out as bytes. Raises HttpError (400) where the chunked coding is broken.
         """
+        self._taken_from = len(data)
         if self._decoder is not None:
             stop = self._decoder.feed(data, position, pieces)
             self.complete = self._decoder.done
@@ -134,10 +136,17 @@ class BodyReader:
         return stop
 
     def keep(self, pieces: list[Buffer]) -> int:
-        """Keep pieces until the body is complete, copying none but small ones; return how many bytes are kept."""
+        """Keep pieces of what was just read until the body is complete; return how many bytes are kept.
+
+        Only small ones are copied, and views of data that is mostly something else.
+        """
+        content = sum(map(len, pieces))
+        self._kept += content
+        # A view holds all of its data: of a read of 256 KiB a body of one byte would. So that what is held is within a
+        # small factor of what is counted, data is held only if at least half of it is content.
+        dense = 2 * content >= self._taken_from
         for piece in pieces:
-            self._kept += len(piece)
-            if len(piece) >= self._SMALL or not self._parts:
+            if (len(piece) >= self._SMALL or not self._parts) and (dense or isinstance(piece, bytes)):
                 self._parts.append(piece)
                 self._small = None
             elif self._small is not None and len(self._small) < 16 * self._SMALL:
@@ -148,7 +157,14 @@ class BodyReader:
         return self._kept
 
     def join(self) -> bytes:
-        """Return what was kept; if it came as one bytes object, that very object."""
-        if len(self._parts) == 1:
-            return bytes(self._parts[0])  # the same object if it is bytes already
-        return b"".join(self._parts)
+        """Return what was kept, and let go of it; if it came as one bytes object, that very object."""
+        parts = self._parts
+        self.drop()
+        if len(parts) == 1:
+            return bytes(parts[0])  # the same object if it is bytes already
+        return b"".join(parts)
+
+    def drop(self) -> None:
+        """Let go of what was kept."""
+        self._parts = []
+        self._small = None

@@ -117,7 +117,11 @@ class Connection(asyncio.Protocol):
         self.read_deadline = self.write_deadline = NEVER
         body_of, self._body_of = self._body_of, None
         lost = [exchange for exchange in self._queue if exchange.known]
+        for exchange in self._queue:
+            self._let_go(exchange)
         self._queue.clear()
+        # An exchange that somebody still works on keeps this connection, which need not keep half a body for it.
+        self._body.drop()
         self._server.closed(self)
         if body_of is not None and body_of.streamed_to is not None and not body_of.ended:
             body_of.ended = True
@@ -220,6 +224,8 @@ class Connection(asyncio.Protocol):
         """Go on with the next exchange; this, the first of them, is answered."""
         queue = self._queue
         queue.popleft()
+        if exchange.buffered:
+            self._let_go(exchange)
         now = exchange.sent_at = self._clock()
         if not exchange.keep_alive or (exchange is self._body_of and not self._rest_is_small(exchange)):
             self._finish()
@@ -350,10 +356,12 @@ class Connection(asyncio.Protocol):
             return stop
         body = data[position:stop]
         if exchange.streamed_to is None:
-            if head.length > exchange.limit:
-                self._break_body(exchange, self._body_too_large(exchange))
+            if (refusal := self._too_much(exchange, head.length)) is not None:
+                self._break_body(exchange, refusal)
                 return stop
             exchange.body = body
+            exchange.buffered = head.length
+            self._server.buffered_bytes += head.length
         elif body:
             exchange.streamed_to.data(body)
             if exchange.ended:
@@ -373,8 +381,8 @@ class Connection(asyncio.Protocol):
         self._app.head(exchange)
         if exchange.ended:
             return
-        if exchange.streamed_to is None and head.length > exchange.limit:
-            raise self._body_too_large(exchange)
+        if exchange.streamed_to is None and (refusal := self._too_much(exchange, head.length)) is not None:
+            raise refusal
         if self._continue_for is exchange and self._queue[0] is exchange:
             self._advance(exchange)
 
@@ -387,8 +395,11 @@ class Connection(asyncio.Protocol):
         if exchange.ended:
             pass  # answered already: the rest is skipped
         elif sink is None:
-            if body.keep(pieces) > exchange.limit:
-                raise self._body_too_large(exchange)
+            kept = body.keep(pieces)
+            if (refusal := self._too_much(exchange, kept)) is not None:
+                raise refusal
+            self._server.buffered_bytes += kept - exchange.buffered
+            exchange.buffered = kept
         else:
             for piece in pieces:
                 sink.data(bytes(piece))
@@ -399,6 +410,8 @@ class Connection(asyncio.Protocol):
         return stop
 
     def _end_body(self, exchange: Exchange, body: BodyReader) -> None:
+        if exchange.ended:
+            self._let_go(exchange)
         self._body_of = None
         self._body_paused = False
         if not exchange.keep_alive:
@@ -427,22 +440,37 @@ class Connection(asyncio.Protocol):
         else:
             exchange.streamed_to.end()
 
+    def _let_go(self, exchange: Exchange) -> None:
+        """Count the body of this exchange as held no more."""
+        self._server.buffered_bytes -= exchange.buffered
+        exchange.buffered = 0
+        if exchange is self._body_of:
+            self._body.drop()
+
     # Refusals
 
-    def _body_too_large(self, exchange: Exchange) -> HttpError:
-        return HttpError(413, "body-too-large", f"the body is over {exchange.limit} bytes; raise bodies.maxRequest")
+    def _too_much(self, exchange: Exchange, size: int) -> HttpError | None:
+        """Say why so many bytes of this exchange's body can't be held; None: they can."""
+        if size > exchange.limit:
+            return HttpError(413, "body-too-large", f"the body is over {exchange.limit} bytes; raise bodies.maxRequest")
+        limit = self._limits.max_buffered_bytes
+        if self._server.buffered_bytes - exchange.buffered + size > limit:
+            text = f"with this body over {limit} bytes would be buffered; raise bodies.maxBuffered or replicas"
+            return HttpError(503, "buffers-full", text, [(b"retry-after", b"1")])
+        return None
 
     def _break_body(self, exchange: Exchange, refusal: HttpError) -> None:
         """Give up a request in its body."""
         self._no_more = True
         self._unsound = True
+        self._let_go(exchange)
         sink = exchange.streamed_to
         if not exchange.ended:
             exchange.keep_alive = False
             if exchange.started:
                 exchange.abort()
             else:
-                exchange.fail(refusal.status, refusal.reason, str(refusal))
+                exchange.fail(refusal.status, refusal.reason, str(refusal), refusal.headers)
             if sink is not None:
                 sink.aborted()
         elif not self._queue:

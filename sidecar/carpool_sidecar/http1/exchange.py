@@ -46,7 +46,7 @@ class Application(Protocol):
     def sent(self, exchange: Exchange) -> None:
         """Take note that the answer's last byte went to the transport.
 
-        The server itself may have answered (400, 408, 413); `exchange.status` tells.
+        The server itself may have answered (400, 408, 413, 503); `exchange.status` tells.
         """
 
     def disconnected(self, exchange: Exchange) -> None:
@@ -99,6 +99,7 @@ class Exchange:
         "_sink",
         "_started",
         "body",
+        "buffered",
         "context",
         "ended",
         "headers",
@@ -130,6 +131,7 @@ class Exchange:
         self._owed: int | None = None  # bytes still owed of an announced length; None: chunked, or ends with the close
         self.context: Any = None
         self.body = b""
+        self.buffered = 0  # bytes of the body that are counted as held
         self.limit = limit
         self.keep_alive = head.keep_alive
         self.known = True  # to the application
@@ -174,7 +176,10 @@ class Exchange:
     # Choices, inside `Application.head`
 
     def buffer(self, limit: int) -> None:
-        """Collect the body, of at most `limit` bytes; a larger one is answered with 413 by the server."""
+        """Collect the body, of at most `limit` bytes; a larger one is answered with 413 by the server.
+
+        One that does not fit beside all others that the server holds is answered with 503.
+        """
         self.limit = limit
 
     def stream(self, sink: Sink) -> None:

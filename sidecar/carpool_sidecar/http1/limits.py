@@ -21,6 +21,8 @@ class ServerLimits:
     """Field lines; 431."""
     max_body_bytes: int = 64 * 1024 * 1024
     """A buffered body for which the application set no limit of its own; 413."""
+    max_buffered_bytes: int = 512 * 1024 * 1024
+    """All buffered bodies together, from their first byte to the end of their answers; 503. Streams don't count."""
     head_timeout: float = 10.0
     """From a head's first byte to its last; 408."""
     body_timeout: float = 30.0

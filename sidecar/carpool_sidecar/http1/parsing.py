@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import httptools
 
-from carpool_sidecar.http1.messages import FieldLines, has_body, tokens
+from carpool_sidecar.http1.messages import FieldLines, Headers, has_body, tokens
 
 IN_CHUNKS = -1
 """Instead of a length: the body is in the chunked coding."""
@@ -38,13 +38,14 @@ class HttpError(Exception):
     """A message that is not accepted.
 
     `status` is what a server answers, `reason` a word for machines, and the text says what is wrong and, for a
-    limit, how to raise it.
+    limit, how to raise it. `headers` go with the answer.
     """
 
-    def __init__(self, status: int, reason: str, text: str) -> None:
+    def __init__(self, status: int, reason: str, text: str, headers: Headers | None = None) -> None:
         super().__init__(text)
         self.status = status
         self.reason = reason
+        self.headers = headers
 
 
 class RequestHead(NamedTuple):

@@ -30,6 +30,8 @@ class Server:
         self.clock = clock or asyncio.get_running_loop().time
         self.draining = False
         self.waited_for = False  # somebody waits for the last answer
+        self.buffered_bytes = 0
+        """Bytes held of request bodies: of those that are not complete yet, and of those not answered yet."""
         self._connections: set[Connection] = set()
         self._listeners: list[asyncio.Server] = []
         self._idle = asyncio.Event()

@@ -124,6 +124,36 @@ def test_a_body_in_tiny_pieces_is_not_kept_in_tiny_objects():
     assert reader.join() == b"0123456789" * 5_000
 
 
+@pytest.mark.parametrize("chunks", [1, 50])
+def test_a_read_that_is_mostly_framing_is_not_kept_for_its_content(chunks):
+    reader = BodyReader(IN_CHUNKS)
+    content = b"x" * 5_000
+    data = b"1;%b\r\nx\r\n" % (b"y" * 1000) * 200 + b"1388\r\n%b\r\n" % content * chunks
+    pieces = []
+    reader.read(data, 0, pieces)
+    assert reader.keep(pieces) == 200 + 5_000 * chunks
+    held = [part for part in reader._parts if isinstance(part, memoryview)]
+    assert bool(held) == (chunks > 1)  # of 200 kB 5 are content: copied; of 450 kB 250: as it is
+    assert sum({id(part.obj): len(part.obj) for part in held}.values()) <= 2 * reader.keep([])
+    assert reader.join() == b"x" * (200 + 5_000 * chunks)
+
+
+def test_the_first_byte_of_a_body_does_not_keep_what_it_came_with():
+    reader = BodyReader(2)
+    pieces = []
+    reader.read(bytes(250_000), 249_999, pieces)
+    assert reader.keep(pieces) == 1
+    assert not any(isinstance(part, memoryview) for part in reader._parts)
+
+
+def test_what_was_joined_or_dropped_is_not_kept():
+    for let_go in (BodyReader.join, BodyReader.drop):
+        reader = BodyReader(UNTIL_CLOSE)
+        read(reader, [bytes(5_000), bytes(5_000), b"x"])
+        let_go(reader)
+        assert reader.join() == b""
+
+
 def test_until_close_never_completes():
     reader = BodyReader(UNTIL_CLOSE)
     assert read(reader, [b"a", b"b"]) == 2

@@ -244,6 +244,10 @@ async def test_other_expectations_fail(site):
         ({"max_body_bytes": 4}, EXPECT, 413, "bodies.maxRequest"),
         ({"max_body_bytes": 4}, CHUNKED_POST + b"3\r\nabc\r\n2\r\nde\r\n", 413, "bodies.maxRequest"),
         ({"max_body_bytes": 4}, CHUNKED_POST + b"FFFFFF\r\nabcde", 413, "bodies.maxRequest"),
+        ({"max_buffered_bytes": 4}, POST, 503, "bodies.maxBuffered"),
+        ({"max_buffered_bytes": 4}, POST + b"hello", 503, "bodies.maxBuffered"),
+        ({"max_buffered_bytes": 4}, EXPECT, 503, "bodies.maxBuffered"),
+        ({"max_buffered_bytes": 4}, CHUNKED_POST + b"3\r\nabc\r\n2\r\nde\r\n", 503, "bodies.maxBuffered"),
         ({"max_connections": 0}, b"", 503, "max_connections"),
     ],
 )
