@@ -170,6 +170,11 @@ def fault_kind(status: int) -> FaultKind | None:
     return FaultKind.SHARED
 
 
+def callers_fault(status: int) -> bool:
+    """Whether an upstream's status for one request blames its caller: 4xx, but for those that say it has no time."""
+    return 400 <= status < 500 and status not in {408, 429}
+
+
 class Refused(StrEnum):
     """Why a request got no service."""
 

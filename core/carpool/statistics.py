@@ -80,7 +80,7 @@ class ModelStats(Struct):
     """Requests answered, whatever the status."""
     hits: int = 0
     misses: dict[str, int] = field(default_factory=dict)
-    """By reason: late, failed, cancelled, or a refusal's reason."""
+    """By reason: late, failed, rejected, cancelled, or a refusal's reason."""
     cells: list[tuple[int, int, int, int, int, float, float]] = field(default_factory=list)
     """(bucket, rows, in_flight, executors, batches, busy, busy_squared)."""
     cold: int = 0
@@ -92,8 +92,8 @@ class ModelStats(Struct):
 
     @property
     def missed(self) -> int:
-        """Requests that missed the SLO, for whatever reason but the caller's own leaving."""
-        return sum(count for reason, count in self.misses.items() if reason != CANCELLED)
+        """Requests that missed the SLO, for whatever reason but the caller's own doing."""
+        return sum(count for reason, count in self.misses.items() if reason not in CALLERS)
 
     def by_key(self) -> dict[CellKey, Cell]:
         """Cells by what they are samples of."""
@@ -142,7 +142,10 @@ class Stats(Struct):
 
 LATE = "late"
 FAILED = "failed"
+REJECTED = "rejected"
 CANCELLED = "cancelled"
+CALLERS = frozenset({REJECTED, CANCELLED})
+"""Ends that are the caller's doing: no promise was broken."""
 
 
 def combine(parts: list[ModelStats]) -> ModelStats:
@@ -227,14 +230,17 @@ class Counters:
         self.rows += rows
         self.recent.append((now, rows))
 
-    def answered(self, arrived: float, due: float, now: float, ok: bool) -> None:
-        """Count an answer whose last byte left at ``now``: a hit when it is a success by its due time."""
+    def answered(self, arrived: float, due: float, now: float, ok: bool, failure: str = FAILED) -> None:
+        """Count an answer whose last byte left at ``now``: a hit when it is a success by its due time.
+
+        ``failure``: the reason that an answer which is no success counts under.
+        """
         self.served += 1
         self.durations[bisect_left(DURATION_BOUNDS, now - arrived)] += 1
         if ok and now <= due:
             self.hits += 1
         else:
-            self.missed(LATE if ok else FAILED)
+            self.missed(LATE if ok else failure)
 
     def missed(self, reason: str) -> None:
         """Count a request that ended without a good answer in time."""

@@ -10,8 +10,20 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from carpool.riding import Abort, Batch, Failure, Fault, FaultKind, Finish, Priority, Refusal, Request, fault_kind
-from carpool.statistics import CANCELLED
+from carpool.riding import (
+    Abort,
+    Batch,
+    Failure,
+    Fault,
+    FaultKind,
+    Finish,
+    Priority,
+    Refusal,
+    Request,
+    callers_fault,
+    fault_kind,
+)
+from carpool.statistics import CANCELLED, FAILED, REJECTED
 from carpool_sidecar.answers import FAILURES, REFUSALS, UNRESOLVED, UpstreamAnswer, retry_after, shareable
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.messages import forwardable
@@ -221,7 +233,8 @@ class Driver:
         if rider.answered:
             took = exchange.sent_at - request.arrived
             self.duration_seconds[model] = self.duration_seconds.get(model, 0.0) + took
-            rider.counters.answered(request.arrived, request.due, exchange.sent_at, 200 <= status < 300)
+            failure = REJECTED if callers_fault(status) else FAILED
+            rider.counters.answered(request.arrived, request.due, exchange.sent_at, 200 <= status < 300, failure)
         self.count(model, rider.parsed.endpoint.protocol, status)
         self._models.left(rider.entry)
         exchange.context = None

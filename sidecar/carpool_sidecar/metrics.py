@@ -48,7 +48,12 @@ METRICS = (
     ),
     Metric("device_busy_seconds", "counter", (), "Wall seconds with at least one batch in flight"),
     Metric("slo_hits", "counter", ("model",), "Requests answered with success by their due time"),
-    Metric("slo_misses", "counter", ("model", "reason"), "Requests that were not, by reason"),
+    Metric(
+        "slo_misses",
+        "counter",
+        ("model", "reason"),
+        "Requests that were not, by reason: late, failed, a refusal's; the caller's doing: rejected (4xx), cancelled",
+    ),
     Metric("padded_rows", "counter", ("model",), "Rows added to reach a static size"),
     Metric("cold_batches", "counter", ("model",), "First batches of their size, not learned from"),
     Metric("stalled_batches", "counter", ("model",), "Batches during which this host paused, not learned from"),

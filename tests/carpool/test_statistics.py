@@ -12,6 +12,7 @@ from carpool.statistics import (
     FAILED,
     LATE,
     MAX_CELLS,
+    REJECTED,
     Cell,
     CellKey,
     Counters,
@@ -158,6 +159,13 @@ def test_a_hit_is_a_good_answer_by_its_due_time(ok: bool, now: float, hits: int,
 
 def test_who_leaves_has_not_missed_the_slo() -> None:
     assert ModelStats(misses={CANCELLED: 3, LATE: 2, "queue-full": 1}).missed == 3
+
+
+def test_who_asks_what_the_model_rejects_has_not_missed_the_slo() -> None:
+    counters = Counters()
+    counters.answered(0.0, 1.0, 2.0, ok=False, failure=REJECTED)
+    counted = counters.snapshot(2.0)
+    assert (counted.misses, counted.missed, counted.served) == ({REJECTED: 1}, 0, 1)
 
 
 @given(st.lists(st.floats(0.0006, 30.0), min_size=1, max_size=50), st.floats(0.01, 1.0))

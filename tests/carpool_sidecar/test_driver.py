@@ -367,6 +367,16 @@ async def test_counters_tell_what_happened(world, wait_until):
     assert sidecar.driver.requests == {("m", "v1", 200): 1, ("m", "v1", 400): 1, ("m", "v1", 500): 1}
 
 
+@pytest.mark.parametrize(
+    ("status", "reason"), [(400, "rejected"), (422, "rejected"), (429, "failed"), (408, "failed"), (500, "failed")]
+)
+async def test_answers_that_blame_the_caller_are_counted_apart(world, status, reason):
+    sidecar, client = await world.start()
+    world.model.behave = lambda exchange: exchange.respond(status, [], b"{}")
+    assert (await client.predict(b"1")).status == status
+    assert sidecar.batcher.lane("m").counters.misses == {reason: 1}
+
+
 async def test_names_that_callers_make_up_leave_nothing_behind(world):
     sidecar, client = await world.start()
     world.model.behave = lambda exchange: exchange.respond(404, [], b'{"error":"no such model"}')
