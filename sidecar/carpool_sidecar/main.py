@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from carpool.policy import PolicyError
 from carpool_sidecar.config import SidecarConfig, is_address, parse
@@ -54,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = load(options.config)
         if options.check:
+            _key(config)
             return OK
         return run(config, options.config, listen=options.listen, admin=options.admin)
     except PolicyError as error:
@@ -81,22 +84,36 @@ def load(path: Path) -> SidecarConfig:
         raise PolicyError("config", f"not UTF-8: {error}") from None
 
 
-def run(config: SidecarConfig, path: Path | None = None, *, listen: str | None = None, admin: str | None = None) -> int:
-    """Serve until a signal; returns the exit code.
+def run(
+    config: SidecarConfig, path: Path | None = None, *, listen: str | None = None, admin: str | None = None
+) -> NoReturn:
+    """Serve until a signal, then end the process with its exit code.
 
-    ``path``: the file to watch. Blocks, sets the logs up and handles signals: for a process of its own. Inside another
-    program, use ``Sidecar``.
+    ``path``: the file to watch. Sets the logs up and handles signals: for a process of its own. Inside another program,
+    use ``Sidecar``. Raises ``PolicyError`` or ``OSError`` where it can't start.
     """
     import uvloop  # noqa: PLC0415 - so that the configuration can be checked where it is not installed
 
+    key = _key(config)
     set_up(config.log)
-    key = None if config.api_key_file is None else Path(config.api_key_file).read_text("utf-8").strip()
-    return uvloop.run(_serve(config, path, key, listen=listen, admin=admin))
+    uvloop.run(_serve(config, path, key, listen=listen, admin=admin))
+
+
+def _key(config: SidecarConfig) -> str | None:
+    if config.api_key_file is None:
+        return None
+    try:
+        return Path(config.api_key_file).read_text("utf-8").strip()
+    except OSError as error:
+        why = error.strerror
+    except UnicodeDecodeError:
+        why = "not UTF-8"
+    raise PolicyError("apiKeyFile", f"{config.api_key_file!r}: {why}: name a file that holds the admin key")
 
 
 async def _serve(
     config: SidecarConfig, path: Path | None, key: str | None, *, listen: str | None, admin: str | None
-) -> int:
+) -> NoReturn:
     sidecar = Sidecar(config, path, key, listen=listen, admin=admin)
     stopping, now = asyncio.Event(), asyncio.Event()
 
@@ -113,12 +130,14 @@ async def _serve(
         forced = loop.create_task(now.wait())
         await asyncio.wait({drained, forced}, return_when=asyncio.FIRST_COMPLETED)
         forced.cancel()
-        if not drained.done():
+        code = OK if drained.done() else CUT_SHORT
+        if code:
             logging.getLogger("carpool").warning("ended by a second signal")
-            return CUT_SHORT
-        return OK
     finally:
         await sidecar.close()
+    # Python's own way out waits for every thread, and one that computes may never end.
+    logging.shutdown()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
+import signal
 import struct
+import sys
 import threading
 from functools import partial
 
@@ -14,8 +17,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from carpool.policy import PolicyError
+from carpool_sidecar.backends import onnx as onnx_backend
 from carpool_sidecar.backends.onnx import OnnxBackend
 from carpool_sidecar.config import Onnx
+from carpool_sidecar.main import CUT_SHORT, OK
 
 pytestmark = pytest.mark.real
 
@@ -86,10 +91,12 @@ class Gate:
         self.session = session
         self.open = threading.Event()
         self.rows = []
+        self.ended = False
 
     def run(self, names, arrays):
         self.rows.append(len(next(iter(arrays.values()))))
         assert self.open.wait(30)
+        self.ended = True
         return self.session.run(names, arrays)
 
 
@@ -339,3 +346,87 @@ def test_files_and_devices_that_are_not_there_are_named(tmp_path, matmul):
     ):
         with pytest.raises(PolicyError, match=words):
             OnnxBackend(config)
+
+
+# -------------------------------------------------------------------------------------------------------------- the end
+
+
+def endless(tmp_path):
+    """A model that computes for years."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["more"], ["more_out"]), helper.make_node("Neg", ["in"], ["out"])],
+        "body",
+        [
+            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+            helper.make_tensor_value_info("more", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("in", TensorProto.FLOAT, ["n", 2]),
+        ],
+        [
+            helper.make_tensor_value_info("more_out", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("out", TensorProto.FLOAT, ["n", 2]),
+        ],
+    )
+    return save(
+        tmp_path / "endless.onnx",
+        [helper.make_node("Loop", ["turns", "more", "x"], ["y"], body=body)],
+        [("x", TensorProto.FLOAT, ["n", 2])],
+        [("y", TensorProto.FLOAT, ["n", 2])],
+        [("turns", np.array(2**62)), ("more", np.array(True))],
+    )
+
+
+@pytest.mark.parametrize(("limit", "signals", "code"), [("50ms", 1, OK), ("1h", 2, CUT_SHORT)])
+async def test_a_computation_that_hangs_does_not_keep_the_process(world, tmp_path, *, limit, signals, code):
+    path = tmp_path / "sidecar.json"
+    onnx_file = {"path": endless(tmp_path), "threads": 1}
+    path.write_text(world.config(upstream=None, onnx=onnx_file, shutdown={"lame": "0s", "limit": limit}))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "carpool_sidecar.main", "--config", str(path), stderr=asyncio.subprocess.PIPE
+    )
+
+    async def logged(event):
+        while (line := json.loads(await process.stderr.readline()))["event"] != event:
+            pass
+        return line
+
+    try:
+        async with asyncio.timeout(60):
+            listening = await logged("listening")
+            client, admin = world.client(listening["data"]), world.client(listening["admin"])
+            hung = client.predict(b"[1,2]", model="endless")
+            while b"carpool_in_flight_batches 1.0" not in (await admin.get(b"/metrics")).body:
+                assert not hung.future.done()
+            process.send_signal(signal.SIGTERM)
+            if signals > 1:
+                await logged("draining")
+                process.send_signal(signal.SIGTERM)
+            assert await process.wait() == code
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_closing_does_not_wait_for_what_is_computed(world, matmul, gated):
+    sidecar, client, name = await start(world, matmul)
+    gate = gated(sidecar)
+    client.predict(b"[1,2,3,4]", model=name)
+    await world.until(lambda: gate.rows)
+    await sidecar.backend.close()
+    assert not gate.ended
+    gate.open.set()
+    await world.until(lambda: gate.ended)
+
+
+async def test_a_body_too_large_for_memory_gives_its_slot_back(world, matmul, monkeypatch):
+    sidecar, client, name = await start(world, matmul, parameters={"*": {"maxBatch": 8, "maxInFlight": 1}})
+
+    def parts_of(_):
+        raise MemoryError
+
+    with monkeypatch.context() as full:
+        full.setattr(onnx_backend, "parts_of", parts_of)
+        answer = await client.predict(b"[1,2,3,4]", model=name)
+    assert (answer.status, b"MemoryError" in answer.body) == (500, True)
+    assert (await client.predict(b"[1,2,3,4]", model=name)).status == 200
+    assert sidecar.batcher.in_flight == 0

@@ -91,8 +91,8 @@ class OnnxBackend:
         return self.document(target)
 
     async def close(self) -> None:
-        """Wait for what is computed now."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        """Begin nothing more. What is computed now can't be stopped and may never end: nobody waits for it."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def serve(self, target: bytes, headers: Headers, body: Body) -> tuple[int, Headers, bytes]:
         """Answer one request for inference; on a thread."""
@@ -102,8 +102,8 @@ class OnnxBackend:
         encoding = find(headers, b"content-encoding")
         if encoding is not None and encoding.lower() != b"identity":
             return 415, [JSON], _error("content-encoding: bodies are not decoded here: send them as they are")
-        data = b"".join(parts_of(body))
         try:
+            data = b"".join(parts_of(body))
             if endpoint.protocol == "v1":
                 arrays, columns = read_v1(data, self.inputs)
                 return 200, *write_v1(self._run(arrays, [spec.name for spec in self.outputs]), columns=columns)
