@@ -27,7 +27,7 @@ KEPT = 200
 PR_SET_PDEATHSIG = 1
 """Of linux/prctl.h."""
 
-_BIND = re.compile(r"bind on address \('([^']*)', (\d+)[^)]*\): (.*)")
+_BIND = re.compile(r"^carpool-sidecar: (?:listen|admin): (.*):(\d+): (.*): name another address")
 
 
 class LaunchError(Exception):
@@ -138,9 +138,9 @@ def explained(line: str, path: Path, ports: dict[int, str]) -> str:
             return f"port {port} on {host} is taken by another process: name another with {option}"
         if "permission" in why:
             return f"port {port} may not be had without more rights: name one from 1024 on with {option}"
+        if "known" in why:
+            return f"the host {host} is not known here: name an address of this machine with --host"
         return f"{host} is no address of this machine: name one with --host, 0.0.0.0 for all"
-    if "Name or service not known" in line or "nodename nor servname" in line:
-        return "the host to listen on is not known here: name an address of this machine with --host"
     return line.removeprefix(f"{path}: ").removeprefix("carpool-sidecar: ")
 
 

@@ -414,9 +414,10 @@ class Driver:
         now = self._clock()
         if str(count).strip("0") == "1" and now - self._noted_at >= NOTE_INTERVAL:
             self._noted_at = now
+            # What is known of the axis explains nothing else.
+            detail = {"detail": entry.reason} if reason.startswith("axis-") else {}
             self._log.warning(
-                "a request rides alone",
-                extra={"model": entry.lane, "reason": reason, "count": count, "detail": entry.reason},
+                "a request rides alone", extra={"model": entry.lane, "reason": reason, "count": count, **detail}
             )
 
     def _note_fragments(self, entry: Entry, key: bytes) -> None:

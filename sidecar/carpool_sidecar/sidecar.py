@@ -98,10 +98,13 @@ class Sidecar:
         self._cap()
 
     async def start(self) -> None:
-        """Listen, then look after the model in the background: a sidecar listens before its model does."""
+        """Listen, then look after the model in the background: a sidecar listens before its model does.
+
+        Raises ``OSError`` naming the field whose address can't be had.
+        """
         self.stalls.start()
-        await self.data.listen(*self._listen)
-        await self.admin.listen(*self._admin)
+        await _listen(self.data, "listen", self._listen)
+        await _listen(self.admin, "admin", self._admin)
         self._spawn(self.health.run())
         self._spawn(self._resolver.run())
         self._spawn(self.control.run())
@@ -212,7 +215,7 @@ class Sidecar:
     def _learned(self, entry: Entry) -> None:
         self.batcher.lane(entry.lane).max_batch = self.models.cap(entry.lane)
         self.log.info(
-            "batch axis known",
+            "batch axis looked up",
             extra={"model": entry.model, "merges": entry.alone is None, "detail": entry.reason},
         )
 
@@ -225,6 +228,16 @@ class Sidecar:
             self.log.warning("the model's server answers again: what was learned is forgotten")
             self.control.forget()
         self.models.ask_again()
+
+
+async def _listen(server: Server, name: str, address: tuple[str, int]) -> None:
+    try:
+        await server.listen(*address)
+    except OSError as error:
+        # Of the loop's sentence around it only the system's own words are kept.
+        why = str(error.strerror).rpartition(": ")[2]
+        host, port = address
+        raise OSError(f"{name}: {host}:{port}: {why}: name another address, in the file or with --{name}") from error
 
 
 def _backend(config: SidecarConfig) -> Backend:

@@ -9,7 +9,7 @@ from carpool_cli.launch import Child, LaunchError, event_of, explained, readable
 PATH = Path("/tmp/carpool-x/sidecar.json")  # noqa: S108 - a name, nothing is written there
 
 
-BIND = "carpool-sidecar: [Errno 98] error while attempting to bind on address ('{}', {}): {}"
+BIND = "carpool-sidecar: listen: {}:{}: {}: name another address, in the file or with --listen"
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,8 @@ def test_the_option_of_the_port_is_named():
 
 
 def test_an_unknown_host_is_explained():
-    assert "--host" in explained("carpool-sidecar: [Errno -2] Name or service not known", PATH, {})
+    line = BIND.format("nowhere", 8080, "Name or service not known")
+    assert "the host nowhere is not known here" in explained(line, PATH, {})
 
 
 def test_the_file_that_nobody_wrote_is_left_out():

@@ -367,6 +367,13 @@ async def test_counters_tell_what_happened(world, wait_until):
     assert sidecar.driver.requests == {("m", "v1", 200): 1, ("m", "v1", 400): 1, ("m", "v1", 500): 1}
 
 
+async def test_a_request_alone_is_logged_with_the_axis_only_where_that_is_why(world, caplog):
+    _, client = await world.start()
+    assert (await client.predict(b"1", headers=[(b"content-encoding", b"gzip")])).status == 200
+    (line,) = (record for record in caplog.records if record.message == "a request rides alone")
+    assert (line.reason, hasattr(line, "detail")) == ("encoded", False)
+
+
 @pytest.mark.parametrize(
     ("status", "reason"), [(400, "rejected"), (422, "rejected"), (429, "failed"), (408, "failed"), (500, "failed")]
 )

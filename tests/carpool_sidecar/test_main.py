@@ -71,16 +71,36 @@ def test_a_file_that_is_no_text_is_a_wrong_configuration(tmp_path):
     assert main(["--config", str(tmp_path / "x"), "--check"]) == WRONG_CONFIG
 
 
-def test_a_port_in_use_is_no_traceback(world_config, config_file):
+@pytest.mark.parametrize("option", ["listen", "admin"])
+def test_a_port_in_use_is_named_with_its_field_and_the_fix(world_config, config_file, option):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        command = [*COMMAND, str(config_file(world_config)), "--listen", address]
+        command = [*COMMAND, str(config_file(world_config)), f"--{option}", address]
         done = subprocess.run(command, capture_output=True, timeout=60, check=False)  # noqa: S603 - our own command
     assert done.returncode == CANNOT_START
-    assert b"address already in use" in done.stderr
-    assert b"Traceback" not in done.stderr
+    assert (
+        done.stderr.decode() == f"carpool-sidecar: {option}: {address}: address already in use: "
+        f"name another address, in the file or with --{option}\n"
+    )
+
+
+@pytest.mark.parametrize("check", [["--check"], []])
+def test_a_missing_key_file_is_named_with_its_field(world_config, config_file, tmp_path, capsys, check):
+    key = tmp_path / "key"
+    path = config_file(json.dumps(json.loads(world_config) | {"apiKeyFile": str(key)}))
+    assert main(["--config", str(path), *check]) == WRONG_CONFIG
+    assert f"apiKeyFile: '{key}': No such file or directory: name a file" in capsys.readouterr().err
+    key.write_bytes(b"\xff")
+    assert main(["--config", str(path), *check]) == WRONG_CONFIG
+    assert f"apiKeyFile: '{key}': not UTF-8" in capsys.readouterr().err
+
+
+def test_a_key_file_that_is_there_passes_the_check(world_config, config_file, tmp_path):
+    (tmp_path / "key").write_text("secret")
+    path = config_file(json.dumps(json.loads(world_config) | {"apiKeyFile": str(tmp_path / "key")}))
+    assert main(["--config", str(path), "--check"]) == OK
 
 
 @pytest.fixture
