@@ -195,9 +195,9 @@ class Batcher:
         lane.shed_slo = shed_slo
         return self.poll(now)
 
-    def restarted(self, now: float) -> list[Action]:
-        """Forget what was learned of the upstream: it was replaced or restarted."""
-        for lane in self._lanes.values():
+    def restarted(self, now: float, *, model: str | None = None) -> list[Action]:
+        """Forget what was learned of the upstream, or of one model there: it was replaced or restarted."""
+        for lane in self._lanes.values() if model is None else [self.lane(model)]:
             lane.forget()
         return self.poll(now)
 

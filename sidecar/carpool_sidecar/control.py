@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from contextlib import contextmanager
 from time import time
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from carpool.batching import Batcher
-    from carpool.statistics import Stats
+    from carpool.statistics import ModelStats, Stats
     from carpool_sidecar.config import SidecarConfig
     from carpool_sidecar.driver import Driver
     from carpool_sidecar.stalls import StallWatcher
@@ -73,6 +73,11 @@ class Control:
         self._clock = clock
         self._log = log
         self._generation = 0
+        """How often all was to be learned anew."""
+        self._replaced: Counter[str] = Counter()
+        """How often more that was so of one model."""
+        self._mixed: set[str] = set()
+        """Models replaced since they were last observed: their service times are partly those of another."""
         self._before: Stats = driver.batcher.stats(clock())
         self._stalled_before = stalls.total
         self._apply()
@@ -107,6 +112,12 @@ class Control:
         self._before = self._batcher.stats(self._clock())
         self._introduce()
 
+    def forget_model(self, model: str) -> None:
+        """Forget what was learned of one model: the upstream serves another under its name."""
+        self._driver.do(self._batcher.restarted(self._clock(), model=model))
+        self._replaced[model] += 1
+        self._mixed.add(model)
+
     def observe(self) -> None:
         """Tell the tuner what was counted since the last time."""
         now = self._clock()
@@ -120,12 +131,13 @@ class Control:
                     Observation(
                         now=now,
                         seconds=seconds,
-                        stats=since.models[lane.name],
+                        stats=self._measured(lane.name, since.models[lane.name]),
                         passing=lane.passing,
                         stalled=paused > STALLED_SHARE * seconds,
                         queued_rows=stats.queued_rows,
                     ),
                     lane.parameters,
+                    self._generation_of(lane.name),
                 )
                 for lane in self._batcher.lanes()
                 if lane.name != OTHER
@@ -135,6 +147,15 @@ class Control:
             return  # not taken: the next interval is the longer for it
         self._before = stats
         self._stalled_before = self._stalls.total
+        self._mixed.clear()
+
+    def _measured(self, model: str, stats: ModelStats) -> ModelStats:
+        """Return an interval's counts; of a model replaced in it its load, and no service times."""
+        return replace(stats, cells=[]) if model in self._mixed else stats
+
+    def _generation_of(self, model: str) -> int:
+        """Return how often a model was to be learned anew: what differs from that is about what it was before."""
+        return self._generation + self._replaced[model]
 
     def _apply(self, *, keep: bool = False) -> None:
         """Give every model its parameters: fixed ones, the first ones, or (``keep``) its own within new limits."""
@@ -154,11 +175,11 @@ class Control:
         self._generation += 1
         if not self.tunes:
             policy = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
-        self.link.send(Setup(to_plain(policy), self._generation))
+        self.link.send(Setup(to_plain(policy)))
 
     def _heard(self, decided: Decided) -> None:
         # On its way while the policy or the model changed, a decision is about what was before.
-        if decided.generation == self._generation:
+        if decided.generation == self._generation_of(decided.model):
             with self._surviving():
                 self._decided(decided.model, decided.decision)
 

@@ -221,7 +221,7 @@ class Sidecar:
 
     def _changed(self, entry: Entry) -> None:
         self.log.warning("the model is another one now: what was learned is forgotten", extra={"model": entry.model})
-        self.control.forget()
+        self.control.forget_model(entry.lane)
 
     def _found(self, again: bool) -> None:
         if again:

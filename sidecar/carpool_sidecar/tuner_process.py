@@ -24,23 +24,24 @@ NICENESS = 5
 
 
 class Tuners:
-    """A tuner for every model that is observed; all that they decide is of one ``generation``."""
+    """A tuner for every model that is observed, and another one for each of its generations."""
 
-    def __init__(self, policy: BatchingPolicy, generation: int) -> None:
+    def __init__(self, policy: BatchingPolicy) -> None:
         self._policy = policy
-        self._generation = generation
         self._models = {model.name: model for model in policy.models}
-        self._tuners: dict[str, Tuner] = {}
+        self._tuners: dict[str, tuple[int, Tuner]] = {}
+        """With the generations that they are of."""
 
     def step(self, observations: Observations) -> Iterator[Reply]:
         """Decide for each model, one after the other, and say so at the end: a search takes up to a second."""
         # Who is not observed any more is no model: names come from callers.
-        self._tuners = {name: tuner for name, tuner in self._tuners.items() if name in observations.models}
+        self._tuners = {name: known for name, known in self._tuners.items() if name in observations.models}
         for name, observed in observations.models.items():
-            tuner = self._tuners.get(name)
-            if tuner is None:
-                tuner = self._tuners[name] = Tuner(self._policy, self._models.get(name), observed.parameters)
-            yield Decided(name, tuner.step(observed.observation), self._generation)
+            generation, tuner = self._tuners.get(name, (-1, None))
+            if tuner is None or generation != observed.generation:
+                tuner = Tuner(self._policy, self._models.get(name), observed.parameters)
+                self._tuners[name] = observed.generation, tuner
+            yield Decided(name, tuner.step(observed.observation), observed.generation)
         yield Answered()
 
 
@@ -50,7 +51,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     while len(length := source.read(LENGTH)) == LENGTH:
         message = read_message(source.read(int.from_bytes(length, "little")))
         if isinstance(message, Setup):
-            tuners = Tuners(from_plain(message.policy, BatchingPolicy, what="policy"), message.generation)
+            tuners = Tuners(from_plain(message.policy, BatchingPolicy, what="policy"))
         elif tuners is not None:
             for reply in tuners.step(message):
                 # At once: what takes long is not to look like silence.

@@ -17,20 +17,20 @@ LENGTH = 4
 
 
 class Setup(msgspec.Struct, tag=True, frozen=True):
-    """The policy to tune by, as plain data. Whatever was learned under another one is kept out of it.
-
-    ``generation`` comes back with each decision made under it.
-    """
+    """The policy to tune by, as plain data. Whatever was learned before it is forgotten."""
 
     policy: dict[str, Any]
-    generation: int
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """One model's observation, and its parameters at the time."""
+    """One model's observation, and its parameters at the time.
+
+    ``generation``: of the model and the policy together. What was learned under another one is forgotten.
+    """
 
     observation: Observation
     parameters: Parameters
+    generation: int
 
 
 class Observations(msgspec.Struct, tag=True, frozen=True):
@@ -43,7 +43,7 @@ Message: TypeAlias = Setup | Observations
 
 
 class Decided(msgspec.Struct, tag=True, frozen=True):
-    """What is decided for one of them, under the setup of that ``generation``."""
+    """What is decided for one of them, as it was in that ``generation``."""
 
     model: str
     decision: Decision

@@ -1186,6 +1186,14 @@ def test_an_unknown_service_time_is_learned_again_after_a_restart() -> None:
     assert batches(to.arrive(request(0.03), 0.03))[0].cold
 
 
+def test_a_model_that_was_replaced_is_forgotten_and_no_other() -> None:
+    to = held()
+    to.learn("n", to.lane("m").estimate, 0.0)
+    to.restarted(0.01, model="m")
+    assert to.lane("m").estimate is None
+    assert to.lane("n").estimate is not None
+
+
 # ------------------------------------------------------------------------------------------------- all together
 
 

@@ -145,3 +145,42 @@ async def test_a_decision_that_fails_costs_no_other(world, monkeypatch):
     assert control.errors == 1
     control._heard(Decided("m", decision(6), control._generation))
     assert lane.parameters.max_batch == 6
+
+
+async def test_a_model_that_became_another_costs_no_other_what_was_learned(world, monkeypatch):
+    monkeypatch.setattr(control_module, "INTERVAL", 3600.0)
+    sidecar, client = await world.start(**TUNED)
+    control, batcher = sidecar.control, sidecar.batcher
+    for model in ("m", "n"):
+        counters = batcher.lane(model).counters
+        async with asyncio.timeout(60):
+            while not counters.cells:  # the first of its size is cold, and what a pause of this host spoils no sample
+                await client.predict(b"1", model=model)
+    for model in ("m", "n"):
+        control._heard(Decided(model, decision(4), control._generation))
+    before = control._generation
+    control.forget_model("m")
+    assert [(lane.name, lane.estimate) for lane in batcher.lanes()] == [("m", None), ("n", ESTIMATE)]
+
+    observed = []
+    monkeypatch.setattr(control.link, "send", lambda message: observed.append(message) or len(observed) > 1)
+    for _ in range(3):  # the first is not taken
+        control.observe()
+    assert all(
+        {name: one.generation for name, one in each.models.items()} == {"m": before + 1, "n": before}
+        for each in observed
+    )
+    m, n = ([each.models[name].observation.stats for each in observed] for name in ("m", "n"))
+    assert [(bool(stats.arrivals), bool(stats.cells)) for stats in m] == [(True, False), (True, False), (False, False)]
+    assert [(bool(stats.arrivals), bool(stats.cells)) for stats in n] == [(True, True), (True, True), (False, False)]
+
+    for model, generation in (("m", before), ("n", before + 1)):  # of before, and of what never was
+        control._heard(Decided(model, decision(2), generation))
+    assert [lane.parameters.max_batch for lane in batcher.lanes()] == [4, 4]
+    for model, generation in (("m", before + 1), ("n", before)):
+        control._heard(Decided(model, decision(2), generation))
+    assert [lane.parameters.max_batch for lane in batcher.lanes()] == [2, 2]
+    control.forget()
+    for model, generation in (("m", before + 1), ("n", before)):
+        control._heard(Decided(model, decision(3), generation))
+    assert [lane.parameters.max_batch for lane in batcher.lanes()] == [2, 2]

@@ -29,12 +29,14 @@ async def test_a_model_that_became_another_version_is_learned_anew(world):
     assert (await client.predict(b"1")).status == 200
     entry = next(iter(sidecar.models))
     await world.until(lambda: entry.axis is not None)
-    lane = sidecar.batcher.lane("m")
+    lane, other = sidecar.batcher.lane("m"), sidecar.batcher.lane("n")
     assert lane.seen
+    other.seen.add((0, 1))
     status, document = world.model.documents[b"/v2/models/m"]
     world.model.documents[b"/v2/models/m"] = (status, {**document, "versions": ["2"]})
     sidecar.models.ask_again()
     await world.until(lambda: not lane.seen)
+    assert other.seen
 
 
 async def test_configurations_change_under_load_and_no_request_is_lost(world, tmp_path):

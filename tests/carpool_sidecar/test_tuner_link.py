@@ -19,7 +19,7 @@ from carpool_sidecar.wire import Answered, Decided, Observations, Observed, Setu
 
 LOG = logging.getLogger("test")
 PARAMETERS = Parameters(max_batch=8, max_wait=Duration(0.0), max_in_flight=1)
-SETUP = Setup(to_plain(for_p99(0.05)), 1)
+SETUP = Setup(to_plain(for_p99(0.05)))
 
 
 @pytest.fixture
@@ -173,4 +173,4 @@ async def test_pauses_between_processes_double_until_one_works_for_a_while(monke
 
 def observations(size):
     stats = Counters().snapshot(0.0)
-    return Observations({"m" * size: Observed(Observation(now=0.0, seconds=1.0, stats=stats), PARAMETERS)})
+    return Observations({"m" * size: Observed(Observation(now=0.0, seconds=1.0, stats=stats), PARAMETERS, 1)})

@@ -6,19 +6,20 @@ import subprocess
 from carpool.policy import Duration, Parameters, for_p99, to_plain
 from carpool.statistics import Counters
 from carpool.tuner import Observation, Tuner
+from carpool_sidecar import tuner_process
 from carpool_sidecar.tuner_link import COMMAND
 from carpool_sidecar.tuner_process import Tuners, serve
 from carpool_sidecar.wire import LENGTH, Answered, Decided, Observations, Observed, Setup, frame, read_reply
 
 PARAMETERS = Parameters(max_batch=8, max_wait=Duration(0.0), max_in_flight=1)
-SETUP = Setup(to_plain(for_p99(0.05)), 1)
+SETUP = Setup(to_plain(for_p99(0.05)))
 
 
-def observed(now, arrivals=0, models=("m",)):
+def observed(now, arrivals=0, models=("m",), generation=1):
     counters = Counters()
     for number in range(arrivals):
         counters.arrived(now + number / 1000, 1)
-    one = Observed(Observation(now=now, seconds=1.0, stats=counters.snapshot(now)), PARAMETERS)
+    one = Observed(Observation(now=now, seconds=1.0, stats=counters.snapshot(now)), PARAMETERS, generation)
     return Observations(dict.fromkeys(models, one))
 
 
@@ -35,7 +36,7 @@ def models_in(data):
 
 
 def test_every_model_gets_a_decision_with_a_reason():
-    tuners = Tuners(for_p99(0.05), 1)
+    tuners = Tuners(for_p99(0.05))
     one, two, end = tuners.step(observed(10.0, 5, models="mn"))
     assert (one.model, two.model, end) == ("m", "n", Answered())
     assert one.decision.message
@@ -62,11 +63,29 @@ def test_it_answers_every_observation_and_ends_with_its_input():
     assert models_in(sink.getvalue()) == ["m", None, "m", None]
 
 
-def test_decisions_name_the_setup_that_they_were_made_under():
-    again, sink = Setup(SETUP.policy, 2), io.BytesIO()
-    data = [frame(message) for message in (SETUP, observed(1.0), observed(2.0), again, observed(3.0))]
+def test_decisions_name_the_generation_that_they_are_about():
+    sink = io.BytesIO()
+    data = [frame(message) for message in (SETUP, observed(1.0), observed(2.0), observed(3.0, generation=2))]
     serve(io.BytesIO(b"".join(data)), sink)
     assert [each.generation for each in replies_in(sink.getvalue()) if each != Answered()] == [1, 1, 2]
+
+
+def test_a_model_that_became_another_gets_another_tuner_and_the_others_keep_theirs(monkeypatch):
+    made = []
+
+    def tuner(policy, model, parameters):
+        made.append(Tuner(policy, model, parameters))
+        return made[-1]
+
+    monkeypatch.setattr(tuner_process, "Tuner", tuner)
+    tuners = Tuners(for_p99(0.05))
+    list(tuners.step(observed(1.0, models="mn")))
+    assert len(made) == 2
+    again = Observations({**observed(2.0, models="n").models, **observed(2.0, generation=2).models})
+    list(tuners.step(again))
+    assert len(made) == 3
+    list(tuners.step(again))
+    assert len(made) == 3
 
 
 def test_observations_before_the_policy_are_not_answered():

@@ -24,8 +24,8 @@ PARAMETERS = Parameters(max_batch=4, max_wait=Duration(0.00125), max_in_flight=2
 
 def test_messages_arrive_as_they_were_sent():
     stats = ModelStats(arrivals=3, misses={"late": 1})
-    observations = Observations({"m": Observed(Observation(now=1.5, seconds=1.0, stats=stats), PARAMETERS)})
-    for message in (Setup(to_plain(for_p99(0.05)), 3), observations):
+    observations = Observations({"m": Observed(Observation(now=1.5, seconds=1.0, stats=stats), PARAMETERS, 3)})
+    for message in (Setup(to_plain(for_p99(0.05))), observations):
         sent = frame(message)
         assert int.from_bytes(sent[:LENGTH], "little") == len(sent) - LENGTH
         assert read_message(sent[LENGTH:]) == message
