@@ -12,6 +12,8 @@ from msgspec import Meta, field
 
 from carpool.policy import BatchingPolicy, Camel, Duration, Parameters, PolicyError, Quantity, from_plain
 
+NO_ADDRESS = "is not host:port: write e.g. 127.0.0.1:8080"
+
 EVERY_MODEL = "*"
 """In ``parameters``: those of every model that is not named itself."""
 
@@ -130,7 +132,7 @@ class SidecarConfig(Camel, frozen=True):
             raise PolicyError(f"policy.{error.field}", str(error).partition(": ")[2]) from None
         for name, address in (("listen", self.listen), ("admin", self.admin)):
             if not is_address(address):
-                raise PolicyError(name, f"{address!r} is not host:port: write e.g. 127.0.0.1:8080")
+                raise PolicyError(name, f"{address!r} {NO_ADDRESS}")
         if (self.upstream is None) == (self.onnx is None):
             raise PolicyError("upstream", "name exactly one of upstream (a server's URL) and onnx (a file)")
         if self.shutdown.lame >= self.shutdown.limit:
@@ -187,7 +189,26 @@ def read(text: str) -> SidecarConfig:
 
     Raises ``PolicyError`` naming the field, or the line where it is no YAML.
     """
-    return from_plain(_plain(text), SidecarConfig, what="config")
+    plain = _plain(text)
+    try:
+        return from_plain(plain, SidecarConfig, what="config")
+    except PolicyError as error:
+        field, _, why = str(error).partition(": ")
+        if field in {"listen", "admin"}:
+            raise PolicyError(field, f"{plain[field]!r} {NO_ADDRESS}") from None
+        if field.startswith("parameters[...]"):
+            field = field.replace("[...]", f"[{_first_wrong(plain['parameters'])}]", 1)
+        raise PolicyError(field, why) from None
+
+
+def _first_wrong(parameters: dict[str, Any]) -> str:
+    # A path through a mapping says [...] for the key: each entry is tried by itself, in the order that failed.
+    for name, entry in parameters.items():
+        try:
+            from_plain(entry, Parameters, what=name)
+        except PolicyError:
+            return name
+    raise AssertionError  # one of them is wrong
 
 
 def check_change(old: SidecarConfig, new: SidecarConfig) -> None:
