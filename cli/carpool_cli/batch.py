@@ -11,6 +11,7 @@ import click
 from carpool.policy import format_seconds
 from carpool_cli import device_profile, servers
 from carpool_cli.batch_journal import Journal
+from carpool_cli.figures import number
 from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def command(
         seconds = time.monotonic() - started
         journal.finish(source.assemble)
     rate = (job.answered - before) / max(seconds, 1e-9)
-    how = f"{format_seconds(seconds)}, {rate:.4g} rows/s, batches of {sizes.size}"
+    how = f"{format_seconds(seconds)}, {number(rate)} rows/s, batches of {sizes.size}"
     _summary(job.answered, job.skipped, output, how)
 
 

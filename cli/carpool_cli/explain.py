@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from carpool_cli.admin_client import AdminClient, AdminError, key_of
-from carpool_cli.figures import Figures, duration, figures_of
+from carpool_cli.figures import Figures, duration, figures_of, number
 from carpool_cli.options import ADDRESS, DURATION, Address
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ def text_of(each: Explained) -> str:
     if decision.predicted is not None:
         predicted = decision.predicted
         lines.append(
-            f"          at {decision.rate:.4g}/s: p99 {duration(predicted.p99)}, {duration(predicted.p99_ahead)} at "
-            f"1.25x; {duration(predicted.device_time)} of device a request, {predicted.mean_batch:.3g} rows a batch"
+            f"          at {number(decision.rate)}/s: p99 {duration(predicted.p99)}, {duration(predicted.p99_ahead)} "
+            f"at 1.25x; {duration(predicted.device_time)} of device a request, {predicted.mean_batch:.3g} rows a batch"
         )
     if decision.capped_by and decision.uncapped is not None:
         lines.append(f"          would be {decision.uncapped.describe()}; kept from it by: {decision.capped_by}")
@@ -136,7 +136,7 @@ def _lines(
     return [
         duration(p50),
         duration(p99),
-        f"{goodput:.4g}/s",
+        f"{number(goodput)}/s",
         "-" if miss_share is None else f"{miss_share:.2%}",
         "-" if mean_batch is None else f"{mean_batch:.3g}",
     ]

@@ -59,6 +59,11 @@ def figures_of(models: list[ModelStats], seconds: float, device_busy: float = 0.
     )
 
 
+def number(value: float) -> str:
+    """Return a number to four digits, never in powers of ten: ``0.1235``, ``12.35``, ``49,760``."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def duration(seconds: float | None) -> str:
     """Return seconds with three digits, as many as measured ones are good for: ``22.7ms``; ``-`` for none."""
     return "-" if seconds is None else format_seconds(float(f"{seconds:.3g}"))

@@ -28,6 +28,7 @@ from carpool.policy import (
     format_seconds,
 )
 from carpool.simulation import Device, table
+from carpool_cli.figures import number
 from carpool_sidecar.config import parse
 
 if TYPE_CHECKING:
@@ -188,10 +189,10 @@ def read_trace(path: Path, rate: float | None) -> tuple[list[float], str]:
         raise click.ClickException(f"{found}: needs at least two arrivals at different times")
     if rate is None:
         mean = (len(recorded) - 1) / (recorded[-1] - recorded[0])
-        return scaled(recorded, 1.0), f"{found.name} at its own pace, {mean:.4g}/s"
+        return scaled(recorded, 1.0), f"{found.name} at its own pace, {number(mean)}/s"
     trace = Trace.at_rate(recorded, rate)
     # A factor of 0.01: an hour in 36 s. What is slower than the queue is squeezed with the rest, so it is named.
-    return list(trace.recorded), f"{found.name} at {rate:g}/s, its clock times {trace.factor:.4g}"
+    return list(trace.recorded), f"{found.name} at {number(rate)}/s, its clock times {trace.factor:.4g}"
 
 
 def _find(path: Path) -> Path:

@@ -14,6 +14,7 @@ import click
 from carpool.policy import format_seconds
 from carpool_cli import device_profile, memory, servers
 from carpool_cli.device_profile import DeviceProfile
+from carpool_cli.figures import number
 from carpool_cli.measuring import Timing, advise, executors_of, interleave, sizes_up_to, throughputs
 from carpool_cli.options import ADDRESS, DIMS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
 
@@ -172,7 +173,7 @@ def command(
         advice = advise(curve, slo=slo, limit=profile.largest_safe)
         click.echo(f"for a p99 of {format_seconds(slo)}: {advice.text}")
         click.echo(
-            f"  {advice.rows_per_second:.4g} rows/s at most; {advice.gain:.2f} times what single rows would give"
+            f"  {number(advice.rows_per_second)} rows/s at most; {advice.gain:.2f} times what single rows would give"
         )
     if out is not None:
         device_profile.save(profile, out)
@@ -239,7 +240,7 @@ def _show(profile: DeviceProfile, timings: list[Timing], rates: dict[int, float]
         table.add_row(
             str(timing.rows),
             *(format_seconds(value) for value in (timing.cold, timing.best, timing.middle, timing.best / timing.rows)),
-            f"{timing.rows / timing.best:.4g}",
+            number(timing.rows / timing.best),
         )
     Console(width=100).print(table)
     if stopped:
@@ -260,7 +261,7 @@ def _show(profile: DeviceProfile, timings: list[Timing], rates: dict[int, float]
                 f"growing the batch stops paying at {inflection} rows{edge}: a row costs {gain:.2f} times less there"
             )
     if len(rates) > 1:
-        shown = ", ".join(f"{callers}: {rate * at:.4g}" for callers, rate in rates.items())
+        shown = ", ".join(f"{callers}: {number(rate * at)}" for callers, rate in rates.items())
         click.echo(f"rows/s by callers at once, in batches of {at}: {shown}; executors: {profile.executors}")
         if profile.executors == len(rates):
             click.echo("  as many as were tried: there may be more, raise --concurrency")

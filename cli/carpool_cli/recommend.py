@@ -13,6 +13,7 @@ import yaml
 from carpool.policy import BatchingPolicy, format_seconds, to_plain
 from carpool.tuning import Situation
 from carpool_cli import device_profile, planning
+from carpool_cli.figures import number
 from carpool_cli.options import DURATION
 from carpool_cli.recommending import recommend
 
@@ -113,7 +114,7 @@ def command(
         }
         click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
     else:
-        click.echo(f"{profile.name} at {process.rate:.4g} requests/s; SLO p99 {format_seconds(slo)}")
+        click.echo(f"{profile.name} at {number(process.rate)} requests/s; SLO p99 {format_seconds(slo)}")
         _show(found, pasted)
     if not found.holds:
         sys.exit(1)
@@ -164,7 +165,7 @@ def _show(found: Recommendation, pasted: dict[str, object]) -> None:
         f"{format_seconds(found.p99_ahead)}; {1 - found.miss_fraction:.2%} in time, "
         f"{found.mean_batch:.3g} rows a batch, device {found.utilization:.0%} busy"
     )
-    click.echo(f"highest load that any configuration holds: {found.highest_load:.4g} requests/s")
+    click.echo(f"highest load that any configuration holds: {number(found.highest_load)} requests/s")
     click.echo(
         "\n# sidecar.yaml, for `carpool up --config sidecar.yaml --upstream http://127.0.0.1:9000` (or --model)."
     )

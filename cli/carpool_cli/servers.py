@@ -72,6 +72,8 @@ def inputs_of(address: Address, model: str, timeout: float) -> list[InputSpec]:
         connection.close()
     except OSError as error:
         raise click.ClickException(f"no answer from {address}: {error}; is the server up?") from None
+    if answer.status == 503:
+        raise click.ClickException(f"model {model!r} at {address} is not ready (status 503): try again once it serves")
     try:
         if answer.status != 200:
             raise Malformed(f"status {answer.status}")  # noqa: TRY301 - one message for both ways to fail

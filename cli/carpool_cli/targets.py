@@ -146,7 +146,8 @@ class ServerTarget:
             said = body[:200].decode("utf-8", "replace")
             # 4xx but a few, and 500, are about this input; 429, 503 and the like are about now.
             fault = answer.status in {400, 413, 415, 422, 500}
-            raise TargetError(f"status {answer.status}: {said}", input_fault=fault)
+            hint = f" (check --model: {self.name})" if answer.status == 404 else ""
+            raise TargetError(f"status {answer.status}: {said}{hint}", input_fault=fault)
         length = answer.headers.get(tensors.HEADER_LENGTH.decode())
         return (length.encode() if length is not None else None), body
 

@@ -123,3 +123,11 @@ def test_a_wrong_url_is_named(carpool):
     result = carpool("bench", "https://127.0.0.1:1")
     assert result.exit_code == 2
     assert "plain http" in result.output
+
+
+def test_a_model_that_is_not_ready_is_no_wrong_option(nasty, carpool):
+    with nasty("--ready-after", "1h") as url:
+        result = carpool("bench", url, "--protocol", "v2-binary")
+    assert result.exit_code == 1
+    assert "not ready (status 503)" in result.output
+    assert "--model" not in result.output

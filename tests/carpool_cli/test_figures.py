@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from carpool.statistics import DURATION_BOUNDS, ModelStats
-from carpool_cli.figures import duration, figures_of
+from carpool_cli.figures import duration, figures_of, number
 
 BATCHES = [(0, 4, 1, 0, 3, 0.03, 0.0), (0, 1, 1, 0, 1, 0.005, 0.0), (0, 4, 2, 1, 3, 0.03, 0.0)]
 
@@ -42,3 +42,8 @@ def test_nothing_counted_is_nothing_told():
 
 def test_a_duration_has_three_digits():
     assert [duration(each) for each in (0.022654, 0.0007251, 1.0, None)] == ["22.7ms", "725us", "1s", "-"]
+
+
+def test_a_number_is_never_written_in_powers_of_ten():
+    values = (40_000.0, 49_760.4, 999.96, 12.345, 0.12345, 0.0)
+    assert [number(each) for each in values] == ["40,000", "49,760", "1000", "12.35", "0.1235", "0"]

@@ -30,7 +30,7 @@ def test_several_inputs_of_v1_are_objects(echo):
 
 def test_errors_tell_whose_fault_it_was(echo, nasty):
     target = server(echo, "v1", model="other")
-    with pytest.raises(TargetError, match="status 404") as raised:
+    with pytest.raises(TargetError, match=r"status 404.*check --model: other at") as raised:
         target.prepare({"x": np.zeros((1, 2))})()
     target.close()
     assert not raised.value.input_fault
