@@ -4,7 +4,7 @@ import pytest
 
 from carpool.lanes import Lane
 from carpool.policy import Parameters
-from carpool.riding import Batch, FaultKind, Request, fault_kind, time_of
+from carpool.riding import Batch, FaultKind, Request, callers_fault, fault_kind, time_of
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,12 @@ from carpool.riding import Batch, FaultKind, Request, fault_kind, time_of
 )  # fmt: skip
 def test_whose_fault_a_status_is(status: int, kind: FaultKind | None) -> None:
     assert fault_kind(status) is kind
+
+
+def test_the_caller_is_to_blame_for_4xx_but_not_for_a_lack_of_time() -> None:
+    assert [status for status in (200, 400, 404, 408, 413, 422, 429, 499, 500, 503) if callers_fault(status)] == [
+        400, 404, 413, 422, 499,
+    ]  # fmt: skip
 
 
 def test_beyond_the_table_time_goes_on_along_its_last_step() -> None:
