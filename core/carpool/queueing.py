@@ -289,6 +289,7 @@ def _recursion(arrivals: Sequence[float], setting: _Setting) -> _Course:
     flight = [-math.inf] * slots
     ends: list[int] = []
     finishes: list[float] = []
+    kinds = len(draws)
     batches = first = 0
     device_busy = work = 0.0
     busy_until = -math.inf
@@ -324,7 +325,7 @@ def _recursion(arrivals: Sequence[float], setting: _Setting) -> _Course:
         # Who comes at the very moment a batch leaves for another reason misses it.
         beyond = first + riders if riders and leave == due else bisect_right(arrivals, leave, first, min(full, count))
         start = max(leave, flight[-executors])
-        duration = times[beyond - first] * draws[batches % len(draws)]
+        duration = times[beyond - first] * draws[batches % kinds]
         finish = start + duration
         ends.append(beyond)
         finishes.append(finish)
@@ -335,8 +336,11 @@ def _recursion(arrivals: Sequence[float], setting: _Setting) -> _Course:
         elif finish > busy_until:
             device_busy += finish - busy_until
             busy_until = finish
-        insort(flight, finish)
-        del flight[0]
+        if slots == 1:
+            flight[0] = finish
+        else:
+            insort(flight, finish)
+            del flight[0]
         batches += 1
         first = beyond
     return _Course(ends, finishes, device_busy, work, busy_until)
