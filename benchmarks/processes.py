@@ -143,5 +143,11 @@ def nginx(folder: Path, upstream: int) -> Process:
         """
     )
     process = Process([program, "-p", str(folder), "-c", str(path)], port)
-    (process.pid,) = process.children()
-    return process
+    # The master listens before its worker is there, and takes no request itself.
+    for _ in range(500):
+        if workers := process.children():
+            (process.pid,) = workers
+            return process
+        time.sleep(0.01)
+    process.stop()
+    raise RuntimeError("nginx listens, and started no worker within 5 s")
