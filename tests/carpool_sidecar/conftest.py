@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
@@ -281,7 +282,9 @@ class World:
 @pytest.fixture
 async def world(tmp_path):
     world = World(tmp_path)
+    log = logging.getLogger("carpool")
     async with AsyncExitStack() as closing:  # all of it, even if one fails: uvloop ends no loop that still listens
+        closing.callback(log.setLevel, log.level)  # a configuration that changes sets it, for the whole process
         await world.model.listen()
         closing.push_async_callback(world.model.die)
         yield world
