@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -247,24 +249,21 @@ def _serve(
 ) -> int:
     """Run the sidecar to its end; returns its exit code."""
     live = not plain and sys.stdout.isatty()
-    child: Child | None = None
     asked = False
 
     def log(line: str) -> None:
         if not live:
             click.echo(readable(line) if sys.stderr.isatty() else line, err=True)
 
-    def end(*_: object) -> None:
+    def end() -> None:
         nonlocal asked
-        asked = True
-        if child is not None:
+        while os.read(signals, 1):
+            asked = True
             child.end()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end)
+    signals = _signals()
     child = Child(arguments, log)
-    if asked:  # a signal came while it was being made
-        child.end()
+    threading.Thread(target=end, daemon=True).start()
     try:
         child.wait_until_listening()
         return _attend(child, config, key, live=live, asked=lambda: asked)
@@ -277,6 +276,19 @@ def _serve(
         # Whatever happened here, a closed pipe for one, it does not outlive this process.
         child.end()
         child.wait()
+
+
+def _signals() -> int:
+    """Return a file descriptor with a byte for each signal to end.
+
+    A handler in Python would wait for its turn, and one that is due just before ``waitpid`` doesn't interrupt it.
+    """
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    signal.set_wakeup_fd(sink)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    return source
 
 
 def _attend(child: Child, config: SidecarConfig, key: str | None, *, live: bool, asked: Callable[[], bool]) -> int:
