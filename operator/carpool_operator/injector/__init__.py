@@ -1,0 +1,1 @@
+"""Puts the sidecar into pods as they are created."""
