@@ -1,0 +1,107 @@
+"""What the deciding half of the operator is given, and what it returns: plain values, nothing of Kubernetes' client."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from carpool.change import Change
+from carpool.report import Report
+from carpool_operator.api import PolicySpec
+
+
+class Target(NamedTuple):
+    """A workload by what its pods are told at admission: a Deployment has no UID yet when it is created."""
+
+    namespace: str
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.kind}/{self.name}"
+
+
+class Workload(Struct, frozen=True, kw_only=True):
+    """A Deployment or StatefulSet."""
+
+    target: Target
+    uid: str
+    generation: int
+    annotations: dict[str, str]
+    template_annotations: dict[str, str]
+    selector: str
+    """As the API's ``labelSelector`` parameter takes it."""
+    replicas: int
+    """How many are wanted."""
+    created: float
+    """Seconds since the epoch."""
+    rolling: bool
+    """Whether a rollout is under way."""
+
+
+class Pod(Struct, frozen=True, kw_only=True):
+    """A pod with a sidecar: labelled ``carpool.dev/injected``."""
+
+    namespace: str
+    name: str
+    uid: str
+    target: Target
+    ip: str
+    admin_port: int
+    ready: bool
+    deleting: bool
+    template_hash: str
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """A BatchingPolicy as it lies on the server, its spec read where it can be."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    created: float
+    """Seconds since the epoch."""
+    spec: PolicySpec | None
+    error: str
+    """Why there is no spec; ``""`` where there is one."""
+    annotated: bool
+    """Whether it is kept for a Deployment's annotations; one that a person wrote beats it."""
+    status: dict[str, Any]
+    """As on the server, ``{}`` before the first."""
+
+
+class Reading(Struct, frozen=True):
+    """What was read of one pod, or (Prometheus) of one fleet."""
+
+    at: float
+    """When, on the operator's monotonic clock."""
+    report: Report | None
+    error: str = ""
+
+
+class Document(Struct, frozen=True):
+    """A change to sign and send."""
+
+    target: Target
+    change: Change
+    pods: tuple[str, ...] | None
+    """UIDs it is pushed to: canaries, or those behind. ``None``: all, and the ConfigMap."""
+
+
+class Event(Struct, frozen=True):
+    """To be recorded on the policy, as a Kubernetes Event."""
+
+    warning: bool
+    reason: str
+    message: str
+
+
+class Outcome(Struct, frozen=True):
+    """What one step over one policy came to."""
+
+    documents: list[Document]
+    status: dict[str, Any]
+    """All of it; written where it differs from what lies on the server."""
+    events: list[Event]
