@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from enum import StrEnum
 from itertools import pairwise
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -347,7 +347,7 @@ class BatchingPolicy(Camel, frozen=True):
     admission: Admission = field(default_factory=Admission)
     """Who is refused."""
     fallback: Fallback = field(default_factory=Fallback)
-    """For the operator, which is not built yet; the sidecar by itself does not read it."""
+    """Where an operator goes when its evidence fails; a sidecar by itself does not read it."""
 
     def limits(self, model: Model | None = None) -> Limits:
         """Bounds with defaults: 1-64 rows, a wait of at most half the SLO, 1-8 batches in flight.
@@ -379,7 +379,7 @@ class BatchingPolicy(Camel, frozen=True):
             max_in_flight=first("max_in_flight", "max", max(8, min_in_flight)),
         )
 
-    def validate(self) -> BatchingPolicy:
+    def validate(self) -> Self:
         """Check what types can't say, and return the policy.
 
         Raises ``PolicyError`` that names the field.
