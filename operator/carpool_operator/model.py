@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -70,6 +71,8 @@ class Policy(Struct, frozen=True, kw_only=True):
     """Whether it is kept for a Deployment's annotations; one that a person wrote beats it."""
     status: dict[str, Any]
     """As on the server, ``{}`` before the first."""
+    paused: bool = False
+    """Whether it carries the annotation ``carpool.dev/paused``."""
 
 
 class Reading(Struct, frozen=True):
@@ -79,6 +82,28 @@ class Reading(Struct, frozen=True):
     """When, on the operator's monotonic clock."""
     report: Report | None
     error: str = ""
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """All that one step over one policy goes by."""
+
+    now: float
+    """Seconds of the operator's monotonic clock."""
+    wall: float
+    """Seconds since the epoch."""
+    policy: Policy
+    owners: Mapping[Target, Policy]
+    """Whom each target belongs to, as ``assign`` says."""
+    workloads: Mapping[Target, Workload]
+    """Those that exist, of the targets the policy names at least."""
+    pods: Mapping[Target, Sequence[Pod]]
+    """Those with a sidecar, by target; likewise."""
+    readings: Mapping[str, Reading]
+    """The latest, by pod UID; by ``str(target)`` what Prometheus says of a fleet."""
+    refused: Mapping[str, str]
+    """By pod UID: why the last push to it failed. Whose last push was taken is not in here."""
+    missed: Mapping[Target, Sequence[str]]
+    """Names of the pods that should have a sidecar and have none."""
 
 
 class Document(Struct, frozen=True):
