@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import difflib
-import inspect
 import io
 import os
 import re
 import shlex
 import sys
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -23,6 +20,7 @@ from msgspec import NODEFAULT, Struct
 
 from carpool import policy
 from carpool.policy import Duration, Quantity
+from carpool.schema import attribute_texts, one_line
 from carpool_cli.device_profile import load
 from carpool_cli.main import LazyGroup
 from carpool_cli.main import main as group
@@ -150,9 +148,9 @@ def api() -> str:
         "",
     ]
     for title, limits in (("What one client may take", ServerLimits), ("What the upstream may take", ClientLimits)):
-        texts = _attribute_texts(limits)
+        texts = attribute_texts(limits)
         lines += [f"## {title}", "", "Bytes and seconds.", "", "| limit | value | |", "|---|---|---|"]
-        lines += [f"| `{name}` | {value:,} | {texts[name]} |" for name, value in _defaults(limits)]
+        lines += [f"| `{name}` | {value:,} | {_prose(texts[name])} |" for name, value in _defaults(limits)]
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"
 
@@ -275,12 +273,12 @@ def main(arguments: list[str]) -> int:
 
 def _fields(kind: type[Struct], path: str) -> Iterator[tuple[str, types.Field, str]]:
     """Yield the dotted path, the field and what it does, structs before what is in them."""
-    texts = _attribute_texts(kind)
+    texts = attribute_texts(kind)
     described = types.type_info(kind)
     assert isinstance(described, types.StructType)  # noqa: S101 - what it is of a struct
     for field in described.fields:
         here = f"{path}{field.encode_name}"
-        yield here, field, texts[field.name]
+        yield here, field, _prose(texts[field.name])
         for suffix, inner in _structs(field.type):
             yield from _fields(inner, f"{here}{suffix}.")
 
@@ -349,21 +347,6 @@ def _defaults(limits: type[ServerLimits | ClientLimits]) -> Iterator[tuple[str, 
         yield name, getattr(made, name)
 
 
-@cache
-def _attribute_texts(cls: type) -> dict[str, str]:
-    """Return the strings that stand under a class's attributes, by name."""
-    tree = ast.parse(inspect.getsource(cls)).body[0]
-    assert isinstance(tree, ast.ClassDef)  # noqa: S101 - it is a class's source
-    return {
-        one.target.id: _prose(two.value.value)
-        for one, two in zip(tree.body, tree.body[1:], strict=False)
-        if isinstance(one, ast.AnnAssign)
-        and isinstance(one.target, ast.Name)
-        and isinstance(two, ast.Expr)
-        and isinstance(two.value, ast.Constant)
-    }
-
-
 # ------------------------------------------------------------------------------------------------- words
 
 
@@ -373,7 +356,7 @@ def _read(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
 
 def _prose(text: object) -> str:
     """Put a docstring on one line, as Markdown in a table."""
-    return " ".join(str(text).split()).replace("``", "`").replace("|", "\\|")
+    return one_line(text).replace("|", "\\|")
 
 
 def _names(names: Iterable[bytes]) -> str:

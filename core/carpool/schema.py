@@ -1,8 +1,11 @@
-"""What a field takes, for those who wrote something else: the names inside an object, the values of an enumeration."""
+"""What a field takes and what it means: for those who wrote something else, and for pages and schemas of the types."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
+from functools import cache
 from typing import Any
 
 import msgspec.inspect as types
@@ -44,3 +47,31 @@ def _bare(node: types.Type) -> types.Type:
     if isinstance(node, types.UnionType):
         return next(_bare(each) for each in node.types if not isinstance(each, types.NoneType))
     return node
+
+
+@cache
+def attribute_texts(cls: type) -> dict[str, str]:
+    """Return the strings that stand under the attributes of a class and its bases, by name, each on one line.
+
+    They are read from the source, so for generators only.
+    """
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if "__annotations__" not in vars(base):
+            continue
+        tree = ast.parse(inspect.getsource(base)).body[0]
+        assert isinstance(tree, ast.ClassDef)  # noqa: S101 - it is a class's source
+        texts |= {
+            one.target.id: one_line(two.value.value)
+            for one, two in zip(tree.body, tree.body[1:], strict=False)
+            if isinstance(one, ast.AnnAssign)
+            and isinstance(one.target, ast.Name)
+            and isinstance(two, ast.Expr)
+            and isinstance(two.value, ast.Constant)
+        }
+    return texts
+
+
+def one_line(text: object) -> str:
+    """Put a docstring on one line, its code in single backticks."""
+    return " ".join(str(text).split()).replace("``", "`")

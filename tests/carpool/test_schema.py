@@ -6,7 +6,7 @@ import pytest
 from msgspec import Meta, Struct, field
 
 from carpool.policy import Axis, BatchingPolicy, PolicyError, TuningMode, from_plain
-from carpool.schema import alternatives
+from carpool.schema import alternatives, attribute_texts
 
 
 class Inner(Struct, rename="camel"):
@@ -46,3 +46,19 @@ def test_errors_name_what_a_field_takes():
     assert all(mode in str(raised.value) for mode in TuningMode)
     with pytest.raises(PolicyError, match=r"unknown field `bouns`.*bounds"):
         from_plain({"slo": slo, "bouns": {}}, BatchingPolicy, what="policy")
+
+
+class Told:
+    one: int
+    """First, ``code``
+    in two lines."""
+    none: int
+
+
+class ToldMore(Told):
+    two: int = 2
+    """Second."""
+
+
+def test_texts_under_attributes_are_read_with_those_of_the_bases():
+    assert attribute_texts(ToldMore) == {"one": "First, `code` in two lines.", "two": "Second."}
