@@ -1,0 +1,241 @@
+"""What the chart renders, without a cluster; tests/cluster/test_chart.py applies it to one."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import yaml
+from chart import CHART
+
+VALUES = {
+    "default": {},
+    "namespaces": {"watchNamespaces": ["team-a", "team-b"]},
+    "cert-manager": {"certificates": {"source": "CertManager"}},
+    "issuer": {"certificates": {"source": "CertManager", "issuerRef": {"kind": "ClusterIssuer", "name": "internal"}}},
+    "least": {"networkPolicy": {"enabled": False}, "crds": {"install": False}, "injector": {"replicas": 1}},
+    "most": {
+        "image": {"repository": "registry.local/carpool-operator", "digest": "sha256:" + "0" * 64},
+        "imagePullSecrets": [{"name": "registry"}],
+        "priorityClassName": "system-cluster-critical",
+        "operator": {
+            "replicas": 2,
+            "nodeSelector": {"kubernetes.io/arch": "amd64"},
+            "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+        },
+        "networkPolicy": {
+            "scrapers": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+            "sidecarNamespaces": ["team-a"],
+        },
+        "monitoring": {
+            "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+            "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}},
+            "dashboard": {"enabled": True},
+        },
+    },
+}
+
+CLUSTER_WIDE = {
+    "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "MutatingWebhookConfiguration",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=VALUES)
+def objects(request, helm):
+    return helm.render(VALUES[request.param])
+
+
+def of(objects, kind, name=None):
+    return [each for each in objects if each["kind"] == kind and name in {None, each["metadata"]["name"]}]
+
+
+def pods(objects):
+    """Pod specs by the name of what makes them, with the labels they will have."""
+    for each in objects:
+        if each["kind"] == "Deployment":
+            template = each["spec"]["template"]
+            yield each["metadata"]["name"], template["metadata"]["labels"], template["spec"]
+        elif each["kind"] == "Pod":
+            yield each["metadata"]["name"], each["metadata"]["labels"], each["spec"]
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_lints(helm, values):
+    done = helm.run("lint", str(CHART), "--strict", "--kube-version", "1.30", values=values)
+    assert done.returncode == 0, done.stdout
+
+
+def test_older_clusters_are_refused(helm):
+    done = helm.run("template", "carpool", str(CHART), "--kube-version", "1.29.9")
+    assert "kubeVersion: >=1.30" in done.stderr
+
+
+def test_objects_say_where_they_are_and_whose(objects):
+    # `helm template | kubectl apply` knows no release namespace: each object names its own.
+    for each in objects:
+        metadata = each["metadata"]
+        where = f"{each['kind']} {metadata['name']}"
+        assert ("namespace" in metadata) == (each["kind"] not in CLUSTER_WIDE), where
+        if each["kind"] != "CustomResourceDefinition":  # one and the same file for `kubectl apply` by hand
+            assert metadata["labels"]["app.kubernetes.io/part-of"] == "carpool", where
+            assert metadata["name"].startswith("carpool"), where
+
+
+def test_no_object_twice(objects):
+    keys = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in objects]
+    assert len(keys) == len(set(keys))
+
+
+def test_selectors_find_their_pods(objects):
+    labels = {name: found for name, found, _ in pods(objects)}
+    for kind in ("Deployment", "PodDisruptionBudget"):
+        for each in of(objects, kind):
+            wanted = each["spec"]["selector"]["matchLabels"]
+            assert wanted.items() <= labels[each["metadata"]["name"]].items()
+    for each in of(objects, "Service"):
+        assert each["spec"]["selector"].items() <= labels[each["metadata"]["name"]].items()
+    for each in of(objects, "NetworkPolicy"):
+        if each["metadata"]["name"] in labels:
+            assert each["spec"]["podSelector"]["matchLabels"].items() <= labels[each["metadata"]["name"]].items()
+
+
+def test_ports_that_are_named_exist(objects):
+    ports = {
+        name: {port["name"] for container in spec["containers"] for port in container.get("ports", ())}
+        for name, _, spec in pods(objects)
+    }
+    for name, _, spec in pods(objects):
+        for container in spec["containers"]:
+            for probe in ("livenessProbe", "readinessProbe"):
+                if probe in container:
+                    assert container[probe]["httpGet"]["port"] in ports[name]
+    for each in of(objects, "Service"):
+        assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports[each["metadata"]["name"]]
+
+
+def test_pods_are_restricted(objects):
+    # The API server's own check is in tests/cluster; what it does not ask for is asked here.
+    for name, _, spec in pods(objects):
+        assert spec["securityContext"]["runAsNonRoot"], name
+        for container in spec["containers"]:
+            assert container["securityContext"]["readOnlyRootFilesystem"], name
+            assert not container["securityContext"]["allowPrivilegeEscalation"], name
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}, name
+
+
+def test_namespaces_narrow_rights(helm):
+    objects = helm.render(VALUES["namespaces"])
+    assert {role["metadata"]["name"] for role in of(objects, "ClusterRole")} == {
+        "carpool-injector", "carpool-policies-edit", "carpool-policies-view",
+    }  # fmt: skip
+    for name in ("team-a", "team-b"):
+        roles = [role for role in of(objects, "Role") if role["metadata"]["namespace"] == name]
+        assert [role["metadata"]["name"] for role in roles] == ["carpool-operator-work"]
+    operator = next(spec for name, _, spec in pods(objects) if name == "carpool-operator")
+    assert {"--watch-namespace=team-a", "--watch-namespace=team-b"} <= set(operator["containers"][0]["args"])
+
+
+def test_rights_are_the_same_in_one_namespace_and_in_all(helm):
+    one = of(helm.render(VALUES["namespaces"]), "Role", "carpool-operator-work")
+    [everywhere] = of(helm.render(), "ClusterRole", "carpool-operator-work")
+    assert [role["rules"] for role in one] == [everywhere["rules"]] * 2
+
+
+def test_rights_have_no_wildcards_and_secrets_have_names(objects):
+    for each in [*of(objects, "Role"), *of(objects, "ClusterRole")]:
+        for rule in each["rules"]:
+            said = [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+            assert "*" not in said, rule
+            if "secrets" in rule["resources"] and set(rule["verbs"]) != {"create"}:
+                assert each["kind"] == "Role", rule
+                assert each["metadata"]["namespace"] == "carpool-system", rule
+                assert rule["resourceNames"], rule
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"operator": {"replica": 2}}, "replica"),
+        ({"operator": {"replicas": 3}}, "operator.replicas"),
+        ({"operator": {"replicas": "2"}}, "operator.replicas"),
+        ({"watchNamespace": ["team-a"]}, "watchNamespace"),
+        ({"watchNamespaces": "team-a"}, "watchNamespaces"),
+        ({"watchNamespaces": ["Team A"]}, "watchNamespaces.0"),
+        ({"certificates": {"source": "cert-manager"}}, "certificates.source"),
+        ({"certificates": {"issuerRef": {"kind": "ClusterIssuer"}}}, "name"),
+        ({"image": {"digest": "0123"}}, "image.digest"),
+        ({"injector": {"replicas": 0}}, "injector.replicas"),
+        ({"injector": {"resources": {"limits": {"memory": "128 MB"}}}}, "injector.resources.limits.memory"),
+        ({"networkPolicy": {"scrapers": [{"namespace": "monitoring"}]}}, "namespace"),
+        ({"monitoring": {"podMonitor": {"interval": "15"}}}, "monitoring.podMonitor.interval"),
+        ({"monitoring": {"alerts": {"enabled": True}}}, "alerts"),
+    ],
+    ids=lambda value: json.dumps(value) if isinstance(value, dict) else value,
+)
+def test_a_wrong_value_is_refused_by_name(helm, values, named):
+    done = helm.run("template", "carpool", str(CHART), "--kube-version", "1.30", values=values)
+    assert done.returncode != 0
+    # Both ways in which helm's checkers write a path.
+    assert named in done.stderr or "/" + named.replace(".", "/") in done.stderr, done.stderr
+
+
+def schema_paths(schema, definitions, path=()):
+    schema = definitions[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    yield path
+    for name, below in schema.get("properties", {}).items():
+        yield from schema_paths(below, definitions, (*path, name))
+
+
+def value_paths(values, path=()):
+    yield path
+    if isinstance(values, dict):
+        for name, below in values.items():
+            yield from value_paths(below, (*path, name))
+
+
+OPEN = {("global",)}
+"""Helm's own, for charts of charts."""
+
+FREE = {("operator", "resources"), ("injector", "resources")}
+FREE |= {("certificates", "issuerRef"), ("monitoring", "dashboard", "labels")}
+"""Values whose content is Kubernetes' or the user's."""
+
+
+def test_schema_and_values_name_the_same():
+    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+
+    def outside(paths):
+        return {path for path in paths if not any(path[: len(free)] == free != path for free in FREE)} - OPEN
+
+    assert outside(value_paths(values)) == outside(schema_paths(schema, schema["definitions"]))
+
+
+def test_the_schema_is_strict_throughout():
+    def strict(schema):
+        if isinstance(schema, dict):
+            assert "properties" not in schema or schema["additionalProperties"] is False, schema
+            for below in schema.values():
+                strict(below)
+        elif isinstance(schema, list):
+            for below in schema:
+                strict(below)
+
+    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    # What is below a selector is Kubernetes' to check.
+    strict(schema)
+
+
+def test_every_value_is_used():
+    values = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
+    templates = "".join(path.read_text("utf-8") for path in (CHART / "templates").rglob("*") if path.is_file())
+    for section in values:
+        assert re.search(rf"\.Values\.{section}\b", templates), section
+
+
+def test_versions_are_the_distributions():
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text("utf-8"))
+    project = (CHART.parents[1] / "pyproject.toml").read_text("utf-8")
+    [version] = re.findall(r'^version = "(.+)"$', project, re.MULTILINE)
+    assert chart["appVersion"] == chart["version"] == version

@@ -1,0 +1,122 @@
+"""Alerts and dashboard ask for metrics that exist, by labels that these have, in words that Prometheus understands."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from chart import CHART
+
+from carpool_sidecar.metrics import METRICS, PREFIX
+
+ALERTS = CHART / "monitoring" / "alerts.yaml"
+DASHBOARD = json.loads((CHART / "monitoring" / "dashboard.json").read_text("utf-8"))
+RULES = [rule for group in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for rule in group["rules"]]
+PANELS = DASHBOARD["panels"]
+
+SERIES = {
+    "counter": ("_total",),
+    "gauge": ("",),
+    "histogram": ("_bucket", "_sum", "_count"),
+    "summary": ("_sum", "_count"),
+}
+SCRAPED = {"namespace", "pod", "target"}
+"""Labels that the chart's PodMonitors add to every series."""
+
+KNOWN = {
+    PREFIX + metric.name + suffix: {*metric.labels, *SCRAPED, *(["le"] if suffix == "_bucket" else [])}
+    for metric in METRICS
+    for suffix in SERIES[metric.kind]
+}
+
+EXPRESSIONS = {f"alert {rule['alert']}": rule["expr"] for rule in RULES}
+EXPRESSIONS |= {
+    f"panel {panel['title']} {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]
+}
+EXPRESSIONS |= {
+    f"variable {variable['name']}": found[1]
+    for variable in DASHBOARD["templating"]["list"]
+    if (found := re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]))
+}
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS.values(), ids=EXPRESSIONS)
+def test_metrics_and_labels_exist(expression):
+    used = re.findall(r"\b(carpool_\w+)(?:\{(.*?)\})?", expression)
+    assert used
+    for name, matchers in used:
+        assert name in KNOWN, name
+        assert set(re.findall(r"(\w+)[=!]", matchers)) <= KNOWN[name], f"{name}{{{matchers}}}"
+    grouped = set(", ".join(re.findall(r"\b(?:by|on) \((.*?)\)", expression)).split(", ")) - {""}
+    assert grouped <= set.union(*(KNOWN[name] for name, _ in used))
+
+
+@pytest.fixture(scope="module")
+def promtool():
+    found = shutil.which("promtool")
+    if found is None:
+        pytest.skip("promtool is not at hand (Debian: apt-get install prometheus)")
+    return lambda *arguments: subprocess.run(  # noqa: S603 - Prometheus's own, by our arguments
+        [found, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+
+
+def test_prometheus_understands_the_alerts(promtool):
+    done = promtool("check", "rules", ALERTS)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_alerts_fire_when_they_should_and_only_then(promtool):
+    done = promtool("test", "rules", Path(__file__).parent / "alerts_test.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_is_tried():
+    tests = yaml.safe_load((Path(__file__).parent / "alerts_test.yaml").read_text("utf-8"))["tests"]
+    fired = {
+        re.search('alertname="(.*?)"', case["expr"])[1]
+        for test in tests
+        for case in test["promql_expr_test"]
+        if case["exp_samples"]
+    }
+    assert fired == {rule["alert"] for rule in RULES}
+
+
+def test_prometheus_understands_the_dashboard(promtool, tmp_path):
+    # As rules, for that is what promtool reads. Grafana fills in what begins with $.
+    rules = [
+        {"record": f"a{number}", "expr": re.sub(r"\$\w+", "1m", expression)}
+        for number, expression in enumerate(EXPRESSIONS.values())
+    ]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = promtool("check", "rules", tmp_path / "rules.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_an_alert_says_what_to_do(rule):
+    assert rule["labels"]["severity"] in {"warning", "critical"}
+    assert rule["annotations"].keys() == {"summary", "description"}
+
+
+def test_panels_have_their_own_place():
+    taken = set()
+    for panel in PANELS:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert at["x"] + at["w"] <= 24, panel["title"]
+        assert not cells & taken, panel["title"]
+        taken |= cells
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+
+
+def test_the_chart_carries_them_unchanged(helm):
+    values = {"prometheusRule": {"enabled": True}, "dashboard": {"enabled": True}}
+    objects = {each["kind"]: each for each in helm.render({"monitoring": values})}
+    assert objects["PrometheusRule"]["spec"] == yaml.safe_load(ALERTS.read_text("utf-8"))
+    assert json.loads(objects["ConfigMap"]["data"]["carpool.json"]) == DASHBOARD
