@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CACHE := $(HOME)/.cache/carpool
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format docs bench converge soak fuzz clients triton clean
+.PHONY: help setup demo test check format docs crds bench converge soak fuzz clients triton clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,7 @@ check: $(STAMP) ## Lint, types, layers, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m carpool_cli.docs --check
+	$(BIN)/python -m carpool_operator.crd --check
 
 format: $(STAMP) ## Format and fix what can be fixed
 	$(BIN)/ruff format .
@@ -39,6 +40,9 @@ format: $(STAMP) ## Format and fix what can be fixed
 
 docs: $(STAMP) ## Regenerate the tables in docs/reference
 	$(BIN)/python -m carpool_cli.docs
+
+crds: $(STAMP) ## Regenerate the CRD, in crds/ and in the chart
+	$(BIN)/python -m carpool_operator.crd
 
 bench: $(STAMP) ## Measure costs against their limits; results land in benchmarks/results
 	$(BIN)/python benchmarks/run.py

@@ -333,7 +333,7 @@ class BatchingPolicy(Camel, frozen=True):
     """What a user states: an SLO, and optionally how far and how fast the tuner may move to keep it."""
 
     slo: SLO
-    """The promise. The only thing that has to be named."""
+    """The promise."""
     models: tuple[Model, ...] = ()
     """What is known of single models."""
     bounds: Bounds = field(default_factory=Bounds)

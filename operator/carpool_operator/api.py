@@ -143,7 +143,7 @@ class Canary(Camel, frozen=True):
 class PolicySpec(BatchingPolicy, frozen=True, kw_only=True):
     """What a user states of workloads in a cluster."""
 
-    target_refs: tuple[TargetRef, ...]
+    target_refs: Annotated[tuple[TargetRef, ...], Meta(min_length=1, max_length=MAX_TARGETS)]
     """Workloads that this tunes. A policy alone injects nothing: annotate them with `carpool.dev/inject`."""
     metrics: Metrics = field(default_factory=Metrics)
     """Where the evidence comes from."""
@@ -160,8 +160,6 @@ class PolicySpec(BatchingPolicy, frozen=True, kw_only=True):
         Raises ``PolicyError`` that names the field.
         """
         super().validate()
-        if not 1 <= len(self.target_refs) <= MAX_TARGETS:
-            raise PolicyError("targetRefs", f"name 1 to {MAX_TARGETS} workloads")
         seen: set[tuple[TargetKind, str]] = set()
         for index, target in enumerate(self.target_refs):
             if (target.kind, target.name) in seen:
