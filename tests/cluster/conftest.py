@@ -1,0 +1,84 @@
+"""A cluster for the tests: started by the first that asks, shared by all, gone at the end. See README.md."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from minicluster import binaries
+from minicluster.cluster import Cluster, network_restored
+
+HERE = Path(__file__).parent
+# `make test-cluster` sets it: then what cannot run fails instead of being skipped.
+REQUIRED = "CARPOOL_CLUSTER_REQUIRED"
+_running: list[Cluster] = []
+_numbers = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items):
+    needy = [item for item in items if item.path.is_relative_to(HERE) and "cluster" in item.fixturenames]
+    why = binaries.missing() if needy and not os.environ.get(REQUIRED) else ""
+    for item in needy:
+        item.add_marker(pytest.mark.xdist_group("cluster"))  # one worker, one cluster
+        if why:
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
+    """Run each test of this folder, with its fixtures, in the cluster's network; tests elsewhere see nothing of it."""
+    with network_restored():
+        if _running:
+            _running[0].enter()
+        return (yield)
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """A running cluster (see Cluster); this test and all after it in this folder run in its network."""
+    one = Cluster()
+    try:
+        one.start()
+        one.enter()
+        _running.append(one)
+        yield one
+    finally:
+        _running.clear()
+        one.stop()
+
+
+@pytest.fixture(scope="session")
+def api(cluster):
+    """Access as an administrator (see Api)."""
+    with closing(cluster.api()) as one:
+        yield one
+
+
+@pytest.fixture
+def namespace(api, request):
+    """A namespace of the test's own, in which pods can be made; deleted after it."""
+    name = (
+        f"t{next(_numbers)}-{request.node.originalname.removeprefix('test_').replace('_', '-')[:40].strip('-').lower()}"
+    )
+    api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    api.until("serviceaccounts", name, bool, name="default")
+    api.until("configmaps", name, bool, name="kube-root-ca.crt")
+    yield name
+    api.delete("namespaces", name)
+
+
+@pytest.fixture
+def kubectl(cluster, namespace):
+    """Run kubectl in the test's namespace: kubectl("get", "pods", text="its input", check=True) -> its output."""
+
+    def run(*argv, **options):
+        return cluster.run("kubectl", "--namespace", namespace, *argv, **options)
+
+    return run
