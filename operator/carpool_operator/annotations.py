@@ -1,14 +1,32 @@
-"""Labels and annotations: what a person writes on a workload, and what the webhook writes on pods."""
+"""Labels and annotations: what people write on workloads, what that asks for, and what the webhook writes on pods."""
 
 from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from carpool.policy import DURATION_PATTERN, PolicyError, TuningMode, from_plain
+from carpool_operator.api import PolicySpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PREFIX = "carpool.dev/"
 
 # What a person writes, on a Deployment or in a pod template
 INJECT = PREFIX + "inject"
-"""``"true"`` asks for a sidecar, ``"false"`` forbids it; ``"deployment"`` in a template was put there by the webhook."""
+"""``"true"`` asks for a sidecar, ``"false"`` forbids it; ``"deployment"`` in a template is the webhook's."""
 SLO_PREFIX = PREFIX + "slo-"
 """Followed by a percentile: ``carpool.dev/slo-p99: 50ms``. Any of these asks for a sidecar, too."""
+MODE = PREFIX + "mode"
+"""``tuning.mode`` of the policy that is kept for the workload."""
+MAX_BATCH = PREFIX + "max-batch"
+"""Its ``bounds.maxBatch.max``, rows."""
+MAX_WAIT = PREFIX + "max-wait"
+"""Its ``bounds.maxWait.max``."""
+MAX_IN_FLIGHT = PREFIX + "max-in-flight"
+"""Its ``bounds.maxInFlight.max``."""
 
 # What a person writes in a pod template
 CONTAINER = PREFIX + "container"
@@ -34,3 +52,87 @@ ASKED = "true"
 FORBIDDEN = "false"
 PROPAGATED = "deployment"
 """Values of ``INJECT``."""
+
+
+def change_name(kind: str, name: str) -> str:
+    """Return the name of the ConfigMap that holds a workload's signed change."""
+    return f"carpool-{kind.lower()}-{name}"
+
+
+# ------------------------------------------------------------------------------------------------- what they ask for
+
+_FIELDS = {
+    **{f"{SLO_PREFIX}{name}": ("slo", "latency", name) for name in ("p50", "p90", "p95", "p99", "p999")},
+    MODE: ("tuning", "mode"),
+    MAX_BATCH: ("bounds", "maxBatch", "max"),
+    MAX_WAIT: ("bounds", "maxWait", "max"),
+    MAX_IN_FLIGHT: ("bounds", "maxInFlight", "max"),
+}
+"""Where in a policy the value of an annotation goes."""
+
+_DURATIONS = {name for name in _FIELDS if name.startswith(SLO_PREFIX)} | {MAX_WAIT}
+_NUMBERS = {MAX_BATCH, MAX_IN_FLIGHT}
+_OF_TEMPLATE = (CONTAINER, PORT, CPU, MEMORY)
+
+
+class Wish(NamedTuple):
+    """What a workload's own annotations ask for. With ``problems`` there is no ``spec``: nobody guesses a promise."""
+
+    spec: PolicySpec | None
+    """The policy to keep for it, if any."""
+    problems: tuple[str, ...]
+    """Each names an annotation and what to do about it."""
+
+
+def read(kind: str, name: str, annotations: Mapping[str, str]) -> Wish:
+    """Read the annotations of a Deployment or StatefulSet (its own, not those of its pod template)."""
+    ours = {key: value for key, value in sorted(annotations.items()) if key.startswith(PREFIX)}
+    problems = [problem for key, value in ours.items() if (problem := _problem(key, value)) is not None]
+    promised = any(key in _FIELDS and key.startswith(SLO_PREFIX) for key in ours)
+    if not promised:
+        problems += [
+            f"{key} belongs to a promise: add one, e.g. {SLO_PREFIX}p99: 50ms, or drop it"
+            for key in ours
+            if key in _FIELDS
+        ]
+    if problems or not promised or ours.get(INJECT) == FORBIDDEN:
+        return Wish(None, tuple(problems))
+    plain: dict[str, Any] = {"targetRefs": [{"kind": kind, "name": name}]}
+    for key, (*path, last) in ((key, _FIELDS[key]) for key in ours if key in _FIELDS):
+        inner = plain
+        for step in path:
+            inner = inner.setdefault(step, {})
+        inner[last] = int(ours[key]) if key in _NUMBERS else ours[key]
+    try:
+        return Wish(from_plain(plain, PolicySpec, what="spec").validate(), ())
+    except PolicyError as error:
+        return Wish(None, (f"{_annotation(error.field)}: {str(error).partition(': ')[2]}",))
+
+
+def _problem(key: str, value: str) -> str | None:
+    """Say what is wrong with one annotation by itself."""
+    if key in _OF_TEMPLATE:
+        return f"{key} is read in the pod template only: move it to spec.template.metadata.annotations"
+    if key == INJECT:
+        return (
+            None if value in {ASKED, FORBIDDEN} else f'{key} is {value!r}: write "{ASKED}" or "{FORBIDDEN}", in quotes'
+        )
+    if key not in _FIELDS:
+        known = [each.removeprefix(PREFIX) for each in (INJECT, *_FIELDS, *_OF_TEMPLATE)]
+        close = difflib.get_close_matches(key.removeprefix(PREFIX), known, n=1)
+        hint = f"did you mean {PREFIX}{close[0]}?" if close else f"there are {', '.join((INJECT, *_FIELDS))}"
+        return f"{key} is not known: {hint}"
+    if key in _DURATIONS and re.fullmatch(DURATION_PATTERN, value) is None:
+        return f"{key} is {value!r}: write a duration, e.g. 50ms, 2s, 1m30s (units h, m, s, ms; whole numbers)"
+    if key in _NUMBERS and re.fullmatch("[1-9][0-9]{0,8}", value) is None:
+        return f'{key} is {value!r}: write a whole number from 1, in quotes, e.g. "32"'
+    if key == MODE and value not in set(TuningMode):
+        close = difflib.get_close_matches(value.capitalize(), list(TuningMode), n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(TuningMode)}"
+        return f"{key} is {value!r}: {hint}"
+    return None
+
+
+def _annotation(path: str) -> str:
+    """Return the annotation that a policy's field was read from; of the promise as a whole, all of them."""
+    return next((key for key, steps in _FIELDS.items() if ".".join(steps) == path), f"{SLO_PREFIX}*")
