@@ -153,6 +153,15 @@ def test_rights_have_no_wildcards_and_secrets_have_names(objects):
                 assert rule["resourceNames"], rule
 
 
+def test_what_the_documentation_sets_is_accepted(helm):
+    found = []
+    for page in (CHART.parents[1] / "docs").glob("*.md"):
+        found += re.findall(r"^<!-- chart values: \S+ -->\n```yaml\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(found) >= 5
+    for values in found:
+        helm.render(yaml.safe_load(values))
+
+
 @pytest.mark.parametrize(
     ("values", "named"),
     [
@@ -223,7 +232,6 @@ def test_the_schema_is_strict_throughout():
                 strict(below)
 
     schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
-    # What is below a selector is Kubernetes' to check.
     strict(schema)
 
 

@@ -7,6 +7,7 @@ A fenced block is run as it stands unless a comment in the line before it says o
   block runs once each URL has answered 200.
 - ``<!-- its output -->``: some lines of what the block before prints; ``make docs`` brings them up to date.
 - ``<!-- file: NAME -->``: is written to that file, for the blocks that follow.
+- ``<!-- chart values: NAME -->``: values for the Helm chart.
 """
 
 from __future__ import annotations
