@@ -1,0 +1,59 @@
+"""Services that lead past the sidecar, and the commands that put it right."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool_operator import annotations as names
+from carpool_operator.injector.decide import DATA_PORT, annotations_of
+
+if TYPE_CHECKING:
+    from carpool_operator.injector.decide import Json
+
+
+class Bypass(NamedTuple):
+    """A Service's port that leads to the model by number, and the shell command after which it doesn't."""
+
+    port: int
+    command: str
+
+
+def bypasses(service: Json, pod: Json) -> list[Bypass]:
+    """Return the ports of a Service that lead past an injected pod's sidecar; none where it doesn't select the pod.
+
+    The fix is a name, which leads to the right port with and without a sidecar: nothing is lost while pods roll.
+    A headless Service's callers choose the port themselves: what it says is only a hint to them.
+    """
+    spec = service["spec"]
+    selector = spec.get("selector") or {}
+    labels = pod["metadata"].get("labels") or {}
+    if not selector or not selector.items() <= labels.items() or names.STATUS not in annotations_of(pod):
+        return []
+    status = json.loads(annotations_of(pod)[names.STATUS])
+    model = next(each for each in pod["spec"]["containers"] if each["name"] == status["container"])
+    name = next((port.get("name") for port in model.get("ports") or [] if port["containerPort"] == DATA_PORT), None)
+    namespace, of = service["metadata"]["namespace"], service["metadata"]["name"]
+    found = []
+    for index, port in enumerate(spec.get("ports") or []):
+        if port.get("targetPort", port["port"]) != status["port"]:
+            continue
+        target = name or "http"
+        change = [{"op": "replace", "path": f"/spec/ports/{index}/targetPort", "value": target}]
+        command = f"kubectl -n {namespace} patch service {of} --type=json -p '{_compact(change)}'"
+        if name is None:
+            # First the name, in the workload; its pods roll. The Service follows when all have it.
+            kind, _, owner = annotations_of(pod)[names.TARGET].partition("/")
+            workload = f"{kind.lower()}/{owner}"
+            container = {"name": status["container"], "ports": [{"containerPort": status["port"], "name": target}]}
+            template = {"spec": {"template": {"spec": {"containers": [container]}}}}
+            command = (
+                f"kubectl -n {namespace} patch {workload} -p '{_compact(template)}'"
+                f" && kubectl -n {namespace} rollout status {workload} && {command}"
+            )
+        found.append(Bypass(port["port"], command))
+    return found
+
+
+def _compact(plain: object) -> str:
+    return json.dumps(plain, separators=(",", ":"))

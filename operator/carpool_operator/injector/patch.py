@@ -1,0 +1,209 @@
+"""The sidecar in a pod: a pure function of the pod and the decision."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+from carpool.policy import Quantity, to_plain
+from carpool_operator import annotations as names
+from carpool_operator.injector.decide import ADMIN_PORT, DATA_PORT, SIDECAR, VOLUME, annotations_of, handlers
+from carpool_operator.injector.reasons import Note
+
+if TYPE_CHECKING:
+    from carpool_operator.injector.decide import Inject, Json, Settings
+
+CHANGES = "/etc/carpool/change"
+"""Where the operator's durable word is mounted in the sidecar."""
+
+LAME = 5
+"""Seconds that a sidecar goes on accepting, unready, while load balancers catch up."""
+TO_END = 5
+"""Seconds that the model has for its own end, when the drain took all the time it may."""
+MIN_GRACE = 20
+"""LAME, 10 s to finish in, TO_END."""
+
+DRAIN_HEADER = "x-carpool-drain"
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+
+
+def patch(pod: Json, inject: Inject, settings: Settings, drain_key: str) -> Json:
+    """Return the pod, or pod template, with its sidecar.
+
+    ``drain_key``: secret of this pod alone, that the kubelet's preStop call shows.
+    """
+    pod = copy.deepcopy(pod)
+    spec = pod["spec"]
+    model = next(each for each in spec["containers"] if each["name"] == inject.container)
+    notes: list[Note] = []
+    ready = _readiness_path(model, inject)
+    # 1. Who calls the model's port by name, or from outside the pod, gets the sidecar
+    name = None
+    if inject.declared is not None:
+        name = _hand_over(model, inject.declared)
+    if name is None:
+        notes.append(Note.PORT_UNNAMED)
+    # 2. The kubelet calls the model itself
+    for _, handler in handlers(model):
+        if handler["port"] == name:
+            handler["port"] = inject.port
+    # 3. The model ends after the last answer
+    lifecycle = model.setdefault("lifecycle", {})
+    if lifecycle.get("preStop"):
+        notes.append(Note.PRE_STOP_KEPT)
+    else:
+        header = {"name": DRAIN_HEADER, "value": drain_key}
+        lifecycle["preStop"] = {"httpGet": {"path": "/drain", "port": ADMIN_PORT, "httpHeaders": [header]}}
+    grace = spec.get("terminationGracePeriodSeconds", 30)
+    if grace < MIN_GRACE:
+        notes.append(Note.GRACE_RAISED)
+        grace = spec["terminationGracePeriodSeconds"] = MIN_GRACE
+    # 4. The sidecar, last: it starts after what initializes the pod, and costs that no resources
+    guaranteed = _guaranteed(spec)
+    if guaranteed:
+        notes.append(Note.GUARANTEED_KEPT)
+    config = sidecar_config(inject, settings, drain_key, ready=ready, limit=grace - TO_END)
+    sidecar = _container(inject, settings, config, guaranteed=guaranteed)
+    spec["initContainers"] = [*(spec.get("initContainers") or []), sidecar]
+    if settings.policy is None and inject.target is not None:
+        change = {"name": names.change_name(inject.target.kind, inject.target.name), "optional": True}
+        spec["volumes"] = [*(spec.get("volumes") or []), {"name": VOLUME, "configMap": change}]
+    # 5. What is to be known of it
+    status = {"version": settings.version, "container": inject.container, "port": inject.port, "notes": notes}
+    metadata = pod["metadata"] = pod.get("metadata") or {}
+    metadata["labels"] = {**(metadata.get("labels") or {}), names.INJECTED: "true"}
+    added = {names.STATUS: json.dumps(status)}
+    if inject.target is not None:
+        added[names.TARGET] = f"{inject.target.kind}/{inject.target.name}"
+    metadata["annotations"] = {DEFAULT_CONTAINER: inject.container, **annotations_of(pod), **added}
+    metadata["annotations"].pop(names.SKIPPED, None)
+    return pod
+
+
+def skipped(pod: Json, why: str) -> Json:
+    """Return the pod with the annotation that says why it has no sidecar."""
+    pod = copy.deepcopy(pod)
+    pod["metadata"]["annotations"] = {**annotations_of(pod), names.SKIPPED: why}
+    return pod
+
+
+def sidecar_config(inject: Inject, settings: Settings, drain_key: str, *, ready: str | None, limit: int) -> Json:
+    """Return what a sidecar is told, as its configuration file has it.
+
+    ``ready``: path that says whether the model can serve, where its probe has one. ``limit``: seconds that a drain may
+    take. Under an operator it promises nothing and passes all through until it is told more.
+    """
+    # Half of the memory for bodies; the rest is the process and its tuner.
+    held = Quantity(inject.memory // 2)
+    upstream: Json = {"url": f"http://127.0.0.1:{inject.port}", "maxConnections": 4096}
+    if ready is not None:
+        upstream["ready"] = ready
+    config: Json = {
+        "listen": f"0.0.0.0:{DATA_PORT}",
+        "admin": f"0.0.0.0:{ADMIN_PORT}",
+        "upstream": upstream,
+        "bodies": {
+            "maxRequest": str(min(held, Quantity(64 * 2**20))),
+            "maxBuffered": str(held),
+            "maxAnswer": str(min(held, Quantity(256 * 2**20))),
+        },
+        "shutdown": {"lame": f"{LAME}s", "limit": f"{min(limit, 3600)}s"},
+        "drainKey": drain_key,
+    }
+    if settings.policy is not None:
+        return {**config, "policy": to_plain(settings.policy)}
+    # As slow as it likes: the model's own limits hold, as they did without a sidecar.
+    upstream["timeout"] = "1h"
+    return {
+        **config,
+        "target": str(inject.target),
+        "publicKey": settings.public_key,
+        "changes": CHANGES,
+        "policy": {
+            "slo": {"latency": {"p99": "1h"}},
+            "admission": {"timeout": "1h", "maxQueuedRows": 65536, "shedAt": "Deadline"},
+        },
+        "parameters": {"*": {"passThrough": True, "maxInFlight": 1024}},
+    }
+
+
+def _hand_over(model: Json, declared: int) -> str | None:
+    """Let the port's declaration lead to the sidecar; return its name, which the model's own probes lose.
+
+    The declaration stays in the model's container, where everyone looks for it, with the sidecar's number: ports of a
+    container are information, the pod's network is one. Services don't find the named ports of native sidecars before
+    Kubernetes 1.33, nor does some of what reads pods since.
+    """
+    port = model["ports"][declared]
+    number = port["containerPort"]
+    port["containerPort"] = DATA_PORT
+    # A host port goes along: who calls the node's port is a caller like any other.
+    model["ports"].append({"containerPort": number, "protocol": "TCP"})
+    name: str | None = port.get("name")
+    return name
+
+
+def _readiness_path(model: Json, inject: Inject) -> str | None:
+    """Return the path by which the model's own probe asks whether it can serve, where a plain GET is all it does."""
+    handler = (model.get("readinessProbe") or {}).get("httpGet") or {}
+    name = None if inject.declared is None else model["ports"][inject.declared].get("name")
+    plain = handler.get("port") in {inject.port, name} and not handler.get("host") and not handler.get("httpHeaders")
+    return handler.get("path", "/") if handler and plain else None
+
+
+def _guaranteed(spec: Json) -> bool:
+    """Whether the pod's quality of service is Guaranteed: every container's requests are its limits."""
+    for container in (*(spec.get("initContainers") or []), *spec["containers"]):
+        resources = container.get("resources") or {}
+        limits = resources.get("limits") or {}
+        requests = {**limits, **(resources.get("requests") or {})}
+        if any(name not in limits or limits[name] != requests[name] for name in ("cpu", "memory")):
+            return False
+    return True
+
+
+def _container(inject: Inject, settings: Settings, config: Json, *, guaranteed: bool) -> Json:
+    requests: dict[str, str] = {"cpu": inject.cpu, "memory": str(Quantity(inject.memory // 4))}
+    limits = {"memory": str(inject.memory)}
+    if guaranteed:
+        requests = limits = {"cpu": inject.cpu, **limits}
+    security: dict[str, Any] = {
+        "runAsNonRoot": True,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    if settings.user is not None:
+        security |= {"runAsUser": settings.user, "runAsGroup": settings.user}
+    container = {
+        "name": SIDECAR,
+        "image": settings.image,
+        "restartPolicy": "Always",
+        "args": ["--config-env", "CARPOOL_CONFIG"],
+        # The kubelet expands $(NAME) in values; $$ stands for $.
+        "env": [{"name": "CARPOOL_CONFIG", "value": json.dumps(config).replace("$", "$$")}],
+        "ports": [{"name": "carpool-admin", "containerPort": ADMIN_PORT, "protocol": "TCP"}],
+        # Never waits for the model, which starts after it.
+        "startupProbe": _probe("/startupz", period=1, timeout=5, failures=60),
+        "readinessProbe": _probe("/readyz", period=2, timeout=5, failures=2),
+        # A minute: restarting a proxy that was paused with its node loses what it holds.
+        "livenessProbe": _probe("/livez", period=10, timeout=5, failures=6),
+        "resources": {"requests": requests, "limits": limits},
+        "securityContext": security,
+    }
+    if settings.pull_policy is not None:
+        container["imagePullPolicy"] = settings.pull_policy
+    if settings.policy is None:
+        container["volumeMounts"] = [{"name": VOLUME, "mountPath": CHANGES, "readOnly": True}]
+    return container
+
+
+def _probe(path: str, *, period: int, timeout: int, failures: int) -> Json:
+    return {
+        "httpGet": {"path": path, "port": ADMIN_PORT},
+        "periodSeconds": period,
+        "timeoutSeconds": timeout,
+        "failureThreshold": failures,
+    }

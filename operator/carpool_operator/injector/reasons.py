@@ -1,0 +1,139 @@
+"""Why a pod got no sidecar, and what was done to one that got it: codes, their causes and their fixes."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Reason(StrEnum):
+    """Why a pod starts without a sidecar."""
+
+    NOT_OPTED_IN = "NotOptedIn"
+    DISABLED = "Disabled"
+    ALREADY_INJECTED = "AlreadyInjected"
+    BAD_ANNOTATION = "BadAnnotation"
+    NO_PUBLIC_KEY = "NoPublicKey"
+    UNKNOWN_OWNER = "UnknownOwner"
+    UNKNOWN_CONTAINER = "UnknownContainer"
+    NO_PORT = "NoPort"
+    UNKNOWN_PORT = "UnknownPort"
+    NOT_TCP = "NotTCP"
+    NOT_HTTP = "NotHTTP"
+    PORT_TAKEN = "PortTaken"
+    NAME_TAKEN = "NameTaken"
+    HOST_NETWORK = "HostNetwork"
+    WINDOWS = "WindowsNode"
+    FAULT = "Fault"
+
+
+class Note(StrEnum):
+    """What is to be known of a pod that got one."""
+
+    PRE_STOP_KEPT = "PreStopKept"
+    GRACE_RAISED = "GraceRaised"
+    GUARANTEED_KEPT = "GuaranteedKept"
+    PORT_UNNAMED = "PortUnnamed"
+
+
+class Page(NamedTuple):
+    """What the documentation says of a code."""
+
+    cause: str
+    fix: str
+
+
+REASONS = {
+    Reason.NOT_OPTED_IN: Page(
+        "Nothing asks for a sidecar.",
+        "Annotate the Deployment with `carpool.dev/slo-p99: 50ms`, or a pod template with "
+        '`carpool.dev/inject: "true"`.',
+    ),
+    Reason.DISABLED: Page(
+        'The pod template says `carpool.dev/inject: "false"`.', "Take the annotation out of the template."
+    ),
+    Reason.ALREADY_INJECTED: Page(
+        "A container named `carpool` is in the pod: injected before, or written by hand.",
+        "Nothing, or take the one written by hand out.",
+    ),
+    Reason.BAD_ANNOTATION: Page(
+        "An annotation of the pod template has a value that can't be meant.",
+        "Write what the message says. The template's, not the Deployment's: changing it rolls the pods.",
+    ),
+    Reason.NO_PUBLIC_KEY: Page(
+        "The injector has not read the ConfigMap `carpool-public-key` yet: a sidecar could not tell the operator's "
+        "changes from anybody's.",
+        "See that the operator runs: it makes the key. Then restart the workload.",
+    ),
+    Reason.UNKNOWN_OWNER: Page(
+        "The pod belongs to no Deployment or StatefulSet, so no policy can name it.",
+        "Run the model as a Deployment or StatefulSet, or give its template a sidecar that tunes itself: "
+        "`carpool inject --slo-p99 50ms -f FILE`.",
+    ),
+    Reason.UNKNOWN_CONTAINER: Page(
+        "`carpool.dev/container` names no container of the pod.", "Name one of those that the message lists."
+    ),
+    Reason.NO_PORT: Page(
+        "The model's container names no port.",
+        "Name the port that it serves on in the container's `ports`, or annotate the template with "
+        "`carpool.dev/port: <number>`.",
+    ),
+    Reason.UNKNOWN_PORT: Page(
+        "`carpool.dev/port` names no port of the model's container.",
+        "Name one of those that the message lists, or write the number.",
+    ),
+    Reason.NOT_TCP: Page("The port's protocol is not TCP.", "Name a TCP port: `carpool.dev/port`."),
+    Reason.NOT_HTTP: Page(
+        "The port speaks TLS or gRPC, by its name or by its probe; a sidecar speaks HTTP/1.1 without TLS.",
+        "Name the port that does: `carpool.dev/port`. What a mesh encrypts outside the model's container is fine.",
+    ),
+    Reason.PORT_TAKEN: Page(
+        "The pod has a container that uses port 15080 or 15090, the sidecar's.", "Move it to another port."
+    ),
+    Reason.NAME_TAKEN: Page("The pod has a volume named `carpool-change` of its own.", "Rename the volume."),
+    Reason.HOST_NETWORK: Page(
+        "The pod uses the node's network: the sidecar's ports would be the node's.", "Set `hostNetwork: false`."
+    ),
+    Reason.WINDOWS: Page("The pod is for Windows; the sidecar is for Linux.", "Run the model on Linux."),
+    Reason.FAULT: Page(
+        "The injector failed on this pod. Its log has the traceback; "
+        '`carpool_injector_reviews_total{result="Fault"}` counts.',
+        "Report it, with the pod. `carpool inject` may do meanwhile.",
+    ),
+}  # fmt: skip
+
+NOTES = {
+    Note.PRE_STOP_KEPT: Page(
+        "The model's container has a `preStop` hook of its own, so it is not the sidecar's drain that holds it up.",
+        "Let the hook last until nobody sends requests any more, e.g. `sleep: {seconds: 15}`; or take it out: then the "
+        "sidecar's drain takes its place.",
+    ),
+    Note.GRACE_RAISED: Page(
+        "`terminationGracePeriodSeconds` left no time to drain: 5 s while load balancers catch up, some to finish in, "
+        "5 s for the model's own end. It is 20 now.",
+        "Set 20 or more.",
+    ),
+    Note.GUARANTEED_KEPT: Page(
+        "The pod's quality of service is Guaranteed. To keep it so, the sidecar's limits equal its requests.",
+        "Where the sidecar is throttled, raise `carpool.dev/sidecar-cpu`.",
+    ),
+    Note.PORT_UNNAMED: Page(
+        "The model's port has no name, so Services reach it by number: past the sidecar.",
+        "Name the port in the workload, and let the Service's `targetPort` be that name.",
+    ),
+}
+
+
+class Skip(NamedTuple):
+    """No sidecar, and why: the message names what was found and the fix."""
+
+    reason: Reason
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.message}"
+
+    @property
+    def told(self) -> bool:
+        """Whether the pod is told: one that asked for a sidecar and gets none."""
+        return self.reason not in {Reason.NOT_OPTED_IN, Reason.DISABLED, Reason.ALREADY_INJECTED}

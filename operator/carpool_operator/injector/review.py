@@ -1,0 +1,72 @@
+"""An AdmissionReview and its answer: the request is always allowed, patched or not."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from carpool_operator import annotations as names
+from carpool_operator.injector.decide import annotations_of, decide, target_of
+from carpool_operator.injector.jsonpatch import diff
+from carpool_operator.injector.patch import patch, skipped
+from carpool_operator.injector.propagate import asks, propagate
+from carpool_operator.injector.reasons import Skip
+from carpool_operator.model import Target
+
+if TYPE_CHECKING:
+    from carpool_operator.injector.decide import Json, Settings
+
+MAX_WARNING = 250
+"""Characters of a warning; kubectl shows no more than 256."""
+
+
+class Answer(NamedTuple):
+    """What was done: ``result`` for the metric, ``of`` for the log; ``changed``: the same object where nothing was."""
+
+    result: str
+    of: str
+    changed: Json
+    warnings: tuple[str, ...] = ()
+
+
+def judge(request: Json, settings: Settings, drain_key: str) -> Answer:
+    """Decide on what is admitted: a Pod gets its sidecar, a Deployment's template its annotation."""
+    thing, namespace = request["object"], request.get("namespace", "")
+    if request["kind"]["kind"] == "Deployment":
+        return _deployment(thing, namespace, settings)
+    metadata = thing["metadata"]
+    of = f"pod {namespace}/{metadata.get('name') or metadata.get('generateName', '')}"
+    decision = decide(thing, target_of(thing, namespace), settings)
+    if not isinstance(decision, Skip):
+        return Answer("Injected", of, patch(thing, decision, settings, drain_key))
+    if not decision.told or annotations_of(thing).get(names.SKIPPED) == str(decision):
+        return Answer(decision.reason, of, thing)
+    return Answer(decision.reason, f"{of}: {decision.message}", skipped(thing, str(decision)))
+
+
+def respond(request: Json, answer: Answer) -> Json:
+    """Return the AdmissionReview that answers a request."""
+    response: Json = {"uid": request["uid"], "allowed": True}
+    if operations := list(diff(request["object"], answer.changed)):
+        response["patchType"] = "JSONPatch"
+        response["patch"] = b64encode(msgspec.json.encode(operations)).decode()
+    if answer.warnings:
+        response["warnings"] = [warning[:MAX_WARNING] for warning in answer.warnings]
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+
+
+def _deployment(deployment: Json, namespace: str, settings: Settings) -> Answer:
+    name = deployment["metadata"].get("name") or deployment["metadata"].get("generateName", "")
+    of = f"deployment {namespace}/{name}"
+    changed = propagate(deployment)
+    if changed is deployment:
+        return Answer("Unchanged", of, deployment)
+    if not asks(deployment):
+        return Answer("TakenOut", of, changed)
+    # Who annotates is told at once what the pods will say.
+    decision = decide(changed["spec"]["template"], Target(namespace, "Deployment", name), settings)
+    if isinstance(decision, Skip) and decision.told:
+        return Answer("Propagated", of, changed, (f"carpool: its pods will have no sidecar: {decision}",))
+    return Answer("Propagated", of, changed)
