@@ -1,0 +1,66 @@
+"""What the cluster holds, as far as it is needed, told by whoever saw it first.
+
+Events come twice, late, or not at all; lists come while events do. Resource versions say what is newer: within a
+resource they are numbers that grow (Kubernetes promises to keep them comparable since 1.35, and etcd's always were).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Cache(Generic[K, V]):
+    """Objects by key; the newest version of each wins, in whatever order they come."""
+
+    def __init__(self) -> None:
+        self._items: dict[K, tuple[int, V]] = {}
+        self._gone: dict[K, int] = {}
+        """Deleted at which version: a list that was begun before must not bring them back."""
+
+    def __iter__(self) -> Iterator[V]:
+        return iter([value for _, value in self._items.values()])
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def get(self, key: K) -> V | None:
+        """Return what is there."""
+        item = self._items.get(key)
+        return None if item is None else item[1]
+
+    def version(self, key: K) -> int:
+        """Return its resource version, 0 where there is none."""
+        return self._items[key][0] if key in self._items else 0
+
+    def put(self, key: K, version: int, value: V) -> bool:
+        """Take an object as it was at a version; says whether that was news."""
+        if version <= max(self.version(key), self._gone.get(key, 0)):
+            return False
+        self._gone.pop(key, None)
+        self._items[key] = (version, value)
+        return True
+
+    def drop(self, key: K, version: int) -> bool:
+        """Take note that it was deleted at a version; says whether that was news."""
+        if version < self.version(key):
+            return False
+        self._gone[key] = max(version, self._gone.get(key, 0))
+        return self._items.pop(key, None) is not None
+
+    def replace(self, items: Mapping[K, tuple[int, V]], version: int, within: Callable[[K], bool]) -> int:
+        """Take a whole list, as it was at ``version``; it speaks of the keys that are ``within``.
+
+        Returns how many objects it had news of: changes of which no event had come.
+        """
+        news = sum(self.put(key, *item) for key, item in items.items())
+        lost = [key for key, (seen, _) in self._items.items() if within(key) and key not in items and seen <= version]
+        for key in lost:
+            del self._items[key]
+        self._gone = {key: seen for key, seen in self._gone.items() if seen > version or not within(key)}
+        return news + len(lost)
