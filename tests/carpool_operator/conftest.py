@@ -1,0 +1,8 @@
+"""Test folders are no packages: make what several tests share importable."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+
+from carpool.policy import TuningMode
+from carpool_operator import annotations
+from carpool_operator.annotations import PREFIX, Wish, read
+from carpool_operator.api import TargetKind, read_policy, written
+
+
+def wish(**given) -> Wish:
+    return read(
+        "Deployment", "resnet", {PREFIX + name.replace("_", "-"): value for name, value in given.items()} | {"app": "x"}
+    )
+
+
+def test_a_promise_is_a_policy():
+    spec, problems = wish(slo_p99="50ms", inject="true")
+    assert problems == ()
+    assert spec.slo.due == 0.05
+    assert [(each.kind, each.name) for each in spec.target_refs] == [(TargetKind.DEPLOYMENT, "resnet")]
+
+
+def test_all_that_can_be_said():
+    spec, problems = wish(
+        slo_p50="10ms", slo_p90="20ms", slo_p95="30ms", slo_p99="1m30s", slo_p999="2m",
+        mode="Recommend", max_batch="16", max_wait="5ms", max_in_flight="2",
+    )  # fmt: skip
+    assert problems == ()
+    assert spec.slo.percentiles == ((0.5, 0.01), (0.9, 0.02), (0.95, 0.03), (0.99, 90.0), (0.999, 120.0))
+    assert spec.tuning.mode is TuningMode.RECOMMEND
+    limits = spec.limits()
+    assert (limits.max_batch, limits.max_wait, limits.max_in_flight) == (16, 0.005, 2)
+    assert read_policy({"spec": written(spec)}) == spec  # as the server returns it
+
+
+@pytest.mark.parametrize("given", [{}, {"inject": "true"}, {"inject": "false", "slo_p99": "50ms"}])
+def test_without_a_promise_or_with_a_no_there_is_no_policy(given):
+    assert wish(**given) == Wish(None, ())
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"slo_p99": "50 ms"}, "slo-p99 is '50 ms': write a duration, e.g. 50ms"),
+        ({"slo_p99": "50us"}, "slo-p99 is '50us': write a duration, e.g. 50ms"),
+        ({"slo_p99": "0s"}, "slo-*: a target must be longer than 0s"),
+        ({"slo_p99": "50ms", "slo_p50": "60ms"}, "slo-*: p50 (60ms) is longer than p99 (50ms)"),
+        ({"slo_p98": "50ms"}, "slo-p98 is not known: did you mean carpool.dev/slo-p9"),
+        ({"slo_p99": "50ms", "max_bach": "8"}, "max-bach is not known: did you mean carpool.dev/max-batch?"),
+        ({"slo_p99": "50ms", "zzz": "8"}, "zzz is not known: there are carpool.dev/inject, carpool.dev/slo-p50"),
+        ({"slo_p99": "50ms", "max_batch": "many"}, "max-batch is 'many': write a whole number from 1, in quotes"),
+        ({"slo_p99": "50ms", "max_batch": "0"}, "max-batch is '0': write a whole number from 1"),
+        ({"slo_p99": "50ms", "max_batch": "70000"}, "max-batch: Expected `int` <= 65536"),
+        ({"slo_p99": "50ms", "max_wait": "60ms"}, "max-wait: 60ms is not below the SLO of 50ms: lower it or drop it"),
+        ({"slo_p99": "50ms", "mode": "apply"}, "mode is 'apply': did you mean Apply?"),
+        ({"slo_p99": "50ms", "mode": "Freeze"}, "mode is 'Freeze': there are Apply, Recommend, Hold"),
+        ({"slo_p99": "50ms", "inject": "yes"}, 'inject is \'yes\': write "true" or "false", in quotes'),
+        ({"slo_p99": "50ms", "port": "http"}, "port is read in the pod template only: move it to spec.template"),
+        ({"max_batch": "8"}, "max-batch belongs to a promise: add one, e.g. carpool.dev/slo-p99: 50ms, or drop it"),
+    ],
+)
+def test_a_problem_names_the_annotation_and_the_fix_and_leaves_no_policy(given, problem):
+    spec, problems = wish(**given)
+    assert spec is None
+    assert len(problems) == 1
+    assert problems[0].startswith(PREFIX + problem)
+
+
+def test_all_problems_are_told_at_once():
+    assert len(wish(slo_p99="50", mode="on", max_batch="x").problems) == 3
+
+
+def test_the_name_of_a_change_s_configmap_is_of_its_workload():
+    assert annotations.change_name("StatefulSet", "bert") == "carpool-statefulset-bert"
