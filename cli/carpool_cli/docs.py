@@ -106,13 +106,20 @@ def api() -> str:
     """Return the reference of what is spoken over HTTP: admin port, refusals, headers, limits."""
     lines = ["# HTTP", "", GENERATED, "## Admin port", ""]
     lines += [
-        "Without a configured key all but the first four are served on a loopback address only; with one they take",
-        "`Authorization: Bearer <key>`.",
+        "Without `apiKeyFile` all but the first four are served on a loopback address only; with it they take",
+        "`Authorization: Bearer <key>`. With `publicKey` a signature is all that a change needs, and a ticket lets its",
+        "holder read: `Authorization: Carpool <base64url(ticket)>.<base64url(signature)>`, where a ticket is",
+        '`{"target": "...", "expires": <epoch seconds>}`. With `drainKey` who sends it in `x-carpool-drain` may drain.',
         "",
-        "| request | open | what it does |",
+        "| request | open to | what it does |",
         "|---|---|---|",
     ]
-    for routes, is_open in ((AdminApp.OPEN, "yes"), (AdminApp.CLOSED, "no")):
+    for routes, is_open in (
+        (AdminApp.OPEN, "all"),
+        (AdminApp.DRAIN, "admin key, drain key"),
+        (AdminApp.READ, "admin key, ticket"),
+        (AdminApp.CHANGE, "signature"),
+    ):
         lines += [
             f"| `{method.decode()} {path.decode()}` | {is_open} | {_prose(handler.__doc__)} |"
             for (method, path), handler in routes.items()

@@ -15,11 +15,12 @@ from carpool.policy import BatchingPolicy, Camel, Parameters, PolicyError, from_
 
 
 class Change(Camel, frozen=True, kw_only=True):
-    """What replaces a target's parameters, and its policy where one is given; it stays in force after ``expires``.
+    """What replaces a target's parameters, and its policy; it stays in force after ``expires``.
 
     ``target``: whom it is for, ``namespace/Kind/name``. ``generation``: newer ones are larger; whole milliseconds since
     the epoch, where a control plane keeps no count. ``expires``: seconds since the epoch, after which nobody takes it
-    any more. ``parameters``: by model name, ``*`` for the rest.
+    any more. ``policy``: ``None`` stands for the one that the sidecar was started with. ``parameters``: by model name,
+    ``*`` for the rest.
     """
 
     target: str

@@ -36,7 +36,7 @@ class Load:
     """
 
     def __init__(self, tolerance: float = 0.1) -> None:
-        self._tolerance = tolerance
+        self.tolerance = tolerance
         self._intervals: deque[_Interval] = deque()
         self._local: deque[_Interval] = deque()
         self._believed: Poisson | Gamma | None = None
@@ -93,7 +93,7 @@ class Load:
         rate, error = self._measured()
         # Twice the evidence replaces a first guess; after that only a contradiction does.
         doubled = self._total() >= 2 * self._evidence
-        if abs(rate - self.rate) > max(self._tolerance / 2 * self.rate, 0.0 if doubled else 3 * error):
+        if abs(rate - self.rate) > max(self.tolerance / 2 * self.rate, 0.0 if doubled else 3 * error):
             return self._believe()
         return False
 
@@ -120,7 +120,7 @@ class Load:
                 break
         expected = self.rate * seconds
         off = abs(arrivals - expected)
-        return off > self._tolerance * expected and off > SURPRISE * math.sqrt(max(expected, 1.0) * self._spread())
+        return off > self.tolerance * expected and off > SURPRISE * math.sqrt(max(expected, 1.0) * self._spread())
 
     def _believe(self) -> bool:
         """Believe what is remembered; return whether that changes anything."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Self
 
 ALARM = math.log(200.0)
-"""Evidence (log likelihood ratio) at which misses are called too many."""
+"""Evidence (log likelihood ratio) at which misses are called too many, or the promise kept."""
 
 MOST_AT_ONCE = 3.0
 """Evidence one interval may add: misses come in clusters (one slow batch makes all its riders late)."""
 
 OBVIOUS = 0.10
-"""Miss fraction of one interval that needs no second one, given this many requests:"""
+"""Miss fraction of one interval that needs no second one, where it is evidence enough and of this many requests:"""
 OBVIOUS_REQUESTS = 50
 
 
@@ -23,12 +24,23 @@ class MissTest:
     the second interval.
     """
 
+    @classmethod
+    def of(cls, quantile: float) -> Self:
+        """Make a test of whether a percentile's target is kept: half of what it allows, against twice that.
+
+        For a p99 0.5 % against 2 %, for a p50 25 % against 62.5 %: beyond the allowed, half of what is left at most.
+        """
+        good = (1 - quantile) / 2
+        return cls(good=good, bad=min(4 * good, (1 + good) / 2))
+
     def __init__(self, good: float = 0.005, bad: float = 0.02) -> None:
         if not 0 < good < bad < 1:
             raise ValueError(f"needs 0 < good < bad < 1, not {good} and {bad}")
+        self.bad = bad
         self._miss = math.log(bad / good)
         self._hit = math.log((1 - bad) / (1 - good))
         self._evidence = 0.0
+        self._proof = 0.0
         self.requests = 0
         self.misses = 0
 
@@ -37,7 +49,9 @@ class MissTest:
         self.requests += hits + misses
         self.misses += misses
         gained = misses * self._miss + hits * self._hit
-        if hits + misses >= OBVIOUS_REQUESTS and misses >= OBVIOUS * (hits + misses):
+        self._proof = max(0.0, self._proof - gained)
+        obvious = hits + misses >= OBVIOUS_REQUESTS and misses >= OBVIOUS * (hits + misses)
+        if obvious and gained >= ALARM:
             self._evidence = ALARM
         else:
             self._evidence = max(0.0, self._evidence + min(gained, MOST_AT_ONCE))
@@ -48,8 +62,14 @@ class MissTest:
         """Whether misses are too many by the evidence so far."""
         return self._evidence >= ALARM
 
+    @property
+    def kept(self) -> bool:
+        """Whether the promise is kept, as surely: 350 requests without a miss, or about 650 of which 0.5 % miss."""
+        return self._proof >= ALARM
+
     def restart(self) -> None:
         """Begin anew: other parameters, or another load."""
         self._evidence = 0.0
+        self._proof = 0.0
         self.requests = 0
         self.misses = 0

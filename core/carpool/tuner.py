@@ -108,6 +108,9 @@ class Decision(Struct, frozen=True):
     estimate: Estimate | None = None
     at: float = 0.0
     rate: float = 0.0
+    tentative: bool = False
+    """Of a change: whether one replica had better try it first. The present parameters are forecast to keep the SLO, and
+    at the upper confidence of t(b) these miss more, or they go beyond what was measured."""
 
 
 class Tuner:
@@ -117,16 +120,10 @@ class Tuner:
         self, policy: BatchingPolicy, model: Model | None = None, parameters: Parameters | None = None
     ) -> None:
         """Start from ``parameters``, or the policy's baseline within its limits."""
-        self._policy = policy
-        self._limits: Limits = policy.limits(model)
-        self.parameters = self._limits.clamp(parameters or policy.baseline)
-        quantile, self._target = policy.slo.percentiles[-1]
-        self._budget = (1 - quantile) / 2
-        self._quantiles = policy.slo.percentiles[:-1]
-        self._held = policy.tuning.mode is TuningMode.HOLD
         self._load = Load(policy.tuning.tolerance_percent / 100)
         self._learner = LatencyLearner()
-        self._misses = MissTest(good=self._budget, bad=4 * self._budget)
+        self._obey(policy, model)
+        self.parameters = self._limits.clamp(parameters or policy.baseline)
         self._service: ServiceTime | None = None
         self._estimate: Estimate | None = None
         self._choice: Choice | None = None
@@ -135,6 +132,7 @@ class Tuner:
         self._started_at: float | None = None
         self._requests_since = 0
         self._last_arrival = -inf
+        self._seen_at = -inf
         self._caution = 1.0
         self._calm_since = -inf
         self._forgiven_after = FORGIVEN_AFTER
@@ -145,9 +143,33 @@ class Tuner:
         self._tried_with: ServiceTime | None = None
         self._failed: list[Parameters] = []
 
+    def _obey(self, policy: BatchingPolicy, model: Model | None) -> None:
+        self._policy = policy
+        self._limits: Limits = policy.limits(model)
+        quantile, self._target = policy.slo.percentiles[-1]
+        self._budget = (1 - quantile) / 2
+        self._quantiles = policy.slo.percentiles[:-1]
+        self._held = policy.tuning.mode is TuningMode.HOLD
+        self._misses = MissTest.of(quantile)
+
+    def follow(self, policy: BatchingPolicy, model: Model | None = None) -> None:
+        """Go by another policy from here on, from the present parameters within its limits.
+
+        What was learned of load and t(b) stays; what was tried under the old one may be tried again.
+        """
+        self._obey(policy, model)
+        self.parameters = self._limits.clamp(self.parameters)
+        self._load.tolerance = policy.tuning.tolerance_percent / 100
+        self._choice = None
+        self._assessor = None
+        known, self._service = self._service, None  # the Batcher's tables may be longer or shorter now
+        if known is not None:
+            self._new_epoch(known)
+
     def step(self, observation: Observation) -> Decision:
         """Take an observation and decide."""
         now, stats = observation.now, observation.stats
+        self._seen_at = now
         if self._started_at is None:
             self._started_at = self._changed_at = now
         backlogged, self._queued_rows = self._backlogged(), observation.queued_rows
@@ -186,12 +208,32 @@ class Tuner:
         if news:
             self._install(service)
             if alarmed:
-                self._alarm(now)
+                self._fail(self.parameters)
             elif forgives:
                 self._forgive(now)
             self._search()
         # 4. Move.
         return self._move(now, alarmed=alarmed, expelled=expelled)
+
+    def adopt(self, parameters: Parameters) -> None:
+        """Go on from parameters that somebody else put in force."""
+        parameters = self._limits.clamp(parameters)
+        if parameters == self.parameters:
+            return
+        self.parameters = parameters
+        self._choice = None
+        self._changed_at = self._seen_at
+        self._requests_since = 0
+        self._misses.restart()
+
+    def rejected(self, parameters: Parameters, back_to: Parameters) -> None:
+        """Go on from ``back_to``: with ``parameters`` more requests were late than forecast, and they were taken back.
+
+        They are avoided as if it had been seen here, and forecasts are made with as much more care.
+        """
+        if parameters not in self._failed:
+            self._fail(parameters)
+        self.adopt(back_to)
 
     def _silence(self, now: float) -> str:
         since = max(self._last_arrival, self._started_at or now)
@@ -252,12 +294,12 @@ class Tuner:
         self._forgiven = False
         self._misses.restart()
 
-    def _alarm(self, now: float) -> None:
+    def _fail(self, parameters: Parameters) -> None:
         """Plan more carefully, and don't come back here: misses were seen that were not forecast."""
-        self._failed.append(self.parameters)
+        self._failed.append(parameters)
         self._caution = max(self._caution * CAUTION, LEAST_CAUTION)
         self._misses.restart()
-        self._calm_since = now
+        self._calm_since = self._seen_at
         if self._forgiven:
             self._forgiven_after *= 2
             self._forgiven = False
@@ -341,7 +383,11 @@ class Tuner:
         reason, message = why(choice, step if capped_by else target)
         if alarmed and reason is not Reason.RESTORES_SLO:
             reason, message = Reason.MISSES_CONFIRMED, f"more requests were late than forecast; {message}"
-        return self._change(now, step, target, reason, message, capped_by)
+        explores = current.holds_now and (
+            step.parameters.max_batch > service.largest_measured
+            or step.parameters.max_in_flight > service.largest_in_flight
+        )
+        return replace(self._change(now, step, target, reason, message, capped_by), tentative=is_riskier or explores)
 
     def _target_of(self, assessor: Assessor, choice: Choice) -> Assessment:
         """Best configuration with pass-through considered."""

@@ -1,18 +1,20 @@
-"""The admin port: probes, metrics, what is going on and why, drain, and signed changes."""
+"""The admin port: probes, metrics, what is going on and why, drain, and signed changes; and who may have what."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+from time import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from urllib.parse import parse_qs
 
 import msgspec
 
-from carpool.policy import PolicyError, to_plain
+from carpool import report
+from carpool.policy import to_plain
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.metrics import Exposition
-from carpool_sidecar.signing import Unsigned, read_change
+from carpool_sidecar.signing import SCHEME, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +36,9 @@ class AdminApp:
     """What the admin port's server calls.
 
     Probes and metrics are open. All else takes ``Authorization: Bearer <key>`` where a key is configured; without one
-    it is served only where the port is ``local``, on a loopback address.
+    it is served only where the port is ``local``, on a loopback address. Beside that, and where a public key is
+    configured, who has a ticket may read; who has a signature may change, and needs nothing else: what is signed is the
+    change itself. The drain key drains.
     """
 
     def __init__(self, sidecar: Sidecar, key: str | None, *, local: bool) -> None:
@@ -53,13 +57,19 @@ class AdminApp:
         route = (method, exchange.path)
         if (handle := self.OPEN.get(route)) is not None:
             handle(self, exchange)
-        elif (handle := self.CLOSED.get(route)) is not None:
-            if self._admits(exchange):
+        elif (handle := self.READ.get(route)) is not None:
+            if self._may_read(exchange):
                 handle(self, exchange)
-        elif exchange.path in {path for _, path in (*self.OPEN, *self.CLOSED)}:
+        elif (handle := self.DRAIN.get(route)) is not None:
+            if self._may_drain(exchange):
+                handle(self, exchange)
+        elif (handle := self.CHANGE.get(route)) is not None:
+            if self._sidecar.changes is not None or self._admits(exchange):
+                handle(self, exchange)
+        elif exchange.path in {path for _, path in self.ROUTES}:
             exchange.fail(405, "method", f"{exchange.path.decode('latin-1')} does not take this method")
         else:
-            paths = sorted({path.decode() for _, path in (*self.OPEN, *self.CLOSED)})
+            paths = sorted({path.decode() for _, path in self.ROUTES})
             exchange.fail(404, "path", f"the admin port serves {', '.join(paths)}")
 
     def sent(self, exchange: Exchange) -> None:
@@ -70,6 +80,27 @@ class AdminApp:
 
     def refused(self, error: HttpError) -> None:
         """Nothing was begun."""
+
+    def _may_read(self, exchange: Exchange) -> bool:
+        given = find(exchange.headers, b"authorization") or b""
+        authority = self._sidecar.authority
+        if authority is None or not given.startswith(SCHEME):
+            return self._admits(exchange)
+        try:
+            authority.admit(given, time())
+        except Refused as refused:
+            exchange.fail(403, refused.reason, str(refused))
+            return False
+        return True
+
+    def _may_drain(self, exchange: Exchange) -> bool:
+        key, given = self._sidecar.config.drain_key, find(exchange.headers, b"x-carpool-drain")
+        if key is not None and given is not None:
+            if hmac.compare_digest(given, key.encode()):
+                return True
+            exchange.fail(403, "drain-key", "x-carpool-drain is not this pod's drainKey: the pod's preStop hook has it")
+            return False
+        return self._admits(exchange)
 
     def _admits(self, exchange: Exchange) -> bool:
         if self._key is not None:
@@ -82,7 +113,10 @@ class AdminApp:
             return False
         if self._local:
             return True
-        exchange.fail(403, "key", "without apiKeyFile this is served on loopback addresses only: set one, or admin")
+        ticket = "" if self._sidecar.authority is None else ", or send a ticket signed by the holder of publicKey"
+        exchange.fail(
+            403, "key", f"without apiKeyFile this is served on loopback addresses only: set one, or admin{ticket}"
+        )
         return False
 
     # Open
@@ -118,92 +152,38 @@ class AdminApp:
     def _config(self, exchange: Exchange) -> None:
         """Show the configuration in force, its generation, and what is wrong with the newest version of the file."""
         sidecar = self._sidecar
+        config = to_plain(sidecar.config)
+        if "drainKey" in config:
+            config["drainKey"] = "(set)"  # who may read may not drain
         _respond(
             exchange,
             {
                 "generation": sidecar.generation,
+                "running": sidecar.running,
                 "error": None if sidecar.file is None else sidecar.file.error,
                 "tuned": sidecar.control.tunes,
                 "parameters": {lane.name: to_plain(lane.parameters) for lane in sidecar.batcher.lanes()},
-                "config": to_plain(sidecar.config),
+                "config": config,
             },
         )
 
     def _change(self, exchange: Exchange) -> None:
-        """Apply signed parameters: a JSON body, its Ed25519 signature in `x-carpool-signature`."""
+        """Apply a signed change: a JSON body, its Ed25519 signature (base64) in `x-carpool-signature`; no other key."""
         sidecar = self._sidecar
-        if sidecar.config.public_key is None:
+        if sidecar.changes is None:
             exchange.fail(403, "read-only", "no publicKey is configured: change the configuration file instead")
             return
         try:
-            change = read_change(
-                exchange.body,
-                find(exchange.headers, b"x-carpool-signature") or b"",
-                public_key=sidecar.config.public_key,
-                target=sidecar.config.target,
-                generation=max(sidecar.generation, sidecar.newest_change),
-            )
-        except Unsigned as error:
-            exchange.fail(403, "signature", str(error))
-        except PolicyError as error:
-            exchange.fail(400, "change", str(error))
+            sidecar.changes.take(exchange.body, find(exchange.headers, b"x-carpool-signature") or b"")
+        except Refused as refused:
+            exchange.fail(400 if refused.reason == "content" else 403, refused.reason, str(refused))
         else:
-            sidecar.change(change)
-            _respond(exchange, {"generation": sidecar.generation})
+            _respond(exchange, {"generation": sidecar.generation, "running": sidecar.running})
 
     def _stats(self, exchange: Exchange) -> None:
         """Everything counted, and the state of each lane; ``?arrivals=N`` adds the last N arrivals of each model."""
-        sidecar, batcher = self._sidecar, self._sidecar.batcher
         text = parse_qs(exchange.query.decode("latin-1")).get("arrivals", ["0"])[-1]
-        count = int(text) if text.isdigit() else 0
-        now = sidecar.clock()
-        _respond(
-            exchange,
-            {
-                "stats": batcher.stats(now),
-                "uptimeSeconds": now - sidecar.started_at,
-                "ready": sidecar.ready,
-                "readiness": "draining" if sidecar.draining else sidecar.health.reason,
-                "generation": sidecar.generation,
-                "sloSeconds": sidecar.driver.due,
-                "queue": {
-                    "rows": batcher.queued_rows,
-                    "bytes": batcher.queued_bytes,
-                    "inFlight": batcher.in_flight,
-                    "slots": batcher.slots,
-                },
-                "lanes": {
-                    lane.name: {
-                        "parameters": to_plain(lane.parameters),
-                        "passThrough": lane.passing,
-                        "queuedRequests": lane.queued,
-                        "cap": lane.cap,
-                        "ceiling": lane.ceiling,
-                        "quarantined": lane.quarantined,
-                        "serviceSeconds": None if lane.estimate is None else lane.estimate.times,
-                        "executors": None if lane.estimate is None else lane.estimate.executors,
-                        "arrivals": list(lane.counters.recent)[-count:] if count else [],
-                    }
-                    for lane in batcher.lanes()
-                },
-                "models": [
-                    {
-                        "name": entry.model,
-                        "version": entry.version,
-                        "lane": entry.lane,
-                        "merges": entry.alone is None,
-                        "maxBatch": entry.max_batch,
-                        "axis": entry.reason,
-                    }
-                    for entry in sidecar.models
-                ],
-                "alone": [
-                    {"model": model, "reason": reason, "requests": requests}
-                    for (model, reason), requests in sidecar.driver.alone.items()
-                ],
-                "stalls": {"count": sidecar.stalls.count, "seconds": sidecar.stalls.total},
-            },
-        )
+        exchange.respond(200, JSON, report.encode(_report(self._sidecar, int(text) if text.isdigit() else 0)) + b"\n")
 
     def _explain(self, exchange: Exchange) -> None:
         """List the last decisions of the tuner: when, what, why, what was forecast, and what keeps it from going on."""
@@ -216,14 +196,66 @@ class AdminApp:
         (b"GET", b"/readyz"): _ready,
         (b"GET", b"/startupz"): _live,
     }
-    CLOSED: ClassVar[Routes] = {
-        (b"GET", b"/drain"): _drain,  # a preStop hook can only GET
-        (b"POST", b"/drain"): _drain,
+    READ: ClassVar[Routes] = {
         (b"GET", b"/v1/config"): _config,
-        (b"PUT", b"/v1/config"): _change,
         (b"GET", b"/v1/stats"): _stats,
         (b"GET", b"/v1/explain"): _explain,
     }
+    DRAIN: ClassVar[Routes] = {
+        (b"GET", b"/drain"): _drain,  # a preStop hook can only GET
+        (b"POST", b"/drain"): _drain,
+    }
+    CHANGE: ClassVar[Routes] = {(b"PUT", b"/v1/config"): _change}
+    ROUTES: ClassVar[Routes] = {**OPEN, **DRAIN, **READ, **CHANGE}
+
+
+def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
+    """Say how things are, with so many of the last arrivals."""
+    batcher, changes, now = sidecar.batcher, sidecar.changes, sidecar.clock()
+    return report.Report(
+        stats=batcher.stats(now),
+        uptime_seconds=now - sidecar.started_at,
+        ready=sidecar.ready,
+        readiness="draining" if sidecar.draining else sidecar.health.reason,
+        target=sidecar.config.target,
+        generation=sidecar.generation,
+        running=sidecar.running,
+        rolled_back=list(sidecar.control.guard.rolled_back.values()),
+        change_error=None if changes is None else changes.error,
+        rejected={} if changes is None else dict(changes.rejected),
+        slo_seconds=sidecar.driver.due,
+        queue=report.Queue(
+            rows=batcher.queued_rows, bytes=batcher.queued_bytes, in_flight=batcher.in_flight, slots=batcher.slots
+        ),
+        lanes={
+            lane.name: report.Lane(
+                parameters=lane.parameters,
+                pass_through=lane.passing,
+                queued_requests=lane.queued,
+                cap=lane.cap,
+                ceiling=lane.ceiling,
+                quarantined=lane.quarantined,
+                service_seconds=None if lane.estimate is None else lane.estimate.times,
+                executors=None if lane.estimate is None else lane.estimate.executors,
+                replaced=sidecar.control.replaced(lane.name),
+                arrivals=list(lane.counters.recent)[-arrivals:] if arrivals else [],
+            )
+            for lane in batcher.lanes()
+        },
+        models=[
+            report.ModelEntry(
+                name=entry.model,
+                version=entry.version,
+                lane=entry.lane,
+                merges=entry.alone is None,
+                max_batch=entry.max_batch,
+                axis=entry.reason,
+            )
+            for entry in sidecar.models
+        ],
+        alone=[report.Alone(*cause, requests) for cause, requests in sidecar.driver.alone.items()],
+        stalls=report.Stalls(sidecar.stalls.count, sidecar.stalls.total),
+    )
 
 
 def _respond(exchange: Exchange, plain: dict[str, Any]) -> None:

@@ -91,7 +91,8 @@ class SidecarConfig(Camel, frozen=True):
 
     ``listen`` and ``admin`` are ``host:port``; port 0 lets the system choose. With ``parameters`` (by model name, ``*``
     for the rest) nothing is tuned. ``generation`` counts versions of the file; left out, the process counts them.
-    ``target`` and ``public_key`` (Ed25519, 64 hex digits): whose signed changes are accepted, and for whom.
+    ``target`` and ``public_key`` (Ed25519, 64 hex digits): whose signed changes are accepted, and for whom; they come
+    by the admin port, or by the directory ``changes``.
     """
 
     policy: BatchingPolicy
@@ -111,9 +112,13 @@ class SidecarConfig(Camel, frozen=True):
     api_key_file: str | None = None
     """File with the admin key; without one the admin port serves more than probes on loopback only."""
     public_key: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
-    """Ed25519 key, 64 hex digits: changes signed with it are accepted. Needs the package `cryptography`."""
+    """Ed25519 key, 64 hex digits: changes and tickets signed with it are accepted. Needs the package `cryptography`."""
     target: str = ""
-    """Whom a signed change has to name."""
+    """Whom a signed change or ticket has to name; an operator's is `namespace/Kind/name`."""
+    changes: str | None = None
+    """Directory that may hold a signed change (`change.json`, `change.sig`), watched: a mounted ConfigMap."""
+    drain_key: Annotated[str, Meta(min_length=16)] | None = None
+    """Secret that a preStop hook sends to `/drain` in `x-carpool-drain`, in place of the admin key."""
     bodies: Bodies = field(default_factory=Bodies)
     """How much is buffered: of one body, and of all requests together."""
     shutdown: Shutdown = field(default_factory=Shutdown)
@@ -135,6 +140,10 @@ class SidecarConfig(Camel, frozen=True):
                 raise PolicyError(name, f"{address!r} {NO_ADDRESS}")
         if (self.upstream is None) == (self.onnx is None):
             raise PolicyError("upstream", "name exactly one of upstream (a server's URL) and onnx (a file)")
+        if self.changes is not None and self.public_key is None:
+            raise PolicyError(
+                "changes", "a change counts only if it is signed: name the publicKey that it is signed by"
+            )
         if self.shutdown.lame >= self.shutdown.limit:
             raise PolicyError(
                 "shutdown.limit", f"{self.shutdown.limit} is all taken by lame: none is left to finish in"
@@ -160,7 +169,9 @@ class SidecarConfig(Camel, frozen=True):
         return self.policy.limits(known).clamp(self.policy.baseline)
 
 
-FIXED_AT_START = ("listen", "admin", "upstream", "onnx", "api_key_file", "public_key", "target", "bodies")
+FIXED_AT_START = (
+    "listen", "admin", "upstream", "onnx", "api_key_file", "public_key", "target", "changes", "drain_key", "bodies",
+)  # fmt: skip
 """Fields that a running process can't change."""
 
 

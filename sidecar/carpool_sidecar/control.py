@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from carpool.policy import TuningMode, to_plain
 from carpool.tuner import INTERVAL, Decision, Observation
 from carpool_sidecar.config import EVERY_MODEL
+from carpool_sidecar.guard import Guard
 from carpool_sidecar.models import OTHER
 from carpool_sidecar.tuner_link import TunerLink
 from carpool_sidecar.wire import Decided, Observations, Observed, Setup
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from carpool.batching import Batcher
+    from carpool.policy import Parameters
     from carpool.statistics import ModelStats, Stats
     from carpool_sidecar.config import SidecarConfig
     from carpool_sidecar.driver import Driver
@@ -72,14 +74,17 @@ class Control:
         self._stalls = stalls
         self._clock = clock
         self._log = log
+        self.guard = Guard(driver.batcher, self._put_in_force, log)
         self._generation = 0
         """How often all was to be learned anew."""
+        self._restarts = 0
+        """How often the upstream was replaced or restarted."""
         self._replaced: Counter[str] = Counter()
-        """How often more that was so of one model."""
+        """How often one model was replaced, besides."""
         self._mixed: set[str] = set()
         """Models replaced since they were last observed: their service times are partly those of another."""
         self._before: Stats = driver.batcher.stats(clock())
-        self._stalled_before = stalls.total
+        self._stalled_before = self._stalled_looked = stalls.total
         self._apply()
         self._introduce()
 
@@ -95,28 +100,52 @@ class Control:
             while True:
                 await asyncio.sleep(INTERVAL)
                 with self._surviving():
+                    self.look()
+                with self._surviving():
                     self.observe()
 
-    def configure(self, config: SidecarConfig) -> None:
-        """Take a new configuration: what was learned under the old policy is learned anew."""
+    def configure(self, config: SidecarConfig, change: int | None = None) -> None:
+        """Take a new configuration; what was learned under another policy is learned anew.
+
+        ``change``: its generation, where it came from outside and is to be watched over.
+        """
         before, tuned = self._config, self.tunes
         self._config = config
-        if self.tunes == tuned and config.policy == before.policy and config.parameters == before.parameters:
-            return
-        self._apply(keep=tuned and self.tunes)
-        self._introduce()
+        if change is None:
+            self.guard.end()
+        else:
+            self.guard.begin(config.policy, change)
+        same = self.tunes == tuned and config.policy == before.policy
+        if not same or config.parameters != before.parameters:
+            self._apply(keep=tuned and self.tunes)
+            # Fixed parameters change by the minute where an operator turns them: t(b) is none of theirs.
+            if not same or self.tunes:
+                self._introduce()
+        self.guard.applied(self._clock())
 
     def forget(self) -> None:
         """Forget what was learned: the upstream was replaced or restarted."""
         self._driver.do(self._batcher.restarted(self._clock()))
+        self.guard.forget()
+        self._restarts += 1
         self._before = self._batcher.stats(self._clock())
         self._introduce()
 
     def forget_model(self, model: str) -> None:
         """Forget what was learned of one model: the upstream serves another under its name."""
         self._driver.do(self._batcher.restarted(self._clock(), model=model))
+        self.guard.forget(model)
         self._replaced[model] += 1
         self._mixed.add(model)
+
+    def replaced(self, model: str) -> int:
+        """Return how often the model, or the server that it is of, was found to be another one."""
+        return self._restarts + self._replaced[model]
+
+    def look(self) -> None:
+        """See whether parameters from outside are any good."""
+        paused, self._stalled_looked = self._stalls.total - self._stalled_looked, self._stalls.total
+        self.guard.observe(self._clock(), stalled=paused > STALLED_SHARE * INTERVAL)
 
     def observe(self) -> None:
         """Tell the tuner what was counted since the last time."""
@@ -167,7 +196,11 @@ class Control:
             parameters = config.parameters_of(name)
             if keep and name in running:
                 parameters = config.policy.limits(models.get(name)).clamp(running[name])
+            parameters = self.guard.allowed(name, parameters)
             self._driver.do(batcher.configure(parameters, now, model=name))
+
+    def _put_in_force(self, model: str, parameters: Parameters) -> None:
+        self._driver.do(self._batcher.configure(parameters, self._clock(), model=model))
 
     def _introduce(self) -> None:
         """Tell a tuner that knows nothing what to tune by; what the one before it has yet to say is void."""

@@ -15,6 +15,7 @@ from carpool.policy import PolicyError
 from carpool_sidecar.config import SidecarConfig, is_address, parse
 from carpool_sidecar.logs import set_up
 from carpool_sidecar.sidecar import Sidecar
+from carpool_sidecar.signing import Authority
 
 OK, WRONG_CONFIG, CANNOT_START, CUT_SHORT = 0, 2, 3, 4
 """Exit codes: drained; the configuration is wrong; a port or file can't be had; a second signal ended it at once."""
@@ -25,6 +26,9 @@ example (sidecar.yaml):
   upstream: {url: http://127.0.0.1:9000}
   policy:
     slo: {latency: {p99: 50ms}}
+
+From an environment variable, as in a pod: carpool-sidecar --config-env CARPOOL_CONFIG. With `publicKey` and `target`
+in it, changes signed by an operator are taken from `PUT /v1/config` on the admin port and from the directory `changes`.
 
 The file is watched: a new version takes effect within seconds, a wrong one changes nothing and is named in the log,
 in /v1/config on the admin port and in the metric carpool_config_rejected_total.
@@ -44,7 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="configuration, YAML or JSON")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", type=Path, metavar="FILE", help="configuration, YAML or JSON")
+    source.add_argument("--config-env", metavar="NAME", help="configuration in this environment variable, likewise")
     parser.add_argument(
         "--check", action="store_true", help="only check the configuration: exit 0 if it is right, else 2"
     )
@@ -53,14 +59,15 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--admin", type=_address, metavar="HOST:PORT", help="admin port, instead of the file's `admin`")
     options = parser.parse_args(arguments)
+    where = options.config or f"${options.config_env}"
     try:
-        config = load(options.config)
+        config = from_environment(options.config_env) if options.config is None else load(options.config)
         if options.check:
-            _key(config)
+            check(config)
             return OK
         return run(config, options.config, listen=options.listen, admin=options.admin)
     except PolicyError as error:
-        sys.stderr.write(f"{options.config}: {error}\n")
+        sys.stderr.write(f"{where}: {error}\n")
         return WRONG_CONFIG
     except OSError as error:
         sys.stderr.write(f"carpool-sidecar: {error}\n")
@@ -84,6 +91,17 @@ def load(path: Path) -> SidecarConfig:
         raise PolicyError("config", f"not UTF-8: {error}") from None
 
 
+def from_environment(name: str) -> SidecarConfig:
+    """Read and validate what an environment variable holds.
+
+    Raises ``PolicyError`` naming the field.
+    """
+    text = os.environ.get(name)
+    if text is None:
+        raise PolicyError("config", "there is no such environment variable: set it to a configuration, JSON or YAML")
+    return parse(text)
+
+
 def run(
     config: SidecarConfig, path: Path | None = None, *, listen: str | None = None, admin: str | None = None
 ) -> NoReturn:
@@ -97,6 +115,16 @@ def run(
     key = _key(config)
     set_up(config.log)
     uvloop.run(_serve(config, path, key, listen=listen, admin=admin))
+
+
+def check(config: SidecarConfig) -> None:
+    """Check what a configuration refers to.
+
+    Raises ``PolicyError`` naming the field.
+    """
+    _key(config)
+    if config.public_key is not None:
+        Authority(config.public_key, config.target)
 
 
 def _key(config: SidecarConfig) -> str | None:

@@ -81,8 +81,16 @@ METRICS = (
     Metric("max_wait_seconds", "gauge", ("model",), "Age at which the oldest request stops waiting for company"),
     Metric("max_in_flight", "gauge", ("model",), "Batches of a model that may be with the upstream at once"),
     Metric("model_ready", "gauge", (), "1 while the model can serve"),
-    Metric("config_generation", "gauge", (), "Version of the configuration in force"),
+    Metric("config_generation", "gauge", (), "Newest version of the configuration that was accepted"),
+    Metric("config_running", "gauge", (), "Oldest version of which something is in force: older after a roll-back"),
     Metric("config_rejected", "counter", (), "Versions of the configuration file that were wrong"),
+    Metric(
+        "changes_rejected",
+        "counter",
+        ("reason",),
+        "Signed changes refused: signature, content, target, expired, older (a replay, or one that was overtaken)",
+    ),
+    Metric("rollbacks", "counter", ("model",), "Parameters from outside that missed the SLO and were taken back"),
     Metric("host_stalls", "counter", (), "Pauses of this host of more than 20 ms"),
     Metric("host_stall_seconds", "counter", (), "Their seconds"),
     Metric("tuner_decisions", "counter", ("action", "reason"), "Decisions of the tuner"),
@@ -155,6 +163,11 @@ class Collector:
             put("key_fragments", count, header)
         for decision, count in control.counts.items():
             put("tuner_decisions", count, *decision)
+        if sidecar.changes is not None:
+            for why, count in sidecar.changes.rejected.items():
+                put("changes_rejected", count, why)
+        for model, count in control.guard.counts.items():
+            put("rollbacks", count, sidecar.models.label(model))
         # 3. Of the whole process
         put("device_busy_seconds", stats.device_busy)
         put("queue_rows", batcher.queued_rows)
@@ -163,6 +176,7 @@ class Collector:
         put("in_flight_batches", batcher.in_flight)
         put("model_ready", sidecar.health.ready)
         put("config_generation", sidecar.generation)
+        put("config_running", sidecar.running)
         put("config_rejected", 0 if sidecar.file is None else sidecar.file.rejected)
         put("host_stalls", sidecar.stalls.count)
         put("host_stall_seconds", sidecar.stalls.total)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from carpool.batching import Batcher
 from carpool_sidecar.admin import LOOPBACK, AdminApp
 from carpool_sidecar.app import DataApp
 from carpool_sidecar.backends.upstream import UpstreamBackend
+from carpool_sidecar.changes import Changes
 from carpool_sidecar.config import EVERY_MODEL, address_of
 from carpool_sidecar.control import Control
 from carpool_sidecar.driver import Driver
@@ -20,17 +22,17 @@ from carpool_sidecar.health import Health
 from carpool_sidecar.http1.limits import ServerLimits
 from carpool_sidecar.http1.server import Server
 from carpool_sidecar.models import ModelTable, Resolver
+from carpool_sidecar.signing import Authority
 from carpool_sidecar.stalls import StallWatcher
-from carpool_sidecar.watching import ConfigFile
+from carpool_sidecar.watching import ConfigFile, watch
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
-    from pathlib import Path
 
+    from carpool.change import Change
     from carpool_sidecar.backends.base import Backend
     from carpool_sidecar.config import SidecarConfig
     from carpool_sidecar.models import Entry
-    from carpool_sidecar.signing import Change
 
 
 class Sidecar:
@@ -47,9 +49,11 @@ class Sidecar:
     ) -> None:
         """Put together what ``config`` says; ``path`` is the file it came from, to be watched.
 
-        ``listen`` and ``admin`` (host:port) stand in for the file's.
+        ``listen`` and ``admin`` (host:port) stand in for the file's. Raises ``PolicyError`` naming the field of which
+        nothing can be made here.
         """
         self.config = config
+        self._started_with = config
         self.clock = monotonic
         self._listen = address_of(listen or config.listen)
         self._admin = address_of(admin or config.admin)
@@ -78,6 +82,18 @@ class Sidecar:
         )
         self.control = Control(self.driver, config, self.stalls, monotonic, self.log)
         self.file = ConfigFile(path, config, self._configured, self.log) if path is not None else None
+        self.authority = None if config.public_key is None else Authority(config.public_key, config.target)
+        self.changes = (
+            None
+            if self.authority is None
+            else Changes(
+                self.authority,
+                self._changed_from_outside,
+                lambda: self.generation,
+                self.log,
+                None if config.changes is None else Path(config.changes),
+            )
+        )
         self._resolver = Resolver(self.models, self.backend, self._learned, self._changed)
         limits = ServerLimits(
             max_body_bytes=int(config.bodies.max_request), max_buffered_bytes=int(config.bodies.max_buffered)
@@ -93,8 +109,6 @@ class Sidecar:
         self._tasks: list[asyncio.Task[None]] = []
         self._drained: asyncio.Task[None] | None = None
         self._change: Change | None = None
-        self.newest_change = 0
-        """Generation of the newest change from outside so far, in force or not: older ones are copies."""
         self._cap()
 
     async def start(self) -> None:
@@ -103,13 +117,18 @@ class Sidecar:
         Raises ``OSError`` naming the field whose address can't be had.
         """
         self.stalls.start()
+        if self.changes is not None:
+            # Before anybody comes: a new pod begins with what its older siblings run.
+            self.changes.look()
         await _listen(self.data, "listen", self._listen)
         await _listen(self.admin, "admin", self._admin)
         self._spawn(self.health.run())
         self._spawn(self._resolver.run())
         self._spawn(self.control.run())
         if self.file is not None:
-            self._spawn(self.file.run())
+            self._spawn(watch(self.file.look))
+        if self.changes is not None and self.config.changes is not None:
+            self._spawn(watch(self.changes.look))
         self.log.info(
             "listening",
             extra={"data": self.address, "admin": self.admin_address, "generation": self.generation},
@@ -127,17 +146,14 @@ class Sidecar:
 
     @property
     def generation(self) -> int:
-        """Which version of the configuration is in force."""
-        counted = (self.config.generation or 1) if self.file is None else self.file.generation
+        """The newest version of the configuration that was accepted."""
+        counted = (self._started_with.generation or 1) if self.file is None else self.file.generation
         return counted if self._change is None else max(counted, self._change.generation)
 
-    def change(self, change: Change) -> None:
-        """Apply parameters from outside; from now on nothing is tuned here."""
-        self._change = change
-        self.newest_change = change.generation
-        self.config = replace(self.config, parameters=change.parameters)
-        self.log.info("parameters from outside", extra={"generation": change.generation})
-        self.control.configure(self.config)
+    @property
+    def running(self) -> int:
+        """The oldest version of which something is in force: older than ``generation`` after a roll-back."""
+        return self.generation if self._change is None else self.control.guard.running
 
     @property
     def ready(self) -> bool:
@@ -195,14 +211,28 @@ class Sidecar:
             self.log.error("a background task ended", exc_info=error)
 
     def _configured(self, config: SidecarConfig) -> None:
-        self.config = config
+        """Take another version of the file: what came from outside is over."""
+        self._started_with = config
         self._change = None
+        if self.changes is not None:
+            self.changes.superseded()
         self.log.setLevel(config.log.upper())
+        self._use(config)
+
+    def _changed_from_outside(self, change: Change) -> None:
+        """Take a change; from now on nothing is tuned here."""
+        self._change = change
+        self.log.info("parameters from outside", extra={"generation": change.generation})
+        policy = change.policy or self._started_with.policy
+        self._use(replace(self._started_with, policy=policy, parameters=change.parameters), change.generation)
+
+    def _use(self, config: SidecarConfig, change: int | None = None) -> None:
+        self.config = config
         self.driver.due = config.policy.slo.due
         self.driver.timeout = config.policy.admission.timeout
         self.batcher.admit(config.policy.admission)
         self.models.configure(config.policy.models)
-        self.control.configure(config)
+        self.control.configure(config, change)
         self._cap()
 
     def _forget(self, model: str) -> None:

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, BinaryIO
 
-from carpool.policy import BatchingPolicy, from_plain
+from carpool.policy import BatchingPolicy, TuningMode, from_plain
 from carpool.tuner import Tuner
 from carpool_sidecar.wire import LENGTH, Answered, Decided, Setup, frame, read_message
 
@@ -41,6 +41,8 @@ class Tuners:
             if tuner is None or generation != observed.generation:
                 tuner = Tuner(self._policy, self._models.get(name), observed.parameters)
                 self._tuners[name] = observed.generation, tuner
+            elif self._policy.tuning.mode is TuningMode.HOLD:
+                tuner.adopt(observed.parameters)
             yield Decided(name, tuner.step(observed.observation), observed.generation)
         yield Answered()
 

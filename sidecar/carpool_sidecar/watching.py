@@ -19,6 +19,13 @@ INTERVAL = 1.0
 """Seconds between two looks. A ConfigMap changes by a swap of symbolic links, which file events often miss."""
 
 
+async def watch(look: Callable[[], None]) -> None:
+    """Look again and again until cancelled."""
+    while True:
+        await asyncio.sleep(INTERVAL)
+        look()
+
+
 class ConfigFile:
     """One file's versions. ``changed`` is called with each good one after the first."""
 
@@ -36,12 +43,6 @@ class ConfigFile:
         self._log = log
         # Not what the file holds by now: it may have changed while the model was loaded.
         self._content: bytes | str | None = None
-
-    async def run(self) -> None:
-        """Watch until cancelled."""
-        while True:
-            await asyncio.sleep(INTERVAL)
-            self.look()
 
     def look(self) -> None:
         """Take the file as it is now, if it is another than before."""

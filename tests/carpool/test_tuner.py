@@ -10,7 +10,9 @@ from carpool.policy import (
     SLO,
     Admission,
     BatchingPolicy,
+    Bounds,
     Duration,
+    IntRange,
     Latency,
     Parameters,
     PassThrough,
@@ -323,3 +325,23 @@ def test_failures_of_the_model_are_not_blamed_on_the_parameters():
 
 def test_for_p99_is_all_it_needs():
     assert tuned(poisson(300, 20), GPU, for_p99(0.05)).decisions[-1].parameters.max_wait > 0
+
+
+def test_another_policy_keeps_what_was_learned_and_its_own_limits():
+    tuner = Tuner(policy())
+    before = steps(tuner, counted(300, 0.5, CALM), 10)[-1]
+    tuner.follow(policy(bounds=Bounds(max_batch=IntRange(max=4))))
+    assert tuner.parameters.max_batch == 4
+    (decision,) = steps(tuner, counted(300, 0.5, []), 1, start=5.0)
+    assert decision.predicted is not None, "no batch has to be measured again"
+    assert decision.rate == before.rate
+    assert decision.parameters.max_batch <= 4
+
+
+def test_a_change_says_whether_one_replica_had_better_try_it_first():
+    def changes(rate):
+        outcome = tuned(poisson(rate, 20), GPU, policy(), parameters=Parameters(max_batch=1))
+        return [decision for decision in outcome.decisions if decision.change]
+
+    assert any(decision.tentative for decision in changes(100)), "beyond what was measured"
+    assert not changes(1_200)[0].tentative, "who is overloaded has nothing to lose"

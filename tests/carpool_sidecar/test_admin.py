@@ -118,11 +118,13 @@ async def test_signed_parameters_are_applied(world, private_key):
     admin = world.client(sidecar.admin_address)
     body, headers = _signed(private_key)
     answer = await admin.send(b"PUT", b"/v1/config", body, headers)
-    assert (answer.status, answer.json) == (200, {"generation": 7})
+    assert (answer.status, answer.json) == (200, {"generation": 7, "running": 7})
     assert sidecar.batcher.lane("m").parameters.max_batch == 2
     assert sidecar.generation == 7
     again = await admin.send(b"PUT", b"/v1/config", body, headers)
-    assert (again.status, "not newer" in again.json["error"]) == (403, True)
+    assert (again.status, again.json) == (200, {"generation": 7, "running": 7})
+    other = await admin.send(b"PUT", b"/v1/config", *_signed(private_key, parameters={"m": {"maxBatch": 3}}))
+    assert (other.status, "not newer" in other.json["error"]) == (403, True)
 
 
 async def test_a_new_file_does_not_make_an_old_change_new_again(world, private_key):
