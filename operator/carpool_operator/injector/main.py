@@ -1,0 +1,191 @@
+"""The command ``carpool-injector``: the webhook, its certificates, and what it reads of the cluster."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import ssl
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+from carpool.policy import Quantity
+from carpool_operator.injector import store
+from carpool_operator.injector.certificates import Pair
+from carpool_operator.injector.decide import MIN_MEMORY, Settings
+from carpool_operator.injector.server import Injector
+from carpool_operator.injector.tls import ServingContext
+from carpool_operator.kube import ApiError, ConfigException, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OK, CANNOT_START = 0, 3
+"""Exit codes: ended by a signal; no cluster, or a port can't be had."""
+
+LAME = 5.0
+"""Seconds that it goes on answering after SIGTERM, while API servers still come here."""
+FINISH = 10.0
+"""Seconds that what it answers then may take."""
+
+log = logging.getLogger("carpool.injector")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=options.log.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    settings = Settings(
+        image=options.sidecar_image,
+        version=version("carpool-serving"),
+        pull_policy=options.sidecar_pull_policy,
+        user=None if options.sidecar_user < 0 else options.sidecar_user,
+        cpu=options.sidecar_cpu,
+        memory=options.sidecar_memory,
+    )
+    try:
+        asyncio.run(_run(options, Injector(settings)))
+    except (OSError, ConfigException) as error:
+        sys.stderr.write(f"carpool-injector: {error}\n")
+        return CANNOT_START
+    return OK
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="carpool-injector",
+        description="Puts the sidecar into pods as they are created: an admission webhook.",
+        epilog="SIGTERM: unready at once, answers for 5 s more, finishes what is here, ends.",
+    )
+    parser.add_argument("--sidecar-image", required=True, metavar="IMAGE", help="image of the sidecar")
+    parser.add_argument("--sidecar-pull-policy", choices=("Always", "IfNotPresent", "Never"), help="of that image")
+    parser.add_argument("--sidecar-cpu", default="500m", metavar="CPU", help="CPU that a sidecar requests (500m)")
+    parser.add_argument(
+        "--sidecar-memory", type=_memory, default=Quantity(512 * 2**20), metavar="SIZE", help="its memory limit (512Mi)"
+    )
+    parser.add_argument(
+        "--sidecar-user", type=int, default=65532, metavar="UID", help="its user (65532); -1: the platform's choice"
+    )
+    parser.add_argument("--port", type=int, default=8443, help="for API servers, TLS (8443)")
+    parser.add_argument("--metrics-port", type=int, default=8080, help="for /metrics, /livez, /readyz (8080)")
+    parser.add_argument(
+        "--namespace",
+        default=os.environ.get("POD_NAMESPACE", "carpool-system"),
+        help="the injector's own (POD_NAMESPACE)",
+    )
+    parser.add_argument(
+        "--cert-dir", type=Path, metavar="DIR", help="serve tls.crt and tls.key from there, watched; else its own"
+    )
+    parser.add_argument("--kubeconfig", metavar="FILE", help="cluster to work in, where it isn't the one it runs in")
+    parser.add_argument("--interval", type=float, default=10.0, metavar="SECONDS", help="between two looks (10)")
+    parser.add_argument(
+        "--log", choices=("debug", "info", "warning", "error"), default="info", help="least severe lines"
+    )
+    return parser
+
+
+def _memory(text: str) -> Quantity:
+    try:
+        memory = Quantity.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if memory < MIN_MEMORY:
+        raise argparse.ArgumentTypeError(f"{memory}: {MIN_MEMORY} is the least")
+    return memory
+
+
+class Upkeep:
+    """Keeps certificates and the public key up to date, one look after the other."""
+
+    def __init__(
+        self,
+        injector: Injector,
+        context: ServingContext,
+        server: store.Server,
+        names: store.Names,
+        *,
+        folder: Path | None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._injector = injector
+        self._context = context
+        self._server = server
+        self._names = names
+        self._folder = folder
+        self._wall = wall
+
+    async def look(self) -> None:
+        """Look once. What fails is logged and counted; what was good before stays in use."""
+        for part in (self._public_key, self._certificate):
+            try:
+                await part()
+            except (ApiError, OSError, ValueError, msgspec.DecodeError) as error:
+                self._injector.sync_failures.inc()
+                log.warning("%s; it is tried again", error)
+
+    async def _public_key(self) -> None:
+        injector = self._injector
+        found = await store.public_key(self._server, self._names)
+        # One that is gone stays: sidecars that have it are there, and the operator will publish the same again.
+        if found not in {None, injector.settings.public_key}:
+            injector.settings = msgspec.structs.replace(injector.settings, public_key=found)
+            log.info("the operator's public key is %s", found)
+
+    async def _certificate(self) -> None:
+        if self._folder is None:
+            pair = (await store.material(self._server, self._names, self._wall())).current
+        else:
+            pair = Pair((self._folder / "tls.crt").read_bytes(), (self._folder / "tls.key").read_bytes())
+        try:
+            if self._context.load(*pair):
+                log.info("serving a certificate that is good until %s", time.strftime("%F %T", time.gmtime(pair.ends)))
+        except ssl.SSLError as error:
+            raise ValueError(f"the certificate and its key can't be loaded: {error}") from None
+        self._injector.certificate_ends.set(pair.ends)
+        self._injector.certificate = True
+
+
+async def _run(options: argparse.Namespace, injector: Injector) -> None:
+    names = store.Names(options.namespace)
+    kube, context, stopping = connect(options.kubeconfig, workers=2), ServingContext(), asyncio.Event()
+    upkeep = Upkeep(injector, context, kube, names, folder=options.cert_dir)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    runners = [
+        web.AppRunner(app, access_log=None, shutdown_timeout=FINISH, handle_signals=False)
+        for app in (injector.admin(), injector.webhook())
+    ]
+    try:
+        for runner in runners:
+            await runner.setup()
+        await web.TCPSite(runners[0], None, options.metrics_port).start()
+        await upkeep.look()
+        await web.TCPSite(runners[1], None, options.port, ssl_context=context.context).start()
+        log.info("answering at port %d", options.port)
+        while not stopping.is_set():
+            try:
+                # While something is missing somebody waits for it.
+                async with asyncio.timeout(min(options.interval, 1.0) if injector.problem else options.interval):
+                    await stopping.wait()
+            except TimeoutError:
+                await upkeep.look()
+        injector.draining = True
+        log.info("draining")
+        await asyncio.sleep(LAME)
+    finally:
+        for runner in reversed(runners):
+            await runner.cleanup()
+        kube.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

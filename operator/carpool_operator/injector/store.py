@@ -1,0 +1,163 @@
+"""What the injector reads and writes in the cluster: its certificates, whom API servers trust, the public key.
+
+Replicas share one Secret. Who writes it names the version that was read, so that of two the first wins and the other
+reads again.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgspec
+from msgspec import Struct, field
+
+from carpool_operator.injector.certificates import Material, read, renewed
+from carpool_operator.kube import JSON, ApiError, path_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+JSON_PATCH = "application/json-patch+json"
+PUBLIC_KEY = "publicKey"
+ATTEMPTS = 5
+"""Each lost race means that somebody else won one."""
+
+
+class Server(Protocol):
+    """The API server."""
+
+    async def request(self, method: str, path: str, body: object = None, *, content: str = JSON) -> bytes:
+        """Ask, and return the answer's body. Raises ``ApiError``."""
+        ...
+
+
+class Names(NamedTuple):
+    """Where things lie. ``namespace`` is the injector's own."""
+
+    namespace: str
+    service: str = "carpool-injector"
+    secret: str = "carpool-injector-cert"  # noqa: S105 - its name
+    webhook: str = "carpool-injector"
+    public_key: str = "carpool-public-key"
+
+    @property
+    def dns(self) -> tuple[str, ...]:
+        """What API servers call the webhook."""
+        return (f"{self.service}.{self.namespace}.svc",)
+
+
+class _Meta(Struct):
+    resource_version: str = field(name="resourceVersion")
+
+
+class _Secret(Struct):
+    metadata: _Meta
+    data: dict[str, str] = field(default_factory=dict)
+
+
+class _Map(Struct):
+    data: dict[str, str] = field(default_factory=dict)
+
+
+class _Client(Struct):
+    ca: str = field(default="", name="caBundle")
+
+
+class _Webhook(Struct):
+    name: str
+    client: _Client = field(name="clientConfig")
+
+
+class _Configuration(Struct):
+    webhooks: list[_Webhook] = field(default_factory=list)
+
+
+async def public_key(server: Server, names: Names) -> str | None:
+    """Return the operator's public key, 64 hex digits; ``None`` while there is none.
+
+    Raises ``ApiError``.
+    """
+    path = path_of("v1", "configmaps", names.namespace, names.public_key)
+    try:
+        found = msgspec.json.decode(await server.request("GET", path), type=_Map)
+    except ApiError as error:
+        if error.status == 404:
+            return None
+        raise
+    key = found.data.get(PUBLIC_KEY, "").strip().lower()
+    return key if len(key) == 64 and not set(key) - set("0123456789abcdef") else None
+
+
+async def material(server: Server, names: Names, now: float) -> Material:
+    """Bring certificates to where they should be at ``now`` (seconds since the epoch), and return them.
+
+    API servers are told whom to trust before anything new is served. Writes nothing where all is well. Raises
+    ``ApiError``.
+    """
+    for _ in range(ATTEMPTS):
+        version, held = await _held(server, names)
+        if held is not None and await publish(server, names, held.bundle) and held.current.serves(names.dns, now):
+            # They did not trust what is announced: time to learn it, before it may be served.
+            return held
+        wanted = renewed(held, names.dns, now)
+        if wanted is held:
+            return held
+        try:
+            await _hold(server, names, version, wanted)
+        except ApiError as error:
+            if error.status == 409:
+                continue
+            raise
+        await publish(server, names, wanted.bundle)
+        return wanted
+    raise ApiError(409, f"secret {names.secret}: lost {ATTEMPTS} races in a row")
+
+
+async def publish(server: Server, names: Names, bundle: bytes) -> bool:
+    """Let API servers trust a bundle of authorities; returns whether anything had to be written.
+
+    Raises ``ApiError``.
+    """
+    path = path_of("admissionregistration.k8s.io/v1", "mutatingwebhookconfigurations", None, names.webhook)
+    found = msgspec.json.decode(await server.request("GET", path), type=_Configuration)
+    encoded = b64encode(bundle).decode()
+    operations: list[dict[str, Any]] = []
+    for index, webhook in enumerate(found.webhooks):
+        if webhook.client.ca != encoded:
+            # Somebody may have put another in its place since it was read.
+            operations += [
+                {"op": "test", "path": f"/webhooks/{index}/name", "value": webhook.name},
+                {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": encoded},
+            ]
+    if operations:
+        await server.request("PATCH", path, operations, content=JSON_PATCH)
+    return bool(operations)
+
+
+async def _held(server: Server, names: Names) -> tuple[str | None, Material | None]:
+    """Return the Secret's version, ``None`` where there is none, and what it holds."""
+    try:
+        body = await server.request("GET", path_of("v1", "secrets", names.namespace, names.secret))
+    except ApiError as error:
+        if error.status == 404:
+            return None, None
+        raise
+    secret = msgspec.json.decode(body, type=_Secret)
+    return secret.metadata.resource_version, read({key: b64decode(value) for key, value in secret.data.items()})
+
+
+async def _hold(server: Server, names: Names, version: str | None, wanted: Material) -> None:
+    metadata: Mapping[str, Any] = {"name": names.secret, "labels": {"app.kubernetes.io/part-of": "carpool"}}
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/tls",
+        "metadata": metadata,
+        "data": {key: b64encode(value).decode() for key, value in wanted.secret().items()},
+    }
+    if version is None:
+        await server.request("POST", path_of("v1", "secrets", names.namespace), secret)
+    else:
+        secret["metadata"] = {**metadata, "resourceVersion": version}
+        await server.request("PUT", path_of("v1", "secrets", names.namespace, names.secret), secret)
