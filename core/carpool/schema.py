@@ -57,18 +57,17 @@ def attribute_texts(cls: type) -> dict[str, str]:
     """
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
-        if "__annotations__" not in vars(base):
+        if base.__module__ in {"builtins", "enum", "msgspec", "msgspec._core"}:
             continue
         tree = ast.parse(inspect.getsource(base)).body[0]
         assert isinstance(tree, ast.ClassDef)  # noqa: S101 - it is a class's source
-        texts |= {
-            one.target.id: one_line(two.value.value)
-            for one, two in zip(tree.body, tree.body[1:], strict=False)
-            if isinstance(one, ast.AnnAssign)
-            and isinstance(one.target, ast.Name)
-            and isinstance(two, ast.Expr)
-            and isinstance(two.value, ast.Constant)
-        }
+        for one, two in zip(tree.body, tree.body[1:], strict=False):
+            match one, two:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
+                    ast.Expr(value=ast.Constant(value=text)),
+                ):
+                    texts[name] = one_line(text)
     return texts
 
 

@@ -61,7 +61,7 @@ def change_name(kind: str, name: str) -> str:
 
 # ------------------------------------------------------------------------------------------------- what they ask for
 
-_FIELDS = {
+FIELDS = {
     **{f"{SLO_PREFIX}{name}": ("slo", "latency", name) for name in ("p50", "p90", "p95", "p99", "p999")},
     MODE: ("tuning", "mode"),
     MAX_BATCH: ("bounds", "maxBatch", "max"),
@@ -70,7 +70,7 @@ _FIELDS = {
 }
 """Where in a policy the value of an annotation goes."""
 
-_DURATIONS = {name for name in _FIELDS if name.startswith(SLO_PREFIX)} | {MAX_WAIT}
+_DURATIONS = {name for name in FIELDS if name.startswith(SLO_PREFIX)} | {MAX_WAIT}
 _NUMBERS = {MAX_BATCH, MAX_IN_FLIGHT}
 _OF_TEMPLATE = (CONTAINER, PORT, CPU, MEMORY)
 
@@ -88,17 +88,17 @@ def read(kind: str, name: str, annotations: Mapping[str, str]) -> Wish:
     """Read the annotations of a Deployment or StatefulSet (its own, not those of its pod template)."""
     ours = {key: value for key, value in sorted(annotations.items()) if key.startswith(PREFIX)}
     problems = [problem for key, value in ours.items() if (problem := _problem(key, value)) is not None]
-    promised = any(key in _FIELDS and key.startswith(SLO_PREFIX) for key in ours)
+    promised = any(key in FIELDS and key.startswith(SLO_PREFIX) for key in ours)
     if not promised:
         problems += [
             f"{key} belongs to a promise: add one, e.g. {SLO_PREFIX}p99: 50ms, or drop it"
             for key in ours
-            if key in _FIELDS
+            if key in FIELDS
         ]
     if problems or not promised or ours.get(INJECT) == FORBIDDEN:
         return Wish(None, tuple(problems))
     plain: dict[str, Any] = {"targetRefs": [{"kind": kind, "name": name}]}
-    for key, (*path, last) in ((key, _FIELDS[key]) for key in ours if key in _FIELDS):
+    for key, (*path, last) in ((key, FIELDS[key]) for key in ours if key in FIELDS):
         inner = plain
         for step in path:
             inner = inner.setdefault(step, {})
@@ -117,10 +117,10 @@ def _problem(key: str, value: str) -> str | None:
         return (
             None if value in {ASKED, FORBIDDEN} else f'{key} is {value!r}: write "{ASKED}" or "{FORBIDDEN}", in quotes'
         )
-    if key not in _FIELDS:
-        known = [each.removeprefix(PREFIX) for each in (INJECT, *_FIELDS, *_OF_TEMPLATE)]
+    if key not in FIELDS:
+        known = [each.removeprefix(PREFIX) for each in (INJECT, *FIELDS, *_OF_TEMPLATE)]
         close = difflib.get_close_matches(key.removeprefix(PREFIX), known, n=1)
-        hint = f"did you mean {PREFIX}{close[0]}?" if close else f"there are {', '.join((INJECT, *_FIELDS))}"
+        hint = f"did you mean {PREFIX}{close[0]}?" if close else f"there are {', '.join((INJECT, *FIELDS))}"
         return f"{key} is not known: {hint}"
     if key in _DURATIONS and re.fullmatch(DURATION_PATTERN, value) is None:
         return f"{key} is {value!r}: write a duration, e.g. 50ms, 2s, 1m30s (units h, m, s, ms; whole numbers)"
@@ -135,4 +135,4 @@ def _problem(key: str, value: str) -> str | None:
 
 def _annotation(path: str) -> str:
     """Return the annotation that a policy's field was read from; of the promise as a whole, all of them."""
-    return next((key for key, steps in _FIELDS.items() if ".".join(steps) == path), f"{SLO_PREFIX}*")
+    return next((key for key, steps in FIELDS.items() if ".".join(steps) == path), f"{SLO_PREFIX}*")

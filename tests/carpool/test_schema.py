@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
 import pytest
@@ -60,5 +61,11 @@ class ToldMore(Told):
     """Second."""
 
 
+class Colour(StrEnum):
+    RED = "Red"
+    """Like a rose."""
+
+
 def test_texts_under_attributes_are_read_with_those_of_the_bases():
     assert attribute_texts(ToldMore) == {"one": "First, `code` in two lines.", "two": "Second."}
+    assert attribute_texts(Colour) == {"RED": "Like a rose."}
