@@ -124,11 +124,12 @@ class Sync:
         *,
         interval: float,
         found: Callable[[str, int], None],
+        clock: Callable[[], float],
         log: logging.Logger,
         random: random.Random,
     ) -> None:
-        self.passes = 0
-        """Lists of everything that came to an end, well or not."""
+        self.ended = clock()
+        """When the last of them came to an end, well or not."""
         self.ok = asyncio.Event()
         """Set while the last one went well."""
         self._kube = kube
@@ -136,6 +137,7 @@ class Sync:
         self._namespaces = namespaces
         self._interval = interval
         self._found = found
+        self._clock = clock
         self._log = log
         self._random = random
 
@@ -152,7 +154,7 @@ class Sync:
                 wait = max(error.retry_after, min(30.0, 2.0**failures))
                 failures = min(failures + 1, 10)
                 self._log.warning("listing failed", extra={"status": error.status, "error": str(error)})
-            self.passes += 1
+            self.ended = self._clock()
             await asyncio.sleep(wait * self._random.uniform(0.8, 1.0))
 
     async def once(self) -> None:

@@ -15,6 +15,7 @@ from carpool_operator.watching import PAGE
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Sequence
 
     from carpool.change import Change
     from carpool_operator.model import Pod, Policy, Target
@@ -57,7 +58,7 @@ class ConfigMaps:
         self._held: dict[Key, Published] = {}
         self._uids: dict[Key, str] = {}
 
-    async def read(self, namespaces: list[str | None]) -> None:
+    async def read(self, namespaces: Sequence[str | None]) -> None:
         """List them all: at the start, and from time to time, because others may have changed or deleted some.
 
         Raises ``ApiError``.
@@ -91,6 +92,10 @@ class ConfigMaps:
     def keys(self) -> list[Key]:
         """Return the names of all that there are."""
         return list(self._held)
+
+    def owner(self, key: Key) -> str:
+        """Return the UID of the policy that one is owned by."""
+        return self._held[key].owner
 
     def differs(self, target: Target, wanted: Published) -> bool:
         """Whether the ConfigMap is to be written."""

@@ -32,14 +32,17 @@ class Sidecars:
         self._at_once = at_once
         self._clock = clock
 
-    async def read(self, pod: Pod, ticket: str) -> Reading:
-        """Ask one pod, with the ``Authorization`` that opens it. Raises nothing: what fails is the reading's error."""
+    async def read(self, pod: Pod, ticket: str, *, reuse: bool) -> Reading:
+        """Ask one pod, with the ``Authorization`` that opens it. Raises nothing: what fails is the reading's error.
+
+        ``reuse``: whether the connection is kept for the next question.
+        """
         try:
             async with (
                 self._at_once,
                 self._session.get(
                     f"http://{address(pod)}/v1/stats",
-                    headers={"authorization": ticket},
+                    headers={"authorization": ticket} if reuse else {"authorization": ticket, "connection": "close"},
                     timeout=aiohttp.ClientTimeout(total=TIMEOUT),
                     allow_redirects=False,
                 ) as response,

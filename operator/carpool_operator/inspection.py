@@ -1,0 +1,117 @@
+"""Looks that cost a list: pods that should have a sidecar and have none, Services that lead past it.
+
+Pods without a sidecar are not watched. They are listed, workload by workload, where the numbers don't match, and each
+no oftener than a limit; so are Services.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from carpool_operator import annotations as names
+from carpool_operator.injector.bypass import bypasses
+from carpool_operator.kube import path_of
+from carpool_operator.model import Event
+from carpool_operator.objects import Meta
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from carpool_operator.model import Pod, Target, Workload
+    from carpool_operator.writing import Writer
+
+AGAIN = 30.0
+"""Seconds between two lists of one workload's pods, while pods are missing."""
+
+SERVICES = 600.0
+"""Seconds between two looks at the Services before one workload, unless its pods have become others."""
+
+MOST = 50
+"""Names told of pods that were missed."""
+
+
+class _PodStatus(Struct):
+    phase: str = ""
+
+
+class _Pod(Struct):
+    metadata: Meta
+    status: _PodStatus
+
+
+class _Pods(Struct):
+    items: list[_Pod]
+
+
+_pods = msgspec.json.Decoder(_Pods)
+
+
+class Inspector:
+    """Remembers what it saw, and when. ``now``: seconds of the monotonic clock."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._missed: dict[Target, tuple[float, tuple[str, ...]]] = {}
+        self._services: dict[Target, tuple[float, str]] = {}
+
+    async def missed(self, workload: Workload, injected: Sequence[Pod], now: float) -> tuple[str, ...]:
+        """Return the names of a workload's pods that have no sidecar.
+
+        Raises ``ApiError``.
+        """
+        target = workload.target
+        if sum(not pod.deleting for pod in injected) >= workload.replicas:
+            self._missed.pop(target, None)
+            return ()
+        listed, found = self._missed.get(target, (-AGAIN, ()))
+        if now < listed + AGAIN:
+            return found
+        # Before it is asked, so that a server that fails isn't asked at once again.
+        self._missed[target] = (now, found)
+        query: dict[str, str | int] = {"labelSelector": f"{workload.selector},{names.INJECTED}!=true", "limit": MOST}
+        answer = _pods.decode(await self._writer.read(path_of("v1", "pods", target.namespace), query))
+        found = tuple(
+            pod.metadata.name
+            for pod in answer.items
+            if not pod.metadata.deletion_timestamp and pod.status.phase in {"Pending", "Running"}
+        )
+        self._missed[target] = (now, found)
+        return found
+
+    async def bypassed(self, workload: Workload, injected: Sequence[Pod], now: float) -> list[Event]:
+        """Return what is to be told of Services that lead past a workload's sidecars.
+
+        Raises ``ApiError``.
+        """
+        target = workload.target
+        ready = next((pod for pod in injected if pod.ready and not pod.deleting), None)
+        if ready is None:
+            self._services.pop(target, None)
+            return []
+        seen, template = self._services.get(target, (-SERVICES, ""))
+        if now < seen + SERVICES and template == ready.template_hash:
+            return []
+        self._services[target] = (now, ready.template_hash)
+        one: dict[str, str | int] = {"fieldSelector": f"metadata.name={ready.name}"}
+        pods: list[Any] = json.loads(await self._writer.read(path_of("v1", "pods", target.namespace), one))["items"]
+        services: list[Any] = json.loads(await self._writer.read(path_of("v1", "services", target.namespace)))["items"]
+        return [
+            Event(
+                True,
+                "ServiceBypassed",
+                f"Service {service['metadata']['name']} port {way.port} leads past the sidecar. Put it right: "
+                f"{way.command}",
+            )
+            for pod in pods
+            for service in services
+            for way in bypasses(service, pod)
+        ]
+
+    def forget(self, alive: set[Target]) -> None:
+        """Forget workloads that nobody tunes any more."""
+        self._missed = {target: each for target, each in self._missed.items() if target in alive}
+        self._services = {target: each for target, each in self._services.items() if target in alive}

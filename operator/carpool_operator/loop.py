@@ -1,0 +1,367 @@
+"""The one loop of the one that leads: look at everything, decide, do what is missing; again.
+
+It goes by states, not by events: what an event would have said, the next pass sees; what a write did not do, the next
+pass does. So it may be killed between any two writes, and be told anything twice or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from carpool_operator.api import API_VERSION, KIND, PLURAL
+from carpool_operator.assignment import assign, targets_of
+from carpool_operator.events import About
+from carpool_operator.fleet import KINDS, POLICIES
+from carpool_operator.kube import MERGE, ApiError, path_of
+from carpool_operator.merging import difference, without_nulls
+from carpool_operator.model import View
+from carpool_operator.objects import Key, RawPolicy
+from carpool_operator.owned import Owned, drop, keep
+from carpool_operator.publishing import Published, config_map
+from carpool_operator.writing import NotLeading
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+    from concurrent.futures import Executor
+    from typing import Any
+
+    from carpool.change import Change
+    from carpool_operator.controller import Controller
+    from carpool_operator.events import Recorder
+    from carpool_operator.fleet import Fleet
+    from carpool_operator.inspection import Inspector
+    from carpool_operator.metrics import Metrics
+    from carpool_operator.model import Document, Outcome, Pod, Policy, Target, Workload
+    from carpool_operator.owned import Keep
+    from carpool_operator.publishing import ConfigMaps, Pusher
+    from carpool_operator.signing import Signer
+    from carpool_operator.sources.choice import Sources
+    from carpool_operator.writing import Backoff, Writer
+
+AT_ONCE = 16
+"""Policies in work at a time: their pods' reports are held until they are decided on."""
+
+PATIENCE = 30.0
+"""Seconds that a pass waits for the last of its policies; those that take longer are left out of the next passes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """What the loop works with."""
+
+    controller: Callable[[], Controller]
+    """Makes one for a policy."""
+    fleet: Fleet
+    writer: Writer
+    signer: Signer
+    maps: ConfigMaps
+    sources: Sources
+    pusher: Pusher
+    recorder: Recorder
+    inspector: Inspector
+    metrics: Metrics
+    backoff: Backoff
+    steps: Executor
+    """One thread, so that deciding keeps neither the lease nor the probes waiting."""
+    clock: Callable[[], float]
+    wall: Callable[[], float]
+    log: logging.Logger
+
+
+@dataclass
+class _Held:
+    """One policy's controller, and what is remembered of it."""
+
+    uid: str
+    controller: Controller
+    targets: frozenset[Target] = frozenset()
+    """Those whose published configuration it was told of."""
+    decided: tuple[object, ...] = ()
+    unwritable: tuple[Any, Any] | None = None
+    """The status that was wanted and what the server made of it: an older CRD leaves out what it doesn't know."""
+    acknowledged: int = 0
+    missed: int = 0
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """The cluster as it is at the begin of a pass."""
+
+    owners: Mapping[Target, Policy]
+    pods: Mapping[Target, Sequence[Pod]]
+    fleet: int
+
+
+class Loop:
+    """Passes over all policies."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.progress = parts.clock()
+        """When something was last brought to an end."""
+        self._p = parts
+        self._owned = Owned()
+        self._held: dict[Key, _Held] = {}
+        self._busy: dict[Hashable, asyncio.Task[None]] = {}
+        self._signed: dict[Target, tuple[Change, str, str]] = {}
+        self._refused: dict[str, str] = {}
+        self._slots = asyncio.Semaphore(AT_ONCE)
+
+    async def run(self, interval: float) -> None:
+        """Pass after pass until cancelled, ``interval`` seconds apart, or so far that they take half a core."""
+        while True:
+            begun, cpu = self._p.clock(), time.process_time()
+            await self.once()
+            used = time.process_time() - cpu
+            took = self._p.clock() - begun
+            self._p.metrics.observe("pass_seconds", took)
+            self._p.metrics.count("pass_cpu_seconds", by=used)
+            await asyncio.sleep(max(interval - took, 2 * used - took, 0.0))
+
+    async def settle(self) -> None:
+        """Wait for what is in work."""
+        await asyncio.gather(*self._busy.values(), return_exceptions=True)
+
+    async def once(self) -> None:
+        """Make one pass."""
+        p = self._p
+        self.progress = p.clock()
+        # 1. Policies for annotated workloads
+        plan = self._owned.plan([*p.fleet.deployments, *p.fleet.stateful_sets], p.fleet.policies)
+        for wish in plan.keep:
+            self._start(("policy", wish.workload.target), self._keep(wish))
+        for policy in plan.drop:
+            self._start(("policy", policy.uid), self._drop(policy))
+        for workload, event in plan.events:
+            p.recorder.record(_about(workload), event, p.wall())
+        # 2. Whose is what, and what belongs to nobody any more
+        policies = {Key(each.namespace, each.name): each for each in p.fleet.policies}
+        scene = _Scene(assign(policies.values()), p.fleet.pods_by_target(), len(p.fleet.pods))
+        self._forget(policies, scene)
+        # 3. Every policy
+        tasks = [self._start(key, self._policy(key, policy, scene)) for key, policy in policies.items()]
+        tasks.append(self._start("events", p.recorder.flush()))
+        waiting = [task for task in tasks if task is not None]
+        await asyncio.wait(waiting, timeout=PATIENCE) if waiting else None
+        p.metrics.set("pods_acknowledged", sum(each.acknowledged for each in self._held.values()))
+        p.metrics.set("pods_missed", sum(each.missed for each in self._held.values()))
+
+    def _start(self, key: Hashable, work: Any) -> asyncio.Task[None] | None:  # noqa: ANN401 - a coroutine
+        """Begin something, unless the same is still in work."""
+        if key in self._busy:
+            work.close()
+            return None
+        task: asyncio.Task[None] = asyncio.create_task(self._guarded(key, work))
+        self._busy[key] = task
+        return task
+
+    async def _guarded(self, key: Hashable, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except NotLeading:
+            pass
+        except Exception:
+            # It costs one policy this pass, not all of them the operator.
+            self._p.metrics.count("step_errors")
+            self._p.log.exception("a fault; the next pass tries again", extra={"of": key})
+        finally:
+            del self._busy[key]
+            self.progress = self._p.clock()
+
+    def _forget(self, policies: Mapping[Key, Policy], scene: _Scene) -> None:
+        """Let go of all that is not there any more."""
+        p = self._p
+        uids = {policy.uid for policy in policies.values()}
+        pods = {pod.uid for pod in p.fleet.pods}
+        self._held = {key: held for key, held in self._held.items() if held.uid in uids}
+        self._signed = {target: each for target, each in self._signed.items() if target in scene.owners}
+        self._refused = {uid: each for uid, each in self._refused.items() if uid in pods}
+        p.sources.forget(pods, uids)
+        p.inspector.forget(set(scene.owners))
+        wanted = {config_map(target) for target in scene.owners}
+        # A policy that can't be read claims nothing, but what it published stays.
+        unread = {policy.uid for policy in policies.values() if policy.spec is None}
+        for key in p.maps.keys():  # noqa: SIM118 - no mapping
+            if key not in wanted and p.maps.owner(key) not in unread:
+                self._start(("configmap", key), self._remove(key))
+
+    async def _write(self, key: Hashable, resource: str, work: Callable[[], Awaitable[object]]) -> bool:
+        """Write something unless it failed too lately; says whether it was written."""
+        p = self._p
+        if not p.backoff.ready(key, p.clock()):
+            return False
+        try:
+            await work()
+        except ApiError as error:
+            p.backoff.failed(key, p.clock(), error.retry_after)
+            # 409: others wrote meanwhile; what they wrote comes by the watch.
+            report = p.log.info if error.status == 409 else p.log.warning
+            report("a write failed", extra={"of": key, "status": error.status, "error": str(error)})
+            return False
+        p.backoff.succeeded(key)
+        p.metrics.count("writes", resource)
+        return True
+
+    async def _keep(self, wish: Keep) -> None:
+        async def write() -> None:
+            self._took(await keep(self._p.writer, wish))
+
+        await self._write(("policy", wish.workload.target), PLURAL, write)
+
+    async def _drop(self, policy: Policy) -> None:
+        if await self._write(("policy", policy.uid), PLURAL, lambda: drop(self._p.writer, policy)):
+            self._p.fleet.policies.drop(
+                Key(policy.namespace, policy.name), self._p.fleet.policies.version(Key(policy.namespace, policy.name))
+            )
+
+    async def _remove(self, key: Key) -> None:
+        await self._write(("configmap", key), "configmaps", lambda: self._p.maps.remove(key))
+
+    def _took(self, body: bytes) -> RawPolicy:
+        """Take a policy as the server answered it; its event comes later."""
+        raw: RawPolicy = KINDS[POLICIES].kept.one.decode(body)
+        self._p.fleet.seen(POLICIES, raw.metadata.key, raw.metadata.version, raw.policy())
+        return raw
+
+    async def _policy(self, key: Key, policy: Policy, scene: _Scene) -> None:
+        """Read, decide and do, for one policy."""
+        p = self._p
+        async with self._slots:
+            # 1. Its targets
+            targets = [target for target, owner in scene.owners.items() if owner.uid == policy.uid]
+            held = self._held.get(key)
+            if held is None or held.uid != policy.uid:
+                held = self._held[key] = _Held(policy.uid, p.controller())
+            for target in set(targets) - held.targets:
+                change = p.maps.change(target)
+                if change is not None:
+                    held.controller.restore(target, change)
+            held.targets = frozenset(targets)
+            named = targets if policy.spec is None else _named(policy)
+            workloads = {target: each for target in named if (each := p.fleet.workload(target)) is not None}
+            pods = {target: scene.pods.get(target, ()) for target in named}
+            # 2. What is known of them
+            mine = [pod for target in targets for pod in pods[target]]
+            readings = await p.sources.read(policy, mine, fleet=scene.fleet)
+            for reading in readings.values():
+                p.metrics.count("readings", "error" if reading.report is None else "ok")
+            missed = await self._inspect(targets, workloads, pods)
+            # 3. The decision
+            view = View(
+                now=p.clock(),
+                wall=p.wall(),
+                policy=policy,
+                owners=scene.owners,
+                workloads=workloads,
+                pods=pods,
+                readings=readings,
+                refused={pod.uid: self._refused[pod.uid] for pod in mine if pod.uid in self._refused},
+                missed=missed,
+            )
+            outcome = await asyncio.get_running_loop().run_in_executor(p.steps, held.controller.step, view)
+            self._counted(held, outcome)
+            del readings, view
+        # 4. What follows from it
+        await self._published(policy, held, targets)
+        for document in outcome.documents:
+            await self._pushed(document, pods.get(document.target, ()))
+        await self._told(key, policy, held, outcome)
+        for event in outcome.events:
+            about = About(API_VERSION, KIND, policy.namespace, policy.name, policy.uid)
+            p.recorder.record(about, event, p.wall())
+
+    async def _inspect(
+        self, targets: Sequence[Target], workloads: Mapping[Target, Workload], pods: Mapping[Target, Sequence[Pod]]
+    ) -> dict[Target, tuple[str, ...]]:
+        """Look for pods without a sidecar and Services that lead past it."""
+        p = self._p
+        missed: dict[Target, tuple[str, ...]] = {}
+        for target in targets:
+            workload = workloads.get(target)
+            if workload is None or workload.rolling:
+                continue
+            try:
+                missed[target] = await p.inspector.missed(workload, pods[target], p.clock())
+                for event in await p.inspector.bypassed(workload, pods[target], p.clock()):
+                    p.recorder.record(_about(workload), event, p.wall())
+            except ApiError as error:
+                p.log.warning("can't look at a workload", extra={"target": str(target), "error": str(error)})
+        return missed
+
+    def _counted(self, held: _Held, outcome: Outcome) -> None:
+        last = outcome.status.get("lastDecision") or {}
+        decided = (last.get("action"), last.get("reason"), last.get("at"))
+        if last and decided != held.decided:
+            self._p.metrics.count("decisions", decided[0], decided[1])
+        held.decided = decided
+        held.acknowledged = sum(each.get("acknowledged", 0) for each in outcome.status.get("targets", ()))
+        held.missed = sum(len(each.get("missed", ())) for each in outcome.status.get("targets", ()))
+
+    async def _published(self, policy: Policy, held: _Held, targets: Sequence[Target]) -> None:
+        """Make the targets' ConfigMaps what they should be."""
+        p = self._p
+        for target in targets:
+            change = held.controller.change(target)
+            if change is None:
+                continue
+            known = self._signed.get(target)
+            if known is None or known[0] != change:
+                body, signature = p.signer.sign(change)
+                known = self._signed[target] = (change, body.decode(), signature)
+            wanted = Published(known[1], known[2], policy.uid)
+            if p.maps.differs(target, wanted):
+                await self._write(
+                    ("configmap", config_map(target)),
+                    "configmaps",
+                    lambda target=target, wanted=wanted: p.maps.write(target, wanted, policy),  # type: ignore[misc]
+                )
+
+    async def _pushed(self, document: Document, pods: Sequence[Pod]) -> None:
+        """Send a document to the pods that it is for."""
+        p = self._p
+        body, signature = p.signer.sign(document.change)
+        to = [
+            pod for pod in pods if pod.ip and not pod.deleting and (document.pods is None or pod.uid in document.pods)
+        ]
+        answers = await asyncio.gather(*(p.pusher.push(pod, body, signature) for pod in to))
+        for pod, answer in zip(to, answers, strict=True):
+            p.metrics.count("pushes", "refused" if answer else "taken")
+            if answer:
+                self._refused[pod.uid] = answer
+            else:
+                self._refused.pop(pod.uid, None)
+
+    async def _told(self, key: Key, policy: Policy, held: _Held, outcome: Outcome) -> None:
+        """Write the status where it differs from the server's."""
+        p = self._p
+        current = p.fleet.policies.get(key)
+        if current is None or current.uid != policy.uid:
+            return
+        there, wanted = without_nulls(current.status), without_nulls(outcome.status)
+        patch = difference(there, wanted)
+        if not patch or held.unwritable == (wanted, there):
+            return
+        # Of this very version: what others write meanwhile is looked at before it is written over.
+        body = {"metadata": {"resourceVersion": str(p.fleet.policies.version(key))}, "status": patch}
+
+        async def write() -> None:
+            path = path_of(API_VERSION, PLURAL, key.namespace, key.name, "status")
+            raw = self._took(await p.writer.send("PATCH", path, body, content=MERGE))
+            held.unwritable = None
+            if difference(without_nulls(raw.status), wanted):
+                held.unwritable = (wanted, without_nulls(raw.status))
+                p.log.warning("the CRD does not know all of the status: update it", extra={"policy": key})
+
+        await self._write(("status", policy.uid), f"{PLURAL}/status", write)
+
+
+def _named(policy: Policy) -> list[Target]:
+    return [] if policy.spec is None else targets_of(policy.namespace, policy.spec)
+
+
+def _about(workload: Workload) -> About:
+    target = workload.target
+    return About("apps/v1", target.kind, target.namespace, target.name, workload.uid)

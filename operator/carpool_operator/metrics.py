@@ -1,0 +1,81 @@
+"""What the operator counts of itself. ``METRICS`` is the one list; the reference page is written from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PREFIX = "carpool_operator_"
+
+
+class Metric(NamedTuple):
+    """One metric; a counter's name is written with ``_total`` outside."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    text: str
+
+
+METRICS = (
+    Metric("leader", "gauge", (), "1 while this replica leads"),
+    Metric("pass_seconds", "histogram", (), "Seconds of a pass over all policies"),
+    Metric("pass_cpu_seconds", "counter", (), "CPU seconds of the process during passes"),
+    Metric("step_errors", "counter", (), "Decisions lost to faults of the operator; the log has them"),
+    Metric("decisions", "counter", ("action", "reason"), "Decisions, as statuses name them"),
+    Metric("readings", "counter", ("result",), "Reports asked of pods or of Prometheus: ok, error"),
+    Metric("pushes", "counter", ("result",), "Configurations sent to pods: taken, refused"),
+    Metric("writes", "counter", ("resource",), "Writes to the API server that went well, but for the lease"),
+    Metric("api_errors", "counter", ("method", "code"), "Requests that the API server refused; code 0: no answer"),
+    Metric("last_event_age_seconds", "gauge", ("kind",), "Seconds since a watch last said something of a kind"),
+    Metric("late_changes", "counter", ("kind",), "Changes that a list found before an event told of them"),
+    Metric("objects", "gauge", ("kind",), "Objects known: policies, deployments, statefulsets, pods with a sidecar"),
+    Metric("pods_acknowledged", "gauge", (), "Pods that run the newest configuration"),
+    Metric("pods_missed", "gauge", (), "Pods that should have a sidecar and have none"),
+)
+
+PASS_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+class Metrics:
+    """All of them; by name, without the prefix."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._all: dict[str, Any] = {}
+        self.before_scrape: list[Callable[[], None]] = []
+        """Called before every scrape: gauges that are read from elsewhere."""
+        for metric in METRICS:
+            name = PREFIX + metric.name
+            if metric.kind == "histogram":
+                made: Any = Histogram(name, metric.text, metric.labels, buckets=PASS_BOUNDS, registry=self._registry)
+            else:
+                kind = Counter if metric.kind == "counter" else Gauge
+                made = kind(name, metric.text, metric.labels, registry=self._registry)
+            self._all[metric.name] = made
+
+    def count(self, name: str, *labels: object, by: float = 1.0) -> None:
+        """Add to a counter."""
+        self._of(name, labels).inc(by)
+
+    def set(self, name: str, value: float, *labels: object) -> None:
+        """Set a gauge."""
+        self._of(name, labels).set(value)
+
+    def observe(self, name: str, value: float) -> None:
+        """Add to a histogram."""
+        self._all[name].observe(value)
+
+    def text(self) -> bytes:
+        """Return what Prometheus scrapes."""
+        for each in self.before_scrape:
+            each()
+        return generate_latest(self._registry)
+
+    def _of(self, name: str, labels: tuple[object, ...]) -> Any:  # noqa: ANN401 - a counter or a gauge
+        return self._all[name].labels(*labels) if labels else self._all[name]

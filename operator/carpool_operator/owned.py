@@ -1,0 +1,134 @@
+"""Policies kept for annotated workloads: what annotations ask for against what there is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool_operator import annotations as names
+from carpool_operator.api import API_VERSION, KIND, PLURAL, PolicySpec, written
+from carpool_operator.kube import APPLY, FIELD_MANAGER, ApiError, path_of
+from carpool_operator.merging import without_nulls
+from carpool_operator.model import Event
+from carpool_operator.objects import ANNOTATED, Key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from carpool_operator.cache import Cache
+    from carpool_operator.model import Policy, Target, Workload
+    from carpool_operator.writing import Writer
+
+
+class Keep(NamedTuple):
+    """A policy to write."""
+
+    workload: Workload
+    spec: PolicySpec
+
+
+class Plan(NamedTuple):
+    """What is to be done."""
+
+    keep: list[Keep]
+    drop: list[Policy]
+    events: list[tuple[Workload, Event]]
+    """What is wrong with annotations, to be told on their workload."""
+
+
+def policy_name(target: Target) -> str:
+    """Return the name of the policy kept for a workload."""
+    return f"{target.kind.lower()}-{target.name}"
+
+
+class Owned:
+    """Compares. Annotations are read once a version of their workload."""
+
+    def __init__(self) -> None:
+        self._wishes: dict[Target, tuple[Workload, names.Wish]] = {}
+
+    def plan(self, workloads: Iterable[Workload], policies: Cache[Key, Policy]) -> Plan:
+        """Say what is to be written, deleted and told.
+
+        A policy stays as it is while what is asked for makes no sense: nobody's typo takes a promise away.
+        """
+        plan = Plan([], [], [])
+        wishes: dict[Target, tuple[Workload, names.Wish]] = {}
+        wanted: set[Key] = set()
+        for workload in workloads:
+            if not workload.annotations:
+                continue
+            target = workload.target
+            seen, wish = self._wishes.get(target, (None, None))
+            if wish is None or seen is None or seen.annotations != workload.annotations:
+                wish = names.read(target.kind, target.name, workload.annotations)
+            wishes[target] = (workload, wish)
+            plan.events.extend((workload, Event(True, "AnnotationInvalid", problem)) for problem in wish.problems)
+            key = Key(target.namespace, policy_name(target))
+            if wish.problems:
+                wanted.add(key)
+            if wish.spec is None:
+                continue
+            wanted.add(key)
+            there = policies.get(key)
+            if there is not None and not there.annotated:
+                text = (
+                    f"BatchingPolicy {key.name} was written by hand and takes the name of the one for these "
+                    "annotations: give it another name, or drop them"
+                )
+                plan.events.append((workload, Event(True, "PolicyNameTaken", text)))
+            elif there is None or there.spec != wish.spec:
+                plan.keep.append(Keep(workload, wish.spec))
+        self._wishes = wishes
+        plan.drop.extend(each for each in policies if each.annotated and Key(each.namespace, each.name) not in wanted)
+        return plan
+
+
+async def keep(writer: Writer, wish: Keep) -> bytes:
+    """Write a policy, owned by its workload, and return it as the server made it.
+
+    Raises ``ApiError`` or ``NotLeading``.
+    """
+    target = wish.workload.target
+    body = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {
+            "name": policy_name(target),
+            "namespace": target.namespace,
+            "labels": {ANNOTATED: "true", "app.kubernetes.io/managed-by": FIELD_MANAGER},
+            "ownerReferences": [
+                {
+                    "apiVersion": "apps/v1",
+                    "kind": target.kind,
+                    "name": target.name,
+                    "uid": wish.workload.uid,
+                    "controller": True,
+                }
+            ],
+        },
+        "spec": without_nulls(written(wish.spec)),
+    }
+    return await writer.send(
+        "PATCH",
+        path_of(API_VERSION, PLURAL, target.namespace, policy_name(target)),
+        body,
+        query={"fieldManager": FIELD_MANAGER, "force": "true"},
+        content=APPLY,
+    )
+
+
+async def drop(writer: Writer, policy: Policy) -> None:
+    """Delete a policy that nobody asks for any more.
+
+    Raises ``ApiError`` or ``NotLeading``.
+    """
+    try:
+        await writer.send(
+            "DELETE",
+            path_of(API_VERSION, PLURAL, policy.namespace, policy.name),
+            {"preconditions": {"uid": policy.uid}},
+        )
+    except ApiError as error:
+        # Gone already, or another by now.
+        if error.status not in {404, 409}:
+            raise

@@ -1,0 +1,278 @@
+"""Everything put together: what watches, who stands for election, and what the one that leads does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import aiohttp
+from msgspec import Struct
+
+from carpool_operator.controller import Controller
+from carpool_operator.election import Candidate, Election
+from carpool_operator.events import Recorder
+from carpool_operator.fleet import PODS, Fleet, Sync, watch_pods
+from carpool_operator.handlers import Kopf
+from carpool_operator.health import Health
+from carpool_operator.inspection import Inspector
+from carpool_operator.kube import ApiError
+from carpool_operator.loop import Loop, Parts
+from carpool_operator.metrics import Metrics
+from carpool_operator.publishing import ConfigMaps, Pusher
+from carpool_operator.signing import BadKey, Signer, obtain
+from carpool_operator.sources.choice import Sources
+from carpool_operator.sources.prometheus import open_session
+from carpool_operator.sources.sidecar import Sidecars
+from carpool_operator.writing import Backoff, NotLeading, Writer
+
+if TYPE_CHECKING:
+    from carpool_operator.kube import Kube
+
+CONNECTIONS = 64
+"""Pods that are talked to at a time."""
+
+STUCK = 120.0
+"""Seconds without progress after which something is stuck: passes give up on what takes 30 s, requests after 10 s."""
+
+UNHEARD = 3
+"""Lists in a row with changes that no event told of, after which a watch is deaf."""
+
+FINISH = 10.0
+"""Seconds that writes in work have to end when told to stop."""
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What the command line says; seconds, where it is a time."""
+
+    namespaces: tuple[str | None, ...]
+    """Those to look at; only ``None``: all."""
+    namespace: str
+    lease: str
+    identity: str
+    interval: float
+    resync: float
+    metrics_host: str | None
+    metrics_port: int
+
+
+class Operator:
+    """One process. Made inside the event loop that it runs in."""
+
+    def __init__(self, settings: Settings, kube: Kube) -> None:
+        self._settings = settings
+        self._kube = kube
+        self._log = logging.getLogger("carpool")
+        self._random = random.Random()  # noqa: S311 - spreads retries
+        self._clock = time.monotonic
+        self.metrics = Metrics()
+        self.fleet = Fleet(self._clock)
+        self.sync = Sync(
+            kube,
+            self.fleet,
+            settings.namespaces,
+            interval=settings.resync,
+            found=lambda kind, news: self.metrics.count("late_changes", kind, by=news),
+            clock=self._clock,
+            log=self._log,
+            random=self._random,
+        )
+        self.election = Election(
+            kube,
+            Candidate(settings.identity, settings.lease, settings.namespace),
+            name=settings.lease,
+            namespace=settings.namespace,
+            clock=self._clock,
+            log=self._log,
+            random=self._random,
+        )
+        self.health = Health(self.metrics, live=self.stuck, ready=self.unready)
+        self._loop: Loop | None = None
+        kube.failed = lambda method, status: self.metrics.count("api_errors", method, status)
+        self.metrics.before_scrape.append(self._gauges)
+
+    def stuck(self) -> str:
+        """Say what is stuck, for liveness. A server that can't be reached is no reason to start again."""
+        now = self._clock()
+        if now > self.sync.ended + self._settings.resync + STUCK:
+            return "listing is stuck"
+        if now > self.fleet.last_event[PODS] + 2 * STUCK:
+            return "the watch of pods is stuck"
+        if self._loop is not None and self.election.leads() and now > self._loop.progress + STUCK:
+            return "the reconcile loop is stuck"
+        deaf = [kind for kind, lists in self.fleet.unheard.items() if lists >= UNHEARD]
+        return f"no events come of {', '.join(deaf)}, though there are changes" if deaf else ""
+
+    def unready(self) -> str:
+        """Say what it waits for, for readiness."""
+        return "" if self.fleet.synced else "not everything has been listed yet"
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until ``stop`` is set; then end in good order.
+
+        Raises whatever a part failed with for good, and ``OSError`` where the port can't be had.
+        """
+        settings = self._settings
+        await self.health.start(settings.metrics_host, settings.metrics_port)
+        loop = asyncio.get_running_loop()
+        watches = [
+            watch_pods(self._kube, self.fleet, each, loop, log=self._log, random=self._random)
+            for each in settings.namespaces
+        ]
+        for watch in watches:
+            watch.start()
+        kopf = Kopf(self._kube, self.fleet, self.sync, settings.namespaces, random=self._random)
+        parts = [
+            asyncio.create_task(each, name=name)
+            for name, each in (
+                ("sync", self.sync.run()),
+                ("kopf", kopf.run()),
+                ("election", self.election.run()),
+                ("leading", self._lead()),
+            )
+        ]
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait([stopped, *parts], return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            # The writes in work are fenced by a lease that is still renewed; only then it is given back.
+            await _ended(parts[-1])
+            await _ended(*parts[:-1], stopped)
+            await self.election.release()
+            for watch in watches:
+                watch.stop()
+            await self.health.stop()
+            self._kube.close()
+
+    async def _lead(self) -> None:
+        """Do what the one that leads does, whenever that is this one."""
+        while True:
+            await self.election.led.wait()
+            await self.sync.ok.wait()
+            term = asyncio.create_task(self._term())
+            lost = asyncio.create_task(self.election.lost.wait())
+            try:
+                await asyncio.wait([term, lost], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                lost.cancel()
+                await _ended(term)
+            if term.done() and not term.cancelled():
+                term.result()
+
+    async def _term(self) -> None:
+        """Lead until cancelled."""
+        writer = Writer(self._kube, self.election.leads)
+        try:
+            signer, maps = await self._begin(writer)
+        except NotLeading:
+            return
+        backoff = Backoff(self._random)
+        at_once = asyncio.Semaphore(CONNECTIONS)
+        steps = ThreadPoolExecutor(1, thread_name_prefix="steps")
+        # Connections are bounded by the semaphore. No cookies: pods are nobody's browser.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4 * self._settings.interval)
+        async with (
+            aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as pods,
+            open_session() as prometheus,
+        ):
+            sources = Sources(
+                writer,
+                signer,
+                Sidecars(pods, at_once, self._clock),
+                prometheus,
+                Backoff(self._random),
+                clock=self._clock,
+                wall=time.time,
+            )
+            loop = self._loop = Loop(
+                Parts(
+                    controller=Controller,
+                    fleet=self.fleet,
+                    writer=writer,
+                    signer=signer,
+                    maps=maps,
+                    sources=sources,
+                    pusher=Pusher(pods, at_once),
+                    recorder=Recorder(writer, self._settings.identity),
+                    inspector=Inspector(writer),
+                    metrics=self.metrics,
+                    backoff=backoff,
+                    steps=steps,
+                    clock=self._clock,
+                    wall=time.time,
+                    log=self._log,
+                )
+            )
+            refresh = asyncio.create_task(self._refresh(maps))
+            try:
+                await loop.run(self._settings.interval)
+            finally:
+                await _ended(refresh)
+                await asyncio.wait([asyncio.create_task(loop.settle())], timeout=FINISH)
+                self._loop = None
+                steps.shutdown(wait=False, cancel_futures=True)
+
+    async def _begin(self, writer: Writer) -> tuple[Signer, ConfigMaps]:
+        """Get the key and what is published, however long that takes.
+
+        Raises ``NotLeading``.
+        """
+        failures = 0
+        while True:
+            wait = min(30.0, 2.0**failures)
+            failures += 1
+            try:
+                signer = await obtain(writer, self._settings.namespace)
+                maps = ConfigMaps(writer, signer)
+                await maps.read(self._settings.namespaces)
+            except ApiError as error:
+                wait = max(wait, error.retry_after)
+                self._log.warning("can't begin to lead", extra={"status": error.status, "error": str(error)})
+            except BadKey as error:
+                # People have to put it right; nothing is signed with another key meanwhile.
+                self._log.error("can't begin to lead", extra={"error": str(error)})
+            else:
+                return signer, maps
+            await asyncio.sleep(wait * self._random.uniform(0.5, 1.0))
+
+    async def _refresh(self, maps: ConfigMaps) -> None:
+        """Look again and again what others did to the ConfigMaps."""
+        while True:
+            await asyncio.sleep(self._settings.resync)
+            try:
+                await maps.read(self._settings.namespaces)
+            except ApiError as error:
+                self._log.warning("can't list ConfigMaps", extra={"status": error.status, "error": str(error)})
+
+    def _gauges(self) -> None:
+        now = self._clock()
+        self.metrics.set("leader", self.election.leads())
+        for kind, at in self.fleet.last_event.items():
+            self.metrics.set("last_event_age_seconds", now - at, kind)
+        for kind, size in self.fleet.sizes().items():
+            self.metrics.set("objects", size, kind)
+
+
+async def _ended(*tasks: asyncio.Task[None] | asyncio.Task[bool]) -> None:
+    """Cancel tasks, and wait until they have ended, however that is."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def run(settings: Settings, kube: Kube) -> None:
+    """Run until SIGTERM or SIGINT.
+
+    Raises what ``Operator.run`` does.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await Operator(settings, kube).run(stop)
