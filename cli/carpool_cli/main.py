@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 try:
     import click
 except ModuleNotFoundError:
     # The script is installed with any extra; what it needs, with its own.
     raise SystemExit("carpool: the commands need the extra `cli`: pip install '.[cli]'") from None
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Entry(NamedTuple):
@@ -42,13 +45,17 @@ class Mistyped(click.ClickException):
 class LazyGroup(click.Group):
     """A group that knows its commands by name and imports one when it is asked for."""
 
+    def __init__(self, *args: Any, entries: Mapping[str, Entry] = COMMANDS, **settings: Any) -> None:  # noqa: ANN401 - click's own
+        super().__init__(*args, **settings)
+        self.entries = entries
+
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Names in the order of the table: as one would use them."""
-        return list(COMMANDS)
+        return list(self.entries)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         """Import a command."""
-        entry = COMMANDS.get(cmd_name)
+        entry = self.entries.get(cmd_name)
         if entry is None:
             return None
         command: click.Command = importlib.import_module(entry.module).command
@@ -70,7 +77,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         """List the commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+            formatter.write_dl([(name, entry.summary) for name, entry in self.entries.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -1,0 +1,1 @@
+"""``kubectl carpool``: what the operator decided, for people with a cluster."""

@@ -1,0 +1,161 @@
+"""The cluster, through ``kubectl``; what it answers to a failure becomes one line that names the fix."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shutil
+import subprocess
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+import msgspec
+
+from carpool_operator.annotations import PREFIX
+from carpool_operator.api import GROUP, PLURAL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+RESOURCE = f"{PLURAL}.{GROUP}"
+"""By its full name: a short one may be somebody else's."""
+
+PAUSED = PREFIX + "paused"
+"""Annotation of a policy whose parameters are to stay."""
+
+PATIENCE = "20s"
+"""How long the API server has for one answer."""
+
+
+class NotFoundError(click.ClickException):
+    """There is no such object."""
+
+
+class Cluster(NamedTuple):
+    """Which cluster and namespace; ``None`` is kubectl's own choice."""
+
+    namespace: str | None = None
+    context: str | None = None
+    kubeconfig: str | None = None
+
+    def within(self, outer: Cluster) -> Cluster:
+        """Return it with what it leaves open taken from ``outer``."""
+        return Cluster(*(mine if mine is not None else theirs for mine, theirs in zip(self, outer, strict=True)))
+
+    def flags(self) -> str:
+        """Write what a person adds to a command that is to reach the same place."""
+        return "".join(f" {flag} {value}" for flag, value in zip(_FLAGS, self, strict=True) if value is not None)
+
+    def run(self, *arguments: str) -> str:
+        """Run kubectl and return what it prints.
+
+        Raises ``click.ClickException`` naming the fix; ``NotFoundError`` where there is no such object.
+        """
+        program = shutil.which("kubectl")
+        if program is None:
+            raise click.ClickException("there is no kubectl on the PATH: install it, this command works through it")
+        options = [f"{flag}={value}" for flag, value in zip(_FLAGS, self, strict=True) if value is not None]
+        done = subprocess.run(  # noqa: S603 - a person's own kubectl, and no shell
+            [program, *arguments, *options, f"--request-timeout={PATIENCE}"],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode == 0:
+            return done.stdout
+        raise _failure(done.stderr.strip() or f"kubectl ended with {done.returncode}")
+
+    def names(self) -> list[str]:
+        """Return the names of the policies in the namespace.
+
+        Raises ``click.ClickException``.
+        """
+        return self.run("get", RESOURCE, "--output=name").replace(f"{RESOURCE}/", "").split()
+
+    def get(self, name: str) -> dict[str, Any]:
+        """Return a policy as the server writes it.
+
+        Raises ``click.ClickException`` with the names that are near where there is none.
+        """
+        try:
+            return _read(self.run("get", RESOURCE, name, "--output=json"))
+        except NotFoundError:
+            raise NotFoundError(self._missing(name, self.names())) from None
+
+    def list(self, *, everywhere: bool = False) -> list[dict[str, Any]]:
+        """Return the policies of the namespace, or of all.
+
+        Raises ``click.ClickException``.
+        """
+        where = ["--all-namespaces"] if everywhere else []
+        found: list[dict[str, Any]] = _read(self.run("get", RESOURCE, *where, "--output=json"))["items"]
+        return found
+
+    def _missing(self, name: str, names: Sequence[str]) -> str:
+        where = "this namespace" if self.namespace is None else f"namespace {self.namespace}"
+        near = get_close_matches(name, names, 3, 0.5)
+        if near:
+            return f"no BatchingPolicy {name} in {where}; did you mean {' or '.join(near)}?"
+        if names:
+            return f"no BatchingPolicy {name} in {where}, which has {', '.join(names[:10])}"
+        return f"no BatchingPolicy {name} in {where}, nor any other: name its namespace with -n"
+
+
+_FLAGS = ("--namespace", "--context", "--kubeconfig")
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise click.ClickException(f"what kubectl prints is no object: {error}") from None
+
+
+def _failure(text: str) -> click.ClickException:
+    """Say what to do about what kubectl complains of."""
+    line = text.splitlines()[-1].removeprefix("error: ").removeprefix("Error from server ")
+    if re.search(r"doesn't have a resource type|no matches for kind|could not find the requested resource", text):
+        return click.ClickException(
+            f"this cluster has no {RESOURCE}: install Carpool (helm install carpool charts/carpool), or name the "
+            "cluster that has it with --context"
+        )
+    if f'{RESOURCE} "' in text and "not found" in text:
+        return NotFoundError(line)
+    if "(Forbidden)" in text or "forbidden:" in text:
+        return click.ClickException(
+            f"{line}\nask for the role `view` of the namespace to read policies, or `edit` to pause and resume them "
+            "(the chart adds policies to both)"
+        )
+    if re.search(r"Unauthorized|must be logged in", text):
+        return click.ClickException(f"{line}\nlog in to the cluster again, as for kubectl itself")
+    if re.search(r"was refused|no such host|i/o timeout|Timeout|deadline exceeded|Unable to connect", text):
+        return click.ClickException(f"{line}\nno API server answers: start it, or name another with --context")
+    return click.ClickException(f"kubectl: {line}")
+
+
+def cluster_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command ``-n``, ``--context`` and ``--kubeconfig``; it finds them with ``here``.
+
+    They may stand before the subcommand or after it; the latter wins.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, namespace: str | None, context: str | None, kubeconfig: str | None, **rest: Any) -> None:  # noqa: ANN401 - whatever click passes
+        ctx = click.get_current_context()
+        outer = ctx.parent.obj if ctx.parent is not None and isinstance(ctx.parent.obj, Cluster) else Cluster()
+        ctx.obj = Cluster(namespace, context, kubeconfig).within(outer)
+        function(*args, **rest)
+
+    for option in (
+        click.option("--kubeconfig", metavar="FILE", help="As kubectl takes it."),
+        click.option("--context", metavar="NAME", help="As kubectl takes it."),
+        click.option("-n", "--namespace", metavar="NAME", help="Namespace.  [default: the context's]"),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def here() -> Cluster:
+    """Return the cluster that the running command is for."""
+    found = click.get_current_context().obj
+    assert isinstance(found, Cluster)  # noqa: S101 - every command has the options
+    return found

@@ -1,0 +1,37 @@
+"""The ``kubectl-carpool`` command, which kubectl finds on the path and runs as ``kubectl carpool``."""
+
+from __future__ import annotations
+
+from carpool_cli.main import Entry, LazyGroup  # isort: skip - first: it says what to install where there is no click
+
+import click
+
+from carpool_cli.kubectl.cluster import cluster_options
+
+COMMANDS = {
+    "status": Entry("carpool_cli.kubectl.status", "Show policies: what is applied, how far, and what is wrong."),
+    "explain": Entry("carpool_cli.kubectl.explain", "Say what was decided last for a policy, on what, and why."),
+    "history": Entry("carpool_cli.kubectl.history", "List the last changes of a policy's parameters."),
+    "pause": Entry("carpool_cli.kubectl.pause", "Keep a policy's parameters as they are until it is resumed."),
+    "resume": Entry("carpool_cli.kubectl.resume", "Let a paused policy be tuned again."),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    entries=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@cluster_options
+@click.version_option(package_name="carpool-serving", prog_name="kubectl-carpool")
+def main() -> None:
+    """Show and steer the BatchingPolicies of a cluster.
+
+    It reaches the cluster through kubectl: contexts, credentials and their plugins work as they do there. Exit codes: 0
+    done, 1 the cluster has no such policy or refuses, 2 mistyped, 3 --check found a policy that is not ready.
+    """
+
+
+def run() -> None:
+    """Run it under the name by which people call it."""
+    main(prog_name="kubectl carpool")

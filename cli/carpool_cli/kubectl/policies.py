@@ -1,0 +1,173 @@
+"""Policies as they lie in a cluster, and what is to be said of them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+from msgspec import Struct, field
+
+from carpool.policy import PolicyError, from_plain
+from carpool_cli.kubectl.cluster import PAUSED
+from carpool_operator.api import ConditionStatus, ConditionType, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from carpool_cli.kubectl.cluster import Cluster
+    from carpool_operator.api import Condition, TargetStatus
+
+KINDS = {
+    name: kind
+    for kind, names in {
+        "Deployment": ("deployment", "deployments", "deploy", "deployment.apps", "deployments.apps"),
+        "StatefulSet": ("statefulset", "statefulsets", "sts", "statefulset.apps", "statefulsets.apps"),
+    }.items()
+    for name in names
+}
+"""Workloads as kubectl lets one write them."""
+
+
+class Metadata(Struct, frozen=True, rename="camel"):
+    """What is needed of an object's."""
+
+    name: str
+    namespace: str
+    generation: int = 0
+    creation_timestamp: str = ""
+    annotations: dict[str, str] = field(default_factory=dict)
+
+
+class Policy(Struct, frozen=True):
+    """One BatchingPolicy. The spec is as its author wrote it: the server has checked it."""
+
+    metadata: Metadata
+    spec: dict[str, Any]
+    status: Status
+    raw: dict[str, Any]
+
+    @property
+    def paused(self) -> bool:
+        """Whether its parameters are to stay."""
+        return PAUSED in self.metadata.annotations
+
+    @property
+    def mode(self) -> str:
+        """What the operator does with it, in a word."""
+        return "Paused" if self.paused else str(self.spec.get("tuning", {}).get("mode", "Apply"))
+
+    @property
+    def slo(self) -> str:
+        """The promise: ``p99 50ms``."""
+        latency = self.spec.get("slo", {}).get("latency", {})
+        return ", ".join(f"{name} {latency[name]}" for name in ("p50", "p90", "p95", "p99", "p999") if name in latency)
+
+    @property
+    def targets(self) -> list[tuple[str, str]]:
+        """Kind and name of what it tunes."""
+        return [(ref.get("kind", "Deployment"), ref["name"]) for ref in self.spec.get("targetRefs", [])]
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """Return what is said of one thing, if it is."""
+        return next((each for each in self.status.conditions if each.type == kind), None)
+
+
+def read(raw: dict[str, Any]) -> Policy:
+    """Read a policy of the server's.
+
+    Raises ``click.ClickException`` where another version of the operator wrote it.
+    """
+    try:
+        metadata = msgspec.convert(raw.get("metadata"), Metadata)
+        status = from_plain(raw.get("status", {}), Status, what="status")
+    except (msgspec.ValidationError, PolicyError) as error:
+        raise click.ClickException(
+            f"this kubectl-carpool can't read what the operator wrote ({error}): use the one of the operator's "
+            "version, or -o yaml"
+        ) from None
+    return Policy(metadata, raw.get("spec", {}), status, raw)
+
+
+def find(cluster: Cluster, name: str) -> Policy:
+    """Return a policy by its name, or by the workload that it tunes: ``deployment/resnet``.
+
+    Raises ``click.ClickException`` where there is none, or where several tune that workload.
+    """
+    prefix, slash, workload = name.partition("/")
+    if not slash:
+        return read(cluster.get(name))
+    kind = KINDS.get(prefix.lower())
+    if kind is None:
+        raise click.ClickException(f"{name!r}: write a policy's name, or what it tunes as deployment/NAME")
+    policies = [read(raw) for raw in cluster.list()]
+    found = [policy for policy in policies if (kind, workload) in policy.targets]
+    accepted = [policy for policy in found if _is(policy, ConditionType.ACCEPTED)]
+    if len(found) > 1 and len(accepted) == 1:
+        return accepted[0]
+    if len(found) > 1:
+        names = ", ".join(policy.metadata.name for policy in found)
+        raise click.ClickException(f"{kind} {workload} is tuned by {names}: name one of these")
+    if not found:
+        raise click.ClickException(
+            f"no BatchingPolicy tunes {kind} {workload}: kubectl annotate {kind.lower()}/{workload} "
+            f"carpool.dev/slo-p99=50ms{cluster.flags()}"
+        )
+    return found[0]
+
+
+def _is(policy: Policy, kind: ConditionType) -> bool:
+    condition = policy.condition(kind)
+    return condition is not None and condition.status is ConditionStatus.TRUE
+
+
+def is_ready(policy: Policy) -> bool:
+    """Whether all works, by a status that is about the present spec."""
+    return policy.status.observed_generation == policy.metadata.generation and _is(policy, ConditionType.READY)
+
+
+def problems(policy: Policy) -> Iterator[str]:
+    """Say what is wrong, and what to do, a line each."""
+    status, meta = policy.status, policy.metadata
+    if status.observed_generation is None:
+        yield (
+            "the operator has not said anything yet: see whether it runs (kubectl get pods -A -l "
+            "app.kubernetes.io/part-of=carpool) and watches this namespace"
+        )
+        return
+    if status.observed_generation < meta.generation:
+        yield "the last edit of the spec has not been seen by the operator yet; what follows is about the one before"
+    failing = [each for each in status.conditions if each.status is not ConditionStatus.TRUE]
+    for each in failing:
+        # Ready only says which of the others is not so.
+        if each.type != ConditionType.READY or len(failing) == 1:
+            verb = "is unknown" if each.status is ConditionStatus.UNKNOWN else "is not so"
+            yield f"{each.type} {verb}: {each.reason}{': ' if each.message else ''}{each.message}"
+    said = " ".join(each.message for each in failing)
+    for target in status.targets:
+        command = restart(policy, target)
+        if target.missed and command not in said:
+            yield f"{_some(target.missed)} of {target.kind} {target.name} have no sidecar: {command}"
+
+
+def restart(policy: Policy, target: TargetStatus) -> str:
+    """Return the command that gives every pod of a workload its sidecar."""
+    return f"kubectl rollout restart {target.kind.lower()}/{target.name} -n {policy.metadata.namespace}"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:3])
+    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
+
+
+def ago(written: str, now: datetime) -> str:
+    """Write how long ago a time of Kubernetes's was: ``40s``, ``12m``, ``3h``, ``5d``; no time as it stands."""
+    try:
+        seconds = int((now - datetime.fromisoformat(written).astimezone(UTC)).total_seconds())
+    except ValueError:
+        return written
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size}{unit}"
+    return f"{max(seconds, 0)}s"
