@@ -1,0 +1,287 @@
+"""The chart on a real API server: every object is taken, rights are as narrow as they look, and all of it can go."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from itertools import product
+from pathlib import Path
+
+import pytest
+import yaml
+from minicluster import binaries
+from minicluster.cluster import Cluster
+
+CHART = str(Path(__file__).parents[2] / "charts" / "carpool")
+HOME, OTHER = "carpool-system", "team-a"
+OFFLINE = ("--kube-version", "1.35")
+"""Helm's own guess is from its build, and ours is built without."""
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+
+EVERYTHING = {
+    "watchNamespaces": [OTHER],
+    "certificates": {"source": "CertManager"},
+    "networkPolicy": {"scrapers": [{"namespaceSelector": {}}], "sidecarNamespaces": [OTHER]},
+    "monitoring": {
+        "podMonitor": {"enabled": True},
+        "prometheusRule": {"enabled": True},
+        "dashboard": {"enabled": True},
+    },
+}
+FOREIGN = {
+    ("monitoring.coreos.com", "v1"): ["PodMonitor", "PrometheusRule"],
+    ("cert-manager.io", "v1"): ["Certificate", "Issuer"],
+}
+"""Kinds of others that the chart can make use of."""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A cluster of this file's own: there is one release to a cluster, and its end is tried in every order."""
+    one = Cluster()
+    try:
+        yield one.start()
+    finally:
+        one.stop()
+
+
+@pytest.fixture(autouse=True)
+def _inside(cluster):
+    with cluster.inside():
+        yield
+
+
+@pytest.fixture
+def api(cluster):
+    with closing(cluster.api()) as one:
+        yield one
+
+
+@pytest.fixture
+def helm(cluster):
+    if "helm" not in binaries.find():
+        pytest.skip("helm is not at hand: `make test-cluster` gets it first")
+
+    def run(verb, *arguments, values=None, **options):
+        given = [] if values is None else ["--values", "-"]
+        text = None if values is None else yaml.safe_dump(values)
+        return cluster.run("helm", verb, *arguments, "--namespace", HOME, *given, text=text, **options)
+
+    return run
+
+
+@pytest.fixture
+def namespaces(api):
+    """Where the release is, held to what the chart promises, and where models are."""
+    for name in (HOME, OTHER):
+        api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}})
+    yield
+    for name in (HOME, OTHER):
+        api.delete("namespaces", name, missing_ok=True)
+    for name in (HOME, OTHER):
+        api.until_gone("namespaces", "", name=name)
+
+
+@pytest.fixture
+def foreign(cluster):
+    """Let the server know the kinds of others; it takes any object of them (their schemas are their owners')."""
+    crds = []
+    for (group, version), kinds in FOREIGN.items():
+        for kind in kinds:
+            plural = f"{kind.lower()}s"
+            schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+            spec = {
+                "group": group,
+                "scope": "Namespaced",
+                "names": {"plural": plural, "singular": kind.lower(), "kind": kind, "listKind": f"{kind}List"},
+                "versions": [{"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}],
+            }
+            crd = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
+            crds.append(crd | {"metadata": {"name": f"{plural}.{group}"}, "spec": spec})
+    cluster.run("kubectl", "apply", "--server-side", "-f", "-", text=yaml.safe_dump_all(crds))
+    names = [f"crd/{crd['metadata']['name']}" for crd in crds]
+    cluster.run("kubectl", "wait", "--for=condition=Established", "--timeout=60s", *names)
+
+
+@pytest.fixture
+def release(helm, namespaces):
+    """The chart as it is by default, without waiting for its pods."""
+    helm("install", "carpool", CHART)
+    yield
+    helm("uninstall", "carpool", "--ignore-not-found", check=False)
+
+
+def leftovers(api):
+    """What of the release is still on the server."""
+    kinds = ("clusterroles", "clusterrolebindings", "mutatingwebhookconfigurations", "roles", "rolebindings",
+             "deployments", "services", "serviceaccounts", "networkpolicies", "poddisruptionbudgets")  # fmt: skip
+    return [
+        f"{kind}/{each['metadata']['name']}"
+        for kind in kinds
+        for each in api.find(kind, labels="app.kubernetes.io/part-of=carpool")
+        if "deletionTimestamp" not in each["metadata"]
+    ]
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["default", "everything"])
+def test_the_server_takes_every_object(cluster, helm, namespaces, foreign, values):
+    rendered = helm("template", "carpool", CHART, *OFFLINE, values=values)
+
+    for _ in range(2):  # kubectl asks for strictness: a field that is misspelt is refused
+        said = cluster.run("kubectl", "apply", "--server-side", "-f", "-", text=rendered)
+    assert said.count("serverside-applied") == sum(1 for each in yaml.safe_load_all(rendered) if each)
+
+    cluster.run("kubectl", "delete", "-f", "-", text=rendered)
+
+
+def test_pods_are_let_in_where_only_restricted_ones_are(api, release):
+    for name in ("carpool-operator", "carpool-injector"):
+        api.until("pods", HOME, lambda found, name=name: any(pod["metadata"]["name"].startswith(name) for pod in found))
+
+
+OPERATOR = {
+    ("carpool.dev", "batchingpolicies", OTHER): ["list", "watch", "create", "patch", "delete"],
+    ("carpool.dev", "batchingpolicies/status", OTHER): ["patch"],
+    ("apps", "deployments", OTHER): ["list", "watch"],
+    ("apps", "statefulsets", OTHER): ["list", "watch"],
+    ("", "pods", OTHER): ["list", "watch"],
+    ("", "services", OTHER): ["list"],
+    ("", "configmaps", OTHER): ["list", "create", "patch", "delete"],
+    ("events.k8s.io", "events", OTHER): ["create", "patch"],
+    ("coordination.k8s.io", "leases", HOME): ["create"],
+    ("coordination.k8s.io", "leases/carpool-operator", HOME): ["get", "update"],
+    ("", "secrets", HOME): ["create"],
+    ("", "secrets/carpool-signing-key", HOME): ["get"],
+    ("", "configmaps/carpool-public-key", HOME): ["patch"],
+}
+INJECTOR = {
+    ("", "configmaps/carpool-public-key", HOME): ["get"],
+    ("", "secrets", HOME): ["create"],
+    ("", "secrets/carpool-injector-cert", HOME): ["get", "update"],
+    ("admissionregistration.k8s.io", "mutatingwebhookconfigurations/carpool-injector", ""): ["get", "patch"],
+}
+NOBODY = [
+    *product(["get", "list", "watch", "create", "update", "patch", "delete"], [("", "secrets", OTHER)]),
+    *product(["list", "watch", "update", "patch", "delete"], [("", "secrets", HOME)]),
+    *product(["get"], [("", "secrets/other", HOME)]),
+    *product(["create", "update", "patch", "delete"], [("", "pods", OTHER), ("apps", "deployments", OTHER)]),
+    *product(["create", "update", "patch", "delete"], [("apps", "deployments", HOME), ("apps", "statefulsets", OTHER)]),
+    *product(["create"], [("", "pods/exec", OTHER), ("", "pods/eviction", OTHER), ("", "serviceaccounts/token", HOME)]),
+    *product(["create", "update", "delete"], [("admissionregistration.k8s.io", "mutatingwebhookconfigurations", "")]),
+    *product(["patch"], [("admissionregistration.k8s.io", "mutatingwebhookconfigurations/other", "")]),
+    *product(["escalate", "bind", "update"], [("rbac.authorization.k8s.io", "clusterroles", "")]),
+    *product(["impersonate"], [("", "users", ""), ("", "serviceaccounts", HOME)]),
+    *product(["get", "list"], [("", "nodes", ""), ("", "namespaces", "")]),
+]
+
+
+def may(api, account, verb, group, resource, namespace):
+    """Ask the server what a ServiceAccount of the release may; ``pods/exec`` is a subresource, ``leases/x`` a name."""
+    plural, _, rest = resource.partition("/")
+    sub = {"subresource": rest} if rest in {"status", "exec", "eviction", "token"} else {"name": rest}
+    attributes = {"verb": verb, "group": group, "resource": plural, "namespace": namespace, **sub}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "metadata": {"name": ""},
+        "spec": {"user": f"system:serviceaccount:{HOME}:{account}", "resourceAttributes": attributes},
+    }
+    return api.create(review)["status"]["allowed"]
+
+
+@pytest.mark.parametrize(
+    ("account", "needed"), [("carpool-operator", OPERATOR), ("carpool-injector", INJECTOR)], ids=lambda v: str(v)[:16]
+)
+def test_rights_are_what_is_needed_and_no_more(api, release, account, needed):
+    asked = [(verb, place) for place, verbs in needed.items() for verb in verbs]
+
+    lacking = [(verb, place) for verb, place in asked if not may(api, account, verb, *place)]
+    beyond = [(verb, place) for verb, place in NOBODY if may(api, account, verb, *place)]
+
+    assert not lacking
+    assert not beyond
+
+
+def test_rights_end_at_the_namespaces_that_are_watched(api, helm, namespaces):
+    helm("install", "carpool", CHART, values={"watchNamespaces": [OTHER]})
+    try:
+        for (group, resource, namespace), verbs in OPERATOR.items():
+            for verb in verbs:
+                assert may(api, "carpool-operator", verb, group, resource, namespace), (verb, resource)
+                if namespace == OTHER:
+                    assert not may(api, "carpool-operator", verb, group, resource, "default"), (verb, resource)
+    finally:
+        helm("uninstall", "carpool")
+
+
+@pytest.mark.parametrize(("role", "verbs"), [("view", ["get", "list"]), ("edit", ["get", "create", "delete"])])
+def test_who_may_view_or_edit_a_namespace_may_do_so_with_its_policies(api, release, role, verbs):
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": f"someone-{role}"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [{"kind": "ServiceAccount", "name": role, "namespace": HOME}],
+    }  # fmt: skip
+    api.apply(binding, namespace=OTHER)
+
+    def aggregated(found):
+        return any("batchingpolicies" in rule.get("resources", ()) for rule in found[0]["rules"])
+
+    api.until("clusterroles", "", aggregated, name=role)  # the controller manager does it, in its own time
+
+    for verb in verbs:
+        assert may(api, role, verb, "carpool.dev", "batchingpolicies", OTHER)
+    assert not may(api, role, "patch", "carpool.dev", "batchingpolicies/status", OTHER)
+    assert may(api, role, "create", "carpool.dev", "batchingpolicies", OTHER) == (role == "edit")
+
+
+POLICY = {
+    "apiVersion": "carpool.dev/v1alpha1",
+    "kind": "BatchingPolicy",
+    "metadata": {"name": "resnet"},
+    "spec": {
+        "targetRefs": [{"group": "apps", "kind": "Deployment", "name": "resnet"}],
+        "slo": {"latency": {"p99": "50ms"}},
+    },
+}
+
+
+def test_policies_outlive_the_release_and_are_there_for_the_next(api, helm, release):
+    api.apply(POLICY, namespace=OTHER)
+
+    helm("uninstall", "carpool")
+
+    assert not leftovers(api)
+    assert api.get("batchingpolicies", "resnet", OTHER)["spec"]["slo"]["latency"]["p99"] == "50ms"
+    helm("install", "carpool", CHART)
+    helm("upgrade", "carpool", CHART, values={"operator": {"replicas": 2}})
+    assert api.get("deployments", "carpool-operator", HOME)["spec"]["replicas"] == 2
+
+
+def test_the_namespace_may_go_first(api, cluster, helm, namespaces):
+    helm("install", "carpool", CHART)
+    api.apply(POLICY, namespace=OTHER)
+
+    cluster.run("kubectl", "delete", "namespace", HOME, "--timeout=60s")
+
+    # What was the cluster's stays, and stops nothing: a pod that asks for a sidecar starts without.
+    container = {"name": "model", "image": "none", "ports": [{"containerPort": 8000}]}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "model", "annotations": {"carpool.dev/inject": "true"}},
+        "spec": {"containers": [container]},
+    }
+    assert "initContainers" not in api.create(pod, "default")["spec"]
+    api.delete("pods", "model", "default", grace=0)
+    # By label it can be found and deleted, without helm.
+    cluster.run("kubectl", "delete", "clusterroles,clusterrolebindings,mutatingwebhookconfigurations",
+                "-l", "app.kubernetes.io/part-of=carpool")  # fmt: skip
+    assert not leftovers(api)
+
+
+def test_the_crd_may_go_first(api, cluster, helm, release):
+    api.apply(POLICY, namespace=OTHER)
+
+    cluster.run("kubectl", "delete", "crd", "batchingpolicies.carpool.dev", "--timeout=60s")
+    helm("uninstall", "carpool")
+
+    assert not leftovers(api)
