@@ -109,7 +109,7 @@ def _build(name: str) -> None:
         environment = {**os.environ, "CGO_ENABLED": "0", "GOBIN": folder}
         if name == "helm":
             # Not part of the module: helm pins its own libraries.
-            command = ["install", "-trimpath", "-ldflags", "-s -w", f"helm.sh/helm/v3/cmd/helm@{HELM}"]
+            command = ["install", "-trimpath", "-ldflags", _helm_stamp(), f"helm.sh/helm/v3/cmd/helm@{HELM}"]
         else:
             command = ["build", "-trimpath", "-ldflags", _stamp(), "-o", folder, PACKAGES[name]]
         built = subprocess.run(  # noqa: S603 - our own module
@@ -129,6 +129,13 @@ def _stamp() -> str:
     major, minor, _ = KUBERNETES[1:].split(".")
     values = {"gitVersion": KUBERNETES, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
     return "-s -w " + " ".join(f"-X {package}.{name}={value}" for name, value in values.items())
+
+
+def _helm_stamp() -> str:
+    """Return linker flags: no debug symbols, and the cluster that ``helm template`` has in mind (without: 1.20)."""
+    major, minor, _ = KUBERNETES[1:].split(".")
+    packages = [f"helm.sh/helm/v3/pkg/{name}.k8sVersion" for name in ("chartutil", "lint/rules")]
+    return "-s -w " + " ".join(f"-X {package}Major={major} -X {package}Minor={minor}" for package in packages)
 
 
 def _nice() -> list[str]:
