@@ -25,12 +25,15 @@ ENOUGH_WINDOWS = 50
 
 
 class _Interval(NamedTuple):
+    lasted: float
+    """Seconds on the clock."""
     seconds: float
+    """Seconds of all replicas together."""
     counts: WindowCounts
 
 
 class Load:
-    """Arrivals per second and their spread, believed until clearly contradicted.
+    """Arrivals per second (of a replica, where there are several) and their spread, believed until contradicted.
 
     ``tolerance``: relative deviation below which the believed rate stays as it is, and so does what is decided by it.
     """
@@ -62,14 +65,18 @@ class Load:
         """Mean rows per request."""
         return self._rows
 
-    def observe(self, seconds: float, arrivals: int, squared: int, windows: int, rows: int) -> bool:
-        """Add what was counted in the last ``seconds``; return whether the believed load changed."""
+    def observe(self, seconds: float, arrivals: int, squared: int, windows: int, rows: int, replicas: int = 1) -> bool:
+        """Add what was counted in the last ``seconds``, those of all ``replicas`` together; return whether it is news.
+
+        Several replicas tell the same in less time; how long it is remembered goes by the clock.
+        """
         if seconds <= 0:
             return False
-        self._clock += seconds
+        lasted = seconds / replicas
+        self._clock += lasted
         if arrivals:
             self._rows += (rows / arrivals - self._rows) * min(1.0, arrivals / 300)
-        interval = _Interval(seconds, WindowCounts(windows, arrivals, squared))
+        interval = _Interval(lasted, seconds, WindowCounts(windows, arrivals, squared))
         self._local.append(interval)
         _forget(self._local, MEMORY)
         while self._jumps and self._jumps[0] < self._clock - MEMORY:
@@ -111,12 +118,13 @@ class Load:
         return max(1.0, self._believed.cv**2) if isinstance(self._believed, Gamma) else 1.0
 
     def _jumped(self) -> bool:
-        seconds = 0.0
+        lasted = seconds = 0.0
         arrivals = 0
         for interval in reversed(self._intervals):
+            lasted += interval.lasted
             seconds += interval.seconds
             arrivals += interval.counts.arrivals
-            if seconds >= RECENT:
+            if lasted >= RECENT:
                 break
         expected = self.rate * seconds
         off = abs(arrivals - expected)
@@ -157,6 +165,6 @@ class Load:
 
 def _forget(intervals: deque[_Interval], seconds: float) -> None:
     """Keep the last intervals that together last ``seconds``."""
-    total = sum(interval.seconds for interval in intervals)
-    while len(intervals) > 1 and total - intervals[0].seconds >= seconds:
-        total -= intervals.popleft().seconds
+    total = sum(interval.lasted for interval in intervals)
+    while len(intervals) > 1 and total - intervals[0].lasted >= seconds:
+        total -= intervals.popleft().lasted

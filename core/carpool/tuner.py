@@ -67,7 +67,7 @@ class Observation(Struct, frozen=True):
     now: float
     """Seconds, monotonic, of the clock that counted."""
     seconds: float
-    """Length of the interval."""
+    """Length of the interval; of several replicas, the sum of theirs."""
     stats: ModelStats
     """Differences of the model's counters over the interval."""
     passing: bool = False
@@ -75,7 +75,9 @@ class Observation(Struct, frozen=True):
     stalled: bool = False
     """Whether the counting host paused in it, so that its latencies say nothing of the model."""
     queued_rows: int = 0
-    """Rows that wait at its end."""
+    """Rows that wait at its end; of several replicas, the mean."""
+    replicas: int = 1
+    """Whose counters are summed up in ``stats``. All rates are of one."""
 
 
 class Forecasted(Struct, frozen=True):
@@ -182,7 +184,12 @@ class Tuner:
             return self._keep(now, Reason.HOST_STALLED, "this host paused; what was measured meanwhile is not used")
         # 2. Learn.
         load_moved = self._load.observe(
-            observation.seconds, stats.arrivals, stats.arrivals_squared, stats.windows, stats.rows
+            observation.seconds,
+            stats.arrivals,
+            stats.arrivals_squared,
+            stats.windows,
+            stats.rows,
+            observation.replicas,
         )
         model_moved = self._learner.observe(now, stats.by_key()) != 1.0
         self._requests_since += stats.arrivals

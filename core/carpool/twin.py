@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.outcome import Outcome, Setting
 from carpool.simulation import Device, Simulation
-from carpool.statistics import Stats
+from carpool.statistics import Stats, combine
 from carpool.tuner import INTERVAL, Decision, Observation, Tuner
 
 if TYPE_CHECKING:
@@ -30,28 +30,31 @@ def tuned(
     parameters: Parameters | None = None,
     seconds: float = 0.0,
     interval: float = INTERVAL,
+    replicas: int = 1,
     seed: int = 0,
 ) -> Tuned:
     """Play a load against a device with a tuner that knows nothing but the policy.
 
     ``parameters`` to start from (default: the policy's baseline); observations go on for ``seconds``, at least until
-    the last arrival.
+    the last arrival. ``replicas`` have a device each, and one tuner that sees them as one.
     """
     tuner = Tuner(policy, parameters=parameters)
     decisions: list[Decision] = []
-    last = Stats(at=0.0)
+    last = [Stats(at=0.0)] * replicas
 
     def observe(now: float, stats: list[Stats]) -> list[Setting] | None:
         nonlocal last
-        delta, last = stats[0].since(last), stats[0]
-        if "" not in delta.models:
+        deltas, last = [after.since(before) for after, before in zip(stats, last, strict=True)], stats
+        parts = [delta.models[""] for delta in deltas if "" in delta.models]
+        if not parts:
             return None
         observation = Observation(
             now=now,
-            seconds=interval,
-            stats=delta.models[""],
+            seconds=interval * replicas,
+            stats=combine(parts),
             passing=tuner.parameters.pass_through,
-            queued_rows=delta.queued_rows,
+            queued_rows=round(sum(delta.queued_rows for delta in deltas) / replicas),
+            replicas=replicas,
         )
         decision = tuner.step(observation)
         decisions.append(decision)
@@ -63,6 +66,7 @@ def tuned(
         slo=policy.slo.due,
         parameters=tuner.parameters,
         admission=policy.admission,
+        replicas=replicas,
         seconds=seconds,
         seed=seed,
     )
