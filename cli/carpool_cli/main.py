@@ -32,6 +32,7 @@ COMMANDS = {
     "batch": Entry("carpool_cli.batch", "Run a file of inputs through a model, offline and resumable."),
     "recommend": Entry("carpool_cli.recommend", "Choose parameters for a profile, a load and an SLO, with reasons."),
     "simulate": Entry("carpool_cli.simulate", "Forecast what a configuration or the tuner would do, by simulation."),
+    "inject": Entry("carpool_cli.inject", "Put a sidecar into Kubernetes manifests."),
     "standin": Entry("carpool_cli.standin", "Serve an echo that takes as long as a given accelerator."),
 }
 

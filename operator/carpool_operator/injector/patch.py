@@ -66,15 +66,16 @@ def patch(pod: Json, inject: Inject, settings: Settings, drain_key: str) -> Json
     config = sidecar_config(inject, settings, drain_key, ready=ready, limit=grace - TO_END)
     sidecar = _container(inject, settings, config, guaranteed=guaranteed)
     spec["initContainers"] = [*(spec.get("initContainers") or []), sidecar]
-    if settings.policy is None and inject.target is not None:
+    if inject.target is not None:
         change = {"name": names.change_name(inject.target.kind, inject.target.name), "optional": True}
         spec["volumes"] = [*(spec.get("volumes") or []), {"name": VOLUME, "configMap": change}]
     # 5. What is to be known of it
     status = {"version": settings.version, "container": inject.container, "port": inject.port, "notes": notes}
     metadata = pod["metadata"] = pod.get("metadata") or {}
-    metadata["labels"] = {**(metadata.get("labels") or {}), names.INJECTED: "true"}
     added = {names.STATUS: json.dumps(status)}
     if inject.target is not None:
+        # For the operator to find it by; one that tunes itself is none of the operator's.
+        metadata["labels"] = {**(metadata.get("labels") or {}), names.INJECTED: "true"}
         added[names.TARGET] = f"{inject.target.kind}/{inject.target.name}"
     metadata["annotations"] = {DEFAULT_CONTAINER: inject.container, **annotations_of(pod), **added}
     metadata["annotations"].pop(names.SKIPPED, None)
@@ -195,7 +196,7 @@ def _container(inject: Inject, settings: Settings, config: Json, *, guaranteed: 
     }
     if settings.pull_policy is not None:
         container["imagePullPolicy"] = settings.pull_policy
-    if settings.policy is None:
+    if inject.target is not None:
         container["volumeMounts"] = [{"name": VOLUME, "mountPath": CHANGES, "readOnly": True}]
     return container
 

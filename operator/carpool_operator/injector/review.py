@@ -65,8 +65,9 @@ def _deployment(deployment: Json, namespace: str, settings: Settings) -> Answer:
         return Answer("Unchanged", of, deployment)
     if not asks(deployment):
         return Answer("TakenOut", of, changed)
-    # Who annotates is told at once what the pods will say.
+    # Who annotates is told at once what the operator will say, and the pods.
+    problems = list(names.read("Deployment", name, annotations_of(deployment)).problems)
     decision = decide(changed["spec"]["template"], Target(namespace, "Deployment", name), settings)
     if isinstance(decision, Skip) and decision.told:
-        return Answer("Propagated", of, changed, (f"carpool: its pods will have no sidecar: {decision}",))
-    return Answer("Propagated", of, changed)
+        problems.append(f"its pods will have no sidecar: {decision}")
+    return Answer("Propagated", of, changed, tuple(f"carpool: {problem}" for problem in problems))

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool_cli.yaml_edit import edited
+
+WRITTEN = """\
+# What it is for
+kind: Deployment   # a kind
+metadata:
+  # its name
+  name: 'resnet'
+  labels: {app: resnet, mode: 0644}
+spec:
+  template:
+    spec:
+      containers:
+      - name: server   # the model's
+        args:
+        - |
+          one
+            two
+        # behind the arguments
+        ports: [{name: http, containerPort: 9000}]
+        empty:
+      # the last words
+"""
+
+
+def change(text, turn):
+    new = copy.deepcopy(yaml.safe_load(text))
+    turn(new)
+    changed = edited(text, new)
+    assert yaml.safe_load(changed) == new
+    return changed
+
+
+def comments(text):
+    return [line.partition("#")[2] for line in text.splitlines() if "#" in line]
+
+
+def server(plain):
+    return plain["spec"]["template"]["spec"]["containers"][0]
+
+
+CHANGES = {
+    "scalar": (lambda plain: plain["metadata"].update(name="other"), "  name: other\n"),
+    "flow": (lambda plain: plain["metadata"]["labels"].update(new="x"), "{app: resnet, mode: 420, new: x}\n"),
+    "item in flow": (lambda plain: server(plain)["ports"].append(7), "[{name: http, containerPort: 9000}, 7]\n"),
+    "key": (lambda plain: server(plain).update(tty=True), "        empty:\n        tty: true\n"),
+    "block": (lambda plain: server(plain).update(a={"b": [1]}), "        a:\n          b:\n          - 1\n"),
+    "key behind block text": (lambda plain: server(plain)["args"].append("b"), "            two\n        - b\n"),
+    "item": (lambda plain: plain["spec"]["template"]["spec"]["containers"].append({"a": 1}), "\n      - a: 1\n"),
+    "gone": (lambda plain: server(plain).pop("ports"), "        # behind the arguments\n        empty:\n"),
+    "at the top": (lambda plain: plain.update(status={}), "\nstatus: {}\n"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_not_touched_stays(name):
+    turn, expected = CHANGES[name]
+    changed = change(WRITTEN, turn)
+    assert expected in changed
+    assert comments(changed) == comments(WRITTEN)
+    assert "mode: 0644" in changed or name == "flow"
+
+
+def test_several_in_one_place_come_in_order():
+    def turn(plain):
+        server(plain)["tty"] = True
+        plain["spec"]["template"]["spec"]["volumes"] = [{"name": "v"}]
+        plain["spec"]["replicas"] = 2
+
+    assert change(WRITTEN, turn).splitlines()[-6:] == [
+        "        empty:",
+        "        tty: true",
+        "      volumes:",
+        "      - name: v",
+        "  replicas: 2",
+        "      # the last words",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &x {b: 1}\nc: *x\n",
+        "base: &base {b: 1}\na:\n  <<: *base\n",
+        "a:\n- 1\n- 2\n",
+        "a: 1\n? b\n: 2\n",
+        "a:",
+        "a: 'x'",
+        "a: >\n  folded\n\n\n",
+        "2020-01-01: {}\na: 3\n",
+        "a: 1\r\nb: 2\r\n",
+        "\ufeffa: 1\n",
+    ],
+)
+def test_odd_ways_to_write_end_with_what_was_wanted(text):
+    change(text, lambda plain: plain.update(a={"b": {"c": [1, {"d": None}]}}, e="f"))
+    change(text, lambda plain: plain.pop("a"))
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text("ab #:-'\n\"{é", max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abcd"), inner, max_size=3),
+)
+MAPPINGS = st.dictionaries(st.sampled_from("abcd"), PLAIN, min_size=1, max_size=4)
+
+
+@given(MAPPINGS, MAPPINGS, st.sampled_from([None, False]))
+def test_anything_becomes_anything(old, new, flow):
+    text = yaml.safe_dump(old, default_flow_style=flow, sort_keys=False)
+    assert yaml.safe_load(edited(text, new)) == new
