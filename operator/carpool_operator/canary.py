@@ -109,7 +109,7 @@ class Trial:
         self._begin()
 
     def observe(self, canaries: Answers | None, others: Answers | None) -> None:
-        """Add what was counted on pods that run what they should, from end to end of the interval; ``None``: no such."""
+        """Add what was counted on pods that ran what they should from end to end; ``None``: no such pods."""
         if canaries is not None:
             self.heard = True
             self._own.observe(*canaries)

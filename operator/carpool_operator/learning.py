@@ -86,6 +86,7 @@ class Learned:
                 stats=replace(total.stats, cells=learned_from.cells),
                 passing=total.passing,
                 queued_rows=total.queued_rows,
+                replicas=total.pods,
             )
         )
         return self.decision

@@ -44,11 +44,12 @@ class Happening(NamedTuple):
     """Something that was decided for one model of the target."""
 
     action: str
-    """Applied, Recommended, Trying, Promoted, RolledBack or FellBack."""
+    """Applied, Recommended, Trying, Promoted, RolledBack, FellBack or Recovered."""
     model: str
     reason: str
     message: str
-    parameters: Parameters
+    parameters: Parameters | None = None
+    """That came into force, stay, or are tried; ``None`` where the models are not all alike."""
     observed: Figures | None = None
     predicted: Figures | None = None
     generation: int = 0
@@ -75,6 +76,8 @@ class Steering:
         """``None`` while there is evidence."""
         self.good_at = inf
         """When there was evidence last, or since when some was to be expected; the operator's clock."""
+        self.every_since = 0
+        """Generation that brought the parameters of models that are not named."""
         self._restored: Change | None = None
         self._patience = Patience()
         self._failures = 0
@@ -99,6 +102,7 @@ class Steering:
         """Go on from what the ConfigMap holds."""
         self.publisher.restore(change)
         self._restored = change
+        self.every_since = change.generation
 
     def step(
         self, view: View, spec: PolicySpec, *, wanted: bool, kept: bool | None
@@ -194,7 +198,7 @@ class Steering:
         self._failures = 0
         if self._fell_back and gathered.samples:
             self._fell_back = False
-            self._happened("Applied", EVERY, "Recovered", "there is evidence again, and tuning goes on", None)
+            self._happened("Recovered", EVERY, "Recovered", "there is evidence again, and tuning goes on", None)
         return True
 
     def _fail(self, now: float, spec: PolicySpec, gathered: Gathered) -> None:
@@ -210,7 +214,9 @@ class Steering:
         if fallback.behavior is FallbackBehavior.HOLD_LAST:
             self._happened("FellBack", EVERY, Reason.METRICS_STALE, f"{why}; the last parameters stay", None)
             return
-        self._happened("FellBack", EVERY, Reason.METRICS_STALE, f"{why}; back to the baseline", None)
+        self._happened(
+            "FellBack", EVERY, Reason.METRICS_STALE, f"{why}; back to the baseline", None, None, spec.baseline
+        )
         for learned in self.models.values():
             learned.adopt(spec.baseline)
 
@@ -362,12 +368,13 @@ class Steering:
         if self._owed or due or not publisher.says(part, {EVERY: every, **wanted}):
             named = {name: parameters for name, parameters in wanted.items() if parameters != every}
             documents.append(publisher.publish(view.now, view.wall, part, {EVERY: every, **named}))
+            if before is None or before.parameters.get(EVERY) != every:
+                self.every_since = documents[0].change.generation
             if before is None:
                 message = f"{every.describe()}: the policy's baseline"
                 self._happened("Applied", EVERY, "Baseline", message, None, None, every)
         change = publisher.change
-        if change is None:  # pragma: no cover - the first step publishes
-            raise AssertionError
+        assert change is not None  # noqa: S101 - the first step publishes
         for learned in self.models.values():
             learned.generation = learned.generation or change.generation
         for happening in self._happenings:
@@ -396,14 +403,15 @@ class Steering:
         decision: Decision | None = None,
         parameters: Parameters | None = None,
     ) -> None:
-        known = parameters or (Parameters() if learned is None else learned.parameters)
+        if parameters is None and learned is not None:
+            parameters = learned.parameters
         self._happenings.append(
             Happening(
                 action=action,
                 model=model,
                 reason=str(reason),
                 message=message,
-                parameters=known,
+                parameters=parameters,
                 observed=None if learned is None else learned.observed(),
                 predicted=None if decision is None else predicted(decision.predicted),
             )

@@ -1,0 +1,192 @@
+"""One policy: its targets are steered, and all that is said of it is put together.
+
+``restore`` what a target's ConfigMap holds before the first ``step`` that sees the target; then ``step`` once a pass.
+``change`` is what the ConfigMap should hold.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from carpool.policy import PolicyError, from_plain
+from carpool_operator.api import ConditionStatus, ConditionType, Status, written
+from carpool_operator.assignment import targets_of
+from carpool_operator.conditions import (
+    UNKNOWN,
+    Finding,
+    accepted,
+    asks,
+    conditions,
+    delivery,
+    metrics_available,
+    programmed,
+    ready,
+    slo_met,
+    worst,
+)
+from carpool_operator.model import Event, Outcome, Policy
+from carpool_operator.reporting import Reporter, timestamp
+from carpool_operator.steering import Steering
+
+if TYPE_CHECKING:
+    from carpool.change import Change
+    from carpool_operator.api import Condition, PolicySpec
+    from carpool_operator.conditions import Delivery
+    from carpool_operator.model import Document, Target, View
+    from carpool_operator.steering import Happening
+
+NOTHING = Finding(UNKNOWN, "NoTargets", "none of its targets is there and its own")
+
+
+class Controller:
+    """Decides for one policy. Pure: time and all that is known are arguments, what is to be done is returned."""
+
+    def __init__(self) -> None:
+        self._steerings: dict[Target, Steering] = {}
+        self._reporter: Reporter | None = None
+        self._conditions: tuple[Condition, ...] = ()
+        self._before: Status | None = None
+        self._delivered: dict[Target, Delivery] = {}
+
+    def restore(self, target: Target, change: Change) -> None:
+        """Go on from what a target's ConfigMap holds: another operator's work, or this one's before it died."""
+        self._steerings[target] = Steering(target)
+        self._steerings[target].restore(change)
+
+    def change(self, target: Target) -> Change | None:
+        """Return what a target's ConfigMap should hold; ``None`` while nothing was published."""
+        steering = self._steerings.get(target)
+        return None if steering is None else steering.publisher.change
+
+    def step(self, view: View) -> Outcome:
+        """Look at everything and decide."""
+        policy = view.policy
+        if self._reporter is None or self._before is None:
+            self._before = _read(policy)
+            self._reporter = Reporter(self._before)
+            self._conditions = self._before.conditions
+        spec = policy.spec
+        if spec is None:
+            return self._unread(view)
+        # 1. What is there and its own
+        targets = targets_of(policy.namespace, spec)
+        owned = [target for target in targets if view.owners[target].uid == policy.uid]
+        self._steerings = {target: self._steerings.get(target) or Steering(target) for target in owned}
+        # 2. Steer
+        documents: list[Document] = []
+        happened: list[tuple[Target, Happening]] = []
+        kept = self._kept()
+        for target, steering in self._steerings.items():
+            workload = view.workloads.get(target)
+            wanted = workload is not None and (asks(workload) or bool(view.pods.get(target)))
+            sent, happenings = steering.step(view, spec, wanted=wanted, kept=kept)
+            documents += sent
+            happened += [(target, each) for each in happenings]
+        # 3. Say what came of it
+        events = [_event(target, happening) for target, happening in happened]
+        if not documents and not happened and self._awaits(view, spec):
+            return Outcome(documents, policy.status, events)
+        events += self._conclude(view, spec)
+        steerings = list(self._steerings.values())
+        self._reporter.record(view, steerings, happened)
+        status = self._reporter.status(view, steerings, self._delivered, self._conditions, policy.generation)
+        return Outcome(documents, written(status), events)
+
+    def _unread(self, view: View) -> Outcome:
+        """Say what is wrong with a spec that cannot be read; what runs stays, and so does what was said of it."""
+        policy = view.policy
+        finding = accepted(policy, (), view)
+        findings = {
+            ConditionType.ACCEPTED: finding,
+            **{
+                kind: _found(self._conditions, kind) or NOTHING
+                for kind in (ConditionType.PROGRAMMED, ConditionType.METRICS_AVAILABLE, ConditionType.SLO_MET)
+            },
+        }
+        findings[ConditionType.READY] = ready(findings, paused=False)
+        events = self._say(view, findings)
+        status = _read(policy)
+        changes = {"observed_generation": policy.generation, "conditions": self._conditions}
+        kept = {name: getattr(status, name) for name in status.__struct_fields__}
+        return Outcome([], written(Status(**{**kept, **changes})), events)
+
+    def _awaits(self, view: View, spec: PolicySpec) -> bool:
+        """Whether this goes on from what another operator did, and has read too little yet to say anything else."""
+        if not view.policy.status or view.policy.status.get("observedGeneration") != view.policy.generation:
+            return False
+        return any(
+            steering.awaits_first_reading
+            and bool(view.pods.get(target))
+            and view.now - steering.good_at <= spec.metrics.stale_after
+            for target, steering in self._steerings.items()
+        )
+
+    def _kept(self) -> bool | None:
+        said = _found(self._conditions, ConditionType.SLO_MET)
+        return None if said is None or said.status is UNKNOWN else said.status is ConditionStatus.TRUE
+
+    def _conclude(self, view: View, spec: PolicySpec) -> list[Event]:
+        """Find out what is so, and return what of it is news."""
+        policy = view.policy
+        there = [steering for target, steering in self._steerings.items() if target in view.workloads]
+        said = _found(self._conditions, ConditionType.PROGRAMMED)
+        before = said is not None and said.status is ConditionStatus.TRUE
+        self._delivered = {steering.target: delivery(steering, view) for steering in there}
+        stale_after = spec.metrics.stale_after
+        findings = {
+            ConditionType.ACCEPTED: accepted(policy, targets_of(policy.namespace, spec), view),
+            ConditionType.PROGRAMMED: worst(
+                [programmed(each, view, self._delivered[each.target], before=before) for each in there], NOTHING
+            ),
+            ConditionType.METRICS_AVAILABLE: worst(
+                [
+                    metrics_available(each, view, stale_after)
+                    for each in there
+                    if asks(view.workloads[each.target]) or self._delivered[each.target].injected
+                ],
+                NOTHING,
+            ),
+            ConditionType.SLO_MET: slo_met(there, spec, _found(self._conditions, ConditionType.SLO_MET)),
+        }
+        findings[ConditionType.READY] = ready(findings, paused=policy.paused)
+        return self._say(view, findings)
+
+    def _say(self, view: View, findings: dict[ConditionType, Finding]) -> list[Event]:
+        """Take findings down as conditions; an event for each that became false, or is so for another reason."""
+        before = {condition.type: condition for condition in self._conditions}
+        self._conditions = conditions(findings, self._conditions, view.policy.generation, timestamp(view.wall))
+        return [
+            Event(warning=True, reason=each.reason, message=each.message)
+            for each in self._conditions
+            if each.type != ConditionType.READY
+            and each.status is ConditionStatus.FALSE
+            and ((last := before.get(each.type)) is None or (last.status, last.reason) != (each.status, each.reason))
+        ]
+
+
+def _read(policy: Policy) -> Status:
+    """Return what was said of a policy before; nothing where that cannot be read."""
+    try:
+        return from_plain(policy.status, Status, what="status")
+    except PolicyError:
+        return Status()
+
+
+def _found(said: tuple[Condition, ...], kind: ConditionType) -> Finding | None:
+    condition = next((each for each in said if each.type == kind), None)
+    return None if condition is None else Finding(condition.status, condition.reason, condition.message)
+
+
+WARNINGS = frozenset({"RolledBack", "FellBack"})
+EVENTS = {"Applied": "ParametersChanged", "Trying": "CanaryStarted", "FellBack": "FellBack"}
+"""Reasons of events by what was done; where none is named, what was decided says it best."""
+
+
+def _event(target: Target, happening: Happening) -> Event:
+    about = f"{target.kind} {target.name}"
+    model = "" if happening.model in {"", "*"} else f", model {happening.model}"
+    return Event(
+        warning=happening.action in WARNINGS,
+        reason=EVENTS.get(happening.action, happening.reason),
+        message=f"{about}{model}: {happening.message}",
+    )
