@@ -106,7 +106,9 @@ class Cluster:
         """Return an environment for programs run inside: KUBECONFIG, and kubectl, helm and ours on the PATH."""
         folders = [str(path.parent) for path in binaries.find().values()]
         path = os.pathsep.join([str(Path(sys.executable).parent), *dict.fromkeys(folders), os.environ["PATH"]])
-        return {**os.environ, "PATH": path, "KUBECONFIG": str(self.kubeconfig)}
+        # What kubectl has learned of this cluster, it shall not believe of the next one at the same address.
+        cache = str(self.folder / "kubectl")
+        return {**os.environ, "PATH": path, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": cache}
 
     def run(self, *argv: str, text: str | None = None, check: bool = True, timeout: float = 120.0) -> str:
         """Run a program inside (``kubectl``, ``helm``, one of ours), with text as its input, and return its output.
