@@ -14,6 +14,7 @@ from chart import CHART
 
 from carpool_operator.injector.decide import Settings
 from carpool_operator.injector.server import Injector
+from carpool_operator.metrics import Metrics
 from carpool_sidecar.metrics import METRICS, PREFIX
 
 ALERTS = CHART / "monitoring" / "alerts.yaml"
@@ -30,14 +31,19 @@ SERIES = {
 SCRAPED = {"namespace", "pod", "target"}
 """Labels that the chart's PodMonitors add to every series."""
 
-INJECTOR = Injector(Settings(image="", version="")).registry._names_to_collectors
+CLUSTER_SIDE = Injector(Settings(image="", version="")).registry._names_to_collectors
+CLUSTER_SIDE |= Metrics()._registry._names_to_collectors
 
 KNOWN = {
     PREFIX + metric.name + suffix: {*metric.labels, *SCRAPED, *(["le"] if suffix == "_bucket" else [])}
     for metric in METRICS
     for suffix in SERIES[metric.kind]
 }
-KNOWN |= {name: {*collector._labelnames, "namespace", "pod"} for name, collector in INJECTOR.items()}
+KNOWN |= {
+    name: {*collector._labelnames, "namespace", "pod"}
+    for name, collector in CLUSTER_SIDE.items()
+    if name.startswith(PREFIX)
+}
 
 EXPRESSIONS = {f"alert {rule['alert']}": rule["expr"] for rule in RULES}
 EXPRESSIONS |= {
