@@ -32,6 +32,17 @@ class NotFoundError(click.ClickException):
     """There is no such object."""
 
 
+class ForbiddenError(click.ClickException):
+    """One may not; ``line`` is what the server says, without what to do about it."""
+
+    def __init__(self, line: str) -> None:
+        self.line = line
+        super().__init__(
+            f"{line}\nask for the role `view` of the namespace to read policies, or `edit` to pause and resume them "
+            "(the chart adds policies to both)"
+        )
+
+
 class Cluster(NamedTuple):
     """Which cluster and namespace; ``None`` is kubectl's own choice."""
 
@@ -69,7 +80,8 @@ class Cluster(NamedTuple):
 
         Raises ``click.ClickException``.
         """
-        return self.run("get", RESOURCE, "--output=name").replace(f"{RESOURCE}/", "").split()
+        # batchingpolicy.carpool.dev/resnet
+        return [line.rpartition("/")[2] for line in self.run("get", RESOURCE, "--output=name").splitlines()]
 
     def get(self, name: str) -> dict[str, Any]:
         """Return a policy as the server writes it.
@@ -118,13 +130,10 @@ def _failure(text: str) -> click.ClickException:
             f"this cluster has no {RESOURCE}: install Carpool (helm install carpool charts/carpool), or name the "
             "cluster that has it with --context"
         )
-    if f'{RESOURCE} "' in text and "not found" in text:
+    if "(NotFound)" in text:
         return NotFoundError(line)
     if "(Forbidden)" in text or "forbidden:" in text:
-        return click.ClickException(
-            f"{line}\nask for the role `view` of the namespace to read policies, or `edit` to pause and resume them "
-            "(the chart adds policies to both)"
-        )
+        return ForbiddenError(line)
     if re.search(r"Unauthorized|must be logged in", text):
         return click.ClickException(f"{line}\nlog in to the cluster again, as for kubectl itself")
     if re.search(r"was refused|no such host|i/o timeout|Timeout|deadline exceeded|Unable to connect", text):

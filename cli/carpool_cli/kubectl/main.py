@@ -14,6 +14,7 @@ COMMANDS = {
     "history": Entry("carpool_cli.kubectl.history", "List the last changes of a policy's parameters."),
     "pause": Entry("carpool_cli.kubectl.pause", "Keep a policy's parameters as they are until it is resumed."),
     "resume": Entry("carpool_cli.kubectl.resume", "Let a paused policy be tuned again."),
+    "inject": Entry("carpool_cli.kubectl.inject", "Put sidecars into manifests, for this cluster's operator."),
 }
 
 

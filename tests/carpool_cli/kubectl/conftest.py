@@ -22,9 +22,12 @@ if state["stderr"]:
     print(state["stderr"], file=sys.stderr)
     sys.exit(1)
 words = [each for each in arguments if not each.startswith("--")]
+if words[0] == "config":
+    print("from-the-context")
+    sys.exit()
 output = next((each.partition("=")[2] for each in arguments if each.startswith("--output=")), "")
 items = state["policies"]
-if len(words) > 2:
+if len(words) > 2 and "/" not in words[1]:
     items = [each for each in items if each["metadata"]["name"] == words[2]]
     if not items:
         print('Error from server (NotFound): batchingpolicies.carpool.dev "%s" not found' % words[2], file=sys.stderr)
@@ -38,7 +41,7 @@ if words[0] == "annotate":
         annotations.pop(name.rstrip("-"), None)
     (folder / "state.json").write_text(json.dumps(state))
 elif output == "name":
-    print("".join("batchingpolicies.carpool.dev/%s\\n" % each["metadata"]["name"] for each in items), end="")
+    print("".join("batchingpolicy.carpool.dev/%s\\n" % each["metadata"]["name"] for each in items), end="")
 elif state["printed"] is not None:
     print(state["printed"])
 else:

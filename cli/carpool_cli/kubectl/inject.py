@@ -1,0 +1,75 @@
+"""`kubectl carpool inject`: sidecars into manifests, for the operator of the cluster that one is connected to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from carpool_cli import inject
+from carpool_cli.kubectl.cluster import ForbiddenError, NotFoundError, cluster_options, here
+
+if TYPE_CHECKING:
+    from carpool_cli.kubectl.cluster import Cluster
+
+IMAGE = "--sidecar-image="
+"""The injector's argument that names the sidecar's image."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kubectl carpool inject -f model.yaml | kubectl apply -f -
+  kubectl get deployment resnet -o yaml | kubectl carpool inject -f - | kubectl apply -f -
+"""
+)
+@click.option(
+    "-f", "--filename", "source", required=True, metavar="FILE",
+    help="Manifests, YAML or JSON, any number of documents; - is the standard input.",
+)  # fmt: skip
+@click.option("--carpool-namespace", default="carpool-system", show_default=True, help="Where Carpool is installed.")
+@cluster_options
+def command(*, source: str, carpool_namespace: str) -> None:
+    """Put a sidecar into Deployments, StatefulSets and Pods as the webhook would, and print the manifests.
+
+    The sidecars believe the operator of this cluster: its public key and the sidecar's image are asked for. Without a
+    cluster, `carpool inject` does the same. What has no namespace is for that of -n, or of the context.
+
+    Exits 0 when all have their sidecars, 3 when some can't (the reasons are on the standard error), 2 for wrong input.
+    """
+    cluster = here()
+    key, image = _installed(cluster, carpool_namespace)
+    namespace = cluster.namespace
+    if namespace is None:
+        namespace = cluster.run("config", "view", "--minify", "--output=jsonpath={..namespace}").strip() or "default"
+    context = click.get_current_context()
+    context.invoke(inject.command, source=source, slo_p99=None, public_key=key, namespace=namespace, image=image)
+
+
+def _installed(cluster: Cluster, namespace: str) -> tuple[str, str | None]:
+    """Return the operator's public key, and the sidecar's image where the injector names one.
+
+    Raises ``click.ClickException``.
+    """
+    release = cluster._replace(namespace=namespace)
+    try:
+        text = release.run("get", "configmap/carpool-public-key", "deployment/carpool-injector", "--output=json")
+    except NotFoundError as error:
+        raise click.ClickException(
+            f"{error.message}: Carpool is not in namespace {namespace}, or its operator never ran; name another with "
+            "--carpool-namespace"
+        ) from None
+    except ForbiddenError as error:
+        raise click.ClickException(
+            f"{error.line}\nask for the key in ConfigMap carpool-public-key, and give it to carpool inject --public-key"
+        ) from None
+    key, injector = msgspec.json.decode(text)["items"]
+    containers: list[dict[str, Any]] = injector["spec"]["template"]["spec"]["containers"]
+    images = [
+        argument.removeprefix(IMAGE)
+        for container in containers
+        for argument in container.get("args", [])
+        if argument.startswith(IMAGE)
+    ]
+    return key["data"]["publicKey"], next(iter(images), None)
