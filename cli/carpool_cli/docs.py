@@ -22,7 +22,7 @@ from carpool import policy
 from carpool.policy import Duration, Quantity
 from carpool.schema import attribute_texts, one_line
 from carpool_cli.device_profile import load
-from carpool_cli.main import LazyGroup
+from carpool_cli.kubectl.main import main as plugin
 from carpool_cli.main import main as group
 from carpool_operator import annotations as names
 from carpool_operator import api as operator
@@ -131,13 +131,7 @@ def resource() -> str:
 
 def commands() -> str:
     """Return every command's help."""
-    parts = ["# Commands\n", GENERATED, _help("carpool", group)]
-    context = click.Context(group)
-    assert isinstance(group, LazyGroup)  # noqa: S101 - for the type checker
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None  # noqa: S101 - it was listed
-        parts.append(_help(f"carpool {name}", command))
+    parts = ["# Commands\n", GENERATED, *_helps("carpool", group)]
     shown = io.StringIO()
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = str(WIDTH)
@@ -149,6 +143,7 @@ def commands() -> str:
         if before is not None:
             os.environ["COLUMNS"] = before
     parts.append(_section("carpool-sidecar", shown.getvalue()))
+    parts += _helps("kubectl carpool", plugin)
     return "\n".join(parts)
 
 
@@ -439,6 +434,16 @@ def _prose(text: object) -> str:
 
 def _names(names: Iterable[bytes]) -> str:
     return ", ".join(f"`{name.decode()}`" for name in sorted(names))
+
+
+def _helps(name: str, of: click.Group) -> Iterator[str]:
+    """Yield the help of a group, and of each of its commands."""
+    yield _help(name, of)
+    context = click.Context(of)
+    for each in of.list_commands(context):
+        command = of.get_command(context, each)
+        assert command is not None  # noqa: S101 - it was listed
+        yield _help(f"{name} {each}", command)
 
 
 def _help(name: str, command: click.Command) -> str:

@@ -80,6 +80,12 @@ METRICS = (
     Metric("max_batch", "gauge", ("model",), "Rows that a batch may have now"),
     Metric("max_wait_seconds", "gauge", ("model",), "Age at which the oldest request stops waiting for company"),
     Metric("max_in_flight", "gauge", ("model",), "Batches of a model that may be with the upstream at once"),
+    Metric(
+        "model_replaced",
+        "counter",
+        ("model",),
+        "Times that the model was found to be another, or its server restarted: what was measured before is void",
+    ),
     Metric("model_ready", "gauge", (), "1 while the model can serve"),
     Metric("config_generation", "gauge", (), "Newest version of the configuration that was accepted"),
     Metric("config_running", "gauge", (), "Oldest version of which something is in force: older after a roll-back"),
@@ -154,6 +160,7 @@ class Collector:
             put("max_batch", lane.cap, model)
             put("max_wait_seconds", lane.parameters.max_wait, model)
             put("max_in_flight", lane.parameters.max_in_flight, model)
+            put("model_replaced", control.replaced(model), model)
         # 2. By other things
         for answer, count in driver.requests.items():
             put("requests", count, *answer)

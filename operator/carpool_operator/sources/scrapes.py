@@ -6,8 +6,8 @@ raw sample is what one pod said at one known moment, and the very code that diff
 resets included. A window has several scrapes; the newest one that is whole is taken, for series of one scrape can come
 at different times where samples are written remotely.
 
-Not in a scrape, so not in these reports: t(b), ceilings, quarantine and roll-backs of a lane, how a model's axis was
-found, whose changes are taken.
+Not in a scrape, so not in these reports: a lane's t(b), ceiling, quarantine and queue; what a sidecar rolled back
+(that it did shows in the generation that runs); how a model's axis was found; whose changes are taken.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 GENERATION = "carpool_config_generation"
+RUNNING = "carpool_config_running"
 STARTED = "process_start_time_seconds"
 DURATIONS = "carpool_request_duration_seconds_bucket"
 MISSES = "carpool_slo_misses_total"
@@ -54,9 +55,12 @@ OF_A_MODEL = (
     "carpool_max_batch",
     "carpool_max_wait_seconds",
     "carpool_max_in_flight",
+    "carpool_model_replaced_total",
 )
 OF_THE_PROCESS = (
     GENERATION,
+    RUNNING,
+    STARTED,
     "carpool_device_busy_seconds_total",
     "carpool_queue_rows",
     "carpool_queue_bytes",
@@ -68,7 +72,6 @@ OF_THE_PROCESS = (
 
 OWN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(OF_THE_PROCESS, ()),
-    STARTED: (),
     **dict.fromkeys(OF_A_MODEL, ("model",)),
     **dict.fromkeys(CELLS, ("model", "bucket", "rows", "in_flight", "executors")),
     DURATIONS: ("model", "le"),
@@ -210,7 +213,7 @@ def _report(scrape: Scrape, at: float, before: Scrape) -> Report:
         if not isfinite(value) or value < 0:
             raise UnusableError(f"{name} is {value:g}, which no sidecar writes: a rule or proxy makes it up")
     # Within one life of a process no series ends: what was there a scrape ago has not arrived yet.
-    if STARTED in {name for name, _ in before} and before[_START] == scrape.get(_START):
+    if before.get(_START) == scrape.get(_START):
         for name, own in before.keys() - scrape.keys():
             raise UnusableError(f"{name}{list(own)} is missing from the last scrape: samples arrive in part")
     missing = [name for name in OF_THE_PROCESS if (name, ()) not in scrape]
@@ -227,8 +230,6 @@ def _report(scrape: Scrape, at: float, before: Scrape) -> Report:
     def of_process(name: str) -> float:
         return scrape[name, ()]
 
-    started = scrape.get(_START)
-    generation = _count(scrape, GENERATION, ())
     ready = of_process("carpool_model_ready") == 1
     lanes = {model: _lane(scrape, model) for model in models}
     return Report(
@@ -238,11 +239,11 @@ def _report(scrape: Scrape, at: float, before: Scrape) -> Report:
             _counters(scrape, models),
             _count(scrape, "carpool_queue_rows", ()),
         ),
-        uptime_seconds=0.0 if started is None else max(at - started, 0.0),
+        uptime_seconds=max(at - of_process(STARTED), 0.0),
         ready=ready,
         readiness="ready" if ready else "the model is not ready",
-        generation=generation,
-        running=generation,
+        generation=_count(scrape, GENERATION, ()),
+        running=_count(scrape, RUNNING, ()),
         slo_seconds=0.0,
         queue=Queue(
             rows=_count(scrape, "carpool_queue_rows", ()),
@@ -272,6 +273,7 @@ def _lane(scrape: Scrape, model: str) -> Lane:
         queued_requests=0,
         cap=batch,
         quarantined=False,
+        replaced=_count(scrape, "carpool_model_replaced_total", (model,)),
     )
 
 

@@ -26,12 +26,12 @@ def scrape(models=None, *, started=1000.0, generation=7, **process):
     """One scrape, by metric and own labels."""
     models = {"m": model_stats()} if models is None else models
     process = {
-        "config_generation": generation, "device_busy_seconds_total": 0.04, "queue_rows": 3, "queue_bytes": 300,
+        "config_generation": generation, "config_running": generation - 1,
+        "device_busy_seconds_total": 0.04, "queue_rows": 3, "queue_bytes": 300,
         "in_flight_batches": 1, "model_ready": 1, "host_stalls_total": 2, "host_stall_seconds_total": 0.5, **process,
     }  # fmt: skip
     found = {(f"carpool_{name}", ()): value for name, value in process.items()}
-    if started is not None:
-        found[STARTED, ()] = started
+    found[STARTED, ()] = started
     for model, stats in models.items():
         own = (("model", model),)
         for field, name in COUNTS.items():
@@ -40,6 +40,7 @@ def scrape(models=None, *, started=1000.0, generation=7, **process):
         found["carpool_max_batch", own] = 8
         found["carpool_max_wait_seconds", own] = 0.002
         found["carpool_max_in_flight", own] = 2
+        found["carpool_model_replaced_total", own] = 3
         for mode, active in (("batching", 1), ("pass-through", 0)):
             found[MODE, (*own, ("mode", mode))] = active
         for reason, count in stats.misses.items():
