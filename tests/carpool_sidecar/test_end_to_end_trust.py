@@ -12,6 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from carpool.change import Change, Ticket, encode
 from carpool.policy import Parameters, for_p99
 from carpool.report import decode
+from carpool.statistics import LATE
+from carpool_sidecar import control
 from carpool_sidecar.changes import BODY, SIGNATURE
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
@@ -221,3 +223,37 @@ async def test_a_change_of_parameters_costs_nothing_that_was_learned(injected):
     assert (sidecar.control._generation, sidecar.batcher.lane("m").parameters.max_batch) == (generation, 5)
     assert (await put(admin, change(9, batch=5, policy=for_p99(0.06)))).status == 200
     assert sidecar.control._generation == generation + 1
+
+
+async def test_parameters_that_miss_are_taken_back_and_whoever_watches_is_told(injected, monkeypatch):
+    monkeypatch.setattr(control, "INTERVAL", 3600.0)
+    sidecar, admin = await injected()
+    counters, guard, now = sidecar.batcher.lane("m").counters, sidecar.control.guard, sidecar.clock()
+    assert (await put(admin, change(7, batch=4))).status == 200
+
+    def serve(seconds, late=0):
+        nonlocal now
+        for _ in range(2 * seconds):
+            counters.rows += 100
+            counters.hits += 100 - late
+            counters.misses[LATE] = counters.misses.get(LATE, 0) + late
+            now += 0.5
+            guard.observe(now, stalled=False)
+
+    serve(15)
+    assert (await put(admin, change(8, batch=6))).json == {"generation": 8, "running": 8}
+    serve(2, late=30)
+    seen = await report(admin)
+    assert (seen.generation, seen.running, seen.lanes["m"].parameters.max_batch) == (8, 7, 4)
+    (told,) = seen.rolled_back
+    assert (told.model, told.generation, told.rejected.max_batch, told.back_to.max_batch) == ("m", 8, 6, 4)
+    metrics = (await admin.get(b"/metrics")).body
+    for line in (
+        b'carpool_rollbacks_total{model="m"} 1.0',
+        b"carpool_config_running 7.0",
+        b"carpool_config_generation 8.0",
+    ):
+        assert line in metrics
+    assert (await put(admin, change(8, batch=6))).json == {"generation": 8, "running": 7}
+    assert (await put(admin, change(9, batch=4))).json == {"generation": 9, "running": 9}
+    assert (await report(admin)).rolled_back == []
