@@ -216,6 +216,9 @@ def read_policy(resource: dict[str, Any]) -> PolicySpec:
 def written(value: Struct) -> dict[str, Any]:
     """Return a spec or status as the server would return it: JSON's own types, so that the two compare equal."""
     resource: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(to_plain(value)))
+    if isinstance(value, PolicySpec) and value.baseline == Parameters():
+        # Nobody wrote it down, so it follows the bounds, and should not read as if it lay outside of them.
+        del resource["baseline"]
     return resource
 
 

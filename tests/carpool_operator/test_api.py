@@ -86,6 +86,12 @@ def test_what_is_read_is_written_so_that_it_reads_the_same(plain):
     assert read_policy({"spec": written(read)}) == read
 
 
+def test_a_baseline_that_nobody_wrote_is_not_written():
+    bounds = {"maxBatch": {"max": 8}}
+    assert "baseline" not in written(read_policy(spec(bounds=bounds)))
+    assert written(read_policy(spec(baseline={"maxBatch": 8})))["baseline"]["maxBatch"] == 8
+
+
 def test_a_sidecar_is_sent_its_part_alone():
     read = read_policy({"spec": PUBLISHED})
     part = read.policy()
