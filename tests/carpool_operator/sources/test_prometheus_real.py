@@ -17,6 +17,7 @@ import pytest
 from carpool.report import decode
 from carpool.statistics import ModelStats
 from carpool_operator.api import Prometheus as Settings
+from carpool_operator.evidence import Evidence
 from carpool_operator.model import Pod, Target
 from carpool_operator.sources.prometheus import Prometheus, endpoint, open_session
 
@@ -114,7 +115,7 @@ def prometheus(processes, tmp_path, admin):
     config.write_text(
         json.dumps(
             {
-                "global": {"scrape_interval": "200ms", "scrape_timeout": "200ms"},
+                "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"},
                 "scrape_configs": [
                     {
                         "job_name": "carpool",
@@ -203,11 +204,19 @@ async def test_it_reads_what_the_sidecar_counted(processes, tmp_path, http, sour
 
     # 2. What is between two readings is what was counted between two scrapes
     await load(http, f"http://127.0.0.1:{data}", 100)
-    later = await reading(lambda reading: reading.report.stats.models["m"].served == 500)
+    later = await reading(
+        lambda reading: reading.report is not None and reading.report.stats.models["m"].served == 500, now=200.0
+    )
     since = later.report.stats.since(found.report.stats)
     assert since.models["m"].arrivals == 100
     assert sum(since.models["m"].durations) == 100
     assert later.report.stats.at > found.report.stats.at
+    evidence = Evidence(str(POD.target))
+    evidence.turn([POD])
+    evidence.gather(100.0, [POD], {POD.uid: found}, 30.0)
+    (sample,) = evidence.gather(200.0, [POD], {POD.uid: later}, 30.0).samples
+    assert (sample.generation, sample.models["m"].hits) == (own.running, 100)
+    assert sample.seconds == pytest.approx(later.report.stats.at - found.report.stats.at)
     assert later.report.lanes["m"].pass_through == own.lanes["m"].pass_through
 
     # 3. A server that hangs costs no more than was said
