@@ -1,0 +1,267 @@
+"""Injection on a real API server: the chart's webhook with its conditions, and pods that really run."""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64encode
+from contextlib import closing
+from itertools import product
+from pathlib import Path
+
+import pytest
+import requests
+from minicluster import carpool
+from minicluster.cluster import Cluster
+from minicluster.traffic import Traffic
+
+from carpool_operator.injector.certificates import LIFE, issue
+from carpool_operator.injector.decide import DATA_PORT
+from carpool_operator.signing import Signer, new_key
+
+CHART = str(Path(__file__).parents[2] / "charts" / "carpool")
+HOME = "carpool-system"
+PARTS = ("injector", "injector-rbac", "webhook")
+INJECT = "carpool.dev/inject"
+SERVER = {"name": "server", "image": "standin", "ports": [{"name": "http", "containerPort": 9000}]}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A cluster of this file's own, with the injector in it: there is one to a cluster."""
+    one = Cluster()
+    try:
+        yield one.start()
+    finally:
+        one.stop()
+
+
+@pytest.fixture(autouse=True)
+def _inside(cluster):
+    with cluster.inside():
+        yield
+
+
+@pytest.fixture(scope="module")
+def api(cluster):
+    with cluster.inside(), closing(cluster.api()) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def injector(cluster, api):
+    """The injector as the chart has it, with its own rights, and without any operator."""
+    with cluster.inside():
+        api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": HOME}})
+        only = [flag for part in PARTS for flag in ("-s", f"templates/{part}.yaml")]
+        manifests = cluster.run("helm", "template", "carpool", CHART, "-n", HOME, "--kube-version", "1.35", *only)
+        cluster.run("kubectl", "apply", "-f", "-", text=manifests)
+        key = {"publicKey": Signer(new_key()).public}
+        publish = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "carpool-public-key"}, "data": key}
+        api.apply(publish, namespace=HOME)
+        api.until_ready("carpool-injector", HOME)
+        trusted(api)
+
+
+def trusted(api, besides=""):
+    """Wait until API servers are told whom to trust; returns it."""
+
+    def told(found):
+        bundles = {hook["clientConfig"].get("caBundle", "") for hook in found[0]["webhooks"]}
+        return len(bundles) == 1 and not bundles & {"", besides}
+
+    (found,) = api.until("mutatingwebhookconfigurations", "", told, name="carpool-injector")
+    return found["webhooks"][0]["clientConfig"]["caBundle"]
+
+
+def reviews(api):
+    """How many objects the injectors have been asked about."""
+    count = 0.0
+    for pod in api.find("pods", HOME, labels="app.kubernetes.io/component=injector"):
+        metrics = requests.get(f"http://{pod['status']['podIP']}:8080/metrics", timeout=10).text
+        lines = [line for line in metrics.splitlines() if line.startswith("carpool_injector_reviews_total{")]
+        count += sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+    return count
+
+
+def deployment(name="web", *, own=None, template=None, container=None, replicas=0):
+    labels = {"app": name}
+    metadata = {"labels": labels}
+    if template is not None:
+        metadata["annotations"] = template
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, **({} if own is None else {"annotations": own})},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": metadata, "spec": {"containers": [container or SERVER]}},
+        },
+    }
+
+
+def pod(name="alone", annotations=None, **spec):
+    owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web", "uid": "u", "controller": True}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": annotations or {}, "ownerReferences": [owner]},
+        "spec": {"containers": [SERVER], **spec},
+    }
+
+
+def injected(one):
+    return any(each["name"] == "carpool" for each in one["spec"].get("initContainers", []))
+
+
+def of_template(one):
+    return one["spec"]["template"]["metadata"].get("annotations", {}).get(INJECT)
+
+
+OWN = (
+    None,
+    {},
+    {"other": "x"},
+    {INJECT: "true"},
+    {INJECT: "false", "carpool.dev/slo-p99": "1s"},
+    {"carpool.dev/slo-p50": "1s"},
+)
+TEMPLATE = (None, {"other": "x"}, {INJECT: "true"}, {INJECT: "false"}, {INJECT: "deployment"})
+
+
+@pytest.mark.parametrize(("own", "template"), list(product(OWN, TEMPLATE)))
+def test_a_deployment_is_asked_about_only_to_be_changed(injector, api, own, template):
+    asks = own in ({INJECT: "true"}, {"carpool.dev/slo-p50": "1s"})
+    written = (template or {}).get(INJECT)
+    wanted = written or "deployment" if asks else None if written == "deployment" else written
+    before = reviews(api)
+    made = api.create(deployment(own=own, template=template), "default", dryRun="All")
+    assert of_template(made) == wanted
+    assert reviews(api) - before == (wanted != written)
+
+
+def test_what_has_no_annotation_of_ours_is_never_asked_about(injector, api, namespace):
+    before = reviews(api)
+    api.apply(deployment(), namespace=namespace)
+    api.patch("deployments", "web", namespace, body={"spec": {"paused": True}})
+    api.create(pod(), namespace, dryRun="All")
+    api.create(pod(annotations={INJECT: "false"}), namespace, dryRun="All")
+    assert reviews(api) == before
+    # Nor is an annotated one about its daily changes.
+    api.annotate("deployments", "web", namespace, slo_p99="50ms")
+    assert reviews(api) == before + 1
+    api.patch("deployments", "web", namespace, body={"spec": {"replicas": 0, "paused": False}})
+    api.annotate("deployments", "web", namespace, slo_p99="60ms")
+    assert reviews(api) == before + 1
+
+
+def test_its_own_namespace_and_those_that_say_so_are_left_alone(injector, api, namespace):
+    label = {"metadata": {"labels": {"carpool.dev/injection": "disabled"}}}
+    assert injected(api.create(pod(annotations={INJECT: "true"}), namespace, dryRun="All"))
+    api.patch("namespaces", namespace, body=label)
+    for where in (namespace, HOME, "kube-system"):
+        api.until("serviceaccounts", where, bool, name="default")
+        assert not injected(api.create(pod(annotations={INJECT: "true"}), where, dryRun="All"))
+
+
+def test_who_annotates_in_vain_is_told(injector, api, namespace, kubectl):
+    nameless = {"name": "server", "image": "standin"}
+    api.apply(deployment(container=nameless), namespace=namespace)
+    said = kubectl("annotate", "deployment", "web", "carpool.dev/slo-p99=50", check=False)
+    assert "Warning: carpool: carpool.dev/slo-p99 is '50': write a duration" in said
+    assert "Warning: carpool: its pods will have no sidecar: NoPort: container server names no port" in said
+    api.patch("deployments", "web", namespace, body={"spec": {"replicas": 1}})
+    (started,) = api.until("pods", namespace, bool, labels="app=web")
+    assert not injected(started)
+    assert started["metadata"]["annotations"]["carpool.dev/skipped"].startswith("NoPort: container server")
+
+
+def test_a_wrong_annotation_holds_no_pod_up(injector, api, namespace):
+    for wrong in ({INJECT: "yes"}, {INJECT: "true", "carpool.dev/sidecar-cpu": "lots"}):
+        made = api.create(pod(annotations=wrong), namespace, dryRun="All")
+        assert not injected(made)
+        assert made["metadata"]["annotations"]["carpool.dev/skipped"].startswith("BadAnnotation: ")
+
+
+def test_a_restricted_namespace_takes_it(injector, api, namespace):
+    enforce = {"pod-security.kubernetes.io/enforce": "restricted"}
+    api.patch("namespaces", namespace, body={"metadata": {"labels": enforce}})
+    security = {
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    server = {**SERVER, "securityContext": security}
+    assert injected(api.create(pod(annotations={INJECT: "true"}, containers=[server]), namespace, dryRun="All"))
+
+
+def test_the_command_does_the_same_without_a_cluster(injector, cluster, api, namespace, kubectl):
+    manifest = json.dumps(deployment())
+    for options in (("--slo-p99", "50ms"), ("--public-key", "ab" * 32, "-n", namespace)):
+        made = cluster.run("carpool", "inject", "-f", "-", *options, text=manifest)
+        server_s = json.loads(kubectl("apply", "--dry-run=server", "-o", "json", "-f", "-", text=made))
+        assert injected(server_s["spec"]["template"])
+
+
+def test_pods_roll_in_and_out_and_no_request_fails(injector, cluster, api, namespace, kubectl):
+    api.apply(*carpool.model("resnet"), namespace=namespace)
+    api.until_ready("resnet", namespace)
+    body = json.dumps({"instances": [[0.5, 1.5]]}).encode()
+    with Traffic(cluster.api(), "resnet", namespace, "/v1/models/standin:predict", body, rate=20) as traffic:
+        traffic.wait_for(20)
+        # 1. In: Services find the port by its name, which is the sidecar's now.
+        kubectl("annotate", "deployment", "resnet", "carpool.dev/inject=true")
+        rolled(api, namespace, with_sidecar=True)
+        (one, *_) = api.find("endpointslices", namespace, labels="kubernetes.io/service-name=resnet")
+        assert [port["port"] for port in one["ports"]] == [DATA_PORT]
+        traffic.wait_for(40)
+        # 2. A pod goes, another comes.
+        first = api.find("pods", namespace, labels="app=resnet")[0]["metadata"]["name"]
+        api.delete("pods", first, namespace)
+        api.until_gone("pods", namespace, name=first)
+        api.until_ready("resnet", namespace)
+        traffic.wait_for(20)
+        # 3. Out again.
+        kubectl("annotate", "deployment", "resnet", "carpool.dev/inject-")
+        rolled(api, namespace, with_sidecar=False)
+        traffic.wait_for(20)
+    assert set(traffic.outcomes()) == {"200"}, traffic.failed()[:5]
+
+
+def rolled(api, namespace, *, with_sidecar):
+    def done(pods):
+        return len(pods) == 2 and all(injected(each) == with_sidecar for each in pods)
+
+    api.until("pods", namespace, done, labels="app=resnet", timeout=180)
+    api.until_ready("resnet", namespace)
+
+
+def test_an_expired_certificate_heals(injector, api, namespace):
+    before = trusted(api)
+    pair, authority = issue((f"carpool-injector.{HOME}.svc",), time.time() - 2 * LIFE)
+    data = {"tls.crt": pair.certificate, "tls.key": pair.key, "ca.crt": authority}
+    encoded = {key: b64encode(value).decode() for key, value in data.items()}
+    api.patch("secrets", "carpool-injector-cert", HOME, body={"data": encoded})
+    trusted(api, besides=before)
+    # Both replicas serve the new one within a look each.
+    deadline = time.monotonic() + 60
+    while not all(injected(api.create(pod(annotations={INJECT: "true"}), namespace, dryRun="All")) for _ in range(8)):
+        assert time.monotonic() < deadline
+
+
+def test_without_it_pods_start_and_nobody_waits(injector, api, namespace):
+    api.patch("deployments", "carpool-injector", HOME, body={"spec": {"replicas": 0}})
+    api.until_gone("pods", HOME, labels="app.kubernetes.io/component=injector")
+    try:
+        api.apply(deployment(own={"carpool.dev/slo-p99": "50ms"}), namespace=namespace)
+        assert of_template(api.get("deployments", "web", namespace)) is None
+        assert not injected(api.create(pod(annotations={INJECT: "true"}), namespace, dryRun="All"))
+    finally:
+        api.patch("deployments", "carpool-injector", HOME, body={"spec": {"replicas": 2}})
+        api.until_ready("carpool-injector", HOME)
+    # It is back, and so is what it does.
+    api.patch("deployments", "web", namespace, body={"metadata": {"labels": {"touched": "x"}}})
+    assert of_template(api.get("deployments", "web", namespace)) == "deployment"
