@@ -98,7 +98,7 @@ class TLS(Camel, frozen=True):
     """How the server's certificate is checked."""
 
     ca: CA | None = None
-    """Whom to trust; unset: the operator image's authorities."""
+    """Whom to trust; unset: the operator image's authorities. It has to be granted `get` on what is named here."""
     server_name: Annotated[str, Meta(min_length=1, max_length=253)] | None = None
     """Name in the certificate, where it is not the URL's."""
     insecure_skip_verify: bool = False
@@ -111,7 +111,7 @@ class Prometheus(Camel, frozen=True):
     url: Annotated[str, Meta(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$", max_length=1024)]
     """Its base, without `/api/v1`: `https://prometheus.monitoring:9090`."""
     auth: Auth | None = None
-    """How the operator shows who it is; unset: not at all."""
+    """How the operator shows who it is; unset: not at all. It has to be granted `get` on the Secrets named here."""
     tls: TLS | None = None
     """How its certificate is checked, for an `https` URL."""
     interval: Duration = Duration(15.0)
