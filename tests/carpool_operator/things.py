@@ -19,7 +19,7 @@ def policy(name="p", target="web", **metadata):
     }
 
 
-def deployment(name="web", annotations=None, replicas=1, **status):
+def deployment(name="web", annotations=None, replicas=1):
     return {
         "metadata": {"name": name, "annotations": annotations or {}},
         "spec": {
@@ -27,7 +27,7 @@ def deployment(name="web", annotations=None, replicas=1, **status):
             "selector": {"matchLabels": {"app": name}},
             "template": {"metadata": {"labels": {"app": name}}},
         },
-        "status": {"observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas, **status},
+        "status": {"observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas},
     }
 
 

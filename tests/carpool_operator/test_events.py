@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+from fake_api import FakeApi
+
+from carpool_operator.events import WINDOW, About, Recorder
+from carpool_operator.model import Event
+from carpool_operator.writing import Writer
+
+ABOUT = About("apps/v1", "Deployment", "ns", "web", "uid-1")
+EVENT = Event(True, "AnnotationInvalid", "carpool.dev/slo-p99 is '50'")
+WALL = 1_800_000_000.0
+
+
+@pytest.fixture
+async def api():
+    async with FakeApi() as one:
+        yield one
+
+
+@pytest.fixture
+def recorder(api):
+    kube = api.kube()
+    yield Recorder(Writer(kube, lambda: True), "operator-1")
+    kube.close()
+
+
+async def test_it_says_what_about_whom(api, recorder):
+    recorder.record(ABOUT, EVENT, WALL)
+    await recorder.flush()
+
+    (event,) = api.all("events")
+    assert event["regarding"] == {
+        "apiVersion": "apps/v1", "kind": "Deployment", "namespace": "ns", "name": "web", "uid": "uid-1"
+    }  # fmt: skip
+    assert (event["type"], event["reason"], event["note"]) == ("Warning", EVENT.reason, EVENT.message)
+    assert event["eventTime"] == "2027-01-15T08:00:00.000000Z"
+
+
+async def test_the_same_is_not_said_twice_within_ten_minutes(api, recorder):
+    for seconds in range(0, 60, 2):
+        recorder.record(ABOUT, EVENT, WALL + seconds)
+        await recorder.flush()
+    recorder.record(ABOUT, Event(False, "Applied", "8 rows"), WALL + 60)
+    await recorder.flush()
+
+    assert len(api.all("events")) == 2
+    recorder.record(ABOUT, EVENT, WALL + WINDOW)
+    await recorder.flush()
+    assert len(api.all("events")) == 3
+
+
+async def test_nor_after_a_restart(api, recorder):
+    recorder.record(ABOUT, EVENT, WALL)
+    await recorder.flush()
+    kube = api.kube()
+    again = Recorder(Writer(kube, lambda: True), "operator-2")
+    again.record(ABOUT, EVENT, WALL + 10)
+    await again.flush()
+
+    assert len(api.all("events")) == 1
+    kube.close()
+
+
+async def test_what_fails_is_tried_again_and_given_up_in_the_end(api, recorder):
+    api.fail("POST", 500, times=2)
+    recorder.record(ABOUT, EVENT, WALL)
+    for _ in range(3):
+        await recorder.flush()
+    assert len(api.all("events")) == 1
+
+    api.fail("POST", 500, times=10)
+    recorder.record(ABOUT, Event(False, "Applied", "8 rows"), WALL)
+    for _ in range(5):
+        await recorder.flush()
+    assert sum(line.startswith("POST") for line in api.log) == 3 + 3
+
+
+async def test_a_long_message_and_a_long_name_fit(api, recorder):
+    recorder.record(ABOUT._replace(name="w" * 253), Event(True, "Long", "x" * 5000), WALL)
+    await recorder.flush()
+
+    (event,) = api.all("events")
+    assert len(event["note"]) == 1024
+    assert len(event["metadata"]["name"]) <= 253

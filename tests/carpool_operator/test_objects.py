@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from things import as_kept, deployment, pod, policy
+
+from carpool_operator.model import Target
+from carpool_operator.objects import RawPod, RawPolicy, RawWorkload
+
+
+def test_a_deployment():
+    body = deployment(annotations={"carpool.dev/slo-p99": "50ms", "kubectl.kubernetes.io/restartedAt": "x" * 9000})
+    body["spec"]["selector"] = {
+        "matchLabels": {"app": "web"},
+        "matchExpressions": [
+            {"key": "tier", "operator": "In", "values": ["a", "b"]},
+            {"key": "tier", "operator": "NotIn", "values": ["c"]},
+            {"key": "gpu", "operator": "Exists"},
+            {"key": "old", "operator": "DoesNotExist"},
+        ],
+    }
+
+    kept = as_kept(RawWorkload, body)
+
+    assert kept.target == Target("ns", "Deployment", "web")
+    assert kept.selector == "app=web,tier in (a,b),tier notin (c),gpu,!old"
+    assert kept.annotations == {"carpool.dev/slo-p99": "50ms"}
+    assert kept.created == 1795262400.0
+    assert not kept.rolling
+
+
+@pytest.mark.parametrize(
+    ("status", "rolling"),
+    [
+        ({}, False),
+        ({"observedGeneration": 0}, True),
+        ({"updatedReplicas": 1}, True),
+        ({"replicas": 3}, True),
+    ],
+)
+def test_a_rollout_is_under_way(status, rolling):
+    body = deployment(replicas=2)
+    body["status"].update(status)
+
+    assert as_kept(RawWorkload, body).rolling is rolling
+
+
+def test_a_stateful_set_rolls_while_its_revisions_differ():
+    meta = {"name": "web", "generation": 1, "creationTimestamp": "2026-11-21T12:00:00Z"}
+    status = {"observedGeneration": 1, "currentRevision": "a", "updateRevision": "a"}
+    same = msgspec.convert({"metadata": meta, "status": status}, RawWorkload)
+    other = msgspec.convert({"metadata": meta, "status": {**status, "updateRevision": "b"}}, RawWorkload)
+
+    assert not same.workload("StatefulSet").rolling
+    assert other.workload("StatefulSet").rolling
+
+
+def test_a_pod():
+    kept = as_kept(RawPod, pod(ip="10.244.0.7"))
+
+    assert (kept.target, kept.ip, kept.admin_port) == (Target("ns", "Deployment", "web"), "10.244.0.7", 15090)
+    assert (kept.ready, kept.deleting, kept.template_hash) == (True, False, "h1")
+    assert as_kept(RawPod, pod(), deletionTimestamp="2026-11-21T12:00:00Z").deleting
+
+
+def test_a_pod_that_ended_or_is_nobody_s_is_not_kept():
+    ended = pod()
+    ended["status"]["phase"] = "Failed"
+
+    assert as_kept(RawPod, ended) is None
+    assert as_kept(RawPod, pod(injected=False)) is None
+
+
+def test_a_policy():
+    kept = as_kept(RawPolicy, policy(labels={"carpool.dev/annotated": "true"}, annotations={"carpool.dev/paused": ""}))
+
+    assert kept.spec is not None
+    assert kept.spec.target_refs[0].name == "web"
+    assert (kept.error, kept.annotated, kept.paused, kept.status) == ("", True, True, {})
+
+
+def test_a_policy_that_can_not_be_read_says_why():
+    body = policy()
+    body["spec"]["slo"] = {"latency": {"p99": "fast"}}
+
+    kept = as_kept(RawPolicy, body)
+
+    assert kept.spec is None
+    assert "spec.slo.latency.p99" in kept.error
