@@ -1,78 +1,27 @@
-"""What a sidecar's admin port says of itself, as types."""
+"""Asks a sidecar's admin port, and reads what it answers as types."""
 
 from __future__ import annotations
 
 import http.client
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
+from carpool import report
 from carpool.policy import Parameters, PolicyError, from_plain
-from carpool.statistics import Stats
 from carpool.tuning import Reason
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from carpool.report import Report
     from carpool_cli.options import Address
-
-T = TypeVar("T")
 
 
 class AdminError(Exception):
     """Nobody answers on the admin port, or not as a sidecar would."""
-
-
-class Queue(Struct, frozen=True, rename="camel"):
-    """What waits and what is with the upstream."""
-
-    rows: int
-    in_flight: int
-    slots: int
-
-
-class LaneState(Struct, frozen=True, rename="camel"):
-    """One model's present state; times in seconds, by rows."""
-
-    parameters: Parameters
-    pass_through: bool
-    queued_requests: int
-    cap: int
-    quarantined: bool
-    service_seconds: tuple[float, ...] | None = None
-    executors: int | None = None
-
-
-class Alone(Struct, frozen=True):
-    """Requests that may not be merged."""
-
-    model: str
-    reason: str
-    requests: int
-
-
-class Stalls(Struct, frozen=True):
-    """Pauses of the sidecar's host."""
-
-    count: int
-    seconds: float
-
-
-class Snapshot(Struct, frozen=True, rename="camel"):
-    """``/v1/stats``."""
-
-    stats: Stats
-    uptime_seconds: float
-    ready: bool
-    readiness: str
-    generation: int
-    slo_seconds: float
-    queue: Queue
-    lanes: dict[str, LaneState]
-    alone: list[Alone] = field(default_factory=list)
-    stalls: Stalls = Stalls(0, 0.0)
 
 
 class Predicted(Struct, frozen=True):
@@ -125,25 +74,37 @@ class AdminClient:
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._timeout = timeout
 
-    def snapshot(self) -> Snapshot:
+    def report(self) -> Report:
         """Return what was counted so far, and the present state.
 
         Raises ``AdminError``.
         """
-        return self._typed("/v1/stats", Snapshot)
+        try:
+            return report.decode(self._ask("/v1/stats"))
+        except PolicyError as error:
+            raise self._differs("/v1/stats", error) from None
 
     def explanation(self) -> Explanation:
         """Return the last decisions.
 
         Raises ``AdminError``.
         """
-        return self._typed("/v1/explain", Explanation)
+        try:
+            return from_plain(self.get("/v1/explain"), Explanation, what="/v1/explain")
+        except PolicyError as error:
+            raise self._differs("/v1/explain", error) from None
 
     def get(self, path: str) -> Any:  # noqa: ANN401 - whatever the document holds
         """Return a JSON document.
 
         Raises ``AdminError`` naming what to do.
         """
+        try:
+            return msgspec.json.decode(self._ask(path))
+        except msgspec.DecodeError:
+            raise AdminError(f"{self.address}{path} does not answer as a sidecar's admin port would") from None
+
+    def _ask(self, path: str) -> bytes:
         connection = http.client.HTTPConnection(self.address.host, self.address.port, timeout=self._timeout)
         try:
             connection.request("GET", self.address.path + path, headers=self._headers)
@@ -155,19 +116,12 @@ class AdminClient:
             connection.close()
         if answer.status in {401, 403}:
             raise AdminError(f"{self.address} wants the admin key: give --key-file")
-        try:
-            if answer.status != 200:
-                raise AdminError(f"{self.address}{path} answers {answer.status}: that is no sidecar's admin port")
-            return msgspec.json.decode(body)
-        except msgspec.DecodeError:
-            raise AdminError(f"{self.address}{path} does not answer as a sidecar's admin port would") from None
+        if answer.status != 200:
+            raise AdminError(f"{self.address}{path} answers {answer.status}: that is no sidecar's admin port")
+        return body
 
-    def _typed(self, path: str, kind: type[T]) -> T:
-        document = self.get(path)
-        try:
-            return from_plain(document, kind, what=path)
-        except PolicyError as error:
-            raise AdminError(f"{self.address}{path} does not answer as this version would: {error}") from None
+    def _differs(self, path: str, error: PolicyError) -> AdminError:
+        return AdminError(f"{self.address}{path} does not answer as this version would: {error}")
 
 
 def key_of(path: Path | None) -> str | None:

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from carpool.policy import format_seconds
-from carpool_cli.admin_client import Explanation, Snapshot
+from carpool.report import Report
+from carpool_cli.admin_client import Explanation
 from carpool_cli.figures import Figures, duration, figures_of
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from carpool_cli.admin_client import Explained, LaneState
+    from carpool.report import Lane
+    from carpool_cli.admin_client import Explained
 
 WINDOW = 10.0
 """Seconds over which rates and percentiles are taken: a p99 of 100 requests/s then has 10 beyond it."""
@@ -41,7 +43,7 @@ class Sight(Struct, frozen=True, kw_only=True):
     title: str
     hint: str
     """What to do, shown until the first request comes."""
-    snapshot: Snapshot
+    report: Report
     explanation: Explanation
     figures: Figures
     rates: Sequence[float]
@@ -72,14 +74,14 @@ class Sight(Struct, frozen=True, kw_only=True):
 
     def _state(self, width: int) -> Table:
         """Return what is so now: a line a figure."""
-        snapshot, figures, slo = self.snapshot, self.figures, self.snapshot.slo_seconds
+        report, figures, slo = self.report, self.figures, self.report.slo_seconds
         wide = max(min(width - BESIDE, HISTORY), 8)
         page = Table.grid()
         page.add_row(
             Text.assemble(
                 (f"{self.title}  ", "bold"),
-                (snapshot.readiness, "green" if snapshot.ready else "yellow"),
-                f"  up {clock(snapshot.uptime_seconds)}, configuration {snapshot.generation}",
+                (report.readiness, "green" if report.ready else "yellow"),
+                f"  up {clock(report.uptime_seconds)}, configuration {report.generation}",
             )
         )
         grid = Table.grid(padding=(0, 2))
@@ -103,27 +105,33 @@ class Sight(Struct, frozen=True, kw_only=True):
         busy = f"{figures.device_busy_share:.0%} busy"
         if figures.device_seconds_per_request is not None:
             busy = f"{duration(figures.device_seconds_per_request)} a request, {busy}"
-        queue = snapshot.queue
+        queue = report.queue
         rows += [
             ("device", busy),
             ("queue", f"{queue.rows} rows waiting, {queue.in_flight} of {queue.slots} batches in flight"),
         ]
-        for name, lane in snapshot.lanes.items():
-            if name or len(snapshot.lanes) == 1:  # requests that name no model are of interest where none do
+        for name, lane in report.lanes.items():
+            if name or len(report.lanes) == 1:  # requests that name no model are of interest where none do
                 rows += [(name or "model", self._parameters(lane)), ("", Text(curve(lane), "dim"))]
+        rows += [
+            ("taken back", Text(f"{gone.model or 'model'}: {gone.rejected.describe()}: {gone.reason}", "bold red"))
+            for gone in report.rolled_back
+        ]
+        if report.change_error is not None:
+            rows.append(("change", Text(report.change_error, "bold red")))
         if self.alone:
             rows.append(("alone", ", ".join(f"{reason} {count}" for reason, count in self.alone.items())))
-        if snapshot.stalls.count:
-            stalls = snapshot.stalls
+        if report.stalls.count:
+            stalls = report.stalls
             rows.append(("host", f"paused {stalls.count} times, {duration(stalls.seconds)} in all"))
         for label, value in rows:
             grid.add_row(label, value)
         page.add_row(grid)
-        if self.hint and not any(model.arrivals for model in snapshot.stats.models.values()):
+        if self.hint and not any(model.arrivals for model in report.stats.models.values()):
             page.add_row(Text(f"no request yet; try\n{self.hint}", "cyan", overflow="fold"))
         return page
 
-    def _parameters(self, lane: LaneState) -> Text:
+    def _parameters(self, lane: Lane) -> Text:
         text = Text("pass-through" if lane.pass_through else lane.parameters.describe(), "bold")
         if not self.explanation.tuned:
             text.append(" (fixed)")
@@ -152,44 +160,44 @@ class Watch:
 
     def __init__(self, title: str) -> None:
         self._title = title
-        self._seen: deque[Snapshot] = deque()
+        self._seen: deque[Report] = deque()
         self._rates: deque[float] = deque(maxlen=HISTORY)
         self._tails: deque[float] = deque(maxlen=HISTORY)
 
     def look(
         self,
-        snapshot: Snapshot,
+        report: Report,
         explanation: Explanation,
         now: float,
         notes: Sequence[str] = (),
         hint: str = "",
     ) -> Sight:
         """Take a look into account and return the frame; its figures are over the last ``WINDOW`` seconds."""
-        if self._seen and snapshot.stats.at < self._seen[-1].stats.at:
+        if self._seen and report.stats.at < self._seen[-1].stats.at:
             self._seen.clear()  # another process answers now, and its clock began anew
-        self._seen.append(snapshot)
-        while len(self._seen) > 2 and snapshot.stats.at - self._seen[1].stats.at >= WINDOW:
+        self._seen.append(report)
+        while len(self._seen) > 2 and report.stats.at - self._seen[1].stats.at >= WINDOW:
             self._seen.popleft()
         first = self._seen[0].stats
-        counted = snapshot.stats.since(first)
-        figures = figures_of(list(counted.models.values()), snapshot.stats.at - first.at, counted.device_busy)
+        counted = report.stats.since(first)
+        figures = figures_of(list(counted.models.values()), report.stats.at - first.at, counted.device_busy)
         self._rates.append(figures.rate)
         self._tails.append(figures.p99 or 0.0)
         return Sight(
             title=self._title,
             hint=hint,
-            snapshot=snapshot,
+            report=report,
             explanation=explanation,
             figures=figures,
             rates=tuple(self._rates),
             tails=tuple(self._tails),
-            alone=_rode_alone(self._seen[0], snapshot),
+            alone=_rode_alone(self._seen[0], report),
             now=now,
             notes=notes,
         )
 
 
-def _rode_alone(earlier: Snapshot, later: Snapshot) -> dict[str, int]:
+def _rode_alone(earlier: Report, later: Report) -> dict[str, int]:
     before = {(each.model, each.reason): each.requests for each in earlier.alone}
     found: dict[str, int] = {}
     for each in later.alone:
@@ -237,7 +245,7 @@ def _bar(share: float) -> str:
     return BARS[min(math.ceil(share * 8), 8)]
 
 
-def curve(lane: LaneState) -> str:
+def curve(lane: Lane) -> str:
     """Return what a batch is believed to take, by its rows, as far as batches may go."""
     if lane.service_seconds is None or not lane.executors:
         return "t(b) not known yet"

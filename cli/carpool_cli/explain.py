@@ -17,7 +17,8 @@ from carpool_cli.options import ADDRESS, DURATION, Address
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from carpool_cli.admin_client import Explained, Explanation, Snapshot
+    from carpool.report import Report, RolledBack
+    from carpool_cli.admin_client import Explained, Explanation
 
 POLL = 1.0
 """Seconds between two questions of --follow: the tuner decides once a second."""
@@ -53,10 +54,10 @@ def command(*, admin: Address, last: int, over: float, follow: bool, as_json: bo
         if follow:
             _follow(client, as_json)
             return
-        before = client.snapshot() if over else None
+        before = client.report() if over else None
         if over:
             time.sleep(over)
-        after, explanation = client.snapshot(), client.explanation()
+        after, explanation = client.report(), client.explanation()
     except AdminError as error:
         raise click.ClickException(str(error)) from None
     except KeyboardInterrupt:
@@ -69,6 +70,8 @@ def command(*, admin: Address, last: int, over: float, follow: bool, as_json: bo
         return
     if not explanation.tuned:
         click.echo("nothing is tuned here: parameters are fixed, or the mode is Hold")
+    for gone in after.rolled_back:
+        click.echo(taken_back(gone))
     if not shown:
         click.echo("no decision yet: the tuner has not seen a request")
     for each in shown:
@@ -78,13 +81,21 @@ def command(*, admin: Address, last: int, over: float, follow: bool, as_json: bo
         click.echo(line)
 
 
-def observe(before: Snapshot | None, after: Snapshot) -> dict[str, Figures]:
+def observe(before: Report | None, after: Report) -> dict[str, Figures]:
     """Return what each model did between two looks; without the first, since the start."""
     stats = after.stats if before is None else after.stats.since(before.stats)
     seconds = after.uptime_seconds if before is None else after.stats.at - before.stats.at
     return {
         name: figures_of([model], seconds) for name, model in stats.models.items() if model.arrivals or model.served
     }
+
+
+def taken_back(rolled_back: RolledBack) -> str:
+    """Return a roll-back as a line for people."""
+    return (
+        f"{rolled_back.model or 'model'}  taken back: {rolled_back.rejected.describe()} (generation "
+        f"{rolled_back.generation}) to {rolled_back.back_to.describe()}: {rolled_back.reason}"
+    )
 
 
 def text_of(each: Explained) -> str:

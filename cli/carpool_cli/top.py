@@ -41,7 +41,7 @@ def command(*, admin: Address, once: bool, key_file: Path | None) -> None:
     """
     client = AdminClient(admin, key_of(key_file))
     try:
-        client.snapshot()
+        client.report()
         if once or not sys.stdout.isatty():
             _once(client)
         else:
@@ -77,8 +77,8 @@ def watch(
     try:
         with Live(console=console, auto_refresh=False, screen=True) as live:
             while goes_on():
-                snapshot = client.snapshot()
-                last = seen.look(snapshot, client.explanation(), time.time(), notes(), hint(snapshot.ready))
+                report = client.report()
+                last = seen.look(report, client.explanation(), time.time(), notes(), hint(report.ready))
                 live.update(last, refresh=True)
                 pause(INTERVAL)
     except AdminError:
@@ -95,6 +95,6 @@ def _once(client: AdminClient) -> None:
     from carpool_cli.dashboard import Watch  # noqa: PLC0415 - likewise
 
     seen = Watch("carpool")
-    seen.look(client.snapshot(), client.explanation(), time.time())
+    seen.look(client.report(), client.explanation(), time.time())
     time.sleep(ONCE)
-    Console().print(seen.look(client.snapshot(), client.explanation(), time.time()))
+    Console().print(seen.look(client.report(), client.explanation(), time.time()))

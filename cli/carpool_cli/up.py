@@ -338,10 +338,10 @@ def _endpoints(config: SidecarConfig, server: Address, client: AdminClient, firs
     readiness, ready = UNASKED, False
     while readiness == UNASKED and time.monotonic() < deadline:
         try:
-            snapshot = client.snapshot()
+            report = client.report()
         except AdminError:
             break
-        readiness, ready = snapshot.readiness, snapshot.ready
+        readiness, ready = report.readiness, report.ready
         time.sleep(0.05)
     lines = [
         f"serving {_served(config)}",

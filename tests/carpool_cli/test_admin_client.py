@@ -12,7 +12,7 @@ def client(url: str) -> AdminClient:
 
 
 def test_a_running_sidecar_is_read_as_types(up):
-    snapshot = client(up.admin).snapshot()
+    snapshot = client(up.admin).report()
     assert snapshot.slo_seconds == 0.05
     assert snapshot.queue.slots >= 1
     assert all(lane.parameters.max_batch >= 1 for lane in snapshot.lanes.values())
@@ -22,7 +22,7 @@ def test_a_running_sidecar_is_read_as_types(up):
 @pytest.mark.parametrize(("url", "says"), [("http://127.0.0.1:9", "no sidecar answers"), (None, "no sidecar's admin")])
 def test_what_is_no_admin_port_says_so(url, says, echo):
     with pytest.raises(AdminError, match=says):
-        client(url or echo).snapshot()
+        client(url or echo).report()
 
 
 def test_a_key_is_read_and_needed(launched, echo, tmp_path):
@@ -34,6 +34,6 @@ def test_a_key_is_read_and_needed(launched, echo, tmp_path):
         key_of(tmp_path / "nowhere")
     with launched("--upstream", echo, "--slo-p99", "50ms", "--set", f"apiKeyFile={path}") as started:
         with pytest.raises(AdminError, match="--key-file"):
-            client(started.admin).snapshot()
+            client(started.admin).report()
         address = ADDRESS.convert(started.admin, None, None)
-        assert AdminClient(address, "secret").snapshot().generation == 1
+        assert AdminClient(address, "secret").report().generation == 1

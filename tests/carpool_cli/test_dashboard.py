@@ -7,12 +7,13 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from carpool.policy import Duration, Parameters
+from carpool.report import Alone, Lane, Queue, Report, RolledBack, Stalls
 from carpool.statistics import DURATION_BOUNDS, ModelStats, Stats
 from carpool.tuning import Reason
-from carpool_cli.admin_client import Alone, Decided, Explained, Explanation, LaneState, Queue, Snapshot, Stalls
+from carpool_cli.admin_client import Decided, Explained, Explanation
 from carpool_cli.dashboard import Watch, ago, clock, histogram, sparkline, told
 
-LANE = LaneState(
+LANE = Lane(
     parameters=Parameters(max_batch=16, max_wait=Duration(0.005), max_in_flight=2),
     pass_through=False,
     queued_requests=0,
@@ -23,7 +24,7 @@ LANE = LaneState(
 )
 
 
-def snapshot(at: float, requests: int = 0, slow: int = 0, **changes: object) -> Snapshot:
+def report(at: float, requests: int = 0, slow: int = 0, **changes: object) -> Report:
     """A sidecar that answered requests in about 10 ms, and slow ones in about 70 ms."""
     durations = [0] * (len(DURATION_BOUNDS) + 1)
     durations[18], durations[29] = requests, slow
@@ -35,7 +36,7 @@ def snapshot(at: float, requests: int = 0, slow: int = 0, **changes: object) -> 
         durations=durations,
         cells=[(0, 4, 1, 0, requests // 4, 0.0, 0.0)],
     )
-    seen = Snapshot(
+    seen = Report(
         stats=Stats(at=at, device_busy=at / 4, models={"m": model}),
         uptime_seconds=at,
         ready=True,
@@ -69,8 +70,8 @@ def line(lines: list[str], label: str) -> str:
 
 def test_a_frame_tells_rates_latencies_and_parameters():
     watch = Watch("carpool")
-    watch.look(snapshot(100.0), NONE, 0.0)
-    lines = drawn(watch.look(snapshot(104.0, requests=396, slow=4), NONE, 0.0))
+    watch.look(report(100.0), NONE, 0.0)
+    lines = drawn(watch.look(report(104.0, requests=396, slow=4), NONE, 0.0))
     assert lines[0] == "carpool  ready  up 0:01:44, configuration 3"
     assert line(lines, "rate").startswith("rate     100.0/s")
     assert line(lines, "goodput") == "goodput  99.0/s, 99.00% in time"
@@ -87,19 +88,19 @@ def test_a_frame_tells_rates_latencies_and_parameters():
 def test_figures_are_of_the_last_seconds_only():
     watch = Watch("carpool")
     for second in range(60):
-        sight = watch.look(snapshot(float(second), requests=100 * min(second, 30)), NONE, 0.0)
+        sight = watch.look(report(float(second), requests=100 * min(second, 30)), NONE, 0.0)
     assert sight.figures.seconds == 10.0
     assert sight.figures.rate == 0.0
 
 
 def test_a_sidecar_that_began_anew_is_not_compared_with_the_old_one():
     watch = Watch("carpool")
-    watch.look(snapshot(100.0, requests=500), NONE, 0.0)
-    assert watch.look(snapshot(1.0, requests=3), NONE, 0.0).figures.rate == 0.0
+    watch.look(report(100.0, requests=500), NONE, 0.0)
+    assert watch.look(report(1.0, requests=3), NONE, 0.0).figures.rate == 0.0
 
 
 def test_what_is_out_of_the_ordinary_is_told():
-    odd = snapshot(
+    odd = report(
         1.0,
         lanes={"m": replace(LANE, pass_through=True, quarantined=True, service_seconds=None)},
         alone=[Alone("m", "no batch axis", 12), Alone("m", "encoded", 5)],
@@ -108,7 +109,7 @@ def test_what_is_out_of_the_ordinary_is_told():
         readiness="the model does not accept connections",
     )
     watch = Watch("carpool")
-    watch.look(snapshot(0.5, alone=[Alone("m", "no batch axis", 2), Alone("m", "encoded", 5)]), NONE, 0.0)
+    watch.look(report(0.5, alone=[Alone("m", "no batch axis", 2), Alone("m", "encoded", 5)]), NONE, 0.0)
     text = "\n".join(drawn(watch.look(odd, Explanation(tuned=False, decisions=[]), 0.0)))
     for part in (
         "the model does not accept connections",
@@ -123,8 +124,8 @@ def test_what_is_out_of_the_ordinary_is_told():
 
 def test_the_hint_goes_with_the_first_request():
     watch = Watch("carpool")
-    assert "curl this" in drawn(watch.look(snapshot(1.0), NONE, 0.0, (), "curl this"))
-    assert "curl this" not in drawn(watch.look(snapshot(2.0, requests=1), NONE, 0.0, (), "curl this"))
+    assert "curl this" in drawn(watch.look(report(1.0), NONE, 0.0, (), "curl this"))
+    assert "curl this" not in drawn(watch.look(report(2.0, requests=1), NONE, 0.0, (), "curl this"))
 
 
 HISTORY = [
@@ -138,7 +139,7 @@ HISTORY = [
 
 def test_changes_are_told_and_what_each_model_does_now():
     assert [each.at for each in told(HISTORY)] == [5.0, 4.0, 3.0, 1.0]
-    lines = drawn(Watch("carpool").look(snapshot(1.0), Explanation(tuned=True, decisions=HISTORY), 10.0))
+    lines = drawn(Watch("carpool").look(report(1.0), Explanation(tuned=True, decisions=HISTORY), 10.0))
     after = lines[lines.index("decisions") + 1 :]
     assert after[0].split() == ["5s", "ago", "Converged", "(9", "times):", "because", "at", "5"]
     assert after[2].split() == ["7s", "ago", "SavesDeviceTime:", "because", "at", "3"]
@@ -147,7 +148,7 @@ def test_changes_are_told_and_what_each_model_does_now():
 @pytest.mark.parametrize("height", [8, 12, 14, 24])
 def test_a_low_terminal_gives_up_old_decisions_and_keeps_the_notes(height):
     notes = ["12:00:00 warning  something"]
-    sight = Watch("carpool").look(snapshot(1.0), Explanation(tuned=True, decisions=HISTORY), 10.0, notes)
+    sight = Watch("carpool").look(report(1.0), Explanation(tuned=True, decisions=HISTORY), 10.0, notes)
     lines = drawn(sight, 80, height)
     assert len(lines) == height
     assert lines[0].startswith("carpool")
@@ -166,3 +167,19 @@ def test_bars():
 
 def test_times_read_like_times():
     assert (clock(3723), ago(12.7), ago(-0.2), ago(7322)) == ("1:02:03", "12s ago", "0s ago", "2:02:02 ago")
+
+
+def test_what_was_taken_back_and_what_is_refused_stand_out():
+    gone = RolledBack(
+        model="m",
+        generation=4,
+        rejected=Parameters(max_batch=64),
+        back_to=LANE.parameters,
+        back_to_generation=3,
+        reason="12 of 200 requests were late",
+        at=0.0,
+    )
+    seen = report(100.0, rolled_back=[gone], change_error="change.sig is not there")
+    lines = drawn(Watch("carpool").look(seen, NONE, 0.0), width=120)
+    assert line(lines, "taken back").endswith("m: batch 64, wait 0s, 1 in flight: 12 of 200 requests were late")
+    assert line(lines, "change").endswith("change.sig is not there")

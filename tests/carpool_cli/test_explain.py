@@ -5,10 +5,11 @@ import json
 from msgspec.structs import replace
 
 from carpool.policy import Duration, Parameters
+from carpool.report import Queue, Report, RolledBack
 from carpool.statistics import ModelStats, Stats
 from carpool.tuning import Reason
-from carpool_cli.admin_client import Decided, Explained, Explanation, Predicted, Queue, Snapshot
-from carpool_cli.explain import compared, news, observe, text_of
+from carpool_cli.admin_client import Decided, Explained, Explanation, Predicted
+from carpool_cli.explain import compared, news, observe, taken_back, text_of
 
 PREDICTED = Predicted(
     p50=0.01, p99=0.03, p99_ahead=None, miss_fraction=0.001, goodput=299.0, device_time=0.0012, mean_batch=4.0
@@ -41,7 +42,16 @@ def test_what_is_decided_again_and_again_says_how_often():
 
 def test_what_was_predicted_stands_beside_what_is_so():
     model = ModelStats(arrivals=600, served=600, hits=594, misses={"late": 6}, cells=[(0, 4, 1, 0, 150, 0.0, 0.0)])
-    before = Snapshot(Stats(at=10.0), 10.0, True, "ready", 1, 0.05, Queue(0, 0, 1), {})
+    before = Report(
+        stats=Stats(at=10.0),
+        uptime_seconds=10.0,
+        ready=True,
+        readiness="ready",
+        generation=1,
+        slo_seconds=0.05,
+        queue=Queue(rows=0, in_flight=0, slots=1),
+        lanes={},
+    )
     after = replace(before, stats=Stats(at=12.0, models={"m": model, "idle": ModelStats()}))
     observed = observe(before, after)
     assert list(observed) == ["m"]
@@ -57,6 +67,22 @@ def test_what_was_predicted_stands_beside_what_is_so():
     assert list(compared(Explanation(True, []), {})) == [
         "no request came meanwhile: --over 0s compares with all since the start"
     ]
+
+
+def test_what_was_taken_back_says_what_and_why():
+    gone = RolledBack(
+        model="",
+        generation=4,
+        rejected=Parameters(max_batch=64),
+        back_to=Parameters(max_batch=8),
+        back_to_generation=3,
+        reason="12 of 200 requests were late",
+        at=0.0,
+    )
+    assert taken_back(gone) == (
+        "model  taken back: batch 64, wait 0s, 1 in flight (generation 4) to batch 8, wait 0s, 1 in flight: "
+        "12 of 200 requests were late"
+    )
 
 
 def test_following_tells_each_decision_once():

@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from carpool_cli.admin_client import AdminClient, AdminError, Snapshot
+from carpool_cli.admin_client import AdminClient, AdminError
 from carpool_cli.options import ADDRESS
 from carpool_cli.top import watch
 
 if TYPE_CHECKING:
+    from carpool.report import Report
     from carpool_cli.options import Address
 
 
@@ -21,11 +22,11 @@ class Leaving(AdminClient):
 
     looks = 0
 
-    def snapshot(self) -> Snapshot:
+    def report(self) -> Report:
         self.looks += 1
         if self.looks > 2:
             raise AdminError("gone")
-        return super().snapshot()
+        return super().report()
 
 
 def test_it_looks_while_it_should_and_leaves_the_last_frame(up, capsys):
