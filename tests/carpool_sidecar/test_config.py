@@ -73,6 +73,8 @@ def test_an_onnx_file_names_its_model():
         (plain(parameters={"m": 4}), "parameters[m]", "Expected `object`"),
         (plain(shutdown={"lame": "30s"}), "shutdown.limit", "30s is all taken"),
         (plain(publicKey="beef"), "publicKey", "regex"),
+        (plain(changes="/etc/carpool/change"), "changes", "name the publicKey"),
+        (plain(drainKey="short"), "drainKey", ">= 16"),
         (plain(speed=11), "config", "unknown field `speed`"),
         (plain(bodies={"maxRequest": "1 MB"}), "bodies.maxRequest", "not a size"),
         (plain(bodies={"maxRequest": "1Gi"}), "bodies.maxBuffered", "one body of bodies.maxRequest, 1Gi: raise"),
@@ -100,6 +102,7 @@ def test_what_a_running_process_cannot_change_is_named():
     for fields, name in (
         ({"listen": "127.0.0.1:1"}, "listen"),
         ({"publicKey": "0" * 64}, "publicKey"),
+        ({"drainKey": "0" * 16}, "drainKey"),
         ({"upstream": {"url": "http://other:1"}}, "upstream"),
     ):
         with pytest.raises(PolicyError, match="restart") as caught:

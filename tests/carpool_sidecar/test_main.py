@@ -15,7 +15,7 @@ import pytest
 
 from carpool_sidecar.main import CANNOT_START, CUT_SHORT, OK, WRONG_CONFIG, main
 
-COMMAND = (sys.executable, "-m", "carpool_sidecar.main", "--config")
+COMMAND = (sys.executable, "-m", "carpool_sidecar.main")
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def config_file(tmp_path):
 async def launch(world):
     running = []
 
-    async def start(path):
-        process = await asyncio.create_subprocess_exec(*COMMAND, str(path), stderr=asyncio.subprocess.PIPE)
+    async def start(source, option="--config"):
+        process = await asyncio.create_subprocess_exec(*COMMAND, option, str(source), stderr=asyncio.subprocess.PIPE)
         running.append(process)
         async with asyncio.timeout(60):
             while True:
@@ -77,7 +77,7 @@ def test_a_port_in_use_is_named_with_its_field_and_the_fix(world_config, config_
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        command = [*COMMAND, str(config_file(world_config)), f"--{option}", address]
+        command = [*COMMAND, "--config", str(config_file(world_config)), f"--{option}", address]
         done = subprocess.run(command, capture_output=True, timeout=60, check=False)  # noqa: S603 - our own command
     assert done.returncode == CANNOT_START
     assert (
@@ -101,6 +101,42 @@ def test_a_key_file_that_is_there_passes_the_check(world_config, config_file, tm
     (tmp_path / "key").write_text("secret")
     path = config_file(json.dumps(json.loads(world_config) | {"apiKeyFile": str(tmp_path / "key")}))
     assert main(["--config", str(path), "--check"]) == OK
+
+
+def test_a_configuration_may_be_in_an_environment_variable(world_config, monkeypatch, capsys):
+    monkeypatch.setenv("CARPOOL_CONFIG", world_config)
+    assert main(["--config-env", "CARPOOL_CONFIG", "--check"]) == OK
+    monkeypatch.setenv("CARPOOL_CONFIG", '{"policy": 1}')
+    assert main(["--config-env", "CARPOOL_CONFIG", "--check"]) == WRONG_CONFIG
+    assert capsys.readouterr().err.startswith("$CARPOOL_CONFIG: policy")
+    monkeypatch.delenv("CARPOOL_CONFIG")
+    assert main(["--config-env", "CARPOOL_CONFIG", "--check"]) == WRONG_CONFIG
+    assert "no such environment variable" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [[], ["--config", "a.yaml", "--config-env", "A"]])
+def test_a_configuration_comes_from_one_place(options, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(options)
+    assert ended.value.code == WRONG_CONFIG
+    assert "--config-env" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("check", [["--check"], []])
+def test_a_public_key_without_the_package_that_verifies_is_named_with_the_fix(
+    world_config, config_file, monkeypatch, capsys, check
+):
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric.ed25519", None)
+    path = config_file(json.dumps(json.loads(world_config) | {"publicKey": "ab" * 32}))
+    assert main(["--config", str(path), *check]) == WRONG_CONFIG
+    assert "publicKey: needs the package `cryptography`: pip install" in capsys.readouterr().err
+
+
+async def test_what_is_configured_by_the_environment_serves(world, launch, monkeypatch):
+    monkeypatch.setenv("CARPOOL_CONFIG", world.config())
+    _, client, admin = await launch("CARPOOL_CONFIG", "--config-env")
+    assert (await client.predict(b"1")).json == {"predictions": [1]}
+    assert (await admin.get(b"/v1/config")).json["error"] is None
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@ from __future__ import annotations
 import io
 import subprocess
 
-from carpool.policy import Duration, Parameters, for_p99, to_plain
+import msgspec
+
+from carpool.policy import BatchingPolicy, Duration, Parameters, Tuning, TuningMode, for_p99, to_plain
 from carpool.statistics import Counters
 from carpool.tuner import Observation, Tuner
 from carpool_sidecar import tuner_process
@@ -99,3 +101,26 @@ def test_the_process_is_nothing_but_that():
     done = subprocess.run(COMMAND, input=data, capture_output=True, timeout=60, check=True)  # noqa: S603 - our own command
     assert models_in(done.stdout) == ["m", None]
     assert done.stderr == b""
+
+
+def test_what_is_held_follows_the_parameters_in_force_and_keeps_what_it_learned():
+    held = BatchingPolicy(slo=for_p99(0.05).slo, tuning=Tuning(mode=TuningMode.HOLD))
+    tuners = Tuners(held)
+    first, _ = tuners.step(observed(1.0, 5))
+    other = msgspec.structs.replace(PARAMETERS, max_batch=4)
+    changed = observed(2.0, 5)
+    changed.models["m"] = msgspec.structs.replace(changed.models["m"], parameters=other)
+    second, _ = tuners.step(changed)
+    assert (first.decision.parameters, second.decision.parameters) == (PARAMETERS, other)
+    ((_, tuner),) = tuners._tuners.values()
+    assert tuner._load._clock == 2.0, "it is the same one"
+
+
+def test_what_tunes_goes_its_own_way():
+    tuners = Tuners(for_p99(0.05))
+    next(tuners.step(observed(1.0, 5)))
+    changed = observed(2.0, 5)
+    changed.models["m"] = msgspec.structs.replace(
+        changed.models["m"], parameters=msgspec.structs.replace(PARAMETERS, max_batch=4)
+    )
+    assert next(tuners.step(changed)).decision.parameters == PARAMETERS
