@@ -27,6 +27,9 @@ from carpool_cli.main import main as group
 from carpool_operator import annotations as names
 from carpool_operator import api as operator
 from carpool_operator import cel
+from carpool_operator.injector.decide import Settings
+from carpool_operator.injector.reasons import NOTES, REASONS
+from carpool_operator.injector.server import Injector
 from carpool_sidecar import main as sidecar
 from carpool_sidecar import metrics
 from carpool_sidecar.admin import AdminApp
@@ -207,6 +210,27 @@ def api() -> str:
     return "\n".join(lines[:-1]) + "\n"
 
 
+def injection() -> str:
+    """Return the reference of injection: every reason and note, and the injector's metrics."""
+    lines = ["# Injection", "", GENERATED]
+    for title, first, pages in (
+        (
+            "Why a pod has no sidecar",
+            "`carpool.dev/skipped` begins with the reason; the first three are not told.",
+            REASONS,
+        ),
+        ("What is noted", "`carpool.dev/status` of a pod that has one lists `notes`.", NOTES),
+    ):
+        lines += [f"## {title}", "", first, "", "| code | cause | fix |", "|---|---|---|"]
+        lines += [f"| `{code}` | {page.cause} | {page.fix} |" for code, page in pages.items()]
+        lines.append("")
+    lines += ["## Metrics of the injector", "", "| metric | what |", "|---|---|"]
+    for metric in Injector(Settings(image="", version="")).registry.collect():
+        total = "_total" if metric.type == "counter" else ""
+        lines.append(f"| `{metric.name}{total}` | {metric.documentation} |")
+    return "\n".join(lines) + "\n"
+
+
 def benchmarks() -> str:
     """Return the measured figures beside their limits, from the data files that the benchmarks wrote."""
     folder = ROOT / "benchmarks"
@@ -267,6 +291,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "benchmarks.md": benchmarks,
     "cli.md": commands,
     "config.md": config,
+    "injection.md": injection,
     "policy.md": resource,
     "metrics.md": metrics.reference,
 }
