@@ -215,6 +215,12 @@ class Api:
         """Wait until there is no such object."""
         self.until(kind, namespace, lambda found: not found, name=name, labels=labels, timeout=timeout)
 
+    def logs(self, pod: str, namespace: str, container: str = "", *, previous: bool = False) -> str:
+        """Return what a container has printed; of its run before the last restart, if asked for."""
+        query = {"previous": "true"} if previous else {}
+        path = self.resource("pods").path(pod, namespace, "log")
+        return str(self.call("GET", path, container=container, **query))
+
     def account_token(self, account: str, namespace: str) -> str:
         """Return a ServiceAccount's token, as the API server signs it."""
         path = self.resource("serviceaccounts").path(account, namespace, "token")

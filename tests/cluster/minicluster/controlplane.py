@@ -55,6 +55,7 @@ class ControlPlane:
         self.folder = folder
         self.authority = pki.Authority(folder)
         self.token = secrets.token_urlsafe(24)
+        self.node_token = secrets.token_urlsafe(24)
         self.kubeconfig = folder / "kubeconfig"
         self._programs = binaries.find()
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -88,7 +89,9 @@ class ControlPlane:
 
     def _write(self) -> None:
         folder = self.folder
-        (folder / "tokens.csv").write_text(f"{self.token},admin,admin,system:masters\n")
+        (folder / "tokens.csv").write_text(
+            f"{self.token},admin,admin,system:masters\n{self.node_token},node,node,system:masters\n"
+        )
         (folder / "audit.json").write_text(json.dumps(AUDIT))
         pki.write_key(folder / "accounts.key", pki.new_key())
         names = [ADDRESS, "127.0.0.1", "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
@@ -126,6 +129,7 @@ class ControlPlane:
             "--service-cluster-ip-range=10.96.0.0/16",
             # No kube-proxy: a webhook's Service is called at the addresses of its endpoints.
             "--enable-aggregator-routing=true",
+            "--kubelet-preferred-address-types=InternalIP",
             f"--kubelet-certificate-authority={self.authority.path}",
             f"--kubelet-client-certificate={folder / 'kubelet-client.crt'}",
             f"--kubelet-client-key={folder / 'kubelet-client.key'}",

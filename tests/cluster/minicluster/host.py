@@ -15,7 +15,9 @@ import threading
 from pathlib import Path
 
 from minicluster import network
-from minicluster.controlplane import ControlPlane
+from minicluster.client import Client
+from minicluster.controlplane import SERVER, ControlPlane
+from minicluster.node import Node
 
 
 def _end_with_parent(folder: Path) -> None:
@@ -29,9 +31,12 @@ async def _run(folder: Path) -> None:
     await network.make_bridge()
     plane = ControlPlane(folder)
     await plane.start()
-    sys.stdout.write("serving\n")
-    sys.stdout.flush()
-    await asyncio.Event().wait()
+    async with Client(SERVER, plane.node_token, plane.authority.path) as client:
+        node = Node(client, folder)
+        await node.register()
+        sys.stdout.write("serving\n")
+        sys.stdout.flush()
+        await node.run()
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from minicluster.controlplane import ADDRESS
 
@@ -38,3 +39,51 @@ async def make_bridge() -> None:
         text=f"link set lo up\nlink add {BRIDGE} type bridge\n"
         f"addr add {ADDRESS}/{PREFIX} dev {BRIDGE}\nlink set {BRIDGE} up\n",
     )
+
+
+class PodNetwork:
+    """A pod's network namespace, kept open by a process that sleeps, as the pause container does."""
+
+    _numbers = itertools.count(2)
+
+    def __init__(self, ip: str, holder: asyncio.subprocess.Process) -> None:
+        self.ip = ip
+        self._holder = holder
+
+    @property
+    def path(self) -> str:
+        """The namespace, as a file to enter."""
+        return f"/proc/{self._holder.pid}/ns/net"
+
+    @classmethod
+    async def make(cls) -> PodNetwork:
+        """Make one, joined to the bridge by an address that no pod had before (in the first 60,000 pods)."""
+        number = next(n for n in cls._numbers if 0 < n % 256 < 255) % 65536
+        ip = f"10.244.{number >> 8}.{number & 255}"
+        holder = await asyncio.create_subprocess_exec(
+            "unshare", "--net", "sh", "-c", "echo; exec sleep infinity", stdout=asyncio.subprocess.PIPE
+        )
+        made = cls(ip, holder)
+        try:
+            assert holder.stdout
+            await holder.stdout.readline()
+            veth = f"pod{number}"
+            await command(
+                "ip",
+                "-batch",
+                "-",
+                text=f"link add {veth} type veth peer name eth0 netns {holder.pid}\n"
+                f"link set {veth} master {BRIDGE} up\n",
+            )
+            inside = f"link set lo up\naddr add {ip}/{PREFIX} dev eth0\nlink set eth0 up\n"
+            await command("nsenter", f"--net={made.path}", "ip", "-batch", "-", text=inside)
+        except BaseException:
+            await made.close()
+            raise
+        return made
+
+    async def close(self) -> None:
+        """Let the namespace go; the kernel takes its devices with it once no process is in it."""
+        if self._holder.returncode is None:
+            self._holder.kill()
+        await self._holder.wait()

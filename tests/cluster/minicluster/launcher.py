@@ -1,0 +1,139 @@
+"""The first process of a container: makes its root, enters it and becomes the container's command.
+
+Started as ``unshare --pid --mount --uts ... python -I -S launcher.py SPEC FD``. SPEC is a JSON file:
+
+    {"argv", "environment", "directory", "hostname", "scratch", "hidden", "read_only",
+     "mounts": [{"source", "target", "read_only"}]}
+
+The root is an overlay of the machine's own: everything is there, and nothing that is written to it stays. One line goes
+to the descriptor FD: ``ok``, or why there is no container.
+"""
+# Importing pathlib costs more than all the rest, at each start of a container.
+# ruff: noqa: PTH102, PTH103, PTH106, PTH110, PTH112, PTH116, PTH120, PTH123
+
+import ctypes
+import json
+import os
+import sys
+
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC = 1, 32, 4096, 16384
+MNT_DETACH = 2
+SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+# Shared with the machine as they are: devices and the kernel's own trees.
+SHARED = ("/dev", "/sys")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def _mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    words = [text.encode() or None for text in (source, target, kind)]
+    _check(_libc.mount(*words, ctypes.c_ulong(flags), options.encode() or None), f"mount {target}")
+
+
+def _overlay(lower: str, scratch: str, target: str) -> None:
+    """Show a folder at ``target`` such that writes go to ``scratch``."""
+    for name in ("upper", "work"):
+        os.makedirs(f"{scratch}/{name}")
+    options = f"lowerdir={lower},upperdir={scratch}/upper,workdir={scratch}/work"
+    try:
+        _mount("overlay", target, "overlay", 0, options)
+    except PermissionError:
+        _mount("overlay", target, "overlay", 0, options + ",userxattr")  # in a user namespace
+
+
+def _bind(source: str, target: str, *, read_only: bool) -> None:
+    """Show a file or folder at a place that is made if need be."""
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+    _mount(source, target, "", MS_BIND | MS_REC)
+    if read_only:
+        _mount("", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY)
+
+
+def _mount_points() -> list[str]:
+    """Return what is mounted below the root, leaving out what lies below another such place."""
+    with open("/proc/self/mountinfo") as lines:
+        points = sorted({line.split()[4].encode().decode("unicode_escape") for line in lines} - {"/", "/proc"})
+    top: list[str] = []
+    for point in points:
+        if not any(point.startswith((f"{one}/", "/proc/")) for one in top) and os.path.exists(point):
+            top.append(point)
+    return top
+
+
+def _make_root(scratch: str) -> str:
+    """Return a folder that shows the machine's files, for this mount namespace alone."""
+    points = _mount_points()
+    _mount("tmpfs", scratch, "tmpfs")
+    root = f"{scratch}/root"
+    os.mkdir(root)
+    _overlay("/", f"{scratch}/base", root)
+    for number, point in enumerate(points):
+        if point.startswith(SHARED):
+            _mount(point, root + point, "", MS_BIND | MS_REC)
+        elif not os.path.isdir(point):
+            _bind(point, root + point, read_only=True)
+        else:
+            try:
+                _overlay(point, f"{scratch}/{number}", root + point)
+            except OSError:  # a file system that cannot lie below an overlay
+                _bind(point, root + point, read_only=True)
+    _mount("proc", f"{root}/proc", "proc")
+    if os.path.ismount(f"{root}/dev/shm"):  # noqa: S108 - the container's own
+        _mount("tmpfs", f"{root}/dev/shm", "tmpfs")  # noqa: S108 - likewise
+    return root
+
+
+def _enter(root: str) -> None:
+    os.mkdir(f"{root}/.machine")
+    os.chdir(root)
+    _check(_libc.syscall(SYS_PIVOT_ROOT[os.uname().machine], b".", b".machine"), "pivot_root")
+    os.chdir("/")
+
+
+def _find(program: str, path: str) -> str:
+    if "/" in program:
+        return program
+    for folder in path.split(os.pathsep):
+        if os.access(f"{folder}/{program}", os.X_OK):
+            return f"{folder}/{program}"
+    raise FileNotFoundError(f'exec: "{program}": executable file not found in $PATH')
+
+
+def main() -> None:
+    """Become the container."""
+    with open(sys.argv[1]) as file:
+        spec = json.load(file)
+    report = int(sys.argv[2])
+    os.set_inheritable(report, False)
+    try:
+        _check(_libc.sethostname(spec["hostname"].encode(), len(spec["hostname"])), "sethostname")
+        _enter(_make_root(spec["scratch"]))
+        _mount("tmpfs", spec["hidden"], "tmpfs")  # the cluster's keys and tokens are not the container's
+        for mount in spec["mounts"]:
+            _bind("/.machine" + mount["source"], mount["target"], read_only=mount["read_only"])
+        _check(_libc.umount2(b"/.machine", MNT_DETACH), "umount2")
+        os.rmdir("/.machine")
+        if spec["read_only"]:
+            _mount("", "/", "", MS_REMOUNT | MS_RDONLY)
+        os.makedirs(spec["directory"], exist_ok=True)
+        os.chdir(spec["directory"])
+        program = _find(spec["argv"][0], spec["environment"]["PATH"])
+        os.stat(program)
+    except OSError as error:
+        os.write(report, f"{error.strerror or error}\n".replace("\n", " ").encode() + b"\n")
+        os._exit(128)
+    os.write(report, b"ok\n")
+    os.execve(program, spec["argv"], spec["environment"])  # noqa: S606 - the container's command
+
+
+if __name__ == "__main__":
+    main()
