@@ -7,6 +7,7 @@ import yaml
 from pages import ROOT, WRITTEN, Shell, blocks, runnable
 
 from carpool.policy import BatchingPolicy
+from carpool_operator.api import KIND, read_policy
 from carpool_sidecar.config import SidecarConfig, parse
 
 LANGUAGES = {"bash", "python", "yaml", "json", "text", "promql", "http"}
@@ -47,6 +48,8 @@ CONFIGURATIONS = [
 @pytest.mark.parametrize("block", CONFIGURATIONS, ids=lambda block: block.where)
 def test_configurations_are_accepted(block):
     for document in yaml.safe_load_all(block.text):
+        if document.get("kind") == KIND:
+            read_policy(document)
         if document.keys() & {"apiVersion", "groups", "scrape_configs"}:
             continue  # Kubernetes' and Prometheus' own
         plain = {"policy": document} if document.keys() <= POLICY else document

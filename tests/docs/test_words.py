@@ -13,6 +13,7 @@ from carpool.tuning import Reason
 from carpool_cli.main import COMMANDS
 from carpool_sidecar.http1.calls import FailureKind
 from carpool_sidecar.metrics import METRICS
+from carpool_sidecar.signing import Reason as Refusal
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
@@ -56,6 +57,7 @@ def test_every_code_that_people_meet_is_explained():
         "docs/tuning.md": list(Reason),
         "docs/admission.md": [*Refused, *(f"upstream-{kind}" for kind in get_args(FailureKind))],
         "docs/protocols.md": reasons(),
+        "docs/troubleshooting.md": cluster_reasons(),
     }
     for page, codes in pages.items():
         text = (ROOT / page).read_text("utf-8")
@@ -78,6 +80,31 @@ def reasons():
         for pattern in _ALONE:
             found |= set(re.findall(pattern, text, re.MULTILINE))
     return sorted(found)
+
+
+_OF_A_POLICY = (
+    r'Finding\(\s*(?:TRUE|FALSE|UNKNOWN),\s*"([A-Za-z]+)"',
+    r'Blind\("([A-Za-z]+)"',
+    r'_happened\(\s*"[A-Za-z]+",\s*[\w.]+,\s*"([A-Za-z]+)"',
+    r'_(?:reject|return)\([^"\n]*"([A-Z][A-Za-z]+)"',
+    r'Event\(\s*(?:warning=)?True,\s*"([A-Za-z]+)"',
+)
+
+
+def cluster_reasons():
+    """Reasons of conditions, decisions and events, and of changes that sidecars refuse, as the code writes them."""
+    found = set(get_args(Refusal))
+    for path in (ROOT / "operator" / "carpool_operator").glob("*.py"):
+        text = path.read_text("utf-8")
+        for pattern in _OF_A_POLICY:
+            found |= set(re.findall(pattern, text, re.MULTILINE))
+    return sorted(found)
+
+
+def test_the_reasons_of_policies_are_found():
+    assert {"NotInjected", "NoPodsReady", "SidecarRolledBack", "CanaryPromoted", "AnnotationInvalid", "older"} <= {
+        *cluster_reasons()
+    }
 
 
 def test_the_reasons_to_ride_alone_are_found():

@@ -103,7 +103,8 @@ def endpoint(settings: Settings, values: Mapping[Key, bytes]) -> Endpoint:
             kind, name, entry = key
             raise PolicyError(
                 f"spec.metrics.prometheus.{path}",
-                f"the policy's namespace has no {kind} {name} with the key {entry}, or the operator may not read it",
+                f"the policy's namespace has no {kind} {name} with the key {entry}, or the operator may not read it: "
+                "docs/prometheus.md has the Role that lets it",
             )
         found[path] = values[key].strip()
     headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
