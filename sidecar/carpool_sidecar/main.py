@@ -153,6 +153,8 @@ async def _serve(
         loop.add_signal_handler(number, stop)
     try:
         await sidecar.start()
+        outlived = loop.create_task(sidecar.outlived.wait())
+        outlived.add_done_callback(lambda _: stopping.set())
         await stopping.wait()
         drained = loop.create_task(sidecar.drain())
         forced = loop.create_task(now.wait())

@@ -108,6 +108,8 @@ class Sidecar:
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._drained: asyncio.Task[None] | None = None
+        self.outlived = asyncio.Event()
+        """The model came back after a drain: it was restarted alone, and needs a sidecar that serves."""
         self._change: Change | None = None
         self._cap()
 
@@ -254,6 +256,9 @@ class Sidecar:
         self.control.forget_model(entry.lane)
 
     def _found(self, again: bool) -> None:
+        if self._drained is not None and self._drained.done():
+            # The kubelet calls preStop hooks before it restarts a container that fails its liveness probe, too.
+            self.outlived.set()
         if again:
             self.log.warning("the model's server answers again: what was learned is forgotten")
             self.control.forget()

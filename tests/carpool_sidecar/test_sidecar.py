@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from carpool_sidecar.backends.base import Document
 from carpool_sidecar.http1.calls import UpstreamError
 
 
@@ -101,6 +102,20 @@ async def test_a_drain_loses_nothing_and_refuses_nobody_while_it_still_accepts(w
     assert all(answer.header(b"connection") == b"close" for answer in answers)
     with pytest.raises(UpstreamError, match=r"no connection|closed"):
         await client.predict(b"4")
+
+
+async def test_a_model_that_comes_back_after_a_drain_needs_another_sidecar(world):
+    sidecar, _ = await world.start()
+    gone, there = Document(0, reachable=False), Document(200)
+    for answer in (gone, there):
+        sidecar.health.observe(answer)
+    assert not sidecar.outlived.is_set()
+    await sidecar.drain()
+    sidecar.health.observe(there)
+    assert not sidecar.outlived.is_set(), "the pod goes, and the model with it"
+    for answer in (gone, there):
+        sidecar.health.observe(answer)
+    assert sidecar.outlived.is_set()
 
 
 async def test_a_drain_ends_at_its_limit(world):
