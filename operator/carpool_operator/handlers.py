@@ -114,22 +114,24 @@ class Kopf:
 
     async def _session(self) -> None:
         """Run kopf in a thread until it ends; when this is cancelled, tell it to."""
-        loop = asyncio.get_running_loop()
-        ended, stop = asyncio.Event(), threading.Event()
+        loop, theirs = asyncio.get_running_loop(), asyncio.new_event_loop()
+        # Of that loop: for a flag of threads kopf would wait in one, which ends only with the flag.
+        ended, stop = asyncio.Event(), asyncio.Event()
         handlers = registry(self._kube, self._fleet, loop)
 
         def session() -> None:
             try:
-                asyncio.run(
-                    kopf.operator(
-                        registry=handlers,
-                        settings=settings(),
-                        standalone=True,
-                        clusterwide=not self._namespaces,
-                        namespaces=self._namespaces,
-                        stop_flag=stop,
+                with asyncio.Runner(loop_factory=lambda: theirs) as runner:
+                    runner.run(
+                        kopf.operator(
+                            registry=handlers,
+                            settings=settings(),
+                            standalone=True,
+                            clusterwide=not self._namespaces,
+                            namespaces=self._namespaces,
+                            stop_flag=stop,
+                        )
                     )
-                )
             except Exception as error:  # noqa: BLE001 - whatever ended it, it is started again
                 self._log.warning(
                     "kopf gave up; starting it again", extra={"error": f"{type(error).__name__}: {error}"}
@@ -142,4 +144,5 @@ class Kopf:
         try:
             await ended.wait()
         finally:
-            stop.set()
+            if not theirs.is_closed():
+                theirs.call_soon_threadsafe(stop.set)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -116,10 +117,13 @@ class FakeApi:
             )
 
     async def until(self, test, within=20.0):
-        """Wait until ``test()`` is true, looking whenever something changes here."""
+        """Wait until ``test()`` is true, looking whenever something changes here, and now and then besides: what is
+        seen here may be on its way to where it is waited for."""
         async with asyncio.timeout(within):
-            async with self.changed:
-                await self.changed.wait_for(test)
+            while not test():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.01), self.changed:
+                        await self.changed.wait()
 
     def put(self, api, plural, body, namespace="ns"):
         """Put an object there, as somebody else would."""
@@ -306,6 +310,8 @@ class FakeApi:
             await response.prepare(request)
             while (event := await watcher.queue.get()) is not None:
                 await response.write(json.dumps(event).encode() + b"\n")
+                if event["type"] == "ERROR":
+                    break
         except ConnectionResetError:
             pass
         finally:
