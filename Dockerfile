@@ -1,18 +1,21 @@
-# The sidecar, with nothing that it does not need at run time: no pip, no compiler, no shell scripts, no root.
+# Each image with nothing that it does not need at run time: no pip, no compiler, no shell scripts, no root.
 #
-#   docker build -t carpool-sidecar:0.1.0 .                        # in front of a model server
+#   docker build -t carpool-sidecar:0.1.0 .                               # in front of a model server, also injected
 #   docker build -t carpool-sidecar:0.1.0-onnx --build-arg EXTRA=onnx .   # serves an ONNX file itself
+#   docker build -t carpool-operator:0.1.0 --build-arg EXTRA=operator .   # carpool-operator and carpool-injector
 #
 # There was no container engine where this was written: the image was never built. Each command was run by hand in a
 # scratch folder; what came of it (sizes, memory) stands in docs/operations.md.
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim AS build
-ARG EXTRA=sidecar
+# signing: the sidecar, and what it verifies an operator's changes with
+ARG EXTRA=signing
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY core core
 COPY sidecar sidecar
+COPY operator operator
 COPY cli cli
 # An environment without a pip of its own, filled by the image's.
 RUN python -m venv --without-pip /opt/carpool \
@@ -30,5 +33,6 @@ EXPOSE 8080 9090
 # drains: docs/operations.md
 STOPSIGNAL SIGTERM
 # No HEALTHCHECK: probe /livez and /readyz on the admin port.
+# The chart names the operator's commands.
 ENTRYPOINT ["carpool-sidecar"]
 CMD ["--config", "/etc/carpool/sidecar.yaml"]
