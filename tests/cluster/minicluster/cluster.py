@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minicluster import binaries
+from minicluster import binaries, images
 from minicluster.api import Api
 from minicluster.controlplane import SERVER, kubeconfig
 
@@ -57,6 +57,7 @@ class Cluster:
         self.kubeconfig = self.folder / "kubeconfig"
         self._host: subprocess.Popen[str] | None = None
         self._network = -1
+        self._images: dict[str, images.Image] = {}
 
     def start(self) -> Self:
         """Start it and return when the API server and the node serve (5-10 s).
@@ -123,6 +124,19 @@ class Cluster:
         if check:
             assert done.returncode == 0, f"{' '.join(argv)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout if check else done.stdout + done.stderr
+
+    def outputs(self, namespace: str, pod: str) -> dict[str, str]:
+        """Return what each container of a pod has printed in all its runs, also after the pod has gone."""
+        texts: dict[str, str] = {}
+        for file in sorted(self.folder.glob(f"logs/{namespace}_{pod}_*/*/*.log"), key=lambda file: int(file.stem)):
+            name = file.parent.name
+            texts[name] = texts.get(name, "") + file.read_text(errors="replace")
+        return texts
+
+    def add_image(self, name: str, *entrypoint: str) -> None:
+        """Let images of this name (without registry and tag) stand for a command."""
+        self._images[name] = images.Image(list(entrypoint), [])
+        images.write(self.folder, self._images)
 
     def stop(self) -> None:
         """End everything in it, at once, and remove its state."""

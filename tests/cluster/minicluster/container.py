@@ -32,6 +32,7 @@ class Process:
         self._wrapper = wrapper  # unshare: ends as the container does
         self._pid = pid
         self._environment = environment
+        self._killed = False
 
     @classmethod
     async def start(cls, spec: Object, *, folder: Path, network: str, log: Path) -> Process:
@@ -68,6 +69,8 @@ class Process:
     async def wait(self) -> int:
         """Return its exit code once it has ended; 128 and the number for a signal."""
         code = await self._wrapper.wait()
+        if self._killed and code == 1:
+            return 128 + signal.SIGKILL  # unshare cannot end by SIGKILL as its child did: it fails at trying
         return code if code >= 0 else 128 - code
 
     def signal(self, number: signal.Signals) -> None:
@@ -78,6 +81,7 @@ class Process:
 
     def kill(self) -> None:
         """End it and all its children at once."""
+        self._killed = True
         self.signal(signal.SIGKILL)
 
     async def run(self, argv: Sequence[str]) -> int:
