@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CACHE := $(HOME)/.cache/carpool
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format docs crds bench converge soak fuzz clients triton clean
+.PHONY: help setup demo test test-cluster cluster check format docs crds bench converge soak fuzz clients triton clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,8 +23,20 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## Serve real models and a stand-in accelerator, watch it tune itself (a few minutes)
 	$(BIN)/python -m carpool_cli.demo
 
-test: $(STAMP) ## Run every test
-	$(BIN)/python -m pytest -n 2
+test: $(STAMP) ## Run every test; those on a cluster where its programs are at hand
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# Namespaces need root; who is not gets a user namespace in which he is.
+IN_NAMESPACE = $(if $(filter 0,$(shell id -u)),,unshare --user --map-root-user)
+CLUSTER = PYTHONPATH=tests/cluster $(IN_NAMESPACE) $(BIN)/python -m
+
+test-cluster: $(STAMP) ## Run the tests on a cluster; first get or build its programs (minutes, once)
+	$(CLUSTER) minicluster.binaries --get
+	CARPOOL_CLUSTER_REQUIRED=1 $(CLUSTER) pytest tests/cluster
+
+cluster: $(STAMP) ## Open a cluster with the chart and a model in it, and a shell inside
+	@$(CLUSTER) minicluster.binaries --get >/dev/null
+	@$(CLUSTER) minicluster $(RUN)
 
 check: $(STAMP) ## Lint, types, layers, generated files
 	$(BIN)/ruff format --check --quiet .

@@ -46,6 +46,13 @@ class Api:
         self._session.headers["Authorization"] = f"Bearer {token}"
         self._kinds: dict[str, Resource] = {}
 
+    @classmethod
+    def of(cls, kubeconfig: Path) -> Api:
+        """Return the access that a kubeconfig of ours (JSON, a token) gives; close it after use."""
+        config = json.loads(kubeconfig.read_text())
+        cluster = config["clusters"][0]["cluster"]
+        return cls(cluster["server"], config["users"][0]["user"]["token"], cluster["certificate-authority"])
+
     def close(self) -> None:
         """Close its connections."""
         self._session.close()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
     from types import TracebackType
     from typing import Self
 
@@ -134,10 +134,3 @@ class Client:
                     if event["type"] == "ERROR":
                         raise ApiError(event["object"].get("code", 500), event["object"])
                     yield event["type"], event["object"]
-
-
-def load(kubeconfig: Path) -> Client:
-    """Return a client as the cluster's kubeconfig (JSON) says; needs a running event loop."""
-    config = json.loads(kubeconfig.read_text())
-    cluster = config["clusters"][0]["cluster"]
-    return Client(cluster["server"], config["users"][0]["user"]["token"], Path(cluster["certificate-authority"]))

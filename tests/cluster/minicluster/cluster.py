@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import select
 import shutil
@@ -93,9 +92,7 @@ class Cluster:
 
     def api(self) -> Api:
         """Return an administrator's access; close it after use."""
-        config = json.loads(self.kubeconfig.read_text())
-        cluster = config["clusters"][0]["cluster"]
-        return Api(cluster["server"], config["users"][0]["user"]["token"], cluster["certificate-authority"])
+        return Api.of(self.kubeconfig)
 
     def kubeconfig_of(self, token: str, *, server: str = "", namespace: str = "default") -> Path:
         """Write a kubeconfig for whoever holds a token, of the API server or of what stands at ``server`` before it."""
