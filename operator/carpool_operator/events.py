@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msgspec import Struct
-
 from carpool_operator.kube import ApiError, path_of
 
 if TYPE_CHECKING:
@@ -24,7 +22,8 @@ WINDOW = 600.0
 WAITING = 500
 """Events that wait to be written; beyond them the oldest are lost. They are for people, and nothing depends on them."""
 
-TRIES = 3
+PATIENCE = 300.0
+"""Seconds for which an event is tried to be written."""
 
 LONGEST_NOTE = 1024
 
@@ -39,9 +38,9 @@ class About(NamedTuple):
     uid: str
 
 
-class _Waiting(Struct):
+class _Waiting(NamedTuple):
     body: dict[str, Any]
-    tries: int = 0
+    until: float
 
 
 class Recorder:
@@ -68,7 +67,8 @@ class Recorder:
         self._said[digest] = wall
         self._waiting.append(
             _Waiting(
-                {
+                until=wall + PATIENCE,
+                body={
                     "apiVersion": API,
                     "kind": "Event",
                     # A name has 253 characters.
@@ -87,11 +87,11 @@ class Recorder:
                         "name": about.name,
                         "uid": about.uid,
                     },
-                }
+                },
             )
         )
 
-    async def flush(self) -> None:
+    async def flush(self, wall: float) -> None:
         """Write what waits. What the server refuses is dropped, what it can't do now is tried again."""
         for _ in range(len(self._waiting)):
             waiting = self._waiting.popleft()
@@ -100,7 +100,6 @@ class Recorder:
                     "POST", path_of(API, "events", waiting.body["metadata"]["namespace"]), waiting.body
                 )
             except ApiError as error:
-                waiting.tries += 1
-                if waiting.tries < TRIES and (error.status in {0, 429} or error.status >= 500):
+                if wall < waiting.until and (error.status in {0, 429} or error.status >= 500):
                     self._waiting.append(waiting)
                     return

@@ -143,7 +143,7 @@ class Loop:
         self._forget(policies, scene)
         # 3. Every policy
         tasks = [self._start(key, self._policy(key, policy, scene)) for key, policy in policies.items()]
-        tasks.append(self._start("events", p.recorder.flush()))
+        tasks.append(self._start("events", p.recorder.flush(p.wall())))
         waiting = [task for task in tasks if task is not None]
         await asyncio.wait(waiting, timeout=PATIENCE) if waiting else None
         p.metrics.set("pods_acknowledged", sum(each.acknowledged for each in self._held.values()))

@@ -1,0 +1,436 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+import aiohttp
+import msgspec
+import pytest
+from fake_api import FakeApi
+from fake_pod import WALL, FakePod
+from things import CONFIG_MAP, DEPLOYMENT, POD, POLICY, deployment, pod, policy
+
+from carpool.change import Change, read_change
+from carpool.policy import Parameters
+from carpool_operator.events import Recorder
+from carpool_operator.fleet import Fleet, Sync
+from carpool_operator.inspection import Inspector
+from carpool_operator.kube import ApiError
+from carpool_operator.loop import Loop, Parts
+from carpool_operator.metrics import Metrics
+from carpool_operator.model import Document, Event, Outcome, Target
+from carpool_operator.publishing import ConfigMaps, Pusher
+from carpool_operator.signing import Signer, new_key
+from carpool_operator.sources.choice import Sources
+from carpool_operator.sources.sidecar import Sidecars
+from carpool_operator.writing import Backoff, Writer
+
+WEB = Target("ns", "Deployment", "web")
+KEY = new_key()
+
+
+class Steps:
+    """Decides as little as can be: one document a target, told again to whom is behind; counts what it is asked."""
+
+    def __init__(self):
+        self.views = []
+        self.changes = {}
+        self.events = [Event(False, "Applied", "32 rows")]
+        self.fault = None
+
+    def restore(self, target, change):
+        self.changes[target] = change
+
+    def change(self, target):
+        return self.changes.get(target)
+
+    def step(self, view):
+        if self.fault is not None:
+            raise self.fault
+        self.views.append(view)
+        documents = []
+        mine = [target for target, owner in view.owners.items() if owner.uid == view.policy.uid]
+        for target in mine:
+            if target not in self.changes:
+                self.changes[target] = Change(
+                    target=str(target), generation=int(view.wall * 1000), expires=view.wall + 1e6,
+                    parameters={"*": Parameters()},
+                )  # fmt: skip
+                documents.append(Document(target, self.changes[target], None))
+                continue
+            behind = [
+                each.uid
+                for each in view.pods[target]
+                if (seen := view.readings.get(each.uid)) is not None
+                and seen.report is not None
+                and seen.report.generation < self.changes[target].generation
+            ]
+            if behind:
+                documents.append(Document(target, self.changes[target], tuple(behind)))
+        told = [
+            view.readings[each.uid].report for target in mine for each in view.pods[target] if each.uid in view.readings
+        ]
+        acknowledged = sum(each is not None and each.generation > 0 for each in told)
+        targets = [{"kind": each.kind, "name": each.name, "acknowledged": acknowledged} for each in mine]
+        status = {"observedGeneration": view.policy.generation, "targets": targets}
+        events, self.events = self.events, []
+        return Outcome(documents, status, events)
+
+
+class World:
+    """An API server, a pod, and an operator that can be killed and started again."""
+
+    def __init__(self, api, sidecar):
+        self.api = api
+        self.sidecar = sidecar
+        self.steps = []
+        self.now = 1000.0
+        self.lives = 0
+        self.leads = True
+        self.writes_left = None
+        self.metrics = Metrics()
+        self.threads = ThreadPoolExecutor(1)
+        self._kube = api.kube()
+
+    async def start(self):
+        """Begin a life of the operator, with nothing remembered."""
+        self.lives += 1
+        self.session = aiohttp.ClientSession()
+        writer = Writer(self._kube, lambda: self.leads)
+        signer = Signer(KEY)
+        self.fleet = Fleet(lambda: self.now)
+        self.sync = Sync(
+            self._kube, self.fleet, [None], interval=1.0, found=lambda *_: None, clock=lambda: self.now,
+            log=logging.getLogger("test"), random=Random(1),
+        )  # fmt: skip
+        maps = ConfigMaps(writer, signer)
+        await maps.read([None])
+        at_once = asyncio.Semaphore(8)
+        self.loop = Loop(
+            Parts(
+                controller=self._controller, fleet=self.fleet, writer=writer, signer=signer, maps=maps,
+                sources=Sources(
+                    writer, signer, Sidecars(self.session, at_once, lambda: self.now), self.session,
+                    Backoff(Random(1)), clock=lambda: self.now, wall=lambda: WALL,
+                ),
+                pusher=Pusher(self.session, at_once), recorder=Recorder(writer, "operator-1"),
+                inspector=Inspector(writer), metrics=self.metrics, backoff=Backoff(Random(1)), steps=self.threads,
+                clock=lambda: self.now, wall=lambda: WALL, log=logging.getLogger("test"),
+            )
+        )  # fmt: skip
+
+    def _controller(self):
+        self.steps.append(Steps())
+        return self.steps[-1]
+
+    async def end(self):
+        await self.session.close()
+
+    async def close(self):
+        await self.end()
+        self._kube.close()
+        self.threads.shutdown()
+
+    async def look(self):
+        """See the cluster as it is. Lists that fail are made again, as ``Sync`` does."""
+        while True:
+            try:
+                await self.sync.once()
+            except ApiError:
+                continue
+            for kept, (version, one) in list(self.fleet.pods._items.items()):
+                found = msgspec.structs.replace(one, admin_port=self.sidecar.port)
+                self.fleet.pods._items[kept] = (version, found)
+            return
+
+    async def passes(self, count=1):
+        for _ in range(count):
+            await self.look()
+            await self.loop.once()
+            self.now += 2.0
+
+    def end_state(self):
+        """What is there in the end, without what differs between any two lives; Events are for people, and may get
+        lost."""
+
+        def bare(body):
+            meta = body["metadata"]
+            kept = {name: meta.get(name) for name in ("name", "labels", "annotations")}
+            kept["owners"] = [each["name"] for each in meta.get("ownerReferences") or []]
+            return {**body, "metadata": kept}
+
+        kinds = ("batchingpolicies", "configmaps")
+        return {kind: [bare(each) for each in self.api.all(kind)] for kind in kinds}
+
+
+@pytest.fixture
+async def world():
+    sidecar = await FakePod(Signer(KEY).public).start()
+    async with FakeApi() as api:
+        one = World(api, sidecar)
+        await one.start()
+        yield one
+        await one.close()
+    await sidecar.stop()
+
+
+def populate(api):
+    api.put(*POLICY, policy())
+    api.put(*DEPLOYMENT, deployment())
+    api.put(*DEPLOYMENT, deployment("other", annotations={"carpool.dev/slo-p99": "80ms"}))
+    api.put(*POD, pod())
+
+
+def status(api, name="p"):
+    return api.get(*POLICY, name).get("status", {})
+
+
+async def test_a_policy_gets_its_configuration_its_pods_theirs_and_its_status_says_so(world):
+    populate(world.api)
+    await world.passes(3)
+
+    there = world.api.get(*CONFIG_MAP, "carpool-deployment-web")
+    published = read_change(msgspec.json.decode(there["data"]["change.json"]))
+    assert there["metadata"]["ownerReferences"][0]["name"] == "p"
+    assert world.sidecar.changes == [published]
+    assert status(world.api)["targets"] == [{"kind": "Deployment", "name": "web", "acknowledged": 1}]
+    assert [each["reason"] for each in world.api.all("events")] == ["Applied", "Applied"]
+    assert world.api.get(*POLICY, "deployment-other")["spec"]["slo"]["latency"]["p99"] == "80ms"
+
+
+async def test_when_all_is_as_it_should_be_nothing_is_written(world):
+    populate(world.api)
+    await world.passes(4)
+    world.api.writes.clear()
+
+    await world.passes(5)
+
+    assert not world.api.writes
+    assert len(world.sidecar.changes) == 1
+
+
+async def fault_free():
+    """The end state of a life in which nothing goes wrong, and how many writes it took."""
+    sidecar = await FakePod(Signer(KEY).public).start()
+    async with FakeApi() as api:
+        one = World(api, sidecar)
+        await one.start()
+        populate(api)
+        await one.passes(8)
+        state, writes = one.end_state(), sum(api.writes.values())
+        await one.close()
+    await sidecar.stop()
+    return state, writes
+
+
+class Killed(BaseException):
+    """SIGKILL."""
+
+
+async def test_killed_after_any_write_it_comes_to_the_same_end(world):
+    expected, writes = await fault_free()
+    populate(world.api)
+    assert writes > 6
+    for _ in range(writes + 1):
+        # Just after the next write that the server takes, this life is over: nothing that follows from it is done.
+        taken = world.api._wrote
+        dead = asyncio.Event()
+
+        def wrote(key, taken=taken, dead=dead):
+            if dead.is_set():
+                raise Killed
+            dead.set()
+            world.leads = False
+            taken(key)
+
+        world.api._wrote = wrote
+        await world.passes(1)
+        await world.loop.settle()
+        world.api._wrote = taken
+        world.leads = True
+        await world.end()
+        await world.start()
+        world.now += 120.0
+    await world.passes(8)
+
+    assert world.end_state() == expected
+    assert len(world.sidecar.changes) == 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_fails_on_the_way_it_comes_to_the_same_end(world, seed):
+    """Requests of all kinds refused, done without an answer, and cut; events (here: lists) late."""
+    expected, _ = await fault_free()
+    random = Random(seed)
+    for _ in range(25):
+        world.api.fail(
+            random.choice(["GET /", "PATCH", "POST", "/configmaps", "/batchingpolicies", "/events", "status"]),
+            random.choice([409, 429, 500, 503]),
+            retry_after=random.choice(["", "1"]),
+            after=random.random() < 0.3,
+            drop=random.random() < 0.2,
+        )
+    populate(world.api)
+    for _ in range(20):
+        await world.passes(1)
+        world.now += random.choice([0.0, 5.0, 70.0])
+    world.api.faults.clear()
+    world.now += 200.0
+    await world.passes(8)
+
+    assert world.end_state() == expected
+
+
+async def test_a_server_that_refuses_is_not_asked_without_pause(world):
+    populate(world.api)
+    await world.passes(1)
+    world.api.fail("PATCH", 500, times=10_000)
+    world.api.put(*POLICY, policy("q", "web2"))
+    world.api.put(*DEPLOYMENT, deployment("web2"))
+    world.api.log.clear()
+
+    await world.passes(60)  # two minutes
+
+    # After 1 s, 2 s, 4 s up to a minute, halved at most: 11 tries of each of four objects, where 60 were possible.
+    assert sum(line.startswith("PATCH") for line in world.api.log) <= 44
+
+
+async def test_retry_after_is_kept(world):
+    world.api.fail("PATCH", 429, retry_after="30", times=1)
+    world.api.put(*POLICY, policy())
+    await world.passes(1)
+    world.api.log.clear()
+    await world.passes(14)
+    tried = [line for line in world.api.log if line.startswith("PATCH")]
+    assert len(set(tried)) <= 1  # the one that was not refused
+    await world.passes(2)
+
+    assert status(world.api)["observedGeneration"] == 1
+    assert world.api.get(*CONFIG_MAP, "carpool-deployment-web")
+
+
+async def test_a_policy_that_is_deleted_takes_its_configuration_along(world):
+    populate(world.api)
+    await world.passes(2)
+    world.api.remove(*POLICY, "p")
+    await world.passes(2)
+
+    assert [each["metadata"]["name"] for each in world.api.all("configmaps")] == ["carpool-deployment-other"]
+
+
+async def test_a_policy_that_can_not_be_read_any_more_keeps_its_configuration(world):
+    populate(world.api)
+    await world.passes(2)
+    broken = policy()
+    broken["spec"]["slo"] = {"latency": {"p99": "fast"}}
+    world.api.put(*POLICY, broken)
+    await world.passes(2)
+
+    assert world.api.get(*CONFIG_MAP, "carpool-deployment-web") is not None
+    assert world.steps[-1].views[-1].policy.error or any(each.views[-1].policy.error for each in world.steps)
+
+
+async def test_an_annotation_taken_back_takes_its_policy_along(world):
+    populate(world.api)
+    await world.passes(2)
+    world.api.put(*DEPLOYMENT, deployment("other"))
+    await world.passes(2)
+
+    assert world.api.get(*POLICY, "deployment-other") is None
+    assert world.api.get(*CONFIG_MAP, "carpool-deployment-other") is None
+
+
+async def test_a_configmap_that_others_deleted_comes_back(world):
+    populate(world.api)
+    await world.passes(2)
+    world.api.remove(*CONFIG_MAP, "carpool-deployment-web")
+    await world.loop._p.maps.read([None])
+    await world.passes(1)
+
+    assert world.api.get(*CONFIG_MAP, "carpool-deployment-web") is not None
+
+
+async def test_a_pod_that_comes_later_is_told_and_one_that_does_not_answer_is_asked_less_often(world):
+    populate(world.api)
+    await world.passes(2)
+    world.sidecar.status = 500
+    asked = world.sidecar.asked
+    await world.passes(30)
+    assert world.sidecar.asked - asked <= 10
+
+    world.sidecar.status = 200
+    world.sidecar.changes.clear()  # another process by now
+    await world.passes(40)
+    assert len(world.sidecar.changes) == 1
+
+
+async def test_a_push_that_was_refused_is_told_to_who_decides(world):
+    populate(world.api)
+    world.sidecar.public_key = Signer(new_key()).public
+    await world.passes(2)
+    (view,) = [each.views[-1] for each in world.steps if each.views[-1].policy.name == "p"]
+
+    assert ["403" in each for each in view.refused.values()] == [True]
+
+
+async def test_a_fault_in_one_decision_costs_only_that_policy(world):
+    populate(world.api)
+    await world.passes(1)
+    (faulty,) = [each for each in world.steps if each.views[-1].policy.name == "p"]
+    faulty.fault = ZeroDivisionError("a mistake")
+    world.api.put(*POLICY, policy("q", "web2"))
+    await world.passes(2)
+
+    assert status(world.api, "q")["observedGeneration"] == 1
+    assert b"carpool_operator_step_errors_total 2.0" in world.metrics.text()
+
+
+async def test_who_leads_no_more_writes_no_more(world):
+    populate(world.api)
+    world.leads = False
+    await world.passes(2)
+
+    assert not world.api.writes
+
+
+async def test_a_status_that_the_server_cuts_short_is_not_written_again_and_again(world):
+    world.api.put(*POLICY, policy())
+    put = world.api.put
+
+    def older(api, plural, body, namespace="ns"):
+        if body.get("status"):
+            body = {**body, "status": {"observedGeneration": body["status"]["observedGeneration"]}}
+        return put(api, plural, body, namespace)
+
+    world.api.put = older
+    await world.passes(3)
+    world.api.writes.clear()
+    await world.passes(3)
+
+    assert not world.api.writes
+
+
+async def test_pods_without_a_sidecar_and_services_around_it_are_found(world):
+    world.api.put(*POLICY, policy())
+    world.api.put(*DEPLOYMENT, deployment(replicas=2))
+    world.api.put(*POD, pod())
+    world.api.put(*POD, pod("web-2", injected=False))
+    await world.passes(1)
+    (view,) = [each.views[-1] for each in world.steps if each.views[-1].policy.name == "p"]
+
+    assert view.missed[WEB] == ("web-2",)
+    assert view.workloads[WEB].replicas == 2
+
+
+async def test_passes_go_on_until_they_are_ended(world):
+    populate(world.api)
+    await world.look()
+    running = asyncio.create_task(world.loop.run(0.001))
+    await world.api.until(lambda: status(world.api).get("targets"))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await world.loop.settle()
+
+    assert b"carpool_operator_pass_seconds_count" in world.metrics.text()
