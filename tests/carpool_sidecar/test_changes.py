@@ -17,7 +17,7 @@ TARGET = "ns/Deployment/a"
 
 
 def change(generation, batch=8, **fields):
-    plain = {"target": TARGET, "expires": time.time() + 60, "parameters": {"*": Parameters(max_batch=batch)}}
+    plain = {"target": TARGET, "expires": time.time() + 3600, "parameters": {"*": Parameters(max_batch=batch)}}
     return Change(generation=generation, **plain | fields)
 
 
@@ -80,7 +80,7 @@ def test_what_is_older_than_the_file_is_refused_too(changes, seen):
 def test_the_one_in_force_may_come_again_signed_anew_or_not(changes, seen):
     changes.take(*signed(change(5)))
     changes.take(*signed(change(5)))
-    changes.take(*signed(change(5, expires=time.time() + 600)))
+    changes.take(*signed(change(5, expires=time.time() + 7200)))
     assert len(seen) == 1
     with pytest.raises(Refused, match="not newer"):
         changes.take(*signed(change(5, batch=9)))  # another one under the same number

@@ -24,7 +24,7 @@ READS = (b"/v1/stats", b"/v1/config", b"/v1/explain")
 
 
 def change(generation=7, batch=2, **fields):
-    plain = {"target": TARGET, "expires": time.time() + 60, "parameters": {"*": Parameters(max_batch=batch)}}
+    plain = {"target": TARGET, "expires": time.time() + 3600, "parameters": {"*": Parameters(max_batch=batch)}}
     return Change(generation=generation, **plain | fields)
 
 
@@ -33,7 +33,7 @@ def signature(document, key=KEY):
 
 
 def ticket(key=KEY, **fields):
-    body = encode(Ticket(**{"target": TARGET, "expires": time.time() + 300} | fields))
+    body = encode(Ticket(**{"target": TARGET, "expires": time.time() + 3600} | fields))
     text = b".".join(urlsafe_b64encode(part).rstrip(b"=") for part in (body, key.sign(body)))
     return [(b"Authorization", b"Carpool " + text)]
 
