@@ -97,6 +97,7 @@ class ControlPlane:
         names = [ADDRESS, "127.0.0.1", "localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
         self.authority.issue("kube-apiserver", hosts=names)
         self.authority.issue("kubelet", hosts=[ADDRESS])
+        self.authority.issue("proxy", hosts=[ADDRESS])  # faults.py, for tests
         self.authority.issue("kubelet-client", group="system:masters")
         self.kubeconfig.write_text(kubeconfig(SERVER, self.token, self.authority.path))
 
