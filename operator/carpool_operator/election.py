@@ -201,13 +201,15 @@ class Election:
 
     async def release(self) -> None:
         """Give the lease back, where it is held."""
-        proposal = self._candidate.release(datetime.now(UTC))
-        self._tell()
-        if proposal is not None:
-            try:
+        try:
+            # A renewal may have been under way when the election was ended: its version is the one to write over.
+            self._candidate.saw(await self._read(), self._clock())
+            proposal = self._candidate.release(datetime.now(UTC))
+            self._tell()
+            if proposal is not None:
                 await self._write(proposal)
-            except ApiError as error:
-                self._log.warning("the lease can't be released", extra={"status": error.status, "error": str(error)})
+        except ApiError as error:
+            self._log.warning("the lease can't be released", extra={"status": error.status, "error": str(error)})
 
     def _tell(self) -> None:
         leads = self.leads()

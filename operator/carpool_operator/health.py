@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from carpool_operator.metrics import Metrics
 
@@ -22,8 +22,8 @@ class Health:
         application = web.Application()
         application.add_routes(
             [
-                web.get("/livez", lambda _: self._answer(live())),
-                web.get("/readyz", lambda _: self._answer(ready())),
+                web.get("/livez", _probe(live)),
+                web.get("/readyz", _probe(ready)),
                 web.get("/metrics", self._scrape),
             ]
         )
@@ -46,6 +46,10 @@ class Health:
     async def _scrape(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics.text(), headers={"content-type": "text/plain; version=1.0.0"})
 
-    @staticmethod
-    async def _answer(wrong: str) -> web.Response:
+
+def _probe(check: Callable[[], str]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def probe(_: web.Request) -> web.Response:
+        wrong = check()
         return web.Response(status=503 if wrong else 200, text=f"{wrong or 'ok'}\n")
+
+    return probe

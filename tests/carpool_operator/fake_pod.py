@@ -25,6 +25,8 @@ class FakePod:
         self.body = b""
         self.stall = None
         self.port = 0
+        self.wall = WALL
+        """What its clock says."""
         self.public_key = public_key
         self._target = target
         self._runner = None
@@ -67,7 +69,7 @@ class FakePod:
             return fault
         try:
             if self.public_key:
-                Authority(self.public_key, self._target).admit(request.headers["authorization"].encode(), WALL)
+                Authority(self.public_key, self._target).admit(request.headers["authorization"].encode(), self.wall)
         except Refused as refused:
             return web.Response(status=401, text=str(refused))
         return web.Response(body=self.body or encode(self.report()), content_type="application/json")
@@ -78,7 +80,7 @@ class FakePod:
         body = await request.read()
         try:
             change = Authority(self.public_key, self._target).change(
-                body, request.headers["x-carpool-signature"].encode(), WALL
+                body, request.headers["x-carpool-signature"].encode(), self.wall
             )
         except Refused as refused:
             return web.Response(status=403, text=str(refused))

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from random import Random
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from fake_api import FakeApi
+from fake_pod import WALL, FakePod
+from things import as_kept, pod, policy
+
+from carpool_operator.objects import RawPod, RawPolicy
+from carpool_operator.signing import Signer, new_key
+from carpool_operator.sources.choice import SECRETS, Sources
+from carpool_operator.sources.sidecar import Sidecars
+from carpool_operator.writing import Backoff, Writer
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+async def api():
+    async with FakeApi() as one:
+        yield one
+
+
+@pytest.fixture
+def signer():
+    return Signer(new_key())
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+async def sources(api, signer, clock):
+    kube = api.kube()
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        yield Sources(
+            Writer(kube, lambda: True), signer, Sidecars(session, asyncio.Semaphore(4), clock), session,
+            Backoff(Random(1)), clock=clock, wall=lambda: WALL,
+        )  # fmt: skip
+    kube.close()
+
+
+@pytest.fixture
+async def sidecar(signer):
+    one = await FakePod(signer.public).start()
+    yield one
+    await one.stop()
+
+
+def at(sidecar, **fields):
+    return msgspec.structs.replace(as_kept(RawPod, pod()), admin_port=sidecar.port, **fields)
+
+
+async def test_sidecars_are_asked_themselves(sources, sidecar):
+    there = [at(sidecar), at(sidecar, uid="b", ip=""), at(sidecar, uid="c", deleting=True)]
+
+    readings = await sources.read(as_kept(RawPolicy, policy()), there, fleet=3)
+
+    assert list(readings) == ["uid-web-1"]
+    assert readings["uid-web-1"].report == sidecar.report()
+
+
+async def test_one_that_fails_keeps_its_error_and_is_asked_later(sources, sidecar, clock):
+    sidecar.status = 500
+    one, wanted = at(sidecar), as_kept(RawPolicy, policy())
+    for _ in range(5):
+        readings = await sources.read(wanted, [one], fleet=1)
+        assert readings[one.uid].error == "it answers 500: no"
+    assert sidecar.asked == 1
+
+    clock.now += 2.0
+    sidecar.status = 200
+    assert (await sources.read(wanted, [one], fleet=1))[one.uid].report is not None
+    assert (await sources.read(wanted, [one], fleet=1))[one.uid].report is not None
+    assert sidecar.asked == 3
+
+
+async def test_one_that_is_gone_is_forgotten(sources, sidecar):
+    sidecar.status = 500
+    one, wanted = at(sidecar), as_kept(RawPolicy, policy())
+    await sources.read(wanted, [one], fleet=1)
+
+    sources.forget(set(), set())
+    await sources.read(wanted, [one], fleet=1)
+
+    assert sidecar.asked == 2
+
+
+class Prometheus:
+    """Answers that it has nothing, to whoever shows the token."""
+
+    def __init__(self):
+        self.asked = []
+        self.runner = None
+
+    async def start(self):
+        application = web.Application()
+        application.add_routes([web.post("/api/v1/query", self._query)])
+        self.runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self.runner.addresses[0][1]}"
+        return self
+
+    async def _query(self, request):
+        self.asked.append(request.headers.get("authorization"))
+        return web.json_response({"status": "success", "data": {"resultType": "vector", "result": []}})
+
+
+@pytest.fixture
+async def prometheus():
+    one = await Prometheus().start()
+    yield one
+    await one.runner.cleanup()
+
+
+def by_prometheus(url):
+    body = policy()
+    auth = {"bearer": {"name": "credentials", "key": "token"}}
+    body["spec"]["metrics"] = {
+        "source": "Prometheus", "staleAfter": "60s", "prometheus": {"url": url, "interval": "15s", "auth": auth}
+    }  # fmt: skip
+    return as_kept(RawPolicy, body)
+
+
+def secret(api, token):
+    api.put("v1", "secrets", {"metadata": {"name": "credentials"}, "data": {"token": b64encode(token).decode()}})
+
+
+async def test_a_prometheus_is_asked_instead_as_often_as_it_scrapes(api, sources, sidecar, prometheus, clock):
+    secret(api, b"first")
+    wanted, one = by_prometheus(prometheus.url), at(sidecar)
+    for _ in range(20):
+        readings = await sources.read(wanted, [one], fleet=1)
+        assert "podMonitor" in readings[one.uid].error
+        clock.now += 2.0
+
+    assert sidecar.asked == 0
+    assert prometheus.asked == ["Bearer first"] * 3  # 40 s
+    assert api.log == ["GET /api/v1/namespaces/ns/secrets/credentials"]
+
+
+async def test_new_credentials_are_found(api, sources, sidecar, prometheus, clock):
+    wanted, one = by_prometheus(prometheus.url), at(sidecar)
+    readings = await sources.read(wanted, [one], fleet=1)
+    assert "no Secret credentials with the key token" in readings[one.uid].error
+    assert prometheus.asked == []
+
+    for token in (b"first", b"second"):
+        secret(api, token)
+        clock.now += SECRETS
+        await sources.read(wanted, [one], fleet=1)
+    assert prometheus.asked == ["Bearer first", "Bearer second"]
+
+
+async def test_a_certificate_may_stand_in_a_configmap(api, sources, sidecar, clock):
+    body = policy()
+    api.put("v1", "configmaps", {"metadata": {"name": "ca"}, "data": {"ca.crt": "no certificate"}})
+    body["spec"]["metrics"] = {
+        "source": "Prometheus",
+        "staleAfter": "60s",
+        "prometheus": {"url": "https://127.0.0.1:1", "tls": {"ca": {"configMap": {"name": "ca", "key": "ca.crt"}}}},
+    }
+    one = at(sidecar)
+
+    readings = await sources.read(as_kept(RawPolicy, body), [one], fleet=1)
+
+    assert "no certificates in PEM" in readings[one.uid].error

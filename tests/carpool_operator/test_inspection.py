@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from fake_api import FakeApi
+from things import POD, as_kept, deployment, pod
+
+from carpool_operator.inspection import AGAIN, SERVICES, Inspector
+from carpool_operator.kube import ApiError
+from carpool_operator.objects import RawPod, RawWorkload
+from carpool_operator.writing import Writer
+
+
+@pytest.fixture
+async def api():
+    async with FakeApi() as one:
+        yield one
+
+
+@pytest.fixture
+def inspector(api):
+    kube = api.kube()
+    yield Inspector(Writer(kube, lambda: True))
+    kube.close()
+
+
+def workload(replicas):
+    return as_kept(RawWorkload, deployment(replicas=replicas))
+
+
+async def test_pods_without_a_sidecar_are_named(api, inspector):
+    api.put(*POD, pod("web-1"))
+    api.put(*POD, pod("web-2", injected=False))
+    api.put(*POD, pod("other-1", target="other", injected=False))
+    leaving = pod("web-3", injected=False)
+    leaving["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
+    api.put(*POD, leaving)
+    ended = pod("web-4", injected=False)
+    ended["status"]["phase"] = "Failed"
+    api.put(*POD, ended)
+
+    assert await inspector.missed(workload(2), [as_kept(RawPod, pod("web-1"))], 0.0) == ("web-2",)
+
+
+async def test_nobody_is_asked_while_the_numbers_match(api, inspector):
+    one = as_kept(RawPod, pod())
+
+    assert await inspector.missed(workload(1), [one], 0.0) == ()
+    assert api.log == []
+
+
+async def test_it_asks_again_only_after_a_while_or_when_pods_were_lost(api, inspector):
+    api.put(*POD, pod("web-2", injected=False))
+    one = as_kept(RawPod, pod())
+    for now in range(0, 60, 2):
+        assert await inspector.missed(workload(2), [one], float(now)) == ("web-2",)
+    assert len(api.log) == 60 / AGAIN
+
+    api.remove(*POD, "web-2")
+    assert await inspector.missed(workload(2), [one], 100.0) == ()
+
+
+async def test_a_server_that_fails_is_not_asked_at_once_again(api, inspector):
+    api.fail("GET", 500)
+    with pytest.raises(ApiError):
+        await inspector.missed(workload(1), [], 0.0)
+
+    assert await inspector.missed(workload(1), [], 2.0) == ()
+    assert len(api.log) == 1
+
+
+def serving(api, target_port):
+    injected = pod()
+    injected["metadata"]["annotations"]["carpool.dev/status"] = json.dumps({"container": "server", "port": 9000})
+    injected["spec"] = {"containers": [{"name": "server", "ports": [{"containerPort": 15080, "name": "http"}]}]}
+    api.put(*POD, injected)
+    api.put(
+        "v1",
+        "services",
+        {
+            "metadata": {"name": "web"},
+            "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": target_port}]},
+        },
+    )
+    return as_kept(RawPod, injected)
+
+
+async def test_a_service_that_leads_past_the_sidecar_is_told_with_the_command(api, inspector):
+    one = serving(api, 9000)
+
+    (event,) = await inspector.bypassed(workload(1), [one], 0.0)
+
+    assert event.reason == "ServiceBypassed"
+    assert "kubectl -n ns patch service web" in event.message
+
+
+async def test_services_are_looked_at_seldom_and_when_pods_change(api, inspector):
+    one = serving(api, "http")
+    assert await inspector.bypassed(workload(1), [], 0.0) == []
+    assert api.log == []
+    for now in range(0, int(SERVICES), 2):
+        assert await inspector.bypassed(workload(1), [one], float(now)) == []
+    assert len(api.log) == 2
+
+    rolled = as_kept(RawPod, {**pod(), "metadata": {**pod()["metadata"], "labels": {"pod-template-hash": "h2"}}})
+    await inspector.bypassed(workload(1), [rolled], 10.0)
+    assert len(api.log) == 4
+    inspector.forget(set())
+    await inspector.bypassed(workload(1), [rolled], 12.0)
+    assert len(api.log) == 6

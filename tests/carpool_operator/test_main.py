@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from carpool_operator import main as module
+from carpool_operator.main import FAILED, NO_CLUSTER, OK, main, parser
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    monkeypatch.setattr(module, "set_up", lambda level: None)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What it would run with, if it found a cluster."""
+    seen = []
+
+    async def run(settings, kube):
+        seen.append(settings)
+        if settings.lease == "taken":
+            raise OSError("address in use")
+        if settings.lease == "broken":
+            raise RuntimeError("a part")
+
+    monkeypatch.setattr(module, "connect", lambda file: file)
+    monkeypatch.setattr(module, "run", run)
+    return seen
+
+
+def test_flags_and_environment(started, monkeypatch):
+    monkeypatch.setenv("POD_NAME", "carpool-operator-abc")
+    monkeypatch.setenv("POD_NAMESPACE", "carpool")
+
+    assert main(["--watch-namespace=a", "--watch-namespace=b", "--interval", "500ms"]) == OK
+
+    (settings,) = started
+    assert settings.namespaces == ("a", "b")
+    assert (settings.identity, settings.namespace, settings.lease) == (
+        "carpool-operator-abc", "carpool", "carpool-operator"
+    )  # fmt: skip
+    assert (settings.interval, settings.resync, settings.metrics_port) == (0.5, 300.0, 8080)
+
+
+def test_all_namespaces_unless_told_otherwise(started):
+    main([])
+
+    assert started[0].namespaces == (None,)
+
+
+def test_exit_codes(started):
+    assert main(["--lease-name=taken"]) == NO_CLUSTER
+    assert main(["--lease-name=broken"]) == FAILED
+
+
+def test_without_a_cluster_it_says_so(caplog, tmp_path):
+    assert main(["--kubeconfig", str(tmp_path / "none")]) == NO_CLUSTER
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+@pytest.mark.parametrize("wrong", [["--interval", "2"], ["--interval", "0s"], ["--log-level", "loud"]])
+def test_wrong_flags_are_refused(wrong, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(wrong)
+
+    assert ended.value.code == 2
+    assert wrong[0] in capsys.readouterr().err
+
+
+def test_help_says_what_it_needs_and_does():
+    text = parser().format_help()
+
+    for word in ("Lease", "/livez", "SIGTERM", "exit codes", "$POD_NAMESPACE"):
+        assert word in text

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+
+import aiohttp
+import pytest
+from fake_api import FakeApi
+from fake_pod import FakePod
+from things import CONFIG_MAP, DEPLOYMENT, POD, POLICY, deployment, pod, policy
+
+from carpool_operator import objects
+from carpool_operator.process import STUCK, Operator, Settings
+from carpool_operator.signing import PUBLIC, PUBLIC_MAP
+
+LEASE = ("coordination.k8s.io/v1", "leases", "carpool-operator", "carpool")
+
+
+def settings(identity="a", namespaces=(None,)):
+    return Settings(
+        namespaces=namespaces, namespace="carpool", lease="carpool-operator", identity=identity, interval=0.01,
+        resync=0.2, metrics_host="127.0.0.1", metrics_port=0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+async def api():
+    async with FakeApi() as one:
+        yield one
+
+
+@pytest.fixture
+async def start(api):
+    """Start operators; ``await end(one)`` tells one to stop and waits for it."""
+    lives = {}
+
+    async def begin(identity="a", **options):
+        operator, stop = Operator(settings(identity, **options), api.kube()), asyncio.Event()
+        lives[operator] = (stop, asyncio.create_task(operator.run(stop)))
+        return operator
+
+    async def end(operator):
+        stop, task = lives.pop(operator)
+        stop.set()
+        await task
+
+    begin.end = end
+    yield begin
+    # kopf ends at once where it has begun, and else takes its time, longer than the server is there.
+    await api.until(lambda: {each.plural for each in api.watchers} >= {"batchingpolicies", "pods"} or not lives)
+    for operator in list(lives):
+        await end(operator)
+    api.end_watches()
+    await api.until(lambda: not api.watchers and not any(each.name == "kopf" for each in threading.enumerate()))
+
+
+@pytest.fixture
+async def sidecar(monkeypatch):
+    one = await FakePod().start()
+    one.wall = time.time()
+    monkeypatch.setattr(objects, "ADMIN_PORT", one.port)
+    yield one
+    await one.stop()
+
+
+def holder(api):
+    lease = api.get(*LEASE)
+    return lease and lease["spec"]["holderIdentity"]
+
+
+async def test_a_policy_gets_a_status_and_a_deployment_its_policy(api, start):
+    api.put(*DEPLOYMENT, deployment(annotations={"carpool.dev/slo-p99": "50ms"}))
+    await start()
+
+    await api.until(lambda: (api.get(*POLICY, "deployment-web") or {}).get("status"))
+
+    status = api.get(*POLICY, "deployment-web")["status"]
+    assert {each["type"] for each in status["conditions"]} >= {"Accepted", "Programmed", "Ready"}
+    assert len(bytes.fromhex(api.get("v1", "configmaps", PUBLIC_MAP, "carpool")["data"][PUBLIC])) == 32
+
+
+async def test_pods_get_signed_parameters_and_acknowledge(api, start, sidecar):
+    api.put(*POLICY, policy())
+    api.put(*DEPLOYMENT, deployment())
+    operator = await start()
+    await api.until(lambda: api.get("v1", "configmaps", PUBLIC_MAP, "carpool"))
+    sidecar.public_key = api.get("v1", "configmaps", PUBLIC_MAP, "carpool")["data"][PUBLIC]
+    api.put(*POD, pod())
+
+    def acknowledged():
+        targets = (api.get(*POLICY, "p").get("status") or {}).get("targets") or [{}]
+        return targets[0].get("acknowledged") == 1
+
+    await api.until(acknowledged)
+    stored = json.loads(api.get(*CONFIG_MAP, "carpool-deployment-web")["data"]["change.json"])
+    assert sidecar.generation == stored["generation"]
+    assert operator.stuck() == ""
+
+
+async def test_of_two_one_writes_and_the_other_takes_over_when_it_ends(api, start):
+    api.put(*POLICY, policy())
+    a = await start("a")
+    await api.until(lambda: holder(api) == "a")
+    b = await start("b")
+    await api.until(lambda: b.fleet.synced and api.get(*POLICY, "p").get("status"))
+    assert (a.election.leads(), b.election.leads()) == (True, False)
+    assert b.unready() == ""
+
+    await start.end(a)
+    api.put(*POLICY, policy("q"))
+    await api.until(lambda: holder(api) == "b" and api.get(*POLICY, "q").get("status"))
+
+    assert not a.election.leads()
+
+
+async def test_when_told_to_stop_it_gives_the_lease_back(api, start):
+    one = await start()
+    await api.until(lambda: holder(api) == "a")
+
+    await start.end(one)
+
+    assert holder(api) == ""
+
+
+async def test_probes_and_metrics_are_served(api, start):
+    one = await start()
+    await api.until(lambda: one.fleet.synced and one.election.leads())
+    async with (
+        aiohttp.ClientSession(f"http://127.0.0.1:{one.health.port}") as session,
+        session.get("/readyz") as ready,
+        session.get("/livez") as live,
+        session.get("/metrics") as metrics,
+    ):
+        text = await metrics.text()
+
+    assert (ready.status, live.status) == (200, 200)
+    assert "carpool_operator_leader 1.0" in text
+
+
+async def test_it_waits_for_a_server_that_is_not_there_yet_and_is_alive_meanwhile(api, start):
+    api.fail("/", 503, times=20)
+    one = await start()
+    await api.until(lambda: len(api.log) > 4)
+    assert one.unready() != ""
+    assert one.stuck() == ""
+
+    api.faults.clear()
+    await api.until(lambda: one.fleet.synced)
+
+
+async def test_only_the_namespaces_that_it_is_told_of(api, start):
+    api.put(*POLICY, policy(), "a")
+    api.put(*POLICY, policy(), "b")
+    await start(namespaces=("a",))
+    await api.until(lambda: api.get(*POLICY, "p", "a").get("status"))
+
+    assert "status" not in api.get(*POLICY, "p", "b")
+    paths = {line.split()[1] for line in api.log}
+    assert all("/namespaces/" in path for path in paths if len(path.split("/")) > 4), paths
+
+
+async def test_what_is_stuck_is_named(api, start):
+    one = await start()
+    await api.until(lambda: one.fleet.synced and one._loop is not None)
+    one._clock = lambda: one.sync.ended + STUCK / 2
+    assert one.stuck() == ""
+    one.fleet.unheard["policies"] = 3
+    assert one.stuck() == "no events come of policies, though there are changes"
+    one._loop.progress -= 2 * STUCK
+    one.election.leads = lambda: True
+    assert one.stuck() == "the reconcile loop is stuck"
+    one.fleet.last_event["pods"] -= 3 * STUCK
+    assert one.stuck() == "the watch of pods is stuck"
+    one.sync.ended -= 10 * STUCK
+    one._clock = lambda: one.sync.ended + 3 * STUCK
+    assert one.stuck() == "listing is stuck"
+    del one.election.leads
+
+
+async def test_a_key_that_can_not_sign_keeps_it_from_leading_not_from_running(api, start):
+    api.put("v1", "secrets", {"metadata": {"name": "carpool-signing-key"}, "data": {}}, "carpool")
+    api.put(*POLICY, policy())
+    one = await start()
+    await api.until(lambda: one.fleet.synced and holder(api) == "a")
+
+    assert one._loop is None
+    assert "status" not in api.get(*POLICY, "p")
