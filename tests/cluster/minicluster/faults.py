@@ -169,13 +169,16 @@ class FaultProxy:
         return self._add(self._repeated, Fault(".*", path, times, after))
 
     def cut_watches(self) -> None:
-        """End every open watch, as the API server does now and then."""
+        """End every open watch, as the API server does now and then, and return when they have."""
 
-        def cut() -> None:
-            for task in self._watches:
+        async def cut() -> None:
+            watches = list(self._watches)
+            for task in watches:
                 task.cancel()
+            if watches:
+                await asyncio.wait(watches)
 
-        self._loop.call_soon_threadsafe(cut)
+        asyncio.run_coroutine_threadsafe(cut(), self._loop).result(STARTS_WITHIN)
 
     def heal(self) -> None:
         """Forget all faults."""
