@@ -18,7 +18,7 @@ from carpool_sidecar.changes import Changes
 from carpool_sidecar.config import EVERY_MODEL, address_of
 from carpool_sidecar.control import Control
 from carpool_sidecar.driver import Driver
-from carpool_sidecar.health import Health
+from carpool_sidecar.health import INTERVAL, Health
 from carpool_sidecar.http1.limits import ServerLimits
 from carpool_sidecar.http1.server import Server
 from carpool_sidecar.models import ModelTable, Resolver
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from carpool_sidecar.backends.base import Backend
     from carpool_sidecar.config import SidecarConfig
     from carpool_sidecar.models import Entry
+
+OUTLIVED = 2.0
+"""Seconds behind a drain after which a model that still answers is taken to go on: two looks at it."""
 
 
 class Sidecar:
@@ -109,7 +112,7 @@ class Sidecar:
         self._tasks: list[asyncio.Task[None]] = []
         self._drained: asyncio.Task[None] | None = None
         self.outlived = asyncio.Event()
-        """The model came back after a drain: it was restarted alone, and needs a sidecar that serves."""
+        """A drain is over, and the model goes on: it needs a sidecar that serves."""
         self._change: Change | None = None
         self._cap()
 
@@ -202,6 +205,15 @@ class Sidecar:
         # 3. Whoever finds a way in from here on is refused.
         self.batcher.close()
         self.log.info("drained")
+        self._spawn(self._outlive())
+
+    async def _outlive(self) -> None:
+        # The kubelet calls a preStop hook also before it restarts one container whose liveness probe fails. Of a pod
+        # that ends the model may answer for a while, too; nothing is left here that could be lost by leaving early.
+        await asyncio.sleep(OUTLIVED)
+        while not self.health.ready:  # noqa: ASYNC110 - which is looked at as often
+            await asyncio.sleep(INTERVAL)
+        self.outlived.set()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -256,9 +268,6 @@ class Sidecar:
         self.control.forget_model(entry.lane)
 
     def _found(self, again: bool) -> None:
-        if self._drained is not None and self._drained.done():
-            # The kubelet calls preStop hooks before it restarts a container that fails its liveness probe, too.
-            self.outlived.set()
         if again:
             self.log.warning("the model's server answers again: what was learned is forgotten")
             self.control.forget()

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from carpool_sidecar import sidecar as module
 from carpool_sidecar.backends.base import Document
 from carpool_sidecar.http1.calls import UpstreamError
 
@@ -104,18 +105,17 @@ async def test_a_drain_loses_nothing_and_refuses_nobody_while_it_still_accepts(w
         await client.predict(b"4")
 
 
-async def test_a_model_that_comes_back_after_a_drain_needs_another_sidecar(world):
+async def test_a_model_that_outlives_a_drain_needs_another_sidecar(world, monkeypatch):
+    monkeypatch.setattr(module, "OUTLIVED", 0.0)
+    monkeypatch.setattr(module, "INTERVAL", 0.0)
     sidecar, _ = await world.start()
-    gone, there = Document(0, reachable=False), Document(200)
-    for answer in (gone, there):
-        sidecar.health.observe(answer)
-    assert not sidecar.outlived.is_set()
+    await world.model.die()
+    await world.until(lambda: not sidecar.ready)
     await sidecar.drain()
-    sidecar.health.observe(there)
-    assert not sidecar.outlived.is_set(), "the pod goes, and the model with it"
-    for answer in (gone, there):
-        sidecar.health.observe(answer)
-    assert sidecar.outlived.is_set()
+    await asyncio.sleep(0)
+    assert not sidecar.outlived.is_set()
+    sidecar.health.observe(Document(200))
+    await asyncio.wait_for(sidecar.outlived.wait(), 60)
 
 
 async def test_a_drain_ends_at_its_limit(world):

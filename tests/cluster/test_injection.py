@@ -239,6 +239,46 @@ def rolled(api, namespace, *, with_sidecar):
     api.until_ready("resnet", namespace)
 
 
+WEDGES = """
+import http.server, os, signal
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+class Model(http.server.BaseHTTPRequestHandler):
+    wedged = False
+    def do_GET(self):
+        self.send_response(500 if Model.wedged and self.path == "/live" else 200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+    def do_POST(self):
+        Model.wedged = True
+        self.do_GET()
+http.server.ThreadingHTTPServer(("", 9000), Model).serve_forever()
+"""
+"""A model whose liveness fails once it is told so."""
+
+
+def test_a_model_that_the_kubelet_restarts_is_served_again(injector, api, namespace):
+    model = {
+        **SERVER,
+        "image": "python",
+        "args": ["python", "-c", WEDGES],
+        "startupProbe": {"httpGet": {"path": "/", "port": "http"}, "periodSeconds": 1, "failureThreshold": 60},
+        "livenessProbe": {"httpGet": {"path": "/live", "port": "http"}, "periodSeconds": 1, "failureThreshold": 1},
+    }
+    api.apply(deployment(own={INJECT: "true"}, container=model, replicas=1), namespace=namespace)
+    api.until_ready("web", namespace)
+    (before,) = api.find("pods", namespace, labels="app=web")
+    assert requests.post(f"http://{before['status']['podIP']}:{DATA_PORT}/wedge", timeout=10).status_code == 200
+
+    def again(pods):
+        # Its preStop hook drained the sidecar: that has to begin anew as well.
+        statuses = [*pods[0]["status"]["containerStatuses"], *pods[0]["status"]["initContainerStatuses"]]
+        return all(each["restartCount"] == 1 and each["ready"] for each in statuses)
+
+    (after,) = api.until("pods", namespace, again, labels="app=web", timeout=120)
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert requests.get(f"http://{after['status']['podIP']}:{DATA_PORT}/live", timeout=10).status_code == 200
+
+
 def test_an_expired_certificate_heals(injector, api, namespace):
     before = trusted(api)
     pair, authority = issue((f"carpool-injector.{HOME}.svc",), time.time() - 2 * LIFE)
