@@ -111,8 +111,8 @@ class Decision(Struct, frozen=True):
     at: float = 0.0
     rate: float = 0.0
     tentative: bool = False
-    """Of a change: whether one replica had better try it first. The present parameters are forecast to keep the SLO, and
-    at the upper confidence of t(b) these miss more, or they go beyond what was measured."""
+    """Of a change: whether one replica had better try it first. The present parameters are forecast to keep the SLO,
+    and at the upper confidence of t(b) these miss more, or they go beyond what was measured."""
 
 
 class Tuner:
@@ -198,9 +198,9 @@ class Tuner:
             if now - max(self._last_arrival, self._started_at) > SILENCE:
                 return self._keep(now, Reason.NO_TRAFFIC, self._silence(now))
             return self._keep(now, Reason.TOO_FEW_SAMPLES, "no batch has been measured yet")
-        if self._load.process is None:
+        if self._load.process is None or now - self._last_arrival > SILENCE:
             self._install(service)
-            return self._keep(now, Reason.NO_TRAFFIC, self._silence(now))
+            return self._idle(now, service)
         if load_moved or model_moved or self._is_another(service):
             self._new_epoch(service)
         # Misses contradict the forecast that was made for these parameters, not what was late before them.
@@ -220,7 +220,10 @@ class Tuner:
                 self._forgive(now)
             self._search()
         # 4. Move.
-        return self._move(now, alarmed=alarmed, expelled=expelled)
+        decision = self._move(now, alarmed=alarmed, expelled=expelled)
+        if self._assessor is not None:
+            self._assessor.rest()
+        return decision
 
     def adopt(self, parameters: Parameters) -> None:
         """Go on from parameters that somebody else put in force."""
@@ -241,6 +244,28 @@ class Tuner:
         if parameters not in self._failed:
             self._fail(parameters)
         self.adopt(back_to)
+
+    def _idle(self, now: float, service: ServiceTime) -> Decision:
+        """Step aside where nobody comes: who does after all has no company to wait for."""
+        mode, silence = self._policy.pass_through.mode, self._silence(now)
+        if (
+            self._held
+            or mode is PassThroughMode.NEVER
+            or self.parameters.pass_through
+            or now - self._last_arrival <= SILENCE
+        ):
+            return self._keep(now, Reason.NO_TRAFFIC, silence)
+        passing = self._passing(self.parameters, service)
+        message = f"{self.parameters.describe()} to {passing.describe()}: {silence}"
+        if self._policy.tuning.mode is TuningMode.RECOMMEND:
+            return replace(self._decision(now, None, Reason.RECOMMEND_ONLY, message, None, ""), parameters=passing)
+        self._turn(now, passing)
+        return replace(self._decision(now, None, Reason.PASSES_THROUGH, message, None, ""), change=True)
+
+    def _passing(self, parameters: Parameters, service: ServiceTime) -> Parameters:
+        """Return what passes requests through where ``parameters`` would batch them."""
+        flights = max(service.executors, min(self._limits.max_in_flight, PASSING_IN_FLIGHT))
+        return replace(parameters, max_wait=NO_WAIT, max_in_flight=flights, pass_through=True)
 
     def _silence(self, now: float) -> str:
         since = max(self._last_arrival, self._started_at or now)
@@ -401,9 +426,8 @@ class Tuner:
         mode = self._policy.pass_through.mode
         if mode is PassThroughMode.NEVER:
             return choice.best
-        flights = max(assessor.situation.service.executors, min(self._limits.max_in_flight, PASSING_IN_FLIGHT))
         passing = assessor.assess(
-            replace(choice.best.parameters, max_wait=NO_WAIT, max_in_flight=flights, pass_through=True),
+            self._passing(choice.best.parameters, assessor.situation.service),
             KEPT if self.parameters.pass_through else 1.0,
         )
         if mode is PassThroughMode.ALWAYS:
@@ -435,11 +459,14 @@ class Tuner:
         if self._policy.tuning.mode is TuningMode.RECOMMEND:
             return self._decision(now, step, Reason.RECOMMEND_ONLY, message, target, capped_by)
         self._tried.append(self.parameters)
-        self.parameters = step.parameters
+        self._turn(now, step.parameters)
+        return replace(self._decision(now, step, reason, message, target, capped_by), change=True)
+
+    def _turn(self, now: float, parameters: Parameters) -> None:
+        self.parameters = parameters
         self._changed_at = now
         self._requests_since = 0
         self._misses.restart()
-        return replace(self._decision(now, step, reason, message, target, capped_by), change=True)
 
     def _again(self, now: float, target: Assessment) -> Decision:
         """Pass through again after a backlog ended it, no sooner than a riskier step may come."""
