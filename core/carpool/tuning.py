@@ -180,14 +180,32 @@ class Assessor:
 
     def __init__(self, situation: Situation) -> None:
         self.situation = situation
-        process = situation.process
-        unit = _unit(replace(process, rate=1.0))
-        self._now = [time / process.rate for time in unit]
-        self._ahead = [time / (process.rate * HEADROOM) for time in unit]
         self._pessimist = situation.service.pessimistic()
-        self._rows = [situation.rows] * REQUESTS if situation.rows > 1 else None
-        self._noise = _draws(situation.service.noise)
         self._known: dict[Parameters, _Outlook] = {}
+
+    @cached_property
+    def _now(self) -> list[float]:
+        return self._arrivals(self.situation.process.rate)
+
+    @cached_property
+    def _ahead(self) -> list[float]:
+        return self._arrivals(self.situation.process.rate * HEADROOM)
+
+    @cached_property
+    def _rows(self) -> list[int] | None:
+        return [self.situation.rows] * REQUESTS if self.situation.rows > 1 else None
+
+    @cached_property
+    def _noise(self) -> list[float] | None:
+        return _draws(self.situation.service.noise)
+
+    def _arrivals(self, rate: float) -> list[float]:
+        return [time / rate for time in _unit(replace(self.situation.process, rate=1.0))]
+
+    def rest(self) -> None:
+        """Let go of what is quickly made again, and large: an operator has a thousand of these, and most rest."""
+        for name in ("_now", "_ahead", "_rows", "_noise"):
+            self.__dict__.pop(name, None)
 
     def assess(self, parameters: Parameters, leniency: float = 1.0) -> Assessment:
         """Return a configuration's forecasts; ``leniency`` is a factor on the budget of misses."""

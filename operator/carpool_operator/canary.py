@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from carpool.policy import Parameters
+    from carpool.tuner import Decision
     from carpool_operator.model import Pod
 
 BLAME = log(20.0)
@@ -76,7 +77,7 @@ class Trial:
     def __init__(
         self,
         model: str,
-        parameters: Parameters,
+        decision: Decision,
         pods: Iterable[str],
         *,
         since: float,
@@ -85,7 +86,8 @@ class Trial:
         min_requests: int,
     ) -> None:
         self.model = model
-        self.parameters = parameters
+        self.decision = decision
+        """That brought it about."""
         self.pods = frozenset(pods)
         """UIDs."""
         self.since = since
@@ -94,6 +96,11 @@ class Trial:
         self._min_requests = min_requests
         self._quantile = quantile
         self._begin()
+
+    @property
+    def parameters(self) -> Parameters:
+        """What is tried."""
+        return self.decision.parameters
 
     def _begin(self) -> None:
         self._own = MissTest.of(self._quantile)

@@ -131,9 +131,9 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
     if not delivered.injected:
         if workload.replicas == 0:
             return Finding(TRUE, "ScaledToZero", f"{what} has no pods")
-        return Finding(FALSE, "NoPods", f"{what} has no pod with a sidecar yet: {where} describe {resource}")
+        return Finding(UNKNOWN, "NoPods", f"{what} has no pod with a sidecar yet: {where} describe {resource}")
     if delivered.behind and not before:
-        return Finding(FALSE, "Pending", f"{what}: the first configuration is on its way")
+        return Finding(UNKNOWN, "Pending", f"{what}: the first configuration is on its way")
     return Finding(TRUE, "Programmed")
 
 

@@ -78,7 +78,7 @@ class Learned:
             self._lately, self._seconds = ModelStats(), 0.0
         self._lately = combine([self._lately, replace(total.stats, cells=[])])
         self._seconds += total.seconds
-        self.promise.observe(total.stats.hits, total.stats.missed)
+        self.promise.observe(now, total.stats.hits, total.stats.missed)
         self.decision = self.tuner.step(
             Observation(
                 now=now,

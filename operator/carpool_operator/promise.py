@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from carpool.misses import MissTest
+
+CALM = 300.0
+"""Seconds without another alarm before a broken promise may count as kept: at the very limit both tests speak up in
+turn, every 40 s of 100 requests/s."""
 
 
 class Promise:
@@ -16,11 +22,13 @@ class Promise:
         self.kept = kept
         """``None`` while nobody can tell."""
         self._test = MissTest.of(quantile)
+        self._alarmed_at = -inf
 
-    def observe(self, hits: int, misses: int) -> None:
+    def observe(self, now: float, hits: int, misses: int) -> None:
         """Add an interval's answers."""
         if self._test.observe(hits, misses):
             self.kept = False
+            self._alarmed_at = now
             self._test.restart()
-        elif self._test.kept:
+        elif self._test.kept and now - self._alarmed_at >= CALM:
             self.kept = True

@@ -289,7 +289,7 @@ class Steering:
                 return
             self.trial = Trial(
                 name,
-                parameters,
+                decision,
                 canaries,
                 since=view.now,
                 wall=view.wall,
@@ -327,11 +327,12 @@ class Steering:
         verdict, message = trial.verdict(now)
         if verdict is Verdict.CONTINUE:
             return None
+        message = f"{trial.parameters.describe()}: {message}"
         if verdict is Verdict.PROMOTE:
             self.trial = None
             self._patience.proven()
             learned.adopt(trial.parameters)
-            self._happened("Promoted", trial.model, "CanaryPromoted", message, learned)
+            self._happened("Promoted", trial.model, "CanaryPromoted", message, learned, trial.decision)
         elif verdict is Verdict.ROLL_BACK:
             self._reject(trial, "CanaryRolledBack", message)
         else:
