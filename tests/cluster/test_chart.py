@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import time
+from base64 import b64encode
 from contextlib import closing
 from itertools import product
 from pathlib import Path
@@ -11,8 +14,12 @@ import yaml
 from minicluster import binaries
 from minicluster.cluster import Cluster
 
-CHART = str(Path(__file__).parents[2] / "charts" / "carpool")
+from carpool_operator.injector.certificates import issue
+
+ROOT = Path(__file__).parents[2]
+CHART = str(ROOT / "charts" / "carpool")
 HOME, OTHER = "carpool-system", "team-a"
+DEPLOYMENTS = ("carpool-operator", "carpool-injector")
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 EVERYTHING = {
@@ -72,11 +79,6 @@ def namespaces(api):
     """Where the release is, held to what the chart promises, and where models are."""
     for name in (HOME, OTHER):
         api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}})
-    yield
-    for name in (HOME, OTHER):
-        api.delete("namespaces", name, missing_ok=True)
-    for name in (HOME, OTHER):
-        api.until_gone("namespaces", "", name=name)
 
 
 @pytest.fixture
@@ -108,6 +110,11 @@ def release(helm, namespaces):
     helm("uninstall", "carpool", "--ignore-not-found", check=False)
 
 
+def without_pods(api):
+    """Wait until those of an uninstalled release have ended: a namespace's end is slow to come while some do."""
+    api.until_gone("pods", HOME)
+
+
 def leftovers(api):
     """What of the release is still on the server."""
     kinds = ("clusterroles", "clusterrolebindings", "mutatingwebhookconfigurations", "roles", "rolebindings",
@@ -132,7 +139,7 @@ def test_the_server_takes_every_object(cluster, helm, namespaces, foreign, value
 
 
 def test_pods_are_let_in_where_only_restricted_ones_are(api, release):
-    for name in ("carpool-operator", "carpool-injector"):
+    for name in DEPLOYMENTS:
         api.until("pods", HOME, lambda found, name=name: any(pod["metadata"]["name"].startswith(name) for pod in found))
 
 
@@ -257,8 +264,11 @@ def test_policies_outlive_the_release_and_are_there_for_the_next(api, helm, rele
 def test_the_namespace_may_go_first(api, cluster, helm, namespaces):
     helm("install", "carpool", CHART)
     api.apply(POLICY, namespace=OTHER)
+    for name in DEPLOYMENTS:
+        api.patch("deployments", name, HOME, body={"spec": {"replicas": 0}})
+    without_pods(api)
 
-    cluster.run("kubectl", "delete", "namespace", HOME, "--timeout=60s")
+    cluster.run("kubectl", "delete", "namespace", HOME, "--timeout=120s")
 
     # What was the cluster's stays, and stops nothing: a pod that asks for a sidecar starts without.
     container = {"name": "model", "image": "none", "ports": [{"containerPort": 8000}]}
@@ -283,3 +293,98 @@ def test_the_crd_may_go_first(api, cluster, helm, release):
     helm("uninstall", "carpool")
 
     assert not leftovers(api)
+
+
+def followed(page):
+    """What a page says to type on a cluster, in its order; the blocks that it says are run here."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    return re.findall(
+        r"^<!-- not run: [^\n]*test_chart.py does it -->\n```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL
+    )
+
+
+@pytest.fixture
+def shell(cluster, tmp_path):
+    """The repository's root, as far as a page on the cluster needs it, with the values that the page begins with."""
+    (tmp_path / "charts").symlink_to(ROOT / "charts")
+    page = (ROOT / "docs" / "install.md").read_text("utf-8")
+    values = re.search(r"^<!-- chart values: my-values.yaml -->\n```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "my-values.yaml").write_text(values[1])
+    return lambda text, **options: cluster.run("bash", "-euc", f"cd {tmp_path}; {text}", **options)
+
+
+def bundles(api):
+    hooks = api.get("mutatingwebhookconfigurations", "carpool-injector")["webhooks"]
+    return {hook["clientConfig"].get("caBundle") for hook in hooks}
+
+
+def test_the_page_on_installing_can_be_followed(api, helm, namespaces, shell):
+    install, upgrade, uninstall, delete = followed("install.md")
+
+    shell(install)  # with `helm test`
+    trusted = bundles(api)
+    key = api.get("secrets", "carpool-signing-key", HOME)["data"]
+    assert None not in trusted
+    shell(upgrade)
+    assert bundles(api) == trusted
+    assert api.get("secrets", "carpool-signing-key", HOME)["data"] == key
+    shell(uninstall)
+    assert not leftovers(api)
+    assert api.get("secrets", "carpool-signing-key", HOME)["data"] == key
+    without_pods(api)
+    shell(delete)
+    assert not api.find("namespaces", fields=f"metadata.name={HOME}")
+
+
+def test_the_page_on_gitops_can_be_followed(api, cluster, helm, shell):
+    without_pods(api)
+    cluster.run("kubectl", "delete", "namespace", HOME, "--ignore-not-found")  # the page makes it
+    [apply] = followed("gitops.md")
+    again = apply.splitlines()[-1]
+
+    shell(apply)
+    api.until_ready("carpool-injector", HOME)
+    trusted = bundles(api)
+    generations = {name: api.get("deployments", name, HOME)["metadata"]["generation"] for name in DEPLOYMENTS}
+    shell(again)
+
+    assert None not in trusted
+    assert bundles(api) == trusted
+    assert {name: api.get("deployments", name, HOME)["metadata"]["generation"] for name in DEPLOYMENTS} == generations
+    shell("kubectl delete -f carpool.yaml")
+
+
+def test_helm_s_test_says_what_is_wrong(api, cluster, helm, namespaces):
+    helm("install", "carpool", CHART, "--wait", values={"watchNamespaces": [OTHER]})
+    try:
+        # The sidecar is let in where only restricted pods are: the question is about a pod in that namespace.
+        assert helm("test", "carpool").count("Phase:          Succeeded") == 4
+        api.patch("deployments", "carpool-injector", HOME, body={"spec": {"replicas": 0}})
+        api.until_gone("pods", HOME, labels="app.kubernetes.io/component=injector")
+        assert "Phase:          Failed" in helm("test", "carpool", check=False)
+        log = cluster.run("kubectl", "logs", "--namespace", HOME, "carpool-test")
+        assert "the injector was not asked, or did not answer" in log
+    finally:
+        helm("uninstall", "carpool")
+
+
+def test_cert_manager_s_certificate_is_served(api, cluster, helm, namespaces, foreign):
+    """Its part is played here: a Secret, and the authority in the webhook's configuration."""
+    helm("install", "carpool", CHART, values={"certificates": {"source": "CertManager"}})
+    try:
+        [name] = api.get("certificates", "carpool-injector", HOME)["spec"]["dnsNames"]
+        pair, authority = issue((name,), time.time())
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "carpool-injector-cert"}}
+        api.apply(
+            secret | {"stringData": {"tls.crt": pair.certificate.decode(), "tls.key": pair.key.decode()}},
+            namespace=HOME,
+        )
+        trusted = {"op": "add", "value": b64encode(authority).decode()}
+        paths = [{"path": f"/webhooks/{number}/clientConfig/caBundle"} for number in range(2)]
+        body, content = [trusted | path for path in paths], "application/json-patch+json"
+        api.patch("mutatingwebhookconfigurations", "carpool-injector", body=body, content=content)
+        api.until_ready("carpool-injector", HOME)
+
+        helm("test", "carpool")
+    finally:
+        helm("uninstall", "carpool")
