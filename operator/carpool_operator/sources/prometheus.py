@@ -10,6 +10,7 @@ anything.
 
 from __future__ import annotations
 
+import os
 import ssl
 from base64 import b64encode
 from datetime import UTC, datetime
@@ -309,9 +310,8 @@ class Prometheus:
                 "set spec.metrics.prometheus.tls"
             ) from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            # ValueError: an URL that passes the pattern and is none, such as one with port 99999.
             raise PrometheusError(
-                f"no Prometheus answers at {base}: {_line(error)}; check spec.metrics.prometheus.url"
+                f"no Prometheus answers at {base}: {_why(error)}; check spec.metrics.prometheus.url"
             ) from None
         return _series(base, body, kind)
 
@@ -368,6 +368,18 @@ def _refusal(base: str, status: int, body: bytes) -> str:
             )
         case _:
             return f"Prometheus at {base} answers {status}{said}"
+
+
+def _why(error: Exception) -> str:
+    match error:
+        case aiohttp.ClientConnectorError(os_error=OSError(errno=int(number))) if number > 0:
+            return os.strerror(number)
+        case aiohttp.ClientConnectorError(os_error=OSError(strerror=str(text))):
+            return text
+        case aiohttp.InvalidURL() | UnicodeError():
+            return "that is no address"  # though it passes the pattern: port 99999, say
+        case _:
+            return _line(error)
 
 
 def _said(*parts: object) -> str:

@@ -286,11 +286,20 @@ async def test_a_slow_answer_is_not_waited_for(fake, session):
     assert "did not answer within 50ms" in text
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://127.0.0.1:99999", "http://[::1", "http://a..b:80"])
-async def test_nobody_there(session, url):
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://127.0.0.1:9", "Connection refused"),
+        ("http://127.0.0.1:99999", "that is no address"),
+        ("http://[::1", "that is no address"),
+        ("http://a..b:80", "that is no address"),
+    ],
+)
+async def test_nobody_there(session, url, why):
     source = Prometheus(endpoint(Settings(url=url), {}), session, stale_after=30.0)
     text = await error_of(source)
     assert text.startswith(f"no Prometheus answers at {url}")
+    assert why in text
     assert text.endswith("check spec.metrics.prometheus.url")
 
 

@@ -1,0 +1,188 @@
+"""A policy whose evidence comes from a Prometheus in the cluster.
+
+Debian's is built without Kubernetes' service discovery, so the test tells it the pods, with a PodMonitor's labels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from minicluster import carpool
+from minicluster.traffic import Traffic
+
+from carpool_operator.api import API_VERSION, KIND
+
+DOCS = Path(__file__).parents[2] / "docs"
+PATH = "/v1/models/standin:predict"
+BODY = json.dumps({"instances": [[0.5, 1.5]]}).encode()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _prometheus_is_here():
+    if shutil.which("prometheus") is None:
+        (pytest.fail if os.environ.get("CARPOOL_CLUSTER_REQUIRED") else pytest.skip)(
+            "no prometheus here: apt-get install prometheus"
+        )
+
+
+@pytest.fixture(scope="module")
+def installed(cluster, api):
+    carpool.install(cluster, api)
+    yield
+    carpool.uninstall(cluster, api)
+
+
+def block(page, word):
+    """The YAML block of a page that has a word in it."""
+    found = re.findall(r"^```yaml\n(.*?)^```$", (DOCS / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    (text,) = (each for each in found if word in each)
+    return list(yaml.safe_load_all(text))
+
+
+def prometheus(pods):
+    """A Prometheus that scrapes the sidecars of some pods."""
+    targets = [
+        {
+            "targets": [f"{pod['status']['podIP']}:15090"],
+            "labels": {"namespace": pod["metadata"]["namespace"], "pod": pod["metadata"]["name"]},
+        }
+        for pod in pods
+    ]
+    config = {
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+        "scrape_configs": [{"job_name": "sidecars", "static_configs": targets}],
+    }
+    labels = {"app": "prometheus"}
+    container = {
+        "name": "prometheus",
+        "image": "prometheus",
+        "args": ["--config.file=/config/prometheus.yml", "--storage.tsdb.path=/data", "--web.listen-address=:9090"],
+        "ports": [{"containerPort": 9090}],
+        "readinessProbe": {"httpGet": {"path": "/-/ready", "port": 9090}, "periodSeconds": 1},
+        "volumeMounts": [{"name": "config", "mountPath": "/config"}, {"name": "data", "mountPath": "/data"}],
+    }
+    volumes = [{"name": "config", "configMap": {"name": "prometheus"}}, {"name": "data", "emptyDir": {}}]
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": volumes}}
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "monitoring"}},
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "prometheus"},
+            "data": {"prometheus.yml": yaml.safe_dump(config)},
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "prometheus"},
+            "spec": {"replicas": 1, "selector": {"matchLabels": labels}, "template": template},
+        },
+    ]
+
+
+@pytest.fixture
+def start(api):
+    """Start a Prometheus that scrapes some pods, or one anew; returns its base URL."""
+
+    def started(pods):
+        namespace, *objects = prometheus(pods)
+        api.apply(namespace)
+        api.until("serviceaccounts", "monitoring", bool, name="default")
+        api.apply(*objects, namespace="monitoring")
+        api.until_ready("prometheus", "monitoring", timeout=120)
+        (pod,) = [
+            pod
+            for pod in api.find("pods", "monitoring", labels="app=prometheus")
+            if not pod["metadata"].get("deletionTimestamp")
+        ]
+        return f"http://{pod['status']['podIP']}:9090"
+
+    yield started
+    api.delete("namespaces", "monitoring")
+
+
+def test_it_is_tuned_by_what_prometheus_holds_and_by_nothing_else(installed, cluster, api, namespace, kubectl, start):
+    def until(test, timeout=120.0):
+        return api.until(
+            "batchingpolicies",
+            namespace,
+            lambda found: found and test(found[0].get("status") or {}),
+            name="resnet",
+            timeout=timeout,
+        )[0]["status"]
+
+    def says(kind, status, reason="", message=""):
+        def test(found):
+            for each in found.get("conditions", []):
+                if each["type"] == kind:
+                    return each["status"] == status and reason in each["reason"] and message in each["message"]
+            return False
+
+        return test
+
+    api.apply(*carpool.model("resnet"), namespace=namespace)
+    api.until_ready("resnet", namespace)
+    kubectl("annotate", "deployment", "resnet", "carpool.dev/inject=true")
+    api.until("pods", namespace, lambda pods: len(pods) == 2, labels="carpool.dev/injected", timeout=180)
+    api.until_ready("resnet", namespace, timeout=180)
+    pods = api.find("pods", namespace, labels="carpool.dev/injected")
+    url = start(pods)
+    auth = {"bearer": {"name": "prometheus-token", "key": "token"}}
+    scraped = {"url": url, "interval": "2s", "auth": auth}
+    spec = {
+        "targetRefs": [{"name": "resnet"}],
+        "slo": {"latency": {"p99": "300ms"}},
+        "metrics": {"source": "Prometheus", "staleAfter": "10s", "prometheus": scraped},
+    }
+    policy = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "resnet"}, "spec": spec}
+    with Traffic(cluster.api(), "resnet", namespace, PATH, BODY, rate=80) as traffic:
+        traffic.wait_for(40)
+        began = time.monotonic()
+        # 1. The operator may not read Secrets, and says which Role is missing; the documented one is what it takes.
+        api.apply(policy, namespace=namespace)
+        until(says("MetricsAvailable", "False", "MetricsStale", "no Secret prometheus-token with the key token"))
+        kubectl("create", "secret", "generic", "prometheus-token", "--from-literal=token=t")
+        role, binding = block("prometheus.md", "kind: RoleBinding")
+        for each in (role, binding):
+            each["metadata"]["namespace"] = namespace
+        api.apply(role, binding)
+        until(says("MetricsAvailable", "True"), timeout=180)
+
+        # 2. It tunes: two replicas share what is counted, and all acknowledge.
+        tuned = until(
+            lambda status: (
+                says("Programmed", "True")(status)
+                and not status["applied"]["parameters"]["passThrough"]
+                and status["lastDecision"].get("observed", {}).get("rate", 0) > 20
+                and status["targets"][0]["acknowledged"] == 2
+            ),
+            timeout=240,
+        )
+        assert tuned["lastDecision"]["observed"]["rate"] < 60  # of 80 in all, a replica's half
+
+        # 3. Prometheus gone: nothing is decided, traffic flows, the status says what is wrong.
+        api.patch("deployments", "prometheus", "monitoring", body={"spec": {"replicas": 0}})
+        api.until_gone("pods", "monitoring", labels="app=prometheus")
+        blind = until(
+            lambda status: (
+                says("MetricsAvailable", "False", "MetricsStale", f"Prometheus answers at {url}")(status)
+                or says("MetricsAvailable", "False", "MetricsStale", f"Prometheus at {url} did not answer")(status)
+            )
+        )
+        api.until("events", namespace, lambda found: any(event["reason"] == "FellBack" for event in found), timeout=120)
+        traffic.wait_for(160)
+        assert until(bool)["applied"] == blind["applied"]
+
+        # 4. Back, elsewhere: it goes on.
+        scraped["url"] = start(pods)
+        api.apply(policy, namespace=namespace)
+        until(says("MetricsAvailable", "True"))
+        until(says("Ready", "True"))
+    assert not traffic.failed(began), traffic.outcomes(began)
