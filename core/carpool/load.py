@@ -14,6 +14,10 @@ RECENT = 1.0
 MEMORY = 30.0
 """Seconds over which a steady load is measured, and jumps are remembered."""
 
+LONGEST_MEMORY = 300.0
+ENOUGH_ARRIVALS = 30
+"""Arrivals for which more than ``MEMORY`` is remembered, up to so many seconds: a rate told by 30 is off by 18 %."""
+
 SURPRISE = 4.0
 """Standard errors between the recent rate and the believed one that make it a jump: 1 in 16,000 by chance."""
 
@@ -88,7 +92,7 @@ class Load:
             self._intervals.append(interval)
             return self._believe()
         self._intervals.append(interval)
-        _forget(self._intervals, MEMORY)
+        _forget(self._intervals, MEMORY, ENOUGH_ARRIVALS)
         if self._believed is None:
             return self._believe()
         if self._jumped():
@@ -163,8 +167,13 @@ class Load:
         return None if total.looks_poisson else min(max(total.cv, 0.1), 10.0)
 
 
-def _forget(intervals: deque[_Interval], seconds: float) -> None:
-    """Keep the last intervals that together last ``seconds``."""
+def _forget(intervals: deque[_Interval], seconds: float, arrivals: int = 0) -> None:
+    """Keep the last intervals that together last ``seconds`` and have ``arrivals``, within ``LONGEST_MEMORY``."""
     total = sum(interval.lasted for interval in intervals)
-    while len(intervals) > 1 and total - intervals[0].lasted >= seconds:
-        total -= intervals.popleft().lasted
+    left = sum(interval.counts.arrivals for interval in intervals)
+    while len(intervals) > 1:
+        total -= intervals[0].lasted
+        left -= intervals[0].counts.arrivals
+        if total < seconds or (left < arrivals and total < LONGEST_MEMORY):
+            break
+        intervals.popleft()

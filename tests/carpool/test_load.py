@@ -44,6 +44,13 @@ def test_a_collapsed_load_is_believed():
     assert load.rate == pytest.approx(40.0, rel=0.3)
 
 
+def test_a_load_of_hardly_anybody_is_measured_for_longer():
+    load = Load()
+    feed(load, Gamma(60.0, 2.0), 60.0)
+    feed(load, Poisson(0.25), 400.0, seed=3)
+    assert load.rate == pytest.approx(0.25, rel=0.35)
+
+
 def test_a_jump_leaves_the_spread_what_it_was():
     load = Load()
     feed(load, Poisson(400.0), 60.0)

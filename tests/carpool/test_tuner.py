@@ -83,6 +83,40 @@ def test_silence_is_no_load():
     assert not any(decision.change for decision in decisions)
 
 
+def test_who_comes_after_a_silence_waits_for_nobody():
+    tuner = Tuner(policy(), parameters=Parameters(max_batch=16, max_wait=Duration(0.02)))
+    steps(tuner, counted(300, 0.5, CALM), 10)
+    decisions = steps(tuner, ModelStats(windows=5), 80, start=5.0)
+    aside = [decision for decision in decisions if decision.parameters.pass_through]
+    assert aside
+    assert aside[0].change
+    assert 35.0 < aside[0].at <= 36.0
+    assert not any(decision.change for decision in aside[1:])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"pass_through": PassThrough(mode=PassThroughMode.NEVER)}, {"tuning": Tuning(mode=TuningMode.HOLD)}],
+    ids=["Never", "Hold"],
+)
+def test_a_silence_turns_nothing_where_the_policy_does_not_want_it(more):
+    tuner = Tuner(policy(**more), parameters=Parameters(max_batch=16, max_wait=Duration(0.02)))
+    steps(tuner, counted(300, 0.5, CALM), 10)
+    silent = steps(tuner, ModelStats(windows=5), 80, start=5.0)
+    assert not any(decision.parameters.pass_through for decision in silent)
+
+
+def test_a_silence_is_a_reason_to_recommend_stepping_aside():
+    tuner = Tuner(
+        policy(tuning=Tuning(mode=TuningMode.RECOMMEND)), parameters=Parameters(max_batch=16, max_wait=Duration(0.02))
+    )
+    steps(tuner, counted(300, 0.5, CALM), 10)
+    last = steps(tuner, ModelStats(windows=5), 80, start=5.0)[-1]
+    assert (last.change, last.reason) == (False, Reason.RECOMMEND_ONLY)
+    assert last.parameters.pass_through
+    assert not tuner.parameters.pass_through
+
+
 def test_no_time_no_evidence():
     decision = Tuner(policy()).step(Observation(now=1.0, seconds=0.0, stats=counted(100, 0.5, CALM)))
     assert decision.reason is Reason.METRICS_STALE
