@@ -118,6 +118,7 @@ class Operator:
         """
         settings = self._settings
         await self.health.start(settings.metrics_host, settings.metrics_port)
+        self._log.info("started", extra={"identity": settings.identity, "port": self.health.port})
         loop = asyncio.get_running_loop()
         watches = [
             watch_pods(self._kube, self.fleet, each, loop, log=self._log, random=self._random)

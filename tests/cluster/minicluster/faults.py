@@ -217,6 +217,7 @@ class FaultProxy:
             self._port.set_result(runner.addresses[0][1])
             await self._stop.wait()
             await runner.cleanup()
+        await asyncio.sleep(0.2)  # connections over TLS close in steps; none may outlive the loop
 
     async def _handle(self, request: web.Request, session: aiohttp.ClientSession) -> web.StreamResponse:
         watch = request.query.get("watch", "") in {"1", "true"}

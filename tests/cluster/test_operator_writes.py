@@ -1,0 +1,347 @@
+"""The operator on a real API server: what it writes, that only one does, and that nothing keeps it from its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+import yaml
+from minicluster.faults import FaultProxy
+
+CRD = Path(__file__).parents[2] / "crds" / "carpool.dev_batchingpolicies.yaml"
+COMMAND = Path(sys.executable).parent / "carpool-operator"
+QUIET = 8.0
+"""Seconds in which whatever is going to be written is: four passes."""
+
+
+@pytest.fixture(scope="module")
+def crd(api):
+    api.apply(yaml.safe_load(CRD.read_text()))
+    api.until("customresourcedefinitions", "", _established, name="batchingpolicies.carpool.dev")
+
+
+def _established(found):
+    status = found[0].get("status", {}) if found else {}
+    return any(each["type"] == "Established" and each["status"] == "True" for each in status.get("conditions") or [])
+
+
+@pytest.fixture
+def proxies(cluster):
+    """Make proxies; they are closed after all that goes through them has ended."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(FaultProxy(cluster))
+
+
+@pytest.fixture
+def proxy(proxies):
+    return proxies()
+
+
+class Process:
+    """An operator that looks at one namespace, which is also its own."""
+
+    def __init__(self, cluster, kubeconfig, namespace, identity, log, *flags):
+        self.identity = identity
+        self.log = log
+        self._file = log.open("a")
+        self._popen = subprocess.Popen(  # noqa: S603 - our own command
+            [
+                COMMAND, "--kubeconfig", kubeconfig, "--namespace", namespace, "--watch-namespace", namespace,
+                "--identity", identity, "--interval", "200ms", "--resync", "2s", "--metrics-host", "127.0.0.1",
+                "--metrics-port", "0", *flags,
+            ],
+            stderr=self._file,
+            env=cluster.environment(),
+        )  # fmt: skip
+
+    def kill(self):
+        self._popen.kill()
+        self._popen.wait()
+
+    def end(self):
+        """Tell it to stop; returns its exit code."""
+        self._popen.send_signal(signal.SIGTERM)
+        return self._popen.wait(timeout=30)
+
+    @property
+    def pid(self):
+        return self._popen.pid
+
+    @property
+    def ended(self):
+        return self._popen.poll() is not None
+
+    def ends_within(self, seconds):
+        with suppress(subprocess.TimeoutExpired):
+            self._popen.wait(timeout=seconds)
+        return self.ended
+
+    def close(self):
+        if not self.ended:
+            self.kill()
+        self._file.close()
+
+
+@pytest.fixture
+def start(cluster, proxies, api, namespace, crd, tmp_path):
+    """Start operators; those that are left are killed in the end."""
+    made = []
+
+    def begin(proxy, identity="a", *flags):
+        config = proxy.kubeconfig(api.token, namespace)
+        made.append(Process(cluster, config, namespace, identity, tmp_path / f"{identity}.log", *flags))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.close()
+
+
+def policy(name="by-hand", target="web", p99="50ms"):
+    return {
+        "apiVersion": "carpool.dev/v1alpha1",
+        "kind": "BatchingPolicy",
+        "metadata": {"name": name},
+        "spec": {"targetRefs": [{"name": target}], "slo": {"latency": {"p99": p99}}},
+    }
+
+
+def deployment(name="web", **annotations):
+    labels = {"app": name}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": name,
+            "annotations": {f"carpool.dev/{key.replace('_', '-')}": value for key, value in annotations.items()},
+        },
+        "spec": {
+            "replicas": 0,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "x", "image": "pause"}]}},
+        },
+    }
+
+
+def has_status(found):
+    return found and found[0].get("status", {}).get("observedGeneration") == found[0]["metadata"]["generation"]
+
+
+def end_state(api, namespace):
+    """What the operator made, without names, times and numbers that differ from life to life."""
+    policies = {}
+    for one in api.find("batchingpolicies", namespace):
+        status = one.get("status", {})
+        conditions = {each["type"]: (each["status"], each["reason"]) for each in status.get("conditions", [])}
+        owners = [each["name"] for each in one["metadata"].get("ownerReferences", [])]
+        assert not one["metadata"].get("finalizers")
+        policies[one["metadata"]["name"]] = (one["spec"], conditions, owners)
+    maps = {}
+    for one in api.find("configmaps", namespace, labels="carpool.dev/change=true"):
+        change = json.loads(one["data"]["change.json"])
+        assert not one["metadata"].get("finalizers")
+        owners = [each["name"] for each in one["metadata"]["ownerReferences"]]
+        maps[one["metadata"]["name"]] = (change["parameters"], change.get("policy"), owners)
+    return {"policies": policies, "maps": maps}
+
+
+def populate(api, namespace):
+    api.apply(deployment(), deployment("annotated", slo_p99="80ms"), policy(), namespace=namespace)
+
+
+def until_done(api, namespace):
+    """Wait for both policies' statuses, and for whatever else comes of them."""
+    api.until("batchingpolicies", namespace, has_status, name="by-hand")
+    api.until("batchingpolicies", namespace, has_status, name="deployment-annotated")
+
+
+def until_quiet(proxy):
+    """Wait until nothing but leases is written for a while; returns what was written in all."""
+    deadline = time.monotonic() + 60
+    seen, since = -1, time.monotonic()
+    while time.monotonic() < deadline:
+        written = sum(not is_lease(each) for each in proxy.writes)
+        if written != seen:
+            seen, since = written, time.monotonic()
+        elif time.monotonic() > since + QUIET / 4:
+            return seen
+        time.sleep(0.05)
+    raise AssertionError(f"it writes on and on: {list(proxy.writes)[-10:]}")
+
+
+def is_lease(request):
+    return "/leases" in request.path
+
+
+def test_a_policy_gets_a_status_an_annotation_a_policy_a_typo_an_event(start, proxy, api, namespace):
+    start(proxy)
+    populate(api, namespace)
+    until_done(api, namespace)
+
+    api.annotate("deployment", "annotated", namespace, slo_p99="90ms")
+    api.until(
+        "batchingpolicies", namespace,
+        lambda found: found and found[0]["spec"]["slo"]["latency"]["p99"] == "90ms", name="deployment-annotated",
+    )  # fmt: skip
+    api.annotate("deployment", "annotated", namespace, slo_p99="90")
+    event = wait_for_event(api, namespace, "AnnotationInvalid")
+    assert event["involvedObject"]["name"] == "annotated"
+    assert api.get("batchingpolicies", "deployment-annotated", namespace)["spec"]["slo"]["latency"]["p99"] == "90ms"
+    api.annotate("deployment", "annotated", namespace, slo_p99=None)
+    api.until_gone("batchingpolicies", namespace, name="deployment-annotated")
+
+
+def wait_for_event(api, namespace, reason):
+    found = api.until("events", namespace, lambda all_: any(each["reason"] == reason for each in all_))
+    return next(each for each in found if each["reason"] == reason)
+
+
+def test_in_the_steady_state_nothing_but_the_lease_is_written(start, proxy, api, namespace):
+    one = start(proxy)
+    populate(api, namespace)
+    until_done(api, namespace)
+    until_quiet(proxy)
+    proxy.writes.clear()
+    proxy.requests.clear()
+
+    deadline = time.monotonic() + 60
+    while sum(map(is_lease, proxy.writes)) < 5 and time.monotonic() < deadline:
+        time.sleep(0.05)  # five renewals: fifty passes
+
+    assert Counter(each.path for each in proxy.writes).keys() == {
+        f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/carpool-operator"
+    }
+    assert {each.method for each in proxy.requests if not is_lease(each)} <= {"GET"}
+    assert one.end() == 0
+    assert api.get("leases", "carpool-operator", namespace)["spec"]["holderIdentity"] == ""
+
+
+def test_all_can_be_deleted_with_and_without_an_operator(start, proxy, api, namespace):
+    one = start(proxy)
+    populate(api, namespace)
+    until_done(api, namespace)
+    api.delete("deployments", "annotated", namespace)
+    api.until_gone("batchingpolicies", namespace, name="deployment-annotated")
+    one.kill()
+    api.delete("batchingpolicies", "by-hand", namespace)
+
+    api.until_gone("batchingpolicies", namespace)
+    api.until_gone("configmaps", namespace, labels="carpool.dev/change=true")
+
+
+def test_one_writes_and_when_it_is_killed_another_goes_on(proxies, start, api, namespace):
+    first, second = proxies(), proxies()
+    a = start(first, "a")
+    api.until("leases", namespace, lambda found: found and found[0]["spec"]["holderIdentity"] == "a")
+    start(second, "b")
+    populate(api, namespace)
+    until_done(api, namespace)
+    until_quiet(first)
+    assert not second.writes
+    a.kill()
+    before = len(first.writes)
+
+    api.apply(policy("later", "other"), namespace=namespace)
+    api.until("batchingpolicies", namespace, has_status, name="later")
+
+    assert len(first.writes) == before
+    lease = api.get("leases", "carpool-operator", namespace)["spec"]
+    assert (lease["holderIdentity"], lease["leaseTransitions"]) == ("b", 1)
+
+
+@pytest.fixture
+def fault_free(start, proxies, api, namespace):
+    """The end state of a life in which nothing goes wrong, and its number of writes; all is as before it again."""
+    proxy = proxies()
+    one = start(proxy, "fault-free")
+    populate(api, namespace)
+    until_done(api, namespace)
+    writes = until_quiet(proxy)
+    state = end_state(api, namespace)
+    one.kill()
+    for kind in ("batchingpolicies", "deployments"):
+        for one in api.find(kind, namespace):
+            api.delete(kind, one["metadata"]["name"], namespace, missing_ok=True)
+    for name in ("carpool-signing-key", "carpool-public-key"):
+        for kind in ("secrets", "configmaps"):
+            api.delete(kind, name, namespace, missing_ok=True)
+    api.delete("leases", "carpool-operator", namespace, missing_ok=True)
+    api.until_gone("batchingpolicies", namespace)
+    api.until_gone("configmaps", namespace, labels="carpool.dev/change=true")
+    return state, writes
+
+
+def test_killed_after_each_write_in_turn_it_comes_to_the_same_end(fault_free, proxy, start, api, namespace):
+    expected, writes = fault_free
+    assert writes >= 6
+    populate(api, namespace)
+    lives = 0
+    while lives < 3 * writes:
+        one = start(proxy, "a")
+        # The key is made first, and its public half applied at the begin of every life, mostly for nothing.
+        after = 0 if lives < 2 else 1
+        proxy.after_write(lambda _, pid=one.pid: os.kill(pid, signal.SIGKILL), path="^(?!.*/leases)", after=after)
+        ended = one.ends_within(QUIET)
+        proxy.heal()
+        if not ended:
+            break  # nothing is left to write
+        lives += 1
+    one.kill()
+    # A life gets one write further, or two that were under way together.
+    assert writes / 2 <= lives < 3 * writes
+    last = start(proxy, "a")
+    until_done(api, namespace)
+    until_quiet(proxy)
+
+    assert end_state(api, namespace) == expected
+    assert last.end() == 0
+
+
+def test_refused_slow_and_deaf_it_comes_to_the_same_end(fault_free, proxy, start, api, namespace):
+    expected, _ = fault_free
+    for status in (409, 429, 500):
+        proxy.refuse(status, methods="PATCH|POST|PUT", times=3, retry_after=1)
+        proxy.refuse(status, methods="GET", times=2, after=5, retry_after=1)
+    proxy.refuse(410, path="watch|pods", times=2, after=2)
+    proxy.delay(1.0, methods="PATCH", times=3)
+    proxy.drop_events(times=6)
+    proxy.repeat_events(times=20)
+    start(proxy, "a")
+    populate(api, namespace)
+    until_done(api, namespace)
+    proxy.cut_watches()
+    proxy.drop_events(path="batchingpolicies", times=1)
+    api.apply(policy(p99="70ms"), namespace=namespace)
+    api.until("batchingpolicies", namespace, has_status, name="by-hand")
+    api.apply(policy(), namespace=namespace)
+    api.until("batchingpolicies", namespace, has_status, name="by-hand")
+    until_quiet(proxy)
+    asked = len(proxy.requests)
+
+    assert end_state(api, namespace) == expected
+    # No hot loop: lists, renewals, retries and watches of some 30 s, not thousands.
+    assert asked < 1500
+
+
+def test_an_api_server_that_goes_away_for_a_while_is_waited_for(start, proxy, api, namespace):
+    one = start(proxy)
+    populate(api, namespace)
+    until_done(api, namespace)
+    gone = proxy.refuse(500, times=float("inf"))
+    deadline = time.monotonic() + 60
+    while gone.struck < 20 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    proxy.heal()
+    api.apply(policy("later", "other"), namespace=namespace)
+
+    api.until("batchingpolicies", namespace, has_status, name="later", timeout=90)
+    assert not one.ended
+    assert not any(json.loads(line).get("exception") for line in one.log.read_text().splitlines() if line[0] == "{")
