@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -15,5 +16,6 @@ from minicluster.binaries import find  # noqa: E402 - of the one beside it
 def helm(tmp_path_factory):
     binary = find().get("helm")
     if binary is None:
-        pytest.skip("helm is not at hand: `make test-cluster` gets it first")
+        say = pytest.fail if "CARPOOL_CLUSTER_REQUIRED" in os.environ else pytest.skip
+        say("helm is not at hand: `make test-cluster` gets it first")
     return Helm(binary, tmp_path_factory.mktemp("helm"))
