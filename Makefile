@@ -26,17 +26,18 @@ demo: $(STAMP) ## Serve real models and a stand-in accelerator, watch it tune it
 test: $(STAMP) ## Run every test; those on a cluster where its programs are at hand
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
-# Namespaces need root; who is not gets a user namespace in which he is.
-IN_NAMESPACE = $(if $(filter 0,$(shell id -u)),,unshare --user --map-root-user)
-CLUSTER = PYTHONPATH=tests/cluster $(IN_NAMESPACE) $(BIN)/python -m
+# A cluster lives in namespaces, which need root: whoever is not gets a user namespace in which he is.
+AS_ROOT = $(if $(filter 0,$(shell id -u)),,unshare --user --map-root-user --net)
 
-test-cluster: $(STAMP) ## Run the tests on a cluster; first get or build its programs (minutes, once)
-	$(CLUSTER) minicluster.binaries --get
-	CARPOOL_CLUSTER_REQUIRED=1 $(CLUSTER) pytest tests/cluster
+test-cluster: programs ## Run the tests on a cluster; first get or build its programs (minutes, once)
+	CARPOOL_CLUSTER_REQUIRED=1 $(AS_ROOT) $(BIN)/python -m pytest tests/cluster
 
-cluster: $(STAMP) ## Open a cluster with the chart and a model in it, and a shell inside
-	@$(CLUSTER) minicluster.binaries --get >/dev/null
-	@$(CLUSTER) minicluster $(RUN)
+cluster: programs ## Open a cluster with the chart and a model in it, and a shell inside
+	@PYTHONPATH=tests/cluster $(AS_ROOT) $(BIN)/python -m minicluster $(RUN)
+
+.PHONY: programs
+programs: $(STAMP)
+	@PYTHONPATH=tests/cluster $(BIN)/python -m minicluster.binaries --get
 
 check: $(STAMP) ## Lint, types, layers, generated files
 	$(BIN)/ruff format --check --quiet .

@@ -9,14 +9,14 @@ The root is an overlay of the machine's own: everything is there, and nothing th
 to the descriptor FD: ``ok``, or why there is no container.
 """
 # Importing pathlib costs more than all the rest, at each start of a container.
-# ruff: noqa: PTH102, PTH103, PTH106, PTH110, PTH112, PTH116, PTH120, PTH123
+# ruff: noqa: PTH102, PTH103, PTH106, PTH110, PTH112, PTH114, PTH115, PTH116, PTH120, PTH123, PTH208, PTH211
 
 import ctypes
 import json
 import os
 import sys
 
-MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC = 1, 32, 4096, 16384
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC = 1, 2, 4, 8, 32, 4096, 16384
 MNT_DETACH = 2
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 # Shared with the machine as they are: devices and the kernel's own trees.
@@ -55,41 +55,56 @@ def _bind(source: str, target: str, *, read_only: bool) -> None:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
     _mount(source, target, "", MS_BIND | MS_REC)
     if read_only:
-        _mount("", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY)
+        # The flags that it has may be locked: they are named again.
+        flags = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)
+        _mount("", target, "", MS_BIND | MS_REMOUNT | MS_RDONLY | flags)
 
 
-def _mount_points() -> list[str]:
-    """Return what is mounted below the root, leaving out what lies below another such place."""
+def _places() -> list[str]:
+    """Return what a root is made of, in order: what lies in the machine's, and what is mounted deeper down."""
     with open("/proc/self/mountinfo") as lines:
-        points = sorted({line.split()[4].encode().decode("unicode_escape") for line in lines} - {"/", "/proc"})
-    top: list[str] = []
-    for point in points:
-        if not any(point.startswith((f"{one}/", "/proc/")) for one in top) and os.path.exists(point):
-            top.append(point)
-    return top
+        mounted = {line.split()[4].encode().decode("unicode_escape") for line in lines}
+    deeper = {point for point in mounted if point.count("/") > 1 and not point.startswith((*SHARED, "/proc/"))}
+    return sorted(filter(os.path.exists, {f"/{name}" for name in os.listdir("/")} | deeper))
 
 
-def _make_root(scratch: str) -> str:
-    """Return a folder that shows the machine's files, for this mount namespace alone."""
-    points = _mount_points()
+def _make_root(scratch: str) -> tuple[str, list[str]]:
+    """Make a folder that shows the machine's files, in this mount namespace alone.
+
+    Returns:
+        The folder, and the places in it that can be written.
+    """
+    places = _places()
     _mount("tmpfs", scratch, "tmpfs")
     root = f"{scratch}/root"
     os.mkdir(root)
-    _overlay("/", f"{scratch}/base", root)
-    for number, point in enumerate(points):
-        if point.startswith(SHARED):
-            _mount(point, root + point, "", MS_BIND | MS_REC)
-        elif not os.path.isdir(point):
-            _bind(point, root + point, read_only=True)
+    _mount("tmpfs", root, "tmpfs")
+    open_places, closed = ["/"], ["/proc"]
+    for number, place in enumerate(places):
+        if place.startswith(tuple(f"{one}/" for one in closed)):
+            continue
+        if os.path.islink(place):
+            os.symlink(os.readlink(place), root + place)
+        elif place == "/proc":
+            os.mkdir(root + place)
+            _mount("proc", root + place, "proc")
+        elif place in SHARED:
+            os.mkdir(root + place)
+            _mount(place, root + place, "", MS_BIND | MS_REC)
+        elif not os.path.isdir(place):
+            _bind(place, root + place, read_only=True)
         else:
+            os.makedirs(root + place, exist_ok=True)
             try:
-                _overlay(point, f"{scratch}/{number}", root + point)
-            except OSError:  # a file system that cannot lie below an overlay
-                _bind(point, root + point, read_only=True)
-    _mount("proc", f"{root}/proc", "proc")
+                # One for each folder: an overlay of the whole root is refused to whoever is root in a user namespace.
+                _overlay(place, f"{scratch}/{number}", root + place)
+                open_places.append(place)
+            except OSError:  # what lies there cannot be below an overlay
+                _bind(place, root + place, read_only=True)
+                closed.append(place)
     if os.path.ismount(f"{root}/dev/shm"):  # noqa: S108 - the container's own
         _mount("tmpfs", f"{root}/dev/shm", "tmpfs")  # noqa: S108 - likewise
-    return root
+    return root, open_places
 
 
 def _enter(root: str) -> None:
@@ -116,15 +131,17 @@ def main() -> None:
     os.set_inheritable(report, False)
     try:
         _check(_libc.sethostname(spec["hostname"].encode(), len(spec["hostname"])), "sethostname")
-        _enter(_make_root(spec["scratch"]))
+        root, writable = _make_root(spec["scratch"])
+        _enter(root)
         _mount("tmpfs", spec["hidden"], "tmpfs")  # the cluster's keys and tokens are not the container's
         for mount in spec["mounts"]:
             _bind("/.machine" + mount["source"], mount["target"], read_only=mount["read_only"])
         _check(_libc.umount2(b"/.machine", MNT_DETACH), "umount2")
         os.rmdir("/.machine")
-        if spec["read_only"]:
-            _mount("", "/", "", MS_REMOUNT | MS_RDONLY)
         os.makedirs(spec["directory"], exist_ok=True)
+        if spec["read_only"]:
+            for place in writable:
+                _mount("", place, "", MS_BIND | MS_REMOUNT | MS_RDONLY)
         os.chdir(spec["directory"])
         program = _find(spec["argv"][0], spec["environment"]["PATH"])
         os.stat(program)
