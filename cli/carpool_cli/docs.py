@@ -27,6 +27,8 @@ from carpool_cli.main import main as group
 from carpool_operator import annotations as names
 from carpool_operator import api as operator
 from carpool_operator import cel
+from carpool_operator import main as operator_command
+from carpool_operator import metrics as operator_metrics
 from carpool_operator.injector.decide import Settings
 from carpool_operator.injector.reasons import NOTES, REASONS
 from carpool_operator.injector.server import Injector
@@ -141,11 +143,13 @@ def commands() -> str:
     try:
         with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
             sidecar.main(["--help"])
+        operator_help = operator_command.parser().format_help()
     finally:
         os.environ.pop("COLUMNS")
         if before is not None:
             os.environ["COLUMNS"] = before
     parts.append(_section("carpool-sidecar", shown.getvalue()))
+    parts.append(_section("carpool-operator", operator_help))
     parts += _helps("kubectl carpool", plugin)
     return "\n".join(parts)
 
@@ -293,7 +297,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "config.md": config,
     "injection.md": injection,
     "policy.md": resource,
-    "metrics.md": metrics.reference,
+    "metrics.md": lambda: metrics.reference() + operator_metrics.reference(),
 }
 
 

@@ -79,3 +79,13 @@ class Metrics:
 
     def _of(self, name: str, labels: tuple[object, ...]) -> Any:  # noqa: ANN401 - a counter or a gauge
         return self._all[name].labels(*labels) if labels else self._all[name]
+
+
+def reference() -> str:
+    """Return the operator's section of ``docs/reference/metrics.md``."""
+    lines = ["", "## Of the operator", "", "| metric | type | labels | what |", "|---|---|---|---|"]
+    for metric in METRICS:
+        name = PREFIX + metric.name + ("_total" if metric.kind == "counter" else "")
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        lines.append(f"| `{name}` | {metric.kind} | {labels} | {metric.text} |")
+    return "\n".join(lines) + "\n"

@@ -11,6 +11,7 @@ from pages import ROOT, WRITTEN
 from carpool.riding import Refused
 from carpool.tuning import Reason
 from carpool_cli.main import COMMANDS
+from carpool_operator import metrics as operator_metrics
 from carpool_sidecar.http1.calls import FailureKind
 from carpool_sidecar.metrics import METRICS
 from carpool_sidecar.signing import Reason as Refusal
@@ -40,6 +41,7 @@ def test_links_lead_somewhere(page):
 
 def test_metrics_that_are_named_exist():
     known = {re.sub(r"_total$", "", metric.name) for metric in METRICS}
+    known |= {f"operator_{metric.name}" for metric in operator_metrics.METRICS}
     for page in WRITTEN:
         for name in re.findall(r"\bcarpool_(?!cli\b|sidecar\b|operator\b)[a-z0-9_]+", page.read_text("utf-8")):
             plain = re.sub(r"_(total|bucket|sum|count)$", "", name)
