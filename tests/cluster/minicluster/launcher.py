@@ -9,7 +9,7 @@ The root is an overlay of the machine's own: everything is there, and nothing th
 to the descriptor FD: ``ok``, or why there is no container.
 """
 # Importing pathlib costs more than all the rest, at each start of a container.
-# ruff: noqa: PTH102, PTH103, PTH106, PTH110, PTH112, PTH114, PTH115, PTH116, PTH120, PTH123, PTH208, PTH211
+# ruff: noqa: PTH102, PTH103, PTH106, PTH112, PTH114, PTH115, PTH116, PTH120, PTH123, PTH208, PTH211
 
 import ctypes
 import json
