@@ -12,6 +12,7 @@ from carpool.policy import PolicyError
 from carpool_operator.api import MetricsSource
 from carpool_operator.kube import ApiError, path_of
 from carpool_operator.model import Reading
+from carpool_operator.signing import SECRET
 from carpool_operator.sources.prometheus import Prometheus, endpoint, needed
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ class Sources:
         """Read what the settings refer to; what can't be read is left out, and named by whoever misses it."""
         values: dict[Key, bytes] = {}
         for kind, name in dict.fromkeys((kind, name) for kind, name, _ in keys):
+            if (kind, name) == ("Secret", SECRET):
+                continue  # the operator's own is for no server that a policy names
             plural = "secrets" if kind == "Secret" else "configmaps"
             try:
                 body = await self._writer.read(path_of("v1", plural, namespace, name))

@@ -166,6 +166,22 @@ async def test_new_credentials_are_found(api, sources, sidecar, prometheus, cloc
     assert prometheus.asked == ["Bearer first", "Bearer second"]
 
 
+async def test_the_key_that_signs_is_nobody_s_password(api, sources, sidecar, prometheus):
+    """The operator may read it, and in its own namespace there may be policies, too."""
+    data = {"privateKey.pem": b64encode(new_key()).decode(), "name": b64encode(b"me").decode()}
+    api.put("v1", "secrets", {"metadata": {"name": "carpool-signing-key"}, "data": data})
+    keys = {"username": "name", "password": "privateKey.pem"}
+    basic = {name: {"name": "carpool-signing-key", "key": key} for name, key in keys.items()}
+    body = policy()
+    body["spec"]["metrics"] = {"source": "Prometheus", "prometheus": {"url": prometheus.url, "auth": {"basic": basic}}}
+    one = at(sidecar)
+
+    readings = await sources.read(as_kept(RawPolicy, body), [one], fleet=1)
+
+    assert "no Secret carpool-signing-key" in readings[one.uid].error
+    assert prometheus.asked == []
+
+
 async def test_a_certificate_may_stand_in_a_configmap(api, sources, sidecar, clock):
     body = policy()
     api.put("v1", "configmaps", {"metadata": {"name": "ca"}, "data": {"ca.crt": "no certificate"}})
