@@ -117,7 +117,7 @@ def test_wrong_options_are_named(arguments, said, capsys):
 
 
 def test_without_a_cluster_it_says_so(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(module.logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr(module, "set_up", lambda _: None)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert main(["--sidecar-image=i", "--kubeconfig", str(tmp_path / "none")]) == 3
     assert capsys.readouterr().err.startswith("carpool-injector: ")

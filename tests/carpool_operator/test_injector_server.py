@@ -125,11 +125,15 @@ async def test_a_fault_of_ours_holds_nobody_up(caplog):
         b'"a"',
         b'{"request": {}}',
         b'{"request": {"uid": "u", "kind": {"kind": "Pod"}, "object": null}}',
+        b'{"request": {"uid": "u", "kind": {"kind": "Secret"}, "object": {"metadata": {}}}}',
+        b'{"request": {"uid": "u", "kind": {"kind": ["Pod"]}, "object": {"metadata": {}}}}',
     ],
 )
 async def test_what_is_no_review_is_refused(body):
-    async with client(Injector(SETTINGS)) as (post, _):
+    async with client(Injector(SETTINGS)) as (post, get):
         assert (await post(body))[0] == 400
+        # Whoever can reach it must not make it remember what they like.
+        assert "carpool_injector_reviews_total{" not in (await get("/metrics"))[1]
 
 
 async def test_a_review_has_bounds(monkeypatch):

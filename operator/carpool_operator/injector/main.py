@@ -24,6 +24,7 @@ from carpool_operator.injector.decide import MIN_MEMORY, Settings
 from carpool_operator.injector.server import Injector
 from carpool_operator.injector.tls import ServingContext
 from carpool_operator.kube import ApiError, ConfigException, connect
+from carpool_operator.logs import set_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +43,7 @@ log = logging.getLogger("carpool.injector")
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=options.log.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up(options.log.capitalize())
     settings = Settings(
         image=options.sidecar_image,
         version=version("carpool-serving"),

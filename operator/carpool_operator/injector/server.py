@@ -25,6 +25,8 @@ MAX_REVIEW = 8 * 2**20
 """Bytes. An object has up to 1.5 MiB in etcd, more as JSON; a review of an update holds it twice."""
 READ = 5.0
 """Seconds that a review may take to come in; API servers wait as long for the whole call."""
+KINDS = ("Deployment", "Pod")
+"""What is reviewed. Anybody may call, and each kind that was is counted and remembered."""
 
 log = logging.getLogger("carpool.injector")
 
@@ -98,10 +100,10 @@ class Injector:
             review = msgspec.json.decode(body)
             question = review["request"]
             # Without these there is nobody to answer.
-            _ = question["uid"], question["kind"]["kind"], question["object"]["metadata"]
+            _ = question["uid"], question["object"]["metadata"], KINDS.index(question["kind"]["kind"])
         except TimeoutError:
             return self._closed(web.Response(status=408, text="the review did not come in time\n"))
-        except (msgspec.DecodeError, KeyError, TypeError, RecursionError):
+        except (msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError):
             return self._closed(web.Response(status=400, text="this is no AdmissionReview (admission.k8s.io/v1)\n"))
         started = perf_counter()
         answer = self._answer(question)
