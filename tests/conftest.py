@@ -3,11 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections import Counter
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "cluster"))
+
+from minicluster import binaries
 
 # Before its first async test pytest-asyncio asks for the current loop and, up to Python 3.11, gets a new one that none
 # closes: a warning, so an error, in whichever test the garbage is collected. Once set to None there is none to get.
 asyncio.set_event_loop(None)
+
+# Then a test that is skipped fails the run: CI and `make test-cluster` set it.
+ALL_REQUIRED = "CARPOOL_ALL_TESTS"
+
+
+@pytest.fixture(scope="session")
+def program():
+    """Return the path of a program by its name; what needs one that is not at hand is skipped, and the end says so."""
+
+    def find(name: str) -> Path:
+        path = binaries.find().get(name)
+        if path is None:
+            pytest.skip(f"{name} is not at hand: `make test-cluster` gets it first")
+        return path
+
+    return find
+
+
+def pytest_sessionfinish(session):
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get(ALL_REQUIRED) and reporter is not None and reporter.stats.get("skipped"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter):
