@@ -30,7 +30,7 @@ test: $(STAMP) ## Run every test; those on a cluster where its programs are at h
 AS_ROOT = $(if $(filter 0,$(shell id -u)),,unshare --user --map-root-user --net)
 
 test-cluster: programs ## Run the tests on a cluster; first get or build its programs (minutes, once)
-	CARPOOL_CLUSTER_REQUIRED=1 $(AS_ROOT) $(BIN)/python -m pytest tests/cluster
+	CARPOOL_ALL_TESTS=1 $(AS_ROOT) $(BIN)/python -m pytest tests/cluster
 
 cluster: programs ## Open a cluster with the chart and a model in it, and a shell inside
 	@PYTHONPATH=tests/cluster $(AS_ROOT) $(BIN)/python -m minicluster $(RUN)
@@ -71,7 +71,7 @@ fuzz: $(STAMP) ## Throw broken bytes at the parsers
 
 clients: $(STAMP) ## Real clients against a sidecar, kserve's (450 MB, in ~/.cache/carpool) among them
 	$(call cached,kserve,kserve==0.21.0,$(PYTHON))
-	$(BIN)/python -m pytest tests/clients
+	$(BIN)/python -m pytest tests/clients tests/clients/check_kserve.py
 
 # nvidia-pytriton runs on the system's own Python only: Triton's Python backend is linked against it.
 triton: $(STAMP) ## A sidecar in front of a real Triton (400 MB, in ~/.cache/carpool)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -68,10 +67,8 @@ def test_metrics_and_labels_exist(expression):
 
 
 @pytest.fixture(scope="module")
-def promtool():
-    found = shutil.which("promtool")
-    if found is None:
-        pytest.skip("promtool is not at hand (Debian: apt-get install prometheus)")
+def promtool(program):
+    found = program("promtool")
     return lambda *arguments: subprocess.run(  # noqa: S603 - Prometheus's own, by our arguments
         [found, *map(str, arguments)], capture_output=True, text=True, check=False
     )

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import itertools
-import os
-import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from minicluster import binaries
 from minicluster.cluster import Cluster, network_restored
 
 HERE = Path(__file__).parent
-# `make test-cluster` sets it: then what cannot run fails instead of being skipped.
-REQUIRED = "CARPOOL_CLUSTER_REQUIRED"
 _running: list[Cluster] = []
 _numbers = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items):
     needy = [item for item in items if item.path.is_relative_to(HERE) and "cluster" in item.fixturenames]
-    why = binaries.missing() if needy and not os.environ.get(REQUIRED) else ""
+    why = binaries.missing() if needy else ""
     for item in needy:
         item.add_marker(pytest.mark.xdist_group("cluster"))  # one worker, one cluster
         if why:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 import urllib.request
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from minicluster import binaries, carpool
+from minicluster import carpool
 from minicluster.cluster import Cluster
 
 from carpool_operator.injector.certificates import issue
@@ -64,9 +63,8 @@ def api(cluster):
 
 
 @pytest.fixture
-def helm(cluster):
-    if "helm" not in binaries.find() and "CARPOOL_CLUSTER_REQUIRED" not in os.environ:
-        pytest.skip("helm is not at hand: `make test-cluster` gets it first")
+def helm(cluster, program):
+    program("helm")
 
     def run(verb, *arguments, values=None, **options):
         given = [] if values is None else ["--values", "-"]

@@ -6,9 +6,7 @@ Debian's is built without Kubernetes' service discovery, so the test tells it th
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import time
 from pathlib import Path
 
@@ -24,16 +22,9 @@ PATH = "/v1/models/standin:predict"
 BODY = json.dumps({"instances": [[0.5, 1.5]]}).encode()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _prometheus_is_here():
-    if shutil.which("prometheus") is None:
-        (pytest.fail if os.environ.get("CARPOOL_CLUSTER_REQUIRED") else pytest.skip)(
-            "no prometheus here: apt-get install prometheus"
-        )
-
-
 @pytest.fixture(scope="module")
-def installed(cluster, api):
+def installed(cluster, api, program):
+    program("prometheus")
     carpool.install(cluster, api)
     yield
     carpool.uninstall(cluster, api)

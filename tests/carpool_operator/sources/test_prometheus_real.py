@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,19 +20,9 @@ from carpool_operator.evidence import Evidence
 from carpool_operator.model import Pod, Target
 from carpool_operator.sources.prometheus import Prometheus, endpoint, open_session
 
-PROMETHEUS = shutil.which("prometheus")
 PATIENCE = 60.0
 
 pytestmark = pytest.mark.real
-
-
-@pytest.fixture(autouse=True)
-def _prometheus_is_here():
-    if PROMETHEUS is None:
-        # `make test-cluster` sets it: then what cannot run fails instead of being skipped.
-        (pytest.fail if os.environ.get("CARPOOL_CLUSTER_REQUIRED") else pytest.skip)(
-            "no prometheus here: apt-get install prometheus"
-        )
 
 
 POD = Pod(
@@ -116,7 +105,7 @@ def sidecar(processes, tmp_path, model, name="sidecar"):
     return process, data, admin
 
 
-def prometheus(processes, tmp_path, admin):
+def prometheus(program, processes, tmp_path, admin):
     port = free_port()
     config = tmp_path / "prometheus.yml"
     config.write_text(
@@ -138,7 +127,7 @@ def prometheus(processes, tmp_path, admin):
         )
     )
     process = processes(
-        PROMETHEUS, f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'data'}",
+        program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}", "--log.level=error", env={**os.environ, "GOMAXPROCS": "1"},
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
@@ -160,7 +149,7 @@ async def said(http, admin):
         return decode(await response.read())
 
 
-async def test_it_reads_what_the_sidecar_counted(processes, tmp_path, http, source):
+async def test_it_reads_what_the_sidecar_counted(program, processes, tmp_path, http, source):
     model = free_port()
     profile = tmp_path / "tiny.json"
     profile.write_text(
@@ -172,7 +161,7 @@ async def test_it_reads_what_the_sidecar_counted(processes, tmp_path, http, sour
     )  # fmt: skip
     await answers(http, f"http://127.0.0.1:{model}/v2/health/ready")
     first, data, admin = sidecar(processes, tmp_path, model)
-    server, port = prometheus(processes, tmp_path, admin)
+    server, port = prometheus(program, processes, tmp_path, admin)
     await answers(http, f"http://127.0.0.1:{admin}/readyz")
     await answers(http, f"http://127.0.0.1:{port}/-/ready")
     reader = source(port)

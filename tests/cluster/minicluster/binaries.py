@@ -20,9 +20,11 @@ KUBERNETES = "v1.35.4"
 HELM = "v3.22.0"
 # A cluster needs all of CONTROL_PLANE; kubectl and helm are for tests and people.
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager")
-TOOLS = (*CONTROL_PLANE, "kubectl", "helm")
+TOOLS = (*CONTROL_PLANE, "kubectl", "helm", "prometheus", "promtool")
 # Of Debian's iproute2 and util-linux.
 SYSTEM = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+# Unpacked, not installed: its package would start a server.
+DEBIAN = {"prometheus": "prometheus", "promtool": "prometheus"}
 PACKAGES = {
     "etcd": "go.etcd.io/etcd/server/v3",
     "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
@@ -91,9 +93,32 @@ def get() -> dict[str, Path]:
         found = find()
     CACHE.mkdir(parents=True, exist_ok=True)
     for name in TOOLS:
-        if name not in found:
-            _build(name)
+        if name not in find():
+            _unpack(name) if name in DEBIAN else _build(name)
     return find()
+
+
+def _unpack(name: str) -> None:
+    package = DEBIAN[name]
+    advice = f"{name} is not at hand: put it on PATH (Debian: apt-get install {package})"
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        raise MissingError(advice)
+    _say(f"fetching Debian's {package} (once; it lands in {CACHE}) ...")
+    apt = ["apt-get", "--quiet", "--quiet", "-o", "APT::Sandbox::User=root"]
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix=".unpack-") as folder:
+        if not _does(*apt, "download", package, folder=folder):
+            _does(*apt, "update", folder=folder)  # a fresh machine has no lists of packages yet
+            if not _does(*apt, "download", package, folder=folder):
+                raise MissingError(advice)
+        (archive,) = Path(folder).glob("*.deb")
+        if not _does("dpkg-deb", "--extract", archive.name, ".", folder=folder):
+            raise MissingError(advice)
+        for program in (each for each, source in DEBIAN.items() if source == package):
+            (Path(folder) / "usr/bin" / program).rename(CACHE / program)
+
+
+def _does(*command: str, folder: str) -> bool:
+    return subprocess.run(command, cwd=folder, check=False).returncode == 0  # noqa: S603 - fixed words
 
 
 def _build(name: str) -> None:

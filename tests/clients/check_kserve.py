@@ -6,12 +6,9 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
 PYTHON = Path(os.environ.get("CARPOOL_KSERVE", Path.home() / ".cache" / "carpool" / "kserve")) / "bin" / "python"
 
 
-@pytest.mark.skipif(not PYTHON.exists(), reason="kserve's client (450 MB) is not installed: `make clients` does that")
 def test_the_client_gets_its_answers(served):
     script = Path(__file__).parent / "kserve_client.py"
     command = [PYTHON, script, f"http://{served.data}", "standin"]
