@@ -22,7 +22,6 @@ from msgspec.structs import replace
 
 from carpool import report as reports
 from carpool.arrivals import Poisson, until
-from carpool.outcome import Setting
 from carpool.policy import SLO, Duration, Latency, Parameters
 from carpool.report import Lane, Queue, Report, Stalls
 from carpool.simulation import Device, Simulation, linear
@@ -35,6 +34,7 @@ from carpool_operator.model import Pod, Policy, Reading, Target, View, Workload
 
 if TYPE_CHECKING:
     from carpool.change import Change
+    from carpool.outcome import Setting
 
 HERE = Path(__file__).parent
 LIMITS = HERE / "limits.json"

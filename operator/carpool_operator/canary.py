@@ -159,23 +159,25 @@ def choose(pods: Sequence[Pod], template_hash: str | None, percent: int) -> list
 
 
 RETRY = 60.0
-"""Seconds that riskier parameters wait after a trial that proved nothing; doubled each time."""
+"""Seconds that riskier parameters wait after a trial that failed or proved nothing; doubled each time."""
+
+LONGEST_RETRY = 16 * RETRY
 
 
 class Patience:
-    """Waits longer after every trial that proved nothing, so that trials do not follow each other for ever."""
+    """Waits longer after every trial that came to nothing: what else is the matter shows in no forecast."""
 
     def __init__(self) -> None:
         self._until = -inf
         self._next = RETRY
 
-    def returned(self, now: float) -> None:
-        """Take note of a trial that proved nothing."""
+    def failed(self, now: float) -> None:
+        """Take note of a trial that came to nothing."""
         self._until = now + self._next
-        self._next = min(2 * self._next, 16 * RETRY)
+        self._next = min(2 * self._next, LONGEST_RETRY)
 
-    def proven(self) -> None:
-        """Take note of one that did."""
+    def succeeded(self) -> None:
+        """Take note of one that was promoted."""
         self._next = RETRY
 
     def over(self, now: float) -> bool:

@@ -122,11 +122,14 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
             f"{where} logs {name} -c carpool",
         )
     if delivered.late:
+        name = delivered.late[0]
+        error = next((seen.error for seen in steering.evidence.pods.values() if seen.name == name), "")
+        why = f" ({name} can't be read: {error})" if error else ""
         return Finding(
             FALSE,
             "Pending",
-            f"{names(delivered.late)} of {what} did not say that the newest configuration runs: "
-            f"{where} logs {delivered.late[0]} -c carpool",
+            f"{names(delivered.late)} of {what} did not say that the newest configuration runs{why}: "
+            f"{where} logs {name} -c carpool",
         )
     if not delivered.injected:
         if workload.replicas == 0:

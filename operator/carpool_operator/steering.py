@@ -227,7 +227,7 @@ class Steering:
             message = f"a sidecar went back from {rolled.rejected.describe()}: {rolled.reason}"
             trial, tried = self.trial, self.publisher.trial
             if trial is not None and tried is not None and uid in trial.pods and rolled.generation == tried.generation:
-                self._reject(trial, "SidecarRolledBack", message)
+                self._reject(now, trial, "SidecarRolledBack", message)
                 continue
             seen = self.evidence.pods[uid]
             if change is None or seen.generation != change.generation:
@@ -330,24 +330,24 @@ class Steering:
         message = f"{trial.parameters.describe()}: {message}"
         if verdict is Verdict.PROMOTE:
             self.trial = None
-            self._patience.proven()
+            self._patience.succeeded()
             learned.adopt(trial.parameters)
             self._happened("Promoted", trial.model, "CanaryPromoted", message, learned, trial.decision)
         elif verdict is Verdict.ROLL_BACK:
-            self._reject(trial, "CanaryRolledBack", message)
+            self._reject(now, trial, "CanaryRolledBack", message)
         else:
             self._return(now, trial, message)
         return trial.model
 
-    def _reject(self, trial: Trial, reason: str, message: str) -> None:
+    def _reject(self, now: float, trial: Trial, reason: str, message: str) -> None:
         learned = self.models[trial.model]
         learned.tuner.rejected(trial.parameters, learned.parameters)
-        self._patience.proven()
+        self._patience.failed(now)
         self._call_back()
         self._happened("RolledBack", trial.model, reason, message, learned)
 
     def _return(self, now: float, trial: Trial, message: str) -> None:
-        self._patience.returned(now)
+        self._patience.failed(now)
         self._call_back()
         self._happened("RolledBack", trial.model, "CanaryReturned", message, self.models[trial.model])
 

@@ -126,15 +126,15 @@ def test_who_may_be_a_canary():
     assert choose(pods[:4], "one", 50) == []
 
 
-def test_patience_grows_with_every_trial_that_proved_nothing():
+def test_patience_grows_with_every_trial_that_came_to_nothing():
     patience = Patience()
     assert patience.over(0.0)
-    patience.returned(0.0)
+    patience.failed(0.0)
     assert not patience.over(RETRY - 1)
     assert patience.over(RETRY)
-    patience.returned(RETRY)
+    patience.failed(RETRY)
     assert not patience.over(2.5 * RETRY)
     assert patience.over(3 * RETRY)
-    patience.proven()
-    patience.returned(1000.0)
+    patience.succeeded()
+    patience.failed(1000.0)
     assert patience.over(1000.0 + RETRY)

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from fleets import EPOCH, RESNET, World, pod_of, workload_of
+from msgspec.structs import replace
+
+from carpool_operator.api import ConditionStatus, ConditionType
+from carpool_operator.conditions import FALSE, GRACE, TRUE, UNKNOWN, Finding, asks, conditions, names, ready, worst
+from carpool_operator.model import Target
+
+
+def settle(world, steps=4):
+    for _ in range(steps):
+        world.step(world.now + 2.0)
+
+
+def programmed(world):
+    said = world.condition("Programmed")
+    return said["status"], said["reason"], said["message"]
+
+
+def test_what_asks_for_sidecars():
+    assert asks(workload_of(inject="true"))
+    assert asks(workload_of(inject="deployment"))
+    assert not asks(workload_of(inject="false"))
+    assert not asks(workload_of(inject=None))
+
+
+def test_how_to_get_sidecars_depends_on_what_there_is():
+    world = World(pods=0)
+    world.workload = workload_of(inject="false")
+    settle(world)
+    assert "take that annotation out" in programmed(world)[2]
+    world.workload = workload_of(inject=None, annotations={"carpool.dev/slo-p99": "50ms"})
+    settle(world)
+    assert "kubectl -n vision rollout restart deployment/resnet" in programmed(world)[2], "the webhook was away"
+    stateful = Target("vision", "StatefulSet", "resnet")
+    world.workload = workload_of(stateful, inject=None)
+    settle(world)
+    assert "kubectl -n vision patch statefulset/resnet" in programmed(world)[2]
+
+
+def test_pods_that_were_missed_are_named_with_the_command():
+    world = World(pods=2)
+    settle(world)
+    world.missed = ("resnet-8", "resnet-9")
+    settle(world)
+    status, reason, message = programmed(world)
+    assert (status, reason) == ("False", "Missed")
+    assert "resnet-8, resnet-9" in message
+    assert "kubectl -n vision rollout restart deployment/resnet" in message
+    assert world.status["targets"][0]["missed"] == ["resnet-8", "resnet-9"]
+    assert world.reasons().count("Missed") == 1
+
+
+def test_a_pod_that_refuses_is_named_with_its_reason():
+    world = World(pods=2)
+    settle(world)
+    world.pods[1].takes = False
+    world.pods[1].restart(world.now, world.stats[1], None)
+    settle(world)
+    status, reason, message = programmed(world)
+    assert (status, reason) == ("False", "PushRefused")
+    assert "resnet-1" in message
+    assert "403: not for me" in message
+    assert "kubectl -n vision delete pod resnet-1" in message
+    writes = len(world.writes)
+    settle(world, 20)
+    assert len(world.writes) == writes, "repeating it is no news"
+    world.pods[1].takes = True
+    world.run(0, 400)
+    assert programmed(world)[0] == "True"
+
+
+def test_a_pod_that_cannot_use_its_configmap_is_named():
+    world = World(pods=2)
+    settle(world)
+    world.pods[1].restart(world.now, world.stats[1], None)
+    world.pods[1].take = lambda change: None
+    world.pods[1].spoil = lambda report: replace(report, change_error="wrong signature")
+    settle(world)
+    _, reason, message = programmed(world)
+    assert reason == "ChangeRefused"
+    assert "wrong signature" in message
+
+
+def test_a_pod_has_time_to_follow():
+    world = World(pods=2)
+    settle(world)
+    world.pods[1].take = lambda change: None
+    world.edit(world.policy.spec)
+    world.pods[1].change = replace(world.pods[1].change, generation=1)
+    world.step(world.now + 2.0)
+    assert programmed(world)[0] == "True" or world.now - 2.0 > GRACE
+    for _ in range(20):
+        world.step(world.now + 2.0)
+    status, reason, message = programmed(world)
+    assert (status, reason) == ("False", "Pending")
+    assert "resnet-1" in message
+    assert "resnet-0" not in message
+
+
+def test_metrics_name_the_pod_and_the_error():
+    world = World(pods=1)
+    settle(world)
+    world.pods[0].answers = False
+    settle(world, 5)
+    assert world.condition("MetricsAvailable")["status"] == "True", "not at the first lost answer"
+    settle(world, 20)
+    said = world.condition("MetricsAvailable")
+    assert (said["status"], said["reason"]) == ("False", "MetricsStale")
+    assert "resnet-0: connection refused" in said["message"]
+    assert "kubectl -n vision get pods" in said["message"]
+
+
+def test_pods_that_are_not_ready_are_no_lost_metrics():
+    world = World(pods=1)
+    settle(world)
+    world.pods[0].pod = pod_of(0, ready=False)
+    settle(world, 30)
+    said = world.condition("MetricsAvailable")
+    assert (said["status"], said["reason"]) == ("Unknown", "NoPodsReady")
+
+
+def test_the_slo_is_missed_and_kept_again_with_an_event_each():
+    world = World(pods=2)
+    world.run(600, 20)
+    assert world.condition("SLOMet")["status"] == "True"
+    world.run(20_000, 20, seed=2)
+    said = world.condition("SLOMet")
+    assert (said["status"], said["reason"]) == ("False", "Missed")
+    assert world.condition("Ready")["status"] == "True", "readiness is of the machinery"
+    assert "Missed" in world.reasons()
+
+
+def test_ready_is_all_but_the_slo():
+    good = Finding(TRUE, "Good")
+    found = dict.fromkeys(ConditionType, good) | {ConditionType.SLO_MET: Finding(FALSE, "Missed")}
+    assert ready(found, paused=False) == Finding(TRUE, "Ready")
+    assert ready(found, paused=True).reason == "Paused"
+    found[ConditionType.PROGRAMMED] = Finding(UNKNOWN, "Pending", "wait")
+    assert ready(found, paused=False) == Finding(FALSE, "Pending", "wait")
+
+
+def test_of_several_targets_the_worst_speaks():
+    good, bad = Finding(TRUE, "Good"), Finding(FALSE, "Missed", "one")
+    assert worst([good, Finding(UNKNOWN, "Pending"), bad, Finding(FALSE, "Missed", "two")], good).message == "one; two"
+    assert worst([good, Finding(UNKNOWN, "Pending")], good).reason == "Pending"
+    assert worst([], bad) == bad
+
+
+def test_a_transition_keeps_its_time_while_the_reason_changes():
+    first = conditions({ConditionType.READY: Finding(FALSE, "Missed")}, (), 1, "then")
+    second = conditions({ConditionType.READY: Finding(FALSE, "Pending", "m")}, first, 2, "now")
+    assert (second[0].last_transition_time, second[0].reason, second[0].observed_generation) == ("then", "Pending", 2)
+    third = conditions({ConditionType.READY: Finding(TRUE, "Ready")}, second, 2, "now")
+    assert third[0].last_transition_time == "now"
+    assert third[0].status is ConditionStatus.TRUE
+
+
+def test_many_names_are_cut():
+    assert names(["a", "b"]) == "a, b"
+    assert names(list("abcdefgh")) == "a, b, c, d, e and 3 more"
+
+
+def test_times_are_of_the_wall():
+    world = World(pods=1)
+    world.step(2.0)
+    assert world.condition("Accepted")["lastTransitionTime"] == "2026-09-21T14:13:22Z"
+    assert EPOCH == 1_790_000_000.0
+    assert world.status["targets"][0]["name"] == RESNET.name
