@@ -24,7 +24,7 @@ class Metric(NamedTuple):
 METRICS = (
     Metric("leader", "gauge", (), "1 while this replica leads"),
     Metric("pass_seconds", "histogram", (), "Seconds of a pass over all policies"),
-    Metric("pass_cpu_seconds", "counter", (), "CPU seconds of the process during passes"),
+    Metric("pass_cpu_seconds", "counter", (), "CPU seconds of the process while it leads"),
     Metric("step_errors", "counter", (), "Decisions lost to faults of the operator; the log has them"),
     Metric("decisions", "counter", ("action", "reason"), "Decisions, as statuses name them"),
     Metric("readings", "counter", ("result",), "Reports asked of pods or of Prometheus: ok, error"),

@@ -215,7 +215,7 @@ class Operator:
                 await loop.run(self._settings.interval)
             finally:
                 await _ended(refresh)
-                await asyncio.wait([asyncio.create_task(loop.settle())], timeout=FINISH)
+                await loop.end(FINISH)
                 self._loop = None
                 steps.shutdown(wait=False, cancel_futures=True)
 

@@ -162,7 +162,12 @@ class Pusher:
                 self._session.put(
                     f"http://{address(pod)}/v1/config",
                     data=body,
-                    headers={"content-type": "application/json", "x-carpool-signature": signature},
+                    # Once in a while: what is kept for the next is a file descriptor a pod.
+                    headers={
+                        "content-type": "application/json",
+                        "x-carpool-signature": signature,
+                        "connection": "close",
+                    },
                     timeout=aiohttp.ClientTimeout(total=PUSH),
                     allow_redirects=False,
                 ) as response,

@@ -275,7 +275,9 @@ class FakeApi:
         selector, field_ = request.query.get("labelSelector", ""), request.query.get("fieldSelector", "")
         items = [
             body
-            for (version, kind, where, name), body in sorted(self.objects.items())
+            for (version, kind, where, name), body in sorted(
+                (key, body) for key, body in self.objects.items() if key[:2] == (api, plural)
+            )
             if (version, kind) == (api, plural)
             and namespace in {"", where}
             and _selects(selector, body)

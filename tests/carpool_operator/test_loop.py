@@ -88,11 +88,15 @@ class World:
         self.steps = []
         self.now = 1000.0
         self.lives = 0
+        self.time = lambda: self.now
         self.leads = True
         self.writes_left = None
         self.metrics = Metrics()
         self.threads = ThreadPoolExecutor(1)
         self._kube = api.kube()
+
+    def clock(self):
+        return self.time()
 
     async def start(self):
         """Begin a life of the operator, with nothing remembered."""
@@ -117,7 +121,7 @@ class World:
                 ),
                 pusher=Pusher(self.session, at_once), recorder=Recorder(writer, "operator-1"),
                 inspector=Inspector(writer), metrics=self.metrics, backoff=Backoff(Random(1)), steps=self.threads,
-                clock=lambda: self.now, wall=lambda: WALL, log=logging.getLogger("test"),
+                clock=self.clock, wall=lambda: WALL, log=logging.getLogger("test"),
             )
         )  # fmt: skip
 
@@ -247,7 +251,7 @@ async def test_killed_after_any_write_it_comes_to_the_same_end(world):
 
         world.api._wrote = wrote
         await world.passes(1)
-        await world.loop.settle()
+        await world.loop.end(20.0)
         world.api._wrote = taken
         world.leads = True
         await world.end()
@@ -427,10 +431,11 @@ async def test_pods_without_a_sidecar_and_services_around_it_are_found(world):
 async def test_passes_go_on_until_they_are_ended(world):
     populate(world.api)
     await world.look()
+    world.time = asyncio.get_running_loop().time
     running = asyncio.create_task(world.loop.run(0.001))
     await world.api.until(lambda: status(world.api).get("targets"))
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    await world.loop.settle()
+    await world.loop.end(20.0)
 
     assert b"carpool_operator_pass_seconds_count" in world.metrics.text()
