@@ -11,6 +11,7 @@ from carpool.policy import format_seconds
 from carpool_operator.annotations import ASKED, FORBIDDEN, INJECT, PROPAGATED, SLO_PREFIX
 from carpool_operator.api import Condition, ConditionStatus, ConditionType
 from carpool_operator.assignment import conflicts
+from carpool_operator.trust import NO_PODS_READY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -158,13 +159,13 @@ def _inject(workload: Workload, where: str) -> str:
 
 def metrics_available(steering: Steering, view: View, stale_after: float) -> Finding:
     """Whether there is evidence to decide on."""
-    blind, namespace = steering.blind, steering.target.namespace
+    blind, namespace = steering.trust.blind, steering.target.namespace
     what = f"{steering.target.kind} {steering.target.name}"
-    if blind is not None and blind.reason == "NoPodsReady":
+    if blind is not None and blind.reason == NO_PODS_READY:
         return Finding(UNKNOWN, blind.reason, f"{what}: {blind.message}")
-    if not steering.evidence.heard and view.now - steering.good_at <= stale_after:
+    if not steering.evidence.heard and view.now - steering.trust.good_at <= stale_after:
         return Finding(UNKNOWN, "NotReadYet", f"{what}: its pods have not been read yet")
-    if view.now - steering.good_at <= stale_after:
+    if view.now - steering.trust.good_at <= stale_after:
         return Finding(TRUE, "Available")
     if blind is None:
         return Finding(FALSE, "MetricsStale", f"{what}: nothing new was read for {format_seconds(stale_after)}")

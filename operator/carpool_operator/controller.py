@@ -117,7 +117,7 @@ class Controller:
         return any(
             steering.awaits_first_reading
             and bool(view.pods.get(target))
-            and view.now - steering.good_at <= spec.metrics.stale_after
+            and view.now - steering.trust.good_at <= spec.metrics.stale_after
             for target, steering in self._steerings.items()
         )
 

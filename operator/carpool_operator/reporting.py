@@ -131,11 +131,11 @@ class Reporter:
 
     def _hold(self, view: View, steerings: Sequence[Steering], main: _Main | None, at: str) -> None:
         """Tell why nothing is done, once that has lasted."""
-        blind = next((each for each in steerings if each.blind is not None), None)
+        blind = next((each for each in steerings if each.trust.blind is not None), None)
         decision = None if main is None else main.learned.decision
         target, model, reason, message = None, EVERY, "", ""
-        if blind is not None and blind.blind is not None:
-            target, reason, message = blind.target, str(blind.blind.reason), blind.blind.message
+        if blind is not None and blind.trust.blind is not None:
+            target, reason, message = blind.target, str(blind.trust.blind.reason), blind.trust.blind.message
         elif main is not None and decision is not None and not decision.change:
             target, model = main.steering.target, main.name
             reason, message = str(decision.reason), decision.message

@@ -13,6 +13,7 @@ from carpool_operator.canary import Answers, Patience, Trial, Verdict, choose
 from carpool_operator.documents import EVERY, Publisher, told
 from carpool_operator.evidence import Evidence, add_up
 from carpool_operator.learning import Learned, predicted
+from carpool_operator.trust import Trust, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,13 +57,6 @@ class Happening(NamedTuple):
     """Of the document that says so; 0: none does."""
 
 
-class Blind(NamedTuple):
-    """Why there is no evidence to decide on."""
-
-    reason: str
-    message: str
-
-
 class Steering:
     """The pods of one target under one policy."""
 
@@ -72,16 +66,11 @@ class Steering:
         self.publisher = Publisher(target)
         self.models: dict[str, Learned] = {}
         self.trial: Trial | None = None
-        self.blind: Blind | None = None
-        """``None`` while there is evidence."""
-        self.good_at = inf
-        """When there was evidence last, or since when some was to be expected; the operator's clock."""
+        self.trust = Trust()
         self.every_since = 0
         """Generation that brought the parameters of models that are not named."""
         self._restored: Change | None = None
         self._patience = Patience()
-        self._failures = 0
-        self._fell_back = False
         self._owed = False
         """Whether a document is due that may say nothing new."""
         self._passed_at = -inf
@@ -176,49 +165,20 @@ class Steering:
 
     def _sees(self, now: float, spec: PolicySpec, gathered: Gathered) -> bool:
         """Say whether there is evidence to decide on, and fall back where there was none for too long."""
-        if not gathered.expected:
-            self.blind = Blind("NoPodsReady", "no pod with a sidecar is ready")
-            self.good_at = now  # nothing is to be expected
-            return False
-        self.good_at = min(self.good_at, now)
-        if not gathered.readable:
-            name, error = next(iter(sorted(gathered.failing.items())))
-            count = f"{len(gathered.failing)} of {gathered.expected} pods cannot be read"
-            self.blind = Blind(Reason.METRICS_STALE, f"{count}, among them {name}: {error}")
-            self._fail(now, spec, gathered)
-            return False
-        if not gathered.news:
-            return False
-        if gathered.samples and all(sample.stalled for sample in gathered.samples):
-            message = "the pods' hosts paused; what was measured meanwhile is not used"
-            self.blind = Blind(Reason.HOST_STALLED, message)
-            return False
-        self.blind = None
-        self.good_at = max(self.good_at, self.evidence.newest)
-        self._failures = 0
-        if self._fell_back and gathered.samples:
-            self._fell_back = False
+        turn = self.trust.take(now, spec, gathered, self.evidence.newest)
+        why = "" if self.trust.blind is None else self.trust.blind.message
+        if turn is Turn.RECOVERED:
             self._happened("Recovered", EVERY, "Recovered", "there is evidence again, and tuning goes on", None)
-        return True
-
-    def _fail(self, now: float, spec: PolicySpec, gathered: Gathered) -> None:
-        stale = now - self.good_at > spec.metrics.stale_after
-        if gathered.news or stale:
-            self._failures += 1
-        fallback = spec.fallback
-        if self._fell_back or not stale or self._failures < fallback.failure_threshold:
-            return
-        self._fell_back = True
-        self._call_back()
-        why = self.blind.message if self.blind is not None else ""
-        if fallback.behavior is FallbackBehavior.HOLD_LAST:
-            self._happened("FellBack", EVERY, Reason.METRICS_STALE, f"{why}; the last parameters stay", None)
-            return
-        self._happened(
-            "FellBack", EVERY, Reason.METRICS_STALE, f"{why}; back to the baseline", None, None, spec.baseline
-        )
-        for learned in self.models.values():
-            learned.adopt(spec.baseline)
+        elif turn is Turn.LOST:
+            self._call_back()
+            if spec.fallback.behavior is FallbackBehavior.HOLD_LAST:
+                self._happened("FellBack", EVERY, Reason.METRICS_STALE, f"{why}; the last parameters stay", None)
+            else:
+                message = f"{why}; back to the baseline"
+                self._happened("FellBack", EVERY, Reason.METRICS_STALE, message, None, None, spec.baseline)
+                for learned in self.models.values():
+                    learned.adopt(spec.baseline)
+        return turn in {Turn.SEEING, Turn.RECOVERED}
 
     def _take_back(self, now: float, policy: BatchingPolicy, gathered: Gathered) -> None:
         """Take in what sidecars took back by themselves: what one found wanting, no other is to run."""
