@@ -59,6 +59,8 @@ class Kube:
         configuration.retries = False
         configuration.connection_pool_maxsize = workers + 4
         self.configuration = configuration
+        self.workers = workers
+        """Requests that may be under way at a time; further ones wait."""
         self.failed: Callable[[str, int], None] = lambda _method, _status: None
         """Told of every request that was not answered well: its method, and the status or 0."""
         self._client = kubernetes.client.ApiClient(configuration)

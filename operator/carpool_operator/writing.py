@@ -5,6 +5,7 @@ What fails is not retried here. The next pass sees what is still to be done, and
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from carpool_operator.election import DURATION, RENEW
@@ -22,6 +23,11 @@ TIMEOUT = DURATION - RENEW
 """Seconds that a write may take: one that begins in the leader's last moment is over before there can be another."""
 
 
+LEASE = 2
+"""Threads that are the election's: behind a thousand writes to a slow server no lease would be renewed in time, and one
+renewal may still hang while the next goes out."""
+
+
 class NotLeading(Exception):  # noqa: N818 - what it is, not that it is an error
     """Another may hold the lease by now."""
 
@@ -32,13 +38,15 @@ class Writer:
     def __init__(self, kube: Kube, leads: Callable[[], bool]) -> None:
         self._kube = kube
         self._leads = leads
+        self._at_once = asyncio.Semaphore(kube.workers - LEASE)
 
     async def read(self, path: str, query: Mapping[str, str | int] | None = None) -> bytes:
         """Read something; any time.
 
         Raises ``ApiError``.
         """
-        return await self._kube.request("GET", path, query=query)
+        async with self._at_once:
+            return await self._kube.request("GET", path, query=query)
 
     async def send(
         self,
@@ -53,9 +61,10 @@ class Writer:
 
         Raises ``ApiError``, or ``NotLeading`` with nothing written.
         """
-        return await self._kube.request(
-            method, path, body, query=query, content=content, within=TIMEOUT, before=self._check
-        )
+        async with self._at_once:
+            return await self._kube.request(
+                method, path, body, query=query, content=content, within=TIMEOUT, before=self._check
+            )
 
     def _check(self) -> None:
         if not self._leads():

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 from random import Random
 
 import pytest
 from fake_api import FakeApi
 
+from carpool_operator.kube import ApiError
 from carpool_operator.writing import Backoff, NotLeading, Writer
 
 MAPS = "/api/v1/namespaces/ns/configmaps"
@@ -23,6 +25,25 @@ async def test_who_does_not_lead_writes_nothing_but_may_read():
 
         assert b'"a"' in await writer.read(f"{MAPS}/a")
         assert [each["metadata"]["name"] for each in api.all("configmaps")] == ["a"]
+        kube.close()
+
+
+async def test_however_much_waits_to_be_written_the_lease_is_renewed_meanwhile():
+    async with FakeApi() as api:
+        kube, stall = api.kube(), asyncio.Event()
+        writer = Writer(kube, lambda: True)
+        api.fail("POST", times=100, stall=stall)
+        waiting = [
+            asyncio.create_task(writer.send("POST", MAPS, {"metadata": {"name": str(number)}})) for number in range(20)
+        ]
+        await api.until(lambda: api.log)
+
+        with pytest.raises(ApiError, match="not found"):
+            await kube.request("GET", f"{MAPS}/a")  # as the election does
+
+        assert not any(each.done() for each in waiting)
+        stall.set()
+        await asyncio.gather(*waiting, return_exceptions=True)
         kube.close()
 
 
