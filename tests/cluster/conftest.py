@@ -64,7 +64,7 @@ def namespace(api, request):
     api.until("serviceaccounts", name, bool, name="default")
     api.until("configmaps", name, bool, name="kube-root-ca.crt")
     yield name
-    api.delete("namespaces", name)
+    api.delete("namespaces", name, missing_ok=True)
 
 
 @pytest.fixture
