@@ -8,13 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections import Counter
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 import yaml
+from minicluster import carpool
 from minicluster.faults import FaultProxy
+
+from carpool_operator.signing import PRIVATE, PUBLIC_MAP, SECRET, Signer, new_key
 
 CRD = Path(__file__).parents[2] / "crds" / "carpool.dev_batchingpolicies.yaml"
 COMMAND = Path(sys.executable).parent / "carpool-operator"
@@ -144,6 +148,8 @@ def end_state(api, namespace):
         owners = [each["name"] for each in one["metadata"].get("ownerReferences", [])]
         assert not one["metadata"].get("finalizers")
         policies[one["metadata"]["name"]] = (one["spec"], conditions, owners)
+        for target in status.get("targets", []):
+            assert target["acknowledged"] == target["injected"] == target["replicas"]
     maps = {}
     for one in api.find("configmaps", namespace, labels="carpool.dev/change=true"):
         change = json.loads(one["data"]["change.json"])
@@ -154,7 +160,10 @@ def end_state(api, namespace):
 
 
 def populate(api, namespace):
-    api.apply(deployment(), deployment("annotated", slo_p99="80ms"), policy(), namespace=namespace)
+    """What users have: one workload with a policy by hand, whose pods may run already, and one annotated."""
+    if not api.find("deployments", namespace, fields="metadata.name=web"):
+        api.apply(deployment(), namespace=namespace)
+    api.apply(deployment("annotated", slo_p99="80ms"), policy(), namespace=namespace)
 
 
 def until_done(api, namespace):
@@ -204,7 +213,7 @@ def wait_for_event(api, namespace, reason):
     return next(each for each in found if each["reason"] == reason)
 
 
-def test_in_the_steady_state_nothing_but_the_lease_is_written(start, proxy, api, namespace):
+def test_in_the_steady_state_nothing_but_the_lease_is_written(fleet, proxy, start, api, namespace):
     one = start(proxy)
     populate(api, namespace)
     until_done(api, namespace)
@@ -213,8 +222,8 @@ def test_in_the_steady_state_nothing_but_the_lease_is_written(start, proxy, api,
     proxy.requests.clear()
 
     deadline = time.monotonic() + 60
-    while sum(map(is_lease, proxy.writes)) < 5 and time.monotonic() < deadline:
-        time.sleep(0.05)  # five renewals: fifty passes
+    while sum(map(is_lease, proxy.writes)) < 8 and time.monotonic() < deadline:
+        time.sleep(0.05)
 
     assert Counter(each.path for each in proxy.writes).keys() == {
         f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/carpool-operator"
@@ -258,7 +267,21 @@ def test_one_writes_and_when_it_is_killed_another_goes_on(proxies, start, api, n
 
 
 @pytest.fixture
-def fault_free(start, proxies, api, namespace):
+def fleet(cluster, api, namespace, crd, tmp_path):
+    """The workload `web` with two pods whose sidecars believe the key that the namespace's operator finds."""
+    pem = new_key()
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": SECRET}}
+    api.apply({**secret, "data": {PRIVATE: b64encode(pem).decode()}}, namespace=namespace)
+    (tmp_path / "key.txt").write_text(Signer(pem).public)
+    bare = yaml.safe_dump_all(carpool.model("web"))
+    command = ("carpool", "inject", "-f", "-", "-n", namespace, "--public-key", str(tmp_path / "key.txt"))
+    injected = cluster.run(*command, text=bare)
+    api.apply(*yaml.safe_load_all(injected), namespace=namespace)
+    api.until_ready("web", namespace)
+
+
+@pytest.fixture
+def fault_free(fleet, start, proxies, api, namespace):
     """The end state of a life in which nothing goes wrong, and its number of writes; all is as before it again."""
     proxy = proxies()
     one = start(proxy, "fault-free")
@@ -267,12 +290,10 @@ def fault_free(start, proxies, api, namespace):
     writes = until_quiet(proxy)
     state = end_state(api, namespace)
     one.kill()
-    for kind in ("batchingpolicies", "deployments"):
-        for one in api.find(kind, namespace):
-            api.delete(kind, one["metadata"]["name"], namespace, missing_ok=True)
-    for name in ("carpool-signing-key", "carpool-public-key"):
-        for kind in ("secrets", "configmaps"):
-            api.delete(kind, name, namespace, missing_ok=True)
+    api.delete("deployments", "annotated", namespace)
+    for policy_ in api.find("batchingpolicies", namespace):
+        api.delete("batchingpolicies", policy_["metadata"]["name"], namespace, missing_ok=True)
+    api.delete("configmaps", PUBLIC_MAP, namespace)
     api.delete("leases", "carpool-operator", namespace, missing_ok=True)
     api.until_gone("batchingpolicies", namespace)
     api.until_gone("configmaps", namespace, labels="carpool.dev/change=true")
@@ -281,13 +302,14 @@ def fault_free(start, proxies, api, namespace):
 
 def test_killed_after_each_write_in_turn_it_comes_to_the_same_end(fault_free, proxy, start, api, namespace):
     expected, writes = fault_free
+    assert "carpool-deployment-web" in expected["maps"]
     assert writes >= 6
     populate(api, namespace)
     lives = 0
     while lives < 3 * writes:
         one = start(proxy, "a")
-        # The key is made first, and its public half applied at the begin of every life, mostly for nothing.
-        after = 0 if lives < 2 else 1
+        # The key's public half is applied at the begin of every life, mostly for nothing.
+        after = min(lives, 1)
         proxy.after_write(lambda _, pid=one.pid: os.kill(pid, signal.SIGKILL), path="^(?!.*/leases)", after=after)
         ended = one.ends_within(QUIET)
         proxy.heal()
