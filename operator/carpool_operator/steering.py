@@ -103,7 +103,6 @@ class Steering:
         """
         now, pods = view.now, view.pods.get(self.target, ())
         self._happenings = []
-        self._owed = False
         policy = spec.policy()
         if view.policy.paused:
             policy = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
@@ -134,7 +133,9 @@ class Steering:
             for name, parameters in self._restored.parameters.items():
                 if name != EVERY:
                     self._meet(now, policy, name, kept, parameters).generation = self._restored.generation
-        for name in [name for name, each in self.models.items() if now - each.seen_at > FORGOTTEN_AFTER]:
+        # By what pods say, not by the clock: while none is there or can be read, nothing is forgotten.
+        newest = self.evidence.newest
+        for name in [name for name, each in self.models.items() if newest - each.seen_at > FORGOTTEN_AFTER]:
             del self.models[name]
         for name, learned in self.models.items():
             before = learned.parameters
@@ -142,7 +143,7 @@ class Steering:
             if learned.parameters != before:
                 self._happened("Applied", name, "PolicyChanged", "the policy's bounds or SLO moved it", learned)
         change = self.publisher.change
-        if self.trial is not None and change is not None and change.policy != told(policy):
+        if change is not None and (change.policy != told(policy) or policy.tuning.mode is not TuningMode.APPLY):
             self._call_back()
 
     def _meet(
@@ -329,6 +330,7 @@ class Steering:
         if self._owed or due or not publisher.says(part, {EVERY: every, **wanted}):
             named = {name: parameters for name, parameters in wanted.items() if parameters != every}
             documents.append(publisher.publish(view.now, view.wall, part, {EVERY: every, **named}))
+            self._owed = False
             if before is None or before.parameters.get(EVERY) != every:
                 self.every_since = documents[0].change.generation
             if before is None:
@@ -336,11 +338,10 @@ class Steering:
                 self._happened("Applied", EVERY, "Baseline", message, None, None, every)
         change = publisher.change
         assert change is not None  # noqa: S101 - the first step publishes
-        for learned in self.models.values():
-            learned.generation = learned.generation or change.generation
-        for happening in self._happenings:
-            if happening.action != "Trying" and happening.model in self.models and documents:
-                self.models[happening.model].generation = change.generation
+        for name, learned in self.models.items():
+            if before is not None and before.parameters.get(name, before.parameters.get(EVERY)) != learned.parameters:
+                learned.generation = change.generation
+            learned.generation = learned.generation or self.every_since
         if self.trial is not None and publisher.trial is None:
             parameters = {**change.parameters, self.trial.model: self.trial.parameters}
             documents.append(publisher.publish_trial(view.now, view.wall, part, parameters, self.trial.pods))

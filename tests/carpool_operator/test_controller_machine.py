@@ -186,6 +186,11 @@ class Fleet(RuleBasedStateMachine):
         for _ in range(50):
             self.one_step()
         assert (len(world.log), len(world.writes), len(world.events)) == before
+        # Nor by another operator that goes on from here.
+        world.restart_operator()
+        for _ in range(20):
+            self.one_step()
+        assert (len(world.log), len(world.writes), len(world.events)) == before
         assert world.condition("Ready")["status"] == "True"
         assert {each.change.generation for each in world.pods} == {world.durable.generation}
 

@@ -227,6 +227,15 @@ def test_an_operator_that_died_during_a_trial_is_followed_by_one_that_ends_it():
     assert world.pods[1].parameters("") == world.parameters()
 
 
+def test_pausing_ends_a_trial():
+    world = held_trial()
+    world.policy = replace(world.policy, paused=True)
+    world.run(900, 4, seed=2)
+    assert {each.change.generation for each in world.pods} == {world.durable.generation}
+    assert world.status["targets"][0]["models"][0].get("trial") is None
+    assert "CanaryPromoted" not in world.reasons()
+
+
 # -- what sidecars do by themselves
 
 
@@ -409,6 +418,18 @@ def test_models_that_callers_make_up_are_bounded_and_forgotten():
         world.step(world.now + 200.0)
     world.run(20, 10)
     assert set(world.controller._steerings[RESNET].models) == {""}
+
+
+def test_what_was_found_outlasts_a_night_without_pods():
+    world = World(pods=1)
+    world.run(300, 60)
+    tuned = world.parameters()
+    pods, world.pods = world.pods, []
+    world.step(world.now + 40_000.0)
+    world.step(world.now + VALID / 2)
+    world.pods = pods
+    world.run(300, 4, seed=2)
+    assert world.parameters() == tuned != Parameters()
 
 
 def test_bounds_that_close_in_move_what_runs():
