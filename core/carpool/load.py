@@ -28,6 +28,10 @@ ENOUGH_WINDOWS = 50
 """Windows (5 s) from which their spread is believed."""
 
 
+THIN = 0.25
+"""Arrivals per window (2.5 a second) below which a spread is neither seen nor kept: it was of another load."""
+
+
 class _Interval(NamedTuple):
     lasted: float
     """Seconds on the clock."""
@@ -131,8 +135,10 @@ class Load:
             if lasted >= RECENT:
                 break
         expected = self.rate * seconds
-        off = abs(arrivals - expected)
-        return off > self.tolerance * expected and off > SURPRISE * math.sqrt(max(expected, 1.0) * self._spread())
+        off = arrivals - expected
+        # Bernstein's bound: of few, many more than expected are more likely than of many.
+        variance = max(expected, 1.0) * self._spread() + max(off, 0.0) / 3
+        return abs(off) > self.tolerance * expected and off * off > SURPRISE**2 * variance
 
     def _believe(self) -> bool:
         """Believe what is remembered; return whether that changes anything."""
@@ -155,6 +161,8 @@ class Load:
         parts = [interval.counts for interval in self._local if interval.counts.windows > 1]
         windows = sum(counts.windows for counts in parts)
         arrivals = sum(counts.arrivals for counts in parts)
+        if windows >= ENOUGH_WINDOWS and arrivals < THIN * windows:
+            return None
         if windows < ENOUGH_WINDOWS or arrivals < windows:
             return self._believed.cv if isinstance(self._believed, Gamma) else None
         if len(self._jumps) >= RESTLESS:

@@ -51,6 +51,20 @@ def test_a_load_of_hardly_anybody_is_measured_for_longer():
     assert load.rate == pytest.approx(0.25, rel=0.35)
 
 
+def test_a_thin_load_has_no_spread_of_another():
+    load = Load()
+    feed(load, Gamma(60.0, 3.0), 60.0)
+    assert isinstance(load.process, Gamma)
+    feed(load, Poisson(0.25), 120.0, seed=3)
+    assert isinstance(load.process, Poisson)
+
+
+def test_a_few_more_than_hardly_any_are_chance():
+    load = Load()
+    jumps = [feed(load, Poisson(0.25), 3600.0, seed=seed, step=4.0) for seed in range(1, 4)]
+    assert sum(map(len, jumps)) < 30, "in three hours, beside the first guesses"
+
+
 def test_a_jump_leaves_the_spread_what_it_was():
     load = Load()
     feed(load, Poisson(400.0), 60.0)
