@@ -101,7 +101,8 @@ class Loop:
 
     def __init__(self, parts: Parts) -> None:
         self.progress = parts.clock()
-        """When something was last brought to an end."""
+        """When a decision was last made, or none was waited for: the only work here that has no end of its own."""
+        self._undecided = 0
         self._p = parts
         self._owned = Owned()
         self._held: dict[Key, _Held] = {}
@@ -135,7 +136,8 @@ class Loop:
     async def once(self) -> None:
         """Make one pass."""
         p = self._p
-        self.progress = p.clock()
+        if not self._undecided:
+            self.progress = p.clock()
         # 1. Policies for annotated workloads
         plan = self._owned.plan([*p.fleet.deployments, *p.fleet.stateful_sets], p.fleet.policies)
         for wish in plan.keep:
@@ -176,7 +178,6 @@ class Loop:
             self._p.log.exception("a fault; the next pass tries again", extra={"of": key})
         finally:
             del self._busy[key]
-            self.progress = self._p.clock()
 
     def _forget(self, policies: Mapping[Key, Policy], scene: _Scene) -> None:
         """Let go of all that is not there any more."""
@@ -272,8 +273,7 @@ class Loop:
                 refused={pod.uid: self._refused[pod.uid] for pod in mine if pod.uid in self._refused},
                 missed=missed,
             )
-            outcome = await asyncio.get_running_loop().run_in_executor(p.steps, held.controller.step, view)
-            self._counted(held, outcome)
+            outcome = await self._decided(held, view)
             del readings, view
         # 4. What follows from it
         await self._published(policy, held, targets)
@@ -283,6 +283,17 @@ class Loop:
         for event in outcome.events:
             about = About(API_VERSION, KIND, policy.namespace, policy.name, policy.uid)
             p.recorder.record(about, event, p.wall())
+
+    async def _decided(self, held: _Held, view: View) -> Outcome:
+        """Have the controller decide, in the one thread for that."""
+        self._undecided += 1
+        try:
+            outcome = await asyncio.get_running_loop().run_in_executor(self._p.steps, held.controller.step, view)
+        finally:
+            self._undecided -= 1
+            self.progress = self._p.clock()
+        self._counted(held, outcome)
+        return outcome
 
     async def _inspect(
         self, targets: Sequence[Target], workloads: Mapping[Target, Workload], pods: Mapping[Target, Sequence[Pod]]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
@@ -14,6 +15,7 @@ from things import CONFIG_MAP, DEPLOYMENT, POD, POLICY, deployment, pod, policy
 
 from carpool.change import Change, read_change
 from carpool.policy import Parameters
+from carpool_operator import loop
 from carpool_operator.events import Recorder
 from carpool_operator.fleet import Fleet, Sync
 from carpool_operator.inspection import Inspector
@@ -389,6 +391,25 @@ async def test_a_fault_in_one_decision_costs_only_that_policy(world):
 
     assert status(world.api, "q")["observedGeneration"] == 1
     assert b"carpool_operator_step_errors_total 2.0" in world.metrics.text()
+
+
+async def test_a_decision_that_never_ends_is_no_progress(world, monkeypatch):
+    populate(world.api)
+    await world.passes(2)
+    assert world.loop.progress == world.now - 2.0
+    (endless,) = [each for each in world.steps if each.views[-1].policy.name == "p"]
+    begun, go_on, step = world.now, threading.Event(), endless.step
+    monkeypatch.setattr(loop, "PATIENCE", 0.05)
+    monkeypatch.setattr(endless, "step", lambda view: step(view) if go_on.wait() else None)
+    try:
+        await world.passes(5)
+        assert world.loop.progress <= begun + 2.0
+    finally:
+        go_on.set()
+    await asyncio.gather(*world.loop._busy.values())
+    await world.passes(1)
+
+    assert world.loop.progress >= begun + 10.0
 
 
 async def test_who_leads_no_more_writes_no_more(world):
