@@ -11,7 +11,6 @@ from carpool.policy import format_seconds
 from carpool_operator.annotations import ASKED, FORBIDDEN, INJECT, PROPAGATED, SLO_PREFIX
 from carpool_operator.api import Condition, ConditionStatus, ConditionType
 from carpool_operator.assignment import conflicts
-from carpool_operator.trust import NO_PODS_READY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -161,7 +160,7 @@ def metrics_available(steering: Steering, view: View, stale_after: float) -> Fin
     """Whether there is evidence to decide on."""
     blind, namespace = steering.trust.blind, steering.target.namespace
     what = f"{steering.target.kind} {steering.target.name}"
-    if blind is not None and blind.reason == NO_PODS_READY:
+    if blind is not None and blind.reason == "NoPodsReady":
         return Finding(UNKNOWN, blind.reason, f"{what}: {blind.message}")
     if not steering.evidence.heard and view.now - steering.trust.good_at <= stale_after:
         return Finding(UNKNOWN, "NotReadYet", f"{what}: its pods have not been read yet")

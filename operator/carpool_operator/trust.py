@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from carpool_operator.api import PolicySpec
     from carpool_operator.evidence import Gathered
 
-NO_PODS_READY = "NoPodsReady"
-
 
 class Blind(NamedTuple):
     """Why there is no evidence."""
@@ -52,7 +50,7 @@ class Trust:
     def take(self, now: float, spec: PolicySpec, gathered: Gathered, newest: float) -> Turn:
         """Judge what was gathered; ``newest``: when the last good reading was made."""
         if not gathered.expected:
-            self.blind = Blind(NO_PODS_READY, "no pod with a sidecar is ready")
+            self.blind = Blind("NoPodsReady", "no pod with a sidecar is ready")
             self.good_at = now  # nothing is to be expected
             return Turn.BLIND
         self.good_at = min(self.good_at, now)
