@@ -17,7 +17,8 @@ ADMIN_PORT = 15090
 """Where an injected sidecar's admin port is."""
 
 ANNOTATED = names.PREFIX + "annotated"
-"""Label of a policy that is kept for a Deployment's annotations."""
+"""Label of a policy that is kept for a Deployment's annotations, which owns it. A copy under another name is a
+person's."""
 
 PAUSED = names.PREFIX + "paused"
 """Annotation of a policy: nothing changes while it is there."""
@@ -143,9 +144,11 @@ class RawWorkload(Struct, frozen=True):
     spec: _WorkloadSpec = _WorkloadSpec()
     status: _WorkloadStatus = _WorkloadStatus()
 
-    def workload(self, kind: str) -> Workload:
-        """Return what is kept of it."""
+    def workload(self, kind: str) -> Workload | None:
+        """Return what is kept of it; nothing of one on its way out: what is made for it now is collected with it."""
         meta, spec, status = self.metadata, self.spec, self.status
+        if meta.deletion_timestamp:
+            return None
         behind = status.observed_generation < meta.generation
         if kind == "StatefulSet":
             rolling = behind or status.current_revision != status.update_revision
@@ -226,6 +229,11 @@ class RawPod(Struct, frozen=True):
 # ------------------------------------------------------------------------------------------------- policies
 
 
+def policy_name(kind: str, name: str) -> str:
+    """Return the name of the policy kept for a workload."""
+    return f"{kind.lower()}-{name}"
+
+
 class RawPolicy(Struct, frozen=True):
     """A BatchingPolicy as the server writes it."""
 
@@ -248,7 +256,10 @@ class RawPolicy(Struct, frozen=True):
             created=meta.created,
             spec=spec,
             error=error,
-            annotated=meta.labels.get(ANNOTATED) == "true",
+            annotated=meta.labels.get(ANNOTATED) == "true"
+            and any(
+                each.controller and meta.name == policy_name(each.kind, each.name) for each in meta.owner_references
+            ),
             status=self.status,
             paused=PAUSED in meta.annotations,
         )

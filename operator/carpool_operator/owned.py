@@ -9,7 +9,7 @@ from carpool_operator.api import API_VERSION, KIND, PLURAL, PolicySpec, written
 from carpool_operator.kube import APPLY, FIELD_MANAGER, ApiError, path_of
 from carpool_operator.merging import without_nulls
 from carpool_operator.model import Event
-from carpool_operator.objects import ANNOTATED, Key
+from carpool_operator.objects import ANNOTATED, Key, policy_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,11 +35,6 @@ class Plan(NamedTuple):
     """What is wrong with annotations, to be told on their workload."""
 
 
-def policy_name(target: Target) -> str:
-    """Return the name of the policy kept for a workload."""
-    return f"{target.kind.lower()}-{target.name}"
-
-
 class Owned:
     """Compares. Annotations are read once a version of their workload."""
 
@@ -63,7 +58,7 @@ class Owned:
                 wish = names.read(target.kind, target.name, workload.annotations)
             wishes[target] = (workload, wish)
             plan.events.extend((workload, Event(True, "AnnotationInvalid", problem)) for problem in wish.problems)
-            key = Key(target.namespace, policy_name(target))
+            key = Key(target.namespace, policy_name(target.kind, target.name))
             if wish.problems:
                 wanted.add(key)
             if wish.spec is None:
@@ -89,11 +84,12 @@ async def keep(writer: Writer, wish: Keep) -> bytes:
     Raises ``ApiError`` or ``NotLeading``.
     """
     target = wish.workload.target
+    name = policy_name(target.kind, target.name)
     body = {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {
-            "name": policy_name(target),
+            "name": name,
             "namespace": target.namespace,
             "labels": {ANNOTATED: "true", "app.kubernetes.io/managed-by": FIELD_MANAGER},
             "ownerReferences": [
@@ -110,7 +106,7 @@ async def keep(writer: Writer, wish: Keep) -> bytes:
     }
     return await writer.send(
         "PATCH",
-        path_of(API_VERSION, PLURAL, target.namespace, policy_name(target)),
+        path_of(API_VERSION, PLURAL, target.namespace, name),
         body,
         query={"fieldManager": FIELD_MANAGER, "force": "true"},
         content=APPLY,

@@ -45,6 +45,11 @@ def test_a_rollout_is_under_way(status, rolling):
     assert as_kept(RawWorkload, body).rolling is rolling
 
 
+def test_a_workload_on_its_way_out_is_gone():
+    """Deleted in the foreground it is there until its pods are; a policy written for it would be collected at once."""
+    assert as_kept(RawWorkload, deployment(), deletionTimestamp="2026-11-21T12:00:00Z") is None
+
+
 def test_a_stateful_set_rolls_while_its_revisions_differ():
     meta = {"name": "web", "generation": 1, "creationTimestamp": "2026-11-21T12:00:00Z"}
     status = {"observedGeneration": 1, "currentRevision": "a", "updateRevision": "a"}
@@ -72,11 +77,11 @@ def test_a_pod_that_ended_or_is_nobody_s_is_not_kept():
 
 
 def test_a_policy():
-    kept = as_kept(RawPolicy, policy(labels={"carpool.dev/annotated": "true"}, annotations={"carpool.dev/paused": ""}))
+    kept = as_kept(RawPolicy, policy(annotations={"carpool.dev/paused": ""}))
 
     assert kept.spec is not None
     assert kept.spec.target_refs[0].name == "web"
-    assert (kept.error, kept.annotated, kept.paused, kept.status) == ("", True, True, {})
+    assert (kept.error, kept.annotated, kept.paused, kept.status) == ("", False, True, {})
 
 
 def test_a_policy_that_can_not_be_read_says_why():

@@ -10,7 +10,8 @@ from carpool_operator.objects import Key, RawPolicy, RawWorkload
 from carpool_operator.owned import Owned, drop, keep
 from carpool_operator.writing import Writer
 
-ANNOTATED = {"labels": {"carpool.dev/annotated": "true"}}
+OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "uid-web", "controller": True}
+ANNOTATED = {"labels": {"carpool.dev/annotated": "true"}, "ownerReferences": [OWNER]}
 
 
 def workload(**annotations):
@@ -72,6 +73,15 @@ def test_a_policy_of_that_name_by_hand_is_not_touched():
     assert (plan.keep, plan.drop) == ([], [])
     ((_, event),) = plan.events
     assert event.reason == "PolicyNameTaken"
+
+
+def test_a_copy_of_one_is_its_maker_s_own():
+    """As `kubectl get -o yaml` writes it, under another name or without its owner: with the label, all the same."""
+    label = {"labels": ANNOTATED["labels"]}
+    there = policies(policy("deployment-web", **ANNOTATED), policy("mine", **ANNOTATED), policy("bare", **label))
+
+    assert Owned().plan([workload(slo_p99="50ms")], there) == ([], [], [])
+    assert [each.name for each in Owned().plan([], there).drop] == ["deployment-web"]
 
 
 @pytest.fixture
