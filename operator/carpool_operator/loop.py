@@ -195,6 +195,7 @@ class Loop:
         for key in p.maps.keys():  # noqa: SIM118 - no mapping
             if key not in wanted and p.maps.owner(key) not in unread:
                 self._start(("configmap", key), self._remove(key))
+        p.backoff.rest(p.clock())
 
     async def _write(self, key: Hashable, resource: str, work: Callable[[], Awaitable[object]]) -> bool:
         """Write something unless it failed too lately; says whether it was written."""
@@ -220,10 +221,11 @@ class Loop:
         await self._write(("policy", wish.workload.target), PLURAL, write)
 
     async def _drop(self, policy: Policy) -> None:
+        key, there = Key(policy.namespace, policy.name), self._p.fleet.policies
         if await self._write(("policy", policy.uid), PLURAL, lambda: drop(self._p.writer, policy)):
-            self._p.fleet.policies.drop(
-                Key(policy.namespace, policy.name), self._p.fleet.policies.version(Key(policy.namespace, policy.name))
-            )
+            now = there.get(key)
+            if now is not None and now.uid == policy.uid:
+                there.drop(key, there.version(key))
 
     async def _remove(self, key: Key) -> None:
         await self._write(("configmap", key), "configmaps", lambda: self._p.maps.remove(key))

@@ -95,3 +95,7 @@ class Backoff:
     def forget(self, alive: Callable[[Hashable], bool]) -> None:
         """Forget all that is not ``alive`` any more."""
         self._failures = {key: each for key, each in self._failures.items() if alive(key)}
+
+    def rest(self, now: float) -> None:
+        """Forget what nobody has tried again, though it was time to, for ``LONGEST``: it is wanted no more."""
+        self._failures = {key: each for key, each in self._failures.items() if now < each[1] + LONGEST}

@@ -23,6 +23,7 @@ from carpool_operator.kube import ApiError
 from carpool_operator.loop import Loop, Parts
 from carpool_operator.metrics import Metrics
 from carpool_operator.model import Document, Event, Outcome, Target
+from carpool_operator.objects import Key
 from carpool_operator.publishing import ConfigMaps, Pusher
 from carpool_operator.signing import Signer, new_key
 from carpool_operator.sources.choice import Sources
@@ -346,6 +347,35 @@ async def test_an_annotation_taken_back_takes_its_policy_along(world):
 
     assert world.api.get(*POLICY, "deployment-other") is None
     assert world.api.get(*CONFIG_MAP, "carpool-deployment-other") is None
+
+
+async def test_one_made_by_hand_while_its_namesake_is_deleted_is_seen(world):
+    populate(world.api)
+    await world.passes(2)
+    world.api.put(*DEPLOYMENT, deployment("other"))
+    stall = asyncio.Event()
+    world.api.fail("DELETE", 409, stall=stall)
+    await world.passes(1)
+    world.api.remove(*POLICY, "deployment-other")
+    world.api.put(*POLICY, policy("deployment-other", "other"))
+    await world.look()
+    stall.set()
+    await asyncio.gather(*world.loop._busy.values())
+
+    assert world.fleet.policies.get(Key("ns", "deployment-other")) is not None
+
+
+async def test_failures_of_what_is_gone_are_forgotten(world):
+    world.api.fail("PATCH", 500, times=10_000)
+    populate(world.api)
+    await world.passes(2)
+    assert world.loop._p.backoff._failures
+    for key in list(world.api.objects):
+        world.api.remove(key[0], key[1], key[3], key[2])
+    world.now += 200.0
+    await world.passes(1)
+
+    assert not world.loop._p.backoff._failures
 
 
 async def test_a_configmap_that_others_deleted_comes_back(world):

@@ -80,3 +80,16 @@ def test_what_is_gone_is_forgotten():
 
     assert backoff.ready("a", 0.0)
     assert not backoff.ready("b", 0.0)
+
+
+def test_what_is_not_tried_again_is_forgotten():
+    backoff = Backoff(Random(1))
+    backoff.failed("a", 0.0)
+    backoff.failed("a", 1.0)
+    backoff.rest(60.0)
+    backoff.failed("a", 60.0)
+    assert not backoff.ready("a", 61.9)  # the third time in a row
+
+    backoff.rest(125.0)
+    backoff.failed("a", 125.0)
+    assert backoff.ready("a", 126.0)
