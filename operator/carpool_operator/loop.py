@@ -248,7 +248,7 @@ class Loop:
             if held is None or held.uid != policy.uid:
                 held = self._held[key] = _Held(policy.uid, p.controller())
             for target in set(targets) - held.targets:
-                change = p.maps.change(target)
+                change = p.maps.change(target, p.wall())
                 if change is not None:
                     held.controller.restore(target, change)
             held.targets = frozenset(targets)

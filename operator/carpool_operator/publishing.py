@@ -80,14 +80,15 @@ class ConfigMaps:
                     break
         self._held, self._uids = held, uids
 
-    def change(self, target: Target) -> Change | None:
-        """Return what is published for a target; ``None`` for nothing, or for what our key did not sign.
+    def change(self, target: Target, wall: float) -> Change | None:
+        """Return what is published for a target; ``None`` for nothing, or for what no sidecar would take.
 
-        Whoever may edit ConfigMaps would otherwise have us sign parameters of theirs.
+        Whoever may edit ConfigMaps would otherwise have us sign parameters of theirs, or old ones anew. ``wall``:
+        seconds since the epoch.
         """
         held = self._held.get(config_map(target))
         change = None if held is None else self._signer.read(held.body.encode(), held.signature)
-        return change if change is not None and change.target == str(target) else None
+        return change if change is not None and change.target == str(target) and wall < change.expires else None
 
     def keys(self) -> list[Key]:
         """Return the names of all that there are."""

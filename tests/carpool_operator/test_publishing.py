@@ -68,7 +68,7 @@ async def test_it_is_written_once_and_read_back_after_a_restart(api, maps, signe
     again = ConfigMaps(Writer(kube, lambda: True), signer)
     await again.read([None])
 
-    assert again.change(TARGET) == change()
+    assert again.change(TARGET, WALL) == change()
     assert again.owner(KEY) == api.get(*POLICY, "p")["metadata"]["uid"]
     assert again.keys() == [KEY]
     kube.close()
@@ -81,14 +81,22 @@ async def test_what_others_put_there_is_not_believed(api, maps, signer):
 
     api.put(*CONFIG_MAP, {**there, "data": {**there["data"], "change.json": forged}})
     await maps.read(["ns"])
-    assert maps.change(TARGET) is None
+    assert maps.change(TARGET, WALL) is None
     assert maps.differs(TARGET, published(signer))
 
     elsewhere = {"metadata": {"name": "carpool-deployment-other", "labels": there["metadata"]["labels"]}}
     api.put(*CONFIG_MAP, {**elsewhere, "data": there["data"]})  # a copy, of another target
     await maps.read(["ns"])
-    assert maps.change(Target("ns", "Deployment", "other")) is None
-    assert maps.change(Target("ns", "Deployment", "none at all")) is None
+    assert maps.change(Target("ns", "Deployment", "other"), WALL) is None
+    assert maps.change(Target("ns", "Deployment", "none at all"), WALL) is None
+
+
+async def test_one_that_expired_is_not_gone_on_from(api, maps, signer):
+    """No sidecar would take it; signed anew, because somebody put it back, all would."""
+    await maps.write(TARGET, published(signer), owner(api))
+
+    assert maps.change(TARGET, WALL + 99) == change()
+    assert maps.change(TARGET, WALL + 100) is None
 
 
 async def test_another_owner_is_a_difference(api, maps, signer):
@@ -104,7 +112,7 @@ async def test_one_of_that_name_that_others_made_is_taken_over(api, maps, signer
 
     assert api.get(*CONFIG_MAP, KEY.name)["data"]["theirs"] == "stays"
     await maps.read([None])
-    assert maps.change(TARGET) == change()
+    assert maps.change(TARGET, WALL) == change()
 
 
 async def test_it_is_removed_only_as_what_it_was(api, maps, signer):
