@@ -67,10 +67,8 @@ class Api:
             headers={"Content-Type": kind},
             timeout=PATIENCE,
         )
-        try:
-            parsed = answer.json()
-        except ValueError:
-            parsed = answer.text
+        # By what it says it is: a log may hold one line of JSON.
+        parsed = answer.json() if "json" in answer.headers.get("content-type", "") else answer.text
         if answer.status_code >= 400:
             raise ApiError(answer.status_code, parsed if isinstance(parsed, dict) else {"message": parsed})
         return parsed
