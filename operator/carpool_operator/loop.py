@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from carpool_operator.api import API_VERSION, KIND, PLURAL
+from carpool_operator.api import API_VERSION, KIND, PLURAL, MetricsSource
 from carpool_operator.assignment import assign, targets_of
 from carpool_operator.events import About
 from carpool_operator.fleet import KINDS, POLICIES
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from carpool_operator.writing import Backoff, Writer
 
 AT_ONCE = 16
-"""Policies in work at a time: their pods' reports are held until they are decided on."""
+"""Policies whose pods are asked at a time: the pods' reports are held until they are decided on."""
 
 PATIENCE = 30.0
 """Seconds that a pass waits for the last of its policies; those that take longer are left out of the next passes."""
@@ -239,7 +240,9 @@ class Loop:
     async def _policy(self, key: Key, policy: Policy, scene: _Scene) -> None:
         """Read, decide and do, for one policy."""
         p = self._p
-        async with self._slots:
+        # What a Prometheus said is remembered anyway, and one that hangs holds up nobody else.
+        asks = policy.spec is not None and policy.spec.metrics.source is MetricsSource.PROMETHEUS
+        async with nullcontext() if asks else self._slots:
             if self._ending:
                 return
             # 1. Its targets

@@ -442,6 +442,36 @@ async def test_a_decision_that_never_ends_is_no_progress(world, monkeypatch):
     assert world.loop.progress >= begun + 10.0
 
 
+async def test_a_prometheus_that_hangs_holds_up_no_policy_but_its_own(world, monkeypatch):
+    asked, hang = asyncio.Event(), asyncio.Event()
+
+    async def say_nothing(reader, writer):
+        asked.set()
+        await hang.wait()
+        writer.close()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    body = policy("hangs", "web2")
+    body["spec"]["metrics"] = {"source": "Prometheus", "prometheus": {"url": url}}
+    monkeypatch.setattr(loop, "PATIENCE", 0.05)
+    world.loop._slots = asyncio.Semaphore(1)
+    world.api.put(*POLICY, body)
+    world.api.put(*POD, pod("web2-1", "web2"))
+    await world.passes(1)
+    await asked.wait()
+
+    populate(world.api)
+    await world.passes(1)
+    await world.api.until(lambda: status(world.api))
+
+    assert Key("ns", "hangs") in world.loop._busy
+    hang.set()
+    await asyncio.gather(*world.loop._busy.values())
+    server.close()
+    await server.wait_closed()
+
+
 async def test_who_leads_no_more_writes_no_more(world):
     populate(world.api)
     world.leads = False

@@ -174,8 +174,12 @@ _errors = msgspec.json.Decoder(dict[str, object])
 
 
 def open_session() -> aiohttp.ClientSession:
-    """Open what all sources ask through. Bodies stay as they come: a small one can't unpack into a large one."""
-    return aiohttp.ClientSession(auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
+    """Open what all sources ask through. Bodies stay as they come: a small one can't unpack into a large one.
+
+    Each asks one question at a time; who waited for a hundred others' that hang would find its own server silent.
+    """
+    connector = aiohttp.TCPConnector(limit=0)
+    return aiohttp.ClientSession(connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
 
 
 class Prometheus:
