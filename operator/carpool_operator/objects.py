@@ -11,10 +11,8 @@ from msgspec import Struct, field
 from carpool.policy import PolicyError
 from carpool_operator import annotations as names
 from carpool_operator.api import read_policy
+from carpool_operator.injector.decide import ADMIN_PORT
 from carpool_operator.model import Pod, Policy, Target, Workload
-
-ADMIN_PORT = 15090
-"""Where an injected sidecar's admin port is."""
 
 ANNOTATED = names.PREFIX + "annotated"
 """Label of a policy that is kept for a Deployment's annotations, which owns it. A copy under another name is a

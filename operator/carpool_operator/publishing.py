@@ -34,7 +34,7 @@ PUSH = 3.0
 
 def config_map(target: Target) -> Key:
     """Return the name of a target's ConfigMap, which its pods mount."""
-    return Key(target.namespace, f"carpool-{target.kind.lower()}-{target.name}")
+    return Key(target.namespace, names.change_name(target.kind, target.name))
 
 
 class Published(NamedTuple):
