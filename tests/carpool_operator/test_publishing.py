@@ -176,11 +176,12 @@ async def test_a_refusal_is_told_in_its_own_words(sidecar, session, signer):
 
 
 async def test_a_pod_that_is_gone_or_slow_is_told(sidecar, session, signer, monkeypatch):
-    monkeypatch.setattr(publishing, "PUSH", 0.05)
     pusher = Pusher(session, asyncio.Semaphore(1))
     sidecar.stall = asyncio.Event()
 
-    assert await pusher.push(at(sidecar), *signer.sign(change())) == "no answer within 0.05 s"
+    with monkeypatch.context() as patch:
+        patch.setattr(publishing, "PUSH", 0.05)
+        assert await pusher.push(at(sidecar), *signer.sign(change())) == "no answer within 0.05 s"
     sidecar.stall.set()
     await sidecar.stop()
     assert "onnect" in await pusher.push(at(sidecar), *signer.sign(change()))
