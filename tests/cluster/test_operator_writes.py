@@ -186,6 +186,15 @@ def until_quiet(proxy):
     raise AssertionError(f"it writes on and on: {list(proxy.writes)[-10:]}")
 
 
+def until_leading(proxy, one, renewed):
+    """Wait until it has written its lease, which had been so often, or has ended: how long it takes to start tells
+    nothing of what it has left to write."""
+    deadline = time.monotonic() + 60
+    while not one.ended and sum(map(is_lease, proxy.writes)) <= renewed:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def is_lease(request):
     return "/leases" in request.path
 
@@ -307,10 +316,12 @@ def test_killed_after_each_write_in_turn_it_comes_to_the_same_end(fault_free, pr
     populate(api, namespace)
     lives = 0
     while lives < 3 * writes:
+        renewed = sum(map(is_lease, proxy.writes))
         one = start(proxy, "a")
         # The key's public half is applied at the begin of every life, mostly for nothing.
         after = min(lives, 1)
         proxy.after_write(lambda _, pid=one.pid: os.kill(pid, signal.SIGKILL), path="^(?!.*/leases)", after=after)
+        until_leading(proxy, one, renewed)
         ended = one.ends_within(QUIET)
         proxy.heal()
         if not ended:
