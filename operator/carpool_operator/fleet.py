@@ -8,6 +8,7 @@ before anything is decided, and again from time to time.
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -133,6 +134,8 @@ class Sync:
         self.ok = asyncio.Event()
         """Set while the last one went well."""
         self._kube = kube
+        # Its own: in the loop's, whatever names policies have for servers are looked up, for as long as that takes.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="lists")
         self._fleet = fleet
         self._namespaces = namespaces
         self._interval = interval
@@ -166,7 +169,9 @@ class Sync:
             news = 0
             for namespace in self._namespaces:
                 path = path_of(kind.api, kind.plural, namespace)
-                items, version = await asyncio.to_thread(read_list, self._kube, path, kind.query, kind.kept)
+                items, version = await asyncio.get_running_loop().run_in_executor(
+                    self._thread, read_list, self._kube, path, kind.query, kind.kept
+                )
                 news += self._fleet.listed(name, namespace, items, version)
             self._fleet.listening(name, news)
             if self._fleet.synced:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
@@ -67,6 +69,22 @@ async def test_the_first_list_fills_the_caches(api, fleet, sync):
     assert fleet.workload(Target("ns", "StatefulSet", "db")).target.kind == "StatefulSet"
     assert fleet.workload(Target("ns", "Deployment", "db")) is None
     assert [each.name for each in fleet.pods_by_target()[Target("ns", "Deployment", "web")]] == ["web-1"]
+
+
+async def test_names_that_nobody_resolves_hold_no_list_up(api, fleet, sync):
+    """Addresses that policies name are looked up in the loop's own threads, for a minute each where DNS is down."""
+    api.put(*POLICY, policy())
+    down, threads = threading.Event(), ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(threads)
+    looked_up = asyncio.get_running_loop().run_in_executor(None, down.wait)
+    try:
+        async with asyncio.timeout(20):
+            await sync.once()
+    finally:
+        down.set()
+        await looked_up
+
+    assert len(fleet.policies) == 1
 
 
 async def test_nothing_counts_as_listed_while_a_list_fails(api, fleet, sync):
