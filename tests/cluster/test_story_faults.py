@@ -80,11 +80,10 @@ def traffic(cluster, namespace):
 def serve(api, namespace, traffic):
     """Start a model with sidecars under a policy; returns the status in which all of its pods acknowledge."""
 
-    def begin(*, replicas=2, rate=20, **spec):
-        api.apply(
-            *carpool.model("resnet", replicas=replicas, **ASKS), policy("by-hand", "resnet", **spec),
-            namespace=namespace,
-        )  # fmt: skip
+    def begin(*, replicas=2, rate=20, grace=45, **spec):
+        profile, deployment, service = carpool.model("resnet", replicas=replicas, **ASKS)
+        deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = grace
+        api.apply(profile, deployment, service, policy("by-hand", "resnet", **spec), namespace=namespace)
         api.until_ready("resnet", namespace, timeout=120)
         traffic.rate = rate
         traffic.wait_for(10)
@@ -450,8 +449,12 @@ def test_of_two_operators_one_goes_on_where_the_other_ended(installed, cluster, 
     assert set(traffic.outcomes()) == {"200"}, traffic.failed()[:5]
 
 
+SHORT = 20
+"""Seconds of grace: whoever ends namespaces looks again after half of it."""
+
+
 def test_the_chart_goes_first_and_the_model_serves_to_the_end(installed, cluster, api, namespace, serve, traffic):
-    serve(**STILL)
+    serve(grace=SHORT, **STILL)
     change, signs = published(api, namespace, "resnet"), signer(api)
 
     def serves():
@@ -465,7 +468,6 @@ def test_the_chart_goes_first_and_the_model_serves_to_the_end(installed, cluster
     serves()
     api.delete("batchingpolicies", "by-hand", namespace)
     api.until_gone("batchingpolicies", namespace)
-    api.until_gone("configmaps", namespace, name=config_map("resnet"))
     serves()
     assert all(runs(read(api, pod, signs), change) for pod in of_model(api, namespace))
 
@@ -480,7 +482,7 @@ def test_the_chart_goes_first_and_the_model_serves_to_the_end(installed, cluster
 
 def test_the_crd_goes_first_while_the_operator_runs(cluster, api, namespace, serve, traffic):
     carpool.install(cluster, api)
-    serve(**STILL)
+    serve(grace=SHORT, **STILL)
     api.delete("customresourcedefinitions", CRD)
     api.until_gone("customresourcedefinitions", "", name=CRD)
     api.until_gone("configmaps", namespace, name=config_map("resnet"))
