@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from carpool_operator.annotations import SLO_PREFIX
 from carpool_operator.model import Policy, Target
 
 if TYPE_CHECKING:
@@ -52,4 +53,7 @@ def conflicts(policy: Policy, targets: Iterable[Target], owners: Mapping[Target,
         else:
             why = "which is as old and comes first by name"
         parts.append(f"{target.kind} {target.name} belongs to BatchingPolicy {owner.name}, {why}")
+    if policy.annotated:
+        # Deleted, it would be made again.
+        return f"{'; '.join(parts)}. Delete that one, or take the annotations {SLO_PREFIX}* off the workload"
     return f"{'; '.join(parts)}. Delete one of the two, or take the target out of its targetRefs"

@@ -94,9 +94,16 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
     if not asks(workload):
         return Finding(FALSE, "NotInjected", f"{what} has no sidecars: {_inject(workload, where)}")
     missed = view.missed.get(target, ())
+    skipped = [pod for pod in missed if pod.skipped]
+    if skipped:
+        # A restart alone would come to the same: the injector's words say what to change.
+        why = skipped[0].skipped
+        alike = [pod.name for pod in skipped if pod.skipped == why]
+        return Finding(FALSE, "Skipped", f"{names(alike)} of {what} can't have a sidecar: {why}")
     if missed:
+        listed = names([pod.name for pod in missed])
         return Finding(
-            FALSE, "Missed", f"{names(missed)} of {what} started without a sidecar: {where} rollout restart {resource}"
+            FALSE, "Missed", f"{listed} of {what} started without a sidecar: {where} rollout restart {resource}"
         )
     pods = {pod.uid: pod.name for pod in view.pods.get(target, ())}
     refused = {pods[uid]: error for uid, error in view.refused.items() if uid in pods and pods[uid] in delivered.behind}

@@ -24,7 +24,7 @@ from carpool_operator.conditions import (
     slo_met,
     worst,
 )
-from carpool_operator.model import Event, Outcome, Policy
+from carpool_operator.model import Event, Outcome, Policy, Target
 from carpool_operator.reporting import Reporter, timestamp
 from carpool_operator.steering import Steering
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from carpool.change import Change
     from carpool_operator.api import Condition, PolicySpec
     from carpool_operator.conditions import Delivery
-    from carpool_operator.model import Document, Target, View
+    from carpool_operator.model import Document, View
     from carpool_operator.steering import Happening
 
 NOTHING = Finding(UNKNOWN, "NoTargets", "none of its targets is there and its own")
@@ -65,6 +65,10 @@ class Controller:
             self._before = _read(policy)
             self._reporter = Reporter(self._before)
             self._conditions = self._before.conditions
+            for said in self._before.targets:
+                steering = self._steerings.get(Target(policy.namespace, said.kind, said.name))
+                if steering is not None:
+                    steering.recall(said.models)
         spec = policy.spec
         if spec is None:
             return self._unread(view)

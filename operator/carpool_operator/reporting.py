@@ -281,7 +281,7 @@ def _target(view: View, steering: Steering, delivered: Delivery | None) -> Targe
         replicas=0 if workload is None else workload.replicas,
         injected=0 if delivered is None else delivered.injected,
         acknowledged=0 if delivered is None else delivered.acknowledged,
-        missed=tuple(view.missed.get(target, ())),
+        missed=tuple(pod.name for pod in view.missed.get(target, ())),
         models=tuple(models),
     )
 

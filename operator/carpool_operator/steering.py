@@ -16,12 +16,12 @@ from carpool_operator.learning import Learned, predicted
 from carpool_operator.trust import Trust, Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from carpool.change import Change
     from carpool.policy import BatchingPolicy
     from carpool.tuner import Decision
-    from carpool_operator.api import Figures, PolicySpec
+    from carpool_operator.api import Figures, PolicySpec, TargetModel
     from carpool_operator.evidence import Gathered, Sample, Sum
     from carpool_operator.model import Document, Pod, Target, View
 
@@ -70,6 +70,8 @@ class Steering:
         self.every_since = 0
         """Generation that brought the parameters of models that are not named."""
         self._restored: Change | None = None
+        self._recalled: dict[str, int] = {}
+        """Models that a status named, and the generations that brought what they run."""
         self._patience = Patience()
         self._owed = False
         """Whether a document is due that may say nothing new."""
@@ -92,6 +94,10 @@ class Steering:
         self.publisher.restore(change)
         self._restored = change
         self.every_since = change.generation
+
+    def recall(self, models: Iterable[TargetModel]) -> None:
+        """Go on with the models that a status names: documents don't name those that run what all do."""
+        self._recalled = {model.name: model.generation for model in models}
 
     def step(
         self, view: View, spec: PolicySpec, *, wanted: bool, kept: bool | None
@@ -129,10 +135,15 @@ class Steering:
 
     def _follow(self, now: float, policy: BatchingPolicy, kept: bool | None) -> None:
         known = {model.name: model for model in policy.models}
-        if self._restored is not None and not self.models:
-            for name, parameters in self._restored.parameters.items():
-                if name != EVERY:
-                    self._meet(now, policy, name, kept, parameters).generation = self._restored.generation
+        if self._restored is not None and not self.evidence.heard and not self.models:
+            restored = self._restored.parameters
+            for name in {**restored, **self._recalled}:
+                generation = self._recalled.get(name, self._restored.generation)
+                if name == EVERY:
+                    self.every_since = generation
+                else:
+                    learned = self._meet(now, policy, name, kept, restored.get(name, restored.get(EVERY)))
+                    learned.generation = generation
         # By what pods say, not by the clock: while none is there or can be read, nothing is forgotten.
         newest = self.evidence.newest
         for name in [name for name, each in self.models.items() if newest - each.seen_at > FORGOTTEN_AFTER]:

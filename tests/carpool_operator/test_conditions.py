@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from carpool_operator.api import ConditionStatus, ConditionType
 from carpool_operator.conditions import FALSE, GRACE, TRUE, UNKNOWN, Finding, asks, conditions, names, ready, worst
-from carpool_operator.model import Target
+from carpool_operator.model import Missed, Target
 
 
 def settle(world, steps=4):
@@ -42,7 +42,7 @@ def test_how_to_get_sidecars_depends_on_what_there_is():
 def test_pods_that_were_missed_are_named_with_the_command():
     world = World(pods=2)
     settle(world)
-    world.missed = ("resnet-8", "resnet-9")
+    world.missed = (Missed("resnet-8"), Missed("resnet-9"))
     settle(world)
     status, reason, message = programmed(world)
     assert (status, reason) == ("False", "Missed")
@@ -50,6 +50,16 @@ def test_pods_that_were_missed_are_named_with_the_command():
     assert "kubectl -n vision rollout restart deployment/resnet" in message
     assert world.status["targets"][0]["missed"] == ["resnet-8", "resnet-9"]
     assert world.reasons().count("Missed") == 1
+
+
+def test_pods_that_were_skipped_are_named_with_the_reason_and_not_told_to_restart():
+    world = World(pods=1)
+    settle(world)
+    why = "HostNetwork: the pod uses the node's network: set hostNetwork: false"
+    world.missed = (Missed("resnet-8"), Missed("resnet-9", why))
+    settle(world)
+    assert programmed(world) == ("False", "Skipped", f"resnet-9 of Deployment resnet can't have a sidecar: {why}")
+    assert world.status["targets"][0]["missed"] == ["resnet-8", "resnet-9"]
 
 
 def test_a_pod_that_refuses_is_named_with_its_reason():
@@ -125,7 +135,7 @@ def test_the_slo_is_missed_and_kept_again_with_an_event_each():
     world = World(pods=2)
     world.run(600, 20)
     assert world.condition("SLOMet")["status"] == "True"
-    world.run(20_000, 20, seed=2)
+    world.run(6_000, 10, seed=2)
     said = world.condition("SLOMet")
     assert (said["status"], said["reason"]) == ("False", "Missed")
     assert world.condition("Ready")["status"] == "True", "readiness is of the machinery"

@@ -4,7 +4,7 @@ import pytest
 from fleets import RESNET, SimulatedPod, World, pod_of, policy_of, spec, workload_of
 from msgspec.structs import replace
 
-from carpool.policy import from_plain
+from carpool.policy import Tuning, TuningMode, from_plain
 from carpool.statistics import Stats
 from carpool_operator.api import Status, written
 from carpool_operator.controller import Controller
@@ -192,3 +192,14 @@ def test_scaled_to_zero_is_no_fault(seconds):
     assert world.condition("Programmed")["reason"] == "ScaledToZero"
     assert world.condition("MetricsAvailable")["reason"] == "NoPodsReady"
     assert "FellBack" not in world.reasons()
+
+
+def test_another_operator_knows_the_models_that_run_what_all_do():
+    world = World(spec(tuning=Tuning(mode=TuningMode.HOLD)), pods=2)
+    world.run(100, 100)
+    assert [each["name"] for each in world.status["targets"][0]["models"]] == [""]
+    assert set(world.durable.parameters) == {"*"}
+    writes = len(world.writes)
+    world.restart_operator()
+    settle(world, 20)
+    assert len(world.writes) == writes

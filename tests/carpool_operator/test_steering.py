@@ -59,10 +59,10 @@ def test_it_begins_with_the_baseline_and_converges_by_way_of_canaries():
 
 
 def test_steady_load_publishes_and_writes_nothing_more():
-    world = World(pods=3)
-    world.run(900, 60)
+    world = World(pods=2)
+    world.run(300, 60)
     documents, writes = len(world.log), len(world.writes)
-    world.run(900, 300, seed=2)
+    world.run(300, 150, seed=2)
     assert len(world.log) == documents
     assert len(world.writes) <= writes + 1, "that it converged is told once"
     assert world.status["lastDecision"]["reason"] == "Converged"
@@ -178,7 +178,7 @@ def test_a_cliff_that_nothing_foretells_is_left_again():
 def held_trial():
     """A fleet with a trial under way that only time or events will end."""
     world = World(spec(canary=Canary(min_requests=1_000_000)), pods=3)
-    world.run(900, 8)
+    world.run(600, 8)
     assert world.status["targets"][0]["models"][0]["trial"]["pods"] == ["resnet-0"]
     return world
 
@@ -186,7 +186,7 @@ def held_trial():
 def test_a_trial_is_in_the_status_while_it_lasts():
     world = held_trial()
     assert world.status["lastDecision"]["action"] == "Trying"
-    world.run(900, 130, seed=2)
+    world.run(600, 130, seed=2)
     assert "CanaryPromoted" in world.reasons(), "in time nothing speaks against it"
     assert "trial" not in world.status["targets"][0]["models"][0]
 
@@ -195,10 +195,10 @@ def test_canaries_that_vanish_end_their_trial_without_blame():
     world = held_trial()
     world.pods[0] = SimulatedPod(9, now=world.now)
     world.pods[0].take(world.durable)
-    world.run(900, 4, seed=2)
+    world.run(600, 4, seed=2)
     assert "CanaryReturned" in world.reasons()
     assert world.log[-1][1].pods is None
-    world.run(900, 100, seed=3)
+    world.run(600, 80, seed=3)
     assert world.reasons().count("CanaryStarted") == 2, "later it is tried again"
 
 
@@ -400,7 +400,7 @@ def test_a_model_is_learned_anew_when_most_pods_say_that_it_is_another():
 
 
 def test_models_that_callers_make_up_are_bounded_and_forgotten():
-    world = World(pods=1)
+    world = World(spec(tuning=Tuning(mode=TuningMode.HOLD)), pods=1)
 
     def many(report):
         models = {f"m{index}": report.stats.models[""] for index in range(200)} if "" in report.stats.models else {}
