@@ -47,7 +47,6 @@ class _Server(NamedTuple):
     client: Prometheus | None
     error: str
     asked_at: float
-    answers: dict[str, Reading]
 
 
 class Sources:
@@ -75,7 +74,7 @@ class Sources:
         self._servers: dict[str, _Server] = {}
 
     async def read(self, policy: Policy, pods: Sequence[Pod], *, fleet: int) -> dict[str, Reading]:
-        """Return readings by pod UID; ``fleet``: how many pods there are in all."""
+        """Return what is new of pods, by UID; ``fleet``: how many pods there are in all."""
         there = [pod for pod in pods if pod.ip and not pod.deleting]
         if policy.spec is not None and policy.spec.metrics.source is MetricsSource.PROMETHEUS:
             return await self._ask(policy, there)
@@ -110,7 +109,7 @@ class Sources:
         now = self._clock()
         server = self._servers.get(policy.uid)
         if server is None or server.settings != settings or server.stale_after != stale_after:
-            server = _Server(settings, stale_after, {}, -SECRETS, None, "", -float(settings.interval), {})
+            server = _Server(settings, stale_after, {}, -SECRETS, None, "", -float(settings.interval))
         if now >= server.read_at + SECRETS:
             values = await self._values(policy.namespace, needed(settings))
             if server.client is None or values != server.values:
@@ -122,14 +121,13 @@ class Sources:
                 server = server._replace(client=client, error=error)
             server = server._replace(values=values, read_at=now)
         # A pass is a little early or late: 90 % of the interval have gone by.
-        if now >= server.asked_at + 0.9 * float(settings.interval):
-            if server.client is None:
-                answers = {pod.uid: Reading(now, None, server.error) for pod in pods}
-            else:
-                answers = await server.client.read(policy.namespace, pods, now)
-            server = server._replace(asked_at=now, answers=answers)
-        self._servers[policy.uid] = server
-        return {pod.uid: server.answers[pod.uid] for pod in pods if pod.uid in server.answers}
+        due = now >= server.asked_at + 0.9 * float(settings.interval)
+        self._servers[policy.uid] = server._replace(asked_at=now) if due else server
+        if not due:
+            return {}
+        if server.client is None:
+            return {pod.uid: Reading(now, None, server.error) for pod in pods}
+        return await server.client.read(policy.namespace, pods, now)
 
     async def _values(self, namespace: str, keys: Sequence[Key]) -> dict[Key, bytes]:
         """Read what the settings refer to; what can't be read is left out, and named by whoever misses it."""

@@ -200,14 +200,14 @@ class Prometheus:
         self._labels = labels
         self._timeout = timeout
         self._pods = PODS
-        self._read: dict[str, tuple[float, Reading]] = {}
-        """By pod UID: when the scrape was that was read last, on Prometheus's clock, and what it said."""
+        self._read: dict[str, float] = {}
+        """By pod UID: when the scrape was that was read last, on Prometheus's clock."""
 
     async def read(self, namespace: str, pods: Collection[Pod], now: float) -> dict[str, Reading]:
-        """Return every pod's reading by its UID, with a report or an error that says what to do.
+        """Return what is new of pods by their UID, each with a report or an error that says what to do.
 
         ``now``: seconds of the operator's monotonic clock. ``Reading.at`` is when the pod was scraped on that clock,
-        ``Reading.report.stats.at`` on Prometheus's. A pod not scraped since the last call has the reading it had.
+        ``Reading.report.stats.at`` on Prometheus's. A pod not scraped since the last call has none: reports are large.
         Raises nothing: whatever fails is the error of the pods that it concerns.
         """
         self._read = {pod.uid: self._read[pod.uid] for pod in pods if pod.uid in self._read}
@@ -222,9 +222,7 @@ class Prometheus:
             scraped = fresh.get(pod.name)
             if scraped is None or scraped.age > self._stale_after:
                 readings[pod.uid] = Reading(now, None, self._silence(namespace, pod.name, scraped))
-            elif pod.uid in self._read and self._read[pod.uid][0] >= scraped.at:
-                readings[pod.uid] = self._read[pod.uid][1]
-            else:
+            elif pod.uid not in self._read or self._read[pod.uid] < scraped.at:
                 to_read[pod.name] = pod
         left = sorted(to_read)
         while left:
@@ -254,7 +252,7 @@ class Prometheus:
                 # On Prometheus's clock it is at least scraped.at + scraped.age by now.
                 age = max(scraped.at + scraped.age - report.stats.at, 0.0)
                 readings[pod.uid] = Reading(now - age, report)
-                self._read[pod.uid] = (report.stats.at, readings[pod.uid])
+                self._read[pod.uid] = report.stats.at
         return readings
 
     def _silence(self, namespace: str, pod: str, scraped: Fresh | None) -> str:

@@ -169,8 +169,8 @@ async def test_it_reads_what_the_sidecar_counted(program, processes, tmp_path, h
     async def reading(until, now=100.0):
         async with asyncio.timeout(PATIENCE):
             while True:
-                found = (await reader.read(POD.namespace, [POD], now))[POD.uid]
-                if until(found):
+                found = (await reader.read(POD.namespace, [POD], now)).get(POD.uid)
+                if found is not None and until(found):
                     return found
                 await asyncio.sleep(0.1)
 
