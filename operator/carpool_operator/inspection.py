@@ -13,9 +13,10 @@ import msgspec
 from msgspec import Struct
 
 from carpool_operator import annotations as names
+from carpool_operator.conditions import asks
 from carpool_operator.injector.bypass import bypasses
 from carpool_operator.kube import path_of
-from carpool_operator.model import Event
+from carpool_operator.model import Event, Missed
 from carpool_operator.objects import Meta
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ SERVICES = 600.0
 
 MOST = 50
 """Names told of pods that were missed."""
+
+LONGEST = 300
+"""Characters told of why one was skipped; anybody who makes pods can write that annotation."""
 
 
 class _PodStatus(Struct):
@@ -55,16 +59,16 @@ class Inspector:
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._missed: dict[Target, tuple[float, tuple[str, ...]]] = {}
+        self._missed: dict[Target, tuple[float, tuple[Missed, ...]]] = {}
         self._services: dict[Target, tuple[float, str]] = {}
 
-    async def missed(self, workload: Workload, injected: Sequence[Pod], now: float) -> tuple[str, ...]:
-        """Return the names of a workload's pods that have no sidecar.
+    async def missed(self, workload: Workload, injected: Sequence[Pod], now: float) -> tuple[Missed, ...]:
+        """Return a workload's pods that should have a sidecar and have none.
 
         Raises ``ApiError``.
         """
         target = workload.target
-        if sum(not pod.deleting for pod in injected) >= workload.replicas:
+        if not asks(workload) or sum(not pod.deleting for pod in injected) >= workload.replicas:
             self._missed.pop(target, None)
             return ()
         listed, found = self._missed.get(target, (-AGAIN, ()))
@@ -75,7 +79,7 @@ class Inspector:
         query: dict[str, str | int] = {"labelSelector": f"{workload.selector},{names.INJECTED}!=true", "limit": MOST}
         answer = _pods.decode(await self._writer.read(path_of("v1", "pods", target.namespace), query))
         found = tuple(
-            pod.metadata.name
+            Missed(pod.metadata.name, pod.metadata.annotations.get(names.SKIPPED, "")[:LONGEST])
             for pod in answer.items
             if not pod.metadata.deletion_timestamp and pod.status.phase in {"Pending", "Running"}
         )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from carpool_operator.fleet import Fleet
     from carpool_operator.inspection import Inspector
     from carpool_operator.metrics import Metrics
-    from carpool_operator.model import Document, Outcome, Pod, Policy, Target, Workload
+    from carpool_operator.model import Document, Missed, Outcome, Pod, Policy, Target, Workload
     from carpool_operator.owned import Keep
     from carpool_operator.publishing import ConfigMaps, Pusher
     from carpool_operator.signing import Signer
@@ -302,10 +302,10 @@ class Loop:
 
     async def _inspect(
         self, targets: Sequence[Target], workloads: Mapping[Target, Workload], pods: Mapping[Target, Sequence[Pod]]
-    ) -> dict[Target, tuple[str, ...]]:
+    ) -> dict[Target, tuple[Missed, ...]]:
         """Look for pods without a sidecar and Services that lead past it."""
         p = self._p
-        missed: dict[Target, tuple[str, ...]] = {}
+        missed: dict[Target, tuple[Missed, ...]] = {}
         for target in targets:
             workload = workloads.get(target)
             if workload is None or workload.rolling:

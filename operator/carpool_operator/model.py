@@ -55,6 +55,14 @@ class Pod(Struct, frozen=True, kw_only=True):
     template_hash: str
 
 
+class Missed(NamedTuple):
+    """A pod that should have a sidecar and has none."""
+
+    name: str
+    skipped: str = ""
+    """Why the injector left it alone, and what to do; ``""`` where it was not asked."""
+
+
 class Policy(Struct, frozen=True, kw_only=True):
     """A BatchingPolicy as it lies on the server, its spec read where it can be."""
 
@@ -102,8 +110,8 @@ class View(Struct, frozen=True, kw_only=True):
     """The latest, by pod UID; by ``str(target)`` what Prometheus says of a fleet."""
     refused: Mapping[str, str]
     """By pod UID: why the last push to it failed. Whose last push was taken is not in here."""
-    missed: Mapping[Target, Sequence[str]]
-    """Names of the pods that should have a sidecar and have none."""
+    missed: Mapping[Target, Sequence[Missed]]
+    """The pods that should have a sidecar and have none."""
 
 
 class Document(Struct, frozen=True):

@@ -6,8 +6,9 @@ import pytest
 from fake_api import FakeApi
 from things import POD, as_kept, deployment, pod
 
-from carpool_operator.inspection import AGAIN, SERVICES, Inspector
+from carpool_operator.inspection import AGAIN, LONGEST, SERVICES, Inspector
 from carpool_operator.kube import ApiError
+from carpool_operator.model import Missed
 from carpool_operator.objects import RawPod, RawWorkload
 from carpool_operator.writing import Writer
 
@@ -40,7 +41,25 @@ async def test_pods_without_a_sidecar_are_named(api, inspector):
     ended["status"]["phase"] = "Failed"
     api.put(*POD, ended)
 
-    assert await inspector.missed(workload(2), [as_kept(RawPod, pod("web-1"))], 0.0) == ("web-2",)
+    assert await inspector.missed(workload(2), [as_kept(RawPod, pod("web-1"))], 0.0) == (Missed("web-2"),)
+
+
+async def test_why_one_was_skipped_is_told_and_not_at_any_length(api, inspector):
+    skipped = pod("web-1", injected=False)
+    skipped["metadata"]["annotations"]["carpool.dev/skipped"] = "NoPort: " + "x" * 10_000
+    api.put(*POD, skipped)
+
+    (missed,) = await inspector.missed(workload(1), [], 0.0)
+
+    assert missed == Missed("web-1", "NoPort: " + "x" * (LONGEST - 8))
+
+
+async def test_pods_that_nobody_wanted_a_sidecar_for_are_not_missed(api, inspector):
+    api.put(*POD, pod("web-1", injected=False))
+    unasked = as_kept(RawWorkload, deployment(replicas=1, inject=None))
+
+    assert await inspector.missed(unasked, [], 0.0) == ()
+    assert api.log == []
 
 
 async def test_nobody_is_asked_while_the_numbers_match(api, inspector):
@@ -54,7 +73,7 @@ async def test_it_asks_again_only_after_a_while_or_when_pods_were_lost(api, insp
     api.put(*POD, pod("web-2", injected=False))
     one = as_kept(RawPod, pod())
     for now in range(0, 60, 2):
-        assert await inspector.missed(workload(2), [one], float(now)) == ("web-2",)
+        assert await inspector.missed(workload(2), [one], float(now)) == (Missed("web-2"),)
     assert len(api.log) == 60 / AGAIN
 
     api.remove(*POD, "web-2")

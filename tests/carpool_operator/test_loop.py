@@ -22,7 +22,7 @@ from carpool_operator.inspection import Inspector
 from carpool_operator.kube import ApiError
 from carpool_operator.loop import Loop, Parts
 from carpool_operator.metrics import Metrics
-from carpool_operator.model import Document, Event, Outcome, Target
+from carpool_operator.model import Document, Event, Missed, Outcome, Target
 from carpool_operator.objects import Key
 from carpool_operator.publishing import ConfigMaps, Pusher
 from carpool_operator.signing import Signer, new_key
@@ -505,7 +505,7 @@ async def test_pods_without_a_sidecar_and_services_around_it_are_found(world):
     await world.passes(1)
     (view,) = [each.views[-1] for each in world.steps if each.views[-1].policy.name == "p"]
 
-    assert view.missed[WEB] == ("web-2",)
+    assert view.missed[WEB] == (Missed("web-2"),)
     assert view.workloads[WEB].replicas == 2
 
 

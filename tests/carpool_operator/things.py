@@ -19,13 +19,14 @@ def policy(name="p", target="web", **metadata):
     }
 
 
-def deployment(name="web", annotations=None, replicas=1):
+def deployment(name="web", annotations=None, replicas=1, inject="true"):
+    asked = {} if inject is None else {"carpool.dev/inject": inject}
     return {
         "metadata": {"name": name, "annotations": annotations or {}},
         "spec": {
             "replicas": replicas,
             "selector": {"matchLabels": {"app": name}},
-            "template": {"metadata": {"labels": {"app": name}}},
+            "template": {"metadata": {"labels": {"app": name}, "annotations": asked}},
         },
         "status": {"observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas},
     }
