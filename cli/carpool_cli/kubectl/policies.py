@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from carpool_cli.kubectl.cluster import Cluster
-    from carpool_operator.api import Condition, TargetStatus
+    from carpool_operator.api import Condition
 
 KINDS = {
     name: kind
@@ -138,27 +138,16 @@ def problems(policy: Policy) -> Iterator[str]:
         return
     if status.observed_generation < meta.generation:
         yield "the last edit of the spec has not been seen by the operator yet; what follows is about the one before"
-    failing = [each for each in status.conditions if each.status is not ConditionStatus.TRUE]
-    for each in failing:
-        # Ready only says which of the others is not so.
-        if each.type != ConditionType.READY or len(failing) == 1:
-            verb = "is unknown" if each.status is ConditionStatus.UNKNOWN else "is not so"
-            yield f"{each.type} {verb}: {each.reason}{': ' if each.message else ''}{each.message}"
-    said = " ".join(each.message for each in failing)
-    for target in status.targets:
-        command = restart(policy, target)
-        if target.missed and command not in said:
-            yield f"{_some(target.missed)} of {target.kind} {target.name} have no sidecar: {command}"
-
-
-def restart(policy: Policy, target: TargetStatus) -> str:
-    """Return the command that gives every pod of a workload its sidecar."""
-    return f"kubectl rollout restart {target.kind.lower()}/{target.name} -n {policy.metadata.namespace}"
-
-
-def _some(names: tuple[str, ...]) -> str:
-    shown = ", ".join(names[:3])
-    return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown
+    failing = {each.type: each for each in status.conditions if each.status is not ConditionStatus.TRUE}
+    ready, slo = failing.pop(ConditionType.READY, None), failing.pop(ConditionType.SLO_MET, None)
+    # What is unknown while another is not so mostly follows from that one. Ready only says which of the others it is.
+    broken = [each for each in failing.values() if each.status is ConditionStatus.FALSE]
+    told = broken or list(failing.values()) or ([] if ready is None else [ready])
+    if slo is not None and slo.status is ConditionStatus.FALSE:
+        told.append(slo)
+    for each in told:
+        verb = "is unknown" if each.status is ConditionStatus.UNKNOWN else "is not so"
+        yield f"{each.type} {verb}: {each.reason}{': ' if each.message else ''}{each.message}"
 
 
 def ago(written: str, now: datetime) -> str:

@@ -60,19 +60,27 @@ def test_one_in_full(kubectl):
     assert shown[-1].strip() == "why: kubectl carpool explain resnet -n shop"
 
 
-def test_pods_without_a_sidecar_are_named_with_the_command(kubectl):
-    target = {"kind": "Deployment", "name": "resnet", "replicas": 5, "injected": 1, "acknowledged": 0}
-    missed = ["p1", "p2", "p3", "p4"]
-    held = kubectl.policy()
-    held["status"]["targets"] = [target | {"missed": missed}]
-    kubectl.holds(held)
+def test_what_follows_from_another_is_not_told_beside_it(kubectl):
+    said = [
+        kubectl.condition("Accepted", "False", "Conflicted", "it belongs to another"),
+        kubectl.condition("Programmed", "Unknown", "NoTargets", "none"),
+        kubectl.condition("SLOMet", "Unknown", "TooFewRequests", "too few"),
+        kubectl.condition("Ready", "False", "Conflicted", "it belongs to another"),
+    ]
+    kubectl.holds(kubectl.policy(conditions=said))
+    told = [line for line in lines(kubectl.run("status", "resnet")) if "!" in line]
+    assert told == ["  ! Accepted is not so: Conflicted: it belongs to another"]
+
+
+def test_a_promise_that_is_not_kept_is_told_in_any_case_and_an_idle_one_is_nothing_wrong(kubectl):
+    pending = kubectl.condition("Programmed", "Unknown", "Pending", "on its way")
+    missed = kubectl.condition("SLOMet", "False", "Missed", "p99 within 50ms is not kept")
+    kubectl.holds(kubectl.policy(conditions=[pending, missed]))
     told = kubectl.run("status", "resnet").output
-    command = "kubectl rollout restart deployment/resnet -n shop"
-    assert f"! p1, p2, p3 and 1 more of Deployment resnet have no sidecar: {command}" in told
-    # The operator may have said so itself.
-    held["status"]["conditions"] = [kubectl.condition("Programmed", "False", "MissedInjection", f"run {command}")]
-    kubectl.holds(held)
-    assert kubectl.run("status", "resnet").output.count(command) == 1
+    assert "! Programmed is unknown: Pending: on its way" in told
+    assert "! SLOMet is not so: Missed: p99 within 50ms is not kept" in told
+    kubectl.holds(kubectl.policy(conditions=[kubectl.condition("SLOMet", "Unknown", "TooFewRequests", "too few")]))
+    assert "nothing is wrong" in kubectl.run("status", "resnet").output
 
 
 def test_a_spec_that_was_not_seen_yet_is_said(kubectl):
