@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -143,11 +144,18 @@ class Sync:
         self._clock = clock
         self._log = log
         self._random = random
+        self._doubted = asyncio.Event()
+
+    def doubt(self) -> None:
+        """List again at once: ``ok`` is unset until a list that begins from now on goes well."""
+        self.ok.clear()
+        self._doubted.set()
 
     async def run(self) -> None:
         """List until cancelled."""
         failures = 0
         while True:
+            self._doubted.clear()
             try:
                 await self.once()
                 failures = 0
@@ -158,7 +166,8 @@ class Sync:
                 failures = min(failures + 1, 10)
                 self._log.warning("listing failed", extra={"status": error.status, "error": str(error)})
             self.ended = self._clock()
-            await asyncio.sleep(wait * self._random.uniform(0.8, 1.0))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._doubted.wait(), wait * self._random.uniform(0.8, 1.0))
 
     async def once(self) -> None:
         """List all there is.
@@ -179,7 +188,8 @@ class Sync:
         if not self._fleet.synced:
             self._fleet.synced = True
             self._log.info("synchronised", extra=self._fleet.sizes())
-        self.ok.set()
+        if not self._doubted.is_set():  # else what was listed may be from before
+            self.ok.set()
 
 
 def watch_pods(

@@ -105,10 +105,12 @@ class Kopf:
         """Run kopf until cancelled."""
         failures = 0
         while True:
-            # It gives up where a resource is not there; a list that went well says that all of them are.
+            # It gives up where a resource goes, and is deaf to one that is not there when it starts; a list that went
+            # well since says that all of them are.
             await self._sync.ok.wait()
             started = asyncio.get_running_loop().time()
             await self._session()
+            self._sync.doubt()
             failures = 0 if asyncio.get_running_loop().time() - started > LONGEST else min(failures + 1, 10)
             await asyncio.sleep(min(LONGEST, 2.0**failures) * self._random.uniform(0.5, 1.0))
 

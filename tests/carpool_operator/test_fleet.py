@@ -109,6 +109,30 @@ async def test_it_lists_again_and_again_also_after_failures(api, fleet, sync):
     assert len(fleet.policies) == 1
 
 
+async def test_who_doubts_has_all_listed_at_once(api, fleet, sync):
+    sync._interval = 3600.0
+    sync._random = Random(0)
+    running = asyncio.create_task(sync.run())
+    async with asyncio.timeout(20):
+        await sync.ok.wait()
+        api.put(*POLICY, policy())
+        sync.doubt()
+        assert not sync.ok.is_set()
+        await sync.ok.wait()
+    running.cancel()
+
+    assert len(fleet.policies) == 1
+
+
+async def test_a_list_from_before_a_doubt_says_nothing(api, fleet, sync):
+    sync.doubt()
+
+    await sync.once()
+
+    assert fleet.synced
+    assert not sync.ok.is_set()
+
+
 async def test_an_event_that_was_lost_is_found_by_the_next_list(api, fleet, sync, late):
     api.put(*POLICY, policy("deleted"))
     await sync.once()

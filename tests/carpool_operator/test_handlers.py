@@ -15,7 +15,11 @@ from carpool_operator.kube import Kube
 
 class Synced:
     def __init__(self):
-        self.ok = asyncio.Event()
+        self.ok, self.doubted = asyncio.Event(), asyncio.Event()
+
+    def doubt(self):
+        self.ok.clear()
+        self.doubted.set()
 
 
 class Quick(Random):
@@ -30,11 +34,17 @@ async def api():
 
 
 @pytest.fixture
-async def running(api):
+async def sync():
+    one = Synced()
+    one.ok.set()
+    return one
+
+
+@pytest.fixture
+async def running(api, sync):
     """kopf at work: the fleet it tells."""
     kube = api.kube()
-    fleet, sync = Fleet(asyncio.get_running_loop().time), Synced()
-    sync.ok.set()
+    fleet = Fleet(asyncio.get_running_loop().time)
     task = asyncio.create_task(Kopf(kube, fleet, sync, [None], random=Quick()).run())
     yield fleet
     task.cancel()
@@ -62,12 +72,16 @@ async def test_it_tells_of_policies_and_workloads_and_writes_nothing(api, runnin
     assert not any(line.startswith(("PATCH", "POST", "PUT")) for line in api.log)
 
 
-async def test_where_it_gives_up_it_is_started_again(api, running):
+async def test_where_it_gives_up_it_is_started_again_after_a_list(api, running, sync):
     await api.until(lambda: len(api.watchers) == 3)
     # Not 410: kopf takes that for the end of the operator.
     for watcher in list(api.watchers):
         watcher.queue.put_nowait({"type": "ERROR", "object": {"code": 500, "message": "etcd is gone"}})
-    await api.until(lambda: not api.watchers)
+    async with asyncio.timeout(20):
+        await sync.doubted.wait()
+    assert not api.watchers
+    assert not sync.ok.is_set(), "a kind that is not there would not be watched"
+    sync.ok.set()
     api.put(*POLICY, policy())
     await api.until(lambda: len(running.policies) == 1)
 

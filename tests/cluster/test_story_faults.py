@@ -6,8 +6,10 @@ import json
 import shlex
 import signal
 from contextlib import closing
+from pathlib import Path
 
 import pytest
+import yaml
 from minicluster import carpool
 from minicluster.cluster import Cluster
 from minicluster.operated import (
@@ -32,6 +34,7 @@ from minicluster.traffic import Traffic
 
 from carpool.report import encode
 
+CRDS = Path(__file__).parents[2] / "crds" / "carpool.dev_batchingpolicies.yaml"
 CRD = "batchingpolicies.carpool.dev"
 PATH = "/v1/models/standin:predict"
 BODY = json.dumps({"instances": [[0.5, 1.5]]}).encode()
@@ -480,6 +483,13 @@ def test_the_chart_goes_first_and_the_model_serves_to_the_end(installed, cluster
     api.until_gone("namespaces", "", name=namespace, timeout=120)
 
 
+def established(found):
+    """Whether the server serves a kind."""
+    return any(
+        (each["type"], each["status"]) == ("Established", "True") for each in found[0].get("status", {})["conditions"]
+    )
+
+
 def test_the_crd_goes_first_while_the_operator_runs(cluster, api, namespace, serve, traffic):
     carpool.install(cluster, api)
     serve(grace=SHORT, **STILL)
@@ -489,6 +499,15 @@ def test_the_crd_goes_first_while_the_operator_runs(cluster, api, namespace, ser
     fresh = replaced(api, namespace, of_model(api, namespace)[0])
     assert injected(fresh)  # it asks still, and passes all through
     traffic.wait_for(20)
+    assert set(traffic.outcomes()) == {"200"}, traffic.failed()[:5]
+
+    # It is there again, and so are they: the operator has not even to be restarted.
+    api.apply(yaml.safe_load(CRDS.read_text()))
+    api.until("customresourcedefinitions", "", established, name=CRD)
+    api.apply(policy("by-hand", "resnet", **STILL), namespace=namespace)
+    status_until(api, namespace, lambda status: says(status, "Ready", "Ready") and acknowledged(status, 2))
+    (operator,) = pods(api, carpool.SYSTEM, **{"app.kubernetes.io/component": "operator"})
+    assert [each["restartCount"] for each in operator["status"]["containerStatuses"]] == [0]
     assert set(traffic.outcomes()) == {"200"}, traffic.failed()[:5]
 
     api.delete("namespaces", namespace)
