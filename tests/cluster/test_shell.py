@@ -30,7 +30,7 @@ def opened(cluster, tmp_path, *words):
 
 def test_a_command_runs_inside_and_its_code_comes_out(cluster, tmp_path):
     command = "kubectl get nodes -o name && cluster-load --help >&2 && exit 7"
-    with opened(cluster, tmp_path, "--no-chart", "--", "sh", "-c", command) as made:
+    with opened(cluster, tmp_path, "--no-chart", "sh", "-c", command) as made:
         said, errors = made.communicate(timeout=120)
 
     assert said == "node/node-1\n", errors
@@ -40,7 +40,7 @@ def test_a_command_runs_inside_and_its_code_comes_out(cluster, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_ends_the_command_and_the_cluster(cluster, tmp_path, number):
-    with opened(cluster, tmp_path, "--no-chart", "--", "sh", "-c", "echo here; exec sleep 1000") as made:
+    with opened(cluster, tmp_path, "--no-chart", "sh", "-c", "echo here; exec sleep 1000") as made:
         assert made.stdout.readline() == "here\n"
         made.send_signal(number)
         _, errors = made.communicate(timeout=60)

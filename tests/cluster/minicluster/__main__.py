@@ -39,7 +39,7 @@ def main() -> int:
     """Return the command's or the shell's exit code."""
     parser = argparse.ArgumentParser(prog="make cluster", description=__doc__)
     parser.add_argument("--no-chart", action="store_true", help="only the control plane and the node")
-    parser.add_argument("command", nargs="*", help="run it inside instead of a shell")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="run it inside instead of a shell")
     arguments = parser.parse_args()
     # What would end us ends the cluster first.
     for number in (signal.SIGTERM, signal.SIGHUP):
