@@ -3,6 +3,7 @@ from __future__ import annotations
 from fleets import EPOCH, RESNET, World, pod_of, workload_of
 from msgspec.structs import replace
 
+from carpool.policy import SLO, Duration, Latency
 from carpool_operator.api import ConditionStatus, ConditionType
 from carpool_operator.conditions import FALSE, GRACE, TRUE, UNKNOWN, Finding, asks, conditions, names, ready, worst
 from carpool_operator.model import Missed, Target
@@ -107,6 +108,20 @@ def test_a_pod_has_time_to_follow():
     assert (status, reason) == ("False", "Pending")
     assert "resnet-1" in message
     assert "resnet-0" not in message
+
+
+def test_of_a_pod_that_does_not_follow_it_is_told_why_it_cannot_be_read():
+    world = World(pods=3)
+    settle(world)
+    world.pods[1].answers = False
+    world.pods[1].take = lambda change: None
+    world.pods[1].change = replace(world.pods[1].change, generation=1)
+    world.edit(replace(world.policy.spec, slo=SLO(latency=Latency(p99=Duration(0.08)))))
+    settle(world, 25)
+    status, reason, message = programmed(world)
+    assert (status, reason) == ("False", "Pending")
+    assert message.startswith("resnet-1 of Deployment resnet did not say that the newest configuration runs (resnet-1")
+    assert message.endswith("): kubectl -n vision logs resnet-1 -c carpool")
 
 
 def test_metrics_name_the_pod_and_the_error():
