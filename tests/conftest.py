@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, str(Path(__file__).parent / "cluster"))
 
@@ -17,6 +18,10 @@ from minicluster import binaries
 # Before its first async test pytest-asyncio asks for the current loop and, up to Python 3.11, gets a new one that none
 # closes: a warning, so an error, in whichever test the garbage is collected. Once set to None there is none to get.
 asyncio.set_event_loop(None)
+
+# This machine pauses for half a second now and then: how long an example took says nothing of the code.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 # Then a test that is skipped fails the run: CI and `make test-cluster` set it.
 ALL_REQUIRED = "CARPOOL_ALL_TESTS"
