@@ -119,7 +119,9 @@ class Watch(Generic[T]):
                 self._turn()
                 # Not at once: a server that ends every watch at once is not to be asked without pause.
                 self._stopped.wait(self._random.uniform(0.1, 1.0))
-            except ApiError as error:
+            except (ApiError, msgspec.DecodeError) as fault:
+                # A line that makes no sense, from a proxy say, is a failure like any other, and all is listed again.
+                error = fault if isinstance(fault, ApiError) else ApiError(GONE, f"not understood: {fault}")
                 if error.status == GONE:
                     self._version = 0
                 wait = max(error.retry_after, min(LONGEST, 2.0**self._failures) * self._random.uniform(0.5, 1.0))

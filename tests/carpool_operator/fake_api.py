@@ -110,6 +110,11 @@ class FakeApi:
                 {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old resource version"}}
             )
 
+    def babble(self):
+        """Tell watchers what is no object of any kind."""
+        for watcher in list(self.watchers):
+            watcher.queue.put_nowait({"type": "MODIFIED", "object": {"metadata": 7}})
+
     def bookmark(self):
         self.version += 1
         for watcher in list(self.watchers):

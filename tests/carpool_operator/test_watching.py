@@ -142,6 +142,15 @@ async def test_it_goes_on_after_failures(api, seen, fault):
     await settled(seen, lambda: "second" in seen.pods)
 
 
+async def test_what_makes_no_sense_ends_no_watch(api, seen):
+    await settled(seen, lambda: seen.lists == 1)
+    api.babble()
+
+    await settled(seen, lambda: seen.lists == 2)
+    api.put(*POD, pod("second"))
+    await settled(seen, lambda: "second" in seen.pods)
+
+
 async def test_a_list_is_read_page_by_page(api, monkeypatch):
     monkeypatch.setattr(watching, "PAGE", 2)
     for number in range(5):

@@ -47,8 +47,8 @@ def ready(status):
 def test_annotate_tune_change_the_promise_and_take_it_out_again(installed, cluster, api, namespace, kubectl):
     api.apply(*carpool.model("resnet"), namespace=namespace)
     api.until_ready("resnet", namespace)
-    with Traffic(cluster.api(), "resnet", namespace, PATH, BODY, rate=40) as traffic:
-        traffic.wait_for(40)
+    with Traffic(cluster.api(), "resnet", namespace, PATH, BODY, rate=20) as traffic:
+        traffic.wait_for(20)
 
         # 1. One annotation: pods with sidecars roll in, those without roll out, nobody notices.
         kubectl("annotate", "deployment", "resnet", "carpool.dev/slo-p99=300ms")
