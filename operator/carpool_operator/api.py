@@ -48,7 +48,8 @@ class TargetRef(Camel, frozen=True, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=253)]
     """Its name; it may come after the policy."""
     container: Annotated[str, Meta(min_length=1, max_length=63)] | None = None
-    """The model's container; unset: the one that the sidecar was put before."""
+    """The model's container, to be told (`Programmed`, `WrongContainer`) where sidecars stand before another: which one
+    that is, `carpool.dev/container` in the pod template chooses, by default the first with a port. Unset: any."""
 
 
 class MetricsSource(StrEnum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.policy import format_seconds
-from carpool_operator.annotations import ASKED, FORBIDDEN, INJECT, PROPAGATED, SLO_PREFIX
+from carpool_operator.annotations import ASKED, CONTAINER, FORBIDDEN, INJECT, PROPAGATED, SLO_PREFIX
 from carpool_operator.api import Condition, ConditionStatus, ConditionType
 from carpool_operator.assignment import conflicts
 
@@ -105,6 +105,9 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
         return Finding(
             FALSE, "Missed", f"{listed} of {what} started without a sidecar: {where} rollout restart {resource}"
         )
+    elsewhere = _elsewhere(workload, view, where)
+    if elsewhere is not None:
+        return elsewhere
     pods = {pod.uid: pod.name for pod in view.pods.get(target, ())}
     refused = {pods[uid]: error for uid, error in view.refused.items() if uid in pods and pods[uid] in delivered.behind}
     if refused:
@@ -159,8 +162,29 @@ def _inject(workload: Workload, where: str) -> str:
     if target.kind == "Deployment":
         # Annotated while the webhook was away.
         return f"it was annotated while the injector was away: {where} rollout restart {resource}"
-    patch = f'{{"spec":{{"template":{{"metadata":{{"annotations":{{"{INJECT}":"{ASKED}"}}}}}}}}}}'
-    return f"{where} patch {resource} -p '{patch}'"
+    return _patch(target, where, INJECT, ASKED)
+
+
+def _patch(target: Target, where: str, annotation: str, value: str) -> str:
+    """Return the command that annotates a workload's pod template, which rolls its pods."""
+    patch = f'{{"spec":{{"template":{{"metadata":{{"annotations":{{"{annotation}":"{value}"}}}}}}}}}}'
+    return f"{where} patch {target.kind.lower()}/{target.name} -p '{patch}'"
+
+
+def _elsewhere(workload: Workload, view: View, where: str) -> Finding | None:
+    """Say so where sidecars stand before another container than the one that the policy names."""
+    target, spec = workload.target, view.policy.spec
+    refs = () if spec is None else spec.target_refs
+    wanted = next((ref.container for ref in refs if (ref.kind, ref.name) == (target.kind, target.name)), None)
+    pods = [pod for pod in view.pods.get(target, ()) if not pod.deleting]
+    before = sorted({pod.container for pod in pods} - {wanted, ""})
+    if wanted is None or not before:
+        return None
+    what = f"the sidecars of {target.kind} {target.name} stand before container {names(before)}, not {wanted}"
+    if workload.template_annotations.get(CONTAINER) == wanted:
+        rollout = f"{where} rollout status {target.kind.lower()}/{target.name}"
+        return Finding(FALSE, "WrongContainer", f"{what}, where those of new pods will stand: {rollout}")
+    return Finding(FALSE, "WrongContainer", f"{what}: {_patch(target, where, CONTAINER, wanted)}")
 
 
 def metrics_available(steering: Steering, view: View, stale_after: float) -> Finding:

@@ -53,6 +53,8 @@ class Pod(Struct, frozen=True, kw_only=True):
     ready: bool
     deleting: bool
     template_hash: str
+    container: str = ""
+    """The one that the sidecar stands before; ``""`` where that can't be read."""
 
 
 class Missed(NamedTuple):

@@ -198,6 +198,13 @@ class _PodStatus(Struct, frozen=True):
     conditions: list[_Condition] = field(default_factory=list)
 
 
+class _Injection(Struct, frozen=True):
+    container: str = ""
+
+
+_injection = msgspec.json.Decoder(_Injection)
+
+
 class RawPod(Struct, frozen=True):
     """A pod as the server writes it."""
 
@@ -221,7 +228,16 @@ class RawPod(Struct, frozen=True):
             deleting=bool(meta.deletion_timestamp),
             # Of a Deployment's ReplicaSet, else of a StatefulSet.
             template_hash=meta.labels.get("pod-template-hash") or meta.labels.get("controller-revision-hash", ""),
+            container=_container(meta.annotations.get(names.STATUS, "")),
         )
+
+
+def _container(written: str) -> str:
+    """Return the model's container by what the webhook wrote, which whoever makes pods can write, too."""
+    try:
+        return _injection.decode(written).container[:63]
+    except msgspec.DecodeError:
+        return ""
 
 
 # ------------------------------------------------------------------------------------------------- policies

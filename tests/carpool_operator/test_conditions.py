@@ -1,10 +1,13 @@
 from __future__ import annotations
 
-from fleets import EPOCH, RESNET, World, pod_of, workload_of
+import json
+import shlex
+
+from fleets import EPOCH, RESNET, World, pod_of, spec, workload_of
 from msgspec.structs import replace
 
 from carpool.policy import SLO, Duration, Latency
-from carpool_operator.api import ConditionStatus, ConditionType
+from carpool_operator.api import ConditionStatus, ConditionType, TargetRef
 from carpool_operator.conditions import FALSE, GRACE, TRUE, UNKNOWN, Finding, asks, conditions, names, ready, worst
 from carpool_operator.model import Missed, Target
 
@@ -193,3 +196,47 @@ def test_times_are_of_the_wall():
     assert world.condition("Accepted")["lastTransitionTime"] == "2026-09-21T14:13:22Z"
     assert EPOCH == 1_790_000_000.0
     assert world.status["targets"][0]["name"] == RESNET.name
+
+
+def world_of_a_container(wanted, *stands):
+    named = replace(spec(), target_refs=(TargetRef(name="resnet", container=wanted),))
+    world = World(named, pods=len(stands))
+    for each, container in zip(world.pods, stands, strict=True):
+        each.pod = replace(each.pod, container=container)
+    settle(world)
+    return world
+
+
+def test_a_sidecar_before_another_container_than_the_one_named_is_told_with_the_command():
+    world = world_of_a_container("model", "proxy", "proxy")
+    status, reason, message = programmed(world)
+    assert (status, reason) == ("False", "WrongContainer")
+    told, command = message.split(": ", 1)
+    assert told == "the sidecars of Deployment resnet stand before container proxy, not model"
+    *kubectl, patch = shlex.split(command)
+    assert kubectl == "kubectl -n vision patch deployment/resnet -p".split()
+    assert json.loads(patch) == {
+        "spec": {"template": {"metadata": {"annotations": {"carpool.dev/container": "model"}}}}
+    }
+    writes = len(world.writes)
+    settle(world, 20)
+    assert len(world.writes) == writes
+
+
+def test_while_pods_are_replaced_for_that_nothing_else_is_to_be_done():
+    world = world_of_a_container("model", "proxy", "model")
+    world.workload = replace(
+        world.workload, template_annotations={"carpool.dev/inject": "true", "carpool.dev/container": "model"}
+    )
+    settle(world)
+    status, reason, message = programmed(world)
+    assert (status, reason) == ("False", "WrongContainer")
+    assert message.endswith("new pods will stand: kubectl -n vision rollout status deployment/resnet")
+    world.pods[0].pod = replace(world.pods[0].pod, container="model")
+    settle(world)
+    assert programmed(world)[:2] == ("True", "Programmed")
+
+
+def test_any_container_will_do_where_none_is_named_and_one_that_cannot_be_read():
+    assert programmed(world_of_a_container(None, "proxy"))[:2] == ("True", "Programmed")
+    assert programmed(world_of_a_container("model", ""))[:2] == ("True", "Programmed")

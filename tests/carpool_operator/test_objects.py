@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 from things import as_kept, deployment, pod, policy
@@ -66,6 +68,22 @@ def test_a_pod():
     assert (kept.target, kept.ip, kept.admin_port) == (Target("ns", "Deployment", "web"), "10.244.0.7", 15090)
     assert (kept.ready, kept.deleting, kept.template_hash) == (True, False, "h1")
     assert as_kept(RawPod, pod(), deletionTimestamp="2026-11-21T12:00:00Z").deleting
+
+
+@pytest.mark.parametrize(
+    ("status", "container"),
+    [
+        ('{"version": "1", "container": "model", "port": 9000, "notes": []}', "model"),
+        ("{", ""),
+        ('{"container": 5}', ""),
+        (json.dumps({"container": "x" * 1000}), "x" * 63),
+    ],
+)
+def test_a_pod_s_container_is_what_the_webhook_wrote_or_unknown(status, container):
+    body = pod()
+    body["metadata"]["annotations"]["carpool.dev/status"] = status
+    assert as_kept(RawPod, body).container == container
+    assert as_kept(RawPod, pod()).container == ""
 
 
 def test_a_pod_that_ended_or_is_nobody_s_is_not_kept():
