@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.policy import format_seconds
 from carpool_operator.annotations import ASKED, CONTAINER, FORBIDDEN, INJECT, PROPAGATED, SLO_PREFIX
-from carpool_operator.api import Condition, ConditionStatus, ConditionType
+from carpool_operator.api import (
+    ANNOTATION_INVALID,
+    DEFECTS,
+    SERVICE_BYPASSED,
+    Condition,
+    ConditionStatus,
+    ConditionType,
+)
 from carpool_operator.assignment import conflicts
+from carpool_operator.model import LONGEST_NOTE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -57,7 +65,21 @@ def accepted(policy: Policy, targets: Sequence[Target], view: View) -> Finding:
             f"there is no {named} in namespace {policy.namespace}: create it, or correct targetRefs "
             f"(kubectl -n {policy.namespace} get deployments,statefulsets)",
         )
+    invalid = _told(view, targets, ANNOTATION_INVALID) if policy.annotated else []
+    if invalid:
+        message = f"{_joined(invalid)}. Until then this stays as the annotations before asked for"
+        return Finding(TRUE, ANNOTATION_INVALID, message)
     return Finding(TRUE, "Accepted")
+
+
+def _told(view: View, targets: Iterable[Target], reason: str) -> list[str]:
+    return [event.message for target in targets for event in view.told.get(target, ()) if event.reason == reason]
+
+
+def _joined(messages: Sequence[str]) -> str:
+    """Put messages together, not at any length: an annotation may be of any, a status may not."""
+    shown = "; ".join(message[:LONGEST_NOTE] for message in messages[:NAMES])
+    return shown if len(messages) <= NAMES else f"{shown}; and {len(messages) - NAMES} more like these"
 
 
 class Delivery(NamedTuple):
@@ -108,7 +130,9 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
     elsewhere = _elsewhere(workload, view, where)
     if elsewhere is not None:
         return elsewhere
-    pods = {pod.uid: pod.name for pod in view.pods.get(target, ())}
+    # One that starts finds the document in its ConfigMap; and what is published this moment nobody has refused yet.
+    told = view.pods.get(target, ()) if steering.publisher.changed_at < view.now else ()
+    pods = {pod.uid: pod.name for pod in told if pod.ready}
     refused = {pods[uid]: error for uid, error in view.refused.items() if uid in pods and pods[uid] in delivered.behind}
     if refused:
         name, error = min(refused.items())
@@ -147,6 +171,9 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
         return Finding(UNKNOWN, "NoPods", f"{what} has no pod with a sidecar yet: {where} describe {resource}")
     if delivered.behind and not before:
         return Finding(UNKNOWN, "Pending", f"{what}: the first configuration is on its way")
+    bypassed = _told(view, [target], SERVICE_BYPASSED)
+    if bypassed:
+        return Finding(TRUE, SERVICE_BYPASSED, _joined(bypassed))
     return Finding(TRUE, "Programmed")
 
 
@@ -233,19 +260,22 @@ def slo_met(steerings: Iterable[Steering], spec: PolicySpec, before: Finding | N
 
 def ready(findings: Mapping[ConditionType, Finding], *, paused: bool) -> Finding:
     """All of them but SLOMet."""
-    for kind in (ConditionType.ACCEPTED, ConditionType.PROGRAMMED, ConditionType.METRICS_AVAILABLE):
-        finding = findings[kind]
+    parts = [findings[kind] for kind in _PARTS]
+    for finding in parts:
         if finding.status is not TRUE:
             return Finding(FALSE, finding.reason, finding.message)
     if paused:
         return Finding(TRUE, "Paused", "tuning is paused, and what runs stays: kubectl carpool resume goes on")
-    return Finding(TRUE, "Ready")
+    return next((finding for finding in parts if finding.reason in DEFECTS), Finding(TRUE, "Ready"))
+
+
+_PARTS = (ConditionType.ACCEPTED, ConditionType.PROGRAMMED, ConditionType.METRICS_AVAILABLE)
 
 
 def worst(findings: Sequence[Finding], otherwise: Finding) -> Finding:
     """Put together what was found of several targets: what is wrong with any, all messages of that kind."""
-    for status in (FALSE, UNKNOWN):
-        bad = [finding for finding in findings if finding.status is status]
+    groups = [[finding for finding in findings if finding.status is status] for status in (FALSE, UNKNOWN)]
+    for bad in (*groups, [finding for finding in findings if finding.reason in DEFECTS]):
         if bad:
             same = [finding.message for finding in bad if finding.reason == bad[0].reason]
             return bad[0]._replace(message="; ".join(same))

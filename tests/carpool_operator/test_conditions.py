@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from carpool.policy import SLO, Duration, Latency
 from carpool_operator.api import ConditionStatus, ConditionType, TargetRef
 from carpool_operator.conditions import FALSE, GRACE, TRUE, UNKNOWN, Finding, asks, conditions, names, ready, worst
-from carpool_operator.model import Missed, Target
+from carpool_operator.model import Event, Missed, Target
 
 
 def settle(world, steps=4):
@@ -83,6 +83,22 @@ def test_a_pod_that_refuses_is_named_with_its_reason():
     world.pods[1].takes = True
     world.run(0, 400)
     assert programmed(world)[0] == "True"
+
+
+def test_refusals_of_before_and_of_pods_that_start_are_no_news():
+    world = World(pods=2)
+    settle(world)
+    starting = world.pods[1]
+    starting.takes = False
+    world.edit(replace(world.policy.spec, slo=SLO(latency=Latency(p99=Duration(0.08)))))
+    world.step(world.now + 2.0)
+    assert programmed(world)[0] == "True", "it has not been told of this one yet"
+    starting.pod = replace(starting.pod, ready=False)
+    world.step(world.now + 2.0)
+    assert programmed(world)[0] == "True", "it reads its ConfigMap when it starts"
+    starting.pod = replace(starting.pod, ready=True)
+    world.step(world.now + 2.0)
+    assert programmed(world)[1] == "PushRefused"
 
 
 def test_a_pod_that_cannot_use_its_configmap_is_named():
@@ -174,6 +190,9 @@ def test_of_several_targets_the_worst_speaks():
     assert worst([good, Finding(UNKNOWN, "Pending"), bad, Finding(FALSE, "Missed", "two")], good).message == "one; two"
     assert worst([good, Finding(UNKNOWN, "Pending")], good).reason == "Pending"
     assert worst([], bad) == bad
+    past = Finding(TRUE, "ServiceBypassed", "one")
+    assert worst([good, past, past._replace(message="two")], good).message == "one; two"
+    assert worst([past, bad], good) == bad
 
 
 def test_a_transition_keeps_its_time_while_the_reason_changes():
@@ -198,6 +217,46 @@ def test_times_are_of_the_wall():
     assert world.status["targets"][0]["name"] == RESNET.name
 
 
+PAST = "Service web port 80 leads past the sidecar. Put it right: kubectl -n vision patch service web …"
+
+
+def test_a_service_that_leads_past_is_told_and_is_nothing_that_the_operator_failed_at():
+    world = World(pods=1)
+    settle(world)
+    world.told = (Event(True, "ServiceBypassed", PAST),)
+    settle(world)
+    assert programmed(world) == ("True", "ServiceBypassed", PAST)
+    said = world.condition("Ready")
+    assert (said["status"], said["reason"], said["message"]) == ("True", "ServiceBypassed", PAST)
+    writes = len(world.writes)
+    settle(world, 20)
+    assert len(world.writes) == writes
+    world.told = ()
+    settle(world)
+    assert programmed(world) == ("True", "Programmed", "")
+    assert world.condition("Ready")["reason"] == "Ready"
+
+
+def test_annotations_that_make_no_sense_are_told_in_the_policy_kept_for_them():
+    typo = Event(True, "AnnotationInvalid", "carpool.dev/slo-p99 is '50': write a duration")
+    for annotated, reason in ((True, "AnnotationInvalid"), (False, "Accepted")):
+        world = World(pods=1, annotated=annotated)
+        world.told = (typo,)
+        settle(world)
+        said = world.condition("Accepted")
+        assert (said["status"], said["reason"]) == ("True", reason)
+        assert world.condition("Ready")["status"] == "True"
+        assert said["message"].startswith(typo.message) == annotated
+
+
+def test_what_anybody_can_write_is_not_told_at_any_length():
+    world = World(pods=1, annotated=True)
+    world.told = tuple(Event(True, "AnnotationInvalid", f"{index} is {'x' * 100_000}") for index in range(50))
+    settle(world)
+    assert len(world.condition("Accepted")["message"]) < 10_000
+    assert "and 45 more" in world.condition("Accepted")["message"]
+
+
 def world_of_a_container(wanted, *stands):
     named = replace(spec(), target_refs=(TargetRef(name="resnet", container=wanted),))
     world = World(named, pods=len(stands))
@@ -214,7 +273,7 @@ def test_a_sidecar_before_another_container_than_the_one_named_is_told_with_the_
     told, command = message.split(": ", 1)
     assert told == "the sidecars of Deployment resnet stand before container proxy, not model"
     *kubectl, patch = shlex.split(command)
-    assert kubectl == "kubectl -n vision patch deployment/resnet -p".split()
+    assert kubectl == ["kubectl", "-n", "vision", "patch", "deployment/resnet", "-p"]
     assert json.loads(patch) == {
         "spec": {"template": {"metadata": {"annotations": {"carpool.dev/container": "model"}}}}
     }

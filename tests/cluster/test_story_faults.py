@@ -484,10 +484,9 @@ def test_the_chart_goes_first_and_the_model_serves_to_the_end(installed, cluster
 
 
 def established(found):
-    """Whether the server serves a kind."""
-    return any(
-        (each["type"], each["status"]) == ("Established", "True") for each in found[0].get("status", {})["conditions"]
-    )
+    """Whether the server serves a kind; before it has looked there are no conditions, or they are null."""
+    said = found[0].get("status", {}).get("conditions") or []
+    return any((each["type"], each["status"]) == ("Established", "True") for each in said)
 
 
 def test_the_crd_goes_first_while_the_operator_runs(cluster, api, namespace, serve, traffic):
