@@ -252,6 +252,14 @@ class ConditionType(StrEnum):
     """All of these but SLOMet."""
 
 
+ANNOTATION_INVALID = "AnnotationInvalid"
+"""With Accepted: annotations that make no sense, so the policy is as the last ones that did asked for."""
+SERVICE_BYPASSED = "ServiceBypassed"
+"""With Programmed: callers of a Service get past the sidecars."""
+DEFECTS = frozenset({ANNOTATION_INVALID, SERVICE_BYPASSED})
+"""Reasons of conditions that are so, with a message of something to put right all the same."""
+
+
 class ConditionStatus(StrEnum):
     """Kubernetes' own three values."""
 

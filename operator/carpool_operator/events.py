@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool_operator.kube import ApiError, path_of
+from carpool_operator.model import LONGEST_NOTE
 
 if TYPE_CHECKING:
     from carpool_operator.model import Event
@@ -19,13 +20,14 @@ CONTROLLER = "carpool.dev/operator"
 WINDOW = 600.0
 """Seconds within which the same is not said again."""
 
+LASTING = 3600.0
+"""The same of what lasts: about as long as a server keeps events."""
+
 WAITING = 500
 """Events that wait to be written; beyond them the oldest are lost. They are for people, and nothing depends on them."""
 
 PATIENCE = 300.0
 """Seconds for which an event is tried to be written."""
-
-LONGEST_NOTE = 1024
 
 
 class About(NamedTuple):
@@ -46,8 +48,8 @@ class _Waiting(NamedTuple):
 class Recorder:
     """Collects events, and writes them when told to.
 
-    An event's name is made of what it says and of the ten minutes in which it is said: whoever says it again meets the
-    first, also after a restart.
+    An event's name is made of what it says and of the ten minutes, or the hour, in which it is said: whoever says it
+    again meets the first, also after a restart.
     """
 
     def __init__(self, writer: Writer, instance: str) -> None:
@@ -56,14 +58,17 @@ class Recorder:
         self._waiting: deque[_Waiting] = deque(maxlen=WAITING)
         self._said: dict[str, float] = {}
 
-    def record(self, about: About, event: Event, wall: float) -> None:
-        """Have an event written by the next ``flush``, unless it was said before; ``wall``: seconds since the epoch."""
-        window = int(wall // WINDOW)
+    def record(self, about: About, event: Event, wall: float, every: float = WINDOW) -> None:
+        """Have an event written by the next ``flush``, unless it was said before.
+
+        ``wall``: seconds since the epoch. ``every``: seconds, at most ``LASTING``, after which it may be said again.
+        """
+        window = int(wall // every)
         said = f"{window}\0{about.uid}\0{event.reason}\0{event.message}"
         digest = sha256(said.encode()).hexdigest()[:16]
         if digest in self._said:
             return
-        self._said = {known: at for known, at in self._said.items() if at > wall - WINDOW}
+        self._said = {known: at for known, at in self._said.items() if at > wall - LASTING}
         self._said[digest] = wall
         self._waiting.append(
             _Waiting(

@@ -7,12 +7,13 @@ no oftener than a limit; so are Services.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from carpool_operator import annotations as names
+from carpool_operator.api import SERVICE_BYPASSED
 from carpool_operator.conditions import asks
 from carpool_operator.injector.bypass import bypasses
 from carpool_operator.kube import path_of
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from carpool_operator.writing import Writer
 
 AGAIN = 30.0
-"""Seconds between two lists of one workload's pods, while pods are missing."""
+"""Seconds between two lists of one workload's pods, while some are missing; of its Services, while one leads past."""
 
 SERVICES = 600.0
 """Seconds between two looks at the Services before one workload, unless its pods have become others."""
@@ -36,6 +37,18 @@ MOST = 50
 
 LONGEST = 300
 """Characters told of why one was skipped; anybody who makes pods can write that annotation."""
+
+
+class _Seen(NamedTuple):
+    """What a look at the Services before a workload came to."""
+
+    at: float
+    template: str
+    events: tuple[Event, ...]
+
+    def good(self, template: str, now: float) -> bool:
+        """Whether it is too early for another."""
+        return template == self.template and now < self.at + (AGAIN if self.events else SERVICES)
 
 
 class _PodStatus(Struct):
@@ -60,7 +73,7 @@ class Inspector:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._missed: dict[Target, tuple[float, tuple[Missed, ...]]] = {}
-        self._services: dict[Target, tuple[float, str]] = {}
+        self._services: dict[Target, _Seen] = {}
 
     async def missed(self, workload: Workload, injected: Sequence[Pod], now: float) -> tuple[Missed, ...]:
         """Return a workload's pods that should have a sidecar and have none.
@@ -86,34 +99,43 @@ class Inspector:
         self._missed[target] = (now, found)
         return found
 
-    async def bypassed(self, workload: Workload, injected: Sequence[Pod], now: float) -> list[Event]:
-        """Return what is to be told of Services that lead past a workload's sidecars.
+    def bypassed(self, target: Target) -> tuple[Event, ...]:
+        """Return what is to be told of Services that lead past a workload's sidecars, by the last look."""
+        seen = self._services.get(target)
+        return () if seen is None else seen.events
+
+    async def look_at_services(self, workload: Workload, injected: Sequence[Pod], now: float) -> None:
+        """Look for Services that lead past a workload's sidecars, if it is time to.
 
         Raises ``ApiError``.
         """
         target = workload.target
-        ready = next((pod for pod in injected if pod.ready and not pod.deleting), None)
-        if ready is None:
+        pods_there = [pod for pod in injected if not pod.deleting]
+        if not pods_there:
             self._services.pop(target, None)
-            return []
-        seen, template = self._services.get(target, (-SERVICES, ""))
-        if now < seen + SERVICES and template == ready.template_hash:
-            return []
-        self._services[target] = (now, ready.template_hash)
+        ready = next((pod for pod in pods_there if pod.ready), None)
+        if ready is None:
+            return
+        seen = self._services.get(target)
+        if seen is not None and seen.good(ready.template_hash, now):
+            return
+        # Before it is asked, so that a server that fails isn't asked at once again; what was seen is so until then.
+        self._services[target] = _Seen(now, ready.template_hash, () if seen is None else seen.events)
         one: dict[str, str | int] = {"fieldSelector": f"metadata.name={ready.name}"}
         pods: list[Any] = json.loads(await self._writer.read(path_of("v1", "pods", target.namespace), one))["items"]
         services: list[Any] = json.loads(await self._writer.read(path_of("v1", "services", target.namespace)))["items"]
-        return [
+        events = tuple(
             Event(
                 True,
-                "ServiceBypassed",
+                SERVICE_BYPASSED,
                 f"Service {service['metadata']['name']} port {way.port} leads past the sidecar. Put it right: "
                 f"{way.command}",
             )
             for pod in pods
             for service in services
             for way in bypasses(service, pod)
-        ]
+        )
+        self._services[target] = _Seen(now, ready.template_hash, events)
 
     def forget(self, alive: set[Target]) -> None:
         """Forget workloads that nobody tunes any more."""

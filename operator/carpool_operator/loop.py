@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from carpool_operator.api import API_VERSION, KIND, PLURAL, MetricsSource
 from carpool_operator.assignment import assign, targets_of
-from carpool_operator.events import About
+from carpool_operator.events import LASTING, About
 from carpool_operator.fleet import KINDS, POLICIES
 from carpool_operator.kube import MERGE, ApiError, path_of
 from carpool_operator.merging import difference, without_nulls
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from carpool_operator.fleet import Fleet
     from carpool_operator.inspection import Inspector
     from carpool_operator.metrics import Metrics
-    from carpool_operator.model import Document, Missed, Outcome, Pod, Policy, Target, Workload
+    from carpool_operator.model import Document, Event, Missed, Outcome, Pod, Policy, Target, Workload
     from carpool_operator.owned import Keep
     from carpool_operator.publishing import ConfigMaps, Pusher
     from carpool_operator.signing import Signer
@@ -95,6 +95,8 @@ class _Scene:
     owners: Mapping[Target, Policy]
     pods: Mapping[Target, Sequence[Pod]]
     fleet: int
+    told: Mapping[Target, Sequence[Event]]
+    """Of annotations, on their workloads."""
 
 
 class Loop:
@@ -146,10 +148,13 @@ class Loop:
         for policy in plan.drop:
             self._start(("policy", policy.uid), self._drop(policy))
         for workload, event in plan.events:
-            p.recorder.record(_about(workload), event, p.wall())
+            p.recorder.record(_about(workload), event, p.wall(), LASTING)
         # 2. Whose is what, and what belongs to nobody any more
         policies = {Key(each.namespace, each.name): each for each in p.fleet.policies}
-        scene = _Scene(assign(policies.values()), p.fleet.pods_by_target(), len(p.fleet.pods))
+        told: dict[Target, list[Event]] = {}
+        for workload, event in plan.events:
+            told.setdefault(workload.target, []).append(event)
+        scene = _Scene(assign(policies.values()), p.fleet.pods_by_target(), len(p.fleet.pods), told)
         self._forget(policies, scene)
         # 3. Every policy
         tasks = [self._start(key, self._policy(key, policy, scene)) for key, policy in policies.items()]
@@ -277,6 +282,7 @@ class Loop:
                 readings=readings,
                 refused={pod.uid: self._refused[pod.uid] for pod in mine if pod.uid in self._refused},
                 missed=missed,
+                told={target: (*scene.told.get(target, ()), *p.inspector.bypassed(target)) for target in targets},
             )
             outcome = await self._decided(held, view)
             del readings, view
@@ -312,8 +318,9 @@ class Loop:
                 continue
             try:
                 missed[target] = await p.inspector.missed(workload, pods[target], p.clock())
-                for event in await p.inspector.bypassed(workload, pods[target], p.clock()):
-                    p.recorder.record(_about(workload), event, p.wall())
+                await p.inspector.look_at_services(workload, pods[target], p.clock())
+                for event in p.inspector.bypassed(target):
+                    p.recorder.record(_about(workload), event, p.wall(), LASTING)
             except ApiError as error:
                 p.log.warning("can't look at a workload", extra={"target": str(target), "error": str(error)})
         return missed

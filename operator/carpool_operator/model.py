@@ -114,6 +114,8 @@ class View(Struct, frozen=True, kw_only=True):
     """By pod UID: why the last push to it failed. Whose last push was taken is not in here."""
     missed: Mapping[Target, Sequence[Missed]]
     """The pods that should have a sidecar and have none."""
+    told: Mapping[Target, Sequence[Event]]
+    """What is told on the workloads themselves while it lasts: of annotations, of Services that lead past sidecars."""
 
 
 class Document(Struct, frozen=True):
@@ -125,8 +127,12 @@ class Document(Struct, frozen=True):
     """UIDs it is pushed to: canaries, or those behind. ``None``: all, and the ConfigMap."""
 
 
+LONGEST_NOTE = 1024
+"""Characters that an Event may tell, and a condition tells of one thing."""
+
+
 class Event(Struct, frozen=True):
-    """To be recorded on the policy, as a Kubernetes Event."""
+    """To be recorded on a policy or its workload, as a Kubernetes Event."""
 
     warning: bool
     reason: str

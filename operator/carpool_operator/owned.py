@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool_operator import annotations as names
-from carpool_operator.api import API_VERSION, KIND, PLURAL, PolicySpec, written
+from carpool_operator.api import ANNOTATION_INVALID, API_VERSION, KIND, PLURAL, PolicySpec, written
 from carpool_operator.kube import APPLY, FIELD_MANAGER, ApiError, path_of
 from carpool_operator.merging import without_nulls
 from carpool_operator.model import Event
@@ -57,7 +57,7 @@ class Owned:
             if wish is None or seen is None or seen.annotations != workload.annotations:
                 wish = names.read(target.kind, target.name, workload.annotations)
             wishes[target] = (workload, wish)
-            plan.events.extend((workload, Event(True, "AnnotationInvalid", problem)) for problem in wish.problems)
+            plan.events.extend((workload, Event(True, ANNOTATION_INVALID, problem)) for problem in wish.problems)
             key = Key(target.namespace, policy_name(target.kind, target.name))
             if wish.problems:
                 wanted.add(key)

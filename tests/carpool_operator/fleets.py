@@ -204,6 +204,7 @@ class World:
         self.pods = [SimulatedPod(index) for index in range(pods)]
         self.workload = workload_of(replicas=pods)
         self.missed = ()
+        self.told = ()
         self.others = []
         self.durable = None
         self.log = []
@@ -243,6 +244,7 @@ class World:
                 each.pod.uid: "403: not for me" for each in self.pods if not each.takes and self.durable is not None
             },
             missed={RESNET: self.missed},
+            told={RESNET: self.told},
         )
 
     def step(self, now, stats=None):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from fake_api import FakeApi
 
-from carpool_operator.events import WINDOW, About, Recorder
+from carpool_operator.events import LASTING, WINDOW, About, Recorder
 from carpool_operator.model import Event
 from carpool_operator.writing import Writer
 
@@ -47,6 +47,14 @@ async def test_the_same_is_not_said_twice_within_ten_minutes(api, recorder):
     assert len(api.all("events")) == 2
     recorder.record(ABOUT, EVENT, WALL + WINDOW)
     await recorder.flush(WALL)
+    assert len(api.all("events")) == 3
+
+
+async def test_what_lasts_is_said_again_every_hour(api, recorder):
+    for seconds in range(0, 3 * int(LASTING), 60):
+        recorder.record(ABOUT, EVENT, WALL + seconds, LASTING)
+        await recorder.flush(WALL + seconds)
+
     assert len(api.all("events")) == 3
 
 

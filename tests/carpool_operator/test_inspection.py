@@ -4,6 +4,7 @@ import json
 
 import pytest
 from fake_api import FakeApi
+from msgspec.structs import replace
 from things import POD, as_kept, deployment, pod
 
 from carpool_operator.inspection import AGAIN, LONGEST, SERVICES, Inspector
@@ -108,7 +109,9 @@ def serving(api, target_port):
 async def test_a_service_that_leads_past_the_sidecar_is_told_with_the_command(api, inspector):
     one = serving(api, 9000)
 
-    (event,) = await inspector.bypassed(workload(1), [one], 0.0)
+    await inspector.look_at_services(workload(1), [one], 0.0)
+
+    (event,) = inspector.bypassed(one.target)
 
     assert event.reason == "ServiceBypassed"
     assert "kubectl -n ns patch service web" in event.message
@@ -116,15 +119,41 @@ async def test_a_service_that_leads_past_the_sidecar_is_told_with_the_command(ap
 
 async def test_services_are_looked_at_seldom_and_when_pods_change(api, inspector):
     one = serving(api, "http")
-    assert await inspector.bypassed(workload(1), [], 0.0) == []
+    await inspector.look_at_services(workload(1), [], 0.0)
     assert api.log == []
     for now in range(0, int(SERVICES), 2):
-        assert await inspector.bypassed(workload(1), [one], float(now)) == []
+        await inspector.look_at_services(workload(1), [one], float(now))
+    assert inspector.bypassed(one.target) == ()
     assert len(api.log) == 2
 
     rolled = as_kept(RawPod, {**pod(), "metadata": {**pod()["metadata"], "labels": {"pod-template-hash": "h2"}}})
-    await inspector.bypassed(workload(1), [rolled], 10.0)
+    await inspector.look_at_services(workload(1), [rolled], 10.0)
     assert len(api.log) == 4
     inspector.forget(set())
-    await inspector.bypassed(workload(1), [rolled], 12.0)
+    await inspector.look_at_services(workload(1), [rolled], 12.0)
     assert len(api.log) == 6
+
+
+async def test_what_was_seen_is_told_until_another_look_finds_it_put_right_which_is_soon(api, inspector):
+    one = serving(api, 9000)
+    target = one.target
+    await inspector.look_at_services(workload(1), [one], 0.0)
+    told = inspector.bypassed(target)
+    await inspector.look_at_services(workload(1), [replace(one, ready=False)], AGAIN)
+    assert inspector.bypassed(target) == told
+    api.fail("GET", 500)
+    with pytest.raises(ApiError):
+        await inspector.look_at_services(workload(1), [one], AGAIN)
+    assert inspector.bypassed(target) == told
+    serving(api, "http")
+    await inspector.look_at_services(workload(1), [one], AGAIN + 2)
+    assert inspector.bypassed(target) == told
+    await inspector.look_at_services(workload(1), [one], 2 * AGAIN)
+    assert inspector.bypassed(target) == ()
+
+
+async def test_where_no_pod_has_a_sidecar_nothing_leads_past_it(api, inspector):
+    one = serving(api, 9000)
+    await inspector.look_at_services(workload(1), [one], 0.0)
+    await inspector.look_at_services(workload(1), [replace(one, deleting=True)], 2.0)
+    assert inspector.bypassed(one.target) == ()

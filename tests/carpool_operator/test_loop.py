@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -205,6 +206,28 @@ async def test_a_policy_gets_its_configuration_its_pods_theirs_and_its_status_sa
     assert status(world.api)["targets"] == [{"kind": "Deployment", "name": "web", "acknowledged": 1}]
     assert [each["reason"] for each in world.api.all("events")] == ["Applied", "Applied"]
     assert world.api.get(*POLICY, "deployment-other")["spec"]["slo"]["latency"]["p99"] == "80ms"
+
+
+async def test_what_is_told_on_workloads_is_known_where_their_policies_are_decided_on(world):
+    populate(world.api)
+    world.api.put(*DEPLOYMENT, deployment(annotations={"carpool.dev/slo-p99": "50"}))
+    injected = pod()
+    injected["metadata"]["annotations"]["carpool.dev/status"] = json.dumps({"container": "model", "port": 9000})
+    injected["spec"] = {"containers": [{"name": "model"}]}
+    world.api.put(*POD, injected)
+    port = {"port": 80, "targetPort": 9000}
+    world.api.put(
+        "v1", "services", {"metadata": {"name": "web"}, "spec": {"selector": {"app": "web"}, "ports": [port]}}
+    )
+
+    await world.passes(3)
+
+    (told,) = [step.views[-1].told for step in world.steps if step.views[-1].policy.name == "p"]
+    ((target, events),) = told.items()
+    assert target.name == "web"
+    assert [each.reason for each in events] == ["AnnotationInvalid", "ServiceBypassed"]
+    about = [each["reason"] for each in world.api.all("events") if each["regarding"]["kind"] == "Deployment"]
+    assert sorted(about) == ["AnnotationInvalid", "ServiceBypassed"]
 
 
 async def test_when_all_is_as_it_should_be_nothing_is_written(world):

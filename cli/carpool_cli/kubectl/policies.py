@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from carpool.policy import PolicyError, from_plain
 from carpool_cli.kubectl.cluster import PAUSED
-from carpool_operator.api import ConditionStatus, ConditionType, Status
+from carpool_operator.api import DEFECTS, ConditionStatus, ConditionType, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,6 +148,9 @@ def problems(policy: Policy) -> Iterator[str]:
     for each in told:
         verb = "is unknown" if each.status is ConditionStatus.UNKNOWN else "is not so"
         yield f"{each.type} {verb}: {each.reason}{': ' if each.message else ''}{each.message}"
+    for each in status.conditions:
+        if each.type != ConditionType.READY and each.type not in failing and each.reason in DEFECTS:
+            yield f"{each.reason}: {each.message}"
 
 
 def ago(written: str, now: datetime) -> str:

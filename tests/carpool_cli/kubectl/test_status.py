@@ -83,6 +83,16 @@ def test_a_promise_that_is_not_kept_is_told_in_any_case_and_an_idle_one_is_nothi
     assert "nothing is wrong" in kubectl.run("status", "resnet").output
 
 
+def test_what_is_to_be_put_right_though_all_is_so_is_told_once(kubectl):
+    past = ("ServiceBypassed", "Service web port 80 leads past the sidecar. Put it right: kubectl patch …")
+    said = [kubectl.condition("Programmed", "True", *past), kubectl.condition("Ready", "True", *past)]
+    kubectl.holds(kubectl.policy(conditions=said))
+    told = kubectl.run("status", "resnet").output
+    assert [line.strip() for line in told.splitlines() if "past" in line] == [f"! {past[0]}: {past[1]}"]
+    assert "nothing is wrong" not in told
+    assert kubectl.run("status", "--check").exit_code == 0
+
+
 def test_a_spec_that_was_not_seen_yet_is_said(kubectl):
     held = kubectl.policy()
     held["metadata"]["generation"] = 4
