@@ -17,10 +17,11 @@ import yaml
 from carpool.policy import SLO, BatchingPolicy, Duration, Latency, PolicyError
 from carpool_cli.options import DURATION
 from carpool_cli.yaml_edit import edited
+from carpool_operator.annotations import STATUS
 from carpool_operator.api import TargetKind
 from carpool_operator.injector.decide import Settings, decide, target_of
 from carpool_operator.injector.patch import patch
-from carpool_operator.injector.reasons import Skip
+from carpool_operator.injector.reasons import NOTES, Note, Skip
 from carpool_operator.model import Target
 
 if TYPE_CHECKING:
@@ -35,10 +36,11 @@ _SEPARATOR = re.compile(r"^---(?=\s|$).*\n?", re.MULTILINE)
 
 
 class Outcome(NamedTuple):
-    """What became of one workload: ``why`` is ``None`` where it has its sidecar now."""
+    """What became of one workload: ``why`` is ``None`` where it has its sidecar now, with what is to be known of it."""
 
     name: str
     why: Skip | None
+    notes: tuple[Note, ...] = ()
 
 
 class Wrong(click.ClickException):
@@ -82,7 +84,8 @@ def command(
     Without --public-key the operator's word would be anybody's, so nothing is taken from outside: name --slo-p99 then,
     and each sidecar tunes itself.
 
-    Exits 0 when all have their sidecars, 3 when some can't (the reasons are on the standard error), 2 for wrong input.
+    Exits 0 when all have their sidecars, 3 when some can't, 2 for wrong input. The standard error has the reasons, and
+    what is to be known of those that have theirs, such as a port without a name, which Services reach past the sidecar.
     """
     if (slo_p99 is None) == (public_key is None):
         raise click.UsageError(
@@ -101,6 +104,8 @@ def command(
     for outcome in outcomes:
         if outcome.why is not None:
             click.echo(f"{outcome.name}: {outcome.why}", err=True)
+        for note in outcome.notes:
+            click.echo(f"{outcome.name}: {note}: {NOTES[note].cause} {NOTES[note].fix}", err=True)
     if not outcomes:
         click.echo("nothing here has pods: there is no Deployment, StatefulSet or Pod", err=True)
     if any(outcome.why is not None and outcome.why.told for outcome in outcomes):
@@ -186,7 +191,8 @@ def _injected(thing: Any, settings: Settings, namespace: str | None, outcomes: l
         pod_changed = patch(pod, decision, settings, secrets.token_hex(16))
     except (KeyError, TypeError, AttributeError, ValueError, IndexError):
         raise Wrong(f"a {kind} is not as Kubernetes has it: check it with kubectl apply --dry-run=server") from None
-    outcomes.append(Outcome(name, None))
+    notes = json.loads(pod_changed["metadata"]["annotations"][STATUS])["notes"]
+    outcomes.append(Outcome(name, None, tuple(Note(note) for note in notes)))
     if kind == "Pod":
         return pod_changed
     changed["spec"]["template"] = pod_changed

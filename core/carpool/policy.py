@@ -394,8 +394,9 @@ class BatchingPolicy(Camel, frozen=True):
                     "slo.latency",
                     f"{one} ({Duration(first)}) is longer than {other} ({Duration(second)}): lower it or raise {other}",
                 )
-        if percentiles[0][1] <= 0:
-            raise PolicyError("slo.latency", "a target must be longer than 0s")
+        quantile, shortest = percentiles[0]
+        if shortest <= 0:
+            raise PolicyError(f"slo.latency.{f'p{100 * quantile:g}'.replace('.', '')}", "must be longer than 0s")
         self._validate_bounds("bounds", self.bounds)
         limits = self.limits()
         for name, value, low, high in (

@@ -234,7 +234,7 @@ def metrics_available(steering: Steering, view: View, stale_after: float) -> Fin
     )
 
 
-def slo_met(steerings: Iterable[Steering], spec: PolicySpec, before: Finding | None) -> Finding:
+def slo_met(steerings: Iterable[Steering], policy: Policy, spec: PolicySpec, before: Finding | None) -> Finding:
     """Whether the promise is kept, by sequential tests with hysteresis: never by one interval's percentile."""
     verdicts = {
         f"{steering.target.name} {name}".strip(): learned.promise.kept
@@ -248,8 +248,8 @@ def slo_met(steerings: Iterable[Steering], spec: PolicySpec, before: Finding | N
         return Finding(
             FALSE,
             "Missed",
-            f"{promise} is not kept for {names(broken)}: more requests miss than may. Look at lastDecision, "
-            "add replicas, or raise slo.latency",
+            f"{promise} is not kept for {names(broken)}: more requests miss than may. Add replicas or raise "
+            f"slo.latency; why: kubectl carpool explain {policy.name} -n {policy.namespace}",
         )
     if any(verdicts.values()):
         return Finding(TRUE, "Kept", promise)

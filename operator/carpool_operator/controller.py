@@ -150,7 +150,7 @@ class Controller:
                 ],
                 NOTHING,
             ),
-            ConditionType.SLO_MET: slo_met(there, spec, _found(self._conditions, ConditionType.SLO_MET)),
+            ConditionType.SLO_MET: slo_met(there, policy, spec, _found(self._conditions, ConditionType.SLO_MET)),
         }
         findings[ConditionType.READY] = ready(findings, paused=policy.paused)
         return self._say(view, findings)

@@ -154,6 +154,7 @@ COLUMNS = (
     ("P99", "string", ".spec.slo.latency.p99", "The promise."),
     ("SLO", "string", '.status.conditions[?(@.type=="SLOMet")].status', "Whether it is kept."),
     ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Whether all works."),
+    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why not, or what is to be known: Paused."),
     ("Age", "date", ".metadata.creationTimestamp", "Since when it is there."),
 )
 

@@ -235,7 +235,8 @@ def test_zero_needs_no_unit_and_bytes_no_suffix() -> None:
     ("spec", "field"),
     [
         ({"slo": {}}, "slo.latency"),
-        ({"slo": {"latency": {"p99": "0s"}}}, "slo.latency"),
+        ({"slo": {"latency": {"p99": "0s"}}}, "slo.latency.p99"),
+        ({"slo": {"latency": {"p999": "0s"}}}, "slo.latency.p999"),
         ({"slo": {"latency": {"p50": "60ms", "p99": "50ms"}}}, "slo.latency"),
         ({"bounds": {"maxBatch": {"min": 9, "max": 8}}}, "bounds.maxBatch"),
         ({"bounds": {"maxWait": {"min": "9ms", "max": "8ms"}}}, "bounds.maxWait"),

@@ -129,6 +129,14 @@ def test_a_pod_by_itself(inject):
     assert "UnknownOwner" in inject(pod, "--public-key", KEY, "-n", "models").stderr
 
 
+def test_what_is_to_be_known_of_one_that_has_its_sidecar_is_told(inject):
+    unnamed = MANIFESTS.replace("{name: http, containerPort: 9000}", "{containerPort: 9000}")
+    result = inject(unnamed, "--slo-p99", "50ms")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("deployment/resnet: PortUnnamed: The model's port has no name")
+    assert "initContainers" in template(result.stdout)["spec"]
+
+
 def test_who_can_not_have_one_is_named(inject):
     two = MANIFESTS.replace("ports: [{name: http, containerPort: 9000}]", "ports: []") + "---\n" + MANIFESTS
     result = inject(two, "--slo-p99", "50ms")

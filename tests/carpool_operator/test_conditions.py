@@ -172,6 +172,7 @@ def test_the_slo_is_missed_and_kept_again_with_an_event_each():
     world.run(6_000, 10, seed=2)
     said = world.condition("SLOMet")
     assert (said["status"], said["reason"]) == ("False", "Missed")
+    assert said["message"].endswith("kubectl carpool explain resnet -n vision")
     assert world.condition("Ready")["status"] == "True", "readiness is of the machinery"
     assert "Missed" in world.reasons()
 

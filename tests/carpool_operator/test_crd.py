@@ -46,7 +46,7 @@ def test_it_is_called_as_people_call_it():
     assert RESOURCE["spec"]["names"]["shortNames"] == ["bp"]
     assert VERSION["subresources"] == {"status": {}}
     assert [each["name"] for each in VERSION["additionalPrinterColumns"]] == [
-        "Mode", "Batch", "Wait", "P99", "SLO", "Ready", "Age",
+        "Mode", "Batch", "Wait", "P99", "SLO", "Ready", "Reason", "Age",
     ]  # fmt: skip
 
 

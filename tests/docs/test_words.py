@@ -12,6 +12,7 @@ from carpool.riding import Refused
 from carpool.tuning import Reason
 from carpool_cli.main import COMMANDS
 from carpool_operator import metrics as operator_metrics
+from carpool_operator.api import DEFECTS
 from carpool_sidecar.http1.calls import FailureKind
 from carpool_sidecar.metrics import METRICS
 from carpool_sidecar.signing import Reason as Refusal
@@ -95,7 +96,7 @@ _OF_A_POLICY = (
 
 def cluster_reasons():
     """Reasons of conditions, decisions and events, and of changes that sidecars refuse, as the code writes them."""
-    found = set(get_args(Refusal))
+    found = {*get_args(Refusal), *DEFECTS}
     for path in (ROOT / "operator" / "carpool_operator").glob("*.py"):
         text = path.read_text("utf-8")
         for pattern in _OF_A_POLICY:

@@ -59,7 +59,7 @@ def parameters(batch, wait="2ms", in_flight=2):
 
 def condition(kind, status, reason, message=""):
     return {
-        "type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": at(minutes=12),
+        "type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": at(hours=12),
         "observedGeneration": 3,
     }  # fmt: skip
 

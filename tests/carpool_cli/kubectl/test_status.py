@@ -54,7 +54,7 @@ def test_one_in_full(kubectl):
     assert "on trial for" in shown[4]
     assert "batch 16" in shown[4]
     assert [line.split() for line in shown if line.strip().startswith("Accepted")] == [
-        ["Accepted", "True", "12m", "Valid"]
+        ["Accepted", "True", "12h", "Valid"]
     ]
     assert "nothing is wrong" in shown[-2]
     assert shown[-1].strip() == "why: kubectl carpool explain resnet -n shop"
