@@ -9,10 +9,8 @@ from carpool_sidecar.metrics import METRICS, PREFIX, Exposition, reference
 REFERENCE = Path(__file__).parents[2] / "docs/reference/metrics.md"
 
 
-def test_the_reference_page_is_what_the_code_says():
-    assert REFERENCE.read_text("utf-8") == reference(), (
-        "run: python -m carpool_sidecar.metrics > docs/reference/metrics.md"
-    )
+def test_the_reference_page_begins_with_what_the_code_says():
+    assert REFERENCE.read_text("utf-8").startswith(reference()), "run: make docs"
 
 
 async def test_a_scrape_has_every_metric_and_its_numbers_agree(world):

@@ -19,7 +19,8 @@ def pytest_collection_modifyitems(items):
     needy = [item for item in items if item.path.is_relative_to(HERE) and "cluster" in item.fixturenames]
     why = binaries.missing() if needy else ""
     for item in needy:
-        item.add_marker(pytest.mark.xdist_group("cluster"))  # one worker, one cluster
+        # A file is one worker's: its tests share what they installed. Each worker has a cluster of its own.
+        item.add_marker(pytest.mark.xdist_group(item.path.name))
         if why:
             item.add_marker(pytest.mark.skip(reason=why))
 

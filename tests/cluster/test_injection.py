@@ -156,11 +156,11 @@ def test_what_has_no_annotation_of_ours_is_never_asked_about(injector, api, name
     assert reviews(api) == before + 1
 
 
-def test_its_own_namespace_and_those_that_say_so_are_left_alone(injector, api, namespace):
+def test_namespaces_of_the_system_and_those_that_say_so_are_left_alone(injector, api, namespace):
     label = {"metadata": {"labels": {"carpool.dev/injection": "disabled"}}}
     assert injected(api.create(pod(annotations={INJECT: "true"}), namespace, dryRun="All"))
     api.patch("namespaces", namespace, body=label)
-    for where in (namespace, HOME, "kube-system"):
+    for where in (namespace, "kube-system"):
         api.until("serviceaccounts", where, bool, name="default")
         assert not injected(api.create(pod(annotations={INJECT: "true"}), where, dryRun="All"))
 

@@ -78,8 +78,9 @@ def _serve(cluster: Cluster, command: list[str], *, chart: bool) -> int:
     with subprocess.Popen(command, env=environment) as child:  # noqa: S603 - what the person says
         while True:
             try:
-                return child.wait()
-            except KeyboardInterrupt:
+                # Looking again and again: a signal that comes just before a wait without end doesn't interrupt it.
+                return child.wait(timeout=1.0)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
                 continue  # Ctrl-C is for what runs in the shell
             except SystemExit:
                 child.terminate()
