@@ -259,8 +259,8 @@ def test_kubectl_lists_what_matters(server, namespace, kubectl):
     }  # fmt: skip
     server.patch(KIND, "resnet", namespace, sub="status", body={"status": status})
     head, row = kubectl("get", "bp").splitlines()
-    assert head.split() == ["NAME", "MODE", "BATCH", "WAIT", "P99", "SLO", "READY", "AGE"]
-    assert row.split()[:-1] == ["resnet", "Apply", "8", "1.25ms", "50ms", "Unknown", "True"]
+    assert head.split() == ["NAME", "MODE", "BATCH", "WAIT", "P99", "SLO", "READY", "REASON", "AGE"]
+    assert row.split()[:-1] == ["resnet", "Apply", "8", "1.25ms", "50ms", "Unknown", "True", "AllWell"]
     assert "resnet" in kubectl("get", "carpool")
 
 
