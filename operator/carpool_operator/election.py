@@ -165,7 +165,9 @@ class Election:
         while True:
             wait = RETRY
             try:
-                await asyncio.wait_for(self.round(), RENEW / 2)
+                # Not ``wait_for``: Python 3.11's takes no cancel in the turn in which the round ends.
+                async with asyncio.timeout(RENEW / 2):
+                    await self.round()
             except ApiError as error:
                 wait = max(wait, error.retry_after)
                 # A version that was taken by another is what an election is about.

@@ -167,7 +167,8 @@ class Sync:
                 self._log.warning("listing failed", extra={"status": error.status, "error": str(error)})
             self.ended = self._clock()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._doubted.wait(), wait * self._random.uniform(0.8, 1.0))
+                async with asyncio.timeout(wait * self._random.uniform(0.8, 1.0)):
+                    await self._doubted.wait()
 
     async def once(self) -> None:
         """List all there is.

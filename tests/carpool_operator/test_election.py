@@ -295,3 +295,23 @@ async def test_a_release_that_fails_is_no_reason_not_to_end(api, stand):
     await a.release()
 
     assert not a.leads()
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_told_to_end_just_as_a_round_ends_it_ends(stand, monkeypatch, turns):
+    one, answered = stand("a"), asyncio.Event()
+    monkeypatch.setattr(one, "round", answered.wait)
+    task = asyncio.create_task(one.run())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    answered.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+    task.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+    ended = task.done()
+    task.cancel()
+    assert ended
