@@ -19,12 +19,18 @@ from minicluster import binaries
 # closes: a warning, so an error, in whichever test the garbage is collected. Once set to None there is none to get.
 asyncio.set_event_loop(None)
 
-# This machine pauses for half a second now and then: how long an example took says nothing of the code.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
-
-# Then a test that is skipped fails the run: CI and `make test-cluster` set it.
+# Then a test that is skipped fails the run, and what Hypothesis tries is the same every time, so that what fails is the
+# change's doing: CI and `make test-cluster` set it. Everybody else's runs go on searching.
 ALL_REQUIRED = "CARPOOL_ALL_TESTS"
+
+# This machine pauses for half a second now and then: how long an example took says nothing of the code.
+settings.register_profile(
+    "untimed",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get(ALL_REQUIRED)),
+)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -122,13 +122,16 @@ class Steering:
         gathered = self.evidence.gather(now, pods, view.readings, spec.metrics.stale_after)
         for seen in self.evidence.pods.values():
             self.publisher.notice(seen.generation)
+        if not wanted:
+            # What can't be said is not decided either: later it would stand on evidence of then.
+            for learned in self.models.values():
+                learned.seen_at = max(learned.seen_at, self.evidence.newest)
+            return [], []
         self._take_back(now, policy, gathered)
         self._forget_replaced(gathered)
         if self._sees(now, spec, gathered):
             self._decide(view, spec, policy, pods, gathered.samples)
         # 3. Documents.
-        if not wanted:
-            return [], []
         return self._publish(view, spec, policy), self._happenings
 
     # ------------------------------------------------------------------------------------------------- policy
