@@ -14,6 +14,7 @@ import pytest
 import yaml
 from minicluster import carpool
 from minicluster.cluster import Cluster
+from minicluster.operated import eventually
 
 from carpool_operator.injector.certificates import issue
 
@@ -211,7 +212,8 @@ def test_rights_end_at_the_namespaces_that_are_watched(api, helm, namespaces):
     try:
         for (group, resource, namespace), verbs in OPERATOR.items():
             for verb in verbs:
-                assert may(api, "carpool-operator", verb, group, resource, namespace), (verb, resource)
+                # The server takes rights in a moment after they are written.
+                eventually(lambda asked=(verb, group, resource, namespace): may(api, "carpool-operator", *asked))
                 if namespace == OTHER:
                     assert not may(api, "carpool-operator", verb, group, resource, "default"), (verb, resource)
     finally:
@@ -233,7 +235,7 @@ def test_who_may_view_or_edit_a_namespace_may_do_so_with_its_policies(api, relea
     api.until("clusterroles", "", aggregated, name=role)  # the controller manager does it, in its own time
 
     for verb in verbs:
-        assert may(api, role, verb, "carpool.dev", "batchingpolicies", OTHER)
+        eventually(lambda verb=verb: may(api, role, verb, "carpool.dev", "batchingpolicies", OTHER))
     assert not may(api, role, "patch", "carpool.dev", "batchingpolicies/status", OTHER)
     assert may(api, role, "create", "carpool.dev", "batchingpolicies", OTHER) == (role == "edit")
 

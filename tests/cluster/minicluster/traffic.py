@@ -106,7 +106,7 @@ class Traffic:
                     due = time.monotonic()
                     continue
                 due += chance.expovariate(self.rate)
-                await asyncio.sleep(max(0.0, min(due - time.monotonic(), 1.0)))
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
                 task = asyncio.create_task(self._one(session, due, chance))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
