@@ -7,9 +7,9 @@ pass does. So it may be killed between any two writes, and be told anything twic
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from carpool_operator.api import API_VERSION, KIND, PLURAL, MetricsSource
@@ -49,6 +49,10 @@ AT_ONCE = 16
 PATIENCE = 30.0
 """Seconds that a pass waits for the last of its policies; those that take longer are left out of the next passes."""
 
+BUDGET = 15.0
+"""CPU seconds after which a pass takes on no more policies; the next one begins with those. A thousand models that are
+all searched for the first time take 50: nobody is to wait for that before he is looked at again."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
@@ -70,6 +74,8 @@ class Parts:
     """One thread, so that deciding keeps neither the lease nor the probes waiting."""
     clock: Callable[[], float]
     wall: Callable[[], float]
+    cpu: Callable[[], float]
+    """CPU seconds of this process."""
     log: logging.Logger
 
 
@@ -79,6 +85,8 @@ class _Held:
 
     uid: str
     controller: Controller
+    begun: float = -inf
+    """When it was last looked at."""
     targets: frozenset[Target] = frozenset()
     """Those whose published configuration it was told of."""
     decided: tuple[object, ...] = ()
@@ -106,6 +114,8 @@ class Loop:
         self.progress = parts.clock()
         """When a decision was last made, or none was waited for: the only work here that has no end of its own."""
         self._undecided = 0
+        self._spent_at = inf
+        """CPU seconds at which the pass has spent its budget."""
         self._p = parts
         self._owned = Owned()
         self._held: dict[Key, _Held] = {}
@@ -117,15 +127,15 @@ class Loop:
 
     async def run(self, interval: float) -> None:
         """Pass after pass until cancelled, ``interval`` seconds apart, or so far that they take half a core."""
-        clock = self._p.clock
+        clock, spent = self._p.clock, self._p.cpu
         while True:
-            begun, cpu = clock(), time.process_time()
+            begun, cpu = clock(), spent()
             await self.once()
             self._p.metrics.observe("pass_seconds", clock() - begun)
             # Looked at again: what a pass left behind goes on, and counts.
-            while (left := max(interval, 2 * (time.process_time() - cpu)) - (clock() - begun)) > 0:  # noqa: ASYNC110 - CPU time tells nobody
+            while (left := max(interval, 2 * (spent() - cpu)) - (clock() - begun)) > 0:  # noqa: ASYNC110 - CPU time tells nobody
                 await asyncio.sleep(left)
-            self._p.metrics.count("pass_cpu_seconds", by=time.process_time() - cpu)
+            self._p.metrics.count("pass_cpu_seconds", by=spent() - cpu)
 
     async def end(self, within: float) -> None:
         """Begin nothing more, and wait for writes in work, ``within`` so many seconds."""
@@ -139,6 +149,7 @@ class Loop:
     async def once(self) -> None:
         """Make one pass."""
         p = self._p
+        self._spent_at = p.cpu() + BUDGET
         if not self._undecided:
             self.progress = p.clock()
         # 1. Policies for annotated workloads
@@ -156,8 +167,10 @@ class Loop:
             told.setdefault(workload.target, []).append(event)
         scene = _Scene(assign(policies.values()), p.fleet.pods_by_target(), len(p.fleet.pods), told)
         self._forget(policies, scene)
-        # 3. Every policy
-        tasks = [self._start(key, self._policy(key, policy, scene)) for key, policy in policies.items()]
+        # 3. Every policy, those first that wait longest
+        waiting_since = {key: held.begun for key, held in self._held.items()}
+        order = sorted(policies, key=lambda key: waiting_since.get(key, -inf))
+        tasks = [self._start(key, self._policy(key, policies[key], scene)) for key in order]
         tasks.append(self._start("events", p.recorder.flush(p.wall())))
         waiting = [task for task in tasks if task is not None]
         await asyncio.wait(waiting, timeout=PATIENCE) if waiting else None
@@ -248,13 +261,14 @@ class Loop:
         # What a Prometheus said is remembered anyway, and one that hangs holds up nobody else.
         asks = policy.spec is not None and policy.spec.metrics.source is MetricsSource.PROMETHEUS
         async with nullcontext() if asks else self._slots:
-            if self._ending:
+            if self._ending or p.cpu() > self._spent_at:
                 return
             # 1. Its targets
             targets = [target for target, owner in scene.owners.items() if owner.uid == policy.uid]
             held = self._held.get(key)
             if held is None or held.uid != policy.uid:
                 held = self._held[key] = _Held(policy.uid, p.controller())
+            held.begun = p.clock()
             for target in set(targets) - held.targets:
                 change = p.maps.change(target, p.wall())
                 if change is not None:

@@ -207,6 +207,7 @@ class Operator:
                     steps=steps,
                     clock=self._clock,
                     wall=time.time,
+                    cpu=time.process_time,
                     log=self._log,
                 )
             )

@@ -91,6 +91,7 @@ class World:
         self.sidecar = sidecar
         self.steps = []
         self.now = 1000.0
+        self.cpu = 0.0
         self.lives = 0
         self.time = lambda: self.now
         self.leads = True
@@ -125,7 +126,7 @@ class World:
                 ),
                 pusher=Pusher(self.session, at_once), recorder=Recorder(writer, "operator-1"),
                 inspector=Inspector(writer), metrics=self.metrics, backoff=Backoff(Random(1)), steps=self.threads,
-                clock=self.clock, wall=lambda: WALL, log=logging.getLogger("test"),
+                clock=self.clock, wall=lambda: WALL, cpu=lambda: self.cpu, log=logging.getLogger("test"),
             )
         )  # fmt: skip
 
@@ -444,6 +445,31 @@ async def test_a_fault_in_one_decision_costs_only_that_policy(world):
 
     assert status(world.api, "q")["observedGeneration"] == 1
     assert b"carpool_operator_step_errors_total 2.0" in world.metrics.text()
+
+
+async def test_what_a_pass_has_no_time_for_comes_first_in_the_next(world, monkeypatch):
+    populate(world.api)
+    for name in ("q", "r"):
+        world.api.put(*POLICY, policy(name, f"web-{name}"))
+    await world.passes(2)  # what is annotated has its policy by now
+    world.loop._slots = asyncio.Semaphore(1)
+    before = [len(made.views) for made in world.steps]
+    step = Steps.step
+
+    def dear(made, view):
+        world.cpu += 10.0
+        return step(made, view)
+
+    monkeypatch.setattr(Steps, "step", dear)
+
+    def looks():
+        return sorted(len(made.views) - known for made, known in zip(world.steps, before, strict=True))
+
+    assert len(world.steps) == 4
+    await world.passes(1)
+    assert looks() == [0, 0, 1, 1]  # the second begins at 10 s of 15
+    await world.passes(1)
+    assert looks() == [1, 1, 1, 1]
 
 
 async def test_a_decision_that_never_ends_is_no_progress(world, monkeypatch):
