@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -103,6 +105,20 @@ def commit() -> str:
     sources = ["core", "sidecar", "cli", "benchmarks/*.py"]
     changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", *sources], check=False).returncode
     return head.stdout.strip() + (" with changes" if changed else "")
+
+
+def conclude(figures: list[Figure], bounds: Path, kept: Path | None) -> int:
+    """Print figures beside their limits, write them to ``kept``; returns the exit code, 1 beyond a limit."""
+    known = limits(bounds)
+    for figure in figures:
+        bound = known[figure.name]
+        verdict = "ok" if bound.holds(figure.value) else "BEYOND ITS LIMIT"
+        print(f"{figure.name}: {figure.value:.3g} {bound.unit} ({bound.direction} {bound.value:g}: {verdict})")
+    if kept is not None:
+        results = Results(commit(), today(), machine(), shlex.join(["python", *sys.argv]), figures, {})
+        kept.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+        print(f"written to {kept}")
+    return int(not all(known[figure.name].holds(figure.value) for figure in figures))
 
 
 def today() -> str:

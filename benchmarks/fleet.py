@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import argparse
 import resource
-import shlex
 import sys
 from pathlib import Path
 from random import Random
 from time import process_time
 from typing import TYPE_CHECKING
 
-import msgspec
-from evidence import Figure, Results, commit, limits, machine, today
+from evidence import Figure, conclude
 from msgspec.structs import replace
 
 from carpool import report as reports
@@ -70,18 +68,7 @@ def main() -> int:
         Figure("fleet, steady pass", steady, STEADY, {"documents": float(fleets.documents), "writes": fleets.writes}),
         Figure("fleet, memory", memory, 1, {"before": before, "policies": float(options.policies)}),
     ]
-    bounds = limits(LIMITS)
-    failed = False
-    for figure in figures:
-        bound = bounds[figure.name]
-        failed |= not bound.holds(figure.value)
-        verdict = "ok" if bound.holds(figure.value) else "BEYOND ITS LIMIT"
-        print(f"{figure.name}: {figure.value:.3g} {bound.unit} ({bound.direction} {bound.value:g}: {verdict})")
-    if options.policies == 1000:
-        results = Results(commit(), today(), machine(), shlex.join(["python", *sys.argv]), figures, {})
-        RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-        print(f"written to {RESULTS}")
-    return 1 if failed else 0
+    return conclude(figures, LIMITS, RESULTS if options.policies == 1000 else None)
 
 
 def profiles() -> list[list[ModelStats]]:
@@ -152,6 +139,7 @@ class Fleets:
                 readings=readings,
                 refused={},
                 missed={},
+                told={},
             )
             outcome = controller.step(view)
             took += process_time() - begun

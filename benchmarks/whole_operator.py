@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
-from evidence import Figure, Results, commit, limits, machine, today
+from evidence import Figure, conclude
 from fleet import INTERVAL, LIMITS, LOADS, PODS, Fleets
 
 from carpool import report as reports
@@ -181,18 +180,7 @@ def main() -> int:
         Figure("operator, dearest pass", max(passes), len(passes), {"pods acknowledged": acknowledged}),
         Figure("operator, memory", resident, 1, {"policies": float(options.policies)}),
     ]
-    bounds = limits(LIMITS)
-    failed = False
-    for figure in figures:
-        bound = bounds[figure.name]
-        failed |= not bound.holds(figure.value)
-        verdict = "ok" if bound.holds(figure.value) else "BEYOND ITS LIMIT"
-        print(f"{figure.name}: {figure.value:.3g} {bound.unit} ({bound.direction} {bound.value:g}: {verdict})")
-    if options.policies == 1000:
-        results = Results(commit(), today(), machine(), shlex.join(["python", *sys.argv]), figures, {})
-        RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-        print(f"written to {RESULTS}")
-    return 1 if failed else 0
+    return conclude(figures, LIMITS, RESULTS if options.policies == 1000 else None)
 
 
 if __name__ == "__main__":
