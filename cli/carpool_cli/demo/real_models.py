@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 SLO = 0.15
 """Room for a shared CPU's pauses, whose misses say nothing of batching. With much more, a batch waits so long that what
 waking up costs a lone request, and not the model, decides: 8 % of wall time in a batch of 8, none of CPU time."""
-TOLERANCE = 1e-3
+TOLERANCE = 5e-3
 """Absolute, on outputs of the order of 1. What float32 sums come to depends on the batch: called directly, without
-anything between, onnxruntime's own batches of `magika` differ from single rows by up to 1.6e-4."""
+anything between, onnxruntime's own batches of `magika` differ from single rows by up to 2.85e-3 on files of this
+repository (charts/carpool/.helmignore, in a batch of 2; on all others by 1.6e-4)."""
 
 SHOWN = 10
 """Changes of parameters that are printed, the latest."""
