@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 NAME = "resnet"
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 HELP = f"""
 A cluster of your own: a real API server, a node that runs Pods as processes of this machine.
 You are inside its network: pod IPs can be reached, nothing outside can. `exit` ends all of it.
@@ -42,7 +43,7 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER, help="run it inside instead of a shell")
     arguments = parser.parse_args()
     # What would end us ends the cluster first.
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         signal.signal(number, _leave)
     cluster = Cluster()
     try:
@@ -75,16 +76,18 @@ def _serve(cluster: Cluster, command: list[str], *, chart: bool) -> int:
         command = [os.environ.get("SHELL", "/bin/sh")]
     environment = cluster.environment()
     environment["PATH"] = f"{_commands(cluster.folder)}:{environment['PATH']}"
+    # From here on signals are noted, not raised: wherever one came, the child would be left behind or waited for.
+    # Ctrl-C is for what runs in the shell. Handlers, as nothing else of this is handed on to the child.
+    noted: list[int] = []
+    signal.signal(signal.SIGINT, lambda *_: None)
+    for number in ENDING:
+        signal.signal(number, lambda number, _: noted.append(number))
     with subprocess.Popen(command, env=environment) as child:  # noqa: S603 - what the person says
-        while True:
-            try:
-                # Looking again and again: a signal that comes just before a wait without end doesn't interrupt it.
+        while not noted:
+            with suppress(subprocess.TimeoutExpired):
                 return child.wait(timeout=1.0)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
-                continue  # Ctrl-C is for what runs in the shell
-            except SystemExit:
-                child.terminate()
-                raise
+        child.terminate()
+    return 128 + noted[0]
 
 
 def _commands(folder: Path) -> Path:
