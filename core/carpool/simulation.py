@@ -12,7 +12,7 @@ from heapq import heappop, heappush, heapreplace
 from itertools import count
 from math import inf, log, sqrt
 from random import Random
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -37,6 +37,8 @@ from carpool.statistics import Stats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from carpool.lanes import Lane
 
 ServiceSeconds: TypeAlias = Callable[[int, int], float]
 """Seconds that a batch takes on a free executor, by (rows, length bucket)."""
@@ -116,6 +118,40 @@ Hook: TypeAlias = Callable[[float, list[Stats]], list[Setting] | None]
 """Called with the time and each replica's counters; returns one setting for all replicas, one for each, or none."""
 
 
+class Dispatcher(Protocol):
+    """What a replica needs of whoever decides what rides together, and when: the Batcher's own methods.
+
+    Its batches and its ``lane("")`` carry the counters that answers are counted in.
+    """
+
+    def arrive(self, request: Request, now: float) -> list[Action]:
+        """Admit a request or refuse it; start what is due."""
+
+    def poll(self, now: float) -> list[Action]:
+        """Do what time alone makes due."""
+
+    def complete(self, batch: Batch, now: float, *, fault: Fault | None = None, stalled: bool = False) -> list[Action]:
+        """Take a batch's outcome."""
+
+    def cancel(self, request: Request, now: float) -> list[Action]:
+        """Forget a request whose caller has left."""
+
+    def configure(self, parameters: Parameters, now: float) -> list[Action]:
+        """Replace the parameters."""
+
+    def learn(self, model: str, estimate: Estimate | None, now: float, *, shed_slo: bool = False) -> list[Action]:
+        """Install what is believed of the service time."""
+
+    def wake_at(self) -> float:
+        """When ``poll`` is next needed; ``inf``: not before another event."""
+
+    def lane(self, model: str) -> Lane:
+        """Return a model's lane."""
+
+    def stats(self, now: float) -> Stats:
+        """Snapshot the counters."""
+
+
 _HIT, _LATE, _FAILED, _CANCELLED = (ENDS.index(end) for end in (End.HIT, End.LATE, End.FAILED, End.CANCELLED))
 _REFUSED = {
     Refused.LATE: ENDS.index(End.SHED),
@@ -125,14 +161,15 @@ _REFUSED = {
 
 
 class _Replica:
-    """One Batcher and its device, as far as the device has a state."""
+    """One dispatcher and its device, as far as the device has a state."""
 
-    __slots__ = ("batcher", "busy_until", "free", "index", "luck", "noise", "outstanding", "seen")
+    __slots__ = ("batcher", "busy_until", "free", "index", "luck", "noise", "outstanding", "seen", "service")
 
-    def __init__(self, index: int, batcher: Batcher, executors: int, seed: int) -> None:
+    def __init__(self, index: int, batcher: Dispatcher, service: _Service, seed: int) -> None:
         self.index = index
         self.batcher = batcher
-        self.free = [0.0] * executors
+        self.service = service
+        self.free = [0.0] * service.device.executors
         """Heap: when each executor is free."""
         self.busy_until = 0.0
         self.noise = Random(f"{seed} noise {index}")
@@ -142,24 +179,29 @@ class _Replica:
 
 
 class Simulation:
-    """One load on one kind of device, from the first arrival until the last request has ended.
+    """One load on one device a replica, from the first arrival until the last request has ended.
 
     ``arrivals``: times (seconds, ascending), or ``Arrival`` tuples, which may be cut short from the right; one kind
     throughout. ``slo``: seconds from arrival to due time. ``estimate`` is what the Batchers believe from the start
     (``None``: nothing, and then nothing is held or shed). ``bucket`` maps a length to its bucket; only equal buckets
     merge, and ``max_tokens`` bounds the sum of rows times length in a batch. Requests without a deadline of their own
     have ``admission.timeout``. ``seconds``: how long hooks are called, at least until the last arrival.
+
+    ``device``: one kind for all replicas, or one for each; all share a host, the first one's, as to ``stalls``.
+    ``dispatcher`` makes what stands in for a replica's Batcher, which is what gets ``parameters``, ``admission`` and
+    ``retry_transport``.
     """
 
     def __init__(
         self,
         arrivals: Iterable[float | tuple[float, ...]],
-        device: Device,
+        device: Device | Sequence[Device],
         *,
         slo: float,
         parameters: Parameters | None = None,
         estimate: Estimate | None = None,
         shed_slo: bool = False,
+        dispatcher: Callable[[], Dispatcher] | None = None,
         admission: Admission | None = None,
         retry_transport: bool = False,
         bucket: Callable[[int], int] = lambda length: length,
@@ -177,16 +219,16 @@ class Simulation:
             self._times = [each.time for each in self._details]
         else:
             self._times = listed  # type: ignore[assignment] # one kind throughout
-        self._device = device
+        self._devices = [device] * replicas if isinstance(device, Device) else [*device]
         self._slo = slo
         self._parameters = parameters or Parameters()
         self._estimate = estimate
         self._shed_slo = shed_slo
+        self._dispatcher = dispatcher
         self._admission = admission or Admission()
         self._retry_transport = retry_transport
         self._bucket = bucket
         self._max_tokens = max_tokens
-        self._replicas = replicas
         self._balancer = balancer
         self._seed = seed
         self._seconds = max(seconds, self._times[-1] if self._times else 0.0)
@@ -200,16 +242,16 @@ class Simulation:
     def run(self) -> Outcome:
         """Simulate. The same arguments give the same outcome, to the last bit."""
         # 1. What the loop needs, in local names: it runs a few million times.
-        device, slo, timeout = self._device, self._slo, float(self._admission.timeout)
+        slo, timeout = self._slo, float(self._admission.timeout)
         times, details, bucket_of = self._times, self._details, self._bucket
         outcome = Outcome(times, self._seconds, self._parameters)
         latencies, ends = outcome.latencies, outcome.ends
         replicas = []
-        for index in range(self._replicas):
-            batcher = Batcher(self._parameters, admission=self._admission, retry_transport=self._retry_transport)
+        for index, device in enumerate(self._devices):
+            batcher = self._dispatcher() if self._dispatcher else self._batcher()
             batcher.lane("").max_tokens = self._max_tokens
             batcher.learn("", self._estimate, 0.0, shed_slo=self._shed_slo)
-            replicas.append(_Replica(index, batcher, device.executors, self._seed))
+            replicas.append(_Replica(index, batcher, _Service(device, outcome), self._seed))
         only = replicas[0] if len(replicas) == 1 else None
         wakes = [inf] * len(replicas)
         balance = Random(f"{self._seed} balancer")
@@ -218,12 +260,11 @@ class Simulation:
         for hook in self._hooks:
             if hook[0] <= self._seconds:
                 heappush(heap, (hook[0], next(serial), replicas[0], hook))
-        service = _Service(device, outcome)
 
         def carry_out(replica: _Replica, actions: list[Action], now: float) -> None:
             for action in actions:
                 if isinstance(action, Batch):
-                    heappush(heap, (service.finish(replica, action, now), next(serial), replica, action))
+                    heappush(heap, (replica.service.finish(replica, action, now), next(serial), replica, action))
                 elif isinstance(action, Finish):
                     answered = action.batch.lane.counters.answered
                     replica.outstanding -= len(action.requests)
@@ -244,7 +285,7 @@ class Simulation:
                         replica.batcher.lane("").counters.answered(request.arrived, request.due, now, ok=False)
 
         # 2. The loop: what the heap holds before a wake, a wake before an arrival, when they coincide.
-        stalls = iter(device.stalls)
+        stalls = iter(self._devices[0].stalls)
         stall = next(stalls, (inf, 0.0))
         resumed = 0.0  # when the host last came to itself
         arrivals = iter(enumerate(times))
@@ -262,7 +303,7 @@ class Simulation:
             if at == next_event:
                 _, _, replica, what = heappop(heap)
                 if isinstance(what, Batch):
-                    fault = service.fault(replica, what)
+                    fault = replica.service.fault(replica, what)
                     actions = replica.batcher.complete(what, now, fault=fault, stalled=what.dispatched < resumed)
                 elif isinstance(what, Request):
                     if what.ended:
@@ -306,7 +347,7 @@ class Simulation:
                         payload=index,
                     )
                     if detail.poisoned:
-                        service.poisoned.add(request)
+                        replica.service.poisoned.add(request)
                     if detail.patience < inf:
                         heappush(heap, (at + detail.patience, next(serial), replica, request))
                 actions = replica.batcher.arrive(request, now)
@@ -320,6 +361,9 @@ class Simulation:
         outcome.final = [replica.batcher.stats(ended) for replica in replicas]
         return outcome
 
+    def _batcher(self) -> Dispatcher:
+        return Batcher(self._parameters, admission=self._admission, retry_transport=self._retry_transport)
+
     def _choose(self, replicas: list[_Replica], balance: Random) -> _Replica:
         if self._balancer is Balancer.RANDOM:
             return replicas[int(balance.random() * len(replicas))]
@@ -332,7 +376,7 @@ class _Service:
     """How long batches take at the device, and which of them fail."""
 
     def __init__(self, device: Device, outcome: Outcome) -> None:
-        self._device = device
+        self.device = device
         self._outcome = outcome
         self._means: dict[tuple[int, int], float] = {}
         self._spread = sqrt(log(1 + device.cv**2))
@@ -340,7 +384,7 @@ class _Service:
 
     def finish(self, replica: _Replica, batch: Batch, now: float) -> float:
         """Take a batch at ``now`` and return when its answer is there."""
-        device = self._device
+        device = self.device
         size = (batch.rows, batch.bucket)
         seconds = self._means.get(size)
         if seconds is None:
@@ -369,7 +413,7 @@ class _Service:
 
     def fault(self, replica: _Replica, batch: Batch) -> Fault | None:
         """Return what is wrong with a batch's answer. Draws once a batch where chance plays a part."""
-        device = self._device
+        device = self.device
         if device.failures:
             luck = replica.luck.random()
             for kind, probability in device.failures:

@@ -15,6 +15,35 @@ if TYPE_CHECKING:
     from carpool.policy import BatchingPolicy, Parameters
 
 
+class Pilot:
+    """One tuner over a simulation's replicas, which it sees as one; ``observe`` is the hook."""
+
+    def __init__(self, tuner: Tuner, *, interval: float = INTERVAL, replicas: int = 1) -> None:
+        self.tuner = tuner
+        self.decisions: list[Decision] = []
+        self._interval = interval
+        self._last = [Stats(at=0.0)] * replicas
+
+    def observe(self, now: float, stats: list[Stats]) -> list[Setting] | None:
+        """Show the tuner what was counted since the last call, and return what it decides for every replica."""
+        deltas = [after.since(before) for after, before in zip(stats, self._last, strict=True)]
+        self._last = stats
+        parts = [delta.models[""] for delta in deltas if "" in delta.models]
+        if not parts:
+            return None
+        observation = Observation(
+            now=now,
+            seconds=self._interval * len(stats),
+            stats=combine(parts),
+            passing=self.tuner.parameters.pass_through,
+            queued_rows=round(sum(delta.queued_rows for delta in deltas) / len(stats)),
+            replicas=len(stats),
+        )
+        decision = self.tuner.step(observation)
+        self.decisions.append(decision)
+        return [Setting(decision.parameters, decision.estimate, decision.shed_slo)]
+
+
 class Tuned(NamedTuple):
     """What became of the load, and every decision on the way."""
 
@@ -38,39 +67,18 @@ def tuned(
     ``parameters`` to start from (default: the policy's baseline); observations go on for ``seconds``, at least until
     the last arrival. ``replicas`` have a device each, and one tuner that sees them as one.
     """
-    tuner = Tuner(policy, parameters=parameters)
-    decisions: list[Decision] = []
-    last = [Stats(at=0.0)] * replicas
-
-    def observe(now: float, stats: list[Stats]) -> list[Setting] | None:
-        nonlocal last
-        deltas, last = [after.since(before) for after, before in zip(stats, last, strict=True)], stats
-        parts = [delta.models[""] for delta in deltas if "" in delta.models]
-        if not parts:
-            return None
-        observation = Observation(
-            now=now,
-            seconds=interval * replicas,
-            stats=combine(parts),
-            passing=tuner.parameters.pass_through,
-            queued_rows=round(sum(delta.queued_rows for delta in deltas) / replicas),
-            replicas=replicas,
-        )
-        decision = tuner.step(observation)
-        decisions.append(decision)
-        return [Setting(decision.parameters, decision.estimate, decision.shed_slo)]
-
+    pilot = Pilot(Tuner(policy, parameters=parameters), interval=interval, replicas=replicas)
     simulation = Simulation(
         arrivals,
         device,
         slo=policy.slo.due,
-        parameters=tuner.parameters,
+        parameters=pilot.tuner.parameters,
         admission=policy.admission,
         replicas=replicas,
         seconds=seconds,
         seed=seed,
     )
-    return Tuned(simulation.every(interval, observe).run(), decisions)
+    return Tuned(simulation.every(interval, pilot.observe).run(), pilot.decisions)
 
 
 def flips(decisions: list[Decision], start: float = 0.0) -> int:

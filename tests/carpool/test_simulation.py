@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from carpool.arrivals import Gamma, Poisson, Schedule, until
+from carpool.batching import Batcher
 from carpool.latency import ServiceTime
 from carpool.outcome import ENDS, End, Setting
 from carpool.policy import Admission, Duration, Parameters
@@ -401,6 +402,41 @@ def test_the_balancer_knows_who_is_done():
     arrivals = [Arrival(1.0, rows=64), *(Arrival(1.001 + index * 0.006) for index in range(6))]
     outcome = simulate(arrivals, parameters=parameters(64), replicas=2)
     assert list(outcome.latencies) == pytest.approx([0.037] + [0.0055] * 6)
+
+
+class OneByOne(Batcher):
+    """A rule of its own: whoever comes is a batch, whatever the parameters."""
+
+    def configure(self, parameters, now, *, model=None):
+        return super().configure(replace(parameters, max_batch=1), now, model=model)
+
+
+def test_another_rule_may_stand_in_for_the_batcher():
+    made = []
+
+    def dispatcher():
+        made.append(OneByOne(parameters(1)))
+        return made[-1]
+
+    simulation = Simulation(poisson(150, 4), GPU, slo=SLO, parameters=parameters(32), dispatcher=dispatcher, replicas=2)
+    outcome = simulation.every(1.0, lambda now, stats: [Setting(parameters(32))]).run()
+    assert len(made) == 2
+    assert set(outcome.batch_rows) == {1}
+    assert sum(stats.models[""].served for stats in outcome.final) == len(outcome.times)
+
+
+def test_a_replica_may_have_a_device_of_its_own():
+    # One each at once: 5.5 ms where the device is as usual, 11 ms at the other one.
+    slow = replace(GPU, times=linear(0.01, 0.001))
+    outcome = Simulation([1.0, 1.0], [GPU, slow], slo=SLO, replicas=2).run()
+    assert sorted(outcome.latencies) == pytest.approx([0.0055, 0.011])
+
+
+def test_a_slow_pod_gets_fewer_requests_where_the_balancer_looks():
+    slow = replace(GPU, times=linear(0.02, 0.002))
+    outcome = Simulation(poisson(400, 10), [GPU, slow], slo=SLO, replicas=2).run()
+    fast, lame = (stats.models[""].served for stats in outcome.final)
+    assert fast > 1.5 * lame
 
 
 def test_what_is_unknown_holds_nobody():
