@@ -137,10 +137,11 @@ class ConfigMaps:
 
         Raises ``ApiError`` or ``NotLeading``.
         """
+        uid = self._uids.get(key)
+        if uid is None:
+            return  # a list since then found that it is gone
         try:
-            await self._writer.send(
-                "DELETE", path_of("v1", "configmaps", *key), {"preconditions": {"uid": self._uids[key]}}
-            )
+            await self._writer.send("DELETE", path_of("v1", "configmaps", *key), {"preconditions": {"uid": uid}})
         except ApiError as error:
             if error.status not in {404, 409}:
                 raise

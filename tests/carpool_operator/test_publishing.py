@@ -125,6 +125,18 @@ async def test_it_is_removed_only_as_what_it_was(api, maps, signer):
     assert maps.keys() == []
 
 
+async def test_what_a_list_found_gone_since_is_not_removed_again(api, maps, signer):
+    """Deciding that nobody wants it and deleting it are two moments, and a list may come between."""
+    await maps.write(TARGET, published(signer), owner(api))
+    api.remove(*CONFIG_MAP, KEY.name)
+    await maps.read([None])
+    api.log.clear()
+
+    await maps.remove(KEY)
+
+    assert not [line for line in api.log if line.startswith("DELETE")]
+
+
 async def test_what_fails_is_told(api, maps, signer):
     api.fail("PATCH", 500)
     with pytest.raises(ApiError):
