@@ -86,7 +86,7 @@ class Policy(Struct, frozen=True, kw_only=True):
 
 
 class Reading(Struct, frozen=True):
-    """What was read of one pod, or (Prometheus) of one fleet."""
+    """What was read of one pod."""
 
     at: float
     """When, on the operator's monotonic clock."""
@@ -109,7 +109,8 @@ class View(Struct, frozen=True, kw_only=True):
     pods: Mapping[Target, Sequence[Pod]]
     """Those with a sidecar, by target; likewise."""
     readings: Mapping[str, Reading]
-    """The latest, by pod UID; by ``str(target)`` what Prometheus says of a fleet."""
+    """What is new of pods since the last step, by UID: whom a Prometheus has not scraped since is not in here. Why one
+    can't be read is said again until it can."""
     refused: Mapping[str, str]
     """By pod UID: why the last push to it failed. Whose last push was taken is not in here."""
     missed: Mapping[Target, Sequence[Missed]]

@@ -76,6 +76,8 @@ class Sources:
     async def read(self, policy: Policy, pods: Sequence[Pod], *, fleet: int) -> dict[str, Reading]:
         """Return what is new of pods, by UID; ``fleet``: how many pods there are in all."""
         there = [pod for pod in pods if pod.ip and not pod.deleting]
+        if not there:
+            return {}
         if policy.spec is not None and policy.spec.metrics.source is MetricsSource.PROMETHEUS:
             return await self._ask(policy, there)
         now = self._clock()

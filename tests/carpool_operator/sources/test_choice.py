@@ -154,6 +154,16 @@ async def test_a_prometheus_is_asked_instead_as_often_as_it_scrapes(api, sources
     assert api.log == ["GET /api/v1/namespaces/ns/secrets/credentials"]
 
 
+async def test_a_prometheus_is_not_asked_about_no_pods(sources, sidecar, prometheus, api):
+    secret(api, b"token")
+    wanted = by_prometheus(prometheus.url)
+    assert await sources.read(wanted, [at(sidecar, ip="")], fleet=1) == {}
+    assert (prometheus.asked, api.log) == ([], [])
+
+    await sources.read(wanted, [at(sidecar)], fleet=1)
+    assert prometheus.asked == ["Bearer token"]  # at once: asking nothing was no asking
+
+
 async def test_new_credentials_are_found(api, sources, sidecar, prometheus, clock):
     wanted, one = by_prometheus(prometheus.url), at(sidecar)
     readings = await sources.read(wanted, [one], fleet=1)
