@@ -31,7 +31,12 @@ METRICS = (
     Metric("pushes", "counter", ("result",), "Configurations sent to pods: taken, refused"),
     Metric("writes", "counter", ("resource",), "Writes to the API server that went well, but for the lease"),
     Metric("api_errors", "counter", ("method", "code"), "Requests that the API server refused; code 0: no answer"),
-    Metric("last_event_age_seconds", "gauge", ("kind",), "Seconds since a watch last said something of a kind"),
+    Metric(
+        "last_event_age_seconds",
+        "gauge",
+        ("kind",),
+        "Seconds since a watch last said something of a kind; of pods, the longest of any namespace's watch",
+    ),
     Metric("late_changes", "counter", ("kind",), "Changes that a list found before an event told of them"),
     Metric("objects", "gauge", ("kind",), "Objects known: policies, deployments, statefulsets, pods with a sidecar"),
     Metric("pods_acknowledged", "gauge", (), "Pods that run the newest configuration"),

@@ -32,6 +32,8 @@ from carpool_operator.writing import Backoff, NotLeading, Writer
 
 if TYPE_CHECKING:
     from carpool_operator.kube import Kube
+    from carpool_operator.model import Pod
+    from carpool_operator.watching import Watch
 
 CONNECTIONS = 64
 """Pods that are talked to at a time."""
@@ -92,6 +94,8 @@ class Operator:
         )
         self.health = Health(self.metrics, live=self.stuck, ready=self.unready)
         self._loop: Loop | None = None
+        self._watches: list[Watch[Pod]] = []
+        """Of pods, one a namespace."""
         kube.failed = lambda method, status: self.metrics.count("api_errors", method, status)
         self.metrics.before_scrape.append(self._gauges)
 
@@ -100,8 +104,9 @@ class Operator:
         now = self._clock()
         if now > self.sync.ended + self._settings.resync + STUCK:
             return "listing is stuck"
-        if now > self.fleet.last_event[PODS] + 2 * STUCK:
-            return "the watch of pods is stuck"
+        for watch in self._watches:
+            if now > watch.heard + 2 * STUCK:
+                return f"the watch of {watch.path} is stuck"
         if self._loop is not None and self.election.leads() and now > self._loop.progress + STUCK:
             return "the reconcile loop is stuck"
         deaf = [kind for kind, lists in self.fleet.unheard.items() if lists >= UNHEARD]
@@ -120,11 +125,11 @@ class Operator:
         await self.health.start(settings.metrics_host, settings.metrics_port)
         self._log.info("started", extra={"identity": settings.identity, "port": self.health.port})
         loop = asyncio.get_running_loop()
-        watches = [
+        self._watches = [
             watch_pods(self._kube, self.fleet, each, loop, log=self._log, random=self._random)
             for each in settings.namespaces
         ]
-        for watch in watches:
+        for watch in self._watches:
             watch.start()
         kopf = Kopf(self._kube, self.fleet, self.sync, settings.namespaces, random=self._random)
         parts = [
@@ -146,7 +151,7 @@ class Operator:
             await _ended(parts[-1])
             await _ended(*parts[:-1], stopped)
             await self.election.release()
-            for watch in watches:
+            for watch in self._watches:
                 watch.stop()
             await self.health.stop()
             self._kube.close()
@@ -255,7 +260,10 @@ class Operator:
     def _gauges(self) -> None:
         now = self._clock()
         self.metrics.set("leader", self.election.leads())
-        for kind, at in self.fleet.last_event.items():
+        last = dict(self.fleet.last_event)
+        # One that died is not to be hidden by those of other namespaces.
+        last[PODS] = min((watch.heard for watch in self._watches), default=last[PODS])
+        for kind, at in last.items():
             self.metrics.set("last_event_age_seconds", now - at, kind)
         for kind, size in self.fleet.sizes().items():
             self.metrics.set("objects", size, kind)

@@ -7,6 +7,7 @@ hand what they see to the event loop.
 from __future__ import annotations
 
 import threading
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -89,9 +90,14 @@ class Watch(Generic[T]):
         alive: Callable[[], None],
         log: logging.Logger,
         random: random.Random,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        self.path = path
+        """What it watches."""
+        self.heard = clock()
+        """When it last heard something, or asked anew."""
+        self._clock = clock
         self._kube = kube
-        self._path = path
         self._query = query
         self._kept = kept
         self._listed = listed
@@ -106,7 +112,7 @@ class Watch(Generic[T]):
     def start(self) -> None:
         """Begin."""
         # A daemon: one that waits for a line must not keep the process from ending.
-        threading.Thread(target=self.run, name=f"watch {self._path}", daemon=True).start()
+        threading.Thread(target=self.run, name=f"watch {self.path}", daemon=True).start()
 
     def stop(self) -> None:
         """Tell nobody anything any more, and end when the next line comes."""
@@ -127,15 +133,15 @@ class Watch(Generic[T]):
                 wait = max(error.retry_after, min(LONGEST, 2.0**self._failures) * self._random.uniform(0.5, 1.0))
                 self._failures = min(self._failures + 1, 10)
                 self._log.warning(
-                    "a watch failed", extra={"path": self._path, "status": error.status, "error": str(error)}
+                    "a watch failed", extra={"path": self.path, "status": error.status, "error": str(error)}
                 )
                 self._stopped.wait(wait)
 
     def _turn(self) -> None:
         """List where that is needed, then watch until the server ends it."""
-        self._alive()
+        self._live()
         if not self._version:
-            items, self._version = read_list(self._kube, self._path, self._query, self._kept)
+            items, self._version = read_list(self._kube, self.path, self._query, self._kept)
             if self._stopped.is_set():
                 return
             self._listed(items, self._version)
@@ -143,10 +149,10 @@ class Watch(Generic[T]):
             **self._query, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": str(self._version),
             "timeoutSeconds": WATCH,
         }  # fmt: skip
-        for line in self._kube.lines(self._path, query, SILENCE):
+        for line in self._kube.lines(self.path, query, SILENCE):
             if self._stopped.is_set():
                 return
-            self._alive()
+            self._live()
             change = _change.decode(line)
             if change.type == "ERROR":
                 failure = _failure.decode(change.object)
@@ -159,6 +165,10 @@ class Watch(Generic[T]):
                 self._seen(meta.key, meta.version, None if change.type == "DELETED" else self._kept.keep(raw))
             self._version = meta.version
             self._failures = 0
+
+    def _live(self) -> None:
+        self.heard = self._clock()
+        self._alive()
 
 
 class _BookmarkMeta(msgspec.Struct, rename="camel"):

@@ -14,6 +14,7 @@ from things import CONFIG_MAP, DEPLOYMENT, POD, POLICY, deployment, pod, policy
 from carpool_operator import objects
 from carpool_operator.process import STUCK, Operator, Settings
 from carpool_operator.signing import PUBLIC, PUBLIC_MAP
+from carpool_operator.watching import Watch
 
 LEASE = ("coordination.k8s.io/v1", "leases", "carpool-operator", "carpool")
 
@@ -171,12 +172,28 @@ async def test_what_is_stuck_is_named(api, start):
     one._loop.progress -= 2 * STUCK
     one.election.leads = lambda: True
     assert one.stuck() == "the reconcile loop is stuck"
-    one.fleet.last_event["pods"] -= 3 * STUCK
-    assert one.stuck() == "the watch of pods is stuck"
+    one._watches[0].heard -= 3 * STUCK
+    assert one.stuck() == "the watch of /api/v1/pods is stuck"
     one.sync.ended -= 10 * STUCK
     one._clock = lambda: one.sync.ended + 3 * STUCK
     assert one.stuck() == "listing is stuck"
     del one.election.leads
+
+
+async def test_one_namespace_s_watch_that_died_shows_though_the_others_live(api, start, monkeypatch):
+    lives = Watch.run
+    monkeypatch.setattr(Watch, "run", lambda watch: None if "/b/" in watch.path else lives(watch))
+    one = await start(namespaces=("a", "b"))
+    await api.until(lambda: one.fleet.synced and len(one._watches) == 2)
+    begun = one._clock()
+    one._clock = lambda: begun + 3 * STUCK
+    one.sync.ended = one._clock()
+    one._watches[0].heard = one._clock()
+    one.fleet.alive("pods")
+
+    assert one.stuck() == "the watch of /api/v1/namespaces/b/pods is stuck"
+    age = next(line for line in one.metrics.text().decode().splitlines() if 'event_age_seconds{kind="pods"}' in line)
+    assert float(age.split()[1]) > 2 * STUCK
 
 
 async def test_a_key_that_can_not_sign_keeps_it_from_leading_not_from_running(api, start):
