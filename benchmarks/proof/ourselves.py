@@ -1,0 +1,55 @@
+"""Carpool as a contender: the tuner, which knows nothing but the policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from carpool.outcome import Setting
+from carpool.policy import SLO, BatchingPolicy, Bounds, Duration, IntRange, Latency
+from carpool.tuner import INTERVAL, Tuner
+from carpool.twin import Pilot
+from proof.world import Rival
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from carpool.statistics import Stats
+    from carpool.tuner import Decision
+    from proof.world import Knowledge
+
+
+class Carpool:
+    """The tuner in the loop, by the same path as ``carpool simulate --tune``; ``decisions`` are kept."""
+
+    interval = INTERVAL
+
+    def __init__(self, known: Knowledge) -> None:
+        policy = BatchingPolicy(
+            slo=SLO(latency=Latency(p99=Duration(known.slo))),
+            bounds=Bounds(max_in_flight=IntRange(max=known.limits.max_in_flight)),
+        )
+        self._pilot = Pilot(Tuner(policy), replicas=known.replicas)
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """Every decision so far."""
+        return self._pilot.decisions
+
+    def start(self) -> Setting:
+        """Begin as a sidecar does that was told a p99: from the default parameters, knowing nothing."""
+        return Setting(self._pilot.tuner.parameters)
+
+    def observe(self, now: float, stats: list[Stats]) -> list[Setting] | None:
+        """Show the tuner the counters, and do as it says."""
+        return self._pilot.observe(now, stats)
+
+    def dispatcher(self) -> None:
+        """Leave the dispatching to the Batcher."""
+        return
+
+
+def _maker(known: Knowledge, rng: Random) -> Carpool:  # noqa: ARG001 - the tuner leaves nothing to chance
+    return Carpool(known)
+
+
+CARPOOL = Rival("Carpool", "this project: core/carpool/tuner.py", _maker)
