@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import re
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool.policy import DURATION_PATTERN, PolicyError, TuningMode, from_plain
 from carpool_operator.api import PolicySpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 PREFIX = "carpool.dev/"
 
@@ -54,9 +55,26 @@ PROPAGATED = "deployment"
 """Values of ``INJECT``."""
 
 
+LONGEST_NAME = 253
+"""Characters of an object's name."""
+
+
 def change_name(kind: str, name: str) -> str:
     """Return the name of the ConfigMap that holds a workload's signed change."""
-    return f"carpool-{kind.lower()}-{name}"
+    return _fitting(f"carpool-{kind.lower()}-{name}")
+
+
+def policy_name(kind: str, name: str) -> str:
+    """Return the name of the policy kept for a workload."""
+    return _fitting(f"{kind.lower()}-{name}")
+
+
+def _fitting(name: str) -> str:
+    """Return a name that an object may have: one that is too long keeps its beginning, and a hash stands for all."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = sha256(name.encode()).hexdigest()[:16]
+    return f"{name[: LONGEST_NAME - 17].rstrip('.-')}-{digest}"
 
 
 # ------------------------------------------------------------------------------------------------- what they ask for
@@ -73,6 +91,12 @@ FIELDS = {
 _DURATIONS = {name for name in FIELDS if name.startswith(SLO_PREFIX)} | {MAX_WAIT}
 _NUMBERS = {MAX_BATCH, MAX_IN_FLIGHT}
 _OF_TEMPLATE = (CONTAINER, PORT, CPU, MEMORY)
+_OWN = (INJECT, *FIELDS)
+
+KNOWN = frozenset(_OWN)
+"""What may stand on a workload itself."""
+KNOWN_IN_TEMPLATE = frozenset({INJECT, *_OF_TEMPLATE, STATUS, TARGET, SKIPPED})
+"""What may stand in a pod template: what a person writes, and what ``carpool inject`` puts there."""
 
 
 class Wish(NamedTuple):
@@ -118,10 +142,7 @@ def _problem(key: str, value: str) -> str | None:
             None if value in {ASKED, FORBIDDEN} else f'{key} is {value!r}: write "{ASKED}" or "{FORBIDDEN}", in quotes'
         )
     if key not in FIELDS:
-        known = [each.removeprefix(PREFIX) for each in (INJECT, *FIELDS, *_OF_TEMPLATE)]
-        close = difflib.get_close_matches(key.removeprefix(PREFIX), known, n=1)
-        hint = f"did you mean {PREFIX}{close[0]}?" if close else f"there are {', '.join((INJECT, *FIELDS))}"
-        return f"{key} is not known: {hint}"
+        return f"{key} is not known: {_hint(key, _OWN)}"
     if key in _DURATIONS and re.fullmatch(DURATION_PATTERN, value) is None:
         return f"{key} is {value!r}: write a duration, e.g. 50ms, 2s, 1m30s (units h, m, s, ms; whole numbers)"
     if key in _NUMBERS and re.fullmatch("[1-9][0-9]{0,8}", value) is None:
@@ -131,6 +152,27 @@ def _problem(key: str, value: str) -> str | None:
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(TuningMode)}"
         return f"{key} is {value!r}: {hint}"
     return None
+
+
+def misplaced(annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """Say which annotations of a pod template nobody reads there, and what to do about each.
+
+    Their values are another matter: a pod whose can't be meant says so itself.
+    """
+    unread = sorted(key for key in annotations if key.startswith(PREFIX) and key not in KNOWN_IN_TEMPLATE)
+    return tuple(
+        f"{key} is read on the workload itself: move it from the pod template to metadata.annotations"
+        if key in FIELDS
+        else f"{key} in the pod template is not known: {_hint(key, (INJECT, *_OF_TEMPLATE))}"
+        for key in unread
+    )
+
+
+def _hint(key: str, here: Iterable[str]) -> str:
+    """Name the annotation that was meant, or those that there are ``here``."""
+    known = [each.removeprefix(PREFIX) for each in (*_OWN, *_OF_TEMPLATE)]
+    close = difflib.get_close_matches(key.removeprefix(PREFIX), known, n=1)
+    return f"did you mean {PREFIX}{close[0]}?" if close else f"there are {', '.join(here)}"
 
 
 def _annotation(path: str) -> str:

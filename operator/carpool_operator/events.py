@@ -77,7 +77,7 @@ class Recorder:
                     "apiVersion": API,
                     "kind": "Event",
                     # A name has 253 characters.
-                    "metadata": {"name": f"{about.name[:230]}.{digest}", "namespace": about.namespace},
+                    "metadata": {"name": f"{about.name[:230].rstrip('.-')}.{digest}", "namespace": about.namespace},
                     "eventTime": datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
                     "reportingController": CONTROLLER,
                     "reportingInstance": self._instance[:128],

@@ -243,11 +243,6 @@ def _container(written: str) -> str:
 # ------------------------------------------------------------------------------------------------- policies
 
 
-def policy_name(kind: str, name: str) -> str:
-    """Return the name of the policy kept for a workload."""
-    return f"{kind.lower()}-{name}"
-
-
 class RawPolicy(Struct, frozen=True):
     """A BatchingPolicy as the server writes it."""
 
@@ -272,7 +267,8 @@ class RawPolicy(Struct, frozen=True):
             error=error,
             annotated=meta.labels.get(ANNOTATED) == "true"
             and any(
-                each.controller and meta.name == policy_name(each.kind, each.name) for each in meta.owner_references
+                each.controller and meta.name == names.policy_name(each.kind, each.name)
+                for each in meta.owner_references
             ),
             status=self.status,
             paused=PAUSED in meta.annotations,

@@ -9,7 +9,7 @@ from carpool_operator.api import ANNOTATION_INVALID, API_VERSION, KIND, PLURAL, 
 from carpool_operator.kube import APPLY, FIELD_MANAGER, ApiError, path_of
 from carpool_operator.merging import without_nulls
 from carpool_operator.model import Event
-from carpool_operator.objects import ANNOTATED, Key, policy_name
+from carpool_operator.objects import ANNOTATED, Key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from carpool_operator.cache import Cache
     from carpool_operator.model import Policy, Target, Workload
     from carpool_operator.writing import Writer
+
+
+TEMPLATE_ANNOTATION = "TemplateAnnotationUnknown"
+"""Of an Event: nobody reads an annotation in the pod template. It changes nothing else."""
 
 
 class Keep(NamedTuple):
@@ -35,11 +39,20 @@ class Plan(NamedTuple):
     """What is wrong with annotations, to be told on their workload."""
 
 
+class _Read(NamedTuple):
+    """What one workload's annotations came to."""
+
+    own: dict[str, str]
+    template: dict[str, str]
+    wish: names.Wish
+    misplaced: tuple[str, ...]
+
+
 class Owned:
-    """Compares. Annotations are read once a version of their workload."""
+    """Compares. Annotations are read again where they have become others."""
 
     def __init__(self) -> None:
-        self._wishes: dict[Target, tuple[Workload, names.Wish]] = {}
+        self._known: dict[Target, _Read] = {}
 
     def plan(self, workloads: Iterable[Workload], policies: Cache[Key, Policy]) -> Plan:
         """Say what is to be written, deleted and told.
@@ -47,18 +60,20 @@ class Owned:
         A policy stays as it is while what is asked for makes no sense: nobody's typo takes a promise away.
         """
         plan = Plan([], [], [])
-        wishes: dict[Target, tuple[Workload, names.Wish]] = {}
+        known: dict[Target, _Read] = {}
         wanted: set[Key] = set()
         for workload in workloads:
-            if not workload.annotations:
+            own, template, target = workload.annotations, workload.template_annotations, workload.target
+            if not own and not template:
                 continue
-            target = workload.target
-            seen, wish = self._wishes.get(target, (None, None))
-            if wish is None or seen is None or seen.annotations != workload.annotations:
-                wish = names.read(target.kind, target.name, workload.annotations)
-            wishes[target] = (workload, wish)
+            read = self._known.get(target)
+            if read is None or (read.own, read.template) != (own, template):
+                read = _Read(own, template, names.read(target.kind, target.name, own), names.misplaced(template))
+            known[target] = read
+            wish = read.wish
             plan.events.extend((workload, Event(True, ANNOTATION_INVALID, problem)) for problem in wish.problems)
-            key = Key(target.namespace, policy_name(target.kind, target.name))
+            plan.events.extend((workload, Event(True, TEMPLATE_ANNOTATION, problem)) for problem in read.misplaced)
+            key = Key(target.namespace, names.policy_name(target.kind, target.name))
             if wish.problems:
                 wanted.add(key)
             if wish.spec is None:
@@ -73,7 +88,7 @@ class Owned:
                 plan.events.append((workload, Event(True, "PolicyNameTaken", text)))
             elif there is None or there.spec != wish.spec:
                 plan.keep.append(Keep(workload, wish.spec))
-        self._wishes = wishes
+        self._known = known
         plan.drop.extend(each for each in policies if each.annotated and Key(each.namespace, each.name) not in wanted)
         return plan
 
@@ -84,7 +99,7 @@ async def keep(writer: Writer, wish: Keep) -> bytes:
     Raises ``ApiError`` or ``NotLeading``.
     """
     target = wish.workload.target
-    name = policy_name(target.kind, target.name)
+    name = names.policy_name(target.kind, target.name)
     body = {
         "apiVersion": API_VERSION,
         "kind": KIND,

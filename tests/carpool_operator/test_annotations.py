@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from carpool.policy import TuningMode
 from carpool_operator import annotations
-from carpool_operator.annotations import PREFIX, Wish, read
+from carpool_operator.annotations import PREFIX, Wish, misplaced, read
 from carpool_operator.api import TargetKind, read_policy, written
 
 
@@ -71,5 +73,42 @@ def test_all_problems_are_told_at_once():
     assert len(wish(slo_p99="50", mode="on", max_batch="x").problems) == 3
 
 
-def test_the_name_of_a_change_s_configmap_is_of_its_workload():
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        ("injct", "injct in the pod template is not known: did you mean carpool.dev/inject?"),
+        ("contaner", "contaner in the pod template is not known: did you mean carpool.dev/container?"),
+        ("zzz", "zzz in the pod template is not known: there are carpool.dev/inject, carpool.dev/container, "),
+        ("slo-p99", "slo-p99 is read on the workload itself: move it from the pod template to metadata.annotations"),
+    ],
+)
+def test_what_nobody_reads_in_a_template_is_told_with_what_was_meant(key, problem):
+    (found,) = misplaced({PREFIX + key: "x", PREFIX + "inject": "true", "app": "y"})
+    assert found.startswith(PREFIX + problem)
+
+
+def test_what_belongs_into_a_template_is_not_misplaced_there():
+    written = ("inject", "container", "port", "sidecar-cpu", "sidecar-memory", "status", "target", "skipped")
+    assert misplaced({PREFIX + each: "x" for each in written}) == ()
+
+
+def test_names_are_made_of_the_workload_s():
     assert annotations.change_name("StatefulSet", "bert") == "carpool-statefulset-bert"
+    assert annotations.policy_name("Deployment", "bert") == "deployment-bert"
+
+
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+"""What the API server takes for a name, up to 253 characters of it."""
+
+
+@pytest.mark.parametrize("name", [annotations.change_name, annotations.policy_name])
+@pytest.mark.parametrize("rest", ["x", ".x", "--x"])
+def test_a_name_that_would_be_too_long_is_shortened_to_one_of_its_own(name, rest):
+    longest = [f"a{rest * 200}"[: 253 - taken].rstrip(".-") for taken in range(40)]
+    made = [name("Deployment", each) for each in longest]
+    assert all(len(each) <= 253 and NAME.fullmatch(each) for each in made)
+    assert len(set(made)) == len(set(longest))
+    fitting = [each for each in longest if len(name("Deployment", "")) + len(each) <= 253]
+    assert fitting
+    assert all(name("Deployment", each).endswith(f"deployment-{each}") for each in fitting)
+    assert name("Deployment", longest[0]) == name("Deployment", longest[0])

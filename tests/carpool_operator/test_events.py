@@ -37,6 +37,15 @@ async def test_it_says_what_about_whom(api, recorder):
     assert event["eventTime"] == "2027-01-15T08:00:00.000000Z"
 
 
+async def test_the_longest_names_are_shortened_to_such_as_may_be(api, recorder):
+    recorder.record(ABOUT._replace(name="a" * 229 + "." + "b" * 23), EVENT, WALL)
+    await recorder.flush(WALL)
+
+    (event,) = api.all("events")
+    assert event["metadata"]["name"].startswith("a" * 229 + ".")
+    assert ".." not in event["metadata"]["name"]
+
+
 async def test_the_same_is_not_said_twice_within_ten_minutes(api, recorder):
     for seconds in range(0, 60, 2):
         recorder.record(ABOUT, EVENT, WALL + seconds)

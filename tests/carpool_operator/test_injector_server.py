@@ -105,6 +105,30 @@ async def test_who_annotates_in_vain_is_told():
     assert len(response["warnings"][0]) <= 256
 
 
+@pytest.mark.parametrize(
+    ("own", "template", "warnings"),
+    [
+        ({"carpool.dev/injct": "true"}, {}, ["carpool.dev/injct is not known: did you mean carpool.dev/inject?"]),
+        (
+            {"carpool.dev/slo-p99": "50ms"},
+            {"carpool.dev/inject": "true", "carpool.dev/prot": "http"},
+            ["carpool.dev/prot in the pod template is not known: did you mean carpool.dev/port?"],
+        ),
+        ({}, {"carpool.dev/inject": "true", "carpool.dev/port": "http"}, []),
+    ],
+)
+async def test_who_mistypes_is_told_though_nothing_is_changed(own, template, warnings):
+    spec = {"containers": [{"name": "server", "ports": [{"containerPort": 9000, "name": "http"}]}]}
+    deployment = {
+        "metadata": {"name": "resnet", "annotations": own},
+        "spec": {"template": {"metadata": {"annotations": template}, "spec": spec}},
+    }
+    async with client(Injector(SETTINGS)) as (post, _):
+        response = json.loads((await post(review(deployment, "Deployment")))[1])["response"]
+    assert "patch" not in response
+    assert response.get("warnings", []) == [f"carpool: {each}" for each in warnings]
+
+
 async def test_a_fault_of_ours_holds_nobody_up(caplog):
     broken = {"metadata": {"annotations": {"carpool.dev/inject": "true"}}, "spec": {"containers": [7]}}
     async with client(Injector(SETTINGS)) as (post, get):

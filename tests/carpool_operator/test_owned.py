@@ -53,6 +53,24 @@ def test_one_that_nobody_asks_for_any_more_goes():
         assert plan.keep == []
 
 
+def test_a_typo_in_the_pod_template_is_told_and_the_promise_is_kept():
+    body = deployment(annotations={"carpool.dev/slo-p99": "50ms"}, inject=None)
+    body["spec"]["template"]["metadata"]["annotations"] = {"carpool.dev/contaner": "model"}
+    owned = Owned()
+
+    for _ in range(2):
+        plan = owned.plan([as_kept(RawWorkload, body)], policies())
+        ((_, event),) = plan.events
+        assert (event.warning, event.reason) == (True, "TemplateAnnotationUnknown")
+        assert "did you mean carpool.dev/container?" in event.message
+        assert len(plan.keep) == 1
+
+    body["metadata"]["annotations"] = {}
+    assert len(owned.plan([as_kept(RawWorkload, body)], policies()).events) == 1
+    body["spec"]["template"]["metadata"]["annotations"] = {"carpool.dev/container": "model"}
+    assert owned.plan([as_kept(RawWorkload, body)], policies()).events == []
+
+
 def test_a_typo_is_told_and_takes_nothing_away():
     owned = Owned()
     there = policies(policy("deployment-web", **ANNOTATED))

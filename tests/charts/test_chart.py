@@ -9,6 +9,8 @@ import pytest
 import yaml
 from chart import CHART
 
+from carpool_operator.annotations import KNOWN, KNOWN_IN_TEMPLATE, PREFIX
+
 VALUES = {
     "default": {},
     "namespaces": {"watchNamespaces": ["team-a", "team-b"]},
@@ -152,6 +154,15 @@ def test_rights_have_no_wildcards_and_secrets_have_names(objects):
                 assert each["kind"] == "Role", rule
                 assert each["metadata"]["namespace"] == "carpool-system", rule
                 assert rule["resourceNames"], rule
+
+
+def test_the_webhook_s_condition_knows_the_annotations_that_are_read(helm):
+    (webhooks,) = [each["webhooks"] for each in helm.render() if each["kind"] == "MutatingWebhookConfiguration"]
+    expression = webhooks[0]["matchConditions"][0]["expression"]
+    own, template = (set(json.loads(found)) for found in re.findall(r"\[\"[^]]*,[^]]*\]", expression))
+    assert {PREFIX + name for name in own} == KNOWN
+    assert {PREFIX + name for name in template} == KNOWN_IN_TEMPLATE
+    assert f"substring({len(PREFIX)})" in expression
 
 
 def test_what_the_documentation_sets_is_accepted(helm):

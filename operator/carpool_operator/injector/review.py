@@ -59,15 +59,20 @@ def respond(request: Json, answer: Answer) -> Json:
 
 def _deployment(deployment: Json, namespace: str, settings: Settings) -> Answer:
     name = deployment["metadata"].get("name") or deployment["metadata"].get("generateName", "")
-    of = f"deployment {namespace}/{name}"
     changed = propagate(deployment)
-    if changed is deployment:
-        return Answer("Unchanged", of, deployment)
-    if not asks(deployment):
-        return Answer("TakenOut", of, changed)
+    template = changed["spec"]["template"]
     # Who annotates is told at once what the operator will say, and the pods.
-    problems = list(names.read("Deployment", name, annotations_of(deployment)).problems)
-    decision = decide(changed["spec"]["template"], Target(namespace, "Deployment", name), settings)
-    if isinstance(decision, Skip) and decision.told:
-        problems.append(f"its pods will have no sidecar: {decision}")
-    return Answer("Propagated", of, changed, tuple(f"carpool: {problem}" for problem in problems))
+    problems = [
+        *names.read("Deployment", name, annotations_of(deployment)).problems,
+        *names.misplaced(annotations_of(template)),
+    ]
+    result = "Unchanged"
+    if changed is not deployment:
+        result = "Propagated" if asks(deployment) else "TakenOut"
+    if result == "Propagated":
+        decision = decide(template, Target(namespace, "Deployment", name), settings)
+        if isinstance(decision, Skip) and decision.told:
+            problems.append(f"its pods will have no sidecar: {decision}")
+    return Answer(
+        result, f"deployment {namespace}/{name}", changed, tuple(f"carpool: {problem}" for problem in problems)
+    )
