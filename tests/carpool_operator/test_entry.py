@@ -1,0 +1,42 @@
+"""The commands, told to stop while they load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+
+from carpool_operator import entry
+
+TOLD_AS_IT_LOADS = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[2]:
+            print(*{"aiohttp", "asyncio", "kubernetes", "msgspec"} & sys.modules.keys(), flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+sys.meta_path.insert(0, Finder())
+from carpool_operator import entry
+getattr(entry, sys.argv[1])()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [("operator", "carpool_operator.main"), ("injector", "carpool_operator.injector.main")],
+)
+def test_told_to_stop_while_it_loads_it_does_as_the_first_process_of_a_container_too(command, module):
+    """Who handles no signal dies of it, by -15; the first process of a container would not even do that."""
+    child = [sys.executable, "-c", TOLD_AS_IT_LOADS, command, module]
+    done = subprocess.run(child, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603 - the code above
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "\n"  # nothing that takes long was loaded before
+
+
+@pytest.mark.parametrize("command", ["operator", "injector"])
+def test_the_commands_begin_there(command):
+    (found,) = entry_points(group="console_scripts", name=f"carpool-{command}")
+    assert found.load() is getattr(entry, command)
