@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
 from functools import lru_cache
+from heapq import heapreplace
+from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
@@ -112,7 +114,7 @@ def forecast(
     )
     run = None
     if rows is None and not shed:
-        run = _recursion(arrivals, setting).run(arrivals)
+        run = _recursion(arrivals, setting).run(arrivals, setting)
         # Who is refused is predicted late behind full batches: at most two of these more than it would take.
         if run.latencies[-1] + 2 * setting.times[setting.cap] > deadline:
             run = None
@@ -164,7 +166,7 @@ def glance(
     course = _recursion(arrivals, _Setting.of(service, parameters, slo_target, executors, noise_draws))
     count = len(arrivals)
     on_time = count - course.late(arrivals, slo_target + ROUNDING)
-    return Glance(1 - on_time / count, course.device_busy / count)
+    return Glance(1 - on_time / count, course.busy() / count)
 
 
 ROUNDING = 1e-9
@@ -244,20 +246,20 @@ class _Course(NamedTuple):
 
     ends: list[int]
     """Of each batch, the index behind its last request."""
+    leaves: list[float]
     finishes: list[float]
-    device_busy: float
-    work: float
-    end: float
 
-    def run(self, arrivals: Sequence[float]) -> _Run:
+    def run(self, arrivals: Sequence[float], setting: _Setting) -> _Run:
         """Work out the latencies."""
         latencies: list[float] = []
+        work = 0.0
         first = 0
-        for beyond, finish in zip(self.ends, self.finishes, strict=True):
+        for beyond, finish, draw in zip(self.ends, self.finishes, cycle(setting.draws), strict=False):
             latencies += [finish - arrival for arrival in arrivals[first:beyond]]
+            work += setting.times[beyond - first] * draw
             first = beyond
         latencies.sort()
-        return _Run(latencies, len(self.ends), len(arrivals), self.device_busy, self.work, self.end)
+        return _Run(latencies, len(self.ends), len(arrivals), self.busy(), work, max(self.finishes))
 
     def late(self, arrivals: Sequence[float], limit: float) -> int:
         """Count requests that took longer than ``limit``: by batch, since the first to come is the latest."""
@@ -268,6 +270,18 @@ class _Course(NamedTuple):
             first = beyond
         return late
 
+    def busy(self) -> float:
+        """Return the seconds with a batch in flight."""
+        busy, until = 0.0, -math.inf
+        for leave, finish in zip(self.leaves, self.finishes, strict=True):
+            if leave >= until:
+                busy += finish - leave
+                until = finish
+            elif finish > until:
+                busy += finish - until
+                until = finish
+        return busy
+
 
 def _quantile(ascending: Sequence[float], q: float) -> float:
     """Smallest value that a share ``q`` does not exceed (nearest rank); ``inf`` of nothing."""
@@ -275,75 +289,86 @@ def _quantile(ascending: Sequence[float], q: float) -> float:
 
 
 def _recursion(arrivals: Sequence[float], setting: _Setting) -> _Course:
-    """Serve requests of one row, none refused: one turn of the loop a batch."""
-    count, cap, wait, slots = len(arrivals), setting.cap, setting.wait, setting.slots
-    times, draws, executors = setting.times, setting.draws, setting.executors
-    passing = setting.passing
-    if passing:
-        cap, wait = 1, 0.0
+    """Serve requests of one row, none refused: one turn of a loop a batch, and every search waits for these loops."""
+    count, cap, slots, times = len(arrivals), setting.cap, setting.slots, setting.times
+    wait = setting.wait if setting.wait > 0 else -math.inf
+    draws = cycle(setting.draws)
     # How long the oldest may wait, by rows waiting with it: W, or until it would be late.
     patience = min(setting.target, setting.deadline)
     holds = [min(setting.wait, patience - slow) for slow in setting.slow]
-    shortest = holds[-2] if setting.cap > 1 else setting.wait
-    # The latest finishes, ascending, one a slot: the first frees a slot, the E-th from the end an executor.
+    shortest = holds[-2] if cap > 1 else setting.wait
+    patient = shortest >= wait
+    # Nobody comes after the last, so that the loops need not look for the end.
+    padded = [*arrivals, *[math.inf] * max(cap, slots)]
+    # Heaps of the latest finishes: one a slot, of which the first frees a slot; one an executor, if there are fewer.
     flight = [-math.inf] * slots
+    computing = [-math.inf] * setting.executors
+    queues = setting.executors < slots
     ends: list[int] = []
+    leaves: list[float] = []
     finishes: list[float] = []
-    kinds = len(draws)
-    batches = first = 0
-    device_busy = work = 0.0
-    busy_until = -math.inf
+    first = 0
+    # 1. One by one, until more wait than are served: company costs them nothing then.
+    if setting.passing:
+        for oldest, pressing in zip(arrivals, padded[slots:], strict=False):
+            leave = flight[0]
+            if leave < oldest:
+                leave = oldest
+            elif pressing < leave:
+                break
+            start = computing[0] if queues and computing[0] > leave else leave
+            finish = start + times[1] * next(draws)
+            heapreplace(flight, finish)
+            if queues:
+                heapreplace(computing, finish)
+            leaves.append(leave)
+            finishes.append(finish)
+        first = len(finishes)
+        ends += range(1, first + 1)
+    # 2. In batches.
     while first < count:
-        oldest = arrivals[first]
-        leave = due = flight[0]
+        oldest = padded[first]
+        leave = flight[0]
         full = first + cap
-        riders = 0  # 0: whoever has come when it leaves
-        if wait <= 0:
-            due, riders = oldest, 1
-        elif leave < oldest + wait:
-            if shortest >= wait:
+        # By comparisons, not by `max` and `min`: their calls took a third of the time.
+        if leave < oldest + wait:
+            if patient:
                 due = oldest + wait
+                riders = 0
             else:
                 # Each arrival makes the batch slower, so that it must leave earlier; nobody leaves before `shortest`.
-                riders = max(bisect_right(arrivals, oldest + shortest, first, min(full, count)) - first, 1)
-                beyond = min(cap, count - first)
+                riders = max(bisect_right(padded, oldest + shortest, first, full) - first, 1)
+                beyond = cap
                 while riders < beyond:
                     middle = (riders + beyond) // 2
-                    if arrivals[first + middle] <= oldest + holds[middle]:
+                    if padded[first + middle] <= oldest + holds[middle]:
                         riders = middle + 1
                     else:
                         beyond = middle
-                due = max(oldest + holds[riders], arrivals[first + riders - 1])
-            if full <= count and arrivals[full - 1] < due:
-                due, riders = arrivals[full - 1], cap
-        leave = max(leave, due)
-        if passing and first + slots < count and arrivals[first + slots] < leave:
-            # More wait than are served: company costs them nothing, so passing one by one ends.
-            passing = False
-            cap, wait = setting.cap, setting.wait
-            continue
-        # Who comes at the very moment a batch leaves for another reason misses it.
-        beyond = first + riders if riders and leave == due else bisect_right(arrivals, leave, first, min(full, count))
-        start = max(leave, flight[-executors])
-        duration = times[beyond - first] * draws[batches % kinds]
-        finish = start + duration
-        ends.append(beyond)
-        finishes.append(finish)
-        work += duration
-        if leave >= busy_until:
-            device_busy += finish - leave
-            busy_until = finish
-        elif finish > busy_until:
-            device_busy += finish - busy_until
-            busy_until = finish
-        if slots == 1:
-            flight[0] = finish
+                due = max(oldest + holds[riders], padded[first + riders - 1])
+            if padded[full - 1] < due:
+                due = padded[full - 1]
+                riders = cap
+            if leave <= due:
+                leave = due
+            else:
+                riders = 0
+            # Who comes at the very moment a batch leaves for another reason misses it.
+            beyond = first + riders if riders else bisect_right(padded, leave, first, full)
+        elif leave <= oldest:  # nothing to wait for
+            leave, beyond = oldest, first + 1
         else:
-            insort(flight, finish)
-            del flight[0]
-        batches += 1
+            beyond = bisect_right(padded, leave, first, full)
+        start = computing[0] if queues and computing[0] > leave else leave
+        finish = start + times[beyond - first] * next(draws)
+        heapreplace(flight, finish)
+        if queues:
+            heapreplace(computing, finish)
+        ends.append(beyond)
+        leaves.append(leave)
+        finishes.append(finish)
         first = beyond
-    return _Course(ends, finishes, device_busy, work, busy_until)
+    return _Course(ends, leaves, finishes)
 
 
 class _Waiting:
