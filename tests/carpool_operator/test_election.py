@@ -7,7 +7,6 @@ from random import Random
 
 import msgspec
 import pytest
-from fake_api import FakeApi
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -169,25 +168,6 @@ TestOneWriter = OneWriter.TestCase
 
 
 # ------------------------------------------------------------------------------------------- over the wire
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
-@pytest.fixture
-async def api():
-    async with FakeApi() as one:
-        yield one
-
-
-@pytest.fixture
-def clock():
-    return Clock()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from fake_api import FakeApi
 
 from carpool_operator.events import LASTING, WINDOW, About, Recorder
 from carpool_operator.model import Event
@@ -13,16 +12,8 @@ WALL = 1_800_000_000.0
 
 
 @pytest.fixture
-async def api():
-    async with FakeApi() as one:
-        yield one
-
-
-@pytest.fixture
-def recorder(api):
-    kube = api.kube()
-    yield Recorder(Writer(kube, lambda: True), "operator-1")
-    kube.close()
+def recorder(writer):
+    return Recorder(writer, "operator-1")
 
 
 async def test_it_says_what_about_whom(api, recorder):

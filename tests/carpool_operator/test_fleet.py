@@ -7,17 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
-from fake_api import FakeApi
 from things import DEPLOYMENT, POD, POLICY, deployment, pod, policy
+from times import Quick
 
 from carpool_operator.fleet import DEPLOYMENTS, POLICIES, Fleet, Sync, watch_pods
 from carpool_operator.kube import ApiError
 from carpool_operator.model import Target
-
-
-class Quick(Random):
-    def uniform(self, a, b):
-        return 0.0
 
 
 class Clock:
@@ -26,12 +21,6 @@ class Clock:
     def __call__(self):
         self.now += 1.0
         return self.now
-
-
-@pytest.fixture
-async def api():
-    async with FakeApi() as one:
-        yield one
 
 
 @pytest.fixture

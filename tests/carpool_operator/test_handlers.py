@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-from random import Random
 
 import kubernetes.client
 import pytest
-from fake_api import FakeApi
 from things import DEPLOYMENT, POLICY, deployment, policy
+from times import Quick
 
 from carpool_operator.fleet import Fleet
 from carpool_operator.handlers import Kopf, credentials, settings
@@ -20,17 +19,6 @@ class Synced:
     def doubt(self):
         self.ok.clear()
         self.doubted.set()
-
-
-class Quick(Random):
-    def uniform(self, a, b):
-        return 0.0
-
-
-@pytest.fixture
-async def api():
-    async with FakeApi() as one:
-        yield one
 
 
 @pytest.fixture

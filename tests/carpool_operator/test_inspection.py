@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from fake_api import FakeApi
 from msgspec.structs import replace
 from things import POD, as_kept, deployment, pod
 
@@ -11,20 +10,11 @@ from carpool_operator.inspection import AGAIN, LONGEST, SERVICES, Inspector
 from carpool_operator.kube import ApiError
 from carpool_operator.model import Missed
 from carpool_operator.objects import RawPod, RawWorkload
-from carpool_operator.writing import Writer
 
 
 @pytest.fixture
-async def api():
-    async with FakeApi() as one:
-        yield one
-
-
-@pytest.fixture
-def inspector(api):
-    kube = api.kube()
-    yield Inspector(Writer(kube, lambda: True))
-    kube.close()
+def inspector(writer):
+    return Inspector(writer)
 
 
 def workload(replicas):

@@ -4,24 +4,10 @@ import asyncio
 import json
 
 import pytest
-from fake_api import FakeApi
 
 from carpool_operator.kube import APPLY, ApiError, ConfigException, connect, path_of
 
 MAP = "/api/v1/namespaces/ns/configmaps/colours"
-
-
-@pytest.fixture
-async def api():
-    async with FakeApi() as one:
-        yield one
-
-
-@pytest.fixture
-def kube(api):
-    one = api.kube()
-    yield one
-    one.close()
 
 
 def test_paths():

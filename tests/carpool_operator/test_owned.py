@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import pytest
-from fake_api import FakeApi
 from things import DEPLOYMENT, POLICY, as_kept, deployment, policy
 
 from carpool_operator.cache import Cache
 from carpool_operator.fleet import KINDS, POLICIES
 from carpool_operator.objects import Key, RawPolicy, RawWorkload
 from carpool_operator.owned import Owned, drop, keep
-from carpool_operator.writing import Writer
 
 OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "uid-web", "controller": True}
 ANNOTATED = {"labels": {"carpool.dev/annotated": "true"}, "ownerReferences": [OWNER]}
@@ -100,19 +97,6 @@ def test_a_copy_of_one_is_its_maker_s_own():
 
     assert Owned().plan([workload(slo_p99="50ms")], there) == ([], [], [])
     assert [each.name for each in Owned().plan([], there).drop] == ["deployment-web"]
-
-
-@pytest.fixture
-async def api():
-    async with FakeApi() as one:
-        yield one
-
-
-@pytest.fixture
-def writer(api):
-    kube = api.kube()
-    yield Writer(kube, lambda: True)
-    kube.close()
 
 
 async def test_what_is_written_is_what_was_wanted_and_owned(api, writer):

@@ -7,7 +7,6 @@ import time
 
 import aiohttp
 import pytest
-from fake_api import FakeApi
 from fake_pod import FakePod
 from things import CONFIG_MAP, DEPLOYMENT, POD, POLICY, deployment, pod, policy
 
@@ -24,12 +23,6 @@ def settings(identity="a", namespaces=(None,)):
         namespaces=namespaces, namespace="carpool", lease="carpool-operator", identity=identity, interval=0.01,
         resync=0.2, metrics_host="127.0.0.1", metrics_port=0,
     )  # fmt: skip
-
-
-@pytest.fixture
-async def api():
-    async with FakeApi() as one:
-        yield one
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ import asyncio
 import aiohttp
 import msgspec
 import pytest
-from fake_api import FakeApi
-from fake_pod import WALL, FakePod
+from fake_pod import WALL
 from things import CONFIG_MAP, POLICY, as_kept, pod, policy
 
 from carpool.change import Change
@@ -28,21 +27,8 @@ def change(generation=7):
 
 
 @pytest.fixture
-async def api():
-    async with FakeApi() as one:
-        yield one
-
-
-@pytest.fixture
-def signer():
-    return Signer(new_key())
-
-
-@pytest.fixture
-def maps(api, signer):
-    kube = api.kube()
-    yield ConfigMaps(Writer(kube, lambda: True), signer)
-    kube.close()
+def maps(writer, signer):
+    return ConfigMaps(writer, signer)
 
 
 def published(signer, generation=7, owner="uid-p"):
@@ -151,13 +137,6 @@ async def test_what_fails_is_told(api, maps, signer):
 
 
 # ------------------------------------------------------------------------------------------- to the pods
-
-
-@pytest.fixture
-async def sidecar(signer):
-    one = await FakePod(signer.public).start()
-    yield one
-    await one.stop()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from itertools import count
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from fake_api import FakeApi
 
 from carpool.change import Change
 from carpool.policy import Parameters
@@ -23,19 +22,6 @@ WALL = 1_800_000_000.0
 def change(**fields):
     given = {"target": str(TARGET), "generation": 7, "expires": WALL + 100, "parameters": {"*": Parameters()}}
     return Change(**{**given, **fields})
-
-
-@pytest.fixture
-async def api():
-    async with FakeApi() as one:
-        yield one
-
-
-@pytest.fixture
-def writer(api):
-    kube = api.kube()
-    yield Writer(kube, lambda: True)
-    kube.close()
 
 
 def test_a_sidecar_takes_what_the_operator_signs():

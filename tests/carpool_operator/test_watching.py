@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from random import Random
 
 import pytest
-from fake_api import FakeApi
 from things import POD, pod
+from times import Quick
 
 from carpool_operator import watching
 from carpool_operator.fleet import KINDS, PODS
@@ -45,19 +44,6 @@ class Seen:
 
     def live(self):
         self.alive += 1
-
-
-class Quick(Random):
-    """Retries come at once."""
-
-    def uniform(self, a, b):
-        return 0.0
-
-
-@pytest.fixture
-async def api():
-    async with FakeApi() as one:
-        yield one
 
 
 @pytest.fixture

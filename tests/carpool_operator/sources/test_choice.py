@@ -8,56 +8,23 @@ import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
-from fake_api import FakeApi
-from fake_pod import WALL, FakePod
+from fake_pod import WALL
 from things import as_kept, pod, policy
 
 from carpool_operator.objects import RawPod, RawPolicy
-from carpool_operator.signing import Signer, new_key
+from carpool_operator.signing import new_key
 from carpool_operator.sources.choice import SECRETS, Sources
 from carpool_operator.sources.sidecar import Sidecars
-from carpool_operator.writing import Backoff, Writer
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
+from carpool_operator.writing import Backoff
 
 
 @pytest.fixture
-async def api():
-    async with FakeApi() as one:
-        yield one
-
-
-@pytest.fixture
-def signer():
-    return Signer(new_key())
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-async def sources(api, signer, clock):
-    kube = api.kube()
+async def sources(writer, signer, clock):
     async with aiohttp.ClientSession(auto_decompress=False) as session:
         yield Sources(
-            Writer(kube, lambda: True), signer, Sidecars(session, asyncio.Semaphore(4), clock), session,
+            writer, signer, Sidecars(session, asyncio.Semaphore(4), clock), session,
             Backoff(Random(1)), clock=clock, wall=lambda: WALL,
         )  # fmt: skip
-    kube.close()
-
-
-@pytest.fixture
-async def sidecar(signer):
-    one = await FakePod(signer.public).start()
-    yield one
-    await one.stop()
 
 
 def at(sidecar, **fields):

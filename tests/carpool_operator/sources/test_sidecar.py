@@ -5,25 +5,13 @@ import asyncio
 import aiohttp
 import msgspec
 import pytest
-from fake_pod import WALL, FakePod
+from fake_pod import WALL
 from things import as_kept, pod
 
 from carpool_operator.objects import RawPod
 from carpool_operator.signing import Signer, new_key
 from carpool_operator.sources import sidecar as module
 from carpool_operator.sources.sidecar import Sidecars
-
-
-@pytest.fixture
-def signer():
-    return Signer(new_key())
-
-
-@pytest.fixture
-async def sidecar(signer):
-    one = await FakePod(signer.public).start()
-    yield one
-    await one.stop()
 
 
 @pytest.fixture
