@@ -1,0 +1,283 @@
+"""Clipper's three ways to a batch size: AIMD, quantile regression, and what its code does, exploration and regression.
+
+Crankshaw et al., "Clipper: A Low-Latency Online Prediction Serving System", NSDI 2017, sections 4.3.1 (dynamic batch
+size) and 4.3.2 (delayed batching); ucbrise/clipper at 9f25e3f, src/libclipper/src/containers.cpp.
+
+In favour of all three: as many containers as the device computes batches at once; the time a batch takes is the
+device's own, without a network or a serializer; caching and ensembles play no part.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from math import ceil, floor, sqrt
+from typing import TYPE_CHECKING
+
+from proof.rivals.fifo import Fifo, Verdict
+from proof.rivals.settings import Still, setting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from random import Random
+
+    from carpool.riding import Batch
+    from proof.rivals.fifo import Line
+    from proof.world import Knowledge
+
+BACKOFF = 0.9
+"""A batch that took too long takes a tenth off the size (4.3.1)."""
+
+DELAY = 0.1
+"""Share of the objective that a batch is held for: the paper's 2 ms for 20 ms (4.3.2)."""
+
+QUANTILE = 0.99
+WINDOW = 512
+"""Batches that a regression looks back on; longer than the paper needs to say for a load that stays."""
+
+REFIT = 64
+"""Batches between two regressions."""
+
+ENOUGH = 5
+"""Samples of a size before a larger one is tried: MINIMUM_BATCH_SAMPLE_SIZE."""
+
+ADDITIVE = 10
+"""Size up to which it grows by one: ADDITIVE_EXPANSION_THRESHOLD."""
+
+GROWTH = (0.1, 0.05)
+"""Mean and standard deviation of the share by which it grows from there on: explore_dist_mu_ and _std_."""
+
+SAFETY = 0.92
+"""Share of the time to the deadline that is planned with: budget_decay_."""
+
+Z_SCORE = 3.0
+"""Standard deviations over the mean that are taken for the p99: LATENCY_Z_SCORE."""
+
+
+class Size(ABC):
+    """The largest batch that meets the latency objective, as far as is known by now."""
+
+    rows = 1
+
+    @abstractmethod
+    def sample(self, rows: int, seconds: float) -> None:
+        """Take in a batch of ``rows`` that took ``seconds``."""
+
+
+class Aimd(Size):
+    """One row more for each full batch within the objective, a tenth less for each one beyond it."""
+
+    def __init__(self, objective: float, largest: int) -> None:
+        """``objective``: seconds that a batch may take."""
+        self._objective = objective
+        self._largest = largest
+
+    def sample(self, rows: int, seconds: float) -> None:
+        """Grow or back off. What was not full says nothing of larger ones."""
+        if seconds > self._objective:
+            self.rows = max(1, floor(BACKOFF * self.rows))
+        elif rows >= self.rows:
+            self.rows = min(self.rows + 1, self._largest)
+
+
+class Quantile(Size):
+    """The largest size whose p99 is within the objective, the p99 being linear in the size."""
+
+    def __init__(self, objective: float, largest: int) -> None:
+        """``objective``: seconds that a batch may take."""
+        self._objective = objective
+        self._largest = largest
+        self._samples: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self._fresh = 0
+        self._tried = 1
+
+    def sample(self, rows: int, seconds: float) -> None:
+        """Take it in; every so often draw the line, and go up to twice as far along it as was ever seen."""
+        self._samples.append((rows, seconds))
+        self._fresh += 1
+        # At first each refit doubles what may be tried: they come fast.
+        if self._fresh < min(REFIT, 4 * self.rows):
+            return
+        self._fresh = 0
+        self._tried = max(self._tried, rows)
+        slope, fixed = quantile_line(self._samples, QUANTILE)
+        within = self._largest if slope <= 0 else floor((self._objective - fixed) / slope + 1e-9)
+        if fixed > self._objective:
+            within = 1
+        self.rows = max(1, min(within, 2 * self._tried, self._largest))
+
+
+def quantile_line(
+    samples: Sequence[tuple[int, float]] | deque[tuple[int, float]], quantile: float
+) -> tuple[float, float]:
+    """Return (seconds a row, fixed seconds) of the line with the least pinball loss (Koenker and Bassett, 1978).
+
+    Given the slope, the best intercept is the residuals' quantile, and the loss of that is convex in the slope: a
+    golden-section search between none at all and the steepest that any two samples allow. Seconds are never taken to
+    fall with rows. One size alone gives a flat line.
+    """
+    sizes = [rows for rows, _ in samples]
+    seconds = [each for _, each in samples]
+    rank = ceil(quantile * len(sizes)) - 1
+    if min(sizes) == max(sizes):
+        return 0.0, sorted(seconds)[rank]
+
+    def fit(slope: float) -> tuple[float, float]:
+        residuals = sorted(each - slope * rows for rows, each in samples)
+        fixed = residuals[rank]
+        loss = sum((quantile if each > fixed else quantile - 1) * (each - fixed) for each in residuals)
+        return loss, fixed
+
+    low, high = 0.0, max(seconds) - min(seconds)
+    ratio = (sqrt(5) - 1) / 2
+    for _ in range(30):  # 1.618 ** -30 of a range of seconds is below a microsecond
+        one, other = high - ratio * (high - low), low + ratio * (high - low)
+        if fit(one)[0] <= fit(other)[0]:
+            high = other
+        else:
+            low = one
+    slope = (low + high) / 2
+    return slope, fit(slope)[1]
+
+
+class Paper(Fifo):
+    """Batches up to a size that is learned; one that is not full is held for the delay."""
+
+    def __init__(self, *, slots: int, max_batch: int, size: Size, delay: float) -> None:
+        """Start empty. ``delay`` in seconds."""
+        self.size = size
+        self._delay = delay
+        super().__init__(slots=slots, max_batch=max_batch)
+
+    def decide(self, line: Line, now: float) -> Verdict:
+        """Send a full batch, or what there is when the delay is over."""
+        most = min(self.size.rows, self.cap)
+        due = line.head.arrived + self._delay
+        if line.rows < most and now < due:
+            return Verdict(again=due)
+        return Verdict(min(line.rows, most))
+
+    def completed(self, batch: Batch, now: float) -> None:
+        """Learn from it."""
+        self.size.sample(batch.rows, now - batch.dispatched)
+
+
+class Code(Fifo):
+    """``ModelContainer::get_batch_size`` of the time that the first request has left.
+
+    More than any batch has taken yet: explore, a size beyond the largest once that was tried often enough. Otherwise
+    the regression of sizes on their estimated p99 (mean plus three pooled standard deviations) says how many. Who is
+    late already is dropped (task_executor.hpp, ``remove_tasks_with_elapsed_deadlines``).
+
+    In its favour: an exploring batch is not filled up with copies of its last request, which the device would have to
+    compute; the ridge's penalty, which there is chosen by cross-validation, is left out; what took too long by a
+    cold start is forgotten with the window, where the code remembers the longest for ever.
+    """
+
+    def __init__(self, *, slots: int, max_batch: int, rng: Random) -> None:
+        """Start empty."""
+        self._rng = rng
+        self._largest = 1
+        self._samples: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self._counts: dict[int, int] = {}
+        self._fresh = 0
+        self._longest = 0.0
+        self._line = (0.0, 1.0)
+        super().__init__(slots=slots, max_batch=max_batch)
+
+    def decide(self, line: Line, now: float) -> Verdict:
+        """Drop who is late, and send as many as the next one's time allows."""
+        late = 0
+        for request in line.requests:
+            if request.due > now or request.taken:
+                break
+            late += 1
+        else:
+            return Verdict(late=late)
+        left = line.rows - sum(request.rows for request, _ in zip(line.requests, range(late), strict=False))
+        budget = SAFETY * (line.requests[late].due - now)
+        most = self._explore() if budget > self._longest else self._estimate(budget)
+        most = min(most, self.cap)
+        self._largest = max(self._largest, most)
+        return Verdict(min(left, most), late=late)
+
+    def _explore(self) -> int:
+        largest = self._largest
+        if self._counts.get(largest, 0) < ENOUGH:
+            return largest
+        if largest < ADDITIVE:
+            return largest + 1
+        return floor((1 + max(0.0, self._rng.gauss(*GROWTH))) * largest)
+
+    def _estimate(self, budget: float) -> int:
+        slope, fixed = self._line
+        return max(1, floor(slope * budget + fixed))
+
+    def completed(self, batch: Batch, now: float) -> None:
+        """Take in how long it took; every so often regress anew."""
+        self._samples.append((batch.rows, now - batch.dispatched))
+        self._counts[batch.rows] = self._counts.get(batch.rows, 0) + 1
+        self._fresh += 1
+        if self._fresh >= min(REFIT, 4 * self._largest):
+            self._fresh = 0
+            self._longest = max(seconds for _, seconds in self._samples)
+            self._line = size_line(self._samples)
+
+
+def size_line(samples: Sequence[tuple[int, float]] | deque[tuple[int, float]]) -> tuple[float, float]:
+    """Return (rows a second, rows at none) of the least-squares line of sizes on their estimated p99.
+
+    A size counts once, however often it was sampled; those sampled ``ENOUGH`` times give the pooled variance.
+    """
+    by_size: dict[int, list[float]] = {}
+    for rows, seconds in samples:
+        by_size.setdefault(rows, []).append(seconds)
+    means = {rows: sum(repeats) / len(repeats) for rows, repeats in by_size.items()}
+    squares = freedom = 0.0
+    for rows, repeats in by_size.items():
+        if len(repeats) >= ENOUGH:
+            squares += sum((each - means[rows]) ** 2 for each in repeats)
+            freedom += len(repeats) - 1
+    spread = Z_SCORE * sqrt(squares / max(freedom, 1.0))
+    uppers = {rows: mean + spread for rows, mean in means.items()}
+    middle = sum(uppers.values()) / len(uppers)
+    rows_middle = sum(uppers) / len(uppers)
+    variance = sum((upper - middle) ** 2 for upper in uppers.values())
+    slope = (
+        sum((upper - middle) * (rows - rows_middle) for rows, upper in uppers.items()) / variance if variance else 0.0
+    )
+    return slope, rows_middle - slope * middle
+
+
+def _papers(size: Callable[[float, int], Size], knowledge: Knowledge) -> Still:
+    largest = knowledge.limits.max_batch
+    chosen = setting(knowledge, largest, DELAY * knowledge.slo)
+    return Still(
+        chosen,
+        lambda: Paper(
+            slots=chosen.parameters.max_in_flight,
+            max_batch=largest,
+            # In its favour: half the SLO, since a request may have to wait for the batch before its own.
+            size=size(knowledge.slo / 2, largest),
+            delay=float(chosen.parameters.max_wait),
+        ),
+    )
+
+
+def clipper_aimd(knowledge: Knowledge, _rng: Random) -> Still:
+    """Do the paper's default: AIMD on what a batch takes, with delayed batching."""
+    return _papers(Aimd, knowledge)
+
+
+def clipper_quantile(knowledge: Knowledge, _rng: Random) -> Still:
+    """Do the paper's other: quantile regression of what a batch takes on its size, with delayed batching."""
+    return _papers(Quantile, knowledge)
+
+
+def clipper(knowledge: Knowledge, rng: Random) -> Still:
+    """Do as its code does: exploration and regression."""
+    chosen = setting(knowledge, knowledge.limits.max_batch, 0.0)
+    return Still(
+        chosen,
+        lambda: Code(slots=chosen.parameters.max_in_flight, max_batch=chosen.parameters.max_batch, rng=rng),
+    )

@@ -1,0 +1,65 @@
+"""Triton's dynamic batcher: preferred sizes leave at once, anything else waits for the queue delay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proof.rivals.fifo import Fifo, Verdict
+from proof.rivals.settings import Still, half_slo_batch, setting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from random import Random
+
+    from proof.rivals.fifo import Line
+    from proof.world import Knowledge
+
+SMALLEST = 4
+"""Preferred sizes are the powers of two from here on, as in the documentation's example of 4 and 8, and the largest."""
+
+
+def preferred_sizes(largest: int) -> tuple[int, ...]:
+    """Return the sizes that are preferred up to ``largest`` rows, ascending."""
+    powers = [SMALLEST << step for step in range(largest.bit_length()) if SMALLEST << step < largest]
+    return (*powers, largest)
+
+
+class Triton(Fifo):
+    """triton-inference-server/core at 73aad7c, src/dynamic_batch_scheduler.cc, ``GetDynamicBatch``.
+
+    With an instance free: the largest preferred size that the queue can fill, unless its head has waited for the delay,
+    when all leave that fit; a queue with no preferred size in it waits for the delay.
+
+    The delay and the largest batch as the documentation's "Recommended Configuration Process" has them found (server,
+    docs/user_guide/batcher.md): as far up as the latency budget allows. In its favour, without a trial: half the SLO
+    for gathering and half for computing, like Nexus. An instance for each batch that the device computes at once.
+    """
+
+    def __init__(self, *, slots: int, preferred: Iterable[int], delay: float) -> None:
+        """Start empty. ``delay`` in seconds."""
+        self._preferred = sorted(preferred)
+        self._delay = delay
+        super().__init__(slots=slots, max_batch=self._preferred[-1])
+
+    def decide(self, line: Line, now: float) -> Verdict:
+        """Send a preferred size at once, anything else when the delay is over."""
+        rows = min(line.rows, self.cap)
+        due = line.head.arrived + self._delay
+        if now >= due or rows == self.cap:
+            return Verdict(rows)
+        fits = [size for size in self._preferred if size <= rows]
+        return Verdict(fits[-1]) if fits else Verdict(again=due)
+
+
+def triton(knowledge: Knowledge, _rng: Random) -> Still:
+    """Preferred sizes up to Nexus's batch, and a delay of half the SLO."""
+    batch = half_slo_batch(knowledge)
+    chosen = setting(knowledge, batch, knowledge.slo / 2)
+    return Still(
+        chosen,
+        lambda: Triton(
+            slots=chosen.parameters.max_in_flight,
+            preferred=preferred_sizes(batch),
+            delay=float(chosen.parameters.max_wait),
+        ),
+    )
