@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,8 +11,10 @@ import msgspec
 from msgspec import Struct
 
 from carpool import report
-from carpool.policy import Parameters, PolicyError, from_plain
+from carpool.policy import BatchingPolicy, Parameters, PolicyError, from_plain
+from carpool.statistics import RECENT_ARRIVALS
 from carpool.tuning import Reason
+from carpool_cli.options import need
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,22 +70,42 @@ class Explanation(Struct, frozen=True):
 
 
 class AdminClient:
-    """Asks one admin port, a connection a question. ``timeout`` in seconds."""
+    """Asks one admin port, a connection a question. ``timeout`` in seconds.
 
-    def __init__(self, address: Address, key: str | None = None, timeout: float = 5.0) -> None:
+    ``ticket``: a whole ``Authorization`` header, as the operator signs them, in place of the admin ``key``.
+    """
+
+    def __init__(
+        self, address: Address, key: str | None = None, timeout: float = 5.0, *, ticket: str | None = None
+    ) -> None:
         self.address = address
-        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._known = key is not None or ticket is not None
+        authorization = ticket or f"Bearer {key}"
+        self._headers = {"Authorization": authorization} if self._known else {}
         self._timeout = timeout
 
-    def report(self) -> Report:
-        """Return what was counted so far, and the present state.
+    def report(self, *, arrivals: bool = False) -> Report:
+        """Return what was counted so far, and the present state; with the last ``arrivals`` of each model if asked.
 
         Raises ``AdminError``.
         """
         try:
-            return report.decode(self._ask("/v1/stats"))
+            return report.decode(self._ask(f"/v1/stats?arrivals={RECENT_ARRIVALS}" if arrivals else "/v1/stats"))
         except PolicyError as error:
             raise self._differs("/v1/stats", error) from None
+
+    def policy(self) -> BatchingPolicy:
+        """Return the policy in force.
+
+        Raises ``AdminError``.
+        """
+        document = self.get("/v1/config")
+        try:
+            return from_plain(document["config"]["policy"], BatchingPolicy, what="policy").validate()
+        except PolicyError as error:
+            raise self._differs("/v1/config", error) from None
+        except (KeyError, TypeError):
+            raise AdminError(f"{self.address}/v1/config does not answer as a sidecar's admin port would") from None
 
     def explanation(self) -> Explanation:
         """Return the last decisions.
@@ -115,13 +138,58 @@ class AdminClient:
         finally:
             connection.close()
         if answer.status in {401, 403}:
-            raise AdminError(f"{self.address} wants the admin key: give --key-file")
+            raise AdminError(self._refused(answer.status, _words(body)))
+        if answer.status == 404 and "the admin port serves" in _words(body):
+            raise AdminError(f"{self.address} is an older sidecar's, without {path.partition('?')[0]}: update it")
         if answer.status != 200:
             raise AdminError(f"{self.address}{path} answers {answer.status}: that is no sidecar's admin port")
         return body
 
+    def _refused(self, status: int, words: str) -> str:
+        """Say what opens the port; ``words`` are the sidecar's own."""
+        if self._known:
+            return f"{self.address} does not take this key ({words}): give the one that it was started with"
+        if status == 403 and "ticket" in words:
+            return (
+                f"{self.address} is an injected sidecar's, which wants a ticket: give the operator's private key "
+                "(--key-file) and whose sidecar it is (--workload NAMESPACE/Deployment/NAME)"
+            )
+        if status == 403:
+            return f"{self.address} refuses: {words}"
+        return f"{self.address} wants the admin key: give --key-file"
+
     def _differs(self, path: str, error: PolicyError) -> AdminError:
         return AdminError(f"{self.address}{path} does not answer as this version would: {error}")
+
+
+def _words(body: bytes) -> str:
+    """Return what an answer that is no 200 says."""
+    try:
+        return str(msgspec.json.decode(body)["error"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return body[:200].decode("utf-8", "replace")
+
+
+def client_of(address: Address, key_file: Path | None, workload: str | None) -> AdminClient:
+    """Return a client that shows what opens the port: the admin key, or a ticket for a ``workload``'s sidecars.
+
+    Raises ``click.ClickException`` where the file can't be read, or is not what signs tickets.
+    """
+    key = key_of(key_file)
+    if workload is None:
+        return AdminClient(address, key)
+    if key is None:
+        raise click.UsageError("--workload needs --key-file: the operator's private key signs the ticket")
+    parts = workload.split("/")
+    if len(parts) != 3 or not all(parts):
+        raise click.UsageError(f"--workload {workload!r}: write e.g. shop/Deployment/resnet")
+    signing = need("carpool_operator.signing", "operator")
+    from carpool_operator.model import Target  # noqa: PLC0415 - comes with the extra, too
+
+    try:
+        return AdminClient(address, ticket=signing.Signer(key.encode()).ticket(Target(*parts), time.time()))
+    except signing.BadKey as error:
+        raise click.ClickException(f"{key_file}: {error}") from None
 
 
 def key_of(path: Path | None) -> str | None:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.colors import LogNorm, to_hex, to_rgba
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.patheffects import withStroke
+
+from carpool_cli.figures import number
+from carpool_cli.planes import milliseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+    from carpool.policy import Parameters
     from carpool_cli.measuring import Timing
+    from carpool_cli.planes import Plane
 
 
 def service_time(path: Path, title: str, timings: Sequence[Timing], inflection: int, slo: float | None) -> None:
@@ -40,3 +52,103 @@ def service_time(path: Path, title: str, timings: Sequence[Timing], inflection: 
     figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+INK, GREY, RED = "#222222", "#d9d9d9", "#b8321a"
+BARE: dict[str, Any] = {"linestyle": "none", "color": "none", "markeredgecolor": RED}
+MARKERS: dict[str, dict[str, Any]] = {
+    "now": {"marker": "o", "markersize": 27, "markeredgewidth": 2.2},
+    "as given": {"marker": "D", "markersize": 25, "markeredgewidth": 2.2},
+    "recommended": {"marker": "s", "markersize": 23, "markeredgewidth": 2.2},
+}
+"""Around a cell, so that its figure can still be read: told apart by their shapes."""
+
+
+def what_if(path: Path, title: str, planes: Sequence[Plane], marked: Mapping[str, Parameters], slo: float) -> None:
+    """Draw the SLO's percentile and device time over (max_batch, max_wait), a row of two panels for each plane.
+
+    Colours are of what holds the SLO only, on scales that stay apart without hue (cividis); what is infeasible is grey
+    and hatched. ``slo`` in seconds.
+    """
+    halo = withStroke(linewidth=5, foreground="white")
+    wide, high = 1.6 + 0.56 * len(planes[0].waits), 1.5 + 0.36 * len(planes[0].sizes)
+    # Names that a model may have are no formulas.
+    with plt.rc_context({"font.size": 9, "hatch.color": "#9a9a9a", "hatch.linewidth": 0.6, "text.parse_math": False}):
+        figure, panels = plt.subplots(
+            len(planes), 2, figsize=(2 * wide, len(planes) * high + 0.9), layout="constrained", squeeze=False
+        )
+        for column, (figure_of, words, top) in enumerate(
+            (
+                ("latency", planes[0].percentile, slo),
+                ("device_time", "device time a request", None),
+            )
+        ):
+            # One scale for all planes.
+            cells = [each for drawn in planes for line in drawn.points for each in line]
+            holding = [getattr(each, figure_of) for each in cells if each.holds]
+            least = min(holding, default=1.0)
+            scale = LogNorm(least, max(top or max(holding, default=least), 1.001 * least))
+            for axes, drawn in zip(panels[:, column], planes, strict=True):
+                _panel(axes, drawn, figure_of, scale)
+                axes.set_title(f"{words}, ms; {drawn.max_in_flight} in flight", loc="left")
+                for name, parameters in marked.items():
+                    if (place := drawn.place(parameters)) is not None:
+                        axes.plot(place[1], place[0], **BARE, **MARKERS[name], path_effects=[halo])
+        handles: list[Artist] = [
+            Line2D([], [], **BARE, **MARKERS[name] | {"markersize": 9}, label=f"{name}: {parameters.describe()}")
+            for name, parameters in marked.items()
+        ]
+        handles += [
+            Patch(facecolor=GREY, hatch="////", edgecolor="#9a9a9a", label="infeasible: forecast to miss the SLO"),
+            Patch(facecolor="white", hatch="...", edgecolor="#9a9a9a", label="holds now, not at 1.25x the load"),
+        ]
+        if any(drawn.extrapolated(size) for drawn in planes for size in drawn.sizes):
+            low, high = planes[0].measured
+            handles.append(
+                Line2D(
+                    [],
+                    [],
+                    color=RED,
+                    linestyle=(0, (4, 2)),
+                    label=f"beyond: t(b) extrapolated (measured {low} to {high} rows)",
+                )
+            )
+        figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+        figure.savefig(path, dpi=110)
+        plt.close(figure)
+
+
+def _panel(axes: Axes, drawn: Plane, figure_of: str, scale: LogNorm) -> None:
+    """Draw one figure of a plane."""
+    colors = plt.get_cmap("cividis")
+    for row, line in enumerate(drawn.points):
+        for column, each in enumerate(line):
+            seconds = getattr(each, figure_of)
+            color = colors(1 - scale(seconds)) if each.holds else to_rgba(GREY)
+            hatch = "////" if not each.holds else "..." if not each.holds_ahead else None
+            axes.add_patch(
+                Rectangle(
+                    (column - 0.5, row - 0.5), 1, 1, facecolor=color, hatch=hatch, edgecolor="#9a9a9a", linewidth=0
+                )
+            )
+            # Relative luminance, as WCAG weighs it, without its gamma: enough to choose black or white.
+            light: float = 0.2126 * color[0] + 0.7152 * color[1] + 0.0722 * color[2]
+            text = axes.text(column, row, milliseconds(seconds), ha="center", va="center", fontsize=7.5,
+                             color=INK if light > 0.45 else "white")  # fmt: skip
+            if hatch:
+                back = to_hex(color)
+                text.set_path_effects([withStroke(linewidth=2.5, foreground=back)])
+    axes.set_xlim(-0.5, len(drawn.waits) - 0.5)
+    axes.set_ylim(-0.5, len(drawn.sizes) - 0.5)
+    axes.set_xticks(range(len(drawn.waits)), [number(wait * 1e3) for wait in drawn.waits])
+    axes.set_yticks(range(len(drawn.sizes)), [str(size) for size in drawn.sizes])
+    axes.set_xlabel("max_wait, ms")
+    axes.set_ylabel("max_batch, rows")
+    axes.tick_params(length=0)
+    for edge in ("top", "right", "left", "bottom"):
+        axes.spines[edge].set_visible(False)
+    known = [row for row, size in enumerate(drawn.sizes) if not drawn.extrapolated(size)]
+    for edge_row, beyond in ((min(known, default=0) - 0.5, 0), (max(known, default=0) + 0.5, len(drawn.sizes) - 1)):
+        if drawn.extrapolated(drawn.sizes[beyond]):
+            axes.axhline(edge_row, color=RED, linewidth=1.6, linestyle=(0, (4, 2)))

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.policy import Duration, Parameters, format_seconds, whole_microseconds
+from carpool.policy import Duration, Parameters, PassThroughMode, format_seconds, whole_microseconds
 from carpool.queueing import stability
 from carpool.tuner import ENTER_PASS_THROUGH, NO_WAIT, PASSING_IN_FLIGHT, PASSING_LOAD
 from carpool.tuning import HEADROOM, SIZES, WAITS, Assessor, choose
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from carpool.tuning import Assessment, Situation
 
 SCAN = 0.97
@@ -63,12 +65,21 @@ class Recommendation(Struct, frozen=True, kw_only=True, rename="camel"):
         return 1 - self.device_time / self.alone_device_time
 
 
-def recommend(situation: Situation, largest_safe: int | None = None) -> Recommendation:
-    """Choose; ``largest_safe`` is the memory's bound in rows, which the situation's limits respect already."""
-    assessor = Assessor(situation)
+def recommend(
+    situation: Situation,
+    largest_safe: int | None = None,
+    *,
+    assess: Callable[[Situation], Assessor] = Assessor,
+    passing_mode: PassThroughMode = PassThroughMode.AUTOMATIC,
+) -> Recommendation:
+    """Choose; ``largest_safe`` is the memory's bound in rows, which the situation's limits respect already.
+
+    ``assess`` makes what forecasts a situation.
+    """
+    assessor = assess(situation)
     service, limits = situation.service, situation.limits
     start = limits.clamp(Parameters(max_in_flight=service.executors))
-    best = best_of(assessor)
+    best = best_of(assessor, assess)
     # 1. What else there is
     greedy = [
         assessor.assess(limits.clamp(replace(start, max_batch=size, max_wait=NO_WAIT)))
@@ -86,8 +97,12 @@ def recommend(situation: Situation, largest_safe: int | None = None) -> Recommen
             pass_through=True,
         )
     )
-    if (
-        passing.holds_ahead
+    if passing_mode is PassThroughMode.ALWAYS:
+        reasons.append("the policy says so: requests pass one by one")
+        best = passing
+    elif (
+        passing_mode is PassThroughMode.AUTOMATIC
+        and passing.holds_ahead
         and assessor.passing_load() <= PASSING_LOAD
         and assessor.saving(best, passing) < ENTER_PASS_THROUGH
     ):
@@ -116,14 +131,14 @@ def recommend(situation: Situation, largest_safe: int | None = None) -> Recommen
         zero_wait_holds=zero_wait.holds_now,
         alone_device_time=alone.now.device_time,
         alone_holds=alone.holds_now,
-        highest_load=highest_load(situation),
+        highest_load=highest_load(situation, assess),
         bounded_by=bounded_by,
         reasons=reasons,
         doubts=_doubts(situation, best),
     )
 
 
-def best_of(assessor: Assessor) -> Assessment:
+def best_of(assessor: Assessor, assess: Callable[[Situation], Assessor] = Assessor) -> Assessment:
     """Return the best configuration within the situation's limits.
 
     A search starts at the largest size. Where large batches cost more a row it may stay among those that hold nothing,
@@ -135,11 +150,11 @@ def best_of(assessor: Assessor) -> Assessment:
     for largest in {limits.max_batch, max(service.inflection(limits.max_batch), limits.min_batch)}:
         within = replace(limits, max_batch=largest)
         start = within.clamp(Parameters(max_in_flight=service.executors))
-        found.append(choose(Assessor(replace(situation, limits=within)), start).best)
+        found.append(choose(assess(replace(situation, limits=within)), start).best)
     return min((assessor.assess(one.parameters) for one in found), key=lambda one: one.rank)
 
 
-def highest_load(situation: Situation) -> float:
+def highest_load(situation: Situation, assess: Callable[[Situation], Assessor] = Assessor) -> float:
     """Return the highest load (requests/s) at which some configuration holds the SLO; 0 where none does.
 
     Whether one holds is not monotone in the load, so loads are scanned downwards and not bisected. Near the capacity
@@ -150,7 +165,7 @@ def highest_load(situation: Situation) -> float:
     capacity = max(stability(1.0, service, size).capacity for size in sizes) / situation.rows
     rate = capacity
     while rate > capacity / 100:
-        assessor = Assessor(replace(situation, process=replace(situation.process, rate=rate)))
+        assessor = assess(replace(situation, process=replace(situation.process, rate=rate)))
         for size in reversed(sizes):
             if stability(rate * situation.rows, service, size).stable:
                 greedy = limits.clamp(Parameters(max_batch=size, max_in_flight=service.executors))

@@ -1,58 +1,31 @@
-"""`carpool simulate`: the digital twin, for a load and a device that exist as numbers only."""
+"""`carpool simulate`: the digital twin, for a load and a device that exist as numbers, or behind a running sidecar."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from msgspec import Struct
+from click.core import ParameterSource
 
-from carpool.outcome import End
 from carpool.policy import Duration, Parameters, ShedAt, format_seconds
-from carpool.tuning import Assessor, Reason, Situation
-from carpool.twin import Tuned, tuned
+from carpool.tuning import Assessor, Situation
 from carpool_cli import device_profile, planning
-from carpool_cli.options import DURATION
+from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, Address
 from carpool_cli.recommending import best_of
+from carpool_cli.replaying import How
+from carpool_cli.simulating import TYPICAL, Twin, distinct, show
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+BROUGHT = ("path", "config", "rate", "cv", "trace", "rows", "executors", "shed_at", "timeout")
+"""What a running sidecar brings along."""
 
-    from carpool.outcome import Summary
-    from carpool.policy import BatchingPolicy
-    from carpool.tuner import Decision
-    from carpool_cli.device_profile import DeviceProfile
+ITS_OWN = ("model", "factor", "how", "plot", "key_file", "workload")
+"""What only a running sidecar takes."""
 
-TYPICAL = Parameters(max_batch=8, max_wait=Duration(0.005), max_in_flight=1)
-"""What people set by hand, for comparison."""
+LARGEST = 32
+"""Rows of a batch, where neither a sidecar nor an option says."""
 
-
-class Step(Struct, frozen=True, rename="camel"):
-    """A change that the tuner made; ``at`` in seconds."""
-
-    at: float
-    reason: Reason
-    message: str
-    parameters: Parameters
-    capped_by: str
-
-
-class Figures(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What became of one configuration. Seconds, and requests per second; shares of all requests."""
-
-    name: str
-    parameters: Parameters
-    """At the end."""
-    p50: float
-    p99: float
-    goodput: float
-    miss_share: float
-    misses: dict[str, int]
-    device_seconds_per_request: float
-    mean_batch: float
-    steps: list[Step] = []
+PICTURES = (".png", ".svg", ".pdf")
 
 
 @click.command(
@@ -61,6 +34,8 @@ Examples:
   carpool simulate --profile benchmarks/profiles/bert-large-128-a100.json --slo-p99 50ms --rate 800 --tune
   carpool simulate --profile p.json --slo-p99 50ms --rate 800 --cv 2 --max-batch 8 --max-wait 5ms
   carpool simulate --profile p.json --slo-p99 50ms --trace azure --rate 300 --for 2m --compare
+  carpool simulate --from-running http://127.0.0.1:9090 --plot what-if.png
+  carpool simulate --from-running :9090 --model bert --load 1.25 --max-batch 16 --max-wait 5ms
 
 Traces: seconds, one a line, or the Azure LLM inference trace of 2023; `--trace azure` looks for it in the folder that
 CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
@@ -70,9 +45,15 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
     "--profile",
     "path",
     type=click.Path(path_type=Path),
-    required=True,
     help="Profile of the device (JSON), of `carpool profile`.",
 )
+@click.option(
+    "--from-running",
+    "admin",
+    type=ADDRESS,
+    help="Take load, device, policy and present parameters from the sidecar with this admin port instead.",
+)
+@click.option("--model", help="Of the running sidecar, where it serves several.")
 @click.option("--slo-p99", "slo", type=DURATION, help="Latency that 99 % must keep, e.g. 50ms.")
 @click.option(
     "--config",
@@ -92,12 +73,29 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
 @click.option("--trace", type=click.Path(path_type=Path), help="Recorded arrivals, or `azure`.")
 @click.option("--rows", type=click.IntRange(1, 65536), default=1, show_default=True, help="Rows of each request.")
 @click.option("--executors", type=click.IntRange(1, 256), help="Batches computed at once.  [default: the profile's]")
-@click.option("--max-batch", type=click.IntRange(1, 65536), default=32, show_default=True, help="Largest batch, rows.")
-@click.option("--max-wait", type=DURATION, default=0.0, help="How long the oldest waits for company.  [default: 0s]")
 @click.option(
-    "--max-in-flight", type=click.IntRange(1, 1024), default=1, show_default=True, help="Batches sent at once."
+    "--max-batch",
+    type=click.IntRange(1, 65536),
+    help="Largest batch, rows.  [default: 32; of a running sidecar its own, as the next two]",
 )
+@click.option("--max-wait", type=DURATION, help="How long the oldest waits for company.  [default: 0s]")
+@click.option("--max-in-flight", type=click.IntRange(1, 1024), help="Batches sent at once.  [default: 1]")
 @click.option("--pass-through", is_flag=True, help="Merge nothing and hold nothing.")
+@click.option(
+    "--load",
+    "factor",
+    type=click.FloatRange(0.01, 100),
+    default=1.0,
+    show_default=True,
+    help="Play a running sidecar's arrivals so many times as fast, e.g. 1.25.",
+)
+@click.option(
+    "--arrivals",
+    "how",
+    type=click.Choice([each.value for each in How]),
+    help="How to play them: as they came, over and over, or a process like them, the latter two for --for.  "
+    "[default: once; with --tune or --compare repeated]",
+)
 @click.option("--tune", is_flag=True, help="Put the tuner in the loop; it starts from the three above.")
 @click.option("--compare", is_flag=True, help="Set side by side: no batching, zero-wait, by hand, the best, the tuner.")
 @click.option(
@@ -110,10 +108,22 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
 @click.option("--timeout", type=DURATION, default=10.0, help="Deadline of requests.  [default: 10s]")
 @click.option("--for", "seconds", type=DURATION, default=60.0, help="How long requests come.  [default: 60s]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrivals and service times.")
+@click.option(
+    "--plot", type=OUTPUT_FILE, help="Draw the plane of (max_batch, max_wait) of a running sidecar (PNG, SVG or PDF)."
+)
+@click.option("--key-file", type=click.Path(path_type=Path), help="File with the running sidecar's admin key.")
+@click.option(
+    "--workload",
+    help="Whose injected sidecar it is, e.g. shop/Deployment/resnet; --key-file is then the operator's private key.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.pass_context
 def command(
+    context: click.Context,
     *,
-    path: Path,
+    path: Path | None,
+    admin: Address | None,
+    model: str | None,
     slo: float | None,
     config: Path | None,
     rate: float | None,
@@ -121,24 +131,54 @@ def command(
     trace: Path | None,
     rows: int,
     executors: int | None,
-    max_batch: int,
-    max_wait: float,
-    max_in_flight: int,
+    max_batch: int | None,
+    max_wait: float | None,
+    max_in_flight: int | None,
     pass_through: bool,
+    factor: float,
+    how: str | None,
     tune: bool,
     compare: bool,
     shed_at: str,
     timeout: float,
     seconds: float,
     seed: int,
+    plot: Path | None,
+    key_file: Path | None,
+    workload: str | None,
     as_json: bool,
 ) -> None:
     """Forecast what a configuration, or the tuner, would do to a load, by simulating both.
 
     Batcher and tuner are the sidecar's own; only the device and the clock are not real. A minute takes a few seconds.
     The same arguments give the same figures.
+
+    With --from-running, the load is what a running sidecar has seen last (up to 4,096 requests), the device what it has
+    learned of t(b). The present configuration, the one given and the one recommended stand side by side, and the plane
+    of all sizes and waits shows what would hold the SLO, and what a request would cost.
     """
+    _check(context, path, admin, plot)
+    if admin is not None:
+        from carpool_cli import what_if  # noqa: PLC0415 - rich is not for every run
+        from carpool_cli.admin_client import client_of  # noqa: PLC0415 - likewise
+
+        wanted = what_if.Asked(
+            max_batch=max_batch,
+            max_wait=max_wait,
+            max_in_flight=max_in_flight,
+            pass_through=pass_through,
+            slo=slo,
+            tune=tune,
+            compare=compare,
+            factor=factor,
+            how=None if how is None else How(how),
+            seconds=seconds,
+            seed=seed,
+        )
+        what_if.run(client_of(admin, key_file, workload), model, wanted, plot, as_json=as_json)
+        return
     # 1. The load, the device and the policy
+    assert path is not None  # noqa: S101 - for the type checker: it was checked
     profile = device_profile.load(path)
     if executors is not None:
         profile = msgspec.structs.replace(profile, executors=executors)
@@ -149,20 +189,42 @@ def command(
         policy, asked = planning.configured(config)
     else:
         asked = Parameters(
-            max_batch=max_batch, max_wait=Duration(max_wait), max_in_flight=max_in_flight, pass_through=pass_through
+            max_batch=max_batch or LARGEST,
+            max_wait=Duration(max_wait or 0.0),
+            max_in_flight=max_in_flight or 1,
+            pass_through=pass_through,
         )
         policy = planning.slo_policy(
             slo or 0.0,
-            largest_batch=profile.largest_safe or max(64, max_batch),
+            largest_batch=profile.largest_safe or max(64, asked.max_batch),
             timeout=timeout,
             shed_at=ShedAt(shed_at),
         )
     if asked.max_batch > 2 * profile.rows[-1] and not as_json:
         click.echo(f"{path} ends at {profile.rows[-1]} rows: what lies beyond follows its last slope", err=True)
-    twin = _Twin(profile, policy, load.times, rows, seconds, seed)
+    arrivals: list[float | tuple[float, ...]] = [*load.times] if rows == 1 else [(time, rows) for time in load.times]
+    twin = Twin(planning.device(profile, rows), policy, arrivals, seconds=seconds, seed=seed)
     # 2. What is asked for
     if compare:
-        found = [twin.fixed(name, parameters) for name, parameters in _compared(twin, asked, cv, trace is not None)]
+        count = len(load.times) / load.times[-1]
+        situation = Situation(
+            process=planning.burstiness(load.times) if trace is not None else planning.process_of(count, cv),
+            service=planning.known(profile),
+            target=policy.slo.due,
+            budget=planning.budget(policy),
+            limits=policy.limits(),
+            rows=rows,
+        )
+        named = distinct(
+            [
+                ("no batching", Parameters(max_batch=rows, max_in_flight=profile.executors)),
+                ("zero wait", Parameters(max_batch=policy.limits().max_batch, max_in_flight=profile.executors)),
+                ("by hand", TYPICAL),
+                ("as given", asked),
+                ("best fixed", best_of(Assessor(situation)).parameters),
+            ]
+        )
+        found = [twin.fixed(name, parameters) for name, parameters in named]
         found.append(twin.tuned("tuned", asked))
     else:
         found = [twin.tuned("tuned", asked) if tune else twin.fixed("fixed", asked)]
@@ -180,110 +242,29 @@ def command(
         click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
         return
     click.echo(f"{profile.name}; {load.described}, {len(load.times)} requests; due in {format_seconds(policy.slo.due)}")
-    _show(found, policy.slo.due)
+    show(found, policy.slo.due)
 
 
-class _Twin:
-    """One load on one device, to be run with different configurations."""
+def _check(context: click.Context, path: Path | None, admin: Address | None, plot: Path | None) -> None:
+    """Refuse what does not go together.
 
-    def __init__(
-        self,
-        profile: DeviceProfile,
-        policy: BatchingPolicy,
-        times: list[float],
-        rows: int,
-        seconds: float,
-        seed: int,
-    ) -> None:
-        self.profile = profile
-        self.policy = policy
-        self.times = times
-        self.rows = rows
-        self._device = planning.device(profile, rows)
-        self._arrivals: Sequence[float | tuple[float, ...]] = times if rows == 1 else [(time, rows) for time in times]
-        self._seconds = seconds
-        self._seed = seed
-
-    def fixed(self, name: str, parameters: Parameters) -> Figures:
-        """Run a configuration that stays: as a sidecar with fixed parameters, it learns t(b) and sheds by it."""
-        outcome, _ = self._run(planning.held(self.policy, parameters), parameters)
-        return _figures(name, parameters, outcome.summary(), [])
-
-    def tuned(self, name: str, start: Parameters) -> Figures:
-        """Run the tuner, which knows nothing but the policy and where to start."""
-        outcome, decisions = self._run(self.policy, start)
-        last = decisions[-1].parameters if decisions else start
-        return _figures(name, last, outcome.summary(), decisions)
-
-    def _run(self, policy: BatchingPolicy, start: Parameters) -> Tuned:
-        return tuned(self._arrivals, self._device, policy, parameters=start, seconds=self._seconds, seed=self._seed)
-
-
-def _compared(twin: _Twin, asked: Parameters, cv: float, recorded: bool) -> list[tuple[str, Parameters]]:
-    """Return the configurations worth a look, each once."""
-    executors = twin.profile.executors
-    largest = twin.policy.limits().max_batch
-    rate = len(twin.times) / twin.times[-1]
-    situation = Situation(
-        process=planning.burstiness(twin.times) if recorded else planning.process_of(rate, cv),
-        service=planning.known(twin.profile),
-        target=twin.policy.slo.due,
-        budget=planning.budget(twin.policy),
-        limits=twin.policy.limits(),
-        rows=twin.rows,
-    )
-    best = best_of(Assessor(situation)).parameters
-    named = [
-        ("no batching", Parameters(max_batch=twin.rows, max_in_flight=executors)),
-        ("zero wait", Parameters(max_batch=largest, max_in_flight=executors)),
-        ("by hand", TYPICAL),
-        ("as given", asked),
-        ("best fixed", best),
-    ]
-    seen: dict[Parameters, str] = {}
-    for name, parameters in named:
-        seen.setdefault(parameters, name)
-    return [(name, parameters) for parameters, name in seen.items()]
-
-
-def _figures(name: str, parameters: Parameters, summary: Summary, decisions: list[Decision]) -> Figures:
-    return Figures(
-        name=name,
-        parameters=parameters,
-        p50=summary.p50,
-        p99=summary.p99,
-        goodput=summary.goodput,
-        miss_share=summary.miss_fraction,
-        misses={end.value: count for end, count in summary.misses.items() if end is not End.PENDING},
-        device_seconds_per_request=summary.device_time,
-        mean_batch=summary.mean_batch,
-        steps=[
-            Step(decision.at, decision.reason, decision.message, decision.parameters, decision.capped_by)
-            for decision in decisions
-            if decision.change
-        ],
-    )
-
-
-def _show(found: list[Figures], slo: float) -> None:
-    rows = [("", "p50", "p99", "goodput", "misses", "device a request", "mean batch")]
-    rows += [
-        (
-            f"{figures.name}: {figures.parameters.describe()}",
-            format_seconds(figures.p50),
-            format_seconds(figures.p99) + ("" if figures.p99 <= slo else " !"),
-            f"{figures.goodput:.1f}/s",
-            planning.percent(figures.miss_share),
-            format_seconds(figures.device_seconds_per_request),
-            f"{figures.mean_batch:.1f}",
-        )
-        for figures in found
-    ]
-    click.echo(planning.lines(rows))
-    for figures in found:
-        if figures.misses:
-            reasons = ", ".join(f"{reason} {count}" for reason, count in figures.misses.items())
-            click.echo(f"misses, {figures.name}: {reasons}")
-    for figures in found:
-        for step in figures.steps:
-            click.echo(f"{step.at:7.1f}s {step.reason}: {step.message}")
+    Raises ``click.UsageError`` naming the option, and what to do.
+    """
+    typed = {
+        parameter.name: parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name and context.get_parameter_source(parameter.name) is not ParameterSource.DEFAULT
+    }
+    if (path is None) == (admin is None):
+        raise click.UsageError("name --profile or --from-running, one of the two")
+    if admin is None:
+        for name in ITS_OWN:
+            if name in typed:
+                raise click.UsageError(f"{typed[name]} goes with --from-running")
+    else:
+        for name in BROUGHT:
+            if name in typed:
+                faster = ": --load 1.25 plays it faster" if name == "rate" else ""
+                raise click.UsageError(f"{typed[name]} does not go with --from-running, which brings its own{faster}")
+    if plot is not None and plot.suffix not in PICTURES:
+        raise click.UsageError(f"--plot {plot}: end it with {', '.join(PICTURES)}")
