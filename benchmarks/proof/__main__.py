@@ -1,0 +1,284 @@
+"""`make proof`: how close Carpool comes to the oracle, and how far ahead of other rules it is.
+
+Every scenario in `benchmarks/scenarios` is played in virtual time: by Carpool, which is told nothing but the p99; by
+rules that people use, which are told t(b); and by an oracle that knows the load as well. All of them meet the same
+requests. Equal seeds give equal figures, on every machine.
+
+Exit codes: 0, every figure keeps its limit (`benchmarks/proof/limits.json`); 1, one does not; 130, interrupted, and
+then nothing was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+import time
+from collections import deque
+from functools import partial
+from multiprocessing import Pool
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+sys.path[0] = str(Path(__file__).parents[1])  # the modules beside this one are `proof`'s, never top-level
+
+from evidence import commit, limits, machine, today  # noqa: E402 - found by the line above
+
+from proof import experiments, report, rows, verdict  # noqa: E402 - likewise
+from proof import scenario as suite  # noqa: E402 - likewise
+from proof.experiments import CONTENDERS, Reference, Rows  # noqa: E402 - likewise
+from proof.rows import CARPOOL, LAZY, Named, Proof  # noqa: E402 - likewise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from proof.scenario import Scenario
+
+SEED = 1
+"""Of the record."""
+
+QUICK_SCENARIOS = ("synthetic-1-executor", "ranking-cpu-bursty-cv2")
+QUICK_CONTENDERS = (CARPOOL, LAZY)
+
+
+def main() -> int:
+    """Run what was asked for; returns the exit code."""
+    options = parser().parse_args()
+    if options.check_report or options.report:
+        return report.main(check=options.check_report)
+    scenarios, left_out = _scenarios(options)
+    if not scenarios:
+        print("nothing to play: " + "; ".join(f"{name}, {why}" for name, why in left_out.items()))
+        return 1
+    wanted = options.contender or (QUICK_CONTENDERS if options.quick else tuple(CONTENDERS))
+    whole = not (options.quick or options.scenario or options.contender)
+    # Of the code as it is now: what changes while this runs is not what was measured.
+    measured, began = commit(), time.monotonic()
+    try:
+        run = _Run(scenarios, wanted, options.seed, options.jobs)
+        run.play()
+    except KeyboardInterrupt:
+        print("\ninterrupted; nothing was written", file=sys.stderr)
+        return 130
+    command = ["python", "benchmarks/proof", *sys.argv[1:]]
+    proof = run.proof(measured, shlex.join(command), time.monotonic() - began, left_out)
+    bounds = verdict.QUICK_LIMITS if options.quick else verdict.LIMITS
+    _show(proof, bounds)
+    if options.write:
+        path = report.data_file(options.seed)
+        rows.write(path, proof)
+        print(f"\nwritten to {path}")
+        report.main(check=False)
+    beyond = verdict.missed(proof, bounds) if whole or options.quick else []
+    for line in beyond:
+        print(f"\n*** BEYOND ITS LIMIT {line} ***")
+    for name, why in left_out.items():
+        print(f"\n*** LEFT OUT {name}: {why} ***")
+    return 1 if beyond else 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    made = argparse.ArgumentParser(
+        prog="python benchmarks/proof",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="A part (--scenario, --contender) is shown, not judged: limits are on all of it.",
+    )
+    made.add_argument(
+        "--seed",
+        type=int,
+        default=SEED,
+        metavar="N",
+        help=f"of arrivals, noise and whatever rules leave to chance (default: {SEED}, the record's)",
+    )
+    made.add_argument(
+        "--quick", action="store_true", help="a few scenarios and contenders, with limits of their own: what CI runs"
+    )
+    made.add_argument("--scenario", action="append", metavar="NAME", help="only this one; may be given again")
+    made.add_argument(
+        "--contender",
+        action="append",
+        choices=sorted(CONTENDERS),
+        metavar="NAME",
+        help=f"only this one, of {', '.join(CONTENDERS)}; may be given again",
+    )
+    made.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: 2)")
+    made.add_argument(
+        "--write",
+        action="store_true",
+        help=f"keep the results, in {report.data_file(SEED).name} or, of seed 7, {report.data_file(7).name}, "
+        "and bring docs/proof.md up to date",
+    )
+    made.add_argument("--report", action="store_true", help="only write docs/proof.md again, from the results kept")
+    made.add_argument(
+        "--check-report", action="store_true", help="only say how docs/proof.md differs from the results kept"
+    )
+    return made
+
+
+def _scenarios(options: argparse.Namespace) -> tuple[list[Scenario], dict[str, str]]:
+    """Return what is to be played, and what can't be, with the reason."""
+    known = {scenario.name: scenario for scenario in suite.load_all()}
+    if options.write and (options.quick or options.scenario or options.contender):
+        parser().error("--write keeps all of it: leave --quick, --scenario and --contender out")
+    names = options.scenario or (QUICK_SCENARIOS if options.quick else tuple(known))
+    if unknown := [name for name in names if name not in known]:
+        parser().error(f"no scenario {unknown[0]!r}: there are {', '.join(known)}")
+    left_out = {name: why for name in names if (why := known[name].missing()) is not None}
+    return [known[name] for name in names if name not in left_out], left_out
+
+
+class _Task(NamedTuple):
+    """Something to be played in a process of its own, and what is done with what came of it: that says it in words."""
+
+    name: str
+    run: Callable[[], Any]
+    take: Callable[[Any], str]
+
+
+class _Run:
+    """Everything that is to be played, what of it is done, and what came of it."""
+
+    def __init__(self, scenarios: list[Scenario], contenders: tuple[str, ...], seed: int, jobs: int) -> None:
+        self._seed = seed
+        self._jobs = jobs
+        self._contenders = contenders
+        self._left = len(scenarios) * (1 + len(contenders) + 2 * (CARPOOL in contenders))
+        self._done = 0
+        self._began = time.monotonic()
+        self._ready = deque(
+            _Task(
+                f"{scenario.name}: oracle",
+                partial(experiments.refer, scenario, seed),
+                partial(self._referred, scenario),
+            )
+            for scenario in scenarios
+        )
+        self._references: list[Reference] = []
+        self._rows: list[Rows] = []
+        self._hours: list[rows.Hour] = []
+        self._rollbacks: list[rows.Rollback] = []
+
+    def play(self) -> None:
+        """Play all of it in as many processes as were asked for; each oracle is followed by who is measured by it."""
+        finished: SimpleQueue[tuple[_Task, Any, BaseException | None]] = SimpleQueue()
+        under_way = 0
+        with Pool(self._jobs, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
+            while self._ready or under_way:
+                while self._ready and under_way < self._jobs:
+                    task = self._ready.popleft()
+                    pool.apply_async(
+                        task.run,
+                        callback=partial(_put, finished, task, None),
+                        error_callback=partial(_put, finished, task),
+                    )
+                    under_way += 1
+                task, result, error = finished.get()
+                under_way -= 1
+                if error is not None:
+                    error.add_note(f"in {task.name}, seed {self._seed}")
+                    raise error
+                self._done += 1
+                self._left -= 1
+                self._say(f"{task.name}: {task.take(result)}")
+
+    def proof(self, measured: str, command: str, seconds: float, left_out: dict[str, str]) -> Proof:
+        """Return what came of it, in an order that does not depend on who was done first."""
+        order = {name: number for number, name in enumerate((rows.ORACLE, *CONTENDERS))}
+        references = sorted(self._references, key=lambda each: each.about.name)
+        stairs = [*(each.stair for each in references), *(each.stair for each in self._rows)]
+        timelines = [*(each.timeline for each in references), *(each.timeline for each in self._rows)]
+        return Proof(
+            commit=measured,
+            date=today(),
+            machine=machine(),
+            command=command,
+            seed=self._seed,
+            suite=suite.suite_hash(),
+            seconds=round(seconds),
+            left_out=left_out,
+            contenders=[Named(name, CONTENDERS[name].name, CONTENDERS[name].cite) for name in self._contenders],
+            scenarios=[each.about for each in references],
+            phases={each.about.name: each.phases for each in references},
+            stairs=sorted(stairs, key=lambda each: (each.scenario, order[each.contender])),
+            timelines=sorted(timelines, key=lambda each: (each.scenario, order[each.contender])),
+            hours=sorted(self._hours, key=lambda each: each.scenario),
+            forecasts=sorted(
+                (one for each in self._rows for one in each.forecasts), key=lambda each: (each.scenario, each.load)
+            ),
+            rollbacks=sorted(self._rollbacks, key=lambda each: each.scenario),
+        )
+
+    def _say(self, what: str) -> None:
+        spent = time.monotonic() - self._began
+        left = spent / self._done * self._left
+        total = self._done + self._left
+        print(f"[{self._done}/{total}, {spent:.0f} s, about {left:.0f} s left] {what}", file=sys.stderr, flush=True)
+
+    def _referred(self, scenario: Scenario, reference: Reference) -> str:
+        self._references.append(reference)
+        name, seed = scenario.name, self._seed
+        tasks = [
+            _Task(
+                f"{name}: {contender}",
+                partial(experiments.contend, scenario, reference, contender, seed),
+                partial(self._contended, reference),
+            )
+            for contender in self._contenders
+        ]
+        if CARPOOL in self._contenders:
+            tasks += [
+                _Task(f"{name}: hour", partial(experiments.hour, scenario, seed), partial(_take, self._hours)),
+                _Task(
+                    f"{name}: rollback", partial(experiments.rollback, scenario, seed), partial(_take, self._rollbacks)
+                ),
+            ]
+        self._ready.extendleft(reversed(tasks))
+        return (
+            f"holds {verdict.top(reference.about, reference.stair):.0%} of {reference.about.capacity:,.0f} requests/s"
+        )
+
+    def _contended(self, reference: Reference, played: Rows) -> str:
+        self._rows.append(played)
+        return (
+            f"holds {verdict.top(reference.about, played.stair):.0%}, "
+            f"misses {played.timeline.misses:.2%} of its timeline (oracle {played.timeline.best:.2%})"
+        )
+
+
+def _put(
+    finished: SimpleQueue[tuple[_Task, Any, BaseException | None]],
+    task: _Task,
+    *what: Any,  # noqa: ANN401 - any task's
+) -> None:
+    """Hand over a task's (error, result), or its error alone."""
+    error, *result = what
+    finished.put((task, result[0] if result else None, error))
+
+
+def _take(found: list[Any], result: rows.Hour | rows.Rollback | None) -> str:
+    if result is None:
+        return "not for this scenario"
+    found.append(result)
+    return f"{result.flips} flips" if isinstance(result, rows.Hour) else f"{result.requests} requests"
+
+
+def _show(proof: Proof, bounds: Path) -> None:
+    """Print the figures beside their limits, and what falls short of a goal."""
+    known = limits(bounds)
+    print(f"\n{'':28} {'measured':>10} {'limit':>20} {'goal':>10}")
+    for name, figure in verdict.figures(proof).items():
+        limit = known.get(name)
+        bound = f"{limit.direction} {limit.value:g}" if limit is not None else "-"
+        goal = f"{limit.aim:g}" if limit is not None else "-"
+        print(f"{name:28} {figure.value:10.4g} {bound:>20} {goal:>10}")
+    for each in verdict.shortfalls(proof):
+        value = verdict.MEASURES[each.measure].show(each.value)
+        print(f"short of its goal: {each.scenario}, {each.measure}: {value}, {each.reason or 'not explained'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,258 @@
+"""What a run shows: figures over all scenarios beside their limits, and each scenario that falls short of a goal."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+from evidence import Figure, Limit, limits
+
+from proof.measures import Saving, highest, overload, saving
+from proof.rows import CARPOOL, LAZY, ORACLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from proof.rows import About, Kind, Proof, Stair
+
+HERE = Path(__file__).parent
+LIMITS = HERE / "limits.json"
+QUICK_LIMITS = HERE / "limits_quick.json"
+REASONS = HERE / "shortfalls.json"
+
+CONSIDERED = (0.1, 0.6)
+"""Loads, as shares of the capacity, between which savings are compared."""
+
+BUSY = 100.0
+"""Requests per second from which the first good setting has to be found in time."""
+
+UTILIZED = 0.9
+"""Utilization up to which forecasts have to be right: beyond, small errors of t(b) decide."""
+
+
+class Measure(NamedTuple):
+    """One property of a contender in each scenario it was played in, or at each load of one."""
+
+    title: str
+    values: Callable[[Proof, str], dict[str, float]]
+    """By scenario, the worst of it; scenarios in which there is nothing to measure are missing."""
+    worst: Literal["least", "most"]
+    show: Callable[[float], str]
+    everybody: bool = True
+    """Whether rivals are measured too."""
+
+
+class Shortfall(NamedTuple):
+    """A scenario in which a goal is missed."""
+
+    scenario: str
+    measure: str
+    value: float
+    limit: Limit
+    reason: str | None
+
+
+# ------------------------------------------------------------------------------------------------- by scenario
+
+
+def highest_loads(proof: Proof, contender: str) -> dict[str, float]:
+    """Return the highest loads with few misses, as shares of the oracle's."""
+    own, best = stairs(proof, contender), stairs(proof, ORACLE)
+    found = {}
+    for about in proof.scenarios:
+        ideal = top(about, best[about.name])
+        if about.name in own and ideal:
+            found[about.name] = top(about, own[about.name]) / ideal
+    return found
+
+
+def top(about: About, stair: Stair) -> float:
+    """Return the highest load with few misses as a share of the capacity; the overload is no part of that."""
+    return highest(list(zip(about.loads, stair.steps, strict=True))[:-1])
+
+
+def savings(proof: Proof, contender: str) -> dict[str, dict[float, Saving]]:
+    """Return, by scenario and load, what is saved wherever the oracle saves enough to compare."""
+    own, best, lazy = (stairs(proof, name) for name in (contender, ORACLE, LAZY))
+    found: dict[str, dict[float, Saving]] = {}
+    for about in proof.scenarios:
+        name = about.name
+        if name not in own or name not in lazy:
+            continue
+        compared = {
+            load: gain
+            for load, mine, ideal, zero in zip(
+                about.loads, own[name].steps, best[name].steps, lazy[name].steps, strict=True
+            )
+            if CONSIDERED[0] <= load <= CONSIDERED[1] and (gain := saving(mine, ideal, zero)) is not None
+        }
+        if compared:
+            found[name] = compared
+    return found
+
+
+def saved(proof: Proof, contender: str) -> dict[str, float]:
+    """Return the least share of the oracle's saving at any load."""
+    return {name: min(gain.share for gain in compared.values()) for name, compared in savings(proof, contender).items()}
+
+
+def overloads(proof: Proof, contender: str) -> dict[str, float]:
+    """Return goodputs at twice the capacity as shares of the contender's own peak."""
+    return {name: overload(stair.steps[:-1], stair.steps[-1]) for name, stair in stairs(proof, contender).items()}
+
+
+def extra_misses(proof: Proof, contender: str) -> dict[str, float]:
+    """Return by how much more of all requests missed than under the oracle, over the whole timeline."""
+    return {each.scenario: each.misses - each.best for each in proof.timelines if each.contender == contender}
+
+
+def recoveries(*kinds: Kind, least_rate: float = 0.0) -> Callable[[Proof, str], dict[str, float]]:
+    """Return a measure of the longest time it took to come to terms with such phases; ``inf``: for good."""
+
+    def measure(proof: Proof, contender: str) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for line in proof.timelines:
+            if line.contender != contender:
+                continue
+            for phase, recovery in zip(proof.phases[line.scenario], line.phases, strict=True):
+                if phase.kind in kinds and phase.rate >= least_rate:
+                    took = inf if recovery.seconds is None else recovery.seconds
+                    found[line.scenario] = max(found.get(line.scenario, 0.0), took)
+        return found
+
+    return measure
+
+
+def flips(proof: Proof, contender: str) -> dict[str, float]:
+    """Return how often a setting was left and come back to, within phases of constant load, together."""
+    return {
+        line.scenario: sum(recovery.flips for recovery in line.phases)
+        for line in proof.timelines
+        if line.contender == contender
+    }
+
+
+def hourly_flips(proof: Proof, _contender: str) -> dict[str, float]:
+    """Return the same for an hour at constant load, which only Carpool was given."""
+    return {hour.scenario: hour.flips for hour in proof.hours}
+
+
+def forecast_errors(proof: Proof, _contender: str) -> dict[str, float]:
+    """Return the greatest relative error of a p99 forecast with the true t(b), where the device is not saturated."""
+    found: dict[str, float] = {}
+    for one in proof.forecasts:
+        if one.utilization <= UTILIZED:
+            found[one.scenario] = max(found.get(one.scenario, 0.0), abs(one.told / one.simulated - 1))
+    return found
+
+
+def learned_errors(proof: Proof, _contender: str) -> dict[str, float]:
+    """Return the same for tuners that had to learn t(b)."""
+    found: dict[str, float] = {}
+    for one in proof.forecasts:
+        if one.utilization <= UTILIZED and one.learned is not None and one.realized:
+            found[one.scenario] = max(found.get(one.scenario, 0.0), abs(one.learned / one.realized - 1))
+    return found
+
+
+def rollbacks(proof: Proof, _contender: str) -> dict[str, float]:
+    """Return how many requests it took until a bad setting was taken back."""
+    return {one.scenario: inf if one.requests is None else one.requests for one in proof.rollbacks}
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}" if value < inf else "never"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.0f} s" if value < inf else "never"
+
+
+def _count(value: float) -> str:
+    return f"{value:.0f}" if value < inf else "never"
+
+
+MEASURES = {
+    "highest load": Measure("highest load, of the oracle's", highest_loads, "least", _percent),
+    "saving": Measure("device time saved, of what the oracle saves", saved, "least", _percent),
+    "extra misses": Measure("misses, beyond the oracle's", extra_misses, "most", lambda value: f"{value:+.2%}"),
+    "first good": Measure("first good setting after", recoveries("start", least_rate=BUSY), "most", _seconds),
+    "load rises": Measure("good again after the load rises", recoveries("load up"), "most", _seconds),
+    "device changes": Measure("good again after t(b) changes", recoveries("device"), "most", _seconds),
+    "overload": Measure("goodput at twice the capacity, of its peak", overloads, "least", _percent),
+    "flips": Measure("flips", flips, "most", _count),
+    "flips in an hour": Measure("flips in an hour", hourly_flips, "most", _count, everybody=False),
+    "forecast": Measure("error of the p99 forecast, t(b) given", forecast_errors, "most", _percent, everybody=False),
+    "rollback": Measure("requests until a bad setting is taken back", rollbacks, "most", _count, everybody=False),
+}
+"""By the name that limits and reasons go by."""
+
+
+def stairs(proof: Proof, contender: str) -> dict[str, Stair]:
+    """Return a contender's stairs by scenario."""
+    return {stair.scenario: stair for stair in proof.stairs if stair.contender == contender}
+
+
+# ------------------------------------------------------------------------------------------------- over all of them
+
+
+def median_share(proof: Proof, contender: str, measure: str) -> float:
+    """Return the median of one of the two shares: over scenarios; of savings, over every load of every scenario."""
+    if measure == "saving":
+        values = [gain.share for each in savings(proof, contender).values() for gain in each.values()]
+    else:
+        values = list(MEASURES[measure].values(proof, contender).values())
+    return median(values) if values else 0.0
+
+
+def worst(measure: str, values: Mapping[str, float]) -> float:
+    """Return the worst over scenarios, at least one."""
+    return (min if MEASURES[measure].worst == "least" else max)(values.values())
+
+
+def figures(proof: Proof) -> dict[str, Figure]:
+    """Return everything that has a limit, of Carpool, as far as it was measured: by the limit's name."""
+    found: dict[str, tuple[float, int]] = {}
+    for name, measure in MEASURES.items():
+        if values := measure.values(proof, CARPOOL):
+            found[f"{name}, worst"] = worst(name, values), len(values)
+    rivals = [each.name for each in proof.contenders if each.name != CARPOOL]
+    for share in ("highest load", "saving"):
+        if f"{share}, worst" not in found:
+            continue
+        own = median_share(proof, CARPOOL, share)
+        count = found[f"{share}, worst"][1]
+        found[f"{share}, median"] = own, count
+        if rivals:
+            found[f"{share}, ahead"] = own - max(median_share(proof, rival, share) for rival in rivals), count
+    return {name: Figure(name, value, count) for name, (value, count) in found.items()}
+
+
+def missed(proof: Proof, bounds: Path) -> list[str]:
+    """Say which figures are beyond their limit."""
+    measured = figures(proof)
+    return [
+        f"{limit.name}: {measured[name].value:.4g}, {limit.direction} {limit.value:g} {limit.unit}. {limit.why}"
+        for name, limit in limits(bounds).items()
+        if name in measured and not limit.holds(measured[name].value)
+    ]
+
+
+def shortfalls(proof: Proof, bounds: Path = LIMITS, reasons: Path = REASONS) -> list[Shortfall]:
+    """Return every scenario in which Carpool misses a goal, with the reason as far as one is known."""
+    goals = limits(bounds)
+    known = msgspec.json.decode(reasons.read_bytes(), type=dict[str, dict[str, str]])
+    found = []
+    for name, measure in MEASURES.items():
+        limit = goals.get(f"{name}, worst")
+        if limit is None:
+            continue
+        found += [
+            Shortfall(scenario, name, value, limit, known.get(scenario, {}).get(name))
+            for scenario, value in measure.values(proof, CARPOOL).items()
+            if not limit.reaches(value)
+        ]
+    return sorted(found, key=lambda each: each.scenario)
