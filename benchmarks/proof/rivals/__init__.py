@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from proof.rivals import aimd, bentoml, clipper, nexus, search, settings, tensorflow_serving, triton
+from proof.world import Rival
 
 _CLIPPER = "Crankshaw et al., Clipper, NSDI 2017"
 
