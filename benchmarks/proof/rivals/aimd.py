@@ -66,6 +66,6 @@ class Aimd:
         return setting(self._knowledge, self.batch, self._knowledge.slo / 2)
 
 
-def aimd(knowledge: Knowledge, _rng: Random) -> Aimd:
+def contender(knowledge: Knowledge, _rng: Random) -> Aimd:
     """AIMD against the SLO."""
     return Aimd(knowledge)

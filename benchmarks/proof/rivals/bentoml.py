@@ -168,7 +168,7 @@ class BentoML(Fifo):
                 self._patience = min(0.95 * self._max_latency, expected)
 
 
-def bentoml(knowledge: Knowledge, _rng: Random) -> Still:
+def contender(knowledge: Knowledge, _rng: Random) -> Still:
     """CORK with the largest batch allowed, and the SLO for its latency."""
     chosen = setting(knowledge, knowledge.limits.max_batch, 0.0)
     return Still(

@@ -3,6 +3,9 @@
 Crankshaw et al., "Clipper: A Low-Latency Online Prediction Serving System", NSDI 2017, sections 4.3.1 (dynamic batch
 size) and 4.3.2 (delayed batching); ucbrise/clipper at 9f25e3f, src/libclipper/src/containers.cpp.
 
+Who is late already is dropped (src/libclipper/include/clipper/task_executor.hpp,
+``remove_tasks_with_elapsed_deadlines``).
+
 In favour of all three: as many containers as the device computes batches at once; the time a batch takes is the
 device's own, without a network or a serializer; caching and ensembles play no part.
 """
@@ -18,7 +21,7 @@ from proof.rivals.fifo import Fifo, Verdict
 from proof.rivals.settings import Still, setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from random import Random
 
     from carpool.riding import Batch
@@ -34,6 +37,9 @@ DELAY = 0.1
 QUANTILE = 0.99
 WINDOW = 512
 """Batches that a regression looks back on; longer than the paper needs to say for a load that stays."""
+
+RECENT = 32
+"""Samples of each size that a regression of sizes looks back on."""
 
 REFIT = 64
 """Batches between two regressions."""
@@ -94,12 +100,12 @@ class Quantile(Size):
     def sample(self, rows: int, seconds: float) -> None:
         """Take it in; every so often draw the line, and go up to twice as far along it as was ever seen."""
         self._samples.append((rows, seconds))
+        self._tried = max(self._tried, rows)
         self._fresh += 1
         # At first each refit doubles what may be tried: they come fast.
         if self._fresh < min(REFIT, 4 * self.rows):
             return
         self._fresh = 0
-        self._tried = max(self._tried, rows)
         slope, fixed = quantile_line(self._samples, QUANTILE)
         within = self._largest if slope <= 0 else floor((self._objective - fixed) / slope + 1e-9)
         if fixed > self._objective:
@@ -143,19 +149,24 @@ def quantile_line(
 class Paper(Fifo):
     """Batches up to a size that is learned; one that is not full is held for the delay."""
 
-    def __init__(self, *, slots: int, max_batch: int, size: Size, delay: float) -> None:
-        """Start empty. ``delay`` in seconds."""
+    def __init__(self, *, slots: int, max_batch: int, slo: float, size: Size, delay: float) -> None:
+        """Start empty. ``slo`` and ``delay`` in seconds."""
         self.size = size
+        self._slo = slo
         self._delay = delay
         super().__init__(slots=slots, max_batch=max_batch)
 
     def decide(self, line: Line, now: float) -> Verdict:
         """Send a full batch, or what there is when the delay is over."""
+        late = line.late(now - self._slo)
+        rows = line.rows - late.rows
+        if not rows:
+            return Verdict(late=late.requests)
         most = min(self.size.rows, self.cap)
-        due = line.head.arrived + self._delay
-        if line.rows < most and now < due:
-            return Verdict(again=due)
-        return Verdict(min(line.rows, most))
+        due = line.requests[late.requests].arrived + self._delay
+        if rows < most and now < due:
+            return Verdict(again=due, late=late.requests)
+        return Verdict(min(rows, most), late=late.requests)
 
     def completed(self, batch: Batch, now: float) -> None:
         """Learn from it."""
@@ -166,75 +177,71 @@ class Code(Fifo):
     """``ModelContainer::get_batch_size`` of the time that the first request has left.
 
     More than any batch has taken yet: explore, a size beyond the largest once that was tried often enough. Otherwise
-    the regression of sizes on their estimated p99 (mean plus three pooled standard deviations) says how many. Who is
-    late already is dropped (task_executor.hpp, ``remove_tasks_with_elapsed_deadlines``).
+    the regression of sizes on their estimated p99 (mean plus three pooled standard deviations) says how many.
 
-    In its favour: an exploring batch is not filled up with copies of its last request, which the device would have to
-    compute; the ridge's penalty, which there is chosen by cross-validation, is left out; what took too long by a
-    cold start is forgotten with the window, where the code remembers the longest for ever.
+    In its favour: it begins with the regression that the true t(b) gives, and has no need of exploring, for which it
+    would fill batches up with copies of their last request; a size remembers its last samples only, where the code
+    averages over all there ever were; the ridge's penalty, which there is chosen by cross-validation, is left out.
     """
 
-    def __init__(self, *, slots: int, max_batch: int, rng: Random) -> None:
-        """Start empty."""
+    def __init__(self, *, slots: int, slo: float, times: Sequence[float], rng: Random) -> None:
+        """Start empty. ``slo`` in seconds; ``times``: seconds by rows (index 0 unused), up to the largest batch."""
+        self._slo = slo
         self._rng = rng
-        self._largest = 1
-        self._samples: deque[tuple[int, float]] = deque(maxlen=WINDOW)
-        self._counts: dict[int, int] = {}
+        self._samples = {
+            rows: deque([seconds] * ENOUGH, maxlen=RECENT)
+            for rows, seconds in enumerate(times)
+            if rows and seconds <= slo
+        }
+        self._largest = max(self._samples, default=1)
         self._fresh = 0
-        self._longest = 0.0
-        self._line = (0.0, 1.0)
-        super().__init__(slots=slots, max_batch=max_batch)
+        self._regress()
+        super().__init__(slots=slots, max_batch=len(times) - 1)
 
     def decide(self, line: Line, now: float) -> Verdict:
         """Drop who is late, and send as many as the next one's time allows."""
-        late = 0
-        for request in line.requests:
-            if request.due > now or request.taken:
-                break
-            late += 1
-        else:
-            return Verdict(late=late)
-        left = line.rows - sum(request.rows for request, _ in zip(line.requests, range(late), strict=False))
-        budget = SAFETY * (line.requests[late].due - now)
-        most = self._explore() if budget > self._longest else self._estimate(budget)
+        late = line.late(now - self._slo)
+        rows = line.rows - late.rows
+        if not rows:
+            return Verdict(late=late.requests)
+        budget = SAFETY * (line.requests[late.requests].due - now)
+        most = self._explore() if budget > self._longest else max(1, floor(self._slope * budget + self._fixed))
         most = min(most, self.cap)
         self._largest = max(self._largest, most)
-        return Verdict(min(left, most), late=late)
+        return Verdict(min(rows, most), late=late.requests)
 
     def _explore(self) -> int:
         largest = self._largest
-        if self._counts.get(largest, 0) < ENOUGH:
+        if len(self._samples.get(largest, ())) < ENOUGH:
             return largest
         if largest < ADDITIVE:
             return largest + 1
         return floor((1 + max(0.0, self._rng.gauss(*GROWTH))) * largest)
 
-    def _estimate(self, budget: float) -> int:
-        slope, fixed = self._line
-        return max(1, floor(slope * budget + fixed))
-
     def completed(self, batch: Batch, now: float) -> None:
         """Take in how long it took; every so often regress anew."""
-        self._samples.append((batch.rows, now - batch.dispatched))
-        self._counts[batch.rows] = self._counts.get(batch.rows, 0) + 1
+        self._samples.setdefault(batch.rows, deque(maxlen=RECENT)).append(now - batch.dispatched)
         self._fresh += 1
-        if self._fresh >= min(REFIT, 4 * self._largest):
-            self._fresh = 0
-            self._longest = max(seconds for _, seconds in self._samples)
-            self._line = size_line(self._samples)
+        if self._fresh == REFIT:
+            self._regress()
+
+    def _regress(self) -> None:
+        self._fresh = 0
+        self._longest = max((max(samples) for samples in self._samples.values()), default=0.0)
+        self._slope, self._fixed = size_line(self._samples)
 
 
-def size_line(samples: Sequence[tuple[int, float]] | deque[tuple[int, float]]) -> tuple[float, float]:
+def size_line(samples: Mapping[int, Collection[float]]) -> tuple[float, float]:
     """Return (rows a second, rows at none) of the least-squares line of sizes on their estimated p99.
 
-    A size counts once, however often it was sampled; those sampled ``ENOUGH`` times give the pooled variance.
+    ``samples``: seconds by size. A size counts once, however often it was sampled; those sampled ``ENOUGH`` times give
+    the pooled variance. Without samples, one row at any time.
     """
-    by_size: dict[int, list[float]] = {}
-    for rows, seconds in samples:
-        by_size.setdefault(rows, []).append(seconds)
-    means = {rows: sum(repeats) / len(repeats) for rows, repeats in by_size.items()}
+    if not samples:
+        return 0.0, 1.0
+    means = {rows: sum(repeats) / len(repeats) for rows, repeats in samples.items()}
     squares = freedom = 0.0
-    for rows, repeats in by_size.items():
+    for rows, repeats in samples.items():
         if len(repeats) >= ENOUGH:
             squares += sum((each - means[rows]) ** 2 for each in repeats)
             freedom += len(repeats) - 1
@@ -243,9 +250,9 @@ def size_line(samples: Sequence[tuple[int, float]] | deque[tuple[int, float]]) -
     middle = sum(uppers.values()) / len(uppers)
     rows_middle = sum(uppers) / len(uppers)
     variance = sum((upper - middle) ** 2 for upper in uppers.values())
-    slope = (
-        sum((upper - middle) * (rows - rows_middle) for rows, upper in uppers.items()) / variance if variance else 0.0
-    )
+    if not variance:
+        return 0.0, rows_middle
+    slope = sum((upper - middle) * (rows - rows_middle) for rows, upper in uppers.items()) / variance
     return slope, rows_middle - slope * middle
 
 
@@ -257,6 +264,7 @@ def _papers(size: Callable[[float, int], Size], knowledge: Knowledge) -> Still:
         lambda: Paper(
             slots=chosen.parameters.max_in_flight,
             max_batch=largest,
+            slo=knowledge.slo,
             # In its favour: half the SLO, since a request may have to wait for the batch before its own.
             size=size(knowledge.slo / 2, largest),
             delay=float(chosen.parameters.max_wait),
@@ -264,20 +272,25 @@ def _papers(size: Callable[[float, int], Size], knowledge: Knowledge) -> Still:
     )
 
 
-def clipper_aimd(knowledge: Knowledge, _rng: Random) -> Still:
+def aimd(knowledge: Knowledge, _rng: Random) -> Still:
     """Do the paper's default: AIMD on what a batch takes, with delayed batching."""
     return _papers(Aimd, knowledge)
 
 
-def clipper_quantile(knowledge: Knowledge, _rng: Random) -> Still:
+def quantile(knowledge: Knowledge, _rng: Random) -> Still:
     """Do the paper's other: quantile regression of what a batch takes on its size, with delayed batching."""
     return _papers(Quantile, knowledge)
 
 
-def clipper(knowledge: Knowledge, rng: Random) -> Still:
+def code(knowledge: Knowledge, rng: Random) -> Still:
     """Do as its code does: exploration and regression."""
     chosen = setting(knowledge, knowledge.limits.max_batch, 0.0)
     return Still(
         chosen,
-        lambda: Code(slots=chosen.parameters.max_in_flight, max_batch=chosen.parameters.max_batch, rng=rng),
+        lambda: Code(
+            slots=chosen.parameters.max_in_flight,
+            slo=knowledge.slo,
+            times=knowledge.service.table(knowledge.limits.max_batch),
+            rng=rng,
+        ),
     )

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
 
+class Late(NamedTuple):
+    """Who is at a line's head and too late for anything."""
+
+    requests: int
+    rows: int
+
+
 class Line:
     """What waits under one key, oldest first."""
 
@@ -36,6 +43,16 @@ class Line:
     def head(self) -> Request:
         """Who has waited longest."""
         return self.requests[0]
+
+    def late(self, since: float) -> Late:
+        """Count those from the head on that came at ``since`` or before, but for one that is partly served."""
+        requests = rows = 0
+        for request in self.requests:
+            if request.arrived > since or request.taken:
+                break
+            requests += 1
+            rows += request.rows
+        return Late(requests, rows)
 
 
 class Verdict(NamedTuple):

@@ -83,6 +83,6 @@ class Nexus(Fifo):
         return Verdict(late=late)
 
 
-def nexus(knowledge: Knowledge, _rng: Random) -> Still:
+def contender(knowledge: Knowledge, _rng: Random) -> Still:
     """Nexus with its dispatch rule."""
     return Still(setting(knowledge, half_slo_batch(knowledge), 0.0), lambda: Nexus(knowledge))

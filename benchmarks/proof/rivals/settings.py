@@ -69,14 +69,18 @@ def latencies(knowledge: Knowledge) -> tuple[float, ...]:
 
 
 def half_slo_batch(knowledge: Knowledge) -> int:
-    """Return the largest batch that takes half the SLO at most, 1 where none does.
+    """Return the batch of most throughput that takes half the SLO at most, the largest of equals; 1 where none does.
 
     Half the time goes into gathering a batch, or waiting for the one before it, and half into computing it: Nexus
-    (Shen et al., SOSP 2019), which schedules a session that fills a GPU by the largest b with 2 l(b) <= SLO, l(b) being
-    mean plus standard deviation as in uwsampl/nexus at b436191, src/nexus/common/model_db.cpp, ``GetMaxBatch``.
+    (Shen et al., SOSP 2019), which schedules a session that fills a GPU by the largest b with 2 l(b) <= SLO. l(b) is
+    mean plus standard deviation as in uwsampl/nexus at b436191, src/nexus/common/model_db.cpp, and, in favour of the
+    rule, of those within the one that serves most, as there in ``GetMaxThroughput``: where t(b) bends up, or lies just
+    behind a step, the largest is not the best.
     """
-    within = [rows for rows, seconds in enumerate(latencies(knowledge)) if rows and 2 * seconds <= knowledge.slo]
-    return max(within, default=1)
+    within = [
+        (rows / each, rows) for rows, each in enumerate(latencies(knowledge)) if rows and 2 * each <= knowledge.slo
+    ]
+    return max(within, default=(0.0, 1))[1]
 
 
 def fixed_8(knowledge: Knowledge, _rng: Random) -> Still:

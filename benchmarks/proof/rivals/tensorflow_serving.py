@@ -21,9 +21,6 @@ SMALLEST_STEP = 1 / 128
 AVERAGED = 1000
 """Batches between two changes: ``batches_to_average_over``."""
 
-ENQUEUED = 10
-"""Batches that may wait: ``max_enqueued_batches``."""
-
 
 class InFlightLimit:
     """Moves on while the mean latency falls, turns back when it rises, with steps that halve around the best."""
@@ -62,9 +59,10 @@ class AdaptiveShared(Fifo):
     once for each batch that is begun or ends.
 
     In its favour: as many threads as the file's comments advise, twice the best limit (as many batches as the device
-    computes at once); never fewer in flight than that, and begun there; the largest batch as Nexus would have it; of
-    what later versions added, ``batch_timeout_micros``, half the SLO, before which only full batches leave, but not
-    that full ones leave on any free thread, which under load would fill them all whatever the limit has learned.
+    computes at once); never fewer in flight than that, and begun there; the largest batch as Nexus would have it; as
+    many batches enqueued as there are threads, to bound the delay, where 10 is the default; of what later versions
+    added, ``batch_timeout_micros``, half the SLO, before which only full batches leave, but not that full ones leave on
+    any free thread, which under load would fill them all whatever the limit has learned.
     """
 
     def __init__(self, *, slots: tuple[int, int], max_batch: int, timeout: float, rng: Random) -> None:
@@ -75,7 +73,7 @@ class AdaptiveShared(Fifo):
         self._sent = 0
         self._ended = 0
         self._drawn = (0, 0)
-        super().__init__(slots=slots[1], max_batch=max_batch, max_queued_rows=ENQUEUED * max_batch)
+        super().__init__(slots=slots[1], max_batch=max_batch, max_queued_rows=slots[1] * max_batch)
 
     def decide(self, line: Line, now: float) -> Verdict:
         """Send a batch that is full or has timed out, where the limit allows one more."""
@@ -103,7 +101,7 @@ class AdaptiveShared(Fifo):
         self.limit.completed(now - batch.rides[0][0].arrived)
 
 
-def tensorflow_serving(knowledge: Knowledge, rng: Random) -> Still:
+def contender(knowledge: Knowledge, rng: Random) -> Still:
     """Half the SLO for gathering a batch and half for computing it; how many at once is learned."""
     batch, fewest = half_slo_batch(knowledge), knowledge.executors
     most = min(2 * fewest, max(knowledge.limits.max_in_flight, fewest))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from proof.rivals.fifo import Fifo, Verdict
-from proof.rivals.settings import Still, half_slo_batch, setting
+from proof.rivals.settings import Still, half_slo_batch, latencies, setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,30 +29,36 @@ class Triton(Fifo):
     """triton-inference-server/core at 73aad7c, src/dynamic_batch_scheduler.cc, ``GetDynamicBatch``.
 
     With an instance free: the largest preferred size that the queue can fill, unless its head has waited for the delay,
-    when all leave that fit; a queue with no preferred size in it waits for the delay.
+    when all leave that fit; a queue with no preferred size in it waits for the delay. Who has queued for longer than
+    the timeout is rejected (``ApplyPolicyAtCursor``).
 
     The delay and the largest batch as the documentation's "Recommended Configuration Process" has them found (server,
     docs/user_guide/batcher.md): as far up as the latency budget allows. In its favour, without a trial: half the SLO
-    for gathering and half for computing, like Nexus. An instance for each batch that the device computes at once.
+    for gathering and half for computing, like Nexus. An instance for each batch that the device computes at once. The
+    timeout, off by default, leaves the time that the largest batch takes.
     """
 
-    def __init__(self, *, slots: int, preferred: Iterable[int], delay: float) -> None:
-        """Start empty. ``delay`` in seconds."""
+    def __init__(self, *, slots: int, preferred: Iterable[int], delay: float, timeout: float = inf) -> None:
+        """Start empty. ``delay`` and ``timeout`` in seconds of waiting."""
         self._preferred = sorted(preferred)
         self._delay = delay
+        self._timeout = timeout
         super().__init__(slots=slots, max_batch=self._preferred[-1])
 
     def decide(self, line: Line, now: float) -> Verdict:
         """Send a preferred size at once, anything else when the delay is over."""
-        rows = min(line.rows, self.cap)
-        due = line.head.arrived + self._delay
+        late = line.late(now - self._timeout)
+        if late.rows == line.rows:
+            return Verdict(late=late.requests)
+        rows = min(line.rows - late.rows, self.cap)
+        due = line.requests[late.requests].arrived + self._delay
         if now >= due or rows == self.cap:
-            return Verdict(rows)
+            return Verdict(rows, late=late.requests)
         fits = [size for size in self._preferred if size <= rows]
-        return Verdict(fits[-1]) if fits else Verdict(again=due)
+        return Verdict(fits[-1] if fits else 0, again=due, late=late.requests)
 
 
-def triton(knowledge: Knowledge, _rng: Random) -> Still:
+def contender(knowledge: Knowledge, _rng: Random) -> Still:
     """Preferred sizes up to Nexus's batch, and a delay of half the SLO."""
     batch = half_slo_batch(knowledge)
     chosen = setting(knowledge, batch, knowledge.slo / 2)
@@ -61,5 +68,6 @@ def triton(knowledge: Knowledge, _rng: Random) -> Still:
             slots=chosen.parameters.max_in_flight,
             preferred=preferred_sizes(batch),
             delay=float(chosen.parameters.max_wait),
+            timeout=knowledge.slo - latencies(knowledge)[batch],
         ),
     )
