@@ -164,22 +164,23 @@ class Scenario(Camel, frozen=True):
         return self.policy.limits()
 
     def service(self) -> ServiceTime:
-        """Return the true t(b) of a replica that is not slow, before any drift; of the mix, where lengths differ."""
+        """Return the true t(b) of a replica that is not slow, before any drift; of the mix, where lengths differ.
+
+        Every size that the limits allow is given, so that none is in doubt.
+        """
         profile = profile_of(self.profile)
         curve, lengths = profile.service_time(), self.lengths
-        if lengths is not None:
-            shares = lengths.shares()
-            curve = ServiceTime.measured(
-                {
-                    rows: sum(share * curve.time(lengths.rows(rows, bucket)) for bucket, share in shares.items())
-                    for rows in range(1, self.limits.max_batch + 1)
-                }
-            )
+
+        def seconds(rows: int) -> float:
+            if lengths is None:
+                return curve.time(rows)
+            return sum(share * curve.time(lengths.rows(rows, bucket)) for bucket, share in lengths.shares().items())
+
         return msgspec.structs.replace(
-            curve,
+            ServiceTime.measured({rows: seconds(rows) for rows in range(1, self.limits.max_batch + 1)}),
             noise=profile.cv if self.cv is None else self.cv,
             executors=self.executors,
-            # In no doubt: more in flight would only queue.
+            # In no doubt either: more in flight would only queue.
             largest_in_flight=max(2 * self.executors, self.max_in_flight),
         )
 
@@ -276,8 +277,17 @@ def load_all() -> list[Scenario]:
 
 def suite_hash() -> str:
     """Return what changes with any scenario and any profile that the suite may use."""
+    return _digest([*SCENARIOS.glob("*.json"), *PROFILES.glob("*.json")])
+
+
+def own_hash(scenario: Scenario) -> str:
+    """Return what changes with one scenario and its profile."""
+    return _digest([SCENARIOS / f"{scenario.name}.json", PROFILES / f"{scenario.profile}.json"])
+
+
+def _digest(paths: list[Path]) -> str:
     digest = hashlib.sha256()
-    for path in sorted([*SCENARIOS.glob("*.json"), *PROFILES.glob("*.json")]):
+    for path in sorted(paths):
         digest.update(f"{path.parent.name}/{path.name}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from msgspec.structs import replace
 
 from carpool import arrivals
+from carpool.riding import Estimate
 from carpool.simulation import Device, Dispatcher, Simulation
 from carpool_cli import planning
 from proof import scenario as suite
@@ -99,6 +100,11 @@ def knowledge(scenario: Scenario) -> Knowledge:
         executors=scenario.executors,
         replicas=scenario.replicas,
     )
+
+
+def estimate(service: ServiceTime, largest: int) -> Estimate:
+    """Return what a Batcher is to believe of a curve, up to ``largest`` rows."""
+    return Estimate(service.table(largest), tuple(service.slow(rows) for rows in range(largest + 1)), service.executors)
 
 
 def play(scenario: Scenario, maker: Maker, course: Sequence[Stretch], seed: int) -> Played:
