@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CACHE := $(HOME)/.cache/carpool
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster cluster check format docs crds bench converge soak fuzz clients triton clean
+.PHONY: help setup demo test test-cluster cluster check format docs crds bench converge proof proof-quick oracle soak fuzz clients triton clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -46,6 +46,7 @@ check: $(STAMP) ## Lint, types, layers, generated files
 	$(BIN)/lint-imports
 	$(BIN)/python -m carpool_cli.docs --check
 	$(BIN)/python -m carpool_operator.crd --check
+	$(BIN)/python benchmarks/proof --check-report
 
 format: $(STAMP) ## Format and fix what can be fixed
 	$(BIN)/ruff format .
@@ -62,6 +63,15 @@ bench: $(STAMP) ## Measure costs against their limits; results land in benchmark
 
 converge: $(STAMP) ## How close the tuner comes to the best grid point, in the simulator
 	$(BIN)/python benchmarks/convergence.py
+
+proof: $(STAMP) ## How close to the oracle, how far ahead of other rules (20 minutes); SEED=7 for other luck
+	$(BIN)/python benchmarks/proof --write $(if $(SEED),--seed $(SEED))
+
+proof-quick: $(STAMP) ## The same for a few scenarios and rules, with limits of their own (a minute)
+	$(BIN)/python benchmarks/proof --quick
+
+oracle: $(STAMP) ## Search the whole grid again for what the proof compares with (an hour)
+	PYTHONPATH=benchmarks $(BIN)/python -m proof.oracle
 
 soak: $(STAMP) ## A million random steps through the Batcher
 	$(BIN)/python tests/carpool/soak.py --steps 1000000

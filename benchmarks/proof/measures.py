@@ -43,7 +43,7 @@ class Tally(Struct, frozen=True, array_like=True):
     @property
     def misses(self) -> float:
         """Share of the requests that were not answered in time; 0 where there were none."""
-        return 1 - self.hits / self.stayed if self.stayed else 0.0
+        return (self.stayed - self.hits) / self.stayed if self.stayed else 0.0
 
     @property
     def goodput(self) -> float:

@@ -92,7 +92,7 @@ SLOW = Effort(2000, 12, 8000)
 FINALISTS = 3
 """Points between which the capacity is decided."""
 
-PLAYED = 20_000
+PLAYED = 16_000
 """Requests over which a capacity is confirmed, after as many as a sixth of these to settle."""
 
 
@@ -355,7 +355,7 @@ def find_capacity(scenario: Scenario) -> float:
 
     # 1. Everybody, at loads that rise by 8 %, those that miss too many left behind.
     points = [*bench.points(), *bench.shedding()]
-    held, left, rate = 0.0, points, 0.4 * ideal
+    held, left, rate = 0.0, points, 0.75 * ideal
     while True:
         alive = [p for p in left if bench.measure(p, rate, over(rate, effort.screened, 20)).misses <= 1.2 * TOLERATED]
         if alive:
@@ -363,7 +363,7 @@ def find_capacity(scenario: Scenario) -> float:
         elif held:
             break
         elif rate > 0.01 * ideal:
-            rate *= 0.75
+            rate *= 0.8
         else:
             raise ValueError(f"{scenario.name}: no load can be held")
     # 2. Those that came farthest, over more requests.

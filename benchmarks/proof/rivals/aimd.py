@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from carpool.statistics import combine
-from proof.rivals.settings import setting
+from proof.rivals.settings import half_slo_batch, setting
 
 if TYPE_CHECKING:
     from random import Random
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 DECREASE = 0.9
 TOLERATED = 0.01
 
+ENOUGH = 300
+"""Requests to have ended before it moves: three may miss."""
+
 
 class Aimd:
     """Additive increase and multiplicative decrease of the batch size, against the p99 that is promised.
@@ -27,35 +30,40 @@ class Aimd:
 
     In its favour: a tenth less, as in Clipper (NSDI 2017, section 4.3.1), where TCP would halve; counts of misses,
     which are exact, instead of a percentile; enough answers to see one in a hundred before it moves; requests are held
-    for half the SLO, as by the half-SLO rule, so that a size means something at low load.
+    for half the SLO, as by the half-SLO rule, so that a size means something at low load; it begins with that rule's
+    batch, and goes back there where even the smallest misses, since a smaller one may be just what serves too few.
     """
 
     interval = 1.0
 
     def __init__(self, knowledge: Knowledge) -> None:
         self._knowledge = knowledge
-        self.batch = knowledge.limits.min_batch
+        self.batch = half_slo_batch(knowledge)
         self._seen: ModelStats | None = None
         self._before: list[Stats] | None = None
 
     def start(self) -> Setting:
-        """Return the smallest batch."""
+        """Return the half-SLO rule's batch."""
         return self._setting()
 
     def observe(self, now: float, stats: list[Stats]) -> list[Setting] | None:  # noqa: ARG002 - the counts have times
-        """Grow or shrink by what became of at least a hundred requests."""
+        """Grow or shrink by what became of enough requests."""
         if self._before is None:
             self._before = stats
             return None
         parts = [after.since(before).models.get("") for after, before in zip(stats, self._before, strict=True)]
         counted = combine([part for part in parts if part is not None])
         ended = counted.hits + counted.missed
-        if ended < 1 / TOLERATED:
+        if ended < ENOUGH:
             return None
         self._before = stats
         limits, batch = self._knowledge.limits, self.batch
-        grown = batch + 1 if counted.missed <= TOLERATED * ended else int(DECREASE * batch)
-        self.batch = min(max(grown, limits.min_batch), limits.max_batch)
+        if counted.missed <= TOLERATED * ended:
+            self.batch = min(batch + 1, limits.max_batch)
+        elif batch > limits.min_batch:
+            self.batch = max(int(DECREASE * batch), limits.min_batch)
+        else:
+            self.batch = half_slo_batch(self._knowledge)
         return [self._setting()] if self.batch != batch else None
 
     def dispatcher(self) -> Dispatcher | None:

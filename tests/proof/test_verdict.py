@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from math import inf
+
+import pytest
+from evidence import limits
+from msgspec.structs import replace
+from proof import verdict
+from proof.rows import Recovery
+from tiny import proof, timeline
+
+
+def figure(name, **changes):
+    return verdict.figures(proof(**changes))[name].value
+
+
+def test_the_figures_of_a_run():
+    assert {name: each.value for name, each in verdict.figures(proof()).items()} == pytest.approx(
+        {
+            "highest load, worst": 0.9,
+            "highest load, median": 0.9,
+            "highest load, ahead": 0.9 - 0.5,
+            "saving, worst": 0.75,
+            "saving, median": 0.75,
+            "saving, ahead": 0.75,
+            "extra misses, worst": 0.002,
+            "first good, worst": 30.0,
+            "load rises, worst": inf,
+            "overload, worst": 50 / 99.9,
+            "flips, worst": 1,
+            "flips in an hour, worst": 0,
+            "forecast, worst": 0.025,
+            "rollback, worst": 120,
+        }
+    )
+
+
+def test_every_figure_but_flips_while_tuning_has_a_limit():
+    assert set(verdict.figures(proof())) - set(limits(verdict.LIMITS)) == {"flips, worst", "saving, median"}
+
+
+def test_every_limit_is_of_something_measured():
+    for path in (verdict.LIMITS, verdict.QUICK_LIMITS):
+        for name in limits(path):
+            measure, _, kind = name.partition(", ")
+            assert measure in verdict.MEASURES, name
+            assert kind in {"worst", "median", "ahead"}, name
+
+
+def test_a_rule_that_saves_by_missing_is_not_ahead():
+    assert verdict.median_share(proof(), "fixed", "saving") == 0.0
+
+
+def test_the_overload_is_no_load_that_is_held():
+    made = proof()
+    stairs = [replace(each, steps=(*each.steps[:-1], each.steps[0])) for each in made.stairs]
+    assert verdict.highest_loads(replace(made, stairs=stairs), "carpool") == {"plain": pytest.approx(0.9)}
+
+
+def test_a_low_rate_has_more_time():
+    slow = [replace(phase, rate=99.0) for phase in proof().phases["plain"]]
+    assert "first good, worst" not in verdict.figures(proof(phases={"plain": slow}))
+
+
+def test_forecasts_of_a_saturated_device_do_not_count():
+    saturated = [replace(proof().forecasts[0], utilization=0.95)]
+    assert "forecast, worst" not in verdict.figures(proof(forecasts=saturated))
+
+
+def test_a_part_has_only_its_own_figures():
+    made = proof(contenders=proof().contenders[:1], stairs=proof().stairs[:2], hours=[], forecasts=[], rollbacks=[])
+    assert set(verdict.figures(made)) == {
+        "highest load, worst",
+        "highest load, median",
+        "extra misses, worst",
+        "first good, worst",
+        "load rises, worst",
+        "overload, worst",
+        "flips, worst",
+    }
+
+
+def bounds(tmp_path, **changes):
+    path = tmp_path / "limits.json"
+    limit = {"name": "extra misses, worst", "value": 0.01, "unit": "x", "direction": "at most", "why": "It may not."}
+    path.write_text(json.dumps([limit | changes]))
+    return path
+
+
+def test_a_limit_that_is_missed_is_told(tmp_path):
+    assert verdict.missed(proof(), bounds(tmp_path)) == []
+    (line,) = verdict.missed(proof(), bounds(tmp_path, value=0.001))
+    assert line == "extra misses, worst: 0.002, at most 0.001 x. It may not."
+
+
+def test_a_goal_that_is_missed_falls_short_of_it_without_failing(tmp_path):
+    path, reasons = bounds(tmp_path, value=0.01, goal=0.001), tmp_path / "reasons.json"
+    reasons.write_text("{}")
+    assert verdict.missed(proof(), path) == []
+    (found,) = verdict.shortfalls(proof(), path, reasons)
+    assert (found.scenario, found.measure, found.value, found.reason) == ("plain", "extra misses", 0.002, None)
+
+
+def test_a_reason_is_found_by_scenario_and_measure(tmp_path):
+    path, reasons = bounds(tmp_path, value=0.001), tmp_path / "reasons.json"
+    reasons.write_text(json.dumps({"plain": {"extra misses": "the cold start", "saving": "another"}}))
+    (found,) = verdict.shortfalls(proof(), path, reasons)
+    assert found.reason == "the cold start"
+
+
+def test_reasons_that_were_reviewed_are_of_scenarios_and_measures_that_there_are():
+    known = {path.stem for path in (verdict.HERE.parent / "scenarios").glob("*.json")}
+    for scenario, reasons in json.loads(verdict.REASONS.read_text()).items():
+        assert scenario in known
+        assert set(reasons) <= set(verdict.MEASURES)
+
+
+def test_a_phase_that_never_became_good_is_the_worst():
+    lines = [timeline("carpool", 0.0, Recovery(None, 1, 0), Recovery(1.0, 1, 0))]
+    assert figure("first good, worst", timelines=lines) == inf
