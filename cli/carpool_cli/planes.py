@@ -131,7 +131,7 @@ MARKS = {"now": ("(", ")"), "as given": ("<", ">"), "recommended": ("[", "]")}
 LEGEND = "(now) <as given> [recommended]  ! infeasible  ~ holds now, not at 1.25x the load  ? t(b) not measured there"
 
 
-def tables(shown: Plane, marked: dict[str, Parameters]) -> Iterable[Table]:
+def drawn(shown: Plane, marked: dict[str, Parameters]) -> Iterable[Text | Table]:
     """Draw a plane for a terminal: one table of the percentile, one of device time; a row for each size."""
     marks = {place: name for name, each in marked.items() if (place := shown.place(each)) is not None}
     flights = f"{shown.max_in_flight} in flight"
@@ -139,7 +139,8 @@ def tables(shown: Plane, marked: dict[str, Parameters]) -> Iterable[Table]:
         (f"{shown.percentile}, ms; {flights}", "latency"),
         (f"device time a request, ms; {flights}", "device_time"),
     ):
-        table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1), pad_edge=False)
+        yield Text(title, "bold")
+        table = Table(box=None, padding=(0, 1), pad_edge=False)
         table.add_column("rows", justify="right", no_wrap=True)
         for wait in shown.waits:
             table.add_column(f"{number(wait * 1e3)}ms", justify="right", no_wrap=True)

@@ -9,7 +9,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
-from matplotlib.colors import LogNorm, to_hex, to_rgba
+from matplotlib.colors import LogNorm, to_rgba
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
@@ -134,11 +134,12 @@ def _panel(axes: Axes, drawn: Plane, figure_of: str, scale: LogNorm) -> None:
             )
             # Relative luminance, as WCAG weighs it, without its gamma: enough to choose black or white.
             light: float = 0.2126 * color[0] + 0.7152 * color[1] + 0.0722 * color[2]
-            text = axes.text(column, row, milliseconds(seconds), ha="center", va="center", fontsize=7.5,
-                             color=INK if light > 0.45 else "white")  # fmt: skip
-            if hatch:
-                back = to_hex(color)
-                text.set_path_effects([withStroke(linewidth=2.5, foreground=back)])
+            axes.text(
+                column, row, milliseconds(seconds), ha="center", va="center", fontsize=7.5,
+                color=INK if light > 0.45 else "white",
+                # Off the hatching.
+                bbox={"facecolor": color, "edgecolor": "none", "pad": 0.8} if hatch else None,
+            )  # fmt: skip
     axes.set_xlim(-0.5, len(drawn.waits) - 0.5)
     axes.set_ylim(-0.5, len(drawn.sizes) - 0.5)
     axes.set_xticks(range(len(drawn.waits)), [number(wait * 1e3) for wait in drawn.waits])

@@ -138,7 +138,8 @@ class Replay(Assessor):
 
     def __init__(self, situation: Situation, times: Sequence[float], rows: Sequence[int] | None, rate: float) -> None:
         super().__init__(situation)
-        self._played = [time * rate / situation.process.rate for time in times]
+        factor = rate / situation.process.rate
+        self._played = [time * factor for time in times]
         self._played_ahead = [time / HEADROOM for time in self._played]
         self._played_rows = rows
         self._gloomy = situation.service.pessimistic()

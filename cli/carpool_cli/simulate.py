@@ -94,7 +94,7 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
     "how",
     type=click.Choice([each.value for each in How]),
     help="How to play them: as they came, over and over, or a process like them, the latter two for --for.  "
-    "[default: once; with --tune or --compare repeated]",
+    "[default: once; with --tune, --compare or --for repeated]",
 )
 @click.option("--tune", is_flag=True, help="Put the tuner in the loop; it starts from the three above.")
 @click.option("--compare", is_flag=True, help="Set side by side: no batching, zero-wait, by hand, the best, the tuner.")
@@ -171,7 +171,7 @@ def command(
             tune=tune,
             compare=compare,
             factor=factor,
-            how=None if how is None else How(how),
+            how=_how(how, lasts=tune or compare or _typed(context, "seconds")),
             seconds=seconds,
             seed=seed,
         )
@@ -245,6 +245,17 @@ def command(
     show(found, policy.slo.due)
 
 
+def _how(how: str | None, *, lasts: bool) -> How:
+    """Return how arrivals are played: what has to last plays them over and over."""
+    if how is None:
+        return How.REPEATED if lasts else How.ONCE
+    return How(how)
+
+
+def _typed(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
 def _check(context: click.Context, path: Path | None, admin: Address | None, plot: Path | None) -> None:
     """Refuse what does not go together.
 
@@ -253,7 +264,7 @@ def _check(context: click.Context, path: Path | None, admin: Address | None, plo
     typed = {
         parameter.name: parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name and context.get_parameter_source(parameter.name) is not ParameterSource.DEFAULT
+        if parameter.name and _typed(context, parameter.name)
     }
     if (path is None) == (admin is None):
         raise click.UsageError("name --profile or --from-running, one of the two")
@@ -266,5 +277,7 @@ def _check(context: click.Context, path: Path | None, admin: Address | None, plo
             if name in typed:
                 faster = ": --load 1.25 plays it faster" if name == "rate" else ""
                 raise click.UsageError(f"{typed[name]} does not go with --from-running, which brings its own{faster}")
+        if "seconds" in typed and context.params["how"] == How.ONCE:
+            raise click.UsageError("--for goes with --arrivals repeated or fitted")
     if plot is not None and plot.suffix not in PICTURES:
         raise click.UsageError(f"--plot {plot}: end it with {', '.join(PICTURES)}")

@@ -54,7 +54,7 @@ class Asked(NamedTuple):
     compare: bool
     factor: float
     """How much faster the arrivals come than they did."""
-    how: How | None
+    how: How
     seconds: float
     seed: int
 
@@ -115,7 +115,7 @@ def run(client: AdminClient, model: str | None, asked: Asked, plot: Path | None,
         found = _promising(found, asked.slo)
     played = load(
         found.arrivals,
-        asked.how or (How.REPEATED if asked.tune or asked.compare else How.ONCE),
+        asked.how,
         factor=asked.factor,
         seconds=asked.seconds,
         seed=asked.seed,
@@ -342,8 +342,7 @@ def _tell(found: Running, answer: WhatIf) -> None:
     click.echo(f"- highest load that any configuration holds: {number(best.highest_load)} requests/s{beyond}\n")
     console = Console(width=max(Console().width, 110), highlight=False)
     marked = _marked(answer)
-    for drawn in planes.tables(answer.planes[-1], marked):
-        console.print(drawn)
+    console.print(*planes.drawn(answer.planes[-1], marked), sep="\n")
     click.echo(planes.LEGEND)
     for name, parameters in marked.items():
         if answer.planes[-1].place(parameters) is None:

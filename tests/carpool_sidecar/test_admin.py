@@ -7,6 +7,8 @@ import time
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from carpool import report
+
 
 @pytest.fixture
 def private_key():
@@ -26,6 +28,21 @@ async def test_stats_tell_what_was_counted_and_what_each_lane_does(world):
     assert stats["models"][0]["axis"] == "the policy says axis First"
     assert stats["alone"] == [{"model": "m", "reason": "encoded", "requests": 1}]
     assert (await admin.get(b"/v1/stats")).json["lanes"]["m"]["arrivals"] == []
+
+
+async def test_the_last_arrivals_come_with_their_rows_as_many_as_are_asked_for(world):
+    sidecar, client = await world.start()
+    admin = world.client(sidecar.admin_address)
+    for rows in (1, 3, 2):
+        await client.predict(b",".join([b"1"] * rows))
+    decoded = report.decode((await admin.get(b"/v1/stats?arrivals=4096")).body)
+    times = [time for time, _ in decoded.lanes["m"].arrivals]
+    assert [rows for _, rows in decoded.lanes["m"].arrivals] == [1, 3, 2]
+    assert times == sorted(times)
+    assert times[-1] <= decoded.stats.at
+    last = report.decode((await admin.get(b"/v1/stats?arrivals=2")).body)
+    assert [rows for _, rows in last.lanes["m"].arrivals] == [3, 2]
+    assert report.decode((await admin.get(b"/v1/stats?arrivals=no")).body).lanes["m"].arrivals == []
 
 
 async def test_config_tells_what_is_in_force_and_what_is_wrong(world, tmp_path):
@@ -70,7 +87,7 @@ async def test_with_a_key_all_but_probes_and_metrics_need_it(world):
     admin = world.client(sidecar.admin_address)
     for path in (b"/livez", b"/readyz", b"/startupz", b"/metrics"):
         assert (await admin.get(path)).status == 200
-    for path in (b"/v1/stats", b"/v1/config", b"/v1/explain", b"/drain"):
+    for path in (b"/v1/stats", b"/v1/stats?arrivals=9", b"/v1/config", b"/v1/explain", b"/drain"):
         assert (await admin.get(path)).status == 401
         assert (await admin.get(path, [(b"Authorization", b"Bearer wrong")])).status == 401
     for path in (b"/v1/stats", b"/v1/config", b"/v1/explain"):
