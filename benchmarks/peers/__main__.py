@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -176,6 +177,8 @@ def main(arguments: list[str]) -> int:
     names = list(ENGINES) if told.all else told.engine
     if not names:
         parser().error(f"name an engine, of {', '.join(ENGINES)}, or say --all")
+    # As by Ctrl-C: whatever was started is ended on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     code = 0
     for name in names:
         peer = Campaign(ENGINES[name], told).run()

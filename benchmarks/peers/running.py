@@ -62,7 +62,8 @@ class Running:
             **dict(engine.env),
             "CARPOOL_PEER": msgspec.json.encode(told).decode(),
             "CARPOOL_PEER_FOLDER": str(folder),
-            "PYTHONPATH": str(SERVERS),
+            # Ours stays: it may name the tree that Carpool is measured in.
+            "PYTHONPATH": os.pathsep.join([str(SERVERS), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PATH": f"{binaries}:{os.environ['PATH']}",
         }
         self._started: list[subprocess.Popen[bytes]] = []
@@ -74,13 +75,11 @@ class Running:
                         start_new_session=True,
                     )
                 )  # fmt: skip
-        deadline = time.monotonic() + PATIENCE
-        while not self.serves():
-            if any(each.poll() is not None for each in self._started) or time.monotonic() > deadline:
-                words = self._log.read_text("utf-8", "replace").strip()[-1500:]
-                self.stop()
-                raise NotStarted(words)
-            time.sleep(0.2)
+        try:
+            self._await()
+        except BaseException:
+            self.stop()
+            raise
 
     def serves(self) -> bool:
         """Say whether a row comes back."""
@@ -151,6 +150,13 @@ class Running:
         for each in self._started:
             each.wait()
         self._folder.cleanup()
+
+    def _await(self) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not self.serves():
+            if any(each.poll() is not None for each in self._started) or time.monotonic() > deadline:
+                raise NotStarted(self._log.read_text("utf-8", "replace").strip()[-1500:])
+            time.sleep(0.2)
 
     def __enter__(self) -> Self:
         return self
