@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.policy import format_seconds
-from carpool_operator.annotations import ASKED, CONTAINER, FORBIDDEN, INJECT, PROPAGATED, SLO_PREFIX
+from carpool_operator.annotations import ASKED, CONTAINER, FORBIDDEN, INJECT, PROPAGATED, SLO_PREFIX, STATUS
 from carpool_operator.api import (
     ANNOTATION_INVALID,
     DEFECTS,
@@ -45,8 +45,9 @@ class Finding(NamedTuple):
 
 
 def asks(workload: Workload) -> bool:
-    """Whether a workload's pods are to have sidecars."""
-    return workload.template_annotations.get(INJECT) in {ASKED, PROPAGATED}
+    """Whether a workload's pods are to have sidecars: by the webhook, or as ``carpool inject`` wrote the template."""
+    written = workload.template_annotations
+    return written.get(INJECT) in {ASKED, PROPAGATED} or STATUS in written
 
 
 def accepted(policy: Policy, targets: Sequence[Target], view: View) -> Finding:

@@ -84,6 +84,15 @@ def test_a_workload_without_sidecars_gets_no_document_and_the_command():
     assert world.condition("Ready")["reason"] == "NotInjected"
 
 
+def test_sidecars_that_stand_in_the_template_are_asked_for():
+    """As ``carpool inject`` writes them, with the pods' own annotation, for manifests in git."""
+    world = World(pods=2)
+    world.workload = replace(workload_of(inject=None), template_annotations={"carpool.dev/status": "{}"})
+    settle(world)
+    assert world.condition("Programmed")["reason"] == "Programmed"
+    assert world.condition("Ready")["status"] == "True"
+
+
 def test_un_annotating_says_so_and_keeps_quiet():
     world = World(pods=2)
     world.run(600, 10)
