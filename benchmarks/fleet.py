@@ -47,8 +47,8 @@ EPOCH = 1_790_000_000.0
 LOADS = (20.0, 100.0, 200.0, 400.0, 700.0, 1000.0, 1300.0, 1500.0)
 """Requests per second of a pod; the device saturates at 1,700."""
 
-SETTLED = 20
-"""Passes until every fleet has gone where it goes; then the steady ones are measured."""
+SETTLED = 60
+"""Passes until every fleet has gone where it goes, the quietest last; then the steady ones are measured."""
 
 STEADY = 5
 
@@ -152,7 +152,7 @@ class Fleets:
         return took
 
     def _report(self, number: int, pod: Pod, change: Change | None) -> Report:
-        stats = Stats(self._now, models={"resnet": self._counted(number)})
+        stats = Stats(self._now, models={"resnet": self.counted(number, self._passes)})
         generation = 0 if change is None else change.generation
         return Report(
             stats=stats,
@@ -172,10 +172,10 @@ class Fleets:
             stalls=Stalls(0, 0.0),
         )
 
-    def _counted(self, number: int) -> ModelStats:
-        """Add the intervals so far up: each profile's in turn, the same again when they are over."""
+    def counted(self, number: int, passes: int) -> ModelStats:
+        """Add the intervals of so many passes up: each profile's in turn, the same again when they are over."""
         intervals = self._profiles[number % len(self._profiles)]
-        rounds, rest = divmod(self._passes, len(intervals))
+        rounds, rest = divmod(passes, len(intervals))
         times = [rounds + (index < rest) for index in range(len(intervals))]
         total = ModelStats(durations=[0] * len(intervals[0].durations))
         cells: dict[tuple[int, ...], list[float]] = {}
