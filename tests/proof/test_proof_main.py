@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+from proof import __main__ as command
+from proof import report, verdict
+from tiny import proof
+
+
+class Run:
+    """Stands for hours of work: what came of it is known."""
+
+    came_of_it = proof()
+    interrupted = False
+
+    def __init__(self, scenarios, contenders, seed, jobs):
+        self.asked = scenarios, contenders, seed, jobs
+
+    def play(self):
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+    def proof(self, measured, line, seconds, left_out):
+        return self.came_of_it
+
+
+@pytest.fixture
+def main(tmp_path, monkeypatch):
+    """The command, with results, page and limits in a folder of the test."""
+    monkeypatch.setattr(command, "Run", Run)
+    for name, path in (("RESULTS", tmp_path), ("IMAGES", tmp_path), ("PAGE", tmp_path / "proof.md")):
+        monkeypatch.setattr(report, name, path)
+    reached, missed = tmp_path / "limits.json", tmp_path / "limits_quick.json"
+    limit = '[{"name": "saving, worst", "value": %s, "unit": "x", "direction": "at least", "why": "why"}]'
+    reached.write_text(limit % 0.7)
+    missed.write_text(limit % 0.8)
+    monkeypatch.setattr(verdict, "LIMITS", reached)
+    monkeypatch.setattr(verdict, "QUICK_LIMITS", missed)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["proof", *arguments])
+        return command.main()
+
+    return run
+
+
+def test_limits_that_are_kept_are_no_failure(main, tmp_path):
+    assert main() == 0
+    assert not (tmp_path / "proof.json").exists()
+
+
+def test_a_limit_that_is_missed_is_one(main, capsys):
+    assert main("--quick") == 1
+    assert "*** BEYOND ITS LIMIT saving, worst: 0.75, at least 0.8 x. why ***" in capsys.readouterr().out
+
+
+def test_a_part_is_not_judged(main, tmp_path):
+    (tmp_path / "limits.json").write_text((tmp_path / "limits_quick.json").read_text())
+    assert main() == 1
+    assert main("--scenario", "synthetic-1-executor") == 0
+
+
+def test_results_are_kept_with_the_page(main, tmp_path):
+    assert main("--write") == 0
+    assert (tmp_path / "proof.json").exists()
+    assert "| saving" not in (tmp_path / "proof.md").read_text()
+    assert main("--check-report") == 0
+
+
+def test_another_seed_has_a_file_of_its_own(main, tmp_path):
+    assert main("--write", "--seed", "7") == 0
+    assert (tmp_path / "proof-seed-7.json").exists()
+    assert not (tmp_path / "proof.json").exists()
+
+
+def test_who_interrupts_finds_nothing_half_written(main, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Run, "interrupted", True)
+    before = sorted(tmp_path.iterdir())
+    assert main("--write") == 130
+    assert sorted(tmp_path.iterdir()) == before
+    assert "nothing was written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--scenario", "nope"], "no scenario 'nope': there are "),
+        (["--contender", "nope"], "invalid choice: 'nope'"),
+        (["--write", "--quick"], "--write keeps all of it"),
+    ],
+)
+def test_mistakes_are_named(main, capsys, arguments, words):
+    with pytest.raises(SystemExit):
+        main(*arguments)
+    assert words in capsys.readouterr().err
