@@ -18,7 +18,7 @@ from math import ceil, floor, sqrt
 from typing import TYPE_CHECKING
 
 from proof.rivals.fifo import Fifo, Verdict
-from proof.rivals.settings import Still, setting
+from proof.rivals.settings import Still, half_slo_batch, setting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,13 +35,13 @@ DELAY = 0.1
 """Share of the objective that a batch is held for: the paper's 2 ms for 20 ms (4.3.2)."""
 
 QUANTILE = 0.99
-WINDOW = 512
-"""Batches that a regression looks back on; longer than the paper needs to say for a load that stays."""
+WINDOW = 256
+"""Batches that the regression of a quantile looks back on; the paper does not say."""
 
 RECENT = 32
 """Samples of each size that a regression of sizes looks back on."""
 
-REFIT = 64
+REFIT = 32
 """Batches between two regressions."""
 
 ENOUGH = 5
@@ -63,7 +63,11 @@ Z_SCORE = 3.0
 class Size(ABC):
     """The largest batch that meets the latency objective, as far as is known by now."""
 
-    rows = 1
+    def __init__(self, objective: float, rows: int, largest: int) -> None:
+        """``objective``: seconds that a batch may take; ``rows`` to begin with and at most."""
+        self.rows = rows
+        self._objective = objective
+        self._largest = largest
 
     @abstractmethod
     def sample(self, rows: int, seconds: float) -> None:
@@ -72,11 +76,6 @@ class Size(ABC):
 
 class Aimd(Size):
     """One row more for each full batch within the objective, a tenth less for each one beyond it."""
-
-    def __init__(self, objective: float, largest: int) -> None:
-        """``objective``: seconds that a batch may take."""
-        self._objective = objective
-        self._largest = largest
 
     def sample(self, rows: int, seconds: float) -> None:
         """Grow or back off. What was not full says nothing of larger ones."""
@@ -89,21 +88,18 @@ class Aimd(Size):
 class Quantile(Size):
     """The largest size whose p99 is within the objective, the p99 being linear in the size."""
 
-    def __init__(self, objective: float, largest: int) -> None:
-        """``objective``: seconds that a batch may take."""
-        self._objective = objective
-        self._largest = largest
+    def __init__(self, objective: float, rows: int, largest: int) -> None:
+        super().__init__(objective, rows, largest)
         self._samples: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._fresh = 0
-        self._tried = 1
+        self._tried = rows
 
     def sample(self, rows: int, seconds: float) -> None:
         """Take it in; every so often draw the line, and go up to twice as far along it as was ever seen."""
         self._samples.append((rows, seconds))
         self._tried = max(self._tried, rows)
         self._fresh += 1
-        # At first each refit doubles what may be tried: they come fast.
-        if self._fresh < min(REFIT, 4 * self.rows):
+        if self._fresh < REFIT:
             return
         self._fresh = 0
         slope, fixed = quantile_line(self._samples, QUANTILE)
@@ -136,12 +132,17 @@ def quantile_line(
 
     low, high = 0.0, max(seconds) - min(seconds)
     ratio = (sqrt(5) - 1) / 2
-    for _ in range(30):  # 1.618 ** -30 of a range of seconds is below a microsecond
-        one, other = high - ratio * (high - low), low + ratio * (high - low)
-        if fit(one)[0] <= fit(other)[0]:
-            high = other
+    one, other = high - ratio * (high - low), low + ratio * (high - low)
+    (loss, _), (other_loss, _) = fit(one), fit(other)
+    for _ in range(25):  # 1.618 ** -25 of the range, below 1e-5 of it
+        if loss <= other_loss:
+            high, other, other_loss = other, one, loss
+            one = high - ratio * (high - low)
+            loss = fit(one)[0]
         else:
-            low = one
+            low, one, loss = one, other, other_loss
+            other = low + ratio * (high - low)
+            other_loss = fit(other)[0]
     slope = (low + high) / 2
     return slope, fit(slope)[1]
 
@@ -256,8 +257,8 @@ def size_line(samples: Mapping[int, Collection[float]]) -> tuple[float, float]:
     return slope, rows_middle - slope * middle
 
 
-def _papers(size: Callable[[float, int], Size], knowledge: Knowledge) -> Still:
-    largest = knowledge.limits.max_batch
+def _papers(size: Callable[[float, int, int], Size], knowledge: Knowledge) -> Still:
+    begin, largest = half_slo_batch(knowledge), knowledge.limits.max_batch
     chosen = setting(knowledge, largest, DELAY * knowledge.slo)
     return Still(
         chosen,
@@ -265,8 +266,9 @@ def _papers(size: Callable[[float, int], Size], knowledge: Knowledge) -> Still:
             slots=chosen.parameters.max_in_flight,
             max_batch=largest,
             slo=knowledge.slo,
-            # In its favour: half the SLO, since a request may have to wait for the batch before its own.
-            size=size(knowledge.slo / 2, largest),
+            # In its favour: half the SLO, since a request may have to wait for the batch before its own, and nothing
+            # to find out at first.
+            size=size(knowledge.slo / 2, begin, largest),
             delay=float(chosen.parameters.max_wait),
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from proof.rivals.fifo import Fifo, Verdict
-from proof.rivals.settings import Still, half_slo_batch, setting
+from proof.rivals.settings import Still, half_slo_batch, latencies, setting
 
 if TYPE_CHECKING:
     from random import Random
@@ -59,21 +59,21 @@ class AdaptiveShared(Fifo):
     once for each batch that is begun or ends.
 
     In its favour: as many threads as the file's comments advise, twice the best limit (as many batches as the device
-    computes at once); never fewer in flight than that, and begun there; the largest batch as Nexus would have it; as
-    many batches enqueued as there are threads, to bound the delay, where 10 is the default; of what later versions
-    added, ``batch_timeout_micros``, half the SLO, before which only full batches leave, but not that full ones leave on
-    any free thread, which under load would fill them all whatever the limit has learned.
+    computes at once); never fewer in flight than that, and begun there; the largest batch as Nexus would have it; no
+    more batches enqueued than can be served within the SLO, where 10 is the default; of what later versions added,
+    ``batch_timeout_micros``, half the SLO, before which only full batches leave, but not that full ones leave on any
+    free thread, which under load would fill them all whatever the limit has learned.
     """
 
-    def __init__(self, *, slots: tuple[int, int], max_batch: int, timeout: float, rng: Random) -> None:
-        """Start empty. ``slots``: fewest and most batches in flight; ``timeout`` in seconds."""
+    def __init__(self, *, slots: tuple[int, int], max_batch: int, enqueued: int, timeout: float, rng: Random) -> None:
+        """Start empty. ``slots``: fewest and most batches in flight; ``enqueued`` batches; ``timeout`` in seconds."""
         self._timeout = timeout
         self._rng = rng
         self.limit = InFlightLimit(*slots)
         self._sent = 0
         self._ended = 0
         self._drawn = (0, 0)
-        super().__init__(slots=slots[1], max_batch=max_batch, max_queued_rows=slots[1] * max_batch)
+        super().__init__(slots=slots[1], max_batch=max_batch, max_queued_rows=enqueued * max_batch)
 
     def decide(self, line: Line, now: float) -> Verdict:
         """Send a batch that is full or has timed out, where the limit allows one more."""
@@ -106,9 +106,11 @@ def contender(knowledge: Knowledge, rng: Random) -> Still:
     batch, fewest = half_slo_batch(knowledge), knowledge.executors
     most = min(2 * fewest, max(knowledge.limits.max_in_flight, fewest))
     chosen = setting(knowledge, batch, knowledge.slo / 2, in_flight=most)
+    takes = latencies(knowledge)[batch]
+    enqueued = max(1, int((knowledge.slo - takes) / takes * fewest))
     return Still(
         chosen,
         lambda: AdaptiveShared(
-            slots=(fewest, most), max_batch=batch, timeout=float(chosen.parameters.max_wait), rng=rng
+            slots=(fewest, most), max_batch=batch, enqueued=enqueued, timeout=float(chosen.parameters.max_wait), rng=rng
         ),
     )
