@@ -62,7 +62,7 @@ def stair(scenario: Scenario, capacity: float) -> Stair:
         elif load <= 0.9:
             settle = max(12.0, 600 / rate)
         else:
-            settle = max(4.0, 4000 / rate)
+            settle = max(4.0, 2500 / rate)
         low = load in LOW
         measured = max(8.0, MEASURED_LOW / rate) if low else max(3.0, MEASURED_HIGH / rate)
         settle, measured = _fair(scenario, settle, measured)

@@ -103,20 +103,19 @@ def refer(scenario: Scenario, seed: int) -> Reference:
     phases = courses.phases(scenario, capacity)
     course = timeline_course(phases)
     stair = courses.stair(scenario, capacity)
-    steps = _best_of(
-        [
-            [tally(outcome.summary(step.start, step.stop)) for step in stair.steps]
-            for outcome in _oracles(scenario, stair.course, seed)
-        ],
-        [step.load in courses.LOW for step in stair.steps],
-    )
-    seconds = [measures.seconds_of(outcome) for outcome in _oracles(scenario, course, seed)]
-    parts = [[_part(one, phase) for phase in phases] for one in seconds]
-    chosen = [
-        min(range(len(parts)), key=lambda number, index=index: add(parts[number][index]).misses)  # type: ignore[misc] # bound early
-        for index in range(len(phases))
+    climbed = [
+        [tally(outcome.summary(step.start, step.stop)) for step in stair.steps]
+        for outcome in _oracles(scenario, stair.course, seed)
     ]
-    best = [each for index, number in enumerate(chosen) for each in parts[number][index]]
+    steps = [
+        min((one[number] for one in climbed), key=_thriftiest if step.load in courses.LOW else _surest)
+        for number, step in enumerate(stair.steps)
+    ]
+    seconds = [measures.seconds_of(outcome) for outcome in _oracles(scenario, course, seed)]
+    best: list[Tally] = []
+    for phase in phases:
+        parts = [_part(one, phase) for one in seconds]
+        best += min(parts, key=lambda part: _thriftiest(add(part)))
     lazy = measures.seconds_of(play(scenario, CONTENDERS[LAZY].maker, course, seed).outcome)
     return Reference(
         about=About(
@@ -154,18 +153,13 @@ def _oracles(scenario: Scenario, course: Sequence[Stretch], seed: int) -> list[O
     return [play(scenario, maker, course, seed).outcome for maker in oracle.makers(scenario, course)[:RANKS]]
 
 
-def _best_of(played: list[list[Tally]], saves: Sequence[bool]) -> list[Tally]:
-    """Take of each step what was best: the least device time where that is compared, else the fewest misses."""
+def _thriftiest(each: Tally) -> tuple[float, float]:
+    """Order by device time those that miss few; behind them, and where nothing is saved, by misses."""
+    return (0, each.device_time) if each.misses <= TOLERATED else (1, each.misses)
 
-    def rank(each: Tally, by_time: bool) -> tuple[float, float]:
-        if by_time and each.misses <= TOLERATED:
-            return 0, each.device_time
-        return 1, each.misses
 
-    return [
-        min(column, key=lambda each, by_time=by_time: rank(each, by_time))  # type: ignore[misc] # bound early
-        for column, by_time in zip(zip(*played, strict=True), saves, strict=True)
-    ]
+def _surest(each: Tally) -> float:
+    return each.misses
 
 
 # ------------------------------------------------------------------------------------------------- every contender
@@ -213,7 +207,7 @@ def contend(scenario: Scenario, reference: Reference, name: str, seed: int) -> R
     return Rows(Stair(scenario.name, name, steps), timeline, forecasts)
 
 
-def _part(seconds: Sequence[Tally], phase: Phase) -> Sequence[Tally]:
+def _part(seconds: list[Tally], phase: Phase) -> list[Tally]:
     return seconds[int(phase.start) : int(phase.start + phase.seconds)]
 
 
