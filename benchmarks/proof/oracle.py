@@ -61,8 +61,8 @@ NEAR = 0.85
 SHEDS = 0.75
 """Share of the capacity from which shedding is tried too."""
 
-LOADS = (0.1, 0.2, 0.35, 0.5, 0.6, 0.8, 1.0)
-"""Shares of the capacity whose best points are kept; 1.0 stands for all from ``NEAR`` on."""
+LOADS = (0.1, 0.2, 0.35, 0.5, 0.6, 0.8, 1.0, 2.0)
+"""Shares of the capacity whose best points are kept."""
 
 FINER = (5, 10, 20, 28, 40, 52, 56)
 """Batch sizes beyond the tuner's own, where the batch recursion makes them cheap."""
@@ -83,10 +83,12 @@ class Effort(NamedTuple):
     """How many are measured again."""
     confirmed: int
     """Requests over which those are."""
+    promises: int
+    """Times the SLO that a load near the capacity is screened for, at least: a backlog that grows slowly shows late."""
 
 
-FAST = Effort(5000, 40, 20_000)
-SLOW = Effort(2000, 12, 8000)
+FAST = Effort(5000, 40, 20_000, 20)
+SLOW = Effort(2000, 12, 8000, 8)
 """By simulation."""
 
 FINALISTS = 3
@@ -349,15 +351,17 @@ def find_capacity(scenario: Scenario) -> float:
     times = bench.service.table(limits.max_batch)
     ideal = executors * max(size / times[size] for size in range(1, limits.max_batch + 1))
 
-    def over(rate: float, least: int, promises: float) -> int:
-        # A backlog that grows slowly shows in many times the promise only.
-        return max(least, round(promises * slo * rate))
+    def screened(rate: float) -> int:
+        return max(effort.screened, round(effort.promises * slo * rate))
+
+    def confirmed(rate: float) -> int:
+        return max(effort.confirmed, round(3 * effort.promises * slo * rate))
 
     # 1. Everybody, at loads that rise by 8 %, those that miss too many left behind.
     points = [*bench.points(), *bench.shedding()]
     held, left, rate = 0.0, points, 0.75 * ideal
     while True:
-        alive = [p for p in left if bench.measure(p, rate, over(rate, effort.screened, 20)).misses <= 1.2 * TOLERATED]
+        alive = [p for p in left if bench.measure(p, rate, screened(rate)).misses <= 1.2 * TOLERATED]
         if alive:
             held, left, rate = rate, alive, 1.08 * rate
         elif held:
@@ -367,14 +371,14 @@ def find_capacity(scenario: Scenario) -> float:
         else:
             raise ValueError(f"{scenario.name}: no load can be held")
     # 2. Those that came farthest, over more requests.
-    left.sort(key=lambda p: bench.measure(p, held, over(held, effort.screened, 20)).misses)
+    left.sort(key=lambda p: bench.measure(p, held, screened(held)).misses)
     finalists = left[: effort.survivors]
     if bench.exact:
         held = _edge(
             held,
-            lambda rate: min(bench.measure(p, rate, over(rate, effort.confirmed, 60)).misses for p in finalists),
+            lambda rate: min(bench.measure(p, rate, confirmed(rate)).misses for p in finalists),
         )
-        finalists.sort(key=lambda p: bench.measure(p, held, over(held, effort.confirmed, 60)).misses)
+        finalists.sort(key=lambda p: bench.measure(p, held, confirmed(held)).misses)
 
     # 3. The best of them, by the simulator.
     def simulated(rate: float) -> float:
@@ -469,6 +473,7 @@ def main() -> None:
         if (missing := scenario.missing()) is not None:
             print(f"{name}: left out: {missing}")
     playable = [scenario for scenario in scenarios.values() if scenario.missing() is None]
+    playable.sort(key=lambda scenario: not is_exact(scenario))  # the quick ones first
     with ProcessPoolExecutor(arguments.jobs) as pool:
         futures = [
             pool.submit(
