@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CACHE := $(HOME)/.cache/carpool
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster cluster check format docs crds bench converge proof proof-quick oracle soak fuzz clients triton clean
+.PHONY: help setup demo test test-cluster cluster check format docs crds bench converge proof proof-quick oracle peers soak fuzz clients triton clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -72,6 +72,9 @@ proof-quick: $(STAMP) ## The same for a few scenarios and rules, with limits of 
 
 oracle: $(STAMP) ## Search the whole grid again for what the proof compares with (an hour)
 	PYTHONPATH=benchmarks $(BIN)/python -m proof.oracle
+
+peers: $(STAMP) ## Real engines before the same model, Carpool among them (an hour); ENGINE=mosec for one
+	$(BIN)/python benchmarks/peers $(or $(ENGINE),--all)
 
 soak: $(STAMP) ## A million random steps through the Batcher
 	$(BIN)/python tests/carpool/soak.py --steps 1000000

@@ -21,6 +21,7 @@ from msgspec import NODEFAULT, Struct
 from carpool import policy
 from carpool.policy import Duration, Quantity
 from carpool.schema import attribute_texts, one_line
+from carpool_cli import peers_page
 from carpool_cli.device_profile import load
 from carpool_cli.kubectl.main import main as plugin
 from carpool_cli.main import main as group
@@ -290,6 +291,12 @@ def benchmarks() -> str:
     return "\n".join(lines) + "\n"
 
 
+def peers() -> str:
+    """Return what real engines did with the same model and load, from the data files that the runs wrote."""
+    found = sorted((ROOT / "benchmarks" / "results" / "peers").glob("*.json"))
+    return peers_page.page([_read(path) for path in found], GENERATED)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "api.md": api,
     "benchmarks.md": benchmarks,
@@ -298,6 +305,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "injection.md": injection,
     "policy.md": resource,
     "metrics.md": lambda: metrics.reference() + operator_metrics.reference(),
+    "peers.md": peers,
 }
 
 

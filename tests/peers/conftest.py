@@ -1,0 +1,9 @@
+"""What is tested here lies in benchmarks/, which is no package of the project's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "peers" / "servers")]
