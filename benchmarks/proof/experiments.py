@@ -115,7 +115,8 @@ def refer(scenario: Scenario, seed: int) -> Reference:
     best: list[Tally] = []
     for phase in phases:
         parts = [_part(one, phase) for one in seconds]
-        best += min(parts, key=lambda part: _thriftiest(add(part)))
+        chosen = min(parts, key=lambda part: _thriftiest(add(part)))
+        best += chosen
     lazy = measures.seconds_of(play(scenario, CONTENDERS[LAZY].maker, course, seed).outcome)
     return Reference(
         about=About(
