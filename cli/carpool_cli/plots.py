@@ -12,7 +12,6 @@ import matplotlib.pyplot as plt
 from matplotlib.colors import LogNorm, to_rgba
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.patheffects import withStroke
 
 from carpool_cli.figures import number
 from carpool_cli.planes import milliseconds
@@ -55,13 +54,14 @@ def service_time(path: Path, title: str, timings: Sequence[Timing], inflection: 
 
 
 INK, GREY, RED = "#222222", "#d9d9d9", "#b8321a"
-BARE: dict[str, Any] = {"linestyle": "none", "color": "none", "markeredgecolor": RED}
+BARE: dict[str, Any] = {"clip_on": False, "linestyle": "none", "color": "none", "markeredgecolor": RED}
 MARKERS: dict[str, dict[str, Any]] = {
-    "now": {"marker": "o", "markersize": 27, "markeredgewidth": 2.2},
-    "as given": {"marker": "D", "markersize": 25, "markeredgewidth": 2.2},
-    "recommended": {"marker": "s", "markersize": 23, "markeredgewidth": 2.2},
+    "now": {"marker": "o", "markersize": 33, "markeredgewidth": 2.2},
+    "as given": {"marker": "D", "markersize": 27, "markeredgewidth": 2.2},
+    "recommended": {"marker": "s", "markersize": 22, "markeredgewidth": 2.2},
 }
-"""Around a cell, so that its figure can still be read: told apart by their shapes."""
+"""Around a cell, so that its figure can still be read: told apart by their shapes, also where they coincide."""
+HALO: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 5.0}
 
 
 def what_if(path: Path, title: str, planes: Sequence[Plane], marked: Mapping[str, Parameters], slo: float) -> None:
@@ -70,7 +70,6 @@ def what_if(path: Path, title: str, planes: Sequence[Plane], marked: Mapping[str
     Colours are of what holds the SLO only, on scales that stay apart without hue (cividis); what is infeasible is grey
     and hatched. ``slo`` in seconds.
     """
-    halo = withStroke(linewidth=5, foreground="white")
     wide, high = 1.6 + 0.56 * len(planes[0].waits), 1.5 + 0.36 * len(planes[0].sizes)
     # Names that a model may have are no formulas.
     with plt.rc_context({"font.size": 9, "hatch.color": "#9a9a9a", "hatch.linewidth": 0.6, "text.parse_math": False}):
@@ -90,10 +89,12 @@ def what_if(path: Path, title: str, planes: Sequence[Plane], marked: Mapping[str
             scale = LogNorm(least, max(top or max(holding, default=least), 1.001 * least))
             for axes, drawn in zip(panels[:, column], planes, strict=True):
                 _panel(axes, drawn, figure_of, scale)
-                axes.set_title(f"{words}, ms; {drawn.max_in_flight} in flight", loc="left")
-                for name, parameters in marked.items():
-                    if (place := drawn.place(parameters)) is not None:
-                        axes.plot(place[1], place[0], **BARE, **MARKERS[name], path_effects=[halo])
+                axes.set_title(f"{words}, ms; {drawn.max_in_flight} in flight; bright is better", loc="left")
+                places = [(MARKERS[name], drawn.place(parameters)) for name, parameters in marked.items()]
+                for over in (HALO, {}):
+                    for marker, place in places:
+                        if place is not None:
+                            axes.plot(place[1], place[0], **(BARE | marker | over))
         handles: list[Artist] = [
             Line2D([], [], **BARE, **MARKERS[name] | {"markersize": 9}, label=f"{name}: {parameters.describe()}")
             for name, parameters in marked.items()
@@ -135,7 +136,7 @@ def _panel(axes: Axes, drawn: Plane, figure_of: str, scale: LogNorm) -> None:
             # Relative luminance, as WCAG weighs it, without its gamma: enough to choose black or white.
             light: float = 0.2126 * color[0] + 0.7152 * color[1] + 0.0722 * color[2]
             axes.text(
-                column, row, milliseconds(seconds), ha="center", va="center", fontsize=7.5,
+                column, row, milliseconds(seconds), ha="center", va="center", fontsize=8,
                 color=INK if light > 0.45 else "white",
                 # Off the hatching.
                 bbox={"facecolor": color, "edgecolor": "none", "pad": 0.8} if hatch else None,

@@ -14,7 +14,7 @@ from carpool_cli.figures import duration, number
 if TYPE_CHECKING:
     from carpool.latency import ServiceTime
     from carpool.policy import BatchingPolicy, Limits, Parameters
-    from carpool.report import Lane, Report
+    from carpool.report import Lane, Report, Stalls
     from carpool_cli.admin_client import AdminClient, Explained
 
 LONG_AGO = 30.0
@@ -42,6 +42,8 @@ class Running(NamedTuple):
     p50: float | None
     p99: float | None
     """Of all answers since the sidecar began, in seconds, to 19 %."""
+    stalls: Stalls
+    """Pauses of its host."""
     decision: Explained | None
     """The last one."""
     notes: list[str]
@@ -95,6 +97,7 @@ def read(client: AdminClient, model: str | None) -> Running:
         arrivals=lane.arrivals,
         p50=stats.quantile(0.5),
         p99=stats.quantile(0.99),
+        stalls=report.stalls,
         decision=decisions[-1] if decisions else None,
         notes=[*notes, *_notes(report, name, service)],
     )

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 SHORT = 30.0
 """Seconds of arrivals below which it is said what that means: the tuner itself measures a steady load for so long."""
 
+UNLIKE = 1.25
+"""Factor between forecast and observation from which it is said: the sidecar's histogram is good for 19 %."""
+
 QUARTERS = 4
 """Parts of a recording whose percentiles are set side by side, from ``ENOUGH`` arrivals each."""
 ENOUGH = 100
@@ -200,7 +203,12 @@ def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], ob
         stays=not is_better(assessor.assess(best.parameters), assessor.assess(found.parameters, KEPT), WORTH),
         results=results,
         planes=drawn,
-        notes=[*found.notes, *_trust(played, situation, found.parameters, percentile, quantile), *_reach(drawn[0])],
+        notes=[
+            *found.notes,
+            *(_observed(found, results[0].p99) if asked.factor == 1 else ()),
+            *_trust(played, situation, found.parameters, percentile, quantile),
+            *_reach(drawn[0]),
+        ],
     )
 
 
@@ -245,6 +253,16 @@ def _sheds(found: Running, assessor: Assessor, parameters: Parameters) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------- trust
+
+
+def _observed(found: Running, forecast: float) -> Iterator[str]:
+    """Say so where answers really took longer than ``forecast`` seconds, the p99 of what is in force."""
+    if found.p99 is not None and found.p99 > UNLIKE * forecast:
+        paused = f" ({found.stalls.count}, {duration(found.stalls.seconds)} in all)" if found.stalls.count else ""
+        yield (
+            f"since it began the p99 has been {duration(found.p99)}, where {duration(forecast)} is forecast for what "
+            f"is in force: pauses of the host{paused}, another load or other parameters before are not in the forecast"
+        )
 
 
 def _trust(played: Load, situation: Situation, current: Parameters, percentile: str, quantile: float) -> Iterator[str]:

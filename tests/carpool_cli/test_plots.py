@@ -49,7 +49,7 @@ def test_a_plane_shows_figures_configurations_and_what_is_infeasible(drawn):
 
 def test_a_second_number_in_flight_is_a_second_row_with_the_same_colours(drawn):
     text = drawn(plane(), plane(slots=2))
-    assert text.count("p99, ms; 1 in flight") == text.count("p99, ms; 2 in flight") == 1
+    assert text.count("p99, ms; 1 in flight;") == text.count("p99, ms; 2 in flight;") == 1
     assert text.count(">12.3<") == 8
 
 

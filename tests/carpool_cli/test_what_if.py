@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from carpool.arrivals import Poisson, first
 from carpool.latency import ServiceTime
 from carpool.policy import Admission, BatchingPolicy, Duration, DurationRange, Parameters, ShedAt, for_p99
+from carpool.report import Stalls
 from carpool.tuning import Situation, choose
 from carpool_cli.recommending import recommend
 from carpool_cli.replaying import How, load
@@ -48,6 +49,7 @@ def behind(rate=800.0, count=4096, policy: BatchingPolicy | None = None, **chang
         arrivals=[(7.0 + time, 1) for time in first(Poisson(rate), count, Random(3))],
         p50=0.01,
         p99=0.03,
+        stalls=Stalls(0, 0.0),
         decision=None,
         notes=["seen there"],
     )
@@ -187,9 +189,17 @@ def test_what_the_figures_stand_on_is_said(how, rate, count, says):
 
 def test_a_long_recording_of_a_known_device_is_in_no_doubt():
     known = replace(ServiceTime.measured({1: 0.0055, 64: 0.037}), largest_in_flight=2)
-    notes = found_of(behind(rate=100.0, service=known)).notes
+    notes = found_of(behind(rate=100.0, service=known, p99=None)).notes
     assert notes[0] == "seen there"
     assert [note[:26] for note in notes[1:]] == ["by quarters of the recordin"[:26]]
+
+
+def test_what_was_slower_than_forecast_is_said_at_the_same_load_alone():
+    slower = behind(p99=0.2, stalls=Stalls(3, 0.9))
+    (said,) = [note for note in found_of(slower).notes if note.startswith("since it began the p99 has been 200ms")]
+    assert "pauses of the host (3, 900ms in all), another load" in said
+    assert not any("since it began" in note for note in found_of(slower, factor=1.25).notes)
+    assert not any("since it began" in note for note in found_of(behind()).notes)
 
 
 def test_another_promise_moves_the_bounds_or_says_what_is_in_its_way():
