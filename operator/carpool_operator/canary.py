@@ -25,7 +25,11 @@ COMPANY = 50
 """Requests of the others below which there is nobody to compare with."""
 
 LONGEST = 120.0
-"""Seconds after which a trial ends in any case."""
+"""Seconds after which a trial ends in any case but one: ``LOOKS``."""
+
+LOOKS = 3
+"""Times that canaries nobody heard of are looked at before they are called back, however long that takes. An operator
+with too much to do comes by once a minute; the first look finds the change just made, the second one counts."""
 
 
 class Verdict(StrEnum):
@@ -109,6 +113,7 @@ class Trial:
         self._compared = Comparison()
         self.heard = False
         """Whether anything was counted on a canary that runs what it is to try."""
+        self._looks = 0
 
     def replace_pods(self, pods: Iterable[str]) -> None:
         """Go on with others: those that tried are gone, and what they saw is not known of these."""
@@ -117,6 +122,7 @@ class Trial:
 
     def observe(self, canaries: Answers | None, others: Answers | None) -> None:
         """Add what was counted on pods that ran what they should from end to end; ``None``: no such pods."""
+        self._looks += 1
         if canaries is not None:
             self.heard = True
             self._own.observe(*canaries)
@@ -136,10 +142,10 @@ class Trial:
                 return Verdict.RETURN, f"{counted}, but the other pods miss as many: something else is the matter"
         elif own.requests >= self._min_requests and own.kept:
             return Verdict.PROMOTE, counted
-        if now - self.since < LONGEST:
+        if now - self.since < LONGEST or (not self.heard and self._looks < LOOKS):
             return Verdict.CONTINUE, ""
         if not self.heard:
-            return Verdict.RETURN, f"no canary was seen to run them in {LONGEST:.0f} s"
+            return Verdict.RETURN, f"no canary was seen to run them in {now - self.since:.0f} s"
         if own.misses <= (1 - self._quantile) * own.requests:
             # At little traffic nothing is ever proven, and little can go wrong: the forecast decides, and the
             # sidecars' own test watches on.

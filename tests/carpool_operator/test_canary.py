@@ -8,7 +8,7 @@ from fleets import pod_of
 from carpool.policy import Parameters
 from carpool.tuner import Decision
 from carpool.tuning import Reason
-from carpool_operator.canary import LONGEST, RETRY, Answers, Comparison, Patience, Trial, Verdict, choose
+from carpool_operator.canary import LONGEST, LOOKS, RETRY, Answers, Comparison, Patience, Trial, Verdict, choose
 
 NEXT = Parameters(max_batch=64)
 
@@ -95,9 +95,21 @@ def test_without_others_to_compare_with_the_slo_alone_decides():
 
 def test_canaries_that_never_run_it_prove_nothing():
     one = trial()
-    one.observe(None, Answers(100, 0))
+    for _ in range(LOOKS):
+        one.observe(None, Answers(100, 0))
     assert one.verdict(LONGEST - 1)[0] is Verdict.CONTINUE
     assert one.verdict(LONGEST)[0] is Verdict.RETURN
+
+
+def test_an_operator_that_seldom_looks_does_not_take_that_for_silence():
+    one = trial()
+    for _ in range(LOOKS - 1):
+        one.observe(None, Answers(100, 0))
+        assert one.verdict(2 * LONGEST)[0] is Verdict.CONTINUE
+    one.observe(None, Answers(100, 0))
+    verdict, message = one.verdict(3 * LONGEST)
+    assert verdict is Verdict.RETURN
+    assert "360 s" in message
 
 
 def test_the_comparison_is_of_rates_not_of_counts():
