@@ -102,7 +102,7 @@ def machine() -> Machine:
 def commit() -> str:
     """Return the commit, marked where the code that was measured differs from it."""
     head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True)
-    sources = ["core", "sidecar", "cli", "benchmarks/*.py"]
+    sources = ["core", "sidecar", "cli", "operator", "benchmarks/*.py"]
     changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", *sources], check=False).returncode
     return head.stdout.strip() + (" with changes" if changed else "")
 
