@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,13 +30,13 @@ def pytest_runtest_protocol():
     """Run each test of this folder, with its fixtures, in the cluster's network; tests elsewhere see nothing of it."""
     with network_restored():
         if _running:
-            _running[0].enter()
+            _running[-1].enter()
         return (yield)
 
 
-@pytest.fixture(scope="session")
-def cluster():
-    """A running cluster (see Cluster); this test and all after it in this folder run in its network."""
+@contextmanager
+def _started():
+    """Start a cluster; the test that asks for it, and those after it as long as it is there, run in its network."""
     one = Cluster()
     try:
         one.start()
@@ -44,11 +44,26 @@ def cluster():
         _running.append(one)
         yield one
     finally:
-        _running.clear()
+        if one in _running:
+            _running.remove(one)
         one.stop()
 
 
 @pytest.fixture(scope="session")
+def cluster():
+    """A running cluster (see Cluster); this test and all after it in this folder run in its network."""
+    with _started() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def own_cluster():
+    """A running cluster of this file's own, for a file to override ``cluster`` with; its tests run in its network."""
+    with _started() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
 def api(cluster):
     """Access as an administrator (see Api)."""
     with closing(cluster.api()) as one:

@@ -6,15 +6,13 @@ import re
 import time
 import urllib.request
 from base64 import b64encode
-from contextlib import closing
 from itertools import product
 from pathlib import Path
 
 import pytest
 import yaml
 from minicluster import carpool
-from minicluster.cluster import Cluster
-from minicluster.operated import eventually
+from minicluster.waiting import eventually
 
 from carpool_operator.injector.certificates import issue
 
@@ -42,25 +40,9 @@ FOREIGN = {
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """A cluster of this file's own: there is one release to a cluster, and its end is tried in every order."""
-    one = Cluster()
-    try:
-        yield one.start()
-    finally:
-        one.stop()
-
-
-@pytest.fixture(autouse=True)
-def _inside(cluster):
-    with cluster.inside():
-        yield
-
-
-@pytest.fixture
-def api(cluster):
-    with closing(cluster.api()) as one:
-        yield one
+def cluster(own_cluster):
+    """One of this file's own: there is one release to a cluster, and its end is tried in every order."""
+    return own_cluster
 
 
 @pytest.fixture
@@ -83,7 +65,7 @@ def namespaces(api):
 
 
 @pytest.fixture
-def foreign(cluster):
+def foreign(cluster, api):
     """Let the server know the kinds of others; it takes any object of them (their schemas are their owners')."""
     crds = []
     for (group, version), kinds in FOREIGN.items():
@@ -99,8 +81,8 @@ def foreign(cluster):
             crd = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition"}
             crds.append(crd | {"metadata": {"name": f"{plural}.{group}"}, "spec": spec})
     cluster.run("kubectl", "apply", "--server-side", "-f", "-", text=yaml.safe_dump_all(crds))
-    names = [f"crd/{crd['metadata']['name']}" for crd in crds]
-    cluster.run("kubectl", "wait", "--for=condition=Established", "--timeout=60s", *names)
+    for crd in crds:
+        api.until_served(crd["metadata"]["name"])
 
 
 @pytest.fixture
@@ -200,10 +182,14 @@ def may(api, account, verb, group, resource, namespace):
 def test_rights_are_what_is_needed_and_no_more(api, release, account, needed):
     asked = [(verb, place) for place, verbs in needed.items() for verb in verbs]
 
-    lacking = [(verb, place) for verb, place in asked if not may(api, account, verb, *place)]
+    def lacks_nothing():
+        lacking = [(verb, place) for verb, place in asked if not may(api, account, verb, *place)]
+        assert not lacking
+        return True
+
+    eventually(lacks_nothing)  # the server takes rights in a moment after they are written
     beyond = [(verb, place) for verb, place in NOBODY if may(api, account, verb, *place)]
 
-    assert not lacking
     assert not beyond
 
 

@@ -51,13 +51,8 @@ def scraped(**fields):
 def server(api):
     """The API with the CRD, as `kubectl apply` leaves it."""
     api.apply(crd.resource())
-    api.until("customresourcedefinitions", "", _established, name=crd.resource()["metadata"]["name"])
+    api.until_served(crd.resource()["metadata"]["name"])
     return api
-
-
-def _established(found):
-    conditions = found[0].get("status", {}).get("conditions") or [] if found else []  # null at first
-    return ("Established", "True") in {(each["type"], each["status"]) for each in conditions}
 
 
 def told(server, namespace, spec):

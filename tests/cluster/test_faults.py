@@ -71,7 +71,7 @@ def test_it_tells_of_a_write_before_its_client_knows(through, proxy, namespace, 
     proxy.after_write(look, path="configmaps", after=1)
     through_thread = threading.Thread(target=lambda: [through.create(config(str(i)), namespace) for i in range(3)])
     through_thread.start()
-    through_thread.join(30)
+    through_thread.join(60)
 
     assert seen == [("POST", True)]
     assert len(proxy.writes) == 3
@@ -102,11 +102,11 @@ def names(proxy, api, namespace, count, between=None):
         between()
     api.create(config("last"), namespace)
     until(done.is_set)
-    thread.join(30)
+    thread.join(60)
     return told
 
 
-def until(true, seconds=30.0):
+def until(true, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline

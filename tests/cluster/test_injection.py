@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import time
 from base64 import b64encode
-from contextlib import closing
 from itertools import product
 from pathlib import Path
 
 import pytest
 import requests
 from minicluster import carpool
-from minicluster.cluster import Cluster
 from minicluster.traffic import Traffic
 
 from carpool_operator.injector.certificates import LIFE, issue
@@ -27,40 +25,23 @@ SERVER = {"name": "server", "image": "standin", "ports": [{"name": "http", "cont
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    """A cluster of this file's own, with the injector in it: there is one to a cluster."""
-    one = Cluster()
-    try:
-        yield one.start()
-    finally:
-        one.stop()
-
-
-@pytest.fixture(autouse=True)
-def _inside(cluster):
-    with cluster.inside():
-        yield
-
-
-@pytest.fixture(scope="module")
-def api(cluster):
-    with cluster.inside(), closing(cluster.api()) as one:
-        yield one
+def cluster(own_cluster):
+    """One of this file's own, with the injector in it: there is one to a cluster."""
+    return own_cluster
 
 
 @pytest.fixture(scope="module")
 def injector(cluster, api):
     """The injector as the chart has it, with its own rights, and without any operator."""
-    with cluster.inside():
-        api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": HOME}})
-        only = [flag for part in PARTS for flag in ("-s", f"templates/{part}.yaml")]
-        manifests = cluster.run("helm", "template", "carpool", CHART, "-n", HOME, "--kube-version", "1.35", *only)
-        cluster.run("kubectl", "apply", "-f", "-", text=manifests)
-        key = {"publicKey": Signer(new_key()).public}
-        publish = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "carpool-public-key"}, "data": key}
-        api.apply(publish, namespace=HOME)
-        api.until_ready("carpool-injector", HOME)
-        trusted(api)
+    api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": HOME}})
+    only = [flag for part in PARTS for flag in ("-s", f"templates/{part}.yaml")]
+    manifests = cluster.run("helm", "template", "carpool", CHART, "-n", HOME, "--kube-version", "1.35", *only)
+    cluster.run("kubectl", "apply", "-f", "-", text=manifests)
+    key = {"publicKey": Signer(new_key()).public}
+    publish = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "carpool-public-key"}, "data": key}
+    api.apply(publish, namespace=HOME)
+    api.until_ready("carpool-injector", HOME)
+    carpool.until_injecting(api)
 
 
 def trusted(api, besides=""):
@@ -177,6 +158,27 @@ def test_who_annotates_in_vain_is_told(injector, api, namespace, kubectl):
     assert started["metadata"]["annotations"]["carpool.dev/skipped"].startswith("NoPort: container server")
 
 
+def test_who_mistypes_is_told_each_time(injector, api, namespace, kubectl):
+    def said_to(manifest):
+        # Nothing is kept: what controllers do to it would be asked about, too.
+        return kubectl("apply", "--dry-run=server", "-f", "-", text=json.dumps(manifest), check=False)
+
+    own = said_to(deployment(own={"carpool.dev/injct": "true"}))
+    assert "Warning: carpool: carpool.dev/injct is not known: did you mean carpool.dev/inject?" in own
+    mistyped = deployment(template={INJECT: "true", "carpool.dev/contaner": "server"})
+    for _ in range(2):
+        assert "carpool.dev/contaner in the pod template is not known: did you mean" in said_to(mistyped)
+
+
+def test_who_writes_what_is_read_is_not_asked_about(injector, api, namespace):
+    written = ("container", "port", "sidecar-cpu", "sidecar-memory", "status", "target", "skipped")
+    template = {INJECT: "true", **{f"carpool.dev/{name}": "x" for name in written}}
+    own = {"carpool.dev/slo-p99": "1s", "carpool.dev/mode": "Apply", "carpool.dev/max-batch": "8"}
+    before = reviews(api)
+    api.create(deployment(own=own, template=template), namespace, dryRun="All")
+    assert reviews(api) == before
+
+
 def test_a_wrong_annotation_holds_no_pod_up(injector, api, namespace):
     for wrong in ({INJECT: "yes"}, {INJECT: "true", "carpool.dev/sidecar-cpu": "lots"}):
         made = api.create(pod(annotations=wrong), namespace, dryRun="All")
@@ -287,7 +289,7 @@ def test_an_expired_certificate_heals(injector, api, namespace):
     api.patch("secrets", "carpool-injector-cert", HOME, body={"data": encoded})
     trusted(api, besides=before)
     # Both replicas serve the new one within a look each.
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not all(injected(api.create(pod(annotations={INJECT: "true"}), namespace, dryRun="All")) for _ in range(8)):
         assert time.monotonic() < deadline
 
@@ -302,6 +304,7 @@ def test_without_it_pods_start_and_nobody_waits(injector, api, namespace):
     finally:
         api.patch("deployments", "carpool-injector", HOME, body={"spec": {"replicas": 2}})
         api.until_ready("carpool-injector", HOME)
+    carpool.until_injecting(api)
     # It is back, and so is what it does.
     api.patch("deployments", "web", namespace, body={"metadata": {"labels": {"touched": "x"}}})
     assert of_template(api.get("deployments", "web", namespace)) == "deployment"

@@ -12,9 +12,8 @@ import pytest
 
 from carpool.policy import Duration, Parameters
 from carpool_operator import crd
-from carpool_operator.api import (
-    API_VERSION,
-    KIND,
+from carpool_operator.api import API_VERSION, KIND, written
+from carpool_operator.status import (
     Applied,
     Condition,
     ConditionStatus,
@@ -25,7 +24,6 @@ from carpool_operator.api import (
     Status,
     TargetModel,
     TargetStatus,
-    written,
 )
 
 CRD = "batchingpolicies.carpool.dev"
@@ -68,13 +66,8 @@ FINE = Status(
 @pytest.fixture(scope="module")
 def server(api):
     api.apply(crd.resource())
-    api.until("customresourcedefinitions", "", _established, name=CRD)
+    api.until_served(CRD)
     return api
-
-
-def _established(found):
-    conditions = found[0].get("status", {}).get("conditions") or [] if found else []  # null at first
-    return ("Established", "True") in {(each["type"], each["status"]) for each in conditions}
 
 
 @pytest.fixture
@@ -149,7 +142,9 @@ def test_paused_and_resumed_with_the_rights_to_edit_alone(carpool, policy, serve
         },
         namespace=namespace,
     )  # fmt: skip
-    mine = cluster.kubeconfig_of(server.account_token("default", namespace))
+    account = server.as_account("default", namespace)
+    account.until_allowed("list", "batchingpolicies", namespace)
+    mine = cluster.kubeconfig_of(account.token)
     assert carpool("status", "resnet", kubeconfig=mine)[0] == 0
     code, told = carpool("pause", "resnet", kubeconfig=mine)
     assert code == 1
@@ -157,6 +152,8 @@ def test_paused_and_resumed_with_the_rights_to_edit_alone(carpool, policy, serve
     assert "or `edit` to pause" in told
     rules[0]["verbs"].append("patch")
     server.apply(role, namespace=namespace)
+    account.until_allowed("patch", "batchingpolicies", namespace)
+    account.close()
     assert carpool("pause", "deployment/resnet", kubeconfig=mine)[0] == 0
     assert server.get("batchingpolicies", "resnet", namespace)["metadata"]["annotations"] == {
         "carpool.dev/paused": "true"

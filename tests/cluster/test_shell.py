@@ -31,7 +31,7 @@ def opened(cluster, tmp_path, *words):
 def test_a_command_runs_inside_and_its_code_comes_out(cluster, tmp_path):
     command = "kubectl get nodes -o name && cluster-load --help >&2 && exit 7"
     with opened(cluster, tmp_path, "--no-chart", "sh", "-c", command) as made:
-        said, errors = made.communicate(timeout=120)
+        said, errors = made.communicate(timeout=240)
 
     assert said == "node/node-1\n", errors
     assert made.returncode == 7
@@ -43,7 +43,7 @@ def test_a_signal_ends_the_command_and_the_cluster(cluster, tmp_path, number):
     with opened(cluster, tmp_path, "--no-chart", "sh", "-c", "echo here; exec sleep 1000") as made:
         assert made.stdout.readline() == "here\n"
         made.send_signal(number)
-        _, errors = made.communicate(timeout=60)
+        _, errors = made.communicate(timeout=120)
 
     assert made.returncode == 128 + number, errors
     assert not list(tmp_path.iterdir())
@@ -52,7 +52,7 @@ def test_a_signal_ends_the_command_and_the_cluster(cluster, tmp_path, number):
 def test_without_a_command_it_says_what_can_be_done_and_opens_a_shell(cluster, tmp_path, monkeypatch):
     monkeypatch.setenv("SHELL", "/bin/true")
     with opened(cluster, tmp_path, "--no-chart") as made:
-        _, errors = made.communicate(timeout=120)
+        _, errors = made.communicate(timeout=240)
 
     assert made.returncode == 0, errors
     assert "carpool.dev/slo-p99" in errors

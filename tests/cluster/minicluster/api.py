@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import requests
 
 from minicluster.client import MERGE, ApiError, Object
+from minicluster.waiting import PATIENCE, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-PATIENCE = 60.0
 DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
 
@@ -24,6 +24,11 @@ class Resource(NamedTuple):
     prefix: str  # "/apis/apps/v1"
     plural: str
     namespaced: bool
+
+    @property
+    def group(self) -> str:
+        """Its API group, empty for the oldest."""
+        return self.prefix.split("/")[2] if self.prefix.startswith("/apis/") else ""
 
     def path(self, name: str = "", namespace: str = "", sub: str = "") -> str:
         """Return the path of a collection, an object or a subresource."""
@@ -203,10 +208,12 @@ class Api:
             with self._session.get(
                 self.server + path, params=query, stream=True, timeout=max(deadline - time.monotonic(), 0.1)
             ) as answer:
+                if not answer.ok:
+                    return
                 for chunk in answer.iter_content(chunk_size=None):
                     *lines, pending = (pending + chunk).split(b"\n")
                     yield from map(json.loads, lines)
-        except requests.ConnectionError:
+        except requests.RequestException:
             return  # the deadline, or the server closed: the caller lists again
 
     def until_ready(self, deployment: str, namespace: str, *, timeout: float = PATIENCE) -> Object:
@@ -219,6 +226,37 @@ class Api:
     ) -> None:
         """Wait until there is no such object."""
         self.until(kind, namespace, lambda found: not found, name=name, labels=labels, timeout=timeout)
+
+    def until_served(self, crd: str, *, timeout: float = PATIENCE) -> None:
+        """Wait until the server serves a CustomResourceDefinition's kind, and says so to whoever asks what it serves.
+
+        Both come a moment after its condition.
+        """
+        (found,) = self.until("customresourcedefinitions", "", _established, name=crd, timeout=timeout)
+        plural = found["spec"]["names"]["plural"]
+
+        def served() -> bool:
+            self._discover()
+            try:
+                return plural in self._kinds and self.find(plural) is not None
+            except ApiError as error:
+                if error.status in {404, 429}:  # 429: its storage is made this moment
+                    return False
+                raise
+
+        eventually(served, timeout)
+
+    def until_allowed(self, verb: str, kind: str, namespace: str, *, timeout: float = PATIENCE) -> None:
+        """Wait until this user may do something: the server takes roles in a moment after they are written."""
+        where = self.resource(kind)
+        attributes = {"verb": verb, "group": where.group, "resource": where.plural, "namespace": namespace}
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "metadata": {},
+            "spec": {"resourceAttributes": attributes},
+        }
+        eventually(lambda: self.create(review)["status"]["allowed"], timeout)
 
     def logs(self, pod: str, namespace: str, container: str = "", *, previous: bool = False) -> str:
         """Return what a container has printed; of its run before the last restart, if asked for."""
@@ -241,6 +279,12 @@ class Api:
         metadata = manifest["metadata"]
         where = metadata.get("namespace") or namespace
         return resource.path(metadata["name"] if named else "", where)
+
+
+def _established(found: Sequence[Object]) -> bool:
+    """Before the server has looked at it there are no conditions, or they are null."""
+    said = found[0].get("status", {}).get("conditions") or [] if found else []
+    return ("Established", "True") in {(each["type"], each["status"]) for each in said}
 
 
 def _rolled(found: Sequence[Object]) -> bool:

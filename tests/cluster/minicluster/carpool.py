@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from minicluster.waiting import eventually
+
 if TYPE_CHECKING:
     from minicluster.api import Api
     from minicluster.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[3]
 SYSTEM = "carpool-system"
+CRD = "batchingpolicies.carpool.dev"
 
 
 def install(cluster: Cluster, api: Api, *settings: str, namespace: str = SYSTEM) -> None:
@@ -22,13 +25,21 @@ def install(cluster: Cluster, api: Api, *settings: str, namespace: str = SYSTEM)
         "helm", "template", "carpool", str(ROOT / "charts/carpool"), "--namespace", namespace, "--skip-tests", *flags
     )
     cluster.run("kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-", text=manifests)
+    api.until_served(CRD)
     api.until_ready("carpool-operator", namespace, timeout=120)
     api.until_ready("carpool-injector", namespace, timeout=120)
-    api.until("mutatingwebhookconfigurations", "", _trusted, name="carpool-injector")
+    until_injecting(api)
 
 
-def _trusted(found: list[dict[str, Any]]) -> bool:
-    return bool(found) and all(hook["clientConfig"].get("caBundle") for hook in found[0]["webhooks"])
+def until_injecting(api: Api) -> None:
+    """Wait until pods get sidecars: API servers learn where the injector is a moment after it is ready."""
+    server = {"name": "server", "image": "standin", "ports": [{"name": "http", "containerPort": 9000}]}
+    owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web", "uid": "u", "controller": True}
+    asks = {"carpool.dev/inject": "true"}
+    metadata = {"name": "probe", "annotations": asks, "ownerReferences": [owner]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [server]}}
+    api.until("serviceaccounts", "default", bool, name="default")
+    eventually(lambda: "initContainers" in api.create(pod, "default", dryRun="All")["spec"], timeout=120)
 
 
 def uninstall(cluster: Cluster, api: Api, *, namespace: str = SYSTEM) -> None:
@@ -76,13 +87,18 @@ def model(
                                 "image": "standin",
                                 "args": ["--profile=/profile/profile.json", "--host=0.0.0.0", "--port=9000"],
                                 "ports": [{"name": "http", "containerPort": 9000}],
+                                # A machine that pauses makes no model unready.
                                 "readinessProbe": {
                                     "httpGet": {"path": "/v2/health/ready", "port": "http"},
                                     "periodSeconds": 1,
+                                    "timeoutSeconds": 5,
                                 },
-                                "livenessProbe": {"httpGet": {"path": "/v2/health/live", "port": "http"}},
+                                "livenessProbe": {
+                                    "httpGet": {"path": "/v2/health/live", "port": "http"},
+                                    "timeoutSeconds": 5,
+                                },
                                 # As everybody has to do whose server ends at once: endpoints empty meanwhile.
-                                "lifecycle": {"preStop": {"exec": {"command": ["sleep", "3"]}}},
+                                "lifecycle": {"preStop": {"exec": {"command": ["sleep", "6"]}}},
                                 "volumeMounts": [{"name": "profile", "mountPath": "/profile"}],
                             }
                         ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import ssl
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
 # Between attempts to reach an API server that answers with errors: restarts of a watch must not be a hot loop.
 PAUSE = 0.2
+TOO_MANY = 429
+log = logging.getLogger("node.client")
 
 
 class ApiError(Exception):
@@ -87,6 +90,22 @@ class Client:
             if answer.status >= 400:
                 raise ApiError(answer.status, parsed)
             return parsed
+
+    async def insist(self, method: str, path: str, body: Any) -> None:
+        """Write until it went through, or the server says that it never will: what it is about is gone, or another."""
+        kind = STRATEGIC if method == "PATCH" else "application/json"
+        while True:
+            try:
+                await self.call(method, path, body, kind=kind)
+            except ApiError as error:
+                log.warning("%s %s: %s", method, path, error)
+                if error.status < 500 and error.status != TOO_MANY:
+                    return
+            except (aiohttp.ClientError, TimeoutError) as error:
+                log.warning("%s %s: %s", method, path, error)
+            else:
+                return
+            await asyncio.sleep(PAUSE)
 
     async def follow(self, path: str, **selectors: str) -> AsyncIterator[tuple[str, Object]]:
         """Follow a collection for ever: yield (ADDED, MODIFIED or DELETED, object), and ("SYNCED", {}) after each list.

@@ -108,7 +108,7 @@ class Cluster:
         cache = str(self.folder / "kubectl")
         return {**os.environ, "PATH": path, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": cache}
 
-    def run(self, *argv: str, text: str | None = None, check: bool = True, timeout: float = 120.0) -> str:
+    def run(self, *argv: str, text: str | None = None, check: bool = True, timeout: float = 300.0) -> str:
         """Run a program inside (``kubectl``, ``helm``, one of ours), with text as its input, and return its output.
 
         Raises:

@@ -26,7 +26,7 @@ READS = frozenset({"GET", "HEAD", "OPTIONS"})
 # Of one connection, not of the request: never passed on.
 HOP_BY_HOP = frozenset({"connection", "host", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer"})
 REASONS = {401: "Unauthorized", 409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError"}
-STARTS_WITHIN = 10.0
+STARTS_WITHIN = 60.0
 
 
 class Request(NamedTuple):

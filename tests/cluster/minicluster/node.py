@@ -9,10 +9,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import aiohttp
-
 from minicluster import kubelet
-from minicluster.client import STRATEGIC, ApiError, Client
+from minicluster.client import STRATEGIC, Client
 from minicluster.controlplane import ADDRESS
 from minicluster.pod import Place, PodRunner
 from minicluster.sources import Sources
@@ -80,10 +78,7 @@ class Node:
                 "target": {"kind": "Node", "name": NAME},
             }
             path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/binding"
-            try:
-                await self._client.call("POST", path, binding)
-            except (ApiError, aiohttp.ClientError, TimeoutError) as error:
-                log.info("not bound: %s", error)  # deleted meanwhile, or bound already
+            await self._client.insist("POST", path, binding)  # unless it was deleted meanwhile, or is bound already
 
     async def _run_pods(self) -> None:
         async for kind, pod in self._client.follow("/api/v1/pods", fieldSelector=f"spec.nodeName={NAME}"):

@@ -137,24 +137,6 @@ def counters(api: Api, name: str) -> float:
     return total
 
 
-def eventually(test: Callable[[], Any], timeout: float = 60.0) -> Any:
-    """Return what ``test`` returns once that is true; until then its failures to connect and to assert are waited out.
-
-    Raises:
-        AssertionError: It was not within ``timeout`` seconds.
-    """
-    deadline = time.monotonic() + timeout
-    while True:
-        found: Any = None
-        try:
-            if found := test():
-                return found
-        except (requests.RequestException, AssertionError) as error:
-            found = error
-        assert time.monotonic() < deadline, f"not so within {timeout:g} s: {found!r}"
-        time.sleep(0.1)
-
-
 def leader(api: Api) -> str:
     """Return the name of the operator's pod that holds the Lease."""
     return str(api.get("leases", LEADER, SYSTEM)["spec"].get("holderIdentity") or "")

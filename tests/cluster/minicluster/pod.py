@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import aiohttp
 
 from minicluster import images
-from minicluster.client import PAUSE, STRATEGIC, ApiError, Client, Object
+from minicluster.client import ApiError, Client, Object
 from minicluster.container import Process, StartError
 from minicluster.controlplane import ADDRESS, PORT
 from minicluster.environment import ConfigError, command, environment, references
@@ -344,7 +344,7 @@ class PodRunner:
             ("PATCH", f"{self._path}/status", {"metadata": {"uid": self._uid}, "status": self._status()}),
             ("DELETE", self._path, {"gracePeriodSeconds": 0, "preconditions": {"uid": self._uid}}),
         ):
-            await self._insist(method, path, body)
+            await self._place.client.insist(method, path, body)
 
     async def _clean_up(self) -> None:
         tasks = list(self._tasks)
@@ -369,25 +369,10 @@ class PodRunner:
             self._dirty.clear()
             status = self._status()
             if status != told:
-                await self._insist("PATCH", f"{self._path}/status", {"metadata": {"uid": self._uid}, "status": status})
-                told = status
-
-    async def _insist(self, method: str, path: str, body: Object) -> None:
-        """Write until it went through, or the pod is gone (or another of its name)."""
-        while True:
-            try:
-                await self._place.client.call(
-                    method, path, body, kind=STRATEGIC if method == "PATCH" else "application/json"
+                await self._place.client.insist(
+                    "PATCH", f"{self._path}/status", {"metadata": {"uid": self._uid}, "status": status}
                 )
-            except ApiError as error:
-                if error.status in {404, 409}:
-                    return
-                log.warning("%s %s: %s", method, path, error)
-            except (aiohttp.ClientError, TimeoutError) as error:
-                log.warning("%s %s: %s", method, path, error)
-            else:
-                return
-            await asyncio.sleep(PAUSE)
+                told = status
 
     def _status(self) -> Object:
         ip = self._network.ip if self._network else ""

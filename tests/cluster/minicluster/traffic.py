@@ -11,6 +11,9 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import aiohttp
+import requests
+
+from minicluster.client import ApiError
 
 if TYPE_CHECKING:
     from minicluster.api import Api
@@ -29,7 +32,10 @@ class Answer(NamedTuple):
 
 
 class Traffic:
-    """Poisson arrivals in a thread of their own, from ``with`` to its end. ``rate`` may be changed at any time."""
+    """Poisson arrivals in a thread of their own, from ``with`` to its end. ``rate`` may be changed at any time.
+
+    They begin when there is an endpoint; from then on a request that finds none has failed.
+    """
 
     def __init__(self, api: Api, service: str, namespace: str, path: str, body: bytes, *, rate: float = 0.0) -> None:
         self.rate = rate
@@ -37,6 +43,7 @@ class Traffic:
         self._api, self._service, self._namespace = api, service, namespace
         self._path, self._body = path, body
         self._endpoints: list[str] = []
+        self._found = threading.Event()
         self._stop = threading.Event()
         self._threads = [
             threading.Thread(target=self._follow, daemon=True),
@@ -85,11 +92,14 @@ class Traffic:
                 if endpoint.get("conditions", {}).get("ready")
                 for address in endpoint["addresses"]
             ]
+            if self._endpoints:
+                self._found.set()
             return self._stop.is_set()
 
         labels = f"kubernetes.io/service-name={self._service}"
         while not self._stop.is_set():
-            with contextlib.suppress(AssertionError):  # its deadline: from anew
+            # Its deadline, or a server that does not answer in time: from anew.
+            with contextlib.suppress(AssertionError, ApiError, requests.RequestException):
                 self._api.until("endpointslices", self._namespace, take, labels=labels, timeout=2)
 
     async def _send(self) -> None:
@@ -101,7 +111,7 @@ class Traffic:
             connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=PATIENCE)
         ) as session:
             while not self._stop.is_set() and due < until:
-                if not self.rate:
+                if not self.rate or not self._found.is_set():
                     await asyncio.sleep(0.02)
                     due = time.monotonic()
                     continue
