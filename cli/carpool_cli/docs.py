@@ -27,7 +27,7 @@ from carpool_cli.kubectl.main import main as plugin
 from carpool_cli.main import main as group
 from carpool_operator import annotations as names
 from carpool_operator import api as operator
-from carpool_operator import cel
+from carpool_operator import cel, status
 from carpool_operator import main as operator_command
 from carpool_operator import metrics as operator_metrics
 from carpool_operator.injector.decide import Settings
@@ -118,10 +118,10 @@ def resource() -> str:
         for rule in cel.RULES.get(kind, [])
     ]
     lines += ["", "## Status", "", "| field | value | what it says |", "|---|---|---|"]
-    lines += [f"| `{path}` | {_value(field.type)} | {text} |" for path, field, text in _fields(operator.Status, "")]
-    texts = attribute_texts(operator.ConditionType)
+    lines += [f"| `{path}` | {_value(field.type)} | {text} |" for path, field, text in _fields(status.Status, "")]
+    texts = attribute_texts(status.ConditionType)
     lines += ["", "| condition | true when |", "|---|---|"]
-    lines += [f"| `{each.value}` | {_prose(texts[each.name])} |" for each in operator.ConditionType]
+    lines += [f"| `{each.value}` | {_prose(texts[each.name])} |" for each in status.ConditionType]
     lines += [
         "",
         "## Annotations",

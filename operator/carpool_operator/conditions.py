@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.policy import format_seconds
 from carpool_operator.annotations import ASKED, CONTAINER, FORBIDDEN, INJECT, PROPAGATED, SLO_PREFIX, STATUS
-from carpool_operator.api import (
+from carpool_operator.assignment import conflicts
+from carpool_operator.model import LONGEST_NOTE
+from carpool_operator.status import (
     ANNOTATION_INVALID,
     DEFECTS,
     SERVICE_BYPASSED,
@@ -17,8 +19,6 @@ from carpool_operator.api import (
     ConditionStatus,
     ConditionType,
 )
-from carpool_operator.assignment import conflicts
-from carpool_operator.model import LONGEST_NOTE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from carpool.policy import PolicyError, from_plain
-from carpool_operator.api import ConditionStatus, ConditionType, Status, written
+from carpool_operator.api import written
 from carpool_operator.assignment import targets_of
 from carpool_operator.conditions import (
     UNKNOWN,
@@ -26,13 +26,15 @@ from carpool_operator.conditions import (
 )
 from carpool_operator.model import Event, Outcome, Policy, Target
 from carpool_operator.reporting import Reporter, timestamp
+from carpool_operator.status import ConditionStatus, ConditionType, Status
 from carpool_operator.steering import Steering
 
 if TYPE_CHECKING:
     from carpool.change import Change
-    from carpool_operator.api import Condition, PolicySpec
+    from carpool_operator.api import PolicySpec
     from carpool_operator.conditions import Delivery
     from carpool_operator.model import Document, View
+    from carpool_operator.status import Condition
     from carpool_operator.steering import Happening
 
 NOTHING = Finding(UNKNOWN, "NoTargets", "none of its targets is there and its own")

@@ -13,22 +13,9 @@ from msgspec import NODEFAULT, Struct
 
 from carpool.policy import DURATION_PATTERN, QUANTITY_PATTERN, Duration, Model, Parameters, Quantity
 from carpool.schema import attribute_texts, one_line
-from carpool_operator.api import (
-    GROUP,
-    KIND,
-    MAX_HISTORY,
-    MAX_MODELS,
-    PLURAL,
-    VERSION,
-    Condition,
-    HistoryEntry,
-    PolicySpec,
-    Status,
-    TargetModel,
-    TargetRef,
-    TargetStatus,
-)
+from carpool_operator.api import GROUP, KIND, MAX_MODELS, PLURAL, VERSION, PolicySpec, TargetRef
 from carpool_operator.cel import RULES
+from carpool_operator.status import MAX_HISTORY, Condition, HistoryEntry, Status, TargetModel, TargetStatus
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "crds" / f"{GROUP}_{PLURAL}.yaml"

@@ -13,12 +13,12 @@ import msgspec
 from msgspec import Struct
 
 from carpool_operator import annotations as names
-from carpool_operator.api import SERVICE_BYPASSED
 from carpool_operator.conditions import asks
 from carpool_operator.injector.bypass import bypasses
 from carpool_operator.kube import path_of
 from carpool_operator.model import Event, Missed
 from carpool_operator.objects import Meta
+from carpool_operator.status import SERVICE_BYPASSED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

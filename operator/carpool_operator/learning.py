@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from carpool.policy import Duration, whole_microseconds
 from carpool.statistics import ModelStats, combine
 from carpool.tuner import Observation, Tuner
-from carpool_operator.api import Figures
 from carpool_operator.promise import Promise
+from carpool_operator.status import Figures
 
 if TYPE_CHECKING:
     from carpool.policy import BatchingPolicy, Model, Parameters

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool_operator import annotations as names
-from carpool_operator.api import ANNOTATION_INVALID, API_VERSION, KIND, PLURAL, PolicySpec, written
+from carpool_operator.api import API_VERSION, KIND, PLURAL, PolicySpec, written
 from carpool_operator.kube import APPLY, FIELD_MANAGER, ApiError, path_of
 from carpool_operator.merging import without_nulls
 from carpool_operator.model import Event
 from carpool_operator.objects import ANNOTATED, Key
+from carpool_operator.status import ANNOTATION_INVALID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.policy import Parameters, format_seconds
 from carpool.tuning import Reason
-from carpool_operator.api import (
+from carpool_operator.documents import EVERY
+from carpool_operator.learning import predicted
+from carpool_operator.status import (
     MAX_HISTORY,
     Applied,
     HistoryEntry,
@@ -22,16 +24,14 @@ from carpool_operator.api import (
     TargetStatus,
     Trial,
 )
-from carpool_operator.documents import EVERY
-from carpool_operator.learning import predicted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from carpool_operator.api import Condition
     from carpool_operator.conditions import Delivery
     from carpool_operator.learning import Learned
     from carpool_operator.model import Target, View
+    from carpool_operator.status import Condition
     from carpool_operator.steering import Happening, Steering
 
 LASTING = 60.0

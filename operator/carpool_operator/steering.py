@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from carpool.change import Change
     from carpool.policy import BatchingPolicy
     from carpool.tuner import Decision
-    from carpool_operator.api import Figures, PolicySpec, TargetModel
+    from carpool_operator.api import PolicySpec
     from carpool_operator.evidence import Gathered, Sample, Sum
     from carpool_operator.model import Document, Pod, Target, View
+    from carpool_operator.status import Figures, TargetModel
 
 OTHER = "<other>"
 """Where a sidecar counts the models beyond those it tells apart: no model, so not tuned."""

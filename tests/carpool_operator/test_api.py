@@ -6,18 +6,8 @@ from hypothesis import given
 from specs import right
 
 from carpool.change import Change, encode, read_change
-from carpool.policy import BatchingPolicy, Duration, Parameters, PolicyError, from_plain
-from carpool_operator.api import (
-    MAX_MODELS,
-    Applied,
-    Condition,
-    ConditionStatus,
-    MetricsSource,
-    Status,
-    TargetKind,
-    read_policy,
-    written,
-)
+from carpool.policy import BatchingPolicy, Parameters, PolicyError
+from carpool_operator.api import MAX_MODELS, MetricsSource, TargetKind, read_policy, written
 
 PUBLISHED = {
     "targetRefs": [{"group": "apps", "kind": "Deployment", "name": "resnet", "container": "server"}],
@@ -100,36 +90,3 @@ def test_a_sidecar_is_sent_its_part_alone():
         target="default/Deployment/resnet", generation=1, expires=1.0, policy=part, parameters={"*": Parameters()}
     )
     assert read_change(msgspec.json.decode(encode(change))) == change
-
-
-def test_a_status_compares_with_what_the_server_returns():
-    status = Status(
-        observed_generation=3,
-        conditions=(
-            Condition(
-                type="Ready", status=ConditionStatus.TRUE, reason="AllWell", last_transition_time="2026-11-21T17:16:00Z"
-            ),
-        ),
-        applied=Applied(
-            generation=1,
-            at="2026-11-21T17:16:00Z",
-            target="Deployment/resnet",
-            model="*",
-            parameters=Parameters(max_batch=8, max_wait=Duration(0.00125)),
-            batch="8",
-            wait="1.25ms",
-        ),
-    )
-    plain = written(status)
-    assert plain["conditions"] == [
-        {
-            "type": "Ready",
-            "status": "True",
-            "reason": "AllWell",
-            "message": "",
-            "lastTransitionTime": "2026-11-21T17:16:00Z",
-            "observedGeneration": 0,
-        }
-    ]
-    assert plain["applied"]["parameters"]["maxWait"] == "1ms250us"
-    assert from_plain({**plain, "ofANewerOperator": 1}, Status, what="status") == status

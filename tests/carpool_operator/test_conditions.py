@@ -7,9 +7,10 @@ from fleets import EPOCH, RESNET, World, pod_of, spec, workload_of
 from msgspec.structs import replace
 
 from carpool.policy import SLO, Duration, Latency
-from carpool_operator.api import ConditionStatus, ConditionType, TargetRef
+from carpool_operator.api import TargetRef
 from carpool_operator.conditions import FALSE, GRACE, TRUE, UNKNOWN, Finding, asks, conditions, names, ready, worst
 from carpool_operator.model import Event, Missed, Target
+from carpool_operator.status import ConditionStatus, ConditionType
 
 
 def settle(world, steps=4):

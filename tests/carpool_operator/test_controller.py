@@ -6,9 +6,10 @@ from msgspec.structs import replace
 
 from carpool.policy import Tuning, TuningMode, from_plain
 from carpool.statistics import Stats
-from carpool_operator.api import Status, written
+from carpool_operator.api import written
 from carpool_operator.controller import Controller
 from carpool_operator.model import Target
+from carpool_operator.status import Status
 
 
 def settle(world, steps=4):

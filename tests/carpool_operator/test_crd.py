@@ -8,7 +8,8 @@ from specs import right
 
 from carpool.policy import Parameters
 from carpool_operator import crd
-from carpool_operator.api import (
+from carpool_operator.api import read_policy, written
+from carpool_operator.status import (
     Applied,
     Condition,
     ConditionStatus,
@@ -18,8 +19,6 @@ from carpool_operator.api import (
     Status,
     TargetModel,
     TargetStatus,
-    read_policy,
-    written,
 )
 
 RESOURCE = crd.resource()

@@ -12,7 +12,7 @@ from carpool.riding import Refused
 from carpool.tuning import Reason
 from carpool_cli.main import COMMANDS
 from carpool_operator import metrics as operator_metrics
-from carpool_operator.api import DEFECTS
+from carpool_operator.status import DEFECTS
 from carpool_sidecar.http1.calls import FailureKind
 from carpool_sidecar.metrics import METRICS
 from carpool_sidecar.signing import Reason as Refusal

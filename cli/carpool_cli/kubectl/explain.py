@@ -12,7 +12,7 @@ from carpool_cli.kubectl import policies
 from carpool_cli.kubectl.cluster import cluster_options, here
 from carpool_cli.kubectl.output import FORMATS, document
 from carpool_cli.kubectl.screen import STRONG, show, table, text
-from carpool_operator.api import Figures
+from carpool_operator.status import Figures
 
 if TYPE_CHECKING:
     from carpool_cli.kubectl.policies import Policy

@@ -11,13 +11,13 @@ from msgspec import Struct, field
 
 from carpool.policy import PolicyError, from_plain
 from carpool_cli.kubectl.cluster import PAUSED
-from carpool_operator.api import DEFECTS, ConditionStatus, ConditionType, Status
+from carpool_operator.status import DEFECTS, ConditionStatus, ConditionType, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from carpool_cli.kubectl.cluster import Cluster
-    from carpool_operator.api import Condition
+    from carpool_operator.status import Condition
 
 KINDS = {
     name: kind
