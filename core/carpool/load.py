@@ -24,6 +24,12 @@ SURPRISE = 4.0
 RESTLESS = 3
 """Jumps within ``MEMORY`` from which they are taken for the load's nature, not for changes of it."""
 
+ALIKE = 1.3
+"""Variance of all windows over that within intervals up to which intervals are alike."""
+
+ANOTHER_SPREAD = 1.5
+"""Factor between coefficients of variation: a forecast moves by more than chance makes of 30 s."""
+
 ENOUGH_WINDOWS = 50
 """Windows (5 s) from which their spread is believed."""
 
@@ -57,6 +63,9 @@ class Load:
         self._straddles = False
         self._clock = 0.0
         self._jumps: deque[float] = deque()
+        self._restless = False
+        self._bursts = 1.0
+        """Variance over mean of the counts of whole intervals, of a load that never rests."""
 
     @property
     def rate(self) -> float:
@@ -110,7 +119,15 @@ class Load:
         doubled = self._total() >= 2 * self._evidence
         if abs(rate - self.rate) > max(self.tolerance / 2 * self.rate, 0.0 if doubled else 3 * error):
             return self._believe()
+        if self._spread_moved():
+            return self._believe()
         return False
+
+    def _spread_moved(self) -> bool:
+        """Whether gaps spread clearly more or less than is believed, at whatever rate."""
+        believed = self._believed.cv if isinstance(self._believed, Gamma) else 1.0
+        measured = self._cv() or 1.0
+        return max(measured / believed, believed / measured) > ANOTHER_SPREAD
 
     def _total(self) -> int:
         return sum(interval.counts.arrivals for interval in self._intervals)
@@ -123,7 +140,8 @@ class Load:
 
     def _spread(self) -> float:
         """Variance over mean of counts, as believed: what is measured over a jump would hide the jump."""
-        return max(1.0, self._believed.cv**2) if isinstance(self._believed, Gamma) else 1.0
+        spread = max(1.0, self._believed.cv**2) if isinstance(self._believed, Gamma) else 1.0
+        return max(spread, self._bursts) if self._restless else spread
 
     def _jumped(self) -> bool:
         lasted = seconds = 0.0
@@ -165,12 +183,19 @@ class Load:
             return None
         if windows < ENOUGH_WINDOWS or arrivals < windows:
             return self._believed.cv if isinstance(self._believed, Gamma) else None
-        if len(self._jumps) >= RESTLESS:
-            total = WindowCounts(windows, arrivals, sum(counts.squared for counts in parts))
+        # Put the squares about the intervals' means around the common mean, at the freedom they have.
+        about = sum(counts.squared - counts.arrivals**2 / counts.windows for counts in parts)
+        variance = max(about, 0.0) / (windows - len(parts))
+        total = WindowCounts(windows, arrivals, sum(counts.squared for counts in parts))
+        # Once it is known to be restless its jumps surprise no more: it is until its intervals differ no more.
+        self._restless = len(self._jumps) >= RESTLESS or (
+            self._restless and total.dispersion > ALIKE * variance * windows / arrivals
+        )
+        if self._restless:
+            mean = arrivals / len(parts)
+            between = sum((counts.arrivals - mean) ** 2 for counts in parts) / (len(parts) - 1)
+            self._bursts = between / mean
         else:
-            # Put the squares about the intervals' means around the common mean, at the freedom they have.
-            about = sum(counts.squared - counts.arrivals**2 / counts.windows for counts in parts)
-            variance = max(about, 0.0) / (windows - len(parts))
             total = WindowCounts(windows, arrivals, round(variance * (windows - 1) + arrivals**2 / windows))
         return None if total.looks_poisson else min(max(total.cv, 0.1), 10.0)
 

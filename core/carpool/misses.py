@@ -44,13 +44,16 @@ class MissTest:
         self.requests = 0
         self.misses = 0
 
-    def observe(self, hits: int, misses: int) -> bool:
-        """Add one interval; return whether misses are too many by now."""
+    def observe(self, hits: int, misses: int, together: int = 1) -> bool:
+        """Add one interval; return whether misses are too many by now.
+
+        ``together``: requests that one slow batch makes late. What two of them explain is never obvious.
+        """
         self.requests += hits + misses
         self.misses += misses
         gained = misses * self._miss + hits * self._hit
         self._proof = max(0.0, self._proof - gained)
-        obvious = hits + misses >= OBVIOUS_REQUESTS and misses >= OBVIOUS * (hits + misses)
+        obvious = hits + misses >= OBVIOUS_REQUESTS and misses >= max(OBVIOUS * (hits + misses), 2 * together)
         if obvious and gained >= ALARM:
             self._evidence = ALARM
         else:

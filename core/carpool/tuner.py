@@ -207,7 +207,7 @@ class Tuner:
         late = sum(stats.misses.get(reason, 0) for reason in TOO_LATE)
         promised = self._assessor is not None and self._assessor.assess(self.parameters, KEPT).holds_now
         asked = promised and not backlogged and not self._held and self._caution > LEAST_CAUTION
-        alarmed = asked and self._misses.observe(stats.hits, late)
+        alarmed = asked and self._misses.observe(stats.hits, late, self.parameters.max_batch)
         # 3. Search anew where there is news.
         expelled = self.parameters.pass_through and not observation.passing
         forgives = not alarmed and self._caution < 1 and now - self._calm_since >= self._forgiven_after
@@ -302,7 +302,12 @@ class Tuner:
             return True
         if service.largest_measured >= 1.2 * known.largest_measured:
             return True
-        return any(abs(service.time(b) / known.time(b) - 1) > NEWS for b in service.sizes)
+        moved = [b for b in service.sizes if abs(service.time(b) / known.time(b) - 1) > NEWS]
+        # Twice the evidence replaces a first guess; after that only a contradiction does, not chance.
+        return bool(moved) and (
+            service.samples >= 2 * known.samples
+            or any(service.lower(b) > known.upper(b) or service.upper(b) < known.lower(b) for b in moved)
+        )
 
     def _is_another(self, service: ServiceTime) -> bool:
         """Whether t(b) differs so much from when the last configurations were tried that they may be tried again."""

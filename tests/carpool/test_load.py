@@ -100,3 +100,21 @@ def test_without_arrivals_there_is_no_load():
     for _ in range(80):
         load.observe(0.5, 0, 0, 5, 0)
     assert load.process is None
+
+
+def test_bursts_are_the_nature_of_a_load_and_no_change_of_it():
+    load = Load()
+    changes = feed(load, OnOff(rate_on=540.0, mean_on=0.5, mean_off=0.5, rate_off=130.0), 1200.0)
+    assert load.rate == pytest.approx(335.0, rel=0.25)
+    # A burst or a lull every second: it was one change of the load after another, 160 an hour.
+    assert sum(when > 60.0 for when in changes) <= 20
+
+
+def test_a_load_that_comes_to_rest_is_believed_to():
+    load = Load()
+    feed(load, OnOff(rate_on=540.0, mean_on=0.5, mean_off=0.5, rate_off=130.0), 120.0)
+    assert load.process.cv > 2
+    feed(load, Poisson(335.0), 90.0, seed=2)
+    assert isinstance(load.process, Poisson) or load.process.cv < 1.3
+    # And its jumps count again.
+    assert feed(load, Poisson(670.0), 3.0, seed=3)[0] <= 1.0

@@ -46,6 +46,12 @@ def test_one_cluster_of_misses_is_no_alarm():
     assert not test.observe(400, 0)
 
 
+def test_what_two_slow_batches_explain_is_not_obvious():
+    assert MissTest().observe(100, 90)
+    assert not MissTest().observe(100, 90, together=64)
+    assert MissTest().observe(100, 130, together=64)
+
+
 def test_a_restart_forgets():
     test = MissTest()
     assert test.observe(0, 60)

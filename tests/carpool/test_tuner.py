@@ -379,3 +379,12 @@ def test_a_change_says_whether_one_replica_had_better_try_it_first():
 
     assert any(decision.tentative for decision in changes(100)), "beyond what was measured"
     assert not changes(1_200)[0].tentative, "who is overloaded has nothing to lose"
+
+
+def test_a_very_noisy_model_does_not_turn_the_parameters_back_and_forth():
+    # Exponential service times: of twelve sizes with a few batches each one always looks cheapest by luck.
+    device = Device(times=linear(0.005, 0.0005), cv=1.0)
+    outcome, decisions = tuned(poisson(300, 300), device, for_p99(0.1))
+    assert flips(decisions) == 0
+    assert sum(decision.change for decision in decisions if decision.at > 60) <= 4
+    assert outcome.summary(60).miss_fraction < 0.005
