@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from carpool.statistics import Stats
     from proof.world import Knowledge
 
-TRIALS = 16
+TRIALS = 12
 WINDOW = 10.0
 """Seconds that a configuration is tried for, at least."""
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from proof.rivals.fifo import Line
     from proof.world import Knowledge
 
+DELAY = 0.4
+"""Share of the SLO. With half of it, who waited for the delay and then for an instance would be timed out."""
+
 SMALLEST = 4
 """Preferred sizes are the powers of two from here on, as in the documentation's example of 4 and 8, and the largest."""
 
@@ -33,9 +36,9 @@ class Triton(Fifo):
     the timeout is rejected (``ApplyPolicyAtCursor``).
 
     The delay and the largest batch as the documentation's "Recommended Configuration Process" has them found (server,
-    docs/user_guide/batcher.md): as far up as the latency budget allows. In its favour, without a trial: half the SLO
-    for gathering and half for computing, like Nexus. An instance for each batch that the device computes at once. The
-    timeout, off by default, leaves the time that the largest batch takes.
+    docs/user_guide/batcher.md): as far up as the latency budget allows. In its favour, without a trial: the largest
+    batch takes half the SLO, like Nexus's, the timeout, which is off by default, leaves the time that it takes, and the
+    delay ends a tenth of the SLO before that. An instance for each batch that the device computes at once.
     """
 
     def __init__(self, *, slots: int, preferred: Iterable[int], delay: float, timeout: float = inf) -> None:
@@ -59,9 +62,9 @@ class Triton(Fifo):
 
 
 def contender(knowledge: Knowledge, _rng: Random) -> Still:
-    """Preferred sizes up to Nexus's batch, and a delay of half the SLO."""
+    """Preferred sizes up to Nexus's batch, and a delay of almost half the SLO."""
     batch = half_slo_batch(knowledge)
-    chosen = setting(knowledge, batch, knowledge.slo / 2)
+    chosen = setting(knowledge, batch, DELAY * knowledge.slo)
     return Still(
         chosen,
         lambda: Triton(
