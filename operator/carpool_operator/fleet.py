@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -59,10 +60,12 @@ class Fleet:
         """Whether all has been listed once."""
         self.last_event = dict.fromkeys(KINDS, clock())
         """When something was last told, by kind; bookmarks count for pods."""
-        self.unheard = dict.fromkeys(KINDS, 0)
-        """Lists in a row that had news while no event of that kind had come since the list before."""
+        self.unheard: dict[tuple[str, str | None], int] = {}
+        """By kind and namespace (``None``: of all): lists in a row that had news while no event had come since the list
+        before. Of each namespace, because each has a watch of its own."""
         self._clock = clock
-        self._last_list = dict.fromkeys(KINDS, clock())
+        self._last_list: dict[tuple[str, str | None], float] = {}
+        self._told: dict[tuple[str, str], float] = {}
         self._caches: dict[str, Cache[Key, Any]] = {
             POLICIES: self.policies,
             DEPLOYMENTS: self.deployments,
@@ -77,7 +80,9 @@ class Fleet:
 
     def seen(self, kind: str, key: Key, version: int, value: object) -> None:
         """Take an object as it was at a version; ``None``: it is gone, or of no interest any more."""
-        self.last_event[kind] = self._clock()
+        now = self.last_event[kind] = self._clock()
+        if (kind, key.namespace) in self._last_list:
+            self._told[kind, key.namespace] = now
         if value is None:
             self._caches[kind].drop(key, version)
         else:
@@ -91,12 +96,13 @@ class Fleet:
         """Take a list of all of a kind, in one namespace or in all; returns how many objects it had news of."""
         return self._caches[kind].replace(items, version, lambda key: namespace is None or key.namespace == namespace)
 
-    def listening(self, kind: str, news: int) -> None:
-        """Compare what the lists of a kind had to say with what the events did."""
-        now = self._clock()
-        deaf = news and self.synced and self.last_event[kind] <= self._last_list[kind]
-        self.unheard[kind] = self.unheard[kind] + 1 if deaf else 0
-        self._last_list[kind] = now
+    def listening(self, kind: str, namespace: str | None, news: int) -> None:
+        """Compare what a list of a kind, in one namespace or in all, had to say with what the events did."""
+        place = kind, namespace
+        heard = self.last_event[kind] if namespace is None else self._told.get((kind, namespace), -inf)
+        deaf = news and self.synced and heard <= self._last_list[place]
+        self.unheard[place] = self.unheard.get(place, 0) + 1 if deaf else 0
+        self._last_list[place] = self._clock()
 
     def sizes(self) -> dict[str, int]:
         """Return how many objects of each kind there are."""
@@ -182,8 +188,9 @@ class Sync:
                 items, version = await asyncio.get_running_loop().run_in_executor(
                     self._thread, read_list, self._kube, path, kind.query, kind.kept
                 )
-                news += self._fleet.listed(name, namespace, items, version)
-            self._fleet.listening(name, news)
+                found = self._fleet.listed(name, namespace, items, version)
+                self._fleet.listening(name, namespace, found)
+                news += found
             if self._fleet.synced:
                 self._found(name, news)
         if not self._fleet.synced:

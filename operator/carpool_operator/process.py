@@ -109,7 +109,11 @@ class Operator:
                 return f"the watch of {watch.path} is stuck"
         if self._loop is not None and self.election.leads() and now > self._loop.progress + STUCK:
             return "the reconcile loop is stuck"
-        deaf = [kind for kind, lists in self.fleet.unheard.items() if lists >= UNHEARD]
+        deaf = [
+            kind if namespace is None else f"{kind} in {namespace}"
+            for (kind, namespace), lists in self.fleet.unheard.items()
+            if lists >= UNHEARD
+        ]
         return f"no events come of {', '.join(deaf)}, though there are changes" if deaf else ""
 
     def unready(self) -> str:

@@ -10,7 +10,7 @@ import pytest
 from things import DEPLOYMENT, POD, POLICY, deployment, pod, policy
 from times import Quick
 
-from carpool_operator.fleet import DEPLOYMENTS, POLICIES, Fleet, Sync, watch_pods
+from carpool_operator.fleet import DEPLOYMENTS, KINDS, POLICIES, Fleet, Sync, watch_pods
 from carpool_operator.kube import ApiError
 from carpool_operator.model import Target
 
@@ -140,12 +140,26 @@ async def test_a_watch_that_has_gone_deaf_is_noticed(api, fleet, sync):
     for number in range(3):
         api.put(*POLICY, policy(f"p{number}"))
         await sync.once()
-    assert fleet.unheard == {"policies": 3, "deployments": 0, "statefulsets": 0, "pods": 0}
+    assert fleet.unheard == {(kind, None): 3 * (kind == POLICIES) for kind in KINDS}
 
     fleet.told(POLICIES, False, api.put(*POLICY, policy("p9")))
     api.put(*POLICY, policy("p10"))
     await sync.once()
-    assert fleet.unheard[POLICIES] == 0
+    assert fleet.unheard[POLICIES, None] == 0
+
+
+async def test_one_namespace_s_watch_that_has_gone_deaf_is_noticed_though_others_hear(kube, api, fleet):
+    sync = Sync(
+        kube, fleet, ["a", "b"], interval=1.0, found=lambda *_: None, clock=Clock(),
+        log=logging.getLogger("test"), random=Quick(),
+    )  # fmt: skip
+    await sync.once()
+    for number in range(3):
+        fleet.told(POLICIES, False, api.put(*POLICY, policy(f"p{number}"), "a"))
+        api.put(*POLICY, policy(f"p{number}"), "b")
+        await sync.once()
+
+    assert (fleet.unheard[POLICIES, "a"], fleet.unheard[POLICIES, "b"]) == (0, 3)
 
 
 async def test_events_tell_of_what_changes(api, fleet):

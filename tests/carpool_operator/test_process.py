@@ -160,7 +160,7 @@ async def test_what_is_stuck_is_named(api, start):
     await api.until(lambda: one.fleet.synced and one._loop is not None)
     one._clock = lambda: one.sync.ended + STUCK / 2
     assert one.stuck() == ""
-    one.fleet.unheard["policies"] = 3
+    one.fleet.unheard["policies", None] = 3
     assert one.stuck() == "no events come of policies, though there are changes"
     one._loop.progress -= 2 * STUCK
     one.election.leads = lambda: True
