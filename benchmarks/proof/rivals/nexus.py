@@ -44,7 +44,8 @@ class Nexus(Fifo):
 
     In its favour: the true l(b); no time for the network, before or after the model; the rate is measured where the
     requests come in; a session has each GPU to itself; a batch starts as soon as it is full or its head has waited for
-    a duty cycle, whatever the cycle's phase; who waits beyond the batch for the rate rides along, up to half the SLO.
+    a duty cycle, whatever the cycle's phase; who waits beyond the batch for the rate rides along, up to half the SLO. A
+    cycle may be longer than the wait that the policy's bounds allow all others, half the SLO unless it says otherwise.
     """
 
     def __init__(self, knowledge: Knowledge) -> None:
