@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from carpool_cli.admin_client import AdminClient, AdminError, key_of
+from carpool_cli.admin_client import AdminError, client_of
 from carpool_cli.figures import Figures, duration, figures_of, number
-from carpool_cli.options import ADDRESS, DURATION, Address
+from carpool_cli.options import ADDRESS, DURATION, Address, opening
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from carpool.report import Report, RolledBack
-    from carpool_cli.admin_client import Explained, Explanation
+    from carpool_cli.admin_client import AdminClient, Explained, Explanation
 
 POLL = 1.0
 """Seconds between two questions of --follow: the tuner decides once a second."""
@@ -42,14 +42,16 @@ Examples:
 )
 @click.option("--follow", is_flag=True, help="Go on, and print decisions as they are taken.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --follow one object a line.")
-@click.option("--key-file", type=click.Path(path_type=Path), help="File with the admin key.")
-def command(*, admin: Address, last: int, over: float, follow: bool, as_json: bool, key_file: Path | None) -> None:
+@opening
+def command(
+    *, admin: Address, last: int, over: float, follow: bool, as_json: bool, key_file: Path | None, workload: str | None
+) -> None:
     """Say what the sidecar whose admin port is at ADMIN (http://127.0.0.1:9090 by default) decided, when and why.
 
     Each decision comes with what it predicted; where the tuner would be if it could go at once, and what keeps it. At
     the end, what the last decision predicted stands beside what is observed.
     """
-    client = AdminClient(admin, key_of(key_file))
+    client = client_of(admin, key_file, workload)
     try:
         if follow:
             _follow(client, as_json)

@@ -13,6 +13,7 @@ import click
 from carpool.policy import Duration
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
 
@@ -110,6 +111,20 @@ class OutputFile(click.Path):
         if not os.access(path.parent, os.W_OK):
             self.fail(f"{str(path.parent)!r} is no folder that can be written to: make it first", param, ctx)
         return path
+
+
+def opening(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that open an admin port."""
+    for option in (
+        click.option(
+            "--workload",
+            help="Whose injected sidecar it is, e.g. shop/Deployment/resnet; "
+            "--key-file is then the operator's private key.",
+        ),
+        click.option("--key-file", type=click.Path(path_type=Path), help="File with the admin key."),
+    ):
+        command = option(command)
+    return command
 
 
 DURATION = DurationType()

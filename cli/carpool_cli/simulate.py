@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from carpool.policy import Duration, Parameters, ShedAt, format_seconds
 from carpool.tuning import Assessor, Situation
 from carpool_cli import device_profile, planning
-from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, Address
+from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, Address, opening
 from carpool_cli.recommending import best_of
 from carpool_cli.replaying import How
 from carpool_cli.simulating import TYPICAL, Twin, distinct, show
@@ -111,11 +111,7 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
 @click.option(
     "--plot", type=OUTPUT_FILE, help="Draw the plane of (max_batch, max_wait) of a running sidecar (PNG, SVG or PDF)."
 )
-@click.option("--key-file", type=click.Path(path_type=Path), help="File with the running sidecar's admin key.")
-@click.option(
-    "--workload",
-    help="Whose injected sidecar it is, e.g. shop/Deployment/resnet; --key-file is then the operator's private key.",
-)
+@opening
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.pass_context
 def command(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from carpool_cli.admin_client import AdminClient, AdminError, key_of
-from carpool_cli.options import ADDRESS, Address
+from carpool_cli.admin_client import AdminError, client_of
+from carpool_cli.options import ADDRESS, Address, opening
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from carpool_cli.admin_client import AdminClient
 
 INTERVAL = 0.5
 """Seconds between two looks."""
@@ -32,14 +34,14 @@ Examples:
 )
 @click.argument("admin", type=ADDRESS, default="http://127.0.0.1:9090")
 @click.option("--once", is_flag=True, help="Look for two seconds, print that, and end; so it is without a terminal.")
-@click.option("--key-file", type=click.Path(path_type=Path), help="File with the admin key.")
-def command(*, admin: Address, once: bool, key_file: Path | None) -> None:
+@opening
+def command(*, admin: Address, once: bool, key_file: Path | None, workload: str | None) -> None:
     """Watch the sidecar whose admin port is at ADMIN (http://127.0.0.1:9090 by default). Ctrl-C ends it.
 
     Rates and percentiles are over the last 10 s. Where the terminal is too low, older decisions are left out;
     `carpool explain` has them all.
     """
-    client = AdminClient(admin, key_of(key_file))
+    client = client_of(admin, key_file, workload)
     try:
         client.report()
         if once or not sys.stdout.isatty():

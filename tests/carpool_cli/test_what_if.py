@@ -10,11 +10,12 @@ from msgspec.structs import replace
 from carpool.arrivals import Poisson, first
 from carpool.latency import ServiceTime
 from carpool.policy import Admission, BatchingPolicy, Duration, DurationRange, Parameters, ShedAt, for_p99
-from carpool.report import Stalls
+from carpool.report import Lane, Stalls
+from carpool.simulation import Device, Simulation, linear
 from carpool.tuning import Situation, choose
 from carpool_cli.recommending import recommend
 from carpool_cli.replaying import How, load
-from carpool_cli.running import Running
+from carpool_cli.running import Running, learned
 from carpool_cli.what_if import Asked, _promising, what_if
 
 SERVICE = replace(ServiceTime.measured({1: 0.0055, 24: 0.017}), largest_in_flight=2, noise=0.05)
@@ -192,6 +193,27 @@ def test_a_long_recording_of_a_known_device_is_in_no_doubt():
     notes = found_of(behind(rate=100.0, service=known, p99=None)).notes
     assert notes[0] == "seen there"
     assert [note[:26] for note in notes[1:]] == ["by quarters of the recordin"[:26]]
+
+
+def test_what_a_batcher_counted_forecasts_what_became_of_it():
+    """A sidecar that is simulated is asked as one that runs: the same Batcher and the same counters."""
+    times = first(Poisson(400.0), 4096, Random(5))
+    parameters = Parameters(max_batch=16, max_wait=Duration(0.01))
+    device = Device(times=linear(0.005, 0.0005), cv=0.1)
+    estimate = device.estimate(64)
+    outcome = Simulation(times, device, slo=0.05, parameters=parameters, estimate=estimate).run()
+    counted = outcome.final[0].models[""]
+    service = learned(
+        counted, Lane(parameters=parameters, pass_through=False, queued_requests=0, cap=16, quarantined=False)
+    )
+    assert service.time(1) == pytest.approx(0.0055, rel=0.03)
+    assert service.time(8) == pytest.approx(0.009, rel=0.03)
+    assert service.noise == pytest.approx(0.1, abs=0.03)
+    service = replace(service, largest_in_flight=2)
+    answer = found_of(behind(arrivals=[(time, 1) for time in times], parameters=parameters, service=service))
+    now, became = answer.results[0], outcome.summary()
+    assert now.device_seconds_per_request == pytest.approx(became.device_time, rel=0.03)
+    assert now.p99 == pytest.approx(became.p99, rel=0.05)
 
 
 def test_what_was_slower_than_forecast_is_said_at_the_same_load_alone():
