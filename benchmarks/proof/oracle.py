@@ -87,8 +87,8 @@ class Effort(NamedTuple):
     """Times the SLO that a load near the capacity is screened for, at least: a backlog that grows slowly shows late."""
 
 
-FAST = Effort(5000, 40, 20_000, 20)
-SLOW = Effort(2000, 12, 8000, 8)
+FAST = Effort(3000, 16, 12_000, 20)
+SLOW = Effort(1500, 8, 5000, 8)
 """By simulation."""
 
 FINALISTS = 3
