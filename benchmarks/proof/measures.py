@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from carpool.latency import isotonic
 from carpool.outcome import End
 
 if TYPE_CHECKING:
@@ -75,9 +76,20 @@ def add(tallies: Sequence[Tally]) -> Tally:
 # ------------------------------------------------------------------------------------------------- the two shares
 
 
-def highest(steps: Iterable[tuple[float, Tally]]) -> float:
-    """Return the highest load, of (load, what became of it), at which no more than ``TOLERATED`` missed; 0: none."""
-    return max((load for load, step in steps if step.misses <= TOLERATED), default=0.0)
+def highest(steps: Sequence[tuple[float, Tally]]) -> float:
+    """Return the highest load, of (load, what became of it) in ascending order, that is held; 0: not even the lowest.
+
+    Held is what misses at most ``TOLERATED``. At 1 % of a few thousand requests chance makes one step look better than
+    the one before it, so misses are made to rise with the load (isotonic regression) before the curve is cut at
+    ``TOLERATED``, linear between two steps.
+    """
+    loads = [load for load, _ in steps]
+    missed, _ = isotonic([step.misses for _, step in steps], [max(step.stayed, 1) for _, step in steps])
+    held = sum(each <= TOLERATED for each in missed)
+    if held in {0, len(steps)}:
+        return loads[-1] if held else 0.0
+    (low, high), (under, over) = loads[held - 1 : held + 1], missed[held - 1 : held + 1]
+    return low + (high - low) * (TOLERATED - under) / (over - under)
 
 
 class Saving(NamedTuple):

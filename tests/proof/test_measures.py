@@ -40,13 +40,20 @@ def test_the_seconds_of_an_outcome_add_up_to_it():
 # -- the two shares
 
 
-def test_the_highest_load_is_the_last_with_one_percent_of_misses():
-    steps = [(0.5, step(0.0, 1)), (0.9, step(0.01, 1)), (0.95, step(0.011, 1)), (1.0, step(0.3, 1))]
-    assert highest(steps) == 0.9
-
-
-def test_who_holds_no_load_holds_none():
-    assert highest([(0.1, step(0.02, 1))]) == 0.0
+@pytest.mark.parametrize(
+    ("misses", "load"),
+    [
+        ((0.0, 0.01, 0.011, 0.3), 0.9),  # 1 % of misses is held
+        ((0.0, 0.0, 0.02, 0.3), 0.95),  # half way from 0 to 2 %
+        ((0.0, 0.02, 0.0, 0.3), 1.0),  # chance: 1 % on the average of both
+        ((0.0, 0.05, 0.0, 0.3), 0.66),  # not by chance: 2.5 % on the average of both, of which 1 % is 2/5 of the way
+        ((0.0, 0.0, 0.0, 0.0), 1.1),
+        ((0.02, 0.03, 0.03, 0.3), 0.0),
+    ],
+)
+def test_the_highest_load_is_where_misses_rise_beyond_one_percent(misses, load):
+    steps = [(load, step(missing, 1)) for load, missing in zip((0.5, 0.9, 1.0, 1.1), misses, strict=True)]
+    assert highest(steps) == pytest.approx(load)
 
 
 def test_a_saving_is_measured_from_zero_wait_to_the_oracle():

@@ -18,9 +18,9 @@ def figure(name, **changes):
 def test_the_figures_of_a_run():
     assert {name: each.value for name, each in verdict.figures(proof()).items()} == pytest.approx(
         {
-            "highest load, worst": 0.9,
-            "highest load, median": 0.9,
-            "highest load, ahead": 0.9 - 0.5,
+            "highest load, worst": 0.9375,  # six sixteenths of the way from 0.4 to 2 % of misses
+            "highest load, median": 0.9375,
+            "highest load, ahead": 0.9375 - (0.5 + 0.4 * 9 / 19),
             "saving, worst": 0.75,
             "saving, median": 0.75,
             "saving, ahead": 0.75,
@@ -55,7 +55,7 @@ def test_a_rule_that_saves_by_missing_is_not_ahead():
 def test_the_overload_is_no_load_that_is_held():
     made = proof()
     stairs = [replace(each, steps=(*each.steps[:-1], each.steps[0])) for each in made.stairs]
-    assert verdict.highest_loads(replace(made, stairs=stairs), "carpool") == {"plain": pytest.approx(0.9)}
+    assert verdict.highest_loads(replace(made, stairs=stairs), "carpool") == {"plain": pytest.approx(0.9375)}
 
 
 def test_a_low_rate_has_more_time():

@@ -25,7 +25,7 @@ def timeline(contender, misses, *recoveries, scenario="plain"):
 
 
 def proof(**changes):
-    """Carpool holds 0.9 of the load where the oracle holds all, and saves three quarters of what that saves."""
+    """Carpool holds 0.94 of the load where the oracle holds all, and saves three quarters of what that saves."""
     made = Proof(
         commit="0123456789ab",
         date="2026-11-21T12:00:00+00:00",
