@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 SEED = 1
 """Of the record."""
 
-QUICK_SCENARIOS = ("synthetic-1-executor", "tiles-32", "ocr-1-core")
-QUICK_CONTENDERS = (CARPOOL, "half-slo", LAZY)
+QUICK_SCENARIOS = ("resnet50-t4-throttled", "synthetic-1-executor", "tiles-32")
+QUICK_CONTENDERS = (CARPOOL, LAZY)
 
 
 def main() -> int:
@@ -57,7 +57,7 @@ def main() -> int:
     # Of the code as it is now: what changes while this runs is not what was measured.
     measured, began = commit(), time.monotonic()
     try:
-        run = Run(scenarios, wanted, options.seed, options.jobs)
+        run = Run(scenarios, wanted, options.seed, options.jobs, hours=not options.quick)
         run.play()
     except KeyboardInterrupt:
         print("\ninterrupted; nothing was written", file=sys.stderr)
@@ -95,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
         help=f"of arrivals, noise and whatever rules leave to chance (default: {SEED}, the record's)",
     )
     made.add_argument(
-        "--quick", action="store_true", help="a few scenarios and contenders, with limits of their own: what CI runs"
+        "--quick", action="store_true", help="a few scenarios and contenders, no hours, limits of its own: what CI runs"
     )
     made.add_argument("--scenario", action="append", metavar="NAME", help="only this one; may be given again")
     made.add_argument(
@@ -142,11 +142,22 @@ class _Task(NamedTuple):
 class Run:
     """Everything that is to be played, what of it is done, and what came of it."""
 
-    def __init__(self, scenarios: list[Scenario], contenders: tuple[str, ...], seed: int, jobs: int) -> None:
+    def __init__(
+        self, scenarios: list[Scenario], contenders: tuple[str, ...], seed: int, jobs: int, *, hours: bool
+    ) -> None:
         self._seed = seed
         self._jobs = jobs
         self._contenders = contenders
-        self._left = len(scenarios) * (1 + len(contenders) + 2 * (CARPOOL in contenders))
+        self._references: list[Reference] = []
+        self._rows: list[Rows] = []
+        self._hours: list[rows.Hour] = []
+        self._rollbacks: list[rows.Rollback] = []
+        self._alone: dict[str, tuple[Callable[[Scenario, int], Any], list[Any]]] = {}
+        if CARPOOL in contenders:
+            self._alone["rollback"] = experiments.rollback, self._rollbacks
+            if hours:
+                self._alone["hour"] = experiments.hour, self._hours
+        self._left = len(scenarios) * (1 + len(contenders) + len(self._alone))
         self._done = 0
         self._began = time.monotonic()
         self._ready = deque(
@@ -157,10 +168,6 @@ class Run:
             )
             for scenario in scenarios
         )
-        self._references: list[Reference] = []
-        self._rows: list[Rows] = []
-        self._hours: list[rows.Hour] = []
-        self._rollbacks: list[rows.Rollback] = []
 
     def play(self) -> None:
         """Play all of it in as many processes as were asked for; each oracle is followed by who is measured by it."""
@@ -229,13 +236,10 @@ class Run:
             )
             for contender in self._contenders
         ]
-        if CARPOOL in self._contenders:
-            tasks += [
-                _Task(f"{name}: hour", partial(experiments.hour, scenario, seed), partial(_take, self._hours)),
-                _Task(
-                    f"{name}: rollback", partial(experiments.rollback, scenario, seed), partial(_take, self._rollbacks)
-                ),
-            ]
+        tasks += [
+            _Task(f"{name}: {what}", partial(task, scenario, seed), partial(_take, found))
+            for what, (task, found) in self._alone.items()
+        ]
         self._ready.extendleft(reversed(tasks))
         return (
             f"holds {verdict.top(reference.about, reference.stair):.0%} of {reference.about.capacity:,.0f} requests/s"

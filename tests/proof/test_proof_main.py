@@ -14,7 +14,7 @@ class Run:
     came_of_it = proof()
     interrupted = False
 
-    def __init__(self, scenarios, contenders, seed, jobs):
+    def __init__(self, scenarios, contenders, seed, jobs, *, hours):
         self.asked = scenarios, contenders, seed, jobs
 
     def play(self):
