@@ -355,8 +355,8 @@ def _method(proof: Proof) -> list[str]:
         *_filled(
             f"- **Loads** rise from 10 % of the capacity to {proof.scenarios[0].loads[-2]:.0%} of it in one run, "
             "then to twice the capacity; a step is judged by 3,000 requests at least, from 70 % on by 8,000, once "
-            "it had time to settle. Where misses cross 1 % is read from a curve made to rise with the load, so that one "
-            "lucky step does not count. Nothing is said to anybody when the load moves."
+            "it had time to settle. Where misses cross 1 % is read from a curve made to rise with the load, so that "
+            "one lucky step does not count. Nothing is said to anybody when the load moves."
         ),
         *_filled("- **Timelines** are each scenario's own: two minutes from knowing nothing, then what changes."),
         *_filled(
