@@ -280,7 +280,7 @@ def _show(proof: Proof, bounds: Path) -> None:
         goal = f"{limit.aim:g}" if limit is not None else "-"
         print(f"{name:28} {figure.value:10.4g} {bound:>20} {goal:>10}")
     for each in verdict.shortfalls(proof):
-        value = verdict.MEASURES[each.measure].show(each.value)
+        value = verdict.show(each.measure, each.value)
         print(f"short of its goal: {each.scenario}, {each.measure}: {value}, {each.reason or 'not explained'}")
 
 

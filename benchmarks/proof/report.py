@@ -118,7 +118,7 @@ def _shortfalls(proof: Proof, bounds: Path, reasons: Path) -> list[str]:
     lines = ["## Scenarios that fall short", ""]
     if not found:
         return [*lines, f"None: every goal is met in each of the {len(proof.scenarios)} scenarios."]
-    names = {each.scenario for each in found}
+    names = {each.scenario for each in found} - {verdict.EVERYWHERE}
     lines += [
         *_filled(
             f"{len(names)} of {len(proof.scenarios)} miss a goal. Reasons are written by people, in [a file of "
@@ -128,10 +128,10 @@ def _shortfalls(proof: Proof, bounds: Path, reasons: Path) -> list[str]:
         *_header("scenario", "measure", "measured", "goal", "reason"),
     ]
     for each in found:
-        measure = MEASURES[each.measure]
-        bound = f"{each.limit.direction} {measure.show(each.limit.aim)}"
+        title = _title(each.measure) if each.scenario == verdict.EVERYWHERE else MEASURES[each.measure].title
+        bound = f"{each.limit.direction} {verdict.show(each.measure, each.limit.aim)}"
         lines.append(
-            f"| {each.scenario} | {measure.title} | {measure.show(each.value)} | {bound} "
+            f"| {each.scenario} | {title} | {verdict.show(each.measure, each.value)} | {bound} "
             f"| {each.reason or '**not explained**'} |"
         )
     for name, why in proof.left_out.items():
@@ -160,10 +160,10 @@ def _goals(proof: Proof, others: list[Proof], bounds: Path) -> list[str]:
             if name not in each:
                 values.append("-")
                 continue
-            text = _show(name, each[name].value)
+            text = verdict.show(name, each[name].value)
             values.append(text if limit.reaches(each[name].value) else f"**{text}**")
         lines.append(
-            f"| {_title(name)} | {limit.direction} {_show(name, limit.aim)} | {_show(name, limit.value)} "
+            f"| {_title(name)} | {limit.direction} {verdict.show(name, limit.aim)} | {verdict.show(name, limit.value)} "
             f"| {' | '.join(values)} |"
         )
     return [*lines, "", "Bold: the goal is missed."]
@@ -172,10 +172,6 @@ def _goals(proof: Proof, others: list[Proof], bounds: Path) -> list[str]:
 def _title(figure: str) -> str:
     measure, _, kind = figure.partition(", ")
     return f"{MEASURES[measure].title}: {kind if kind != 'ahead' else 'median, ahead of the best rule by'}"
-
-
-def _show(figure: str, value: float) -> str:
-    return MEASURES[figure.partition(", ")[0]].show(value)
 
 
 def _contenders(proof: Proof) -> list[str]:

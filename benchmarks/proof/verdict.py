@@ -45,11 +45,17 @@ class Measure(NamedTuple):
     """Whether rivals are measured too."""
 
 
+EVERYWHERE = "all scenarios"
+"""Stands for a scenario where a goal is about all of them together."""
+
+
 class Shortfall(NamedTuple):
     """A scenario in which a goal is missed."""
 
     scenario: str
+    """Its name, or ``EVERYWHERE``."""
     measure: str
+    """Of ``MEASURES``; of all scenarios together, the figure's name."""
     value: float
     limit: Limit
     reason: str | None
@@ -191,6 +197,11 @@ MEASURES = {
 """By the name that limits and reasons go by."""
 
 
+def show(name: str, value: float) -> str:
+    """Write a value of a measure, or of a figure of one, for people."""
+    return MEASURES[name.partition(", ")[0]].show(value)
+
+
 def stairs(proof: Proof, contender: str) -> dict[str, Stair]:
     """Return a contender's stairs by scenario."""
     return {stair.scenario: stair for stair in proof.stairs if stair.contender == contender}
@@ -242,9 +253,17 @@ def missed(proof: Proof, bounds: Path) -> list[str]:
 
 
 def shortfalls(proof: Proof, bounds: Path = LIMITS, reasons: Path = REASONS) -> list[Shortfall]:
-    """Return every scenario in which Carpool misses a goal, with the reason as far as one is known."""
+    """Return every scenario in which Carpool misses a goal, with the reason as far as one is known.
+
+    First those that all scenarios miss together: a median, a rule that is ahead.
+    """
     goals = limits(bounds)
     known = msgspec.json.decode(reasons.read_bytes(), type=dict[str, dict[str, str]])
+    together = [
+        Shortfall(EVERYWHERE, name, figure.value, goals[name], known.get(EVERYWHERE, {}).get(name))
+        for name, figure in figures(proof).items()
+        if name in goals and not name.endswith(", worst") and not goals[name].reaches(figure.value)
+    ]
     found = []
     for name, measure in MEASURES.items():
         limit = goals.get(f"{name}, worst")
@@ -255,4 +274,4 @@ def shortfalls(proof: Proof, bounds: Path = LIMITS, reasons: Path = REASONS) -> 
             for scenario, value in measure.values(proof, CARPOOL).items()
             if not limit.reaches(value)
         ]
-    return sorted(found, key=lambda each: each.scenario)
+    return [*together, *sorted(found, key=lambda each: each.scenario)]

@@ -109,11 +109,19 @@ def test_a_reason_is_found_by_scenario_and_measure(tmp_path):
     assert found.reason == "the cold start"
 
 
+def test_goals_of_all_scenarios_together_come_first(tmp_path):
+    path, reasons = bounds(tmp_path, name="saving, ahead", value=0.7, goal=0.8, direction="at least"), tmp_path / "r"
+    reasons.write_text(json.dumps({verdict.EVERYWHERE: {"saving, ahead": "half the promise is hard to beat"}}))
+    (found,) = verdict.shortfalls(proof(), path, reasons)
+    assert (found.scenario, found.value) == (verdict.EVERYWHERE, 0.75)
+    assert found.reason == "half the promise is hard to beat"
+
+
 def test_reasons_that_were_reviewed_are_of_scenarios_and_measures_that_there_are():
     known = {path.stem for path in (verdict.HERE.parent / "scenarios").glob("*.json")}
     for scenario, reasons in json.loads(verdict.REASONS.read_text()).items():
-        assert scenario in known
-        assert set(reasons) <= set(verdict.MEASURES)
+        assert scenario in {*known, verdict.EVERYWHERE}
+        assert {name.partition(", ")[0] for name in reasons} <= set(verdict.MEASURES)
 
 
 def test_a_phase_that_never_became_good_is_the_worst():
