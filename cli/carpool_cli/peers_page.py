@@ -41,6 +41,7 @@ def page(peers: Sequence[Peer], generated: str) -> str:
         return "\n".join([*lines, "`make peers` has not been run for the record yet."]) + "\n"
     both = [(peer, setting) for peer, setting in _each(peers) if setting["cancels"]]
     for part in (
+        _in_short(peers),
         _settings(peers),
         [_LOAD, "", *_loads(peers)],
         [_CANCELS, "", *_cancels(both)],
@@ -56,6 +57,34 @@ def _each(peers: Iterable[Peer]) -> Iterator[tuple[Peer, Any]]:
     for peer in peers:
         for setting in peer["settings"]:
             yield peer, setting
+
+
+def _in_short(peers: Sequence[Peer]) -> Iterator[str]:
+    """Yield a line for each setting, and what to make of it."""
+    trials = [trial for _, setting in _each(peers) for trial in setting["trials"]]
+    yield "## In short"
+    yield ""
+    if trials:
+        others = sorted(trial["others_cores"] for trial in trials)
+        stalled, seconds = sum(len(trial["stalled"]) for trial in trials), sum(trial["seconds"] for trial in trials)
+        yield f"Noise: beside these runs others took {others[0]:.1f} to {others[-1]:.1f} cores (median"
+        yield f"{others[len(others) // 2]:.1f}), and pauses of the machine touched {stalled} of {seconds:g} seconds."
+        yield "An engine that needs more CPU for a request than is left then is late for that, not for its batches: compare"
+        yield "it with *Carpool beside*, taken within minutes of it. Good, device and CPU are by rate."
+        yield ""
+    yield from _head("engine, setting, requests/s, good, device ms, CPU ms, lost or wrong, errors a poisoned one")
+    for peer, setting in _each(peers):
+        trials, hung_up, failing = setting["trials"], setting["cancels"], setting["poison"]
+        found = (
+            "" if hung_up is None else sum(seen["wrong"] + sum(seen["lost"].values()) for seen in (hung_up, failing))
+        )
+        along = "" if failing is None else f"{_along(failing):.1f}"
+        by_rate = [
+            " / ".join(f"{trial['rate']:g}" for trial in trials),
+            " / ".join(_share(trial["good_share"]) for trial in trials),
+            *(" / ".join(_cost(trial, cost) or "-" for trial in trials) for cost in ("device_ms", "cpu_ms")),
+        ]
+        yield _row([peer["title"], setting["name"], *by_rate, found, along])
 
 
 def _settings(peers: Sequence[Peer]) -> Iterator[str]:
@@ -95,7 +124,7 @@ def _loads(peers: Sequence[Peer]) -> Iterator[str]:
                 _share(trial["steady_good_share"]),
                 *map(_time, (trial["p50"], trial["p99"], trial["steady_p99"])),
                 f"{trial['rows_a_batch']:.1f}",
-                *(f"{trial[cost]:.2f}" if trial["p50"] is not None else "" for cost in ("device_ms", "cpu_ms")),
+                *(_cost(trial, cost) for cost in ("device_ms", "cpu_ms")),
                 f"{len(trial['stalled'])} of {trial['seconds']:g} s",
                 f"{trial['others_cores']:.1f}",
             ]
@@ -118,8 +147,14 @@ def _poison(found: Sequence[tuple[Peer, Any]]) -> Iterator[str]:
     for peer, setting in found:
         seen = setting["poison"]
         cells = [peer["title"], setting["name"], f"{seen['rate']:g}", seen["misbehaved"], *_outcome(seen)]
-        along = sum(seen["refused"].values()) / max(seen["misbehaved"], 1)
-        yield _row([*cells, f"{seen['rows_a_batch']:.1f}", f"{along:.1f}", "yes" if seen["serves_after"] else "NO"])
+        batch = f"{seen['rows_a_batch']:.1f}"
+        yield _row([*cells, batch, f"{_along(seen):.1f}", "yes" if seen["serves_after"] else "NO"])
+
+
+def _along(seen: Any) -> float:  # noqa: ANN401 - as read from JSON
+    """Return how many innocents shared each poisoned request's error; other errors are load that was shed."""
+    shared = sum(count for status, count in seen["refused"].items() if status in seen["their_answers"])
+    return float(shared / max(seen["misbehaved"], 1))
 
 
 def _outcome(seen: Any) -> list[Any]:  # noqa: ANN401 - as read from JSON
@@ -179,6 +214,11 @@ def _share(value: float | None) -> str:
 
 def _time(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1e3:,.0f} ms"
+
+
+def _cost(trial: Any, name: str) -> str:  # noqa: ANN401 - as read from JSON
+    """Return a cost of a right answer, where there were any."""
+    return f"{trial[name]:.2f}" if trial["p50"] is not None else ""
 
 
 def _counts(counts: dict[str, int]) -> str:

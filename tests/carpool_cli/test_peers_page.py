@@ -9,7 +9,7 @@ TRIAL = {
 }  # fmt: skip
 OVERLOADED = TRIAL | {"rate": 400.0, "p50": None, "p99": None, "stalled": [], "generator_limits": ["too busy"]}
 FAULTS = {
-    "rate": 200.0, "misbehaved": 10, "innocents": 90, "refused": {"500": 30, "503": 5}, "lost": {"timeout": 1},
+    "rate": 200.0, "misbehaved": 10, "their_answers": {"500": 10}, "innocents": 90, "refused": {"500": 30, "503": 5}, "lost": {"timeout": 1},
     "wrong": 2, "rows_computed": 97, "rows_a_batch": 4.5, "serves_after": False,
 }  # fmt: skip
 TRIED = [
@@ -43,6 +43,13 @@ def test_without_data_it_says_so():
     assert "has not been run" in lines()[-1]
 
 
+def test_each_setting_has_a_line_of_its_own():
+    page = lines(peer())
+    assert "| mosec | tuned | 200 / 400 | 98.7% / 98.7% | 1.76 / - | 0.40 / - | 6 | 3.0 |" in page
+    assert "| mosec | Carpool beside | 200 | 98.7% | 1.76 | 0.40 |  |  |" in page
+    assert any("others took 1.5 to 1.5 cores" in line for line in page)
+
+
 def test_loads_have_a_row_for_each_rate():
     page = lines(peer())
     expected = "mosec | tuned | 200 | 98.7% | 99.1% | 12 ms | 81 ms |  | 3.1 | 1.76 | 0.40 | 2 of 15 s | 1.5"
@@ -59,7 +66,7 @@ def test_what_nobody_got_has_no_cost_and_a_slow_generator_is_named():
 def test_faults_are_counted_by_what_the_others_got():
     page = lines(peer())
     assert "| mosec | tuned | 200 | 10 | 90 | 30 x 500, 5 x 503 | 1 x timeout | 2 | 97 | NO |" in page
-    assert "| mosec | tuned | 200 | 10 | 90 | 30 x 500, 5 x 503 | 1 x timeout | 2 | 4.5 | 3.5 | NO |" in page
+    assert "| mosec | tuned | 200 | 10 | 90 | 30 x 500, 5 x 503 | 1 x timeout | 2 | 4.5 | 3.0 | NO |" in page
     assert not any(line.startswith("| mosec | Carpool beside | 200 | 10") for line in page)
 
 
