@@ -69,8 +69,8 @@ def _in_short(peers: Sequence[Peer]) -> Iterator[str]:
         stalled, seconds = sum(len(trial["stalled"]) for trial in trials), sum(trial["seconds"] for trial in trials)
         yield f"Noise: beside these runs others took {others[0]:.1f} to {others[-1]:.1f} cores (median"
         yield f"{others[len(others) // 2]:.1f}), and pauses of the machine touched {stalled} of {seconds:g} seconds."
-        yield "An engine that needs more CPU for a request than is left then is late for that, not for its batches: compare"
-        yield "it with *Carpool beside*, taken within minutes of it. Good, device and CPU are by rate."
+        yield "An engine that needs more CPU for a request than is left then is late for that, not for its batches:"
+        yield "compare it with *Carpool beside*, taken within minutes of it. Good, device and CPU are by rate."
         yield ""
     yield from _head("engine, setting, requests/s, good, device ms, CPU ms, lost or wrong, errors a poisoned one")
     for peer, setting in _each(peers):

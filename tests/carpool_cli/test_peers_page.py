@@ -9,7 +9,8 @@ TRIAL = {
 }  # fmt: skip
 OVERLOADED = TRIAL | {"rate": 400.0, "p50": None, "p99": None, "stalled": [], "generator_limits": ["too busy"]}
 FAULTS = {
-    "rate": 200.0, "misbehaved": 10, "their_answers": {"500": 10}, "innocents": 90, "refused": {"500": 30, "503": 5}, "lost": {"timeout": 1},
+    "rate": 200.0, "misbehaved": 10, "their_answers": {"500": 10}, "innocents": 90,
+    "refused": {"500": 30, "503": 5}, "lost": {"timeout": 1},
     "wrong": 2, "rows_computed": 97, "rows_a_batch": 4.5, "serves_after": False,
 }  # fmt: skip
 TRIED = [
