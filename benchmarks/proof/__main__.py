@@ -11,6 +11,7 @@ then nothing was written.
 from __future__ import annotations
 
 import argparse
+import resource
 import shlex
 import signal
 import sys
@@ -64,6 +65,7 @@ def main() -> int:
         return 130
     command = ["python", "benchmarks/proof", *sys.argv[1:]]
     proof = run.proof(measured, shlex.join(command), time.monotonic() - began, left_out)
+    print(f"\n{proof.seconds:.0f} s, {proof.cpu_seconds:.0f} s of CPU")
     bounds = verdict.QUICK_LIMITS if options.quick else verdict.LIMITS
     _show(proof, bounds)
     if options.write:
@@ -206,6 +208,7 @@ class Run:
             seed=self._seed,
             suite=suite.suite_hash(),
             seconds=round(seconds),
+            cpu_seconds=round(_cpu_seconds()),
             left_out=left_out,
             contenders=[Named(name, CONTENDERS[name].name, CONTENDERS[name].cite) for name in self._contenders],
             scenarios=[each.about for each in references],
@@ -251,6 +254,12 @@ class Run:
             f"holds {verdict.top(reference.about, played.stair):.0%}, "
             f"misses {played.timeline.misses:.2%} of its timeline (oracle {played.timeline.best:.2%})"
         )
+
+
+def _cpu_seconds() -> float:
+    """Return what this process and those it waited for have used."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def _put(

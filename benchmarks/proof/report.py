@@ -106,8 +106,8 @@ def _head(proof: Proof) -> list[str]:
         "",
         *_filled(
             f"Commit {proof.commit}, {proof.date}; seed {proof.seed}, suite {proof.suite}; `{proof.command}`, "
-            f"{proof.seconds / 60:.0f} minutes on {machine.cores} cores of {machine.cpu}, {machine.system}, Python "
-            f"{machine.python}."
+            f"{proof.seconds / 60:.0f} minutes ({proof.cpu_seconds / 60:.0f} of CPU) on {machine.cores} cores of "
+            f"{machine.cpu}, {machine.system}, Python {machine.python}."
         ),
     ]
 

@@ -140,6 +140,7 @@ class Proof(Struct, frozen=True):
     """Hash over scenarios and profiles."""
     seconds: float
     """How long it took."""
+    cpu_seconds: float
     left_out: dict[str, str]
     """Scenarios that could not be played, and why."""
     contenders: list[Named]

@@ -34,6 +34,7 @@ def proof(**changes):
         seed=1,
         suite="feedfeed",
         seconds=1200,
+        cpu_seconds=2300,
         left_out={},
         contenders=[
             Named("carpool", "Carpool", "this project"),
