@@ -116,17 +116,18 @@ def _shortfalls(proof: Proof, bounds: Path, reasons: Path) -> list[str]:
     """List scenarios that miss a goal, each with its reason."""
     found = shortfalls(proof, bounds, reasons)
     lines = ["## Scenarios that fall short", ""]
-    if not found:
-        return [*lines, f"None: every goal is met in each of the {len(proof.scenarios)} scenarios."]
-    names = {each.scenario for each in found} - {verdict.EVERYWHERE}
-    lines += [
-        *_filled(
-            f"{len(names)} of {len(proof.scenarios)} miss a goal. Reasons are written by people, in [a file of "
-            "their own](../benchmarks/proof/shortfalls.json)."
-        ),
-        "",
-        *_header("scenario", "measure", "measured", "goal", "reason"),
-    ]
+    if found:
+        names = {each.scenario for each in found} - {verdict.EVERYWHERE}
+        lines += [
+            *_filled(
+                f"{len(names)} of {len(proof.scenarios)} miss a goal. Reasons are written by people, in [a file of "
+                "their own](../benchmarks/proof/shortfalls.json)."
+            ),
+            "",
+            *_header("scenario", "measure", "measured", "goal", "reason"),
+        ]
+    else:
+        lines += [f"None: every goal is met in each of the {len(proof.scenarios)} scenarios."]
     for each in found:
         title = _title(each.measure) if each.scenario == verdict.EVERYWHERE else MEASURES[each.measure].title
         bound = f"{each.limit.direction} {verdict.show(each.measure, each.limit.aim)}"
