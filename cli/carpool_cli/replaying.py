@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from carpool.arrivals import Gamma, Poisson, scaled, until
 from carpool.queueing import forecast, glance
+from carpool.statistics import RECENT_ARRIVALS
 from carpool.tuning import HEADROOM, Assessor
 from carpool_cli import planning
 from carpool_cli.figures import duration, number
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
     from carpool.queueing import Forecast, Glance
     from carpool.tuning import Situation
 
-PLAYED = 20_000
-"""Arrivals that a forecast plays at most: 200 of them lie beyond the p99. A plane has a hundred forecasts."""
+PLAYED = 2 * RECENT_ARRIVALS
+"""Arrivals that a forecast plays at most: all that a sidecar remembers, twice. A search and a plane have hundreds of
+forecasts, and played more often than that a recording tells nothing new; the simulation plays all."""
 
 TELLS_BURSTS = 1.0
 """Seconds of arrivals below which their spread is not asked for: ten windows."""

@@ -379,10 +379,10 @@ def _progress() -> Iterator[Callable[[int], object]]:
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not (console.is_terminal and sys.stderr.isatty())) as bar:
-        task = bar.add_task("forecasting", total=None)
+        task = bar.add_task("searching", total=None)
 
         def step(left: int) -> None:
             total = bar.tasks[task].total or left + 1
-            bar.update(task, total=total, completed=total - left)
+            bar.update(task, description="forecasting", total=total, completed=total - left)
 
         yield step

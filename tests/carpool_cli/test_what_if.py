@@ -9,7 +9,17 @@ from msgspec.structs import replace
 
 from carpool.arrivals import Poisson, first
 from carpool.latency import ServiceTime
-from carpool.policy import Admission, BatchingPolicy, Duration, DurationRange, Parameters, ShedAt, for_p99
+from carpool.policy import (
+    SLO,
+    Admission,
+    BatchingPolicy,
+    Duration,
+    DurationRange,
+    Latency,
+    Parameters,
+    ShedAt,
+    for_p99,
+)
 from carpool.report import Lane, Stalls
 from carpool.simulation import Device, Simulation, linear
 from carpool.tuning import Situation, choose
@@ -193,6 +203,15 @@ def test_a_long_recording_of_a_known_device_is_in_no_doubt():
     notes = found_of(behind(rate=100.0, service=known, p99=None)).notes
     assert notes[0] == "seen there"
     assert [note[:26] for note in notes[1:]] == ["by quarters of the recordin"[:26]]
+
+
+def test_the_plane_is_of_the_highest_percentile_promised():
+    policy = BatchingPolicy(slo=SLO(latency=Latency(p50=Duration(0.03), p95=Duration(0.05))))
+    answer = found_of(behind(rate=400.0, count=1000, policy=policy))
+    assert (answer.percentile, answer.planes[0].percentile, answer.slo_seconds) == ("p95", "p95", 0.05)
+    assert answer.recommendation.holds
+    assert answer.recommendation.p50 <= 0.03
+    assert "arrivals do not bear" not in " ".join(answer.notes)
 
 
 def test_what_a_batcher_counted_forecasts_what_became_of_it():
