@@ -44,7 +44,7 @@ class Client:
         self._session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {token}"},
             connector=aiohttp.TCPConnector(ssl=context, limit=0),
-            timeout=aiohttp.ClientTimeout(total=None, connect=10),
+            timeout=aiohttp.ClientTimeout(total=None, connect=30),
         )
 
     async def __aenter__(self) -> Self:

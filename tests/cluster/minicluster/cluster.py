@@ -142,7 +142,7 @@ class Cluster:
             assert self._host.stdout
             self._host.stdin.close()  # its first process ends with it, and with that all others
             try:
-                self._host.wait(timeout=10)
+                self._host.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 self._host.kill()  # unshare takes its child along
                 self._host.wait()

@@ -202,7 +202,7 @@ class FaultProxy:
         certificate = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         certificate.load_cert_chain(folder / "proxy.crt", folder / "proxy.key")
         connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=folder / "ca.crt"), limit=0)
-        timeout = aiohttp.ClientTimeout(total=None, connect=10)
+        timeout = aiohttp.ClientTimeout(total=None, connect=30)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
 
             async def handle(request: web.Request) -> web.StreamResponse:
