@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -21,11 +22,17 @@ from peers.environments import NotInstalled, environment, versions  # noqa: E402
 from peers.results import Peer, Setting, Trial, Tried, best, save  # noqa: E402
 from peers.running import NotStarted, Running  # noqa: E402
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 RESULTS = ROOT / "benchmarks" / "results" / "peers"
 TRIED_SECONDS = 5.0
 TRIED_WARM_UP = 2.0
 MOSTLY_MISSED = 0.5
 """A share of good answers below which higher rates are not tried."""
+
+WENT_WELL = 0.9
+"""A share of good answers from which an engine keeps up."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--profile", default="bert-large-384-a100", help="of benchmarks/profiles [%(default)s]")
     made.add_argument("--slo", type=float, default=0.1, help="seconds by which an answer is good [%(default)s]")
     made.add_argument("--rates", type=rates, default=[60.0, 200.0, 400.0], help="requests/s, ascending [60,200,400]")
-    made.add_argument("--fault-rate", type=float, default=200.0, help="requests/s while some misbehave [%(default)s]")
+    made.add_argument("--fault-rate", type=float, help="requests/s while some misbehave [the highest that went well]")
     made.add_argument("--seconds", type=float, default=15.0, help="measured at each rate [%(default)s]")
     made.add_argument("--warm-up", type=float, default=10.0, help="seconds before that [%(default)s]")
     made.add_argument("--seed", type=int, default=0, help="of arrivals [%(default)s]")
@@ -50,6 +57,11 @@ def rates(text: str) -> list[float]:
     if not found or min(found) <= 0 or sorted(found) != found:
         raise argparse.ArgumentTypeError(f"{text!r}: write ascending requests per second, e.g. 60,200,400")
     return found
+
+
+def fault_rate(seen: Sequence[Trial]) -> float:
+    """Return the highest rate that went well: beyond it answers are lost to the load alone. The lowest if none did."""
+    return max((trial.rate for trial in seen if trial.good_share >= WENT_WELL), default=seen[0].rate)
 
 
 class Campaign:
@@ -131,12 +143,13 @@ class Campaign:
         told = self._told
         with self._start(settings) as running:
             seen = self._loaded(name, running)
+        rate = told.fault_rate or fault_rate(seen)
         # Fresh processes: an overload before leaves more behind than a wait can see.
         with self._start(settings) as running:
-            hung_up = trials.cancels(running, told.fault_rate, told.seconds, told.seed)
+            hung_up = trials.cancels(running, rate, told.seconds, told.seed)
             self._say(f"{name}, cancels: lost {hung_up.lost}, refused {hung_up.refused}, wrong {hung_up.wrong}")
         with self._start(settings) as running:
-            poisoned = trials.poison(running, told.fault_rate, told.seconds, told.seed)
+            poisoned = trials.poison(running, rate, told.seconds, told.seed)
             self._say(
                 f"{name}, poison: {poisoned.misbehaved} got {poisoned.their_answers}; of the others refused "
                 f"{poisoned.refused}, lost {poisoned.lost}, wrong {poisoned.wrong}"

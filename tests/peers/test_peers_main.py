@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,6 +28,17 @@ def test_rates_ascend(program):
     for wrong in ("200,60", "0,5"):
         with pytest.raises(argparse.ArgumentTypeError, match="ascending"):
             program.rates(wrong)
+
+
+def test_faults_are_tried_where_load_alone_loses_nothing(program):
+    def seen(*shares):
+        return [
+            SimpleNamespace(rate=rate, good_share=share) for rate, share in zip((60, 200, 400), shares, strict=True)
+        ]
+
+    assert program.fault_rate(seen(1.0, 0.95, 0.2)) == 200
+    assert program.fault_rate(seen(0.99, 0.3, 0.92)) == 400
+    assert program.fault_rate(seen(0.5, 0.3, 0.0)) == 60
 
 
 def test_engines_are_named(program, capsys):
