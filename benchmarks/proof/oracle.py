@@ -17,7 +17,7 @@ import argparse
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import cache, lru_cache
-from math import inf, log
+from math import ceil, inf, log
 from random import Random
 from time import process_time
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,7 +32,7 @@ from carpool.policy import Duration, Parameters, whole_microseconds
 from carpool.queueing import forecast, glance
 from carpool.simulation import Noise
 from carpool.tuning import SIZES, WAITS
-from proof.scenario import HERE, Scenario, load_all, own_hash, suite_hash
+from proof.scenario import HERE, Scenario, Trace, load_all, own_hash, recording, suite_hash
 from proof.world import Stretch, arrival_times, estimate, play
 
 if TYPE_CHECKING:
@@ -265,6 +265,13 @@ class Bench:
         waits = sorted({point.max_wait for point in self.points()})[:SHED_WAITS]
         return [replace(point, shed=True) for point in self.points() if point.max_wait in waits]
 
+    def fair(self, requests: int, rate: float) -> int:
+        """Return so many requests or more: where the load has a cycle, whole ones of it."""
+        if isinstance(self.scenario.arrivals, Trace):
+            return -(-requests // len(recording().times)) * len(recording().times)
+        cycle = self.scenario.cycle * rate
+        return round(ceil(requests / cycle) * cycle) if cycle else requests
+
     def measure(self, point: Point, rate: float, requests: int) -> Measured:
         """Play a constant load through a point: by the recursion where that is exact, else by ``simulate``."""
         if not self.exact:
@@ -355,7 +362,7 @@ def find_capacity(scenario: Scenario) -> float:
         return max(effort.screened, round(effort.promises * slo * rate))
 
     def confirmed(rate: float) -> int:
-        return max(effort.confirmed, round(3 * effort.promises * slo * rate))
+        return bench.fair(max(effort.confirmed, round(3 * effort.promises * slo * rate)), rate)
 
     # 1. Everybody, at loads that rise by 8 %, those that miss too many left behind.
     points = [*bench.points(), *bench.shedding()]
@@ -382,7 +389,8 @@ def find_capacity(scenario: Scenario) -> float:
 
     # 3. The best of them, by the simulator.
     def simulated(rate: float) -> float:
-        return min(bench.simulate(point, rate, PLAYED, PLAYED / 6 / rate).misses for point in finalists[:FINALISTS])
+        requests, settle = bench.fair(PLAYED, rate), PLAYED / 6 / rate
+        return min(bench.simulate(point, rate, requests, settle).misses for point in finalists[:FINALISTS])
 
     return _edge(held, simulated)
 
@@ -424,7 +432,13 @@ def find_level(scenario: Scenario, load: float, device: float, held: float) -> L
     loose = 1.6 * BUDGET
     screened = [look(point, effort.screened, loose) for point in points]
     screened.sort(key=lambda point: rank(point, loose))
-    confirmed = [look(point, effort.confirmed, BUDGET) for point in screened[: effort.survivors]]
+    if near:
+        # Whoever sheds misses some from the start, whoever doesn't misses nobody until the backlog is there.
+        half = effort.survivors // 2
+        shed = [point for point in screened if point.shed]
+        screened = [point for point in screened if not point.shed][:half] + shed[:half]
+    requests = bench.fair(effort.confirmed * (2 if near else 1), rate)
+    confirmed = [look(point, requests, BUDGET) for point in screened[: effort.survivors]]
     confirmed.sort(key=lambda point: rank(point, BUDGET))
     # Those that did the very same, as a cap does that is never reached, are no choice.
     distinct = {(point.misses, point.ahead, point.device_time): point for point in reversed(confirmed)}
@@ -451,9 +465,11 @@ def find(scenario: Scenario, entry: Entry | None, *, levels: bool) -> tuple[Entr
     begun = process_time()
     if entry is None or entry.hash != own_hash(scenario):
         entry = Entry(scenario.name, own_hash(scenario), float(f"{find_capacity(scenario):.4g}"))
-    if levels and not entry.levels:
+    if levels:
+        there = {(level.load, level.device): level for level in entry.levels}
         held = entry.capacity
-        entry = replace(entry, levels=tuple(find_level(scenario, *each, held) for each in wanted(scenario)))
+        found = tuple(there.get(each) or find_level(scenario, *each, held) for each in wanted(scenario))
+        entry = replace(entry, levels=found)
     return entry, process_time() - begun
 
 
