@@ -307,12 +307,12 @@ def _own_times(samples: Iterable[Sample], executors: int) -> dict[int, Sample]:
 
 
 def _most_in_flight(samples: Iterable[Sample]) -> int:
-    """Most batches in flight that were seen more than by accident."""
+    """Most batches in flight that were seen often enough to tell whether as many are computed at once."""
     seen: dict[int, float] = {}
     for s in samples:
         if s.executors == 0:
             seen[s.in_flight] = seen.get(s.in_flight, 0.0) + s.batches
-    return max((k for k, batches in seen.items() if batches >= _BY_ACCIDENT), default=1)
+    return max((k for k, batches in seen.items() if batches >= _TELLING), default=1)
 
 
 def _fit_executors(samples: Sequence[Sample], known: int | None) -> int:
@@ -346,6 +346,8 @@ def _fit_executors(samples: Sequence[Sample], known: int | None) -> int:
     return likely[0]
 
 
+_TELLING = 30.0
+"""Batches beyond the executors known from which there being no more of them is believed, and not tried again."""
 _BY_ACCIDENT = 3.0
 """Batches of a kind from which it counts as seen."""
 _ROUGHLY = 0.02

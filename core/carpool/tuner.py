@@ -57,6 +57,9 @@ LEAST_CAUTION = 0.5
 FORGIVEN_AFTER = 300.0
 """Seconds without such misses after which one step of caution is taken back; doubled whenever that was too soon."""
 
+BROKEN = 10.0
+"""Seconds for which who would be late is refused after the SLO was seen not to be kept, whatever was forecast."""
+
 TOO_LATE = (LATE, Refused.LATE, Refused.EXPIRED, Refused.QUEUE_FULL)
 """Misses that other parameters might have avoided; failures and cancellations are not."""
 
@@ -140,6 +143,7 @@ class Tuner:
         self._forgiven_after = FORGIVEN_AFTER
         self._forgiven = False
         self._shed = False
+        self._broken_at = -inf
         self._queued_rows = 0
         self._tried: list[Parameters] = []
         self._tried_with: ServiceTime | None = None
@@ -206,8 +210,13 @@ class Tuner:
         # Misses contradict the forecast that was made for these parameters, not what was late before them.
         late = sum(stats.misses.get(reason, 0) for reason in TOO_LATE)
         promised = self._assessor is not None and self._assessor.assess(self.parameters, KEPT).holds_now
-        asked = promised and not backlogged and not self._held and self._caution > LEAST_CAUTION
-        alarmed = asked and self._misses.observe(stats.hits, late, self.parameters.max_batch)
+        asked = promised and not backlogged and not self._held
+        broken = asked and self._misses.observe(stats.hits, late, self.parameters.max_batch)
+        if broken:
+            self._broken_at = now
+        alarmed = broken and self._caution > LEAST_CAUTION
+        if broken and not alarmed:
+            self._misses.restart()
         # 3. Search anew where there is news.
         expelled = self.parameters.pass_through and not observation.passing
         forgives = not alarmed and self._caution < 1 and now - self._calm_since >= self._forgiven_after
@@ -302,11 +311,15 @@ class Tuner:
             return True
         if service.largest_measured >= 1.2 * known.largest_measured:
             return True
-        moved = [b for b in service.sizes if abs(service.time(b) / known.time(b) - 1) > NEWS]
-        # Twice the evidence replaces a first guess; after that only a contradiction does, not chance.
-        return bool(moved) and (
-            service.samples >= 2 * known.samples
-            or any(service.lower(b) > known.upper(b) or service.upper(b) < known.lower(b) for b in moved)
+        # Twice the evidence on a size replaces a first guess; after that only a contradiction does, not chance.
+        return any(
+            abs(service.time(b) / known.time(b) - 1) > NEWS
+            and (
+                service.lower(b) > known.upper(b)
+                or service.upper(b) < known.lower(b)
+                or 2 * (service.upper(b) - service.lower(b)) ** 2 < (known.upper(b) - known.lower(b)) ** 2
+            )
+            for b in service.sizes
         )
 
     def _is_another(self, service: ServiceTime) -> bool:
@@ -528,7 +541,7 @@ class Tuner:
     def _shed_slo(self) -> bool:
         mode = self._policy.admission.shed_at
         if mode is ShedAt.AUTOMATIC:
-            return self._shed or self._backlogged()
+            return self._shed or self._backlogged() or self._seen_at - self._broken_at < BROKEN
         return mode is ShedAt.SLO
 
     def _backlogged(self) -> bool:

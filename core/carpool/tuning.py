@@ -165,7 +165,8 @@ class Assessment(NamedTuple):
             # Where nobody is answered in time, the smallest batch shows soonest whether anybody can be.
             return (2, -self.now.goodput, self.parameters.max_batch)
         if not self.holds_ahead:
-            return (1, self.now.p99)
+            # How many miss at more load than can be kept goes by what is served at most, and that is the margin.
+            return (1, self.outlook.glance_ahead.miss_fraction)
         return (0, self.device_time)
 
     def _holds(self, result: Glance | Forecast, leniency: float) -> bool:
@@ -299,8 +300,8 @@ def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters
     """Find the best configuration within bounds and evidence, ``avoid`` left out.
 
     Sizes go up to twice the largest measured, and not beyond where rows clearly cost more in company. Every second wait
-    is tried at the largest size; from the best one the search walks to neighbours while they are better: device time
-    falls with size and wait until due times turn it, so the walk is short.
+    is tried at the largest size, and at the one whose rows are cheapest; from the best the search walks to neighbours
+    while they are better: device time falls with size and wait until due times turn it, so the walk is short.
     """
     situation = assessor.situation
     limits, service = situation.limits, situation.service
@@ -314,8 +315,13 @@ def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters
         points = [Parameters(max_batch=i, max_wait=Duration(j), max_in_flight=flights) for i, j in inside]
         return [assessor.assess(point) for point in points if point not in avoid]
 
-    scan = [(len(sizes) - 1, wait) for wait in range(0, len(waits), 2)]
-    starts = [at(scan, flights) for flights in _flights(service, limits, current)]
+    # Device time a row may have valleys, at a tile's size, out of which no walk leads: the deepest is begun in as well.
+    begins = sorted({reach, min(sizes, key=lambda size: (service.per_row(size), size))})
+    starts = [
+        at([(sizes.index(size), wait) for wait in range(0, len(waits), 2)], flights)
+        for flights in _flights(service, limits, current)
+        for size in begins
+    ]
     # Where some number in flight keeps the SLO, those that don't are not searched for the most they could do.
     holding = [start for start in starts if any(one.holds_now for one in start)]
     best: Assessment | None = None
