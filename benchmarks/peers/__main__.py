@@ -77,6 +77,7 @@ class Campaign:
         tried: list[Tried] = []
         settings: list[Setting] = []
         known: dict[str, str] = {}
+        begun = commit()
         failed = ""
         try:
             self._bin = environment(self._engine.name)
@@ -98,7 +99,7 @@ class Campaign:
             engine=self._engine.name,
             title=self._engine.title,
             default=self._engine.default,
-            commit=commit(),
+            commit=begun,
             date=today(),
             machine=machine(),
             command=shlex.join(["python", "benchmarks/peers", *sys.argv[1:]]),
@@ -135,7 +136,7 @@ class Campaign:
             self._say(
                 f"{name} at {rate:g}/s: {last.good_share:.2%} good, p99 {last.p99 or 0:.4f} s, "
                 f"{last.rows_a_batch:.1f} rows a batch, device {last.device_ms:.2f} ms, CPU {last.cpu_ms:.2f} ms "
-                f"a request, {len(last.stalled)} seconds stalled, others {last.others_cores:.2f} cores"
+                f"a request, {len(last.stalled)} seconds stalled, denied {last.denied or 0:.0%} of its CPU time"
             )
         return seen
 

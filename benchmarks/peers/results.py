@@ -44,6 +44,8 @@ class Trial(Struct, frozen=True, kw_only=True):
     longest_stall: float
     others_cores: float
     """Cores that neither engine nor generator had, used by others on this machine."""
+    denied: float | None = None
+    """Share of the CPU time that the engine wanted in which it stood in line for a core; ``None``: not recorded."""
     generator_limits: list[str]
 
 

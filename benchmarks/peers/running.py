@@ -116,6 +116,15 @@ class Running:
                 used[name] = used.get(name, 0.0) + sum(map(int, fields[11:15])) / TICK
         return used
 
+    def waited_seconds(self) -> float:
+        """Return how long its threads have stood in line for a core so far: the kernel's own count."""
+        waited = 0
+        for pid in self.processes():
+            for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                with contextlib.suppress(OSError):
+                    waited += int(task.read_text("utf-8").split()[1])
+        return waited / 1e9
+
     def device(self) -> Device:
         """Return what the device has done so far."""
         if self.engine.name == "carpool":

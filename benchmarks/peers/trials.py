@@ -82,10 +82,14 @@ class CheckedLoad(LoadGenerator):
 
 
 class Look(NamedTuple):
-    """Counters at one time. ``machine``: CPU seconds that anybody used; ``generator``: those of this process."""
+    """Counters at one time. ``machine``: CPU seconds that anybody used; ``generator``: those of this process.
+
+    ``waited``: seconds that the engine's threads stood in line for a core.
+    """
 
     at: float
     cpu: dict[str, float]
+    waited: float
     device: Device
     machine: float
     generator: float
@@ -97,7 +101,14 @@ def look(running: Running) -> Look:
     fields = [int(each) for each in Path("/proc/stat").read_text("utf-8").split("\n", 1)[0].split()[1:9]]
     machine = (sum(fields) - fields[3] - fields[4]) / TICK
     own = os.times()
-    return Look(time.monotonic(), running.cpu_seconds(), running.device(), machine, own.user + own.system)
+    return Look(
+        time.monotonic(),
+        running.cpu_seconds(),
+        running.waited_seconds(),
+        running.device(),
+        machine,
+        own.user + own.system,
+    )
 
 
 def trial(running: Running, rate: float, *, warm_up: float, seconds: float, slo: float, seed: int) -> Trial:
@@ -128,6 +139,7 @@ def trial(running: Running, rate: float, *, warm_up: float, seconds: float, slo:
     each = 1e3 / max(answered, 1)
     cpu = {name: used - before.cpu.get(name, 0.0) for name, used in after.cpu.items()}
     device = after.device.since(before.device)
+    waited = after.waited - before.waited
     own = after.generator - before.generator
     others = (after.machine - before.machine - sum(cpu.values()) - own) / (after.at - before.at)
     return Trial(
@@ -149,6 +161,7 @@ def trial(running: Running, rate: float, *, warm_up: float, seconds: float, slo:
         stalled=[window.start for window in report.windows if window.stalled],
         longest_stall=max((stall.seconds for stall in report.stalls), default=0.0),
         others_cores=max(others, 0.0),
+        denied=waited / max(waited + sum(cpu.values()), 1e-9),
         generator_limits=report.generator_limits,
     )
 

@@ -17,7 +17,8 @@ _LOAD = """\
 Open-loop Poisson arrivals, one row a request, in JSON. Good: the right answer by the SLO, counted from when the request
 was due. *Steady* leaves out the seconds that a pause of the machine touched. Device: milliseconds of the device for
 each right answer, what batching saves. CPU: milliseconds of user and system time of all the engine's processes for each
-right answer, the model server's included. Others: cores of this machine that neither engine nor generator had.
+right answer, the model server's included. Others: cores of this machine that neither engine nor generator had. Denied:
+share of the CPU time that the engine wanted in which its threads stood in line for a core.
 *Carpool beside* is Carpool within minutes of the rows around it: compare with these, since what else the machine has to
 do differs by the hour."""
 
@@ -69,10 +70,13 @@ def _in_short(peers: Sequence[Peer]) -> Iterator[str]:
         stalled, seconds = sum(len(trial["stalled"]) for trial in trials), sum(trial["seconds"] for trial in trials)
         yield f"Noise: beside these runs others took {others[0]:.1f} to {others[-1]:.1f} cores (median"
         yield f"{others[len(others) // 2]:.1f}), and pauses of the machine touched {stalled} of {seconds:g} seconds."
-        yield "An engine that needs more CPU for a request than is left then is late for that, not for its batches:"
-        yield "compare it with *Carpool beside*, taken within minutes of it. Good, device and CPU are by rate."
+        yield "*Denied* is the share of the CPU time that an engine wanted in which it stood in line for a core: where that is"
+        yield "high, it is late for the machine's other work and not for its batches. Compare with *Carpool beside*, taken"
+        yield "within minutes of it. Good, denied, device and CPU are by rate."
         yield ""
-    yield from _head("engine, setting, requests/s, good, device ms, CPU ms, lost or wrong, errors a poisoned one")
+    yield from _head(
+        "engine, setting, requests/s, good, denied, device ms, CPU ms, lost or wrong, errors a poisoned one"
+    )
     for peer, setting in _each(peers):
         trials, hung_up, failing = setting["trials"], setting["cancels"], setting["poison"]
         found = (
@@ -82,6 +86,7 @@ def _in_short(peers: Sequence[Peer]) -> Iterator[str]:
         by_rate = [
             " / ".join(f"{trial['rate']:g}" for trial in trials),
             " / ".join(_share(trial["good_share"]) for trial in trials),
+            " / ".join(_share(trial["denied"]) or "-" for trial in trials),
             *(" / ".join(_cost(trial, cost) or "-" for trial in trials) for cost in ("device_ms", "cpu_ms")),
         ]
         yield _row([peer["title"], setting["name"], *by_rate, found, along])
@@ -109,9 +114,7 @@ def _settings(peers: Sequence[Peer]) -> Iterator[str]:
 
 
 def _loads(peers: Sequence[Peer]) -> Iterator[str]:
-    columns = (
-        "engine, setting, requests/s, good, steady, p50, p99, steady p99, rows a batch, device, CPU, stalled, others"
-    )
+    columns = "engine, setting, requests/s, good, steady, p50, p99, steady p99, rows a batch, device, CPU, stalled, others, denied"
     yield from _head(columns)
     for peer, setting in _each(peers):
         for trial in setting["trials"]:
@@ -127,6 +130,7 @@ def _loads(peers: Sequence[Peer]) -> Iterator[str]:
                 *(_cost(trial, cost) for cost in ("device_ms", "cpu_ms")),
                 f"{len(trial['stalled'])} of {trial['seconds']:g} s",
                 f"{trial['others_cores']:.1f}",
+                _share(trial["denied"]),
             ]
             yield _row(cells)
 

@@ -5,7 +5,7 @@ from carpool_cli import peers_page
 TRIAL = {
     "rate": 200.0, "seconds": 15.0, "good_share": 0.987, "steady_good_share": 0.991, "p50": 0.0121, "p99": 0.0814,
     "steady_p99": None, "rows_a_batch": 3.14, "device_ms": 1.756, "cpu_ms": 0.4, "stalled": [2.0, 7.0],
-    "longest_stall": 0.21, "others_cores": 1.51, "generator_limits": [],
+    "longest_stall": 0.21, "others_cores": 1.51, "denied": 0.25, "generator_limits": [],
 }  # fmt: skip
 OVERLOADED = TRIAL | {"rate": 400.0, "p50": None, "p99": None, "stalled": [], "generator_limits": ["too busy"]}
 FAULTS = {
@@ -46,14 +46,14 @@ def test_without_data_it_says_so():
 
 def test_each_setting_has_a_line_of_its_own():
     page = lines(peer())
-    assert "| mosec | tuned | 200 / 400 | 98.7% / 98.7% | 1.76 / - | 0.40 / - | 6 | 3.0 |" in page
-    assert "| mosec | Carpool beside | 200 | 98.7% | 1.76 | 0.40 |  |  |" in page
+    assert "| mosec | tuned | 200 / 400 | 98.7% / 98.7% | 25.0% / 25.0% | 1.76 / - | 0.40 / - | 6 | 3.0 |" in page
+    assert "| mosec | Carpool beside | 200 | 98.7% | 25.0% | 1.76 | 0.40 |  |  |" in page
     assert any("others took 1.5 to 1.5 cores" in line for line in page)
 
 
 def test_loads_have_a_row_for_each_rate():
     page = lines(peer())
-    expected = "mosec | tuned | 200 | 98.7% | 99.1% | 12 ms | 81 ms |  | 3.1 | 1.76 | 0.40 | 2 of 15 s | 1.5"
+    expected = "mosec | tuned | 200 | 98.7% | 99.1% | 12 ms | 81 ms |  | 3.1 | 1.76 | 0.40 | 2 of 15 s | 1.5 | 25.0%"
     assert f"| {expected} |" in page
     assert any(line.startswith("| mosec | Carpool beside | 200 |") for line in page)
 
