@@ -70,13 +70,11 @@ def _in_short(peers: Sequence[Peer]) -> Iterator[str]:
         stalled, seconds = sum(len(trial["stalled"]) for trial in trials), sum(trial["seconds"] for trial in trials)
         yield f"Noise: beside these runs others took {others[0]:.1f} to {others[-1]:.1f} cores (median"
         yield f"{others[len(others) // 2]:.1f}), and pauses of the machine touched {stalled} of {seconds:g} seconds."
-        yield "*Denied* is the share of the CPU time that an engine wanted in which it stood in line for a core: where that is"
-        yield "high, it is late for the machine's other work and not for its batches. Compare with *Carpool beside*, taken"
-        yield "within minutes of it. Good, denied, device and CPU are by rate."
+        yield "*Denied* is the share of the CPU time that an engine wanted in which it stood in line for a core: where"
+        yield "it is high, answers are late for the machine's other work and not for batches. Compare with *Carpool"
+        yield "beside*, taken within minutes. Good, denied, device and CPU are by rate."
         yield ""
-    yield from _head(
-        "engine, setting, requests/s, good, denied, device ms, CPU ms, lost or wrong, errors a poisoned one"
-    )
+    yield from _head("engine, setting, requests/s, good, denied, device ms, CPU ms, lost or wrong, errors by poison")
     for peer, setting in _each(peers):
         trials, hung_up, failing = setting["trials"], setting["cancels"], setting["poison"]
         found = (
@@ -114,8 +112,8 @@ def _settings(peers: Sequence[Peer]) -> Iterator[str]:
 
 
 def _loads(peers: Sequence[Peer]) -> Iterator[str]:
-    columns = "engine, setting, requests/s, good, steady, p50, p99, steady p99, rows a batch, device, CPU, stalled, others, denied"
-    yield from _head(columns)
+    columns = "engine, setting, requests/s, good, steady, p50, p99, steady p99, rows a batch, device, CPU"
+    yield from _head(f"{columns}, stalled, others, denied")
     for peer, setting in _each(peers):
         for trial in setting["trials"]:
             limits = " (the generator was a bottleneck)" if trial["generator_limits"] else ""
