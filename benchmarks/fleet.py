@@ -60,7 +60,10 @@ def main() -> int:
     options = parser.parse_args()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     fleets = Fleets(options.policies)
-    passes = [fleets.once() for _ in range(SETTLED + STEADY)]
+    passes = []
+    for number in range(SETTLED + STEADY):
+        passes.append(fleets.once())
+        print(f"pass {number + 1} took {passes[-1]:.2f} s of CPU", flush=True)
     dearest, steady = max(passes), min(passes[SETTLED:])
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     figures = [
