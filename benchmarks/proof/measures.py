@@ -84,12 +84,17 @@ def highest(steps: Sequence[tuple[float, Tally]]) -> float:
     ``TOLERATED``, linear between two steps.
     """
     loads = [load for load, _ in steps]
-    missed, _ = isotonic([step.misses for _, step in steps], [max(step.stayed, 1) for _, step in steps])
+    missed = rising([step for _, step in steps])
     held = sum(each <= TOLERATED for each in missed)
     if held in {0, len(steps)}:
         return loads[-1] if held else 0.0
     (low, high), (under, over) = loads[held - 1 : held + 1], missed[held - 1 : held + 1]
     return low + (high - low) * (TOLERATED - under) / (over - under)
+
+
+def rising(steps: Sequence[Tally]) -> list[float]:
+    """Return shares of misses, of ascending loads, made to rise: those that fall are put at their common average."""
+    return isotonic([step.misses for step in steps], [max(step.stayed, 1) for step in steps])[0]
 
 
 class Saving(NamedTuple):

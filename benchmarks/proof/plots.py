@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from html import escape
-from math import ceil
+from math import ceil, log
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+from proof.measures import rising
 from proof.rows import CARPOOL, COURSE, LAZY, ORACLE
 from proof.verdict import CONSIDERED, highest_loads, savings, stairs
 
@@ -20,7 +21,7 @@ STYLE = """
     .frame { fill: none; stroke: #c4ccd4; } .grid { stroke: #c4ccd4; stroke-dasharray: 2 2; }
     .rival { stroke: #97a3af; fill: none; stroke-width: 0.8; }
     .oracle { stroke: #1f2933; fill: none; stroke-dasharray: 4 2; }
-    .carpool { stroke: #1d8a62; fill: none; stroke-width: 2; } .load { fill: #dfe7ef; }
+    .carpool { stroke: #1d8a62; fill: none; stroke-width: 2; } .load { fill: #dfe7ef; shape-rendering: crispEdges; }
     .dot { fill: #97a3af; fill-opacity: 0.55; } .own { fill: #1d8a62; fill-opacity: 0.6; }
     .middle { stroke: #c2642d; stroke-width: 2.5; }
     @media (prefers-color-scheme: dark) {
@@ -86,20 +87,21 @@ class Panel(NamedTuple):
 
 
 def misses(proof: Proof) -> str:
-    """Draw the share of requests that missed by load, a panel a scenario."""
+    """Draw the share of requests that missed by load, made to rise with it, a panel a scenario."""
+    lowest = 0.5
 
     def panel(place: Panel, about: About) -> list[str]:
         parts = [place.across(0.01, "1 %"), place.across(MOST_MISSES, "5 %")]
-        parts += [place.tick(load, f"{load:.0%}") for load in (0.2, 0.6, 1.0)]
+        parts += [place.tick(load, f"{load:.0%}") for load in (lowest, 0.8, 1.0)]
         for style, name in _order(proof):
             stair = stairs(proof, name).get(about.name)
             if stair is not None:
-                steps = list(zip(about.loads, stair.steps, strict=True))[:-1]
-                parts.append(place.line(style, ((load, step.misses) for load, step in steps)))
+                curve = zip(about.loads, rising(stair.steps[:-1]), strict=False)
+                parts.append(place.line(style, (point for point in curve if point[0] >= lowest)))
         return parts
 
     title = "Requests missed by load (100 %: the most that the best setting can hold); beyond 5 % along the edge"
-    return _multiples(title, proof.scenarios, panel, (0.1, 1.04), (0.0, MOST_MISSES))
+    return _multiples(title, proof.scenarios, panel, (lowest, 1.04), (0.0, MOST_MISSES))
 
 
 def device_time(proof: Proof) -> str:
@@ -141,8 +143,10 @@ def timelines(proof: Proof) -> str:
                 f'<rect class="load" x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" '
                 f'height="{bottom - top:.1f}"/>'
             )
-            if phase.device != 1.0:
-                parts.append(_text((left + right) / 2, place.top + 9, f"t(b) x {phase.device:g}", "small", "middle"))
+        other = max(proof.phases[about.name], key=lambda phase: abs(log(phase.device)))
+        if other.device != 1.0:
+            middle = place.at(other.start + other.seconds / 2, 0.0)[0]
+            parts.append(_text(middle, place.top + 10, f"t(b) x {other.device:.3g}", "small", "middle"))
         parts += [place.across(0.01, "1 %"), place.across(MOST_MISSES, "5 %")]
         parts.append(place.tick(end, f"{end:.0f} s"))
         for style, name in (("oracle", ORACLE), ("carpool", CARPOOL)):
