@@ -50,13 +50,22 @@ def test_shedding_is_forecast_closely_enough_to_screen_by():
         assert quick.misses == pytest.approx(whole.misses, abs=0.01)
 
 
-@pytest.mark.parametrize("name", ["three-replicas", "bert-base-t4-lengths", "resnet50-t4-cold", "resnet50-t4-stalls"])
+@pytest.mark.parametrize(
+    "name", ["three-replicas", "bert-base-t4-lengths", "llama-decode-memory", "resnet50-t4-stalls"]
+)
 def test_what_the_recursion_does_not_know_is_simulated(name):
     bench = Bench(SCENARIOS[name])
     assert not bench.exact
     point = Point(max_batch=8, max_wait=0.01, max_in_flight=1)
     assert bench.measure(point, 200.0, 500) == bench.simulate(point, 200.0, 500)
     assert len(bench.points()) < len(Bench(POISSON).points())
+
+
+def test_what_is_best_is_best_once_the_device_is_warm():
+    cold = SCENARIOS["resnet50-t4-cold"]
+    assert not oracle.is_exact(cold)
+    assert Bench(cold).exact
+    assert Bench(cold).simulate(Point(max_batch=64, max_wait=0.0, max_in_flight=1), 300.0, 500).misses == 0
 
 
 def few(bench):
