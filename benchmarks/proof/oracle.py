@@ -153,6 +153,7 @@ class Results(Struct, frozen=True):
     machine: Machine
     command: str
     cpu_seconds: float
+    """Of the last run, which need not have been a whole one."""
     entries: tuple[Entry, ...]
 
 
