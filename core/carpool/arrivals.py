@@ -72,6 +72,10 @@ class OnOff(Struct, frozen=True):
         """Mean arrivals per second over both phases."""
         return (self.rate_on * self.mean_on + self.rate_off * self.mean_off) / (self.mean_on + self.mean_off)
 
+    def scaled(self, factor: float) -> OnOff:
+        """Return more callers, ``factor`` times as many in each phase; the phases last as long."""
+        return OnOff(self.rate_on * factor, self.mean_on, self.mean_off, self.rate_off * factor)
+
     def times(self, rng: Random) -> Iterator[float]:
         """Walk the process, starting at the beginning of a burst."""
         start = 0.0

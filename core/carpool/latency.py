@@ -234,7 +234,8 @@ def fit(samples: Sequence[Sample], known_executors: int | None = None) -> Servic
         curve,
         noise=noise if freedom >= 1 else _PRIOR_NOISE,
         executors=executors,
-        largest_in_flight=_most_in_flight(samples),
+        # Seen by accident a few times, more executors than are known would not have shown.
+        largest_in_flight=max(_most_in_flight(samples, _TELLING), executors),
         samples=sum(s.batches for s in samples if s.executors == 0),
     )
 
@@ -306,13 +307,13 @@ def _own_times(samples: Iterable[Sample], executors: int) -> dict[int, Sample]:
     return sizes
 
 
-def _most_in_flight(samples: Iterable[Sample]) -> int:
-    """Most batches in flight that were seen often enough to tell whether as many are computed at once."""
+def _most_in_flight(samples: Iterable[Sample], often: float) -> int:
+    """Most batches in flight that were seen so often."""
     seen: dict[int, float] = {}
     for s in samples:
         if s.executors == 0:
             seen[s.in_flight] = seen.get(s.in_flight, 0.0) + s.batches
-    return max((k for k, batches in seen.items() if batches >= _TELLING), default=1)
+    return max((k for k, batches in seen.items() if batches >= often), default=1)
 
 
 def _fit_executors(samples: Sequence[Sample], known: int | None) -> int:
@@ -321,7 +322,7 @@ def _fit_executors(samples: Sequence[Sample], known: int | None) -> int:
     With fewer than there are, some batches seem to have begun late and to have been quick; with more, to have begun at
     once and to have been slow. What was never in flight together tells nothing: the answer is then how many were.
     """
-    most = _most_in_flight(samples)
+    most = _most_in_flight(samples, _BY_ACCIDENT)
     if most == 1:
         return known or 1
     counted = {s.executors for s in samples if s.executors}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.arrivals import Gamma, Poisson, WindowCounts
+from carpool.arrivals import Gamma, OnOff, Poisson, WindowCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 RECENT = 1.0
 """Seconds over which a sudden change is looked for."""
@@ -24,11 +27,18 @@ SURPRISE = 4.0
 RESTLESS = 3
 """Jumps within ``MEMORY`` from which they are taken for the load's nature, not for changes of it."""
 
-ALIKE = 1.3
-"""Variance of all windows over that within intervals up to which intervals are alike."""
+ENOUGH_INTERVALS = 10
+"""Intervals from which what they differ by is believed."""
 
-ANOTHER_SPREAD = 1.5
-"""Factor between coefficients of variation: a forecast moves by more than chance makes of 30 s."""
+BURSTS = 1.5
+"""Dispersion of the counts of intervals over that of windows from which bursts outlast the windows: the gaps of no
+renewal process whose spread shows in a window make more than a few percent."""
+
+LONGEST_BURST = 2.0
+"""Seconds of correlation beyond which rates are changes of the load, not bursts within it."""
+
+ANOTHER_SPREAD = 2.0
+"""Factor between dispersions of intervals: a forecast moves by more than chance makes of 30 s."""
 
 ENOUGH_WINDOWS = 50
 """Windows (5 s) from which their spread is believed."""
@@ -56,16 +66,15 @@ class Load:
         self.tolerance = tolerance
         self._intervals: deque[_Interval] = deque()
         self._local: deque[_Interval] = deque()
-        self._believed: Poisson | Gamma | None = None
+        self._believed: Poisson | Gamma | OnOff | None = None
         self._evidence = 0
         """Arrivals behind what is believed."""
         self._rows = 1.0
         self._straddles = False
         self._clock = 0.0
         self._jumps: deque[float] = deque()
-        self._restless = False
-        self._bursts = 1.0
-        """Variance over mean of the counts of whole intervals, of a load that never rests."""
+        self._dispersion = 1.0
+        """Variance over mean of the counts of intervals, as it was when it was last believed."""
 
     @property
     def rate(self) -> float:
@@ -73,7 +82,7 @@ class Load:
         return self._believed.rate if self._believed is not None else 0.0
 
     @property
-    def process(self) -> Poisson | Gamma | None:
+    def process(self) -> Poisson | Gamma | OnOff | None:
         """The arrival process to forecast with; ``None`` without arrivals."""
         return self._believed
 
@@ -94,17 +103,18 @@ class Load:
         if arrivals:
             self._rows += (rows / arrivals - self._rows) * min(1.0, arrivals / 300)
         interval = _Interval(lasted, seconds, WindowCounts(windows, arrivals, squared))
-        self._local.append(interval)
-        _forget(self._local, MEMORY)
         while self._jumps and self._jumps[0] < self._clock - MEMORY:
             self._jumps.popleft()
         if self._straddles:
             # What was remembered reaches over the jump: as a mean it is neither load, and as a spread it is both.
             self._intervals.clear()
-            self._straddles = False
-            self._intervals.append(interval)
-            return self._believe()
+            self._local.clear()
+        self._local.append(interval)
+        _forget(self._local, MEMORY)
         self._intervals.append(interval)
+        if self._straddles:
+            self._straddles = False
+            return self._believe()
         _forget(self._intervals, MEMORY, ENOUGH_ARRIVALS)
         if self._believed is None:
             return self._believe()
@@ -112,6 +122,7 @@ class Load:
             self._jumps.append(self._clock)
             if len(self._jumps) < RESTLESS:
                 _forget(self._intervals, RECENT)
+                _forget(self._local, RECENT)
                 self._straddles = True
                 return self._believe()
         rate, error = self._measured()
@@ -124,9 +135,9 @@ class Load:
         return False
 
     def _spread_moved(self) -> bool:
-        """Whether gaps spread clearly more or less than is believed, at whatever rate."""
-        believed = self._believed.cv if isinstance(self._believed, Gamma) else 1.0
-        measured = self._cv() or 1.0
+        """Whether arrivals spread clearly more or less than is believed, at whatever rate."""
+        believed = self._dispersion
+        measured = self._between(self._local)
         return max(measured / believed, believed / measured) > ANOTHER_SPREAD
 
     def _total(self) -> int:
@@ -139,9 +150,22 @@ class Load:
         return arrivals / seconds, math.sqrt(max(arrivals * self._spread(), 1.0)) / seconds
 
     def _spread(self) -> float:
-        """Variance over mean of counts, as believed: what is measured over a jump would hide the jump."""
-        spread = max(1.0, self._believed.cv**2) if isinstance(self._believed, Gamma) else 1.0
-        return max(spread, self._bursts) if self._restless else spread
+        """Variance over mean of counts, as before the last second: what is measured over a jump would hide the jump."""
+        lasted = 0.0
+        before = list(self._local)
+        while before and lasted < RECENT:
+            lasted += before.pop().lasted
+        return self._between(before)
+
+    def _between(self, intervals: Collection[_Interval]) -> float:
+        """Variance over mean of the counts of whole intervals, at least 1; what is believed where they are few."""
+        seconds = sum(interval.seconds for interval in intervals)
+        arrivals = sum(interval.counts.arrivals for interval in intervals)
+        if len(intervals) < ENOUGH_INTERVALS or not arrivals:
+            return self._dispersion
+        rate = arrivals / seconds
+        squares = sum((i.counts.arrivals - rate * i.seconds) ** 2 / (rate * i.seconds) for i in intervals)
+        return max(squares / (len(intervals) - 1), 1.0)
 
     def _jumped(self) -> bool:
         lasted = seconds = 0.0
@@ -166,38 +190,64 @@ class Load:
         if rate <= 0:
             self._believed = None
         else:
-            cv = self._cv()
-            self._believed = Poisson(rate) if cv is None else Gamma(rate, cv)
+            self._believed = self._process(rate)
+        self._dispersion = self._between(self._local)
         return self._believed != before
 
-    def _cv(self) -> float | None:
-        """Coefficient of variation of the gaps where it is clearly not Poisson's, else ``None``.
-
-        Squares about each interval's own mean don't see a change of load between intervals. Where the load never rests,
-        changes are what it is, and the squares about the common mean count.
-        """
-        parts = [interval.counts for interval in self._local if interval.counts.windows > 1]
-        windows = sum(counts.windows for counts in parts)
-        arrivals = sum(counts.arrivals for counts in parts)
-        if windows >= ENOUGH_WINDOWS and arrivals < THIN * windows:
-            return None
-        if windows < ENOUGH_WINDOWS or arrivals < windows:
-            return self._believed.cv if isinstance(self._believed, Gamma) else None
-        # Put the squares about the intervals' means around the common mean, at the freedom they have.
-        about = sum(counts.squared - counts.arrivals**2 / counts.windows for counts in parts)
-        variance = max(about, 0.0) / (windows - len(parts))
-        total = WindowCounts(windows, arrivals, sum(counts.squared for counts in parts))
-        # Once it is known to be restless its jumps surprise no more: it is until its intervals differ no more.
-        self._restless = len(self._jumps) >= RESTLESS or (
-            self._restless and total.dispersion > ALIKE * variance * windows / arrivals
+    def _process(self, rate: float) -> Poisson | Gamma | OnOff:
+        """Return the simplest process that fits the counts of windows and of intervals."""
+        parts = [interval for interval in self._local if interval.counts.windows > 1]
+        total = WindowCounts(
+            sum(part.counts.windows for part in parts),
+            sum(part.counts.arrivals for part in parts),
+            sum(part.counts.squared for part in parts),
         )
-        if self._restless:
-            mean = arrivals / len(parts)
-            between = sum((counts.arrivals - mean) ** 2 for counts in parts) / (len(parts) - 1)
-            self._bursts = between / mean
+        if total.windows >= ENOUGH_WINDOWS and total.arrivals < THIN * total.windows:
+            return Poisson(rate)
+        if total.windows < ENOUGH_WINDOWS or total.arrivals < total.windows:
+            return _at_rate(self._believed, rate)
+        short, long = total.dispersion, self._between(parts)
+        if long > max(BURSTS * short, 1 + 4 * math.sqrt(2 / len(parts))):
+            window = sum(part.counts.windows for part in parts) / len(parts)
+            return _bursts(rate, short, long, window * total.window, total.window)
+        return Poisson(rate) if total.looks_poisson else Gamma(rate, min(max(total.cv, 0.1), 10.0))
+
+
+def _at_rate(process: Poisson | Gamma | OnOff | None, rate: float) -> Poisson | Gamma | OnOff:
+    """Return the same spread at another rate."""
+    if isinstance(process, Gamma):
+        return Gamma(rate, process.cv)
+    if isinstance(process, OnOff):
+        return process.scaled(rate / process.rate)
+    return Poisson(rate)
+
+
+def _bursts(rate: float, short: float, long: float, interval: float, window: float) -> OnOff:
+    """Find the bursts whose counts spread so much in windows and in intervals (seconds).
+
+    Of a rate with variance v and correlation exp(-t/T), counts over w have the dispersion 1 + 2 v T/rate f(w/T), with
+    f(x) = 1 - (1 - exp(-x))/x (Cox and Isham, Point Processes, 1980, 3.3). Two of them tell T and v.
+    """
+
+    def shape(over: float) -> float:
+        return 1 - (1 - math.exp(-over)) / over
+
+    ratio = (long - 1) / max(short - 1, 1e-3)
+    low, high = window / 10, LONGEST_BURST
+    for _ in range(30):
+        lasting = (low + high) / 2
+        if shape(interval / lasting) / shape(window / lasting) < ratio:
+            low = lasting
         else:
-            total = WindowCounts(windows, arrivals, round(variance * (windows - 1) + arrivals**2 / windows))
-        return None if total.looks_poisson else min(max(total.cv, 0.1), 10.0)
+            high = lasting
+    variance = (long - 1) * rate / (2 * lasting * shape(interval / lasting))
+    # As much above the mean as below it, half of the time each, as long as the lulls have something left; beyond that
+    # nobody comes in them, and they are longer.
+    spread = math.sqrt(variance)
+    if spread <= rate:
+        return OnOff(rate + spread, 2 * lasting, 2 * lasting, rate - spread)
+    share = 1 / (1 + variance / rate**2)
+    return OnOff(rate / share, lasting / (1 - share), lasting / share)
 
 
 def _forget(intervals: deque[_Interval], seconds: float, arrivals: int = 0) -> None:

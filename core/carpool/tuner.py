@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from math import inf, sqrt
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -33,6 +33,16 @@ LEAVE_PASS_THROUGH = 0.15
 
 NEWS = 0.02
 """Relative change of t(b) at a measured size that is worth a new search."""
+
+SURE = 0.2
+"""Width of a confidence interval, relative to t(b), from which more evidence is worth one: of a noisy model's sizes one
+or other has twice as much of it every second."""
+
+PLATEAU = 0.8
+"""Share of the largest size measured from which on t(b) tells whether it still rises."""
+
+LITTLE = 0.15
+"""Device time a row that a batch larger than any measured may seem to cost more, for it to be tried in overload."""
 
 ANOTHER_MODEL = 0.10
 """Relative change of t(b), beyond what both fits are sure of, after which what was tried may be tried again."""
@@ -144,6 +154,8 @@ class Tuner:
         self._forgiven = False
         self._shed = False
         self._broken_at = -inf
+        self._bold: Parameters | None = None
+        self._dared: set[int] = set()
         self._queued_rows = 0
         self._tried: list[Parameters] = []
         self._tried_with: ServiceTime | None = None
@@ -317,7 +329,7 @@ class Tuner:
             and (
                 service.lower(b) > known.upper(b)
                 or service.upper(b) < known.lower(b)
-                or 2 * (service.upper(b) - service.lower(b)) ** 2 < (known.upper(b) - known.lower(b)) ** 2
+                or _width(service, b) < min(_width(known, b) / sqrt(2), SURE)
             )
             for b in service.sizes
         )
@@ -338,6 +350,8 @@ class Tuner:
         """Forget what was tried: the load or the model moved, and what was found wanting may be right now."""
         self._tried = []
         self._failed = []
+        if self._is_another(service):
+            self._dared = set()
         self._tried_with = service
         self._caution = 1.0
         self._forgiven_after = FORGIVEN_AFTER
@@ -385,6 +399,40 @@ class Tuner:
         self._choice = choose(
             self._assessor, self.parameters, avoid=self._failed if kept else self._failed + self._tried
         )
+        self._bold = self._dare(situation, self._choice)
+
+    def _dare(self, situation: Situation, choice: Choice) -> Parameters | None:
+        """Return a larger batch than any measured that is worth a try: it promises hardly less, and tells more.
+
+        Where t(b) goes up in steps (tiles of a matrix unit), sizes within the first step say nothing of what comes
+        after it. Where the SLO is kept, t(b) has to have become flat, and the SLO to be kept by its upper confidence
+        too; in overload little can be lost. Each size is dared once.
+        """
+        assessor, service, best = self._assessor, situation.service, choice.best
+        largest = service.largest_measured
+        size = min(2 * largest, self._limits.max_batch)
+        if assessor is None or size <= largest or size in self._dared:
+            return None
+        near = max(round(PLATEAU * largest), 1)
+        slope = (service.time(largest) - service.time(near)) / (largest - near) if near < largest else inf
+        hopeful = replace(service, tail_slope=max(min(slope, service.tail_slope), 0.0))
+        cheapest = min(service.per_row(rows) for rows in range(1, largest + 1))
+        if best.holds_now:
+            # Nothing is gained by trying what t(b) has gone on to straight so far.
+            if slope > service.tail_slope / 2 or hopeful.per_row(size) > cheapest:
+                return None
+        elif hopeful.per_row(size) > (1 + LITTLE) * cheapest:
+            return None
+        assess = Assessor(replace(situation, service=hopeful)).assess
+        for wait in (self._limits.max_wait, best.parameters.max_wait):
+            point = replace(best.parameters, max_batch=size, max_wait=Duration(wait))
+            promised = assess(point)
+            # Who would not be filled tells nothing.
+            if point in self._failed or promised.now.mean_batch <= largest / 2:
+                continue
+            if not best.holds_now or (promised.holds_ahead and assessor.risk(point) <= situation.budget):
+                return point
+        return None
 
     # ------------------------------------------------------------------------------------------------- movement
 
@@ -400,6 +448,16 @@ class Tuner:
         choice = replace(choice, current=current)
         target = self._target_of(assessor, choice)
         self._shed = not current.holds_now and not target.holds_now
+        bold = self._bold
+        since = now - self._changed_at
+        riskier = self._policy.tuning.riskier
+        if bold is not None and since >= riskier.after and self._requests_since >= riskier.min_requests:
+            self._bold = None
+            self._dared.add(bold.max_batch)
+            if self._policy.tuning.mode is TuningMode.APPLY:
+                message = "it may cost little or nothing, and what a larger batch takes only trying tells"
+                step = assessor.assess(bold)
+                return replace(self._change(now, step, step, Reason.EXPLORES, message, "evidence"), tentative=True)
         if target.parameters == self.parameters:
             if expelled:
                 return self._again(now, target)
@@ -407,7 +465,7 @@ class Tuner:
         if not alarmed and not self._worth(current, target):
             return self._keep(now, Reason.CONVERGED, "no configuration within reach is clearly better", target)
         # 1. One step of it.
-        service, riskier = assessor.situation.service, self._policy.tuning.riskier
+        service = assessor.situation.service
         step = target
         capped_by = ""
         if self._is_riskier(assessor, current, target):
@@ -416,7 +474,6 @@ class Tuner:
                 step, capped_by = assessor.assess(parameters), "step"
         is_riskier = self._is_riskier(assessor, current, step)
         # 2. Not yet?
-        since = now - self._changed_at
         if is_riskier and (since < riskier.after or self._requests_since < riskier.min_requests):
             message = (
                 f"{step.parameters.describe()} is next; riskier steps wait for {format_seconds(riskier.after)} and "
@@ -552,3 +609,8 @@ class Tuner:
         executors = min(service.executors_for(parameters.max_in_flight), parameters.max_in_flight)
         per_second = stability(0.0, service, parameters.max_batch, executors)
         return self._queued_rows > per_second.capacity * self._target
+
+
+def _width(service: ServiceTime, rows: int) -> float:
+    """Width of the confidence interval of t(b), relative to it."""
+    return (service.upper(rows) - service.lower(rows)) / service.time(rows)

@@ -28,7 +28,13 @@ HEADROOM = 1.25
 """Load at which a preferred configuration must hold too."""
 
 REQUESTS = 4000
-"""Requests a forecast plays through: at the planning budget of 0.5 %, 20 of them may miss."""
+"""Requests a forecast plays through, at least: at the planning budget of 0.5 %, 20 of them may miss."""
+
+PROMISES = 40
+"""Times the SLO that it lasts, at least: of two overloads, that which grows more slowly shows later."""
+
+MOST_REQUESTS = 16_000
+"""Requests that it plays through at most: a fifth of a second of one core, for a search."""
 
 SEED = 20
 """Every forecast of every decision meets the same arrivals, so that candidates differ by what they are."""
@@ -71,7 +77,7 @@ class Reason(StrEnum):
 class Situation(Struct, frozen=True):
     """What a choice is made for. Seconds and requests per second."""
 
-    process: arrivals.Poisson | arrivals.Gamma
+    process: arrivals.Poisson | arrivals.Gamma | arrivals.OnOff
     service: ServiceTime
     target: float
     """The due time of the SLO's highest percentile, in seconds from arrival."""
@@ -184,24 +190,37 @@ class Assessor:
         self._pessimist = situation.service.pessimistic()
         self._known: dict[Parameters, _Outlook] = {}
 
+    @property
+    def _requests(self) -> int:
+        situation = self.situation
+        lasting = PROMISES * situation.target * situation.process.rate
+        # In powers of two, so that loads which differ little share their arrivals.
+        return min(REQUESTS << max(math.ceil(math.log2(lasting / REQUESTS)), 0), MOST_REQUESTS)
+
     @cached_property
     def _now(self) -> list[float]:
-        return self._arrivals(self.situation.process.rate)
+        return self._arrivals(1.0)
 
     @cached_property
     def _ahead(self) -> list[float]:
-        return self._arrivals(self.situation.process.rate * HEADROOM)
+        return self._arrivals(HEADROOM)
 
     @cached_property
     def _rows(self) -> list[int] | None:
-        return [self.situation.rows] * REQUESTS if self.situation.rows > 1 else None
+        return [self.situation.rows] * self._requests if self.situation.rows > 1 else None
 
     @cached_property
     def _noise(self) -> list[float] | None:
         return _draws(self.situation.service.noise)
 
-    def _arrivals(self, rate: float) -> list[float]:
-        return [time / rate for time in _unit(replace(self.situation.process, rate=1.0))]
+    def _arrivals(self, factor: float) -> list[float]:
+        """List those of ``factor`` times the load."""
+        process = self.situation.process
+        if isinstance(process, arrivals.OnOff):
+            # More callers make bursts denser, not shorter.
+            return arrivals.first(process.scaled(factor), self._requests, Random(SEED))
+        rate = process.rate * factor
+        return [time / rate for time in _unit(replace(process, rate=1.0), self._requests)]
 
     def rest(self) -> None:
         """Let go of what is quickly made again, and large: an operator has a thousand of these, and most rest."""
@@ -268,9 +287,9 @@ class Assessor:
 
 
 @lru_cache(maxsize=8)
-def _unit(process: arrivals.Poisson | arrivals.Gamma) -> tuple[float, ...]:
+def _unit(process: arrivals.Poisson | arrivals.Gamma, count: int) -> tuple[float, ...]:
     """Arrivals at one a second, to be put closer: the same for every search."""
-    return tuple(arrivals.first(process, REQUESTS, Random(SEED)))
+    return tuple(arrivals.first(process, count, Random(SEED)))
 
 
 def _draws(noise: float) -> list[float] | None:

@@ -79,8 +79,18 @@ def test_bursts_are_told_from_chance():
     assert load.process.cv == pytest.approx(3.0, rel=0.3)
     bursty = Load()
     feed(bursty, OnOff(rate_on=800.0, mean_on=0.5, mean_off=0.5), 60.0)
-    assert isinstance(bursty.process, Gamma)
-    assert bursty.process.cv > 3.0
+    assert isinstance(bursty.process, OnOff)
+    assert bursty.process.rate_off == 0.0
+    assert bursty.process.rate_on == pytest.approx(800.0, rel=0.25)
+    assert bursty.process.mean_on == pytest.approx(0.5, rel=0.5)
+
+
+def test_slow_waves_are_told_from_bursts_without_a_lull():
+    load = Load()
+    feed(load, OnOff(rate_on=500.0, mean_on=0.4, mean_off=0.4, rate_off=300.0), 120.0)
+    assert isinstance(load.process, OnOff)
+    assert load.process.rate_on == pytest.approx(500.0, rel=0.15)
+    assert load.process.rate_off == pytest.approx(300.0, rel=0.15)
 
 
 def test_rows_per_request_are_averaged():
@@ -113,8 +123,8 @@ def test_bursts_are_the_nature_of_a_load_and_no_change_of_it():
 def test_a_load_that_comes_to_rest_is_believed_to():
     load = Load()
     feed(load, OnOff(rate_on=540.0, mean_on=0.5, mean_off=0.5, rate_off=130.0), 120.0)
-    assert load.process.cv > 2
+    assert isinstance(load.process, OnOff)
     feed(load, Poisson(335.0), 90.0, seed=2)
-    assert isinstance(load.process, Poisson) or load.process.cv < 1.3
+    assert getattr(load.process, "cv", 1.0) < 1.3
     # And its jumps count again.
     assert feed(load, Poisson(670.0), 3.0, seed=3)[0] <= 1.0

@@ -340,7 +340,7 @@ def test_caution_has_a_floor_and_is_taken_back_when_it_was_not_needed():
     steps(tuner, late, 120, start=2.0)
     careful = tuner.parameters
     assert careful.max_wait < before.max_wait
-    # Half the SLO can be kept, it is forecast, and still so many are late: who would be is refused, as long as it is so.
+    # Half the SLO can be kept, it is forecast, and still so many are late: who would be is refused while it is so.
     assert steps(tuner, late, 10, start=62.0)[-1].shed_slo
     assert not steps(tuner, good, 22, start=67.0)[-1].shed_slo
     steps(tuner, good, 378, start=78.0)
@@ -390,3 +390,14 @@ def test_a_very_noisy_model_does_not_turn_the_parameters_back_and_forth():
     assert flips(decisions) == 0
     assert sum(decision.change for decision in decisions if decision.at > 60) <= 6
     assert outcome.summary(60).miss_fraction < 0.005
+
+
+def test_in_overload_a_larger_batch_is_tried_than_t_of_b_speaks_for():
+    # Tiles of 32 rows that cost more and more until the first is full: from nine rows on nothing looks cheaper.
+    known = (0.0063, 0.0063, 0.0072, 0.0091, 0.0111, 0.0134, 0.0157, 0.018, 0.0233)
+    device = Device(times=lambda rows, _: known[rows - 1] if rows <= 9 else 0.0285 * -(-rows // 32))
+    arrivals = poisson(60, 40) + [40 + time for time in poisson(600, 40, seed=2)]
+    outcome, decisions = tuned(arrivals, device, for_p99(0.12))
+    assert Reason.EXPLORES in {decision.reason for decision in decisions if decision.change}
+    assert decisions[-1].parameters.max_batch >= 32
+    assert outcome.summary(60).miss_fraction < 0.01
