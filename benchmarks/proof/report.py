@@ -290,7 +290,7 @@ def _scenarios(proof: Proof) -> list[str]:
             f"{about.slo * 1e3:g} ms",
             about.arrivals,
             f"{about.capacity:,.0f}/s",
-            f"{loads[about.name]:.1%}",
+            f"{loads[about.name]:.1%}" if about.name in loads else "-",
             saves,
             f"{extra[about.name]:+.2%}",
             took,

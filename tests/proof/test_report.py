@@ -66,6 +66,23 @@ def test_who_is_ahead_is_named(tmp_path):
     assert f"Ahead of Carpool at the median: {words}" in page(tmp_path, {}, stairs=stairs)
 
 
+def test_a_load_that_not_even_the_oracle_holds_is_nothing_to_compare(tmp_path):
+    made = proof()
+    nobody = [
+        replace(each, scenario="dead", steps=tuple(replace(one, hits=0) for one in each.steps)) for each in made.stairs
+    ]
+    text = page(
+        tmp_path,
+        {},
+        scenarios=[*made.scenarios, replace(made.scenarios[0], name="dead")],
+        phases={**made.phases, "dead": made.phases["plain"]},
+        stairs=[*made.stairs, *nobody],
+        timelines=[*made.timelines, *(replace(each, scenario="dead") for each in made.timelines)],
+    )
+    assert "| 200/s | 93.8% | 75% (80%) |" in text
+    assert "| 200/s | - |  |" in text
+
+
 def test_another_seed_stands_beside_the_first(tmp_path):
     text = page(tmp_path, {}, others=[proof(seed=7)])
     assert "| figure | goal | limit | seed 1 | seed 7 |" in text
