@@ -32,7 +32,8 @@ def test_a_batch_is_gathered_for_a_cycle_once_the_rate_is_known():
         for batch in batches(come(nexus, [at])):
             nexus.complete(batch, at)
     assert sizes(come(nexus, [EPOCH])) == []
-    assert nexus.wake_at() == pytest.approx(EPOCH + 0.0375)
+    # A cycle of 37.5 ms, but the policy allows half the SLO.
+    assert nexus.wake_at() == pytest.approx(EPOCH + 0.025)
     assert sizes(come(nexus, [EPOCH + 0.001] * 14)) == [15]
 
 

@@ -44,13 +44,16 @@ class Nexus(Fifo):
 
     In its favour: the true l(b); no time for the network, before or after the model; the rate is measured where the
     requests come in; a session has each GPU to itself; a batch starts as soon as it is full or its head has waited for
-    a duty cycle, whatever the cycle's phase; who waits beyond the batch for the rate rides along, up to half the SLO. A
-    cycle may be longer than the wait that the policy's bounds allow all others, half the SLO unless it says otherwise.
+    a duty cycle, whatever the cycle's phase; who waits beyond the batch for the rate rides along, up to half the SLO.
+
+    Nobody waits longer than the policy's bounds allow, half the SLO, which bind all others and the oracle too. Without
+    them its cycles at 10 to 35 % load take up to a fifth less device time than half the SLO allows anybody.
     """
 
     def __init__(self, knowledge: Knowledge) -> None:
         self._latency = latencies(knowledge)
         self._slo = knowledge.slo
+        self._longest = knowledge.limits.max_wait
         self._largest = half_slo_batch(knowledge)
         self._batch, self._cycle = self._largest, 0.0
         self._epoch = inf
@@ -64,7 +67,8 @@ class Nexus(Fifo):
         elif now >= self._epoch:
             # More than one epoch may have passed without an arrival.
             rate = self._rows / (now - self._epoch + EPOCH) / self.slots
-            self._batch, self._cycle = residual(self._latency, self._slo, self._largest, rate)
+            self._batch, cycle = residual(self._latency, self._slo, self._largest, rate)
+            self._cycle = min(cycle, self._longest)
             self._epoch, self._rows = now + EPOCH, 0
         self._rows += request.rows
         return super().arrive(request, now)
