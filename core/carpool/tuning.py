@@ -449,7 +449,7 @@ def why(choice: Choice, target: Assessment) -> tuple[Reason, str]:
         falls = f"falls {saving:.0%}, " if saving >= 0.005 else ""
         return Reason.SAVES_DEVICE_TIME, f"device time {falls}{times}; {ahead}"
     if target.holds_now:
-        return Reason.MORE_MARGIN, f"no configuration holds at 1.25x the load; this one is fastest now; {ahead}"
+        return Reason.MORE_MARGIN, f"no configuration holds at 1.25x the load; this one leaves the most room; {ahead}"
     if not target.now.goodput:
         return Reason.EXPLORES, "nothing measured so far is forecast to keep the SLO; a smaller batch may"
     good = f"{current.now.goodput:.0f} to {target.now.goodput:.0f} good answers/s"
