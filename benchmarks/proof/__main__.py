@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `python benchmarks/proof` 
 
 from evidence import commit, limits, machine, today
 
-from proof import experiments, report, rows, verdict
+from proof import alone, experiments, report, rows, verdict
 from proof import scenario as suite
 from proof.experiments import CONTENDERS, Reference, Rows
 from proof.rows import CARPOOL, LAZY, Named, Proof
@@ -156,9 +156,9 @@ class Run:
         self._rollbacks: list[rows.Rollback] = []
         self._alone: dict[str, tuple[Callable[[Scenario, int], Any], list[Any]]] = {}
         if CARPOOL in contenders:
-            self._alone["rollback"] = experiments.rollback, self._rollbacks
+            self._alone["rollback"] = alone.rollback, self._rollbacks
             if hours:
-                self._alone["hour"] = experiments.hour, self._hours
+                self._alone["hour"] = alone.hour, self._hours
         self._left = len(scenarios) * (1 + len(contenders) + len(self._alone))
         self._done = 0
         self._began = time.monotonic()

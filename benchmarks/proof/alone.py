@@ -1,0 +1,233 @@
+"""What only Carpool is put through: an hour at constant load, forecasts, bad settings. Equal seeds, equal rows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from carpool import arrivals
+from carpool.outcome import Setting
+from carpool.policy import Duration, Parameters
+from carpool.probation import Probation
+from carpool.tuner import INTERVAL, TOO_LATE
+from carpool.tuning import Assessor, Situation
+from proof import courses, measures, oracle
+from proof import scenario as suite
+from proof.measures import TOLERATED
+from proof.ourselves import CARPOOL as OURSELVES
+from proof.rows import Forecast, Hour, Rollback
+from proof.world import Stretch, estimate, play
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from carpool.statistics import ModelStats, Stats
+    from proof.ourselves import Carpool
+    from proof.scenario import Scenario
+    from proof.world import Knowledge, Maker
+
+HOUR = 3600.0
+HOUR_LOADS = (0.2, 0.5)
+"""Loads between which an hour is played, the highest that stays below:"""
+HOUR_RATE = 200.0
+"""Requests per second, so that an hour takes some ten seconds."""
+
+FORECAST_LOADS = (0.2, 0.5, 0.8)
+FORECAST_REQUESTS = 60_000
+"""Of which 600 lie beyond the p99: it is known to within about 1 %."""
+
+ROLLBACK_RATE = 400.0
+"""Requests per second: what a guard that looks every half second can be held to 310 requests at."""
+PROVEN = 30.0
+"""Seconds that the good setting is given at least, and as long until the guard knows it to be good."""
+PUSHED = 20.0
+"""Seconds that the bad one is given, if nobody takes it back."""
+BAD = 0.2
+"""Share of requests that a setting has to miss to be called bad."""
+
+
+def fixed(setting: Setting) -> Maker:
+    """Make a contender of one setting."""
+    return lambda *_: oracle.Fixed(setting)
+
+
+def best_setting(scenario: Scenario, rate: float) -> Setting:
+    """Return what is best on the oracle's own arrivals."""
+    point = oracle.known()[scenario.name].level(rate).points[0]
+    return Setting(point.parameters, estimate(scenario.service(), scenario.limits.max_batch), point.shed)
+
+
+def hour(scenario: Scenario, seed: int) -> Hour | None:
+    """Leave Carpool alone with a constant load for an hour; ``None`` where that would be too low a load, or none is."""
+    capacity = oracle.capacity(scenario)
+    load = min(HOUR_LOADS[1], HOUR_RATE / capacity)
+    if load < HOUR_LOADS[0] or not isinstance(scenario.arrivals, suite.Poisson | suite.Gamma):
+        return None
+    rate = load * capacity
+    outcome = play(scenario, OURSELVES.maker, [Stretch(HOUR, rate)], seed).outcome
+    path = measures.settings(outcome.changes, 0.0, HOUR)
+    misses = outcome.summary().miss_fraction
+    return Hour(scenario.name, round(load, 4), round(rate, 3), round(misses, 6), len(path) - 1, measures.flips(path))
+
+
+def forecasts(scenario: Scenario, stair: courses.Stair, contender: Carpool, seed: int) -> list[Forecast]:
+    """Compare p99s with what the tuner forecasts, given the true t(b), and where it came to by itself on the way."""
+    if scenario.replicas > 1 or scenario.lengths is not None or scenario.stalls is not None:
+        return []  # the forecast is of one replica and one bucket, on a host that runs
+    found = []
+    for step in stair.steps:
+        if step.load not in FORECAST_LOADS:
+            continue
+        rate = step.load * oracle.capacity(scenario)
+        process: arrivals.Poisson | arrivals.Gamma
+        match scenario.arrivals:
+            case suite.Poisson():
+                process = arrivals.Poisson(rate)
+            case suite.Gamma(cv=cv):
+                process = arrivals.Gamma(rate, cv)
+            case _:
+                return []
+        setting = best_setting(scenario, rate)
+        situation = Situation(
+            process=process,
+            service=scenario.service(),
+            target=float(scenario.slo),
+            budget=TOLERATED / 2,
+            limits=scenario.limits,
+        )
+        told = Assessor(situation).forecast(setting.parameters)
+        decision = next((each for each in reversed(contender.decisions) if each.at <= step.stop), None)
+        learned = realized = None
+        if decision is not None and decision.predicted is not None and not decision.shed_slo:
+            learned = decision.predicted.p99
+            own = Setting(decision.parameters, decision.estimate, decision.shed_slo)
+            realized = _p99(scenario, own, rate, seed)
+        found.append(
+            Forecast(
+                scenario.name,
+                step.load,
+                round(told.utilization, 4),
+                setting.parameters.describe(),
+                simulated=_p99(scenario, setting, rate, seed),
+                told=round(told.p99, 6),
+                learned=learned,
+                realized=realized,
+            )
+        )
+    return found
+
+
+def _p99(scenario: Scenario, setting: Setting, rate: float, seed: int) -> float:
+    """Play a steady load for long with one setting."""
+    warm_up, seconds = 0.05 * FORECAST_REQUESTS / rate, FORECAST_REQUESTS / rate
+    course = [Stretch(warm_up + seconds, rate)]
+    outcome = play(scenario, fixed(setting), course, seed + 1).outcome
+    return round(outcome.summary(warm_up).p99, 6)
+
+
+class OnProbation:
+    """A good setting, then a bad one that somebody pushed, under the guard that the sidecar has around such changes."""
+
+    interval = INTERVAL
+
+    def __init__(self, good: Setting, bad: Setting) -> None:
+        self._good, self._bad = good, bad
+        self._probation = Probation(0.99, good.parameters, 1)
+        self._before = (0, 0, 0)
+        self._ended = 0
+        self._missing_since: int | None = None
+        self.pushed = False
+        self.requests: int | None = None
+        """From the first that missed until the bad setting was taken back; ``None``: not yet."""
+
+    def start(self) -> Setting:
+        """Begin with the good one."""
+        return self._good
+
+    def observe(self, now: float, stats: list[Stats]) -> list[Setting] | None:
+        """Show the guard what it looks at in a sidecar, and go back when it says so."""
+        if self.requests is not None or not stats[0].models:
+            return None
+        after = _counted(stats[0].models[""])
+        rows, hits, late = (new - old for new, old in zip(after, self._before, strict=True))
+        self._before = after
+        pushed = self.pushed
+        self._ended += hits + late
+        if pushed and self._missing_since is None and late:
+            self._missing_since = self._ended - late
+        verdict = self._probation.observe(self.interval, rows, hits, late, 0)
+        if pushed and verdict is not None:
+            self.requests = self._ended - (self._missing_since or 0)
+            return [self._good]
+        if not pushed and now >= PROVEN and self._probation.good:
+            self.pushed = True
+            self._probation.change(self._bad.parameters, 2)
+            return [self._bad]
+        return None
+
+    def dispatcher(self) -> None:
+        """Leave the dispatching to the Batcher."""
+        return
+
+
+def _counted(model: ModelStats) -> tuple[int, int, int]:
+    return model.rows, model.hits, sum(model.misses.get(reason, 0) for reason in TOO_LATE)
+
+
+def rollback(scenario: Scenario, seed: int) -> Rollback | None:
+    """Push the worst setting within bounds.
+
+    ``None`` where none is bad at such a load, where none gets to be known for good, or where replicas share the load.
+    """
+    if scenario.replicas > 1:
+        return None
+    capacity = oracle.capacity(scenario)
+    most = ROLLBACK_RATE / _burst(scenario)
+    load = max((load for load in courses.LOW if load * capacity <= most), default=None)
+    if load is None:
+        return None
+    rate = load * capacity
+    good = best_setting(scenario, rate)
+    limits = scenario.limits
+    corners = [
+        Parameters(max_batch=size, max_wait=Duration(wait), max_in_flight=flights)
+        for size in (1, 2, limits.max_batch)
+        for wait in (0.0, limits.max_wait)
+        for flights in (1, limits.max_in_flight)
+    ]
+    course = [Stretch(PUSHED, rate)]
+
+    def misses(parameters: Parameters) -> float:
+        setting = good._replace(parameters=parameters)
+        return play(scenario, fixed(setting), course, seed).outcome.summary().miss_fraction
+
+    missing, worst = max(((misses(corner), number) for number, corner in enumerate(corners)))
+    if missing < BAD:
+        return None
+    bad = good._replace(parameters=corners[worst])
+
+    def make(known: Knowledge, rng: Random) -> OnProbation:  # noqa: ARG001 - all is said
+        return OnProbation(good, bad)
+
+    contender = play(scenario, make, [Stretch(2 * PROVEN + 2 * PUSHED, rate)], seed).contender
+    assert isinstance(contender, OnProbation)  # noqa: S101 - for the type checker: made above
+    if not contender.pushed:
+        return None
+    return Rollback(
+        scenario.name,
+        round(rate, 3),
+        good.parameters.describe(),
+        bad.parameters.describe(),
+        round(missing, 4),
+        contender.requests,
+    )
+
+
+def _burst(scenario: Scenario) -> float:
+    """Return the highest rate over the mean, where the process itself has several."""
+    match scenario.arrivals:
+        case suite.OnOff(on=on, off=off, quiet=quiet):
+            return float((on + off) / (on + quiet * off))
+        case suite.Diurnal(swing=swing):
+            return 1 + swing
+        case _:
+            return 1.0
