@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 LOW = (0.1, 0.2, 0.35, 0.5, 0.6)
 """Loads, as shares of the highest that the oracle can hold, at which device time is compared."""
 
-HIGH = (0.7, 0.8, 0.9, 0.93, 0.95, 0.96, 0.97, 0.98, 0.99, 1.0, 1.01, 1.02, 1.04)
+HIGH = (0.7, 0.8, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 1.0, 1.02, 1.04)
 """Loads among which the highest is looked for that is held."""
 
 OVERLOAD = 2.0
