@@ -1,4 +1,4 @@
-"""docs/proof.md and its pictures, written from the data files alone: what falls short comes first."""
+"""docs/proof.md, its figures and its pictures, written from the data files alone: what falls short comes first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from evidence import limits
 
-from proof import plots, rows, verdict
+from proof import matrices, plots, rows, verdict
 from proof.rows import CARPOOL
 from proof.verdict import LIMITS, MEASURES, REASONS, figures, median_share, savings, shortfalls, worst
 
@@ -74,7 +74,7 @@ def made() -> dict[Path, str]:
     proof = rows.read(record)
     others = [rows.read(path) for path in sorted(RESULTS.glob("proof-seed-*.json"))]
     files = {IMAGES / name: draw(proof) for name, draw in PICTURES.items()}
-    return {PAGE: page(proof, others), **files}
+    return {PAGE: page(proof, others), PAGE.with_name("proof-figures.md"): matrices.page(proof), **files}
 
 
 def page(proof: Proof, others: list[Proof], bounds: Path = LIMITS, reasons: Path = REASONS) -> str:
@@ -226,7 +226,8 @@ def _contenders(proof: Proof) -> list[str]:
         weaker = min(median_share(proof, each.name, share) for share in ("highest load", "saving"))
         table.append((weaker, f"| {title} | {' | '.join(cells)} |"))
     lines += [line for _, line in sorted(table, key=lambda each: -each[0])]
-    lines += ["", *_filled(_ahead(proof)), "", "Each as its source has it:", ""]
+    lines += ["", *_filled(f"{_ahead(proof)} [Every rule in every scenario](proof-figures.md)."), ""]
+    lines += ["Each as its source has it:", ""]
     lines += [f"- {each.title}: {each.cite}" for each in proof.contenders if each.name != CARPOOL]
     return lines
 
