@@ -50,8 +50,8 @@ MATRICES = (
     Matrix("Highest load", "With at most 1 % of misses, of the oracle's own.", _measured("highest load")),
     Matrix(
         "Device time saved",
-        "Of what the oracle saves against zero-wait at the largest batch: the least at 10 to 60 % load. Empty where that "
-        "is less than 5 %; 0 for who misses more than 1 %.",
+        "Of what the oracle saves against zero-wait at the largest batch: the least at 10 to 60 % load. Empty where "
+        "that is less than 5 %; 0 for who misses more than 1 %.",
         _measured("saving"),
     ),
     Matrix("Misses", "Of all requests of the timeline, beyond the oracle's.", _measured("extra misses")),
