@@ -556,11 +556,10 @@ class LatencyLearner:
     def _settle(self, interval: _Interval) -> None:
         """Discount what is known and add an observation that no longer counts as recent."""
         keep = 0.5 ** (interval.seconds / self._half_life + interval.batches / self._half_life_batches)
-        self._settled = {
-            key: (batches * keep, busy * keep, squared * keep)
-            for key, (batches, busy, squared) in self._settled.items()
-            if batches * keep > _FORGOTTEN
-        }
+        for key, (batches, busy, squared) in self._settled.items():
+            # What has not been seen for long stays as a guess: without it a size would be tried anew every few minutes.
+            kept = max(keep, min(_GUESS / batches, 1.0))
+            self._settled[key] = (batches * kept, busy * kept, squared * kept)
         for key, cell in interval.cells.items():
             self._settled[key] = _add(self._settled.get(key, _NOTHING), cell)
 
@@ -571,9 +570,8 @@ _WILD = 4.0
 _WILD_DEVIATIONS = 6.0
 """Standard deviations beyond which a batch or two are wild: an exponential service time goes beyond 7 once in 1,100."""
 _GUESS = 2.0
-"""Batches that a size's scaled past counts for after a move."""
+"""Batches that a size's past counts for at least, scaled where the whole curve has moved since."""
 _ENOUGH_OWN = 20.0
-_FORGOTTEN = 0.05
 _NOTHING = (0.0, 0.0, 0.0)
 
 

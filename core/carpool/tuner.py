@@ -56,6 +56,9 @@ PASSING_IN_FLIGHT = 4
 PASSING_LOAD = 0.7
 """Share of the executors' time up to which requests may pass one by one: above it they mostly meet a backlog."""
 
+MOSTLY_ALONE = 1.2
+"""Mean batch, in requests, up to which what passes through is forecast to."""
+
 NO_WAIT = Duration(0.0)
 
 CAUTION = 0.9
@@ -511,7 +514,11 @@ class Tuner:
             return choice.best
         saving = assessor.saving(choice.best, passing)
         enough = LEAVE_PASS_THROUGH if self.parameters.pass_through else ENTER_PASS_THROUGH
-        return passing if saving < enough else choice.best
+        if saving >= enough:
+            return choice.best
+        # Where a backlog soon ends it, what was forecast is merging without a wait, and no passing through.
+        rows = assessor.situation.rows
+        return passing if passing.now.mean_batch <= MOSTLY_ALONE * rows else choice.best
 
     @staticmethod
     def _is_riskier(assessor: Assessor, current: Assessment, step: Assessment) -> bool:
