@@ -402,6 +402,9 @@ class Tuner:
         self._choice = choose(
             self._assessor, self.parameters, avoid=self._failed if kept else self._failed + self._tried
         )
+        if not self._choice.best.holds_now:
+            # Beyond the capacity requests are late whatever is set: that speaks against nothing that was tried.
+            self._choice = choose(self._assessor, self.parameters)
         self._bold = self._dare(situation, self._choice)
 
     def _dare(self, situation: Situation, choice: Choice) -> Parameters | None:
@@ -427,7 +430,9 @@ class Tuner:
         elif hopeful.per_row(size) > (1 + LITTLE) * cheapest:
             return None
         assess = Assessor(replace(situation, service=hopeful)).assess
-        for wait in (self._limits.max_wait, best.parameters.max_wait):
+        # What has come is enough to fill it in overload; else it has to be waited for.
+        waits = (self._limits.max_wait, best.parameters.max_wait) if best.holds_now else (best.parameters.max_wait,)
+        for wait in waits:
             point = replace(best.parameters, max_batch=size, max_wait=Duration(wait))
             promised = assess(point)
             # Who would not be filled tells nothing.
@@ -487,7 +492,8 @@ class Tuner:
             message = f"{step.parameters.describe()} is next; safer steps wait for {self._policy.tuning.safer.after}"
             return self._keep(now, Reason.WITHIN_STABILIZATION_WINDOW, message, target, capped_by="step")
         # 3. Not again?
-        if step.parameters in self._failed or (step.parameters in self._tried and not alarmed):
+        again = step.parameters in self._failed or (step.parameters in self._tried and not alarmed)
+        if again and target.holds_now:
             message = f"{step.parameters.describe()} was tried at this load and left"
             return self._keep(now, Reason.WOULD_FLIP, message, target, capped_by="evidence")
         reason, message = why(choice, step if capped_by else target)

@@ -44,6 +44,9 @@ _FIELDS = {0.5: "p50", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
 WORTH = 0.02
 """Relative saving of device time below which nothing is changed for it."""
 
+FINE, COARSE = 100, 20
+"""Steps in which goodput (of its logarithm: 1 %) and misses beyond the capacity (5 % of the requests) differ."""
+
 NOISELESS = 0.01
 """Coefficient of variation of service times below which they are played without noise."""
 
@@ -169,10 +172,14 @@ class Assessment(NamedTuple):
         """Less is better: the objective, as a key to sort by."""
         if not self.holds_now:
             # Where nobody is answered in time, the smallest batch shows soonest whether anybody can be.
-            return (2, -self.now.goodput, self.parameters.max_batch)
+            goodput = self.now.goodput
+            if goodput:
+                goodput = math.exp(round(math.log(goodput) * FINE) / FINE)
+            return (2, -goodput, self.parameters.max_wait, self.parameters.max_batch)
         if not self.holds_ahead:
-            # How many miss at more load than can be kept goes by what is served at most, and that is the margin.
-            return (1, self.outlook.glance_ahead.miss_fraction)
+            # How many miss at more load than can be kept goes by what is served at most, and that is the margin; of
+            # equal ones, waiting least leaves most of it to what no forecast knows.
+            return (1, round(self.outlook.glance_ahead.miss_fraction * COARSE), self.parameters.max_wait)
         return (0, self.device_time)
 
     def _holds(self, result: Glance | Forecast, leniency: float) -> bool:
