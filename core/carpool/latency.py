@@ -208,7 +208,7 @@ def fit(samples: Sequence[Sample], known_executors: int | None = None) -> Servic
     """
     if not any(s.executors == 0 for s in samples):
         return None
-    executors = _fit_executors(samples, known_executors)
+    executors, refuted = _fit_executors(samples, known_executors)
     # 1. By size: what the batches took by themselves, were there that many executors.
     own = _own_times(samples, executors)
     sizes = {rows: own[rows] for rows in sorted(own) if own[rows].busy > 0}
@@ -235,7 +235,7 @@ def fit(samples: Sequence[Sample], known_executors: int | None = None) -> Servic
         noise=noise if freedom >= 1 else _PRIOR_NOISE,
         executors=executors,
         # Seen by accident a few times, more executors than are known would not have shown.
-        largest_in_flight=max(_most_in_flight(samples, _TELLING), executors),
+        largest_in_flight=max(_most_in_flight(samples, _TELLING if refuted else _TELLING_NOTHING), executors),
         samples=sum(s.batches for s in samples if s.executors == 0),
     )
 
@@ -316,15 +316,17 @@ def _most_in_flight(samples: Iterable[Sample], often: float) -> int:
     return max((k for k, batches in seen.items() if batches >= often), default=1)
 
 
-def _fit_executors(samples: Sequence[Sample], known: int | None) -> int:
+def _fit_executors(samples: Sequence[Sample], known: int | None) -> tuple[int, bool]:
     """Find the number of executors under which the service times of equal batches differ least.
+
+    And whether the samples speak against there being as many as were ever in flight, or leave that open.
 
     With fewer than there are, some batches seem to have begun late and to have been quick; with more, to have begun at
     once and to have been slow. What was never in flight together tells nothing: the answer is then how many were.
     """
     most = _most_in_flight(samples, _BY_ACCIDENT)
     if most == 1:
-        return known or 1
+        return known or 1, True
     counted = {s.executors for s in samples if s.executors}
     seen = [s for s in samples if not s.executors]
     floor = _ROUGHLY**2 * sum(s.busy for s in seen) / sum(s.batches for s in seen)
@@ -337,18 +339,21 @@ def _fit_executors(samples: Sequence[Sample], known: int | None) -> int:
             squares = sum(max(s.busy_squared * s.batches / s.busy - s.busy, 0.0) for s in sizes)
             spreads[executors] = squares / freedom + floor
     if not spreads:
-        return known or 1
+        return known or 1, False
     # A spread that chance alone may add can't tell candidates apart: then the fewest is the safe reading for capacity,
     # unless one of them is known from better days.
     least = min(spreads.values())
     likely = [executors for executors, spread in spreads.items() if spread <= _ALIKE * least]
     if known is not None and (known in likely or (known > most and most in likely)):
-        return known
-    return likely[0]
+        return known, most not in likely
+    return likely[0], most not in likely
 
 
 _TELLING = 30.0
 """Batches beyond the executors known from which there being no more of them is believed, and not tried again."""
+_TELLING_NOTHING = 300.0
+"""The same where the samples leave it open: of a noisy device that is seldom full, few tell what is computed at once
+from what is computed one after the other."""
 _BY_ACCIDENT = 3.0
 """Batches of a kind from which it counts as seen."""
 _ROUGHLY = 0.02

@@ -24,7 +24,7 @@ from carpool.policy import (
     TuningMode,
     for_p99,
 )
-from carpool.simulation import Device, linear
+from carpool.simulation import Device, Noise, linear
 from carpool.statistics import ModelStats
 from carpool.tuner import Observation, Tuner
 from carpool.tuning import Reason
@@ -397,7 +397,21 @@ def test_in_overload_a_larger_batch_is_tried_than_t_of_b_speaks_for():
     known = (0.0063, 0.0063, 0.0072, 0.0091, 0.0111, 0.0134, 0.0157, 0.018, 0.0233)
     device = Device(times=lambda rows, _: known[rows - 1] if rows <= 9 else 0.0285 * -(-rows // 32))
     arrivals = poisson(60, 40) + [40 + time for time in poisson(600, 40, seed=2)]
-    outcome, decisions = tuned(arrivals, device, for_p99(0.12))
+    one = BatchingPolicy(
+        slo=SLO(latency=Latency(p99=Duration(0.12))), bounds=Bounds(max_in_flight=IntRange(max=1))
+    ).validate()
+    outcome, decisions = tuned(arrivals, device, one)
     assert Reason.EXPLORES in {decision.reason for decision in decisions if decision.change}
-    assert decisions[-1].parameters.max_batch >= 32
+    assert decisions[-1].parameters.max_batch >= 24
     assert outcome.summary(60).miss_fraction < 0.01
+
+
+def test_executors_that_noise_hides_are_looked_for_again():
+    # At little load two batches at once look as well like one after the other: with one slot 3 of 4 would be shed.
+    device = Device(times=linear(0.02, 0.002), executors=4, cv=0.4, noise=Noise.LOGNORMAL)
+    arrivals = [
+        start + time for start, rate in ((0, 150), (40, 300), (60, 550)) for time in poisson(rate, 40, seed=rate)
+    ]
+    outcome, decisions = tuned(sorted(arrivals), device, for_p99(0.3))
+    assert decisions[-1].parameters.max_in_flight >= 3
+    assert outcome.summary(65).miss_fraction < 0.02
