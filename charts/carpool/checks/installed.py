@@ -6,12 +6,14 @@ import json
 import os
 import ssl
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 HOME = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 NAMESPACE = os.environ["NAMESPACE"]
+PATIENCE = 15  # seconds
 LABELS = {"pod-template-hash": "0"}
 CONTAINER = {
     "name": "model",
@@ -48,7 +50,7 @@ def ask(path: str, body: object = None) -> dict:
         return json.load(answer)
 
 
-def main() -> str | None:
+def wrong() -> str | None:
     """Return what is wrong and what to look at, or nothing."""
     # 1. The kind
     try:
@@ -58,12 +60,24 @@ def main() -> str | None:
     if "BatchingPolicy" not in kinds:
         return f"carpool.dev/v1alpha1 has no BatchingPolicy: {kinds}"
     # 2. The injector, on the way that every pod takes
-    made = ask(f"/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All", POD)
+    try:
+        made = ask(f"/api/v1/namespaces/{NAMESPACE}/pods?dryRun=All", POD)
+    except urllib.error.HTTPError as error:
+        return f"no pod may be made in {NAMESPACE} ({error}): {error.read().decode(errors='replace')[:500]}"
     if skipped := made["metadata"]["annotations"].get("carpool.dev/skipped"):
         return f"the injector gave no sidecar: {skipped}"
     if not any(each["name"] == "carpool" for each in made["spec"].get("initContainers", ())):
         return "the injector was not asked, or did not answer: kubectl logs -l app.kubernetes.io/component=injector"
     return None
+
+
+def main() -> str | None:
+    """Return the same, once the API server had time to take in what was installed a moment ago: rights, webhooks."""
+    for _ in range(PATIENCE):
+        if wrong() is None:
+            return None
+        time.sleep(1.0)
+    return wrong()
 
 
 sys.exit(main())
