@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
@@ -142,7 +143,8 @@ def learned(stats: ModelStats, lane: Lane) -> ServiceTime | None:
 
 
 def _times(values: tuple[float, ...], ratios: list[float]) -> tuple[float, ...]:
-    return tuple(value * ratio for value, ratio in zip(values, ratios, strict=True))
+    """Scale each, and keep them rising: equal ones, divided and multiplied again, may differ in the last digit."""
+    return tuple(accumulate((value * ratio for value, ratio in zip(values, ratios, strict=True)), max))
 
 
 def _chosen(report: Report, model: str | None, address: str) -> str:

@@ -3,6 +3,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from carpool.policy import Axis, BatchingPolicy, Model, Parameters, for_p99
@@ -88,6 +90,15 @@ def test_t_of_b_has_the_tuners_level_and_the_counters_doubts():
         assert found.time(rows) == pytest.approx(counted.time(rows) / 2)
         assert found.upper(rows) == pytest.approx(counted.upper(rows) / 2, rel=0.02)
     assert (found.largest_measured, found.noise, found.samples) == (24, counted.noise, counted.samples)
+
+
+@given(st.floats(1e-4, 1.0), st.lists(st.floats(1e-4, 1.0), min_size=2, max_size=24))
+def test_sizes_the_tuner_holds_for_equal_stay_so_to_the_last_digit(level, counted):
+    cells = [(0, rows, 1, 0, 50, 50 * seconds, 50 * seconds**2) for rows, seconds in enumerate(counted, 1)]
+    found = running.learned(stats(cells=cells), lane(service_seconds=(0.0, *[level] * 64)))
+    for times in (found.means, found.lowers, found.uppers):
+        assert list(times) == sorted(times)
+    assert found.means == pytest.approx([level] * len(counted))
 
 
 def test_t_of_b_goes_on_as_the_tuner_says_where_it_was_not_measured():
