@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from carpool.latency import isotonic
 from carpool.outcome import End
+from carpool.smoothing import isotonic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -113,6 +113,8 @@ class Forecast(Struct, frozen=True):
     """Forecast by a tuner that learned t(b) by itself; ``None`` where it had settled on nothing yet."""
     realized: float | None
     """What came of that one's own setting."""
+    doubt: float = 0.0
+    """Half of the 95 % interval of ``simulated``, relative to it."""
 
 
 class Rollback(Struct, frozen=True):

@@ -104,7 +104,12 @@ def knowledge(scenario: Scenario) -> Knowledge:
 
 def estimate(service: ServiceTime, largest: int) -> Estimate:
     """Return what a Batcher is to believe of a curve, up to ``largest`` rows."""
-    return Estimate(service.table(largest), tuple(service.slow(rows) for rows in range(largest + 1)), service.executors)
+    return Estimate(
+        service.table(largest),
+        tuple(service.slow(rows) for rows in range(largest + 1)),
+        service.executors,
+        service.noise,
+    )
 
 
 def play(scenario: Scenario, maker: Maker, course: Sequence[Stretch], seed: int) -> Played:

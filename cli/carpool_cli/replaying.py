@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,17 +12,14 @@ import click
 from msgspec.structs import replace
 
 from carpool.arrivals import Gamma, Poisson, scaled, until
-from carpool.queueing import forecast, glance
 from carpool.statistics import RECENT_ARRIVALS
 from carpool.tuning import HEADROOM, Assessor
 from carpool_cli import planning
 from carpool_cli.figures import duration, number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from carpool.policy import Parameters
-    from carpool.queueing import Forecast, Glance
     from carpool.tuning import Situation
 
 PLAYED = 2 * RECENT_ARRIVALS
@@ -142,37 +140,16 @@ class Replay(Assessor):
         super().__init__(situation)
         factor = rate / situation.process.rate
         self._played = [time * factor for time in times]
-        self._played_ahead = [time / HEADROOM for time in self._played]
         self._played_rows = rows
-        self._gloomy = situation.service.pessimistic()
 
-    def forecast(self, parameters: Parameters, *, ahead: bool = False, shed: bool = False) -> Forecast:
-        """Play the load, or ``HEADROOM`` times it, through a configuration."""
-        service = self.situation.service
-        return forecast(
-            self._played_ahead if ahead else self._played,
-            service,
-            parameters,
-            self.situation.target,
-            shed=shed,
-            executors=service.executors_for(parameters.max_in_flight),
-            rows=self._played_rows,
-            noise_draws=self._noise,
-        )
+    @cached_property
+    def _now(self) -> list[float]:
+        return self._played
 
-    def glance(self, parameters: Parameters, *, ahead: bool = False, pessimistic: bool = False) -> Glance | Forecast:
-        """Do the same for misses and device time alone where that is cheaper; at the upper confidence of t(b) too."""
-        known = self.situation.service
-        play: Callable[..., Glance | Forecast] = glance
-        given = {}
-        if self._played_rows is not None or self.situation.quantiles:
-            play, given = forecast, {"rows": self._played_rows}
-        return play(
-            self._played_ahead if ahead else self._played,
-            self._gloomy if pessimistic else known,
-            parameters,
-            self.situation.target,
-            executors=known.executors_for(parameters.max_in_flight),
-            noise_draws=None if pessimistic else self._noise,
-            **given,
-        )
+    @cached_property
+    def _ahead(self) -> list[float]:
+        return [time / HEADROOM for time in self._played]
+
+    @cached_property
+    def _rows(self) -> list[int] | None:
+        return None if self._played_rows is None else list(self._played_rows)

@@ -87,6 +87,7 @@ class Twin:
             times=service.table(largest),
             upper=tuple(service.slow(rows) for rows in range(largest + 1)),
             executors=service.executors_for(parameters.max_in_flight),
+            noise=service.noise,
         )
         simulation = Simulation(
             self._arrivals,

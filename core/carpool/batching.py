@@ -103,7 +103,7 @@ class Batcher:
         refused = self._refuses(queue, request, now)
         if refused is not None:
             request.ended = True
-            lane.counters.missed(refused)
+            lane.counters.refused(refused, now)
             actions.append(Refusal(request, refused, self._drain_time(now)))
             return actions
         self._waiting[key] = queue
@@ -112,6 +112,7 @@ class Batcher:
         self._deadline = min(self._deadline, request.deadline)
         if len(self._in_flight) + len(self._ghosts) < self._slots:
             # Slots are free, so what waited is held, until then; only this queue has changed.
+            lane.counters.excess_until = 0.0  # nobody is behind a cold batch any more
             due = self._due_at(queue)
             if due <= now or self._hold_until <= now:
                 self._start(now, actions)
@@ -338,6 +339,8 @@ class Batcher:
             known = other.lane.estimate
             if known is not None:
                 ahead += other.work(known.times, priority=request.priority, joins=other is queue)
+        if request.sheddable and not alone and queue.rows >= cap:
+            own *= estimate.surely  # it is not the one that fills the batch
         return start + ahead / servers + own
 
     def _service_start(self, servers: int, now: float) -> float:
@@ -423,7 +426,7 @@ class Batcher:
             del self._waiting[queue.key]
         for request in boarding.dropped:
             request.ended = True
-            lane.counters.missed(Refused.LATE)
+            lane.counters.refused(Refused.LATE, now)
             actions.append(Refusal(request, Refused.LATE, self._drain_time(now)))
         rides = boarding.rides
         if rides:
@@ -477,6 +480,9 @@ class Batcher:
             lane.counters.stalled += 1
         elif batch.cold:
             lane.counters.cold += 1
+            if excess := lane.warmed(batch, now):
+                for each in self._lanes.values():
+                    each.counters.exceeded(excess, now)
         else:
             self._sample(batch, now)
         lane.served(batch.rows)

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
     from carpool.policy import Parameters
-    from carpool.riding import Estimate
+    from carpool.riding import Batch, Estimate
 
 EXTRA_ROWS = 64
 """Rows that may be served again in search of a culprit before the share below counts."""
 EXTRA_SHARE = 0.10
+
+SLOW = 3.0
+"""Times what a batch seldom exceeds, from which a first one is slow for being the first."""
 
 PROBE_AFTER = 50
 """Full batches served at a lowered ceiling before one more row is tried; doubled whenever the try fails."""
@@ -135,11 +138,15 @@ class Queue:
         cap = lane.cap
         alone = self.alone
         splits = self.splits
+        room = cap
+        if lane.picky and not alone:
+            room = lane.familiar(next(iter(self)).bucket, min(self.rows, cap))
         budget = lane.max_tokens
         shed_slo = lane.shed_slo
         times = None if lane.estimate is None else lane.estimate.times
         # Who can't make it with the batch as large as it would be is dropped: late riders only delay the others.
-        finish = -inf if times is None else start + time_of(times, min(self.rows, cap))
+        lasting = -inf if times is None else time_of(times, min(self.rows, room))
+        surely = 1.0 if lane.estimate is None or alone else lane.estimate.surely
         rides: list[Ride] = []
         dropped: list[Request] = []
         rows = tokens = begun = 0
@@ -151,10 +158,14 @@ class Queue:
             first_row = request.taken
             left = request.rows - first_row
             if alone and times is not None:
-                finish = start + time_of(times, min(left, cap) if splits else left)
-            # 1. Late?
+                lasting = time_of(times, min(left, cap) if splits else left)
+            # 1. Late? Where others fill the batch, the seat is for who will surely be in time.
+            slack = surely if self.rows - left >= cap else 1.0
             if (
-                (finish > request.deadline or (shed_slo and finish > request.due and request.sheddable))
+                (
+                    start + lasting > request.deadline
+                    or (shed_slo and request.sheddable and start + slack * lasting > request.due)
+                )
                 and not request.exempt
                 and not first_row
             ):
@@ -163,8 +174,8 @@ class Queue:
                 continue
             # 2. Room? A request larger than a batch fills what there is; any other waits for room for all its rows.
             if splits and request.rows > cap:
-                left = min(left, cap - rows)
-            elif rides and rows + left > cap:
+                left = min(left, room - rows)
+            elif rides and rows + left > room:
                 break
             if budget is not None and request.tokens:
                 share = left * request.tokens // request.rows
@@ -188,9 +199,9 @@ class Queue:
                 if not waiting:
                     del classes[request.priority]
                 self._off(request)
-            elif rows < cap:
+            elif rows < room:
                 break  # the token budget cut it
-            if alone or rows >= cap:
+            if alone or rows >= room:
                 break
         self.rows -= rows
         self.backlog.rows -= rows
@@ -250,7 +261,8 @@ class Lane:
     """One model: its parameters, what is believed of its service time, what went wrong with it, and its counters."""
 
     __slots__ = (
-        "at_ceiling", "ceiling", "counters", "estimate", "extra_rows", "max_batch", "max_tokens", "name", "parameters",
+        "at_ceiling", "ceiling", "cold_batches", "cold_slow", "counters",
+        "estimate", "extra_rows", "max_batch", "max_tokens", "name", "parameters",
         "passing", "probe_after", "proven", "quarantined", "queued", "seen", "served_rows", "shed_slo",
     )  # fmt: skip
 
@@ -278,7 +290,37 @@ class Lane:
         """Requests waiting."""
         self.seen: set[tuple[int, int]] = set()
         """(bucket, rows) served at least once: the first of each is cold."""
+        self.cold_batches = 0
+        self.cold_slow = 0
+        """First batches whose time was foreseen, and those of them that took ``SLOW`` times as long."""
         self.counters = Counters()
+
+    @property
+    def picky(self) -> bool:
+        """Whether sizes are slow the first time, as where kernels are chosen or compiled for each shape."""
+        return self.cold_slow > 1 and 2 * self.cold_slow > self.cold_batches
+
+    def familiar(self, bucket: int, rows: int) -> int:
+        """Return the most rows, up to ``rows``, that were served before or are worth it to be, in half octaves.
+
+        1, 2, 3, 4, 6, 8, 12, ...: a dozen first batches up to 64 rows instead of 64, for a third of a batch left
+        behind at most, and who is has waited least.
+        """
+        octave = 1 << (rows.bit_length() - 1)
+        step = octave + octave // 2 if rows >= octave + octave // 2 else octave
+        return next((size for size in range(rows, step, -1) if (bucket, size) in self.seen), step)
+
+    def warmed(self, batch: Batch, now: float) -> float:
+        """Learn how long the first batch of a size took; return seconds beyond belief, 0 where it was not ``SLOW``."""
+        if self.estimate is None:
+            return 0.0
+        # One that began before anything was measured is judged by what has been since.
+        foreseen = batch.finish if batch.finish < inf else batch.dispatched + time_of(self.estimate.times, batch.rows)
+        excess = now - foreseen
+        slow = excess > (SLOW - 1) * time_of(self.estimate.upper, batch.rows)
+        self.cold_batches += 1
+        self.cold_slow += slow
+        return excess if slow else 0.0
 
     @property
     def cap(self) -> int:
@@ -323,6 +365,7 @@ class Lane:
     def forget(self) -> None:
         """Forget what was learned of the model: its server was replaced."""
         self.seen.clear()
+        self.cold_batches = self.cold_slow = 0
         self.estimate = None
         self.ceiling = None
         self.at_ceiling = self.proven = 0

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from carpool.executors import TELLING, TELLING_NOTHING, Sample, fit_executors, most_in_flight, own_times
+from carpool.smoothing import isotonic, smoothed
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from random import Random
@@ -55,6 +58,8 @@ class ServiceTime(Struct, frozen=True):
     executors: int = 1
     largest_in_flight: int = 1
     samples: float = KNOWN
+    counts: tuple[float, ...] = ()
+    """Batches, discounted by age, behind each of ``sizes``; empty where all of them are known."""
 
     def executors_for(self, in_flight: int) -> int:
         """Executors to plan with; beyond the most ever seen in flight, hope: only trying tells."""
@@ -99,6 +104,12 @@ class ServiceTime(Struct, frozen=True):
     def largest_measured(self) -> int:
         """Rows of the largest batch that stands behind the fit."""
         return self.sizes[-1]
+
+    def told(self, batches: float) -> list[int]:
+        """List the sizes that so many batches stand behind."""
+        if not self.counts:
+            return list(self.sizes)
+        return [size for size, count in zip(self.sizes, self.counts, strict=True) if count >= batches]
 
     def time(self, rows: int) -> float:
         """Mean seconds for a batch of ``rows``; 0 for none."""
@@ -164,14 +175,18 @@ class ServiceTime(Struct, frozen=True):
             tail_error=self.tail_error * factor,
         )
 
-    def pessimistic(self) -> ServiceTime:
-        """Return the curve at its upper confidence, without further doubt: what a step's risk is judged by."""
+    def pessimistic(self, *, steps: bool = True) -> ServiceTime:
+        """Return the curve at its upper confidence, without further doubt: what a step's risk is judged by.
+
+        ``steps``: whether it may step up beyond the largest size measured, where no row is taken to be cheaper then.
+        """
+        slope = self.tail_slope + self.tail_error
         return replace(
             self,
             means=self.uppers,
             lowers=self.uppers,
             head_slope=0.0,
-            tail_slope=max(self.tail_slope + self.tail_error, self.uppers[-1] / self.sizes[-1]),
+            tail_slope=max(slope, self.uppers[-1] / self.sizes[-1]) if steps else slope,
             tail_error=0.0,
         )
 
@@ -189,17 +204,6 @@ def memory_cap(bytes_per_row: float, fixed_bytes: float, limit: float, share: fl
     return max(int((limit * share - fixed_bytes) // bytes_per_row), 0)
 
 
-class Sample(NamedTuple):
-    """Batches of one kind: how many (discounted), seconds, seconds squared; see ``CellKey``."""
-
-    rows: int
-    in_flight: int
-    batches: float
-    busy: float
-    busy_squared: float
-    executors: int = 0
-
-
 def fit(samples: Sequence[Sample], known_executors: int | None = None) -> ServiceTime | None:
     """Fit t(b) and the executors to samples, ``None`` without any.
 
@@ -208,9 +212,9 @@ def fit(samples: Sequence[Sample], known_executors: int | None = None) -> Servic
     """
     if not any(s.executors == 0 for s in samples):
         return None
-    executors, refuted = _fit_executors(samples, known_executors)
+    executors, refuted = fit_executors(samples, known_executors)
     # 1. By size: what the batches took by themselves, were there that many executors.
-    own = _own_times(samples, executors)
+    own = own_times(samples, executors)
     sizes = {rows: own[rows] for rows in sorted(own) if own[rows].busy > 0}
     if not sizes:
         return None
@@ -219,7 +223,7 @@ def fit(samples: Sequence[Sample], known_executors: int | None = None) -> Servic
     doubt = math.sqrt((noise**2 * freedom + _PRIOR_NOISE**2 * _PRIOR_WEIGHT) / (freedom + _PRIOR_WEIGHT))
     # 3. Monotone means and their intervals; a monotone curve lies below every upper end to its right.
     counts = [size.batches for size in sizes.values()]
-    raw = _smoothed(list(sizes), [size.busy / size.batches for size in sizes.values()], counts, noise)
+    raw = smoothed(list(sizes), [size.busy / size.batches for size in sizes.values()], counts, noise)
     means, weights = isotonic(raw, counts)
     reach = _student(freedom + _PRIOR_WEIGHT) * doubt
     halves = [mean * reach / math.sqrt(max(weight, 1.0)) for mean, weight in zip(means, weights, strict=True)]
@@ -235,130 +239,10 @@ def fit(samples: Sequence[Sample], known_executors: int | None = None) -> Servic
         noise=noise if freedom >= 1 else _PRIOR_NOISE,
         executors=executors,
         # Seen by accident a few times, more executors than are known would not have shown.
-        largest_in_flight=max(_most_in_flight(samples, _TELLING if refuted else _TELLING_NOTHING), executors),
+        largest_in_flight=max(most_in_flight(samples, TELLING if refuted else TELLING_NOTHING), executors),
         samples=sum(s.batches for s in samples if s.executors == 0),
+        counts=tuple(counts),
     )
-
-
-def _smoothed(rows: Sequence[int], means: Sequence[float], counts: Sequence[float], noise: float) -> list[float]:
-    """Draw each size's mean towards the line through all, by as much as chance alone may have put it off.
-
-    Of sixty sizes with a handful of noisy batches each, the luckiest looks best, and tomorrow another. Empirical Bayes
-    with a random effect (DerSimonian and Laird 1986): what the means spread about the line beyond their own errors is
-    real, a step or a bend, and is kept; without noise everything is.
-    """
-    if noise <= 0 or len(rows) < _ENOUGH_SIZES:
-        return list(means)
-    line = list(means)
-    weights = list(counts)
-    for _ in range(2):
-        total = sum(weights)
-        middle = sum(w * b for w, b in zip(weights, rows, strict=True)) / total
-        level = sum(w * m for w, m in zip(weights, means, strict=True)) / total
-        spread = sum(w * (b - middle) ** 2 for w, b in zip(weights, rows, strict=True))
-        slope = sum(w * (b - middle) * (m - level) for w, b, m in zip(weights, rows, means, strict=True)) / spread
-        line = [level + slope * (b - middle) for b in rows]
-        if min(line) <= 0:
-            return list(means)
-        # Errors are relative: a batch twice as long is off by twice as much.
-        weights = [n / value**2 for n, value in zip(counts, line, strict=True)]
-    off = [mean / value - 1 for mean, value in zip(means, line, strict=True)]
-    precision = [n / noise**2 for n in counts]
-    total = sum(precision)
-    excess = sum(p * o * o for p, o in zip(precision, off, strict=True)) - (len(rows) - 2)
-    real = max(excess / (total - sum(p * p for p in precision) / total), 0.0)
-    # Share of what is seen that is believed: 1 of an exact mean, 0 where the line explains all of them.
-    return [value * (1 + o * real / (real + 1 / p)) for value, o, p in zip(line, off, precision, strict=True)]
-
-
-_ENOUGH_SIZES = 4
-
-
-def isotonic(values: Sequence[float], weights: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Pool adjacent violators: the non-decreasing values nearest in weighted squares, and each one's pooled weight."""
-    blocks: list[tuple[float, float, int]] = []
-    for value, weight in zip(values, weights, strict=True):
-        mean, total, length = value, weight, 1
-        while blocks and blocks[-1][0] >= mean:
-            before, share, count = blocks.pop()
-            mean = (mean * total + before * share) / (total + share)
-            total += share
-            length += count
-        blocks.append((mean, total, length))
-    fitted = [mean for mean, _, length in blocks for _ in range(length)]
-    return fitted, [total for _, total, length in blocks for _ in range(length)]
-
-
-def _own_times(samples: Iterable[Sample], executors: int) -> dict[int, Sample]:
-    """Sum up by rows what batches took from when they began, were there that many executors."""
-    sizes: dict[int, Sample] = {}
-    for s in samples:
-        # With an executor free at dispatch, all of the time seen is the batch's own.
-        if s.executors == (executors if s.in_flight > executors else 0):
-            before = sizes.get(s.rows)
-            if before is None:
-                sizes[s.rows] = s
-            else:
-                sizes[s.rows] = before._replace(
-                    batches=before.batches + s.batches,
-                    busy=before.busy + s.busy,
-                    busy_squared=before.busy_squared + s.busy_squared,
-                )
-    return sizes
-
-
-def _most_in_flight(samples: Iterable[Sample], often: float) -> int:
-    """Most batches in flight that were seen so often."""
-    seen: dict[int, float] = {}
-    for s in samples:
-        if s.executors == 0:
-            seen[s.in_flight] = seen.get(s.in_flight, 0.0) + s.batches
-    return max((k for k, batches in seen.items() if batches >= often), default=1)
-
-
-def _fit_executors(samples: Sequence[Sample], known: int | None) -> tuple[int, bool]:
-    """Find the number of executors under which the service times of equal batches differ least.
-
-    And whether the samples speak against there being as many as were ever in flight, or leave that open.
-
-    With fewer than there are, some batches seem to have begun late and to have been quick; with more, to have begun at
-    once and to have been slow. What was never in flight together tells nothing: the answer is then how many were.
-    """
-    most = _most_in_flight(samples, _BY_ACCIDENT)
-    if most == 1:
-        return known or 1, True
-    counted = {s.executors for s in samples if s.executors}
-    seen = [s for s in samples if not s.executors]
-    floor = _ROUGHLY**2 * sum(s.busy for s in seen) / sum(s.batches for s in seen)
-    spreads = {}
-    for executors in sorted({*(e for e in counted if e < most), most}):
-        sizes = [s for s in _own_times(samples, executors).values() if s.batches > 1 and s.busy > 0]
-        freedom = sum(s.batches - 1 for s in sizes)
-        if freedom >= _BY_ACCIDENT:
-            # Variance over mean: a sum of services that are taken for one has the same, relative spread would be less.
-            squares = sum(max(s.busy_squared * s.batches / s.busy - s.busy, 0.0) for s in sizes)
-            spreads[executors] = squares / freedom + floor
-    if not spreads:
-        return known or 1, False
-    # A spread that chance alone may add can't tell candidates apart: then the fewest is the safe reading for capacity,
-    # unless one of them is known from better days.
-    least = min(spreads.values())
-    likely = [executors for executors, spread in spreads.items() if spread <= _ALIKE * least]
-    if known is not None and (known in likely or (known > most and most in likely)):
-        return known, most not in likely
-    return likely[0], most not in likely
-
-
-_TELLING = 30.0
-"""Batches beyond the executors known from which there being no more of them is believed, and not tried again."""
-_TELLING_NOTHING = 300.0
-"""The same where the samples leave it open: of a noisy device that is seldom full, few tell what is computed at once
-from what is computed one after the other."""
-_BY_ACCIDENT = 3.0
-"""Batches of a kind from which it counts as seen."""
-_ROUGHLY = 0.02
-"""Spread of service times that no model is free of."""
-_ALIKE = 1.25
 
 
 def _pooled_noise(samples: Iterable[Sample]) -> tuple[float, float]:
@@ -447,7 +331,9 @@ class LatencyLearner:
         estimate = self.estimate()
         if estimate is not None:
             self._executors, self._noise = estimate.executors, estimate.noise
-            self._most_in_flight = estimate.largest_in_flight
+            # Executors that were believed in, and are no longer, were not tried beyond.
+            tried = estimate.largest_in_flight > estimate.executors
+            self._most_in_flight = estimate.largest_in_flight if tried else 1
         return moved
 
     def estimate(self, bucket: int | None = None) -> ServiceTime | None:
@@ -478,7 +364,7 @@ class LatencyLearner:
         shape = self._fit(self._of(best, sums))
         if shape is None or best == bucket or not batches < _ENOUGH_OWN <= counts[best]:
             return self._fit(own)
-        times = _own_times(own, shape.executors).values()
+        times = own_times(own, shape.executors).values()
         level = shape.scaled(sum(s.busy for s in times) / sum(s.batches * shape.time(s.rows) for s in times))
         doubt = 2 * max(shape.noise, _PRIOR_NOISE) / math.sqrt(max(batches, 1.0))
         return replace(
@@ -492,6 +378,8 @@ class LatencyLearner:
         curve = fit(samples, self._executors)
         if curve is None or curve.largest_in_flight >= self._most_in_flight:
             return curve
+        if self._executors is not None and curve.executors < self._executors:
+            return curve  # what was tried beyond those says nothing of these
         return replace(curve, largest_in_flight=self._most_in_flight)
 
     def _compare(self, seconds: float, fresh: dict[CellKey, tuple[float, float, float]]) -> _Interval:

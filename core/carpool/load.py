@@ -27,6 +27,10 @@ SURPRISE = 4.0
 RESTLESS = 3
 """Jumps within ``MEMORY`` from which they are taken for the load's nature, not for changes of it."""
 
+FINER = 0.01
+"""Share of the believed rate by which a better measured one replaces it: near the capacity a few percent decide which
+batch carries the load."""
+
 ENOUGH_INTERVALS = 10
 """Intervals from which what they differ by is believed."""
 
@@ -59,7 +63,8 @@ class _Interval(NamedTuple):
 class Load:
     """Arrivals per second (of a replica, where there are several) and their spread, believed until contradicted.
 
-    ``tolerance``: relative deviation below which the believed rate stays as it is, and so does what is decided by it.
+    ``tolerance``: relative change of the rate, from where it was when it was last news, that is no news. What is
+    believed may get more precise meanwhile.
     """
 
     def __init__(self, tolerance: float = 0.1) -> None:
@@ -67,6 +72,8 @@ class Load:
         self._intervals: deque[_Interval] = deque()
         self._local: deque[_Interval] = deque()
         self._believed: Poisson | Gamma | OnOff | None = None
+        self._news = 0.0
+        """Rate that was last reported as news."""
         self._evidence = 0
         """Arrivals behind what is believed."""
         self._rows = 1.0
@@ -125,13 +132,14 @@ class Load:
                 _forget(self._local, RECENT)
                 self._straddles = True
                 return self._believe()
+        if self._spread_moved():
+            return self._believe()
         rate, error = self._measured()
         # Twice the evidence replaces a first guess; after that only a contradiction does.
         doubled = self._total() >= 2 * self._evidence
-        if abs(rate - self.rate) > max(self.tolerance / 2 * self.rate, 0.0 if doubled else 3 * error):
-            return self._believe()
-        if self._spread_moved():
-            return self._believe()
+        if abs(rate - self.rate) > max(FINER * self.rate, 0.0 if doubled else 3 * error):
+            drifted = abs(rate - self._news) > self.tolerance / 2 * self._news
+            return self._believe(news=drifted)
         return False
 
     def _spread_moved(self) -> bool:
@@ -182,8 +190,8 @@ class Load:
         variance = max(expected, 1.0) * self._spread() + max(off, 0.0) / 3
         return abs(off) > self.tolerance * expected and off * off > SURPRISE**2 * variance
 
-    def _believe(self) -> bool:
-        """Believe what is remembered; return whether that changes anything."""
+    def _believe(self, *, news: bool = True) -> bool:
+        """Believe what is remembered; return whether that is news: another load, not the same told better."""
         before = self._believed
         self._evidence = self._total()
         rate, _ = self._measured()
@@ -192,7 +200,10 @@ class Load:
         else:
             self._believed = self._process(rate)
         self._dispersion = self._between(self._local)
-        return self._believed != before
+        news = self._believed != before and (news or type(self._believed) is not type(before))
+        if news:
+            self._news = self.rate
+        return news
 
     def _process(self, rate: float) -> Poisson | Gamma | OnOff:
         """Return the simplest process that fits the counts of windows and of intervals."""

@@ -92,6 +92,7 @@ def forecast(
     executors: int | None = None,
     rows: Sequence[int] | None = None,
     noise_draws: Sequence[float] | None = None,
+    latencies: list[float] | None = None,
 ) -> Forecast:
     """Forecast what happens to ``arrivals`` (seconds, ascending, at least one), all of equal key and priority.
 
@@ -100,7 +101,7 @@ def forecast(
     ``executors`` (default: the fitted ones) only queue at the device. ``shed`` refuses whom the SLO can't be kept for,
     on arrival and at dispatch; without it that is done at ``deadline`` seconds of age. ``rows`` gives each request's
     rows (default 1); requests larger than the cap are split. ``noise_draws`` are multipliers of service times, one a
-    batch, over and over.
+    batch, over and over. To ``latencies``, if given, those of all who are served are appended, in order of arrival.
     """
     setting = _Setting.of(
         service,
@@ -116,10 +117,13 @@ def forecast(
     if rows is None and not shed:
         run = _recursion(arrivals, setting).run(arrivals, setting)
         # Who is refused is predicted late behind full batches: at most two of these more than it would take.
-        if run.latencies[-1] + 2 * setting.times[setting.cap] > deadline:
+        if deadline < math.inf and max(run.latencies) + 2 * setting.times[setting.cap] > deadline:
             run = None
     if run is None:
         run = _with_queue(arrivals, rows or [1] * len(arrivals), setting)
+    if latencies is not None:
+        latencies += run.latencies
+    run.latencies.sort()
     total_rows = sum(rows) if rows is not None else len(arrivals)
     count, served = len(arrivals), len(run.latencies)
     span = max(run.end, arrivals[-1]) - arrivals[0]
@@ -188,6 +192,7 @@ class _Setting(Struct, frozen=True):
     target: float
     deadline: float
     shed: bool
+    surely: float
     draws: Sequence[float]
 
     @classmethod
@@ -215,6 +220,7 @@ class _Setting(Struct, frozen=True):
             target=target,
             deadline=deadline,
             shed=shed,
+            surely=1 + service.noise,
             draws=draws or (1.0,),
         )
 
@@ -231,7 +237,7 @@ def _slow(service: ServiceTime, largest: int) -> tuple[float, ...]:
 
 
 class _Run(NamedTuple):
-    """What the loops below bring back; ``latencies`` ascending."""
+    """What the loops below bring back; ``latencies`` in order of arrival."""
 
     latencies: list[float]
     batches: int
@@ -258,7 +264,6 @@ class _Course(NamedTuple):
             latencies += [finish - arrival for arrival in arrivals[first:beyond]]
             work += setting.times[beyond - first] * draw
             first = beyond
-        latencies.sort()
         return _Run(latencies, len(self.ends), len(arrivals), self.busy(), work, max(self.finishes))
 
     def late(self, arrivals: Sequence[float], limit: float) -> int:
@@ -374,15 +379,17 @@ def _recursion(arrivals: Sequence[float], setting: _Setting) -> _Course:
 class _Waiting:
     """A request in the queue of the loop below."""
 
-    __slots__ = ("arrival", "index", "left", "limit", "rows")
+    __slots__ = ("arrival", "due", "index", "left", "limit", "rows")
 
-    def __init__(self, index: int, arrival: float, rows: int, limit: float) -> None:
+    def __init__(self, index: int, arrival: float, rows: int, limit: float, due: float) -> None:
         self.index = index
         self.arrival = arrival
         self.rows = rows
         self.left = rows
         self.limit = limit
         """When it must be finished not to be dropped."""
+        self.due = due
+        """When it must surely be, where others wait for its seat."""
 
 
 def _with_queue(arrivals: Sequence[float], rows: Sequence[int], setting: _Setting) -> _Run:
@@ -415,21 +422,25 @@ def _with_queue(arrivals: Sequence[float], rows: Sequence[int], setting: _Settin
         if upcoming < count and (arrivals[upcoming] < leave or arrivals[upcoming] == leave > now):
             now, size = arrivals[upcoming], rows[upcoming]
             del flight[: bisect_right(flight, now)]
-            limit, expected = math.inf, 0.0
+            limit, due, expected = math.inf, math.inf, 0.0
             if flight:  # an idle device admits all
                 alone = times[size] if size <= cap else math.ceil(size / (cap * executors)) * times[cap]
-                limit = now + (patience if setting.shed and alone <= target else deadline)
+                sheddable = setting.shed and alone <= target
+                limit = now + (patience if sheddable else deadline)
+                due = now + target if sheddable else math.inf
                 expected = alone if passing or size > cap else 0.0
                 if len(flight) < slots:
                     # Nothing waits but what is held for company, and leaves in time with this request.
                     expected = max(expected, times[min(size if passing else queued + size, cap)])
                 elif not passing:
-                    own = times[min(queued % cap + size, cap)]
-                    expected = max(expected, own) + queued // cap * times[cap] / executors
+                    own = max(expected, times[min(queued % cap + size, cap)])
+                    if sheddable and queued >= cap:
+                        own *= setting.surely
+                    expected = own + queued // cap * times[cap] / executors
                 elif queue:
                     expected += len(queue) * times[math.ceil(queued / len(queue))] / executors
             if service_start(now) + expected <= limit:
-                queue.append(_Waiting(upcoming, now, size, limit))
+                queue.append(_Waiting(upcoming, now, size, limit, due))
                 queued += size
                 if passing and len(flight) >= slots and len(queue) > slots:
                     passing = False
@@ -441,15 +452,18 @@ def _with_queue(arrivals: Sequence[float], rows: Sequence[int], setting: _Settin
         now = leave
         del flight[: bisect_right(flight, now)]
         start = service_start(now)
-        expected_finish = start + times[min(queued, cap)]
+        lasting = times[min(queued, cap)]
         size = 0
         riders: list[int] = []
         while queue and size < cap:
             request = queue[0]
             take = request.left
             if passing:
-                expected_finish = start + times[min(take, cap)]
-            if take == request.rows and expected_finish > request.limit:
+                lasting = times[min(take, cap)]
+            late = start + lasting > request.limit
+            if not passing and queued - take >= cap - size:
+                late = late or start + setting.surely * lasting > request.due
+            if take == request.rows and late:
                 queue.popleft()
                 queued -= take
                 continue
@@ -479,11 +493,11 @@ def _with_queue(arrivals: Sequence[float], rows: Sequence[int], setting: _Settin
         device_busy += max(finish - max(busy_until, now), 0.0)
         busy_until = max(busy_until, finish)
     # A device that was idle takes who can't be in time as well; no answer comes after the deadline.
-    latencies = sorted(
+    latencies = [
         finish - arrival
         for finish, arrival in zip(finishes, arrivals, strict=True)
         if finish and finish - arrival <= deadline
-    )
+    ]
     return _Run(latencies, batches, served_rows, device_busy, work, busy_until)
 
 

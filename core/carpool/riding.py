@@ -225,12 +225,23 @@ class Estimate(Struct, frozen=True):
     """What is believed of a model's service time.
 
     ``times[b]`` is the seconds a batch of b rows takes (index 0 unused), ``upper[b]`` what it seldom exceeds, used
-    where being late costs a rider its SLO; ``executors`` batches are computed at once.
+    where being late costs a rider its SLO; ``executors`` batches are computed at once; ``noise`` is the coefficient of
+    variation of single batches.
     """
 
     times: tuple[float, ...]
     upper: tuple[float, ...]
     executors: int = 1
+    noise: float = 0.0
+
+    @property
+    def surely(self) -> float:
+        """Factor on a batch's time that five of six stay below: a standard deviation over the mean.
+
+        Where more wait than fit on board, whoever boards takes another's seat, and half of those whom the mean would
+        just bring in time come late. Where nobody else would take the seat it is theirs by the mean.
+        """
+        return 1 + self.noise
 
 
 def time_of(table: tuple[float, ...], rows: int) -> float:

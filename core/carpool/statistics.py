@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from msgspec import Struct, field
 
+from carpool.riding import Refused
+
 WINDOW = 0.1
 """Seconds of one arrival-count window: long against a service time, short against a change of load."""
 
@@ -26,6 +28,10 @@ RECENT_ARRIVALS = 4096
 MAX_CELLS = 16_384
 """Kinds of batches told apart by a model's counters: 64 sizes at 8 in flight make 2,048. Callers whose requests ride
 alone choose the size, and each kind is three lines of a scrape."""
+
+
+EXCUSED = 10.0
+"""Times what a cold batch took too long, for which lateness is put down to it at most."""
 
 
 class CellKey(NamedTuple):
@@ -80,7 +86,7 @@ class ModelStats(Struct):
     """Requests answered, whatever the status."""
     hits: int = 0
     misses: dict[str, int] = field(default_factory=dict)
-    """By reason: late, failed, rejected, cancelled, or a refusal's reason."""
+    """By reason: late, cold, failed, rejected, cancelled, or a refusal's reason."""
     cells: list[tuple[int, int, int, int, int, float, float]] = field(default_factory=list)
     """(bucket, rows, in_flight, executors, batches, busy, busy_squared)."""
     cold: int = 0
@@ -141,6 +147,8 @@ class Stats(Struct):
 
 
 LATE = "late"
+COLD = "cold"
+"""Late, or refused for it, behind a first batch of its size that took longer than believed: no parameters' fault."""
 FAILED = "failed"
 REJECTED = "rejected"
 CANCELLED = "cancelled"
@@ -193,11 +201,12 @@ def _difference(now: ModelStats, before: ModelStats) -> ModelStats:
 
 
 class Counters:
-    """One model's counters as the hot path increments them. Everything only grows."""
+    """One model's counters as the hot path increments them. What is counted only grows."""
 
     __slots__ = (
         "_window", "_window_arrivals", "arrivals", "arrivals_squared", "bisections", "cells", "cold", "dispatched",
-        "durations", "hits", "misses", "padded_rows", "queue_seconds", "recent", "rows", "served", "stalled", "windows",
+        "durations", "excess", "excess_until", "hits", "misses", "padded_rows", "queue_seconds", "recent", "rows",
+        "served", "stalled", "windows",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -217,6 +226,10 @@ class Counters:
         self.bisections = 0
         self.durations = [0] * (len(DURATION_BOUNDS) + 1)
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_ARRIVALS)
+        self.excess = 0.0
+        """Seconds by which first batches of their size took longer than believed, while what waited for them is not
+        worked off; not looked at from ``excess_until`` on."""
+        self.excess_until = 0.0
         self._window = -1
         self._window_arrivals = 0
 
@@ -239,12 +252,24 @@ class Counters:
         self.durations[bisect_left(DURATION_BOUNDS, now - arrived)] += 1
         if ok and now <= due:
             self.hits += 1
+        elif ok:
+            self.missed(COLD if now < self.excess_until and now - self.excess <= due else LATE)
         else:
-            self.missed(LATE if ok else failure)
+            self.missed(failure)
+
+    def exceeded(self, seconds: float, now: float) -> None:
+        """Note that a first batch of its size, which just ended, took so much longer than believed."""
+        # At 90 % utilization a backlog of c seconds is worked off in 9 c more.
+        self.excess = seconds + (self.excess if now < self.excess_until else 0.0)
+        self.excess_until = now + EXCUSED * self.excess
 
     def missed(self, reason: str) -> None:
         """Count a request that ended without a good answer in time."""
         self.misses[reason] = self.misses.get(reason, 0) + 1
+
+    def refused(self, reason: str, now: float) -> None:
+        """Count a refusal; whom a cold batch's backlog would make late, no parameters would have served."""
+        self.missed(COLD if reason == Refused.LATE and now < self.excess_until else reason)
 
     def sample(self, key: tuple[int, int, int, int], seconds: float) -> None:
         """Count a batch's service, ``key`` being a ``CellKey``; where there are ``MAX_CELLS``, no new kind is begun."""

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from carpool.daring import RISE, Dares, below, bolder
 from carpool.latency import LatencyLearner
 from carpool.load import Load
 from carpool.misses import MissTest
 from carpool.policy import Duration, Parameters, PassThroughMode, ShedAt, TuningMode, format_seconds
 from carpool.queueing import stability
 from carpool.riding import Estimate, Refused
-from carpool.statistics import LATE, ModelStats
+from carpool.statistics import COLD, LATE, ModelStats
 from carpool.tuning import KEPT, WORTH, Assessment, Assessor, Choice, Reason, Situation, choose, is_better, toward, why
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ INTERVAL = 0.5
 SILENCE = 30.0
 """Seconds without an arrival after which the load is taken to be none."""
 
-ENTER_PASS_THROUGH = 0.10
-LEAVE_PASS_THROUGH = 0.15
+ENTER_PASS_THROUGH = 0.05
+LEAVE_PASS_THROUGH = 0.08
 """Saving of device time by batching below which requests pass through, and above which they stop to."""
 
 NEWS = 0.02
@@ -37,12 +38,6 @@ NEWS = 0.02
 SURE = 0.2
 """Width of a confidence interval, relative to t(b), from which more evidence is worth one: of a noisy model's sizes one
 or other has twice as much of it every second."""
-
-PLATEAU = 0.8
-"""Share of the largest size measured from which on t(b) tells whether it still rises."""
-
-LITTLE = 0.15
-"""Device time a row that a batch larger than any measured may seem to cost more, for it to be tried in overload."""
 
 ANOTHER_MODEL = 0.10
 """Relative change of t(b), beyond what both fits are sure of, after which what was tried may be tried again."""
@@ -58,6 +53,13 @@ PASSING_LOAD = 0.7
 
 MOSTLY_ALONE = 1.2
 """Mean batch, in requests, up to which what passes through is forecast to."""
+
+UNSURE = 0.1
+"""Share of the width of t(b)'s confidence interval, relative to it, that a saving of device time has to exceed."""
+
+WORTH_A_STALL = 0.1
+"""Relative saving of device time for which a size never used is turned to, where the first batch of each makes others
+late: kernels are chosen or compiled for it then."""
 
 NO_WAIT = Duration(0.0)
 
@@ -158,7 +160,12 @@ class Tuner:
         self._shed = False
         self._broken_at = -inf
         self._bold: Parameters | None = None
-        self._dared: set[int] = set()
+        self._dares = Dares()
+        self._dared_at = inf
+        self._cold = False
+        """Whether the first batch of a size was seen to make requests late."""
+        self._dared = False
+        """Whether the present parameters are a try, which is left again whatever was tried before."""
         self._queued_rows = 0
         self._tried: list[Parameters] = []
         self._tried_with: ServiceTime | None = None
@@ -210,6 +217,7 @@ class Tuner:
             stats.rows,
             observation.replicas,
         )
+        self._cold = self._cold or COLD in stats.misses
         model_moved = self._learner.observe(now, stats.by_key()) != 1.0
         self._requests_since += stats.arrivals
         service = self._learner.estimate()
@@ -224,7 +232,7 @@ class Tuner:
             self._new_epoch(service)
         # Misses contradict the forecast that was made for these parameters, not what was late before them.
         late = sum(stats.misses.get(reason, 0) for reason in TOO_LATE)
-        promised = self._assessor is not None and self._assessor.assess(self.parameters, KEPT).holds_now
+        promised = self._assessor is not None and self._assessor.assess(self.parameters, KEPT).holds_ahead
         asked = promised and not backlogged and not self._held
         broken = asked and self._misses.observe(stats.hits, late, self.parameters.max_batch)
         if broken:
@@ -233,9 +241,15 @@ class Tuner:
         if broken and not alarmed:
             self._misses.restart()
         # 3. Search anew where there is news.
+        if broken:
+            self._dares.stop()
+        told = self._dares.observe(now, stats)
         expelled = self.parameters.pass_through and not observation.passing
         forgives = not alarmed and self._caution < 1 and now - self._calm_since >= self._forgiven_after
-        news = load_moved or model_moved or alarmed or forgives or self._choice is None or self._is_news(service)
+        better_told = self._assessor is None or self._load.process != self._assessor.situation.process
+        news = (
+            better_told or model_moved or alarmed or forgives or told or self._choice is None or self._is_news(service)
+        )
         if news:
             self._install(service)
             if alarmed:
@@ -246,6 +260,9 @@ class Tuner:
         # 4. Move.
         decision = self._move(now, alarmed=alarmed, expelled=expelled)
         if self._assessor is not None:
+            # What is in force is told of more surely with every decision that needs no search.
+            if not news:
+                self._assessor.assess(self.parameters, KEPT).settle()
             self._assessor.rest()
         return decision
 
@@ -307,6 +324,7 @@ class Tuner:
             times=service.table(rows),
             upper=tuple(service.slow(b) for b in range(rows + 1)),
             executors=service.executors,
+            noise=service.noise,
         )
 
     def _believed(self) -> Estimate | None:
@@ -353,8 +371,9 @@ class Tuner:
         """Forget what was tried: the load or the model moved, and what was found wanting may be right now."""
         self._tried = []
         self._failed = []
+        self._dares.stop()
         if self._is_another(service):
-            self._dared = set()
+            self._dares.forget()
         self._tried_with = service
         self._caution = 1.0
         self._forgiven_after = FORGIVEN_AFTER
@@ -405,42 +424,24 @@ class Tuner:
         if not self._choice.best.holds_now:
             # Beyond the capacity requests are late whatever is set: that speaks against nothing that was tried.
             self._choice = choose(self._assessor, self.parameters)
-        self._bold = self._dare(situation, self._choice)
-
-    def _dare(self, situation: Situation, choice: Choice) -> Parameters | None:
-        """Return a larger batch than any measured that is worth a try: it promises hardly less, and tells more.
-
-        Where t(b) goes up in steps (tiles of a matrix unit), sizes within the first step say nothing of what comes
-        after it. Where the SLO is kept, t(b) has to have become flat, and the SLO to be kept by its upper confidence
-        too; in overload little can be lost. Each size is dared once.
-        """
-        assessor, service, best = self._assessor, situation.service, choice.best
-        largest = service.largest_measured
-        size = min(2 * largest, self._limits.max_batch)
-        if assessor is None or size <= largest or size in self._dared:
-            return None
-        near = max(round(PLATEAU * largest), 1)
-        slope = (service.time(largest) - service.time(near)) / (largest - near) if near < largest else inf
-        hopeful = replace(service, tail_slope=max(min(slope, service.tail_slope), 0.0))
-        cheapest = min(service.per_row(rows) for rows in range(1, largest + 1))
-        if best.holds_now:
-            # Nothing is gained by trying what t(b) has gone on to straight so far.
-            if slope > service.tail_slope / 2 or hopeful.per_row(size) > cheapest:
-                return None
-        elif hopeful.per_row(size) > (1 + LITTLE) * cheapest:
-            return None
-        assess = Assessor(replace(situation, service=hopeful)).assess
-        # What has come is enough to fill it in overload; else it has to be waited for.
-        waits = (self._limits.max_wait, best.parameters.max_wait) if best.holds_now else (best.parameters.max_wait,)
-        for wait in waits:
-            point = replace(best.parameters, max_batch=size, max_wait=Duration(wait))
-            promised = assess(point)
-            # Who would not be filled tells nothing.
-            if point in self._failed or promised.now.mean_batch <= largest / 2:
-                continue
-            if not best.holds_now or (promised.holds_ahead and assessor.risk(point) <= situation.budget):
-                return point
-        return None
+        target = self._target_of(self._assessor, self._choice)
+        moving = self._load.rate >= RISE * self._dared_at or (
+            target.parameters != self.parameters and self._worth(self._choice.current, target)
+        )
+        if moving:
+            self._dared_at = self._load.rate
+        # Where misses were seen that were not forecast, no forecast says what may be dared while the SLO is kept.
+        # Nor where the first batch of a size makes others late.
+        trusted = (self._caution == 1 and not self._cold) or not self._choice.best.holds_now
+        self._bold = None
+        if trusted:
+            self._bold = bolder(
+                self._assessor,
+                self._choice,
+                self._failed,
+                moving=moving,
+                may=lambda size: self._dares.may(size, self._seen_at),
+            )
 
     # ------------------------------------------------------------------------------------------------- movement
 
@@ -455,17 +456,33 @@ class Tuner:
             return self._keep(now, Reason.HELD, "the policy's mode is Hold, or the parameters are fixed", current)
         choice = replace(choice, current=current)
         target = self._target_of(assessor, choice)
-        self._shed = not current.holds_now and not target.holds_now
-        bold = self._bold
+        # This near the capacity a few late ones make all behind them late.
+        self._shed = not current.holds_ahead and not target.holds_ahead
         since = now - self._changed_at
         riskier = self._policy.tuning.riskier
-        if bold is not None and since >= riskier.after and self._requests_since >= riskier.min_requests:
+        early = since < riskier.after or self._requests_since < riskier.min_requests
+        if self._dares.trying:
+            message = "a batch size never measured is being tried"
+            return self._keep(now, Reason.EXPLORES, message, target, capped_by="evidence")
+        bold = assessor.assess(self._bold) if self._bold is not None else None
+        # What restores the SLO comes first.
+        rescue = self._loses(current) and target.holds_now and target.parameters != self.parameters
+        if (
+            bold is not None
+            and not rescue
+            and not target.parameters.pass_through
+            and not (early if self._is_riskier(assessor, current, bold) else since < self._policy.tuning.safer.after)
+            and self._policy.tuning.mode is TuningMode.APPLY
+        ):
             self._bold = None
-            self._dared.add(bold.max_batch)
-            if self._policy.tuning.mode is TuningMode.APPLY:
-                message = "it may cost little or nothing, and what a larger batch takes only trying tells"
-                step = assessor.assess(bold)
-                return replace(self._change(now, step, step, Reason.EXPLORES, message, "evidence"), tentative=True)
+            size = bold.parameters.max_batch
+            self._dares.begin(size, below(assessor.situation.service, size), now)
+            message = "it may cost little or nothing, and what a batch of that size takes only trying tells"
+            if bold.parameters == self.parameters:
+                return self._keep(now, Reason.EXPLORES, message, target, capped_by="evidence")
+            decision = self._change(now, bold, bold, Reason.EXPLORES, message, "evidence")
+            self._dared = True
+            return replace(decision, tentative=not self._loses(current))
         if target.parameters == self.parameters:
             if expelled:
                 return self._again(now, target)
@@ -482,7 +499,7 @@ class Tuner:
                 step, capped_by = assessor.assess(parameters), "step"
         is_riskier = self._is_riskier(assessor, current, step)
         # 2. Not yet?
-        if is_riskier and (since < riskier.after or self._requests_since < riskier.min_requests):
+        if is_riskier and early:
             message = (
                 f"{step.parameters.describe()} is next; riskier steps wait for {format_seconds(riskier.after)} and "
                 f"{riskier.min_requests} requests (now {format_seconds(since)} and {self._requests_since})"
@@ -493,13 +510,13 @@ class Tuner:
             return self._keep(now, Reason.WITHIN_STABILIZATION_WINDOW, message, target, capped_by="step")
         # 3. Not again?
         again = step.parameters in self._failed or (step.parameters in self._tried and not alarmed)
-        if again and target.holds_now:
+        if again and target.holds_now and not self._dared:
             message = f"{step.parameters.describe()} was tried at this load and left"
             return self._keep(now, Reason.WOULD_FLIP, message, target, capped_by="evidence")
         reason, message = why(choice, step if capped_by else target)
         if alarmed and reason is not Reason.RESTORES_SLO:
             reason, message = Reason.MISSES_CONFIRMED, f"more requests were late than forecast; {message}"
-        explores = current.holds_now and (
+        explores = not self._loses(current) and (
             step.parameters.max_batch > service.largest_measured
             or step.parameters.max_in_flight > service.largest_in_flight
         )
@@ -526,19 +543,25 @@ class Tuner:
         rows = assessor.situation.rows
         return passing if passing.now.mean_batch <= MOSTLY_ALONE * rows else choice.best
 
-    @staticmethod
-    def _is_riskier(assessor: Assessor, current: Assessment, step: Assessment) -> bool:
+    def _is_riskier(self, assessor: Assessor, current: Assessment, step: Assessment) -> bool:
         """Whether more may be late than now. Who does not keep the SLO as it is has nothing to lose."""
-        if not current.holds_now:
+        if self._loses(current):
             return False
         return assessor.risk(step.parameters) > assessor.risk(current.parameters) + NEGLIGIBLE
 
-    @staticmethod
-    def _worth(current: Assessment, target: Assessment) -> bool:
+    def _loses(self, current: Assessment) -> bool:
+        """Whether the SLO is not kept as it is, by forecast or by what waits."""
+        return not current.holds_now or self._backlogged()
+
+    def _worth(self, current: Assessment, target: Assessment) -> bool:
         """Whether the target is enough of a gain to change anything for it."""
         if current.parameters.pass_through != target.parameters.pass_through:
             return True
-        return is_better(target, current, WORTH)
+        service, size = target.situation.service, target.parameters.max_batch
+        if self._cold and size not in service.sizes:
+            return is_better(target, current, WORTH_A_STALL)
+        # Of what is not sure by itself, a part is chance.
+        return is_better(target, current, max(WORTH, UNSURE * _width(service, size)))
 
     def _change(
         self, now: float, step: Assessment, target: Assessment, reason: Reason, message: str, capped_by: str
@@ -552,6 +575,7 @@ class Tuner:
 
     def _turn(self, now: float, parameters: Parameters) -> None:
         self.parameters = parameters
+        self._dared = False
         self._changed_at = now
         self._requests_since = 0
         self._misses.restart()
@@ -585,14 +609,15 @@ class Tuner:
     ) -> Decision:
         predicted = None
         if step is not None:
+            told = step.told
             predicted = Forecasted(
-                p50=step.now.p50,
-                p99=step.now.p99,
+                p50=told.p50,
+                p99=told.p99,
                 p99_ahead=step.ahead.p99,
-                miss_fraction=step.now.miss_fraction,
-                goodput=step.now.goodput,
-                device_time=step.now.device_time,
-                mean_batch=step.now.mean_batch,
+                miss_fraction=told.miss_fraction,
+                goodput=told.goodput,
+                device_time=told.device_time,
+                mean_batch=told.mean_batch,
             )
         return Decision(
             parameters=step.parameters if step is not None else self.parameters,

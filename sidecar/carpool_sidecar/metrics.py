@@ -52,7 +52,8 @@ METRICS = (
         "slo_misses",
         "counter",
         ("model", "reason"),
-        "Requests that were not, by reason: late, failed, a refusal's; the caller's doing: rejected (4xx), cancelled",
+        "Requests that were not, by reason: late, cold (behind a first batch), failed, a refusal's; "
+        "the caller's doing: rejected (4xx), cancelled",
     ),
     Metric("padded_rows", "counter", ("model",), "Rows added to reach a static size"),
     Metric("cold_batches", "counter", ("model",), "First batches of their size, not learned from"),

@@ -7,7 +7,7 @@ from machine import estimate
 
 from carpool.lanes import PROBE_AFTER, Backlog, Lane, Queue
 from carpool.policy import Parameters
-from carpool.riding import Request
+from carpool.riding import Batch, Request
 
 
 def lane(max_batch: int = 64) -> Lane:
@@ -151,3 +151,46 @@ def test_ageing_lifts_a_class_a_second() -> None:
     waiting = queue(low, high)
     assert waiting.first(1.9, 1.0)[0] is high
     assert queue(low, request(priority=1, arrived=2.5)).first(2.6, 1.0)[0] is low
+
+
+def first(of: Lane, rows: int, *, took: float) -> float:
+    """Serve the first batch of a size that 10 ms were foreseen for."""
+    batch = Batch(of, "k", 0, [], rows)
+    batch.finish = 1.01
+    of.seen.add((0, rows))
+    return of.warmed(batch, 1.0 + took)
+
+
+def test_a_size_that_is_slow_the_first_time_is_told_from_one_that_is_not() -> None:
+    of = lane()
+    of.estimate = estimate(0.01, 0.0)
+    assert first(of, 5, took=0.011) == 0.0
+    assert first(of, 7, took=0.1) == pytest.approx(0.09)
+    assert not of.picky, "one may be chance"
+    first(of, 9, took=0.1)
+    assert of.picky
+    of.forget()
+    assert not of.picky
+
+
+def test_where_first_batches_are_slow_only_few_sizes_are_used() -> None:
+    of = lane(64)
+    of.estimate = estimate(0.01, 0.0)
+    for rows in (7, 9):
+        first(of, rows, took=0.1)
+    assert [of.familiar(0, rows) for rows in (1, 2, 5, 7, 8, 10, 11, 47, 64)] == [1, 2, 4, 7, 8, 9, 9, 32, 64]
+    waiting = queue(*(request(arrived=0.001 * index) for index in range(23)), of=of)
+    boarding = waiting.board(0.05, 0.05, 1.0)
+    assert boarding.rows == 16
+    assert [rider.arrived for rider, _, _ in boarding.rides] == [0.001 * index for index in range(16)], "oldest first"
+    assert waiting.rows == 7
+
+
+def test_a_request_of_many_rows_is_not_cut_for_the_sake_of_a_familiar_size() -> None:
+    of = lane(64)
+    of.estimate = estimate(0.01, 0.0)
+    for rows in (7, 9):
+        first(of, rows, took=0.1)
+    waiting = queue(request(rows=5), request(rows=6), of=of)
+    assert waiting.board(0.05, 0.05, 1.0).rows == 5
+    assert waiting.board(0.05, 0.05, 1.0).rows == 6

@@ -8,9 +8,10 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from carpool.arrivals import Gamma, Poisson, first
-from carpool.latency import Sample as Measured
+from carpool.executors import Sample as Measured
 from carpool.latency import ServiceTime, fit
 from carpool.policy import Admission, Duration, Parameters
 from carpool.queueing import (
@@ -63,7 +64,7 @@ def brute_force(arrivals, rows, service, p, slo, *, executors, shed=False, deadl
         while True:
             if not queue or len(running) >= p.max_in_flight:
                 return
-            waiting = sum(left for _, left, _ in queue)
+            waiting = sum(left for _, left, _, _ in queue)
             if p.max_wait > 0 and not passing and waiting < cap:
                 head = queue[0][0]
                 leave = min(arrivals[head] + p.max_wait, arrivals[head] + min(slo, deadline) - service.slow(waiting))
@@ -74,9 +75,12 @@ def brute_force(arrivals, rows, service, p, slo, *, executors, shed=False, deadl
             batch = []
             while queue and sum(size for _, size in batch) < cap:
                 entry = queue[0]
-                index, left, limit = entry
-                ends = start + t(min(left if passing else waiting, cap))
-                if left == rows[index] and ends > limit:
+                index, left, limit, due = entry
+                lasting = t(min(left if passing else waiting, cap))
+                # Where others fill the batch, the seat is for who will surely be in time.
+                others = sum(size for _, size in batch) + sum(rest for _, rest, _, _ in queue) - left
+                slack = 1 + service.noise if others >= cap and not passing else 1.0
+                if left == rows[index] and (start + lasting > limit or start + slack * lasting > due):
                     finish[index] = None
                     queue.pop(0)
                     continue
@@ -109,14 +113,15 @@ def brute_force(arrivals, rows, service, p, slo, *, executors, shed=False, deadl
                     if parts_left[rider] == 0:
                         finish[rider] = done[0]
         if kind == 1:
-            limit, expected = math.inf, 0.0
+            limit, due, expected = math.inf, math.inf, 0.0
             if running:
                 size = rows[index]
                 alone = t(size) if size <= cap else math.ceil(size / (cap * executors)) * t(cap)
                 limit = now + deadline
                 if shed and alone <= slo:
                     limit = now + min(slo, deadline)
-                waiting = sum(left for _, left, _ in queue)
+                    due = now + slo
+                waiting = sum(left for _, left, _, _ in queue)
                 if len(running) < p.max_in_flight:
                     company = size if passing else waiting + size
                     expected = t(min(company, cap))
@@ -127,12 +132,14 @@ def brute_force(arrivals, rows, service, p, slo, *, executors, shed=False, deadl
                     if queue:
                         expected += len(queue) * t(math.ceil(waiting / len(queue))) / executors
                 else:
-                    expected = (waiting // cap) * t(cap) / executors
-                    expected += max(t(min(waiting % cap + size, cap)), alone if size > cap else 0.0)
+                    own = max(t(min(waiting % cap + size, cap)), alone if size > cap else 0.0)
+                    if due < math.inf and waiting >= cap:
+                        own *= 1 + service.noise
+                    expected = (waiting // cap) * t(cap) / executors + own
             if limit < math.inf and predicted_start(now) + expected > limit:
                 finish[index] = None
             else:
-                queue.append([index, rows[index], limit])
+                queue.append([index, rows[index], limit, due])
                 if passing and len(running) >= p.max_in_flight and len(queue) > p.max_in_flight:
                     passing = False
         settle(now)
@@ -181,6 +188,7 @@ def test_the_recursion_equals_an_event_simulation(data):
     sizes = data.draw(st.sampled_from([(1,), (1,), (1, 2, 3), (1, 5, 100)]))
     rows = [rng.choice(sizes) for _ in arrivals]
     service = {"affine": SERVICE, "superlinear": SUPERLINEAR}[data.draw(st.sampled_from(["affine", "superlinear"]))]
+    service = replace(service, noise=data.draw(st.sampled_from([0.0, 0.3])))
     assert_same(
         arrivals,
         rows,
@@ -210,6 +218,7 @@ def test_the_recursion_foretells_what_the_batcher_does(data):
     sizes = data.draw(st.sampled_from([(1,), (1, 2, 3), (1, 5, 60)]))
     rows = [rng.choice(sizes) for _ in arrivals]
     service = {"affine": SERVICE, "superlinear": SUPERLINEAR}[data.draw(st.sampled_from(["affine", "superlinear"]))]
+    service = replace(service, noise=data.draw(st.sampled_from([0.0, 0.3])))
     target, executors, shed = data.draw(st.sampled_from([0.02, 0.05, 0.2])), data.draw(st.integers(1, 6)), rng.random()
     got = forecast(
         arrivals, service, p, target, executors=executors, shed=shed < 0.5, rows=rows if sizes != (1,) else None
@@ -220,7 +229,7 @@ def test_the_recursion_foretells_what_the_batcher_does(data):
         Device(table(times), executors=executors),
         slo=target,
         parameters=p,
-        estimate=Estimate(times, tuple(service.slow(size) for size in range(65)), executors),
+        estimate=Estimate(times, tuple(service.slow(size) for size in range(65)), executors, service.noise),
         shed_slo=shed < 0.5,
         admission=Admission(max_queued_rows=10**9, timeout=Duration(1e6)),
     ).run()

@@ -199,3 +199,15 @@ def test_kinds_of_batches_are_bounded_and_those_known_still_counted():
     counters.sample((0, 1, 1, 0), 0.5)
     assert len(counters.cells) == MAX_CELLS
     assert counters.cells[0, 1, 1, 0] == Cell(2, 1.0, 0.5)
+
+
+def test_lateness_that_a_cold_batch_explains_is_counted_apart() -> None:
+    counters = Counters()
+    counters.exceeded(0.2, 1.0)
+    counters.answered(0.8, 0.9, 1.0, ok=True)  # 0.1 s late, behind 0.2 s too many
+    counters.answered(0.5, 0.7, 1.0, ok=True)  # 0.3 s late
+    counters.refused("predicted-late", 1.1)
+    counters.refused("queue-full", 1.1)
+    counters.answered(3.0, 3.1, 3.2, ok=True)  # ten times as long after it
+    assert counters.misses == {"cold": 2, "late": 2, "queue-full": 1}
+    assert counters.snapshot(4.0).missed == 5, "a miss all the same"

@@ -27,7 +27,7 @@ from carpool.policy import (
 from carpool.simulation import Device, Noise, linear
 from carpool.statistics import ModelStats
 from carpool.tuner import Observation, Tuner
-from carpool.tuning import Reason
+from carpool.tuning import Assessor, Reason
 from carpool.twin import flips, tuned
 
 GPU = Device(times=linear(0.005, 0.0005))
@@ -210,6 +210,22 @@ def test_the_predicted_p99_is_what_comes():
     assert outcome.summary(30.0).device_time == pytest.approx(predicted.device_time, rel=0.05)
 
 
+def test_what_is_predicted_is_told_from_more_requests_while_nothing_else_is_to_do(monkeypatch):
+    done = []
+    lot, search, step = Assessor.lot, Tuner._search, Tuner.step
+    monkeypatch.setattr(Assessor, "lot", lambda *args, **more: done.append("lot") or lot(*args, **more))
+    monkeypatch.setattr(Tuner, "_search", lambda self: done.append("search") or search(self))
+    monkeypatch.setattr(Tuner, "step", lambda *args: done.append("step") or step(*args))
+    noisy = Device(times=linear(0.005, 0.0005), cv=0.5)
+    decisions = tuned(poisson(800, 60), noisy, policy()).decisions
+    course = " ".join(done)
+    assert "step lot step lot" in course
+    assert "search lot" not in course, "a search costs enough for one decision"
+    assert "lot lot" not in course
+    told = {decision.predicted.p99 for decision in decisions if decision.predicted is not None}
+    assert len(told) > done.count("search")
+
+
 def test_a_trickle_passes_through_and_says_why():
     decisions = tuned(poisson(2.0, 120), GPU, policy()).decisions
     final = decisions[-1].parameters
@@ -269,7 +285,7 @@ def test_where_all_known_sizes_are_too_slow_a_smaller_one_is_tried():
     outcome, decisions = tuned(poisson(360, 10, seed=3), device, policy())
     assert Reason.EXPLORES in {decision.reason for decision in decisions if decision.change}
     assert decisions[-1].parameters.pass_through
-    assert outcome.summary(3.0).miss_fraction < 0.01
+    assert outcome.summary(3.5).miss_fraction < 0.01
 
 
 def test_slots_that_did_not_help_are_not_tried_again_when_their_samples_are_forgotten():
@@ -335,18 +351,17 @@ def test_misses_that_no_forecast_explains_make_it_careful():
 def test_caution_has_a_floor_and_is_taken_back_when_it_was_not_needed():
     tuner = Tuner(policy(baseline=Parameters(max_batch=16, max_wait=Duration(0.02))))
     good, late = counted(500, 0.5, [(8, 30, 0.009)]), counted(500, 0.5, [(8, 30, 0.009)], misses=50)
-    steps(tuner, good, 4)
-    before = tuner.parameters
-    steps(tuner, late, 120, start=2.0)
+    before = steps(tuner, good, 4)[-1].predicted
+    cared = steps(tuner, late, 120, start=2.0)[-1].predicted
     careful = tuner.parameters
-    assert careful.max_wait < before.max_wait
+    assert cared.p99 <= 0.025 < before.p99, "half the SLO"
     # Half the SLO can be kept, it is forecast, and still so many are late: who would be is refused while it is so.
     assert steps(tuner, late, 10, start=62.0)[-1].shed_slo
     assert not steps(tuner, good, 22, start=67.0)[-1].shed_slo
     steps(tuner, good, 378, start=78.0)
     assert tuner.parameters == careful  # not at once
-    steps(tuner, good, 6000, start=267.0)
-    assert tuner.parameters.max_wait > careful.max_wait
+    forgiven = steps(tuner, good, 6000, start=267.0)[-1].predicted
+    assert forgiven.p99 > 1.4 * cared.p99
 
 
 def test_failures_of_the_model_are_not_blamed_on_the_parameters():
@@ -415,3 +430,15 @@ def test_executors_that_noise_hides_are_looked_for_again():
     outcome, decisions = tuned(sorted(arrivals), device, for_p99(0.3))
     assert decisions[-1].parameters.max_in_flight >= 3
     assert outcome.summary(65).miss_fraction < 0.02
+
+
+def test_sizes_that_are_slow_the_first_time_neither_alarm_nor_are_met_again_and_again():
+    # 0.1 to 0.6 s for the first batch of each size: 64 of these, and each makes a hundred requests late.
+    device = Device(times=lambda rows, _: max(0.013, 0.0009 * rows), cold=10.0, cv=0.1)
+    arrivals = [*poisson(200, 40), *(40 + time for time in poisson(450, 40, seed=2))]
+    outcome, decisions = tuned(arrivals, device, for_p99(0.15))
+    assert Reason.MISSES_CONFIRMED not in {decision.reason for decision in decisions if decision.change}
+    assert sum(decision.change for decision in decisions) <= 6
+    assert len(set(outcome.batch_rows)) <= 24
+    for begin, end in ((20, 40), (60, 80)):
+        assert outcome.summary(begin, end).miss_fraction < 0.01

@@ -102,7 +102,9 @@ def test_replicas_forget_by_the_clock_and_not_by_their_seconds():
                 rows=arrivals * replicas, hits=arrivals * replicas, cells=[(0, 2, 1, 0, 40, 0.24, 0.00144)],
             )  # fmt: skip
             tuner.step(Observation(now=(step + 1) / 2, seconds=0.5 * replicas, stats=stats, replicas=replicas))
-    assert four._load.rate == one._load.rate
+    # Four tell more exactly than one that it is 208 now.
+    assert abs(four._load.rate - 208) < abs(one._load.rate - 208) < 0.03 * 208
+    assert len(four._load._intervals) == len(one._load._intervals)
     assert sum(each.lasted for each in four._load._intervals) == pytest.approx(30.0)
 
 

@@ -169,7 +169,7 @@ def test_a_bad_step_stays_with_the_canaries_and_is_taken_back():
 
 def test_a_cliff_that_nothing_foretells_is_left_again():
     world = World(spec(baseline=CAREFUL, bounds=SHORT), pods=4, device=CLIFF)
-    outcome = world.run(1600, 120)
+    outcome = world.run(2400, 120)
     tried = [document.change.parameters[""] for document in world.documents() if "" in document.change.parameters]
     assert max(parameters.max_batch for parameters in tried) > 8, "by a canary, at least"
     assert world.parameters().max_batch <= 8

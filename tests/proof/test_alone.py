@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
-from proof import alone, oracle
+from proof import alone, courses, oracle
 from proof.scenario import Gamma, OnOff
+from proof.world import estimate
 from tiny_world import SCENARIO, SEED, small  # noqa: F401 - a fixture
 
-from carpool.policy import Duration
+from carpool.outcome import Setting
+from carpool.policy import Duration, Parameters
+
+SHEDDING = Setting(Parameters(max_batch=32), estimate(SCENARIO.service(), 32), shed_slo=True)
 
 
 def test_an_hour_is_of_a_load_that_can_be_played():
@@ -19,6 +24,42 @@ def test_an_hour_is_of_a_load_that_can_be_played():
 def test_fast_devices_have_no_such_hour(monkeypatch):
     monkeypatch.setattr(oracle, "capacity", lambda _: 2000.0)
     assert alone.hour(SCENARIO, SEED) is None
+
+
+class Undecided:
+    decisions = ()
+
+
+def forecasts(scenario):
+    return alone.forecasts(scenario, courses.stair(scenario, oracle.capacity(scenario)), Undecided(), SEED)
+
+
+def test_forecasts_are_of_a_device_that_has_seen_every_size():
+    assert forecasts(replace(SCENARIO, cold=10.0)) == forecasts(SCENARIO)
+
+
+def test_what_comes_of_a_setting_is_played_until_it_is_known(monkeypatch):
+    monkeypatch.setattr(alone, "FORECAST_DOUBT", 0.0)
+    played = []
+    play = alone.play
+    monkeypatch.setattr(alone, "play", lambda *args: played.append(args[3]) or play(*args))
+    noisy = replace(SCENARIO, cv=0.5)
+    monkeypatch.setattr(alone, "FORECAST_RUNS", 2)
+    few = forecasts(noisy)
+    assert played == [SEED + 1, SEED + 2] * 2
+    monkeypatch.setattr(alone, "FORECAST_RUNS", 8)
+    for one, surer in zip(few, forecasts(noisy), strict=True):
+        assert surer.doubt < one.doubt
+        assert surer.told == pytest.approx(surer.simulated, rel=0.05 + surer.doubt)
+
+
+def test_a_setting_that_sheds_is_forecast_to(monkeypatch):
+    # Twice what it can do: nobody waits for ever, since who would be late is refused.
+    monkeypatch.setattr(oracle, "capacity", lambda _: 6000.0)
+    monkeypatch.setattr(alone, "best_setting", lambda *_: SHEDDING)
+    for one in forecasts(SCENARIO):
+        assert one.told == pytest.approx(one.simulated, rel=0.1)
+        assert one.told < 2 * float(SCENARIO.slo)
 
 
 def test_a_bad_setting_is_taken_back():

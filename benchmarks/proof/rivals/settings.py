@@ -57,6 +57,7 @@ def setting(knowledge: Knowledge, batch: int, wait: float, *, in_flight: int | N
         times=service.table(limits.max_batch),
         upper=tuple(service.slow(rows) for rows in range(limits.max_batch + 1)),
         executors=knowledge.executors,
+        noise=service.noise,
     )
     return Setting(limits.clamp(parameters), estimate, shed_slo=True)
 

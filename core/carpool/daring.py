@@ -1,0 +1,208 @@
+"""Sizes never measured: which is worth a try though nothing measured says so, and what became of it.
+
+t(b) may go up in steps (tiles of a matrix unit, kernels chosen by size): sizes within and just beyond the first step
+say nothing of what comes after it, and rows look dearer the further one goes. What is certain is that a larger batch
+takes no less time than a smaller one, which bounds what it can save: optimism in the face of uncertainty (Lai and
+Robbins 1985), with the loss bounded by the upper confidence of t(b) and by how few batches a try takes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from math import inf, sqrt
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from carpool.latency import ServiceTime
+from carpool.policy import Duration, Parameters
+from carpool.tuning import SIZES, Assessor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from carpool.policy import Limits
+    from carpool.statistics import ModelStats
+    from carpool.tuning import Choice
+
+GAIN = 0.05
+"""Share of device time, or of goodput, that a try has to be able to gain: more than what parameters are changed for."""
+
+RISE = 1.25
+"""Load, relative to that at which tries were last looked for, from which they are again: it fills other batches."""
+
+TELLING = 3
+"""Batches of a size not measured that tell what it takes."""
+
+HURTS = 2.0
+"""Seconds for which one that fails does harm: it is over with the next observation after ``TELLING`` batches."""
+
+LOSES = 0.15
+"""Share of the requests that a try near the capacity, or beyond it, may lose at most while it lasts, for all that is
+sure of t(b): a size far below what the load needs may cost most of them."""
+
+LASTS = 10.0
+"""Seconds after which a try that was not filled is given up; each later one of that size is put off twice as long."""
+
+
+class _Try(NamedTuple):
+    beyond: int
+    """Rows of the next smaller batch measured before."""
+    until: float
+    size: int
+    left: int = TELLING
+    """Batches between these to be seen yet."""
+
+
+class Dares:
+    """Which sizes never measured were tried, and what is being tried now. Times in seconds."""
+
+    def __init__(self) -> None:
+        """Begin with nothing tried."""
+        self._now: _Try | None = None
+        self._pauses: dict[int, tuple[float, float]] = {}
+        """By size: not again before, and for how long after a try that told nothing."""
+
+    @property
+    def trying(self) -> bool:
+        """Whether a try is under way, so that what seems better has to wait for what it tells."""
+        return self._now is not None
+
+    def may(self, size: int, now: float) -> bool:
+        """Whether a size is due for a try."""
+        return self._pauses.get(size, (-inf, 0.0))[0] <= now
+
+    def begin(self, size: int, beyond: int, now: float) -> None:
+        """Note that ``size`` is put in force, while ``beyond`` is the next smaller measured."""
+        _, pause = self._pauses.get(size, (0.0, LASTS / 2))
+        self._pauses[size] = (inf, 2 * pause)
+        self._now = _Try(beyond, now + LASTS, size)
+
+    def observe(self, now: float, stats: ModelStats) -> bool:
+        """Count what tells; return whether a try just ended."""
+        current = self._now
+        if current is None:
+            return False
+        left = current.left - sum(
+            batches for _, rows, _, _, batches, *_ in stats.cells if current.beyond < rows <= current.size
+        )
+        self._now = current._replace(left=left)
+        if left > 0 and now < current.until:
+            return False
+        if left > 0:
+            pause = self._pauses[current.size][1]
+            self._pauses[current.size] = (now + pause, pause)
+        self._now = None
+        return True
+
+    def stop(self) -> None:
+        """Break off: the load moved, or the SLO is not kept. What was not told may be tried again."""
+        if self._now is not None:
+            del self._pauses[self._now.size]
+            self._now = None
+
+    def forget(self) -> None:
+        """Let everything be tried again: the model is another."""
+        self._now = None
+        self._pauses = {}
+
+
+def bolder(
+    assessor: Assessor,
+    choice: Choice,
+    avoid: Collection[Parameters],
+    *,
+    moving: bool,
+    may: Callable[[int], bool] = lambda _: True,
+) -> Parameters | None:
+    """Return what would tell of the most promising size never measured that ``may`` be tried; ``None``: nothing would.
+
+    Of twice the largest size measured, and of those left out between the sizes measured: batches are mostly full near
+    the capacity, so nobody meets them by chance. Worth it: were the larger batch as quick as the next smaller measured,
+    a request would cost ``GAIN`` less; in overload the SLO would be kept, or ``GAIN`` more be answered in time.
+    Bearable, where the SLO is kept: at the upper confidence of t(b) it stays so; where there is no room for more load
+    anyway, for as long as a try can do harm. Where there is, a try is made only on the way from one configuration to
+    another, or at a higher load (``moving``): at rest, one that saves nothing would have to be taken back.
+    """
+    service, limits = assessor.situation.service, assessor.situation.limits
+    roomy = choice.best.holds_now and choice.best.holds_ahead
+    if roomy and not moving:
+        return None
+    largest = service.largest_measured
+    sizes = _left_out(service, limits)
+    if max(largest, choice.best.parameters.max_batch) < min(2 * largest, limits.max_batch):
+        sizes.append(min(2 * largest, limits.max_batch))
+    cheapest = min(service.per_row(rows) for rows in range(1, largest + 1))
+    for cost, size in sorted((service.upper(below(service, size)) / size, size) for size in sizes if may(size)):
+        if cost > (1 - _gain(service)) * cheapest:
+            break
+        point = _try_of(assessor, choice, size, avoid)
+        if point is not None:
+            return point
+    return None
+
+
+def _gain(service: ServiceTime) -> float:
+    """Return what a try has to be able to gain: less than what chance makes of so few batches would not show."""
+    return max(GAIN, service.noise / sqrt(TELLING))
+
+
+def below(service: ServiceTime, size: int) -> int:
+    """Return the largest size below another that was measured, within what was measured at all well enough to tell."""
+    if size > service.largest_measured:
+        return service.largest_measured
+    told = service.told(TELLING)
+    index = bisect_left(told, size)
+    return told[index - 1] if index else service.sizes[0]
+
+
+def _left_out(service: ServiceTime, limits: Limits) -> list[int]:
+    """List the sizes usually tried, below the largest measured, that were not, or too seldom to tell."""
+    low, high = max(service.sizes[0], limits.min_batch), min(service.largest_measured, limits.max_batch)
+    told = service.told(TELLING)
+    return [size for size in SIZES if low < size < high and size not in told]
+
+
+def _try_of(assessor: Assessor, choice: Choice, size: int, avoid: Collection[Parameters]) -> Parameters | None:
+    """Return the configuration that would tell of a size, if what that may bring is worth what it may cost."""
+    situation, best = assessor.situation, choice.best
+    gain = _gain(situation.service)
+    assess = Assessor(replace(situation, service=_hopeful(situation.service, size))).assess
+    # Near the capacity and beyond it what has come may be enough to fill it; else it has to be waited for.
+    waits = {best.parameters.max_wait}
+    if best.holds_now:
+        waits.add(Duration(situation.limits.max_wait))
+    if not best.holds_ahead:
+        waits.add(Duration(situation.limits.min_wait))
+    for wait in sorted(waits, reverse=True):
+        point = replace(best.parameters, max_batch=size, max_wait=Duration(wait), pass_through=False)
+        promised = assess(point)
+        # Who would not be filled tells nothing.
+        if point in avoid or promised.now.mean_batch <= below(situation.service, size) / 2:
+            continue
+        if not best.holds_ahead and assessor.assess(point).outlook.excess > best.outlook.excess + LOSES:
+            continue
+        if not best.holds_now:
+            # Where nobody is answered in time, a batch that takes no less time is no way out.
+            if promised.holds_now or promised.now.goodput > (1 + gain) * best.now.goodput:
+                return point
+            continue
+        if not promised.holds_ahead or promised.device_time > (1 - gain) * best.device_time:
+            continue
+        if assessor.risk(point, within=None if best.holds_ahead else HURTS) <= situation.budget:
+            return point
+    return None
+
+
+def _hopeful(service: ServiceTime, size: int) -> ServiceTime:
+    """Return t(b) with ``size`` as quick as what was well measured below it surely is.
+
+    What noise leaves open of that is told by more of its like, not by larger ones.
+    """
+    quick = service.upper(below(service, size))
+    if size > service.largest_measured:
+        return replace(service, means=(*service.means[:-1], quick), tail_slope=0.0)
+    # What was measured too seldom to tell, between it and what was not, tells nothing.
+    seconds = {rows: service.time(rows) for rows in (*service.told(TELLING), service.largest_measured)}
+    curve = ServiceTime.measured(seconds | {size: quick}, noise=service.noise)
+    return replace(curve, executors=service.executors, largest_in_flight=service.largest_in_flight)

@@ -1,0 +1,97 @@
+"""How sure a p99 is: pooled over sections of a run, or of many, with the interval that chance leaves it.
+
+Latencies of one run depend on each other, a busy spell makes hundreds late at once, so that their number tells little.
+Sections of many are nearly independent: how much their shares beyond the pooled quantile differ gives the error of the
+mean share, and the quantiles at both ends of that share's interval bound the quantile itself (Heidelberger and Lewis,
+"Quantile estimation in dependent sequences", Operations Research 32, 1984; sections: Asmussen and Glynn, Stochastic
+Simulation, 2007, III.5). That holds where latencies have gaps as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SECTIONS = 8
+"""Sections that each run is cut into: of 4,000 requests, each has five beyond the p99."""
+
+MOST_SECTIONS = 32
+"""From which on neighbours are merged: more of them would tell little more (Schmeiser, "Batch size effects", Operations
+Research 30, 1982: 10 to 30), need more memory, and the longer they are the less they depend on each other."""
+
+FINENESS = math.log(1.005)
+"""Width of the classes that latencies are counted in, as a difference of logarithms: 0.25 % off at most."""
+
+INSTANT = 1e-9
+"""Seconds that are none: what a very noisy model's draws may come to."""
+
+CONFIDENT = 1.96
+"""Standard errors on either side of an interval that is missed once in twenty times."""
+
+
+class Settling:
+    """A quantile over more and more requests."""
+
+    __slots__ = ("_q", "_sections", "doubt", "value")
+
+    def __init__(self, q: float = 0.99) -> None:
+        self._q = q
+        self._sections: list[Counter[int]] = []
+        self.value = math.inf
+        """Seconds; ``inf`` of nothing."""
+        self.doubt = math.inf
+        """Half of its 95 % interval, relative to it."""
+
+    def add(self, latencies: Sequence[float]) -> None:
+        """Add a run's latencies (seconds), in order of arrival."""
+        classes = [math.floor(math.log(max(latency, INSTANT)) / FINENESS) for latency in latencies]
+        size = -(-len(classes) // SECTIONS)
+        self._sections += [Counter(classes[first : first + size]) for first in range(0, len(classes), size or 1)]
+        while len(self._sections) > MOST_SECTIONS:
+            pairs = zip(self._sections[::2], [*self._sections[1::2], Counter()], strict=False)
+            self._sections = [one + other for one, other in pairs]
+        self._judge()
+
+    def _judge(self) -> None:
+        sections = self._sections
+        total: Counter[int] = Counter()
+        for section in sections:
+            total.update(section)
+        number = total.total()
+        if not number:
+            return
+        descending = sorted(total, reverse=True)
+        beyond = list(accumulate(total[each] for each in descending))
+
+        def reached(share: float) -> int:
+            """Return the class beyond whose lower end so large a share of all lies."""
+            return next(
+                (each for each, more in zip(descending, beyond, strict=True) if more > share * number), descending[-1]
+            )
+
+        share = 1 - self._q
+        quantile = reached(share)
+        self.value = math.exp((quantile + 0.5) * FINENESS)
+        if len(sections) < 2:
+            return
+        # Of many equal latencies at the quantile, those belong beyond it or not, whichever comes nearer to the share.
+        least = min((quantile, quantile + 1), key=lambda edge: abs(_count(total, edge) / number - share))
+        mean = _count(total, least) / number
+        freedom = len(sections) - 1
+        # Of a ratio, by residuals: sections need not be equally long, since who is refused has no latency.
+        squares = sum((_count(section, least) - mean * section.total()) ** 2 for section in sections)
+        error = math.sqrt(squares * len(sections) / freedom) / number
+        # Student's t by its expansion (Abramowitz and Stegun, 26.7.5).
+        error *= CONFIDENT + (CONFIDENT**3 + CONFIDENT) / (4 * freedom)
+        low, high = reached(share + error), reached(share - error)
+        self.doubt = math.expm1((high - low) * FINENESS) / 2
+
+
+def _count(section: Counter[int], least: int) -> int:
+    """Count latencies from a class on."""
+    return sum(count for each, count in section.items() if each >= least)

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from carpool.arrivals import Gamma, Poisson, until
+from carpool.daring import LASTS, TELLING, Dares, bolder
+from carpool.latency import ServiceTime
+from carpool.policy import SLO, BatchingPolicy, Bounds, Duration, IntRange, Latency, Parameters, for_p99
+from carpool.simulation import Device
+from carpool.statistics import ModelStats
+from carpool.tuning import Assessor, Reason, Situation, choose
+from carpool.twin import flips, tuned
+
+TILES = (0.0063, 0.0063, 0.0072, 0.0091, 0.0111, 0.0134, 0.0157, 0.018, 0.0232)
+"""Rows that cost more and more until the first tile, of 32, is full: nine rows are dearer than five."""
+
+LIMITED = BatchingPolicy(
+    slo=SLO(latency=Latency(p99=Duration(0.12))), bounds=Bounds(max_in_flight=IntRange(max=1))
+).validate()
+
+TILED = Device(times=lambda rows, _: TILES[rows - 1] if rows <= 9 else 0.0285 * -(-rows // 32), cv=0.02)
+
+
+def situation(rate, service=None, target=0.12):
+    known = service or ServiceTime.measured(dict(enumerate(TILES, 1)))
+    return Situation(process=Poisson(rate), service=known, target=target, budget=0.005, limits=LIMITED.limits(None))
+
+
+def proposed(rate, *, moving, service=None, target=0.12, avoid=()):
+    assessor = Assessor(situation(rate, service, target))
+    return bolder(assessor, choose(assessor, Parameters()), avoid, moving=moving)
+
+
+def seen(rows, batches):
+    return ModelStats(cells=[(0, rows, 1, 0, batches, 0.03 * batches, 0.0009 * batches)])
+
+
+# -- what is worth a try
+
+
+def test_at_a_load_that_fills_it_twice_the_largest_size_is_tried_on_the_way():
+    bold = proposed(230, moving=True)
+    assert bold is not None
+    assert (bold.max_batch, bold.max_wait) == (18, 0.06)
+
+
+def test_at_rest_and_with_room_nothing_is_tried():
+    assert proposed(230, moving=False) is None
+
+
+def test_what_the_load_would_not_fill_is_not_tried():
+    assert proposed(20, moving=True) is None
+
+
+def test_what_failed_is_not_tried():
+    bold = proposed(230, moving=True)
+    assert proposed(230, moving=True, avoid=[bold]) is None
+
+
+def test_rows_that_go_on_getting_cheaper_need_no_dare():
+    linear = ServiceTime.measured({rows: 0.005 + 0.0005 * rows for rows in range(1, 10)})
+    assert proposed(600, moving=True, service=linear) is None
+
+
+def test_what_would_break_the_slo_if_it_is_as_slow_as_it_may_be_is_not_tried():
+    # 18 rows may take 2 * 23.2 ms: with a due time of 40 ms nobody would dare; flat, they would fit.
+    assert proposed(230, moving=True, target=0.040) is None
+
+
+def test_without_room_for_more_load_a_try_need_not_be_on_the_way():
+    # Nine to 15 rows were never seen: were 12 as quick as eight, the SLO would be kept at 1.25x the load too.
+    seconds = {1: 0.00195, 2: 0.00271, 4: 0.00453, 8: 0.00909, 16: 0.0179, 32: 0.03663}
+    gaps = ServiceTime.measured(seconds)
+    bold = proposed(800, moving=False, service=gaps, target=0.1)
+    assert bold is not None
+    assert bold.max_batch in {12, 24}
+    assert (
+        proposed(
+            800, moving=False, service=ServiceTime.measured(seconds | {3: 0.0036, 6: 0.0068, 12: 0.0134, 24: 0.0269})
+        )
+        is None
+    )
+    # 18 rows that take twice as long as nine do would be too slow for that load within two seconds.
+    assert proposed(420, moving=False) is None
+
+
+def test_what_may_lose_much_of_the_load_while_it_lasts_is_not_tried():
+    # In overload 12 rows, as slow as they may be, serve 820/s; 24 nearly as many as 32, which is 1,120/s.
+    flat = ServiceTime.measured({1: 0.0063, 4: 0.0091, 32: 0.0285, 64: 0.057})
+    assessor = Assessor(situation(1300, flat))
+    choice = choose(assessor, Parameters())
+    tried = [bolder(assessor, choice, (), moving=False, may={size}.__contains__) for size in (12, 24)]
+    assert tried[0] is None
+    assert tried[1] is not None
+
+
+def test_in_overload_too():
+    bold = proposed(700, moving=False)
+    assert bold is not None
+    assert bold.max_batch == 18
+
+
+def test_where_even_the_largest_measured_is_late_by_itself_a_larger_one_is_no_way_out():
+    # 0.1 s for two rows, due after 50 ms: more rows take no less.
+    slow = ServiceTime.measured({1: 0.06, 2: 0.1})
+    assert proposed(100, moving=True, service=slow, target=0.05) is None
+
+
+def test_where_noise_leaves_open_what_the_largest_takes_it_is_measured_first():
+    known = ServiceTime.measured(dict(enumerate(TILES, 1)))
+    doubtful = replace(known, uppers=(*known.uppers[:-1], 2 * known.uppers[-1]))
+    assert proposed(230, moving=True, service=doubtful) is None
+
+
+def test_what_three_batches_of_such_noise_cannot_tell_is_not_tried():
+    # Were 18 rows as quick as nine, a request would cost 25 % less; three batches that spread by half are off by 29 %.
+    noisy = ServiceTime.measured(dict(enumerate(TILES, 1)), noise=0.5)
+    assert proposed(230, moving=True, service=noisy) is None
+
+
+# -- what became of it
+
+
+def test_a_try_lasts_until_enough_larger_batches_were_seen():
+    dares = Dares()
+    dares.begin(18, 9, 0.0)
+    assert dares.trying
+    assert not dares.observe(0.5, seen(9, 50)), "nothing larger than was known"
+    assert not dares.observe(1.0, seen(10, TELLING - 1))
+    assert dares.observe(1.5, seen(12, 1))
+    assert not dares.trying
+    assert not dares.may(18, 1e9), "it told"
+    assert dares.may(36, 2.0)
+
+
+def test_a_try_that_nothing_filled_is_put_off_longer_each_time():
+    dares = Dares()
+    pauses = []
+    now = 0.0
+    for _ in range(3):
+        dares.begin(18, 9, now)
+        now += LASTS
+        assert dares.observe(now, seen(5, 50))
+        wait = next(pause for pause in range(1000) if dares.may(18, now + pause))
+        pauses.append(wait)
+        now += wait
+    assert pauses == [LASTS, 2 * LASTS, 4 * LASTS]
+
+
+def test_a_try_that_was_broken_off_may_be_made_again():
+    dares = Dares()
+    dares.begin(18, 9, 0.0)
+    dares.stop()
+    assert not dares.trying
+    assert dares.may(18, 0.0)
+
+
+def test_another_model_has_everything_tried_again():
+    dares = Dares()
+    dares.begin(18, 9, 0.0)
+    dares.observe(0.5, seen(12, TELLING))
+    dares.forget()
+    assert dares.may(18, 0.5)
+
+
+# -- with the tuner
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_saving_behind_a_step_is_found_while_the_slo_is_kept(seed):
+    # From five rows at 2.2 ms each on nothing looks cheaper, and 25 of them take 1.1 ms each.
+    rising = [*until(Poisson(110), 40, Random(seed)), *(40 + time for time in until(Poisson(400), 60, Random(seed)))]
+    outcome, decisions = tuned(rising, TILED, for_p99(0.12))
+    assert Reason.EXPLORES in {decision.reason for decision in decisions if decision.change}
+    settled = outcome.summary(60.0)
+    assert settled.device_busy / settled.answers < 0.0013
+    assert outcome.summary().miss_fraction < 0.01
+
+
+def test_a_try_that_bursts_have_to_fill_is_not_given_up_before_they_come():
+    outcome, _ = tuned(list(until(Gamma(400, 2.0), 80, Random(3))), TILED, LIMITED)
+    settled = outcome.summary(40.0)
+    assert settled.miss_fraction < 0.01
+    assert settled.device_busy / settled.answers < 0.0015
+
+
+def test_rows_that_get_dearer_for_good_cost_no_flips():
+    # 12 % more a row with every doubling: sizes are tried once each, if at all, and never again.
+    device = Device(times=lambda rows, _: 0.003 * rows**1.16, cv=0.05)
+    outcome, decisions = tuned(list(until(Poisson(150), 600, Random(4))), device, LIMITED)
+    assert flips(decisions) == 0
+    assert sum(decision.reason is Reason.EXPLORES and decision.change for decision in decisions) <= 3
+    assert outcome.summary().miss_fraction < 0.002
