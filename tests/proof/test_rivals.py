@@ -42,14 +42,9 @@ def ends(outcome):
     """How requests ended; counters and outcome must agree, so that none has ended twice."""
     counts = Counter(ENDS[code] for code in outcome.ends)
     models = [stats.models[""] for stats in outcome.final if "" in stats.models]
-    assert sum(model.served + sum(model.misses.values()) - _answers(model) for model in models) == len(outcome.ends)
+    assert sum(model.hits + sum(model.misses.values()) for model in models) == len(outcome.ends)
     assert End.PENDING not in counts
     return counts
-
-
-def _answers(model):
-    # Late and failed answers are both served and missed.
-    return model.misses.get("late", 0) + model.misses.get("failed", 0)
 
 
 def poisson(rate, seconds, seed=0):
