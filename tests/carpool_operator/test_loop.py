@@ -160,6 +160,11 @@ class World:
             await self.loop.once()
             self.now += 2.0
 
+    async def written(self):
+        """Wait for what passes began and do not wait for: they end once all policies were looked at."""
+        while self.loop._busy:
+            await asyncio.wait(set(self.loop._busy.values()))
+
     def end_state(self):
         """What is there in the end, without what differs between any two lives; Events are for people, and may get
         lost."""
@@ -347,6 +352,7 @@ async def test_a_policy_that_is_deleted_takes_its_configuration_along(world):
     await world.passes(2)
     world.api.remove(*POLICY, "p")
     await world.passes(2)
+    await world.written()
 
     assert [each["metadata"]["name"] for each in world.api.all("configmaps")] == ["carpool-deployment-other"]
 
@@ -368,6 +374,7 @@ async def test_an_annotation_taken_back_takes_its_policy_along(world):
     await world.passes(2)
     world.api.put(*DEPLOYMENT, deployment("other"))
     await world.passes(2)
+    await world.written()
 
     assert world.api.get(*POLICY, "deployment-other") is None
     assert world.api.get(*CONFIG_MAP, "carpool-deployment-other") is None
