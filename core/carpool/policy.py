@@ -290,7 +290,8 @@ class PassThrough(Camel, frozen=True):
 class ShedAt(StrEnum):
     """Which time a request must be able to meet to be admitted and dispatched.
 
-    ``Automatic`` is ``SLO`` while no configuration is feasible, else ``Deadline``.
+    ``Automatic`` is ``SLO`` while no configuration is forecast to hold at 1.25 times the load, or the SLO was just seen
+    not to be kept, else ``Deadline``.
     """
 
     AUTOMATIC = "Automatic"
