@@ -20,13 +20,14 @@ from evidence import Figure, Skipped, least
 from carpool import arrivals
 from carpool.batching import Batcher
 from carpool.chain import greedy
+from carpool.decision import Observation
 from carpool.latency import ServiceTime
 from carpool.outcome import Setting
 from carpool.policy import Duration, Parameters, for_p99
 from carpool.riding import Batch, Estimate, Finish, Request
 from carpool.simulation import Arrival, Device, Simulation, linear
 from carpool.statistics import Stats
-from carpool.tuner import INTERVAL, Observation, Tuner
+from carpool.tuner import INTERVAL, Tuner
 
 FIXED, PER_ROW = 0.005, 0.0005
 SLO = 0.050

@@ -13,8 +13,8 @@ from proof.world import Rival
 if TYPE_CHECKING:
     from random import Random
 
+    from carpool.decision import Decision
     from carpool.statistics import Stats
-    from carpool.tuner import Decision
     from proof.world import Knowledge
 
 

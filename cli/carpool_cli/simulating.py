@@ -18,11 +18,11 @@ from carpool_cli import planning
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from carpool.decision import Decision
     from carpool.latency import ServiceTime
     from carpool.outcome import Summary
     from carpool.policy import BatchingPolicy
     from carpool.simulation import Device
-    from carpool.tuner import Decision
 
 TYPICAL = Parameters(max_batch=8, max_wait=Duration(0.005), max_in_flight=1)
 """What people set by hand, for comparison."""

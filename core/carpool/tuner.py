@@ -5,17 +5,17 @@ from __future__ import annotations
 from math import inf, sqrt
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.daring import RISE, Dares, below, bolder
+from carpool.decision import Decision, Forecasted, Observation
 from carpool.latency import LatencyLearner
 from carpool.load import Load
 from carpool.misses import MissTest
 from carpool.policy import Duration, Parameters, PassThroughMode, ShedAt, TuningMode, format_seconds
 from carpool.queueing import stability
 from carpool.riding import Estimate, Refused
-from carpool.statistics import COLD, LATE, ModelStats
+from carpool.statistics import COLD, LATE
 from carpool.tuning import KEPT, WORTH, Assessment, Assessor, Choice, Reason, Situation, choose, is_better, toward, why
 
 if TYPE_CHECKING:
@@ -77,60 +77,6 @@ BROKEN = 10.0
 
 TOO_LATE = (LATE, Refused.LATE, Refused.EXPIRED, Refused.QUEUE_FULL)
 """Misses that other parameters might have avoided; failures and cancellations are not."""
-
-
-class Observation(Struct, frozen=True):
-    """What was counted since the last observation."""
-
-    now: float
-    """Seconds, monotonic, of the clock that counted."""
-    seconds: float
-    """Length of the interval; of several replicas, the sum of theirs."""
-    stats: ModelStats
-    """Differences of the model's counters over the interval."""
-    passing: bool = False
-    """Whether requests pass one by one at its end."""
-    stalled: bool = False
-    """Whether the counting host paused in it, so that its latencies say nothing of the model."""
-    queued_rows: int = 0
-    """Rows that wait at its end; of several replicas, the mean."""
-    replicas: int = 1
-    """Whose counters are summed up in ``stats``. All rates are of one."""
-
-
-class Forecasted(Struct, frozen=True):
-    """What a decision expects. Seconds and requests per second."""
-
-    p50: float
-    p99: float
-    p99_ahead: float
-    miss_fraction: float
-    goodput: float
-    device_time: float
-    mean_batch: float
-
-
-class Decision(Struct, frozen=True):
-    """What to turn and why.
-
-    ``parameters`` are to be applied when ``change``; ``uncapped`` is where the tuner would be if it could go at once,
-    ``capped_by`` what keeps it (``""``: nothing). ``estimate`` and ``shed_slo`` go to the Batcher in any case.
-    """
-
-    parameters: Parameters
-    change: bool
-    reason: Reason
-    message: str
-    uncapped: Parameters | None = None
-    capped_by: str = ""
-    predicted: Forecasted | None = None
-    shed_slo: bool = False
-    estimate: Estimate | None = None
-    at: float = 0.0
-    rate: float = 0.0
-    tentative: bool = False
-    """Of a change: whether one replica had better try it first. The present parameters are forecast to keep the SLO,
-    and at the upper confidence of t(b) these miss more, or they go beyond what was measured."""
 
 
 class Tuner:
@@ -272,6 +218,7 @@ class Tuner:
         if parameters == self.parameters:
             return
         self.parameters = parameters
+        self._dared = False
         self._choice = None
         self._changed_at = self._seen_at
         self._requests_since = 0
@@ -430,8 +377,7 @@ class Tuner:
         )
         if moving:
             self._dared_at = self._load.rate
-        # Where misses were seen that were not forecast, no forecast says what may be dared while the SLO is kept.
-        # Nor where the first batch of a size makes others late.
+        # After misses that were not forecast no forecast says what may be dared, nor where first batches are slow.
         trusted = (self._caution == 1 and not self._cold) or not self._choice.best.holds_now
         self._bold = None
         if trusted:

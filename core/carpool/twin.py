@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from carpool.decision import Decision, Observation
 from carpool.outcome import Outcome, Setting
 from carpool.simulation import Device, Simulation
 from carpool.statistics import Stats, combine
-from carpool.tuner import INTERVAL, Decision, Observation, Tuner
+from carpool.tuner import INTERVAL, Tuner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,8 +11,8 @@ from carpool.misses import MOST_AT_ONCE, MissTest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from carpool.decision import Decision
     from carpool.policy import Parameters
-    from carpool.tuner import Decision
     from carpool_operator.model import Pod
 
 BLAME = log(20.0)

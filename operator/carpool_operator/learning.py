@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from carpool.decision import Observation
 from carpool.policy import Duration, whole_microseconds
 from carpool.statistics import ModelStats, combine
-from carpool.tuner import Observation, Tuner
+from carpool.tuner import Tuner
 from carpool_operator.promise import Promise
 from carpool_operator.status import Figures
 
 if TYPE_CHECKING:
+    from carpool.decision import Decision, Forecasted
     from carpool.policy import BatchingPolicy, Model, Parameters
-    from carpool.tuner import Decision, Forecasted
     from carpool_operator.evidence import Sum
 
 LATELY = 15.0

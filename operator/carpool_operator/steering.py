@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from carpool.change import Change
+    from carpool.decision import Decision
     from carpool.policy import BatchingPolicy
-    from carpool.tuner import Decision
     from carpool_operator.api import PolicySpec
     from carpool_operator.evidence import Gathered, Sample, Sum
     from carpool_operator.model import Document, Pod, Target, View

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
+from carpool.decision import Decision, Observation
 from carpool.policy import TuningMode, to_plain
-from carpool.tuner import INTERVAL, Decision, Observation
+from carpool.tuner import INTERVAL
 from carpool_sidecar.config import EVERY_MODEL
 from carpool_sidecar.guard import Guard
 from carpool_sidecar.models import OTHER

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from carpool.decision import Decision, Observation
 from carpool.policy import Duration, Parameters, Quantity
-from carpool.tuner import Decision, Observation
 
 LENGTH = 4
 """Bytes of a frame's length, little-endian."""

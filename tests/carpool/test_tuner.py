@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from carpool.arrivals import Poisson, until
+from carpool.decision import Observation
 from carpool.policy import (
     SLO,
     Admission,
@@ -26,7 +27,7 @@ from carpool.policy import (
 )
 from carpool.simulation import Device, Noise, linear
 from carpool.statistics import ModelStats
-from carpool.tuner import Observation, Tuner
+from carpool.tuner import Tuner
 from carpool.tuning import Assessor, Reason
 from carpool.twin import flips, tuned
 

@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from carpool.arrivals import Poisson, until
+from carpool.decision import Observation
 from carpool.policy import (
     SLO,
     BatchingPolicy,
@@ -17,10 +18,11 @@ from carpool.policy import (
     PassThroughMode,
     Tuning,
     TuningMode,
+    for_p99,
 )
 from carpool.simulation import Device, linear
 from carpool.statistics import ModelStats
-from carpool.tuner import CAUTION, Observation, Tuner
+from carpool.tuner import CAUTION, Tuner
 from carpool.tuning import Reason
 from carpool.twin import flips, tuned
 
@@ -172,3 +174,20 @@ def test_any_percentile_may_be_promised_alone(target):
     assert Reason.MISSES_CONFIRMED not in {decision.reason for decision in decisions}
     quantile, _ = latency_policy.slo.percentiles[-1]
     assert outcome.summary(20.0).miss_fraction <= 1 - quantile
+
+
+def test_a_try_that_somebody_else_ended_is_one_no_more():
+    # Up to nine rows cost more and more; while a try lasts, leaving it is no flip. Taken back, it is over.
+    tuner = Tuner(for_p99(0.12))
+    known = (0.0063, 0.0063, 0.0072, 0.0091, 0.0111, 0.0134, 0.0157, 0.018, 0.0233)
+    cells = [(0, rows, 1, 0, 8, 8 * seconds, 8 * seconds**2) for rows, seconds in enumerate(known, 1)]
+    for step in range(60):
+        before = tuner.parameters
+        stats = ModelStats(arrivals=300, arrivals_squared=18_300, windows=5, rows=300, hits=300, cells=cells)
+        decision = tuner.step(Observation(now=(step + 1) / 2, seconds=0.5, stats=stats))
+        if decision.change and decision.reason is Reason.EXPLORES:
+            break
+    assert decision.reason is Reason.EXPLORES
+    assert tuner._dared
+    tuner.adopt(before)
+    assert not tuner._dared

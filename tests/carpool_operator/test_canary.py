@@ -5,8 +5,8 @@ from random import Random
 import pytest
 from fleets import pod_of
 
+from carpool.decision import Decision
 from carpool.policy import Parameters
-from carpool.tuner import Decision
 from carpool.tuning import Reason
 from carpool_operator.canary import LONGEST, LOOKS, RETRY, Answers, Comparison, Patience, Trial, Verdict, choose
 

@@ -5,9 +5,9 @@ from math import inf
 import pytest
 from fleets import counted, spec
 
+from carpool.decision import Forecasted
 from carpool.policy import Bounds, IntRange, Model, Parameters
 from carpool.statistics import combine
-from carpool.tuner import Forecasted
 from carpool_operator.evidence import Sum
 from carpool_operator.learning import Learned, predicted
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import asyncio
 
+from carpool.decision import Decision
 from carpool.policy import Duration, Parameters
 from carpool.riding import Estimate
-from carpool.tuner import Decision
 from carpool.tuning import Reason
 from carpool_sidecar import control as control_module
 from carpool_sidecar.config import parse

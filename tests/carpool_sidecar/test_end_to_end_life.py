@@ -9,9 +9,9 @@ import signal
 
 import pytest
 
+from carpool.decision import Decision
 from carpool.policy import Duration, Parameters
 from carpool.riding import Estimate
-from carpool.tuner import Decision
 from carpool.tuning import Reason
 from carpool_sidecar import control, tuner_link
 from carpool_sidecar.http1.calls import UpstreamError

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import pytest
 
+from carpool.decision import Decision, Observation
 from carpool.policy import Duration, Parameters, for_p99, to_plain
 from carpool.statistics import Counters
-from carpool.tuner import Decision, Observation
 from carpool.tuning import Reason
 from carpool_sidecar import tuner_link
 from carpool_sidecar.tuner_link import TunerLink

@@ -5,9 +5,10 @@ import subprocess
 
 import msgspec
 
+from carpool.decision import Observation
 from carpool.policy import BatchingPolicy, Duration, Parameters, Tuning, TuningMode, for_p99, to_plain
 from carpool.statistics import Counters
-from carpool.tuner import Observation, Tuner
+from carpool.tuner import Tuner
 from carpool_sidecar import tuner_process
 from carpool_sidecar.tuner_link import COMMAND
 from carpool_sidecar.tuner_process import Tuners, serve

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from math import inf
 
+from carpool.decision import Decision, Forecasted, Observation
 from carpool.policy import Duration, Parameters, for_p99, to_plain
 from carpool.riding import Estimate
 from carpool.statistics import ModelStats
-from carpool.tuner import Decision, Forecasted, Observation
 from carpool.tuning import Reason
 from carpool_sidecar.wire import (
     LENGTH,
