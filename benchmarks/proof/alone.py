@@ -38,13 +38,15 @@ HOUR_RATE = 200.0
 """Requests per second, so that an hour takes some ten seconds."""
 
 FORECAST_LOADS = (0.2, 0.5, 0.8)
-FORECAST_REQUESTS = 60_000
-"""A run's, of which 600 lie beyond the p99. Where bursts or noise meet a high load, these come in few crowds, and leave
-the p99 10 to 20 % off:"""
-FORECAST_RUNS = 10
-"""Runs at most, until it is known to:"""
+FORECAST_REQUESTS = 20_000
+"""A run's, of which 200 lie beyond the p99. Where bursts or noise meet a high load, these come in few crowds, and leave
+the p99 20 to 30 % off. So runs are added, as many as it takes, and seldom more:"""
+FORECAST_RUNS = 30
+"""At most, until the p99 is known to:"""
 FORECAST_DOUBT = 0.02
 """Half of its 95 % interval, relative to it."""
+FORECAST_ENOUGH = 3
+"""Runs where no goal is at stake."""
 
 ROLLBACK_RATE = 400.0
 """Requests per second: what a guard that looks every half second can be held to 310 requests at."""
@@ -109,14 +111,14 @@ def forecasts(scenario: Scenario, stair: courses.Stair, contender: Carpool, seed
         )
         told = Assessor(situation).settled(setting.parameters, shed=setting.shed_slo)
         # Beyond, nobody is judged by it.
-        runs = FORECAST_RUNS if told.utilization <= UTILIZED else 1
+        runs = FORECAST_RUNS if told.utilization <= UTILIZED else FORECAST_ENOUGH
         simulated = _p99(warm, setting, rate, seed, runs)
         decision = next((each for each in reversed(contender.decisions) if each.at <= step.stop), None)
         learned = realized = None
         if decision is not None and decision.predicted is not None and not decision.shed_slo:
             learned = decision.predicted.p99
             own = Setting(decision.parameters, decision.estimate, decision.shed_slo)
-            realized = simulated.value if own == setting else _p99(warm, own, rate, seed, 1).value
+            realized = simulated.value if own == setting else _p99(warm, own, rate, seed, FORECAST_ENOUGH).value
         found.append(
             Forecast(
                 scenario.name,

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from evidence import limits
 
 from proof import matrices, plots, rows, verdict
+from proof.alone import FORECAST_DOUBT, FORECAST_ENOUGH, FORECAST_REQUESTS, FORECAST_RUNS
 from proof.rows import CARPOOL
-from proof.verdict import LIMITS, MEASURES, REASONS, figures, median_share, savings, shortfalls, worst
+from proof.verdict import LIMITS, MEASURES, REASONS, UTILIZED, figures, median_share, savings, shortfalls, worst
 
 if TYPE_CHECKING:
     from proof.rows import Proof
@@ -315,9 +316,10 @@ def _alone(proof: Proof) -> list[str]:
         *_filled(
             "The tuner's forecast of the p99 beside what comes of that setting: given the true t(b) and the process, "
             "for the oracle's setting; and as it was made on the stair, for Carpool's own, with the t(b) it learned. "
-            "What comes of it is known from runs of 60,000 requests each, up to ten, until it is sure to 2 % (±: half "
-            "of the 95 % interval, by sections); above 90 % utilization, where nobody is held to it, from one. The "
-            "device is a warmed one: each size is cold only once."
+            f"What comes of it is known from runs of {FORECAST_REQUESTS:,} requests each, up to {FORECAST_RUNS}, until "
+            f"it is sure to {FORECAST_DOUBT:.0%} (±: half of the 95 % interval, by sections); where nobody is held to "
+            f"it, above {UTILIZED:.0%} utilization and for Carpool's own, from up to {FORECAST_ENOUGH}. The device is "
+            "a warmed one: each size is cold only once."
         ),
         "",
         *_header("scenario", "load", "utilization", "p99", "forecast", "off", "own p99", "forecast", "off"),
