@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
@@ -29,7 +29,7 @@ from proof.world import Stretch, play
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool.outcome import Outcome
+    from carpool.outcome import Outcome, Setting
     from proof.scenario import Scenario
     from proof.world import Rival
 
@@ -54,6 +54,8 @@ class Reference(Struct, frozen=True):
     """The oracle's, every second of the timeline."""
     lazy: list[Tally]
     """Zero-wait's."""
+    lazy_steps: tuple[Tally, ...]
+    """Zero-wait's of the stair."""
 
 
 def refer(scenario: Scenario, seed: int) -> Reference:
@@ -99,6 +101,7 @@ def refer(scenario: Scenario, seed: int) -> Reference:
         ),
         best=best,
         lazy=seconds[-1],
+        lazy_steps=tuple(climbed[-1]),
     )
 
 
@@ -138,20 +141,12 @@ class Rows(Struct, frozen=True):
 
 def contend(scenario: Scenario, reference: Reference, name: str, seed: int) -> Rows:
     """Put a contender through rising loads and through the scenario's timeline."""
-    maker = CONTENDERS[name].maker
-    stair = courses.stair(scenario, oracle.capacity(scenario))
-    climbed = play(scenario, maker, stair.course, seed)
-    steps = tuple(tally(climbed.outcome.summary(step.start, step.stop)) for step in stair.steps)
-    forecasts = []
-    if isinstance(climbed.contender, Carpool):
-        forecasts = alone.forecasts(scenario, stair, climbed.contender, seed)
-    played = play(scenario, maker, timeline_course(reference.phases), seed).outcome
-    own = measures.seconds_of(played)
+    steps, own, changes, forecasts = _played(scenario, reference, name, seed)
     recoveries = []
     for phase in reference.phases:
         start, stop = int(phase.start), int(phase.start + phase.seconds)
         took = measures.converged(own, reference.best, reference.lazy, start, stop)
-        path = measures.settings(played.changes, phase.start, phase.start + phase.seconds)
+        path = measures.settings(changes, phase.start, phase.start + phase.seconds)
         recoveries.append(
             Recovery(
                 seconds=None if took is None else float(took),
@@ -168,6 +163,30 @@ def contend(scenario: Scenario, reference: Reference, name: str, seed: int) -> R
         course=_course(own),
     )
     return Rows(Stair(scenario.name, name, steps), timeline, forecasts)
+
+
+class _Played(NamedTuple):
+    steps: tuple[Tally, ...]
+    """Of the stair."""
+    seconds: list[Tally]
+    """Of the timeline."""
+    changes: Sequence[tuple[float, int, Setting]]
+    """Of settings, in the timeline."""
+    forecasts: list[Forecast]
+
+
+def _played(scenario: Scenario, reference: Reference, name: str, seed: int) -> _Played:
+    if name == LAZY:
+        return _Played(reference.lazy_steps, reference.lazy, [], [])  # the reference has been through both already
+    maker = CONTENDERS[name].maker
+    stair = courses.stair(scenario, oracle.capacity(scenario))
+    climbed = play(scenario, maker, stair.course, seed)
+    steps = tuple(tally(climbed.outcome.summary(step.start, step.stop)) for step in stair.steps)
+    forecasts = []
+    if isinstance(climbed.contender, Carpool):
+        forecasts = alone.forecasts(scenario, stair, climbed.contender, seed)
+    outcome = play(scenario, maker, timeline_course(reference.phases), seed).outcome
+    return _Played(steps, measures.seconds_of(outcome), outcome.changes, forecasts)
 
 
 def _part(seconds: list[Tally], phase: Phase) -> list[Tally]:
