@@ -99,7 +99,9 @@ class Batcher:
         key = (request.model, request.key if merge else ALONE)
         if merge and len(self._waiting) >= MAX_KINDS and key not in self._waiting and request.rows <= lane.cap:
             merge, key = False, (request.model, ALONE)
-        queue = self._waiting.get(key) or Queue(key, lane, self._backlog, merge=merge)
+        queue = self._waiting.get(key) or Queue(
+            key, lane, self._backlog, merge=merge, bucket=request.bucket if merge else None
+        )
         refused = self._refuses(queue, request, now)
         if refused is not None:
             request.ended = True
@@ -299,7 +301,7 @@ class Batcher:
         # 2. Time. An idle upstream admits all, an unknown service time refuses none, and who would be late even on an
         # idle upstream is not refused for the SLO: nobody could serve it better.
         lane = queue.lane
-        estimate = lane.estimate
+        estimate = queue.estimate
         if request.exempt or estimate is None:
             return None
         if lane.shed_slo:
@@ -336,7 +338,7 @@ class Batcher:
             own = max(own, time_of(estimate.times, min(queue.rows % cap + request.rows, cap)))
         ahead = 0.0
         for other in self._waiting.values():
-            known = other.lane.estimate
+            known = other.estimate
             if known is not None:
                 ahead += other.work(known.times, priority=request.priority, joins=other is queue)
         if request.sheddable and not alone and queue.rows >= cap:
@@ -361,7 +363,7 @@ class Batcher:
         total = 0.0
         servers = 1
         for queue in self._waiting.values():
-            estimate = queue.lane.estimate
+            estimate = queue.estimate
             if estimate is None:
                 return 1.0
             total += queue.work(estimate.times)
@@ -373,7 +375,7 @@ class Batcher:
     def _due_at(self, queue: Queue) -> float:
         """When a queue's next batch is due: ``-inf`` for at once."""
         lane = queue.lane
-        estimate = lane.estimate
+        estimate = queue.estimate
         if (
             lane.parameters.max_wait <= 0.0
             or estimate is None
@@ -411,7 +413,7 @@ class Batcher:
         """When a queue's first request must start to be in time; who is classes above goes before."""
         head = queue.first(now, self._ageing)[0]
         limit = min(head.deadline, head.due)
-        estimate = queue.lane.estimate
+        estimate = queue.estimate
         if estimate is not None:
             limit -= time_of(estimate.times, head.rows if queue.alone else min(queue.rows, queue.lane.cap))
         return limit + (head.priority - Priority.NORMAL) * self._ageing
@@ -419,7 +421,7 @@ class Batcher:
     def _compose(self, queue: Queue, now: float, actions: list[Action]) -> None:
         """Take the next batch from a queue and dispatch it, leaving behind whom it would make late."""
         lane = queue.lane
-        estimate = lane.estimate
+        estimate = queue.estimate
         start = now if estimate is None else self._service_start(estimate.executors, now)
         boarding = queue.board(start, now, self._ageing)
         if not queue.classes:
@@ -446,7 +448,7 @@ class Batcher:
         batch.in_flight = taken + 1
         batch.completed_before = self._completed
         if lane.estimate is not None:
-            batch.finish = start + time_of(lane.estimate.times, batch.rows)
+            batch.finish = start + time_of(lane.estimate.of(batch.bucket).times, batch.rows)
         if (batch.bucket, batch.rows) not in lane.seen and len(lane.seen) < MAX_CELLS:
             lane.seen.add((batch.bucket, batch.rows))
             batch.cold = True
@@ -584,7 +586,7 @@ class Batcher:
             estimate = batch.lane.estimate
             if estimate is not None and not batch.aborted and estimate.executors <= min(ahead + 1, batch.in_flight - 1):
                 start = finishes[ahead - estimate.executors] if ahead >= estimate.executors else now
-                batch.finish = max(now, start) + time_of(estimate.times, batch.rows)
+                batch.finish = max(now, start) + time_of(estimate.of(batch.bucket).times, batch.rows)
             insort(finishes, batch.finish)
 
     def _note_idle(self, now: float) -> None:

@@ -59,6 +59,7 @@ class Queue:
         "_soonest",
         "_stale",
         "backlog",
+        "bucket",
         "classes",
         "key",
         "lane",
@@ -67,8 +68,10 @@ class Queue:
         "tokens",
     )
 
-    def __init__(self, key: Hashable, lane: Lane, backlog: Backlog, *, merge: bool) -> None:
+    def __init__(self, key: Hashable, lane: Lane, backlog: Backlog, *, merge: bool, bucket: int | None = None) -> None:
         self.key = key
+        self.bucket = bucket
+        """Length bucket of all its requests; ``None``: of several."""
         self.lane = lane
         self.backlog = backlog
         self.merge = merge
@@ -88,6 +91,12 @@ class Queue:
     def alone(self) -> bool:
         """Whether each of its requests makes a batch of its own now."""
         return not self.merge or self.lane.passing or self.lane.quarantined
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """What is believed of its requests' service time."""
+        estimate = self.lane.estimate
+        return estimate.of(self.bucket) if estimate is not None and estimate.buckets else estimate
 
     @property
     def splits(self) -> bool:
@@ -143,10 +152,11 @@ class Queue:
             room = lane.familiar(next(iter(self)).bucket, min(self.rows, cap))
         budget = lane.max_tokens
         shed_slo = lane.shed_slo
-        times = None if lane.estimate is None else lane.estimate.times
+        estimate = self.estimate
+        times = None if estimate is None else estimate.times
         # Who can't make it with the batch as large as it would be is dropped: late riders only delay the others.
         lasting = -inf if times is None else time_of(times, min(self.rows, room))
-        surely = 1.0 if lane.estimate is None or alone else lane.estimate.surely
+        surely = 1.0 if estimate is None or alone else estimate.surely
         rides: list[Ride] = []
         dropped: list[Request] = []
         rows = tokens = begun = 0
@@ -314,10 +324,11 @@ class Lane:
         """Learn how long the first batch of a size took; return seconds beyond belief, 0 where it was not ``SLOW``."""
         if self.estimate is None:
             return 0.0
+        estimate = self.estimate.of(batch.bucket)
         # One that began before anything was measured is judged by what has been since.
-        foreseen = batch.finish if batch.finish < inf else batch.dispatched + time_of(self.estimate.times, batch.rows)
+        foreseen = batch.finish if batch.finish < inf else batch.dispatched + time_of(estimate.times, batch.rows)
         excess = now - foreseen
-        slow = excess > (SLOW - 1) * time_of(self.estimate.upper, batch.rows)
+        slow = excess > (SLOW - 1) * time_of(estimate.upper, batch.rows)
         self.cold_batches += 1
         self.cold_slow += slow
         return excess if slow else 0.0

@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.executors import TELLING, TELLING_NOTHING, Sample, fit_executors, most_in_flight, own_times
+from carpool.riding import Estimate
 from carpool.smoothing import isotonic, smoothed
 
 if TYPE_CHECKING:
@@ -153,6 +154,11 @@ class ServiceTime(Struct, frozen=True):
     def table(self, max_rows: int) -> tuple[float, ...]:
         """Mean seconds by rows, 0 to ``max_rows``: a tuple to index in inner loops."""
         return tuple(self.time(rows) for rows in range(max_rows + 1))
+
+    def believed(self, max_rows: int) -> Estimate:
+        """Return what a Batcher is to plan with, up to ``max_rows``."""
+        upper = tuple(self.slow(rows) for rows in range(max_rows + 1))
+        return Estimate(self.table(max_rows), upper, self.executors, self.noise)
 
     def inflection(self, max_rows: int | None = None) -> int:
         """Rows where growing the batch stops paying: the fewest within 5 % of the least device time a row.
@@ -344,6 +350,17 @@ class LatencyLearner:
         if bucket not in self._estimates:
             self._estimates[bucket] = self._estimate(bucket)
         return self._estimates[bucket]
+
+    def believed(self, max_rows: int) -> Estimate | None:
+        """Return what a Batcher is to plan with, of every length bucket by itself; ``None`` while nothing was seen."""
+        mix = self.estimate()
+        if mix is None:
+            return None
+        recent = {key.bucket for interval in self._recent for key in interval.cells}
+        met = sorted(recent | {key.bucket for key in self._settled})
+        curves = {bucket: self.estimate(bucket) for bucket in met} if len(met) > 1 else {}
+        buckets = {bucket: curve.believed(max_rows) for bucket, curve in curves.items() if curve is not None}
+        return replace(mix.believed(max_rows), buckets=buckets).computed(mix.executors)
 
     def _estimate(self, bucket: int | None) -> ServiceTime | None:
         sums = dict(self._settled)

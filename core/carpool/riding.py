@@ -8,6 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from carpool.lanes import Lane
@@ -226,13 +227,24 @@ class Estimate(Struct, frozen=True):
 
     ``times[b]`` is the seconds a batch of b rows takes (index 0 unused), ``upper[b]`` what it seldom exceeds, used
     where being late costs a rider its SLO; ``executors`` batches are computed at once; ``noise`` is the coefficient of
-    variation of single batches.
+    variation of single batches. ``buckets`` says the same of single length buckets, where more than one was met: a row
+    of eight times the length takes eight times as long.
     """
 
     times: tuple[float, ...]
     upper: tuple[float, ...]
     executors: int = 1
     noise: float = 0.0
+    buckets: dict[int, Estimate] = {}
+
+    def of(self, bucket: int | None) -> Estimate:
+        """Return what is believed of one length bucket; of one not met, and of several together, what is of all."""
+        return self.buckets.get(bucket, self) if bucket is not None else self
+
+    def computed(self, executors: int) -> Estimate:
+        """Return the same of an upstream with so many executors."""
+        buckets = {bucket: each.computed(executors) for bucket, each in self.buckets.items()}
+        return replace(self, executors=executors, buckets=buckets)
 
     @property
     def surely(self) -> float:

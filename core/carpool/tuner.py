@@ -14,13 +14,14 @@ from carpool.load import Load
 from carpool.misses import MissTest
 from carpool.policy import Duration, Parameters, PassThroughMode, ShedAt, TuningMode, format_seconds
 from carpool.queueing import stability
-from carpool.riding import Estimate, Refused
+from carpool.riding import Refused
 from carpool.statistics import COLD, LATE
 from carpool.tuning import KEPT, WORTH, Assessment, Assessor, Choice, Reason, Situation, choose, is_better, toward, why
 
 if TYPE_CHECKING:
     from carpool.latency import ServiceTime
     from carpool.policy import BatchingPolicy, Limits, Model
+    from carpool.riding import Estimate
 
 INTERVAL = 0.5
 """Seconds between observations: two of them tell a jump of the load, three a change of the model."""
@@ -266,20 +267,14 @@ class Tuner:
         if service is None or service is self._service:
             return
         self._service = service
-        rows = self._limits.max_batch
-        self._estimate = Estimate(
-            times=service.table(rows),
-            upper=tuple(service.slow(b) for b in range(rows + 1)),
-            executors=service.executors,
-            noise=service.noise,
-        )
+        self._estimate = self._learner.believed(self._limits.max_batch)
 
     def _believed(self) -> Estimate | None:
         """Return what the Batcher is to plan with under the present parameters."""
         service, estimate = self._service, self._estimate
         if service is None or estimate is None:
             return None
-        return replace(estimate, executors=service.executors_for(self.parameters.max_in_flight))
+        return estimate.computed(service.executors_for(self.parameters.max_in_flight))
 
     def _is_news(self, service: ServiceTime) -> bool:
         known = self._service

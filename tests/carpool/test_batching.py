@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from machine import FAULTS, MODELS, Driver, estimate, random_parameters, random_request
+from msgspec.structs import replace
 from soak import soak
 
 from carpool.arrivals import Poisson, until
@@ -594,6 +595,41 @@ def test_rule_7_unmergeable_requests_are_predicted_whole() -> None:
     assert not refusals(to.arrive(request(mergeable=False, rows=40, deadline=0.1), 0.0))
     assert not refusals(to.arrive(request(mergeable=False, rows=40, deadline=0.1), 0.0))
     assert refusals(to.arrive(request(mergeable=False, rows=40, deadline=0.06), 0.0))
+
+
+def by_bucket() -> Estimate:
+    """All together: 5 ms + 0.5 ms a row; short ones half of that, long ones four times as much."""
+    return replace(estimate(), buckets={1: estimate(0.0025, 0.00025), 4: estimate(0.020, 0.002)})
+
+
+def test_rule_7_each_length_is_predicted_by_what_its_own_bucket_takes() -> None:
+    to = batcher()
+    to.learn("m", by_bucket(), 0.0)
+    (long,) = batches(to.arrive(request(key="long", bucket=4), 0.0))
+    assert long.finish == pytest.approx(0.022)
+    # The short one behind it takes 2.75 ms, then a long one 22: done at 24.75 and 46.75.
+    assert refusals(to.arrive(request(key="short", bucket=1, deadline=0.0247), 0.0))
+    assert not refusals(to.arrive(request(key="short", bucket=1, deadline=0.0248), 0.0))
+    assert refusals(to.arrive(request(key="long", bucket=4, deadline=0.0467), 0.0))
+    assert not refusals(to.arrive(request(key="long", bucket=4, deadline=0.0468), 0.0))
+
+
+@pytest.mark.parametrize(("bucket", "rides"), [(1, 1), (4, 0)])
+def test_rule_7_each_length_is_dropped_by_what_its_own_bucket_takes(bucket: int, rides: int) -> None:
+    to = batcher()
+    to.learn("m", by_bucket(), 0.0, shed_slo=True)
+    first = occupied(to)
+    to.arrive(request(bucket=bucket, slo=0.0305), 0.0)
+    assert len(batches(to.complete(first, 0.010))) == rides
+
+
+def test_rule_5_each_length_is_held_by_what_its_own_bucket_seldom_exceeds() -> None:
+    to = batcher(max_wait=1.0)
+    to.learn("m", by_bucket(), 0.0)
+    to.arrive(request(key="long", bucket=4), 0.0)
+    assert to.wake_at() == pytest.approx(0.05 - 0.022 * 1.1)
+    to.arrive(request(key="another", bucket=7, slo=0.02), 0.0)
+    assert to.wake_at() == pytest.approx(0.02 - 0.0055 * 1.1)
 
 
 @pytest.mark.parametrize(("shed_slo", "refused"), [(True, True), (False, False)])

@@ -467,6 +467,23 @@ def test_buckets_have_their_own_curves_and_borrow_shape_when_new():
     assert learner.estimate(9) == learner.estimate()
 
 
+def test_what_a_batcher_is_to_believe_says_what_each_bucket_takes():
+    learner = LatencyLearner()
+    short = cells([(rows, 1, affine(rows)) for rows in (1, 2, 4, 8)] * 3)
+    learner.observe(1.0, short)
+    # Of one bucket alone there is no more to say than of all together.
+    assert not learner.believed(8).buckets
+    long = cells([(rows, 1, 3 * affine(rows)) for rows in (1, 2, 4, 8)] * 3, bucket=1)
+    learner.observe(2.0, short | long)
+    believed = learner.believed(8)
+    assert believed.of(0).times[8] == pytest.approx(affine(8))
+    assert believed.of(1).times[8] == pytest.approx(3 * affine(8))
+    # Equal batches of one bucket take equally long; of both together they seem to be noisy.
+    assert believed.of(1).noise < 0.01 < believed.noise
+    assert believed.of(7) is believed.of(None) is believed
+    assert [each.executors for each in (believed.computed(3), believed.computed(3).of(1))] == [3, 3]
+
+
 def test_a_shift_between_buckets_is_no_move():
     learner = LatencyLearner()
     rng = Random(10)
