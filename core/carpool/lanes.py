@@ -272,7 +272,7 @@ class Lane:
 
     __slots__ = (
         "at_ceiling", "ceiling", "cold_batches", "cold_slow", "counters",
-        "estimate", "extra_rows", "max_batch", "max_tokens", "name", "parameters",
+        "estimate", "extra_rows", "max_batch", "max_tokens", "most_served", "name", "parameters",
         "passing", "probe_after", "proven", "quarantined", "queued", "seen", "served_rows", "shed_slo",
     )  # fmt: skip
 
@@ -294,6 +294,8 @@ class Lane:
         self.proven = 0
         """The ceiling before the last try of a higher one, which ``PROBE_AFTER`` batches proved; 0: none tried."""
         self.probe_after = PROBE_AFTER
+        self.most_served = 0
+        """Rows of the largest batch that succeeded, since one as large failed for its size."""
         self.extra_rows = 0
         self.served_rows = 0
         self.queued = 0
@@ -351,7 +353,13 @@ class Lane:
         return True
 
     def too_large(self, rows: int, *, works: int) -> None:
-        """Learn that ``rows`` at once is too much, while ``works`` is not."""
+        """Learn that ``rows`` at once is too much, while ``works`` is not.
+
+        What was served before works too, until as much fails: halves of the first to fail may be half of what fits.
+        """
+        if rows <= self.most_served:
+            self.most_served = works
+        works = max(works, self.most_served)
         if 0 < self.proven < rows:
             # The try of a row more failed: back to where it started, and longer until the next.
             self.ceiling = self.proven
@@ -364,6 +372,7 @@ class Lane:
     def served(self, rows: int) -> None:
         """Count a success, and after many at the ceiling try a row more than it."""
         self.served_rows += rows
+        self.most_served = max(self.most_served, rows)
         if self.ceiling is not None and rows >= self.ceiling:
             self.at_ceiling += 1
             if self.at_ceiling >= self.probe_after:
@@ -379,6 +388,6 @@ class Lane:
         self.cold_batches = self.cold_slow = 0
         self.estimate = None
         self.ceiling = None
-        self.at_ceiling = self.proven = 0
+        self.at_ceiling = self.proven = self.most_served = 0
         self.probe_after = PROBE_AFTER
         self.quarantined = False

@@ -75,6 +75,19 @@ def test_a_size_that_no_longer_works_is_forgotten() -> None:
     assert of.ceiling == 16
 
 
+def test_what_was_served_before_a_larger_batch_failed_still_works() -> None:
+    of = lane()
+    of.served(24)
+    of.served(8)
+    of.too_large(27, works=14)
+    assert of.ceiling == 24
+    of.too_large(24, works=12)  # less fits now: what was served once says nothing any more
+    assert of.ceiling == 12
+    of.forget()
+    of.too_large(27, works=14)
+    assert of.ceiling == 14
+
+
 def test_the_ceiling_goes_once_it_reaches_the_largest_batch() -> None:
     of = lane(9)
     of.too_large(9, works=8)
