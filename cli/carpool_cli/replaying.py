@@ -136,6 +136,8 @@ def _repeated(times: list[float], seconds: float) -> list[float]:
 class Replay(Assessor):
     """Forecasts with given arrivals instead of drawn ones: ``times`` at ``rate``, put closer for a higher one."""
 
+    _most_lots = 1
+
     def __init__(self, situation: Situation, times: Sequence[float], rows: Sequence[int] | None, rate: float) -> None:
         super().__init__(situation)
         factor = rate / situation.process.rate

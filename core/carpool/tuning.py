@@ -10,21 +10,20 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from enum import StrEnum
-from functools import cached_property, lru_cache
-from random import Random
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool import arrivals
+from carpool import arrivals, sampling
 from carpool.latency import ServiceTime
 from carpool.policy import Duration, Limits, Parameters, format_seconds, whole_microseconds
 from carpool.queueing import Forecast, Glance, forecast, glance
 from carpool.settling import Settling
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
 HEADROOM = 1.25
 """Load at which a preferred configuration must hold too."""
@@ -35,8 +34,18 @@ REQUESTS = 4000
 PROMISES = 40
 """Times the SLO that it lasts, at least: of two overloads, that which grows more slowly shows later."""
 
+ROUNDS = 10
+"""Bursts and lulls that it lasts, at least."""
+
 MOST_REQUESTS = 16_000
 """Requests that it plays through at most: a fifth of a second of one core, for a search."""
+
+LOTS = 8
+"""Times that many requests by which a miss fraction near the budget is judged, at most."""
+
+NEAR_BUDGET = 0.75
+"""Relative distance from the budget within which 4,000 requests don't decide: 20 misses, two or three at a time, are
+given or taken 7. Of n lots, within that over the root of n."""
 
 WITHIN = 0.03
 """Half of the 95 % interval that the p99 told of a configuration in force has, relative to it, where that many tell:"""
@@ -45,9 +54,6 @@ MOST_TOLD = 512_000
 """Requests that it is told from at most, a search's worth with every decision: bursts and noise leave a p99 from 4,000
 requests 10 to 25 % off at high load, and ranking candidates, who all meet the same, needs no better."""
 
-SEED = 20
-"""Every forecast of every decision meets the same arrivals, so that candidates differ by what they are."""
-
 _FIELDS = {0.5: "p50", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
 
 WORTH = 0.02
@@ -55,9 +61,6 @@ WORTH = 0.02
 
 FINE = 400
 """Steps in which misses beyond the capacity differ: 0.25 % of the requests."""
-
-NOISELESS = 0.01
-"""Coefficient of variation of service times below which they are played without noise."""
 
 KEPT = 1.3
 """Factor on the planning budget below which the present configuration still counts as holding: entering and leaving
@@ -112,12 +115,12 @@ class _Outlook:
     @cached_property
     def glance(self) -> Glance | Forecast:
         """What matters most of ``present``."""
-        return self._assessor.glance(self._parameters)
+        return self._assessor.judge(self._parameters)
 
     @cached_property
     def glance_ahead(self) -> Glance | Forecast:
         """What matters most of ``ahead``."""
-        return self._assessor.glance(self._parameters, ahead=True)
+        return self._assessor.judge(self._parameters, ahead=True)
 
     @cached_property
     def present(self) -> Forecast:
@@ -266,48 +269,54 @@ class Assessment(NamedTuple):
 class Assessor:
     """Forecasts configurations for one situation, each at most once."""
 
+    _most_lots = LOTS
+
     def __init__(self, situation: Situation) -> None:
         self.situation = situation
         self._pessimist = situation.service.pessimistic()
         self._sure = situation.service.pessimistic(steps=False)
         self._known: dict[Parameters, _Outlook] = {}
+        self._lots: dict[tuple[int, bool], tuple[list[float], list[float] | None]] = {}
 
     @property
     def _requests(self) -> int:
         situation = self.situation
-        lasting = PROMISES * situation.target * situation.process.rate
+        process = situation.process
+        lasting = PROMISES * situation.target * process.rate
+        if isinstance(process, arrivals.OnOff):
+            lasting = max(lasting, ROUNDS * (process.mean_on + process.mean_off) * process.rate)
         # In powers of two, so that loads which differ little share their arrivals.
         return min(REQUESTS << max(math.ceil(math.log2(lasting / REQUESTS)), 0), MOST_REQUESTS)
 
     @cached_property
     def _now(self) -> list[float]:
-        return self._arrivals(1.0)
+        return sampling.times(self.situation.process, self._requests)
 
     @cached_property
     def _ahead(self) -> list[float]:
-        return self._arrivals(HEADROOM)
+        return sampling.times(self.situation.process, self._requests, HEADROOM)
 
     @cached_property
     def _rows(self) -> list[int] | None:
-        return [self.situation.rows] * self._requests if self.situation.rows > 1 else None
+        return [self.situation.rows] * max(len(self._now), len(self._ahead)) if self.situation.rows > 1 else None
 
     @cached_property
     def _noise(self) -> list[float] | None:
-        return _draws(self.situation.service.noise, SEED)
+        return sampling.draws(self.situation.service.noise)
 
-    def _arrivals(self, factor: float) -> list[float]:
-        """List those of ``factor`` times the load."""
-        process = self.situation.process
-        if isinstance(process, arrivals.OnOff):
-            # More callers make bursts denser, not shorter.
-            return arrivals.first(process.scaled(factor), self._requests, Random(SEED))
-        rate = process.rate * factor
-        return [time / rate for time in _unit(replace(process, rate=1.0), self._requests)]
+    def _lot(self, number: int, *, ahead: bool) -> tuple[list[float], list[float] | None]:
+        """Return other arrivals than those of the first lot, 0, and other noise."""
+        key = number, ahead
+        if key not in self._lots:
+            times = sampling.times(self.situation.process, self._requests, HEADROOM if ahead else 1.0, number)
+            self._lots[key] = times, sampling.draws(self.situation.service.noise, number)
+        return self._lots[key]
 
     def rest(self) -> None:
         """Let go of what is quickly made again, and large: an operator has a thousand of these, and most rest."""
         for name in ("_now", "_ahead", "_rows", "_noise"):
             self.__dict__.pop(name, None)
+        self._lots.clear()
 
     def assess(self, parameters: Parameters, leniency: float = 1.0) -> Assessment:
         """Return a configuration's forecasts; ``leniency`` is a factor on the budget of misses."""
@@ -331,12 +340,13 @@ class Assessor:
         executors = service.executors_for(parameters.max_in_flight)
         times, noise = self._now, self._noise
         if number:
-            times = arrivals.first(self.situation.process, self._requests, Random(f"{SEED} {number}"))
-            noise = _draws(service.noise, f"{SEED} {number}")
+            # Not kept: hundreds may be played, each once.
+            times = sampling.times(self.situation.process, self._requests, lot=number)
+            noise = sampling.draws(service.noise, number)
         latencies: list[float] = []
         found = forecast(
             times, service, parameters, target,
-            shed=shed, executors=executors, rows=self._rows, noise_draws=noise, latencies=latencies,
+            shed=shed, executors=executors, rows=self._rows_of(times), noise_draws=noise, latencies=latencies,
         )  # fmt: skip
         settling.add(latencies)
         return found
@@ -357,14 +367,15 @@ class Assessor:
         ``sure``: at the upper confidence of t(b), which goes on straight beyond the largest size measured.
         """
         service = self._sure if sure else self.situation.service
+        times = self._ahead if ahead else self._now
         return forecast(
-            self._ahead if ahead else self._now,
+            times,
             service,
             parameters,
             self.situation.target,
             shed=shed,
             executors=service.executors_for(parameters.max_in_flight),
-            rows=self._rows,
+            rows=self._rows_of(times),
             noise_draws=self._noise,
         )
 
@@ -372,18 +383,44 @@ class Assessor:
         self, parameters: Parameters, *, ahead: bool = False, pessimistic: bool = False, within: float = math.inf
     ) -> Glance | Forecast:
         """Do the same for misses and device time alone where that is cheaper; at the upper confidence of t(b) too."""
-        service = self.situation.service
-        executors = service.executors_for(parameters.max_in_flight)
         times = self._ahead if ahead else self._now
         if times[-1] > within:
             times = times[: max(bisect_right(times, within), 1)]
-        if pessimistic:
-            service = self._pessimist
-        noise = None if pessimistic else self._noise
-        if self._rows is not None or self.situation.quantiles:
-            target = self.situation.target
-            return forecast(times, service, parameters, target, executors=executors, rows=self._rows, noise_draws=noise)
-        return glance(times, service, parameters, self.situation.target, executors=executors, noise_draws=noise)
+        return self._glance(parameters, times, None if pessimistic else self._noise, pessimistic=pessimistic)
+
+    def judge(self, parameters: Parameters, *, ahead: bool = False) -> Glance | Forecast:
+        """Do the same, with misses from more requests where these leave open whether the budget is kept.
+
+        Device time stays that of the first lot: that is what candidates differ in.
+        """
+        first = self.glance(parameters, ahead=ahead)
+        budget = self.situation.budget
+        misses, lots = first.miss_fraction, 1
+        while lots < self._most_lots and abs(misses - budget) < NEAR_BUDGET * budget / math.sqrt(lots):
+            misses += (self._glance(parameters, *self._lot(lots, ahead=ahead)).miss_fraction - misses) / (lots + 1)
+            lots += 1
+        if isinstance(first, Glance):
+            return first._replace(miss_fraction=misses)
+        return replace(first, miss_fraction=misses)
+
+    def _glance(
+        self,
+        parameters: Parameters,
+        times: Sequence[float],
+        noise: Sequence[float] | None,
+        *,
+        pessimistic: bool = False,
+    ) -> Glance | Forecast:
+        target = self.situation.target
+        executors = self.situation.service.executors_for(parameters.max_in_flight)
+        service = self._pessimist if pessimistic else self.situation.service
+        rows = self._rows_of(times)
+        if rows is not None or self.situation.quantiles:
+            return forecast(times, service, parameters, target, executors=executors, rows=rows, noise_draws=noise)
+        return glance(times, service, parameters, target, executors=executors, noise_draws=noise)
+
+    def _rows_of(self, times: Sequence[float]) -> list[int] | None:
+        return self._rows[: len(times)] if self._rows is not None else None
 
     def saving(self, one: Assessment, other: Assessment) -> float:
         """Relative saving of ``one`` over ``other`` in device time per request, or in executor time if that is more.
@@ -404,21 +441,6 @@ class Assessor:
         in_flight = one.parameters.max_in_flight
         executors = min(self.situation.service.executors_for(in_flight), in_flight)
         return one.now.utilization * executors / one.now.throughput
-
-
-@lru_cache(maxsize=8)
-def _unit(process: arrivals.Poisson | arrivals.Gamma, count: int) -> tuple[float, ...]:
-    """Arrivals at one a second, to be put closer: the same for every search."""
-    return tuple(arrivals.first(process, count, Random(SEED)))
-
-
-def _draws(noise: float, seed: int | str) -> list[float] | None:
-    """Multipliers of service times: gamma with mean 1 and the given coefficient of variation."""
-    if noise < NOISELESS:
-        return None
-    rng = Random(seed)
-    shape = noise**-2
-    return [rng.gammavariate(shape, 1 / shape) for _ in range(997)]  # a prime, so that draws don't fall in step
 
 
 class Choice(Struct, frozen=True):
