@@ -194,7 +194,7 @@ class Batcher:
         ``shed_slo``: whether being late for the SLO refuses a request, or only being late for its deadline.
         """
         lane = self.lane(model)
-        lane.estimate = estimate
+        lane.believe(estimate)
         lane.shed_slo = shed_slo
         return self.poll(now)
 
@@ -487,6 +487,7 @@ class Batcher:
                     each.counters.exceeded(excess, now)
         else:
             self._sample(batch, now)
+            lane.came(batch, now)
         lane.served(batch.rows)
         finished = []
         for request, start, stop in batch.rides:

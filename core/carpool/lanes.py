@@ -19,6 +19,9 @@ EXTRA_ROWS = 64
 """Rows that may be served again in search of a culprit before the share below counts."""
 EXTRA_SHARE = 0.10
 
+HOPELESS = 1.5
+"""Times what a batch seldom exceeds, from which it has waited for an executor that was only hoped for."""
+
 SLOW = 3.0
 """Times what a batch seldom exceeds, from which a first one is slow for being the first."""
 
@@ -272,7 +275,7 @@ class Lane:
 
     __slots__ = (
         "at_ceiling", "ceiling", "cold_batches", "cold_slow", "counters",
-        "estimate", "extra_rows", "max_batch", "max_tokens", "most_served", "name", "parameters",
+        "estimate", "extra_rows", "hopeless", "max_batch", "max_tokens", "most_served", "name", "parameters",
         "passing", "probe_after", "proven", "quarantined", "queued", "seen", "served_rows", "shed_slo",
     )  # fmt: skip
 
@@ -282,6 +285,8 @@ class Lane:
         self.passing = parameters.pass_through
         """Whether requests pass one by one now; a backlog ends it until the next parameters come."""
         self.estimate: Estimate | None = None
+        self.hopeless = (0, 0)
+        """Executors that were hoped for in vain, those known among them; and how many were known."""
         self.max_batch: int | None = None
         """The model's own cap on rows."""
         self.max_tokens: int | None = None
@@ -306,6 +311,29 @@ class Lane:
         self.cold_slow = 0
         """First batches whose time was foreseen, and those of them that took ``SLOW`` times as long."""
         self.counters = Counters()
+
+    def believe(self, estimate: Estimate | None) -> None:
+        """Plan by an estimate from here on, less the hope that was disappointed already."""
+        self.estimate = estimate
+        if estimate is not None and estimate.hoped:
+            known = estimate.executors - estimate.hoped
+            if self.hopeless == (estimate.executors, known):
+                self.estimate = estimate.computed(known)
+
+    def came(self, batch: Batch, now: float) -> None:
+        """Give up hope for more executors where a batch that met others has waited for one.
+
+        Sampling tells after dozens of batches whether there are four executors or one. By then everybody whom four
+        could have answered in time has been admitted, and been late.
+        """
+        estimate = self.estimate
+        if estimate is None or not estimate.hoped:
+            return
+        known = estimate.executors - estimate.hoped
+        seldom = time_of(estimate.of(batch.bucket).upper, batch.rows)
+        if batch.in_flight > known and now - batch.dispatched > HOPELESS * seldom:
+            self.hopeless = (estimate.executors, known)
+            self.estimate = estimate.computed(known)
 
     @property
     def picky(self) -> bool:
@@ -387,6 +415,7 @@ class Lane:
         self.seen.clear()
         self.cold_batches = self.cold_slow = 0
         self.estimate = None
+        self.hopeless = (0, 0)
         self.ceiling = None
         self.at_ceiling = self.proven = self.most_served = 0
         self.probe_after = PROBE_AFTER

@@ -235,16 +235,18 @@ class Estimate(Struct, frozen=True):
     upper: tuple[float, ...]
     executors: int = 1
     noise: float = 0.0
+    hoped: int = 0
+    """Of the executors, those that nobody has seen yet."""
     buckets: dict[int, Estimate] = {}
 
     def of(self, bucket: int | None) -> Estimate:
         """Return what is believed of one length bucket; of one not met, and of several together, what is of all."""
         return self.buckets.get(bucket, self) if bucket is not None else self
 
-    def computed(self, executors: int) -> Estimate:
+    def computed(self, executors: int, hoped: int = 0) -> Estimate:
         """Return the same of an upstream with so many executors."""
-        buckets = {bucket: each.computed(executors) for bucket, each in self.buckets.items()}
-        return replace(self, executors=executors, buckets=buckets)
+        buckets = {bucket: each.computed(executors, hoped) for bucket, each in self.buckets.items()}
+        return replace(self, executors=executors, hoped=hoped, buckets=buckets)
 
     @property
     def surely(self) -> float:

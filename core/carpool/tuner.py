@@ -274,7 +274,8 @@ class Tuner:
         service, estimate = self._service, self._estimate
         if service is None or estimate is None:
             return None
-        return estimate.computed(service.executors_for(self.parameters.max_in_flight))
+        executors = service.executors_for(self.parameters.max_in_flight)
+        return estimate.computed(executors, hoped=executors - service.executors)
 
     def _is_news(self, service: ServiceTime) -> bool:
         known = self._service

@@ -623,6 +623,41 @@ def test_rule_7_each_length_is_dropped_by_what_its_own_bucket_takes(bucket: int,
     assert len(batches(to.complete(first, 0.010))) == rides
 
 
+def hoping() -> Batcher:
+    """One that knows of one executor and hopes for two, with a slot for each; 5 ms + 0.5 ms a row."""
+    to = batcher(max_batch=1, slots=2)
+    to.learn("m", replace(estimate(executors=2), hoped=1), 0.0)
+    return to
+
+
+def test_rule_7_hope_for_executors_ends_with_the_first_batch_that_waited_for_one() -> None:
+    to = hoping()
+    one, other = batches(send(to, 0.0, request(), request()))
+    to.complete(one, 0.0055)
+    (third,) = batches(to.arrive(request(0.0055), 0.0055))
+    to.complete(other, 0.0110)  # 1.5 times 6.05 ms, what a row seldom exceeds, are 9.1
+    assert third.finish == pytest.approx(0.0165)
+    assert to.lane("m").estimate.executors == 1
+    # In vain is in vain, until there is another hope, or more is known.
+    to.learn("m", replace(estimate(executors=2), hoped=1), 0.011)
+    assert to.lane("m").estimate.executors == 1
+    to.learn("m", replace(estimate(executors=3), hoped=2), 0.011)
+    assert to.lane("m").estimate.executors == 3
+    to.learn("m", estimate(executors=2), 0.011)
+    assert to.lane("m").estimate.executors == 2
+
+
+@pytest.mark.parametrize("took", [0.0055, 0.0090])
+def test_rule_7_hope_for_executors_lasts_while_nobody_waits_for_one(took: float) -> None:
+    to = hoping()
+    for each in batches(send(to, 0.0, request(), request())):
+        to.complete(each, took)
+    # Alone at the upstream, nobody waits for an executor, however long it takes.
+    (slow,) = batches(to.arrive(request(1.0), 1.0))
+    to.complete(slow, 2.0)
+    assert to.lane("m").estimate.executors == 2
+
+
 def test_rule_5_each_length_is_held_by_what_its_own_bucket_seldom_exceeds() -> None:
     to = batcher(max_wait=1.0)
     to.learn("m", by_bucket(), 0.0)
