@@ -497,11 +497,12 @@ class Tuner:
 
     def _worth(self, current: Assessment, target: Assessment) -> bool:
         """Whether the target is enough of a gain to change anything for it."""
-        if current.parameters.pass_through != target.parameters.pass_through:
+        service, passes = target.situation.service, target.parameters.pass_through
+        size = target.situation.rows if passes else target.parameters.max_batch
+        if self._cold and size not in service.sizes:  # nor does passing one by one save device time
+            return not passes and is_better(target, current, WORTH_A_STALL)
+        if current.parameters.pass_through != passes:
             return True
-        service, size = target.situation.service, target.parameters.max_batch
-        if self._cold and size not in service.sizes:
-            return is_better(target, current, WORTH_A_STALL)
         # Of what is not sure by itself, a part is chance.
         return is_better(target, current, max(WORTH, UNSURE * _width(service, size)))
 
