@@ -394,14 +394,12 @@ class Assessor:
         Device time stays that of the first lot: that is what candidates differ in.
         """
         first = self.glance(parameters, ahead=ahead)
-        budget = self.situation.budget
-        misses, lots = first.miss_fraction, 1
+        budget, misses, lots = self.situation.budget, first.miss_fraction, 1
         while lots < self._most_lots and abs(misses - budget) < NEAR_BUDGET * budget / math.sqrt(lots):
             misses += (self._glance(parameters, *self._lot(lots, ahead=ahead)).miss_fraction - misses) / (lots + 1)
             lots += 1
-        if isinstance(first, Glance):
-            return first._replace(miss_fraction=misses)
-        return replace(first, miss_fraction=misses)
+        more = {"miss_fraction": misses}
+        return first._replace(**more) if isinstance(first, Glance) else replace(first, **more)
 
     def _glance(
         self,

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from carpool import tuning
+from carpool import sampling, tuning
 from carpool.arrivals import Gamma, Poisson, first
 from carpool.latency import ServiceTime
 from carpool.policy import Duration, Limits, Parameters
@@ -113,13 +113,13 @@ def test_what_is_told_of_a_noisy_device_near_its_capacity_is_no_matter_of_luck(m
 
     def told(seed):
         with monkeypatch.context() as patch:
-            patch.setattr(tuning, "SEED", seed)
-            tuning._unit.cache_clear()
+            patch.setattr(sampling, "SEED", seed)
+            sampling._unit.cache_clear()
             assessor = Assessor(busy)
             return assessor.forecast(near), assessor.settled(near)
 
     searched, settled = zip(*(told(seed) for seed in range(5)), strict=True)
-    tuning._unit.cache_clear()
+    sampling._unit.cache_clear()
     assert max(one.p99 for one in searched) > 1.10 * min(one.p99 for one in searched)
     times = first(Poisson(900.0), 400_000, Random(99))
     rng = Random(98)
@@ -183,7 +183,7 @@ def test_a_step_goes_at_most_twice_as_far():
 @pytest.mark.parametrize(
     ("rate", "start", "reason", "words"),
     [
-        (700.0, parameters(8), Reason.SAVES_DEVICE_TIME, "device time falls"),
+        (600.0, parameters(8), Reason.SAVES_DEVICE_TIME, "device time falls"),
         (1000.0, parameters(1), Reason.RESTORES_SLO, "forecast to miss the SLO"),
         (3000.0, parameters(8), Reason.MORE_GOODPUT, "shedding"),
         (1350.0, parameters(64, 0.0, 8), Reason.RESTORES_SLO, "1.25x"),
@@ -202,3 +202,17 @@ def test_a_fall_of_device_time_is_told_only_where_it_falls():
     reason, message = why(Choice(best=here, current=here), here)
     assert reason is Reason.SAVES_DEVICE_TIME
     assert "falls" not in message
+
+
+def test_a_miss_fraction_near_the_budget_is_judged_by_more_requests():
+    bursty, point = situation(1100.0, process=Gamma(1100.0, 2.0)), parameters(64, 0.012)
+    true = forecast(first(bursty.process, 200_000, Random(5)), CURVE, point, bursty.target).miss_fraction
+    judged = Assessor(bursty).judge(point)
+    assert judged.miss_fraction == pytest.approx(true, rel=0.3), "4,000 requests are twice as far off"
+    assert judged.device_time == Assessor(bursty).glance(point).device_time, "that is what candidates differ in"
+
+
+def test_where_the_budget_is_clearly_kept_no_more_requests_are_played(monkeypatch):
+    monkeypatch.delattr(Assessor, "_lot")
+    assert Assessor(situation(300.0)).judge(parameters(64, 0.025)).miss_fraction < 0.001
+    assert Assessor(situation(3000.0)).judge(parameters(64, 0.025)).miss_fraction > 0.3
