@@ -34,7 +34,7 @@ REQUESTS = 4000
 PROMISES = 40
 """Times the SLO that it lasts, at least: of two overloads, that which grows more slowly shows later."""
 
-ROUNDS = 10
+ROUNDS = 5
 """Bursts and lulls that it lasts, at least."""
 
 MOST_REQUESTS = 16_000
