@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool import arrivals, sampling
-from carpool.latency import ServiceTime
+from carpool.latency import WORTHWHILE, ServiceTime
 from carpool.policy import Duration, Limits, Parameters, format_seconds, whole_microseconds
 from carpool.queueing import Forecast, Glance, forecast, glance
 from carpool.settling import Settling
@@ -146,6 +146,13 @@ class _Outlook:
         return self._assessor.forecast(self._parameters, ahead=True, shed=True, sure=True).miss_fraction
 
     @cached_property
+    def loss(self) -> float:
+        """The same of the present load; beyond the capacity as much is served of either."""
+        if (served := HEADROOM * (1 - self.excess)) < 1:
+            return 1 - served
+        return self._assessor.forecast(self._parameters, shed=True, sure=True).miss_fraction
+
+    @cached_property
     def risk(self) -> float:
         """Forecast fraction of misses at the upper confidence of t(b)."""
         return self._assessor.glance(self._parameters, pessimistic=True).miss_fraction
@@ -253,11 +260,13 @@ class Assessment(NamedTuple):
         """Less is better: the objective, as a key to sort by."""
         # What is lost of more load than can be kept tells the margin. Where nobody is answered in time, the smallest
         # batch shows soonest whether anybody can be.
+        if self.holds_ahead:
+            return (0, self.device_time)
+        # Of the present load comes first: what carries most of far more may keep less of this.
+        outlook, excess = self.outlook, round(self.outlook.excess * FINE)
         if not self.holds_now:
-            return (2, round(self.outlook.excess * FINE), self.parameters.max_wait, self.parameters.max_batch)
-        if not self.holds_ahead:
-            return (1, round(self.outlook.excess * FINE), self.device_time)
-        return (0, self.device_time)
+            return (2, round(outlook.loss * FINE), excess, self.parameters.max_wait, self.parameters.max_batch)
+        return (1, round(outlook.glance.miss_fraction * FINE), excess, self.device_time)
 
     def _holds(self, result: Glance | Forecast, leniency: float) -> bool:
         situation = self.situation
@@ -478,6 +487,8 @@ def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters
     # By what is believed, and by what is sure: of sizes hardly measured the luckiest looks cheapest.
     begins = {reach, min(sizes, key=lambda size: (service.per_row(size), size))}
     begins.add(min(sizes, key=lambda size: (service.upper(size) / size, size)))
+    # And in the first that is nearly as deep: smaller batches take less time, which may be what holds a higher load.
+    begins.add(_first_valley(service, sizes))
     starts = [
         at([(sizes.index(size), wait) for wait in range(0, len(waits), 2)], flights)
         for flights in _flights(service, limits, current)
@@ -531,6 +542,14 @@ def _productive(service: ServiceTime, reach: int) -> int:
     return largest
 
 
+def _first_valley(service: ServiceTime, sizes: Sequence[int]) -> int:
+    """Return the smallest size whose rows cost less than those of its neighbours, and hardly more than the cheapest."""
+    costs = [math.inf, *(service.per_row(size) for size in sizes), math.inf]
+    enough = WORTHWHILE * min(costs)
+    around = zip(sizes, costs, costs[1:], costs[2:], strict=False)
+    return next(size for size, left, mine, right in around if left > mine <= min(right, enough))
+
+
 def _flights(service: ServiceTime, limits: Limits, current: Parameters) -> list[int]:
     """Numbers of batches in flight worth trying: what the device computes at once; more while nobody knows.
 
@@ -549,8 +568,10 @@ def is_better(one: Assessment, other: Assessment, share: float) -> bool:
         return one.rank[0] < other.rank[0]
     least = FINE / 4 if one.rank[0] else 0.0
     for mine, theirs in zip(one.rank[1:], other.rank[1:], strict=True):
-        if mine != theirs:
-            return mine < theirs - share * max(theirs, least)
+        if mine < theirs - share * max(theirs, least):
+            return True
+        if mine > theirs:
+            return False
     return False
 
 

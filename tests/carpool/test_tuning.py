@@ -9,8 +9,8 @@ from carpool import sampling, tuning
 from carpool.arrivals import Gamma, Poisson, first
 from carpool.latency import ServiceTime
 from carpool.policy import Duration, Limits, Parameters
-from carpool.queueing import forecast
-from carpool.tuning import Assessor, Choice, Reason, Situation, choose, toward, why
+from carpool.queueing import Glance, forecast
+from carpool.tuning import Assessor, Choice, Reason, Situation, choose, is_better, toward, why
 
 LIMITS = Limits(1, 64, 0.0, 0.025, 1, 8)
 # One executor, and known to be: eight batches were seen in flight.
@@ -51,6 +51,47 @@ def test_near_capacity_the_fastest_that_holds_now_is_chosen():
     assert chosen.holds_now
     assert not chosen.holds_ahead
     assert chosen.rank[0] == 1
+
+
+# A tile holds 32 rows; two of them cost hardly less a row than one, and take twice as long.
+TILES = replace(ServiceTime.measured({1: 0.028, 32: 0.0286, 33: 0.0556, 64: 0.0562}), largest_in_flight=2)
+
+
+def tiled(rate, target=0.150):
+    limits = replace(LIMITS, max_wait=0.075)
+    return Assessor(situation(rate, process=Gamma(rate, 2.0), service=TILES, target=target, limits=limits))
+
+
+def test_what_is_lost_of_the_present_load_outweighs_what_would_be_of_more():
+    assessor = tiled(970.0)
+    one, two = (assessor.assess(parameters(size, 0.075)) for size in (32, 64))
+    assert one.holds_now
+    assert two.outlook.excess < one.outlook.excess - 0.005
+    assert two.outlook.glance.miss_fraction > 0.002
+    assert one.rank < two.rank
+
+
+def test_one_tile_is_found_from_two_though_what_lies_between_is_far_worse():
+    for size in (64, 32):
+        chosen = choose(tiled(1000.0), parameters(size, 0.075)).best
+        assert chosen.parameters.max_batch == 32
+        assert chosen.holds_now
+
+
+def test_where_one_figure_is_hardly_better_the_next_one_decides():
+    assessor = Assessor(situation(1350.0))
+    one, other = (assessor.assess(parameters(size)) for size in (64, 48))
+
+    def lose(assessment, now, ahead):
+        assessment.outlook.__dict__.update(glance=Glance(now, 0.0007), excess=ahead)
+
+    lose(one, 0.002, 0.10)
+    lose(other, 0.005, 0.11)
+    assert is_better(one, other, 0.02)
+    assert not is_better(other, one, 0.02)
+    lose(one, 0.005, 0.10)
+    lose(other, 0.002, 0.11)
+    assert not is_better(one, other, 0.02)
 
 
 def test_in_overload_the_most_goodput_is_chosen():
