@@ -14,8 +14,12 @@ from collections import Counter
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from carpool.queueing import Forecast
 
 SECTIONS = 8
 """Sections that each run is cut into: of 4,000 requests, each has five beyond the p99."""
@@ -26,6 +30,13 @@ Research 30, 1982: 10 to 30), need more memory, and the longer they are the less
 
 FINENESS = math.log(1.005)
 """Width of the classes that latencies are counted in, as a difference of logarithms: 0.25 % off at most."""
+
+WITHIN = 0.03
+"""Half of the 95 % interval that the p99 told of a configuration in force has, relative to it, where that many tell:"""
+
+MOST_TOLD = 512_000
+"""Requests that it is told from at most, a search's worth with every decision: bursts and noise leave a p99 from 4,000
+requests 10 to 25 % off at high load, and ranking candidates, who all meet the same, needs no better."""
 
 INSTANT = 1e-9
 """Seconds that are none: what a very noisy model's draws may come to."""
@@ -90,6 +101,41 @@ class Settling:
         error *= CONFIDENT + (CONFIDENT**3 + CONFIDENT) / (4 * freedom)
         low, high = reached(share + error), reached(share - error)
         self.doubt = math.expm1((high - low) * FINENESS) / 2
+
+
+class Telling:
+    """A forecast whose tail is told from more requests than a search plays through: lot after lot, until it settles.
+
+    The queue is empty when a lot begins: with 4,000 requests a lot, that puts p99s of the proof off by 1 %.
+    """
+
+    def __init__(self, searched: Forecast, play: Callable[[int, Settling], Forecast]) -> None:
+        """Begin with what the search found; ``play`` plays a lot by its number, and adds its latencies."""
+        self._play = play
+        self._settling: Settling | None = Settling()
+        self._misses: list[float] = []
+        self.told = searched
+
+    @property
+    def settled(self) -> bool:
+        """Whether more requests would tell no more, or too little."""
+        return self._settling is None
+
+    def settle(self) -> None:
+        """Play one lot more; the first is the search's own."""
+        settling, misses = self._settling, self._misses
+        if settling is None:
+            return
+        lot = self._play(len(misses), settling)
+        misses.append(lot.miss_fraction)
+        requests = len(misses) * lot.requests
+        if len(misses) > 1:
+            self.told = replace(
+                self.told, p99=settling.value, miss_fraction=sum(misses) / len(misses), requests=requests
+            )
+        # Where hardly anybody is served, as good as nobody has a latency.
+        if settling.doubt <= WITHIN or requests + lot.requests > MOST_TOLD or settling.value == math.inf:
+            self._settling, self._misses = None, []
 
 
 def _count(section: Counter[int], least: int) -> int:

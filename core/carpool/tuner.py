@@ -362,7 +362,10 @@ class Tuner:
             return
         kept = current.holds_now
         self._choice = choose(
-            self._assessor, self.parameters, avoid=self._failed if kept else self._failed + self._tried
+            self._assessor,
+            self.parameters,
+            avoid=self._failed if kept else self._failed + self._tried,
+            unused=WORTH_A_STALL if self._cold else 0.0,
         )
         if not self._choice.best.holds_now:
             # Beyond the capacity requests are late whatever is set: that speaks against nothing that was tried.
@@ -498,13 +501,12 @@ class Tuner:
     def _worth(self, current: Assessment, target: Assessment) -> bool:
         """Whether the target is enough of a gain to change anything for it."""
         service, passes = target.situation.service, target.parameters.pass_through
-        size = target.situation.rows if passes else target.parameters.max_batch
-        if self._cold and size not in service.sizes:  # nor does passing one by one save device time
-            return not passes and is_better(target, current, WORTH_A_STALL)
+        if self._cold and passes and target.situation.rows not in service.sizes:
+            return False
         if current.parameters.pass_through != passes:
             return True
         # Of what is not sure by itself, a part is chance.
-        return is_better(target, current, max(WORTH, UNSURE * _width(service, size)))
+        return is_better(target, current, max(WORTH, UNSURE * _width(service, target.parameters.max_batch)))
 
     def _change(
         self, now: float, step: Assessment, target: Assessment, reason: Reason, message: str, capped_by: str

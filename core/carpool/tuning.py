@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
@@ -20,10 +20,12 @@ from carpool import arrivals, sampling
 from carpool.latency import WORTHWHILE, ServiceTime
 from carpool.policy import Duration, Limits, Parameters, format_seconds, whole_microseconds
 from carpool.queueing import Forecast, Glance, forecast, glance
-from carpool.settling import Settling
+from carpool.settling import Telling
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
+
+    from carpool.settling import Settling
 
 HEADROOM = 1.25
 """Load at which a preferred configuration must hold too."""
@@ -46,13 +48,6 @@ LOTS = 8
 NEAR_BUDGET = 0.75
 """Relative distance from the budget within which 4,000 requests don't decide: 20 misses, two or three at a time, are
 given or taken 7. Of n lots, within that over the root of n."""
-
-WITHIN = 0.03
-"""Half of the 95 % interval that the p99 told of a configuration in force has, relative to it, where that many tell:"""
-
-MOST_TOLD = 512_000
-"""Requests that it is told from at most, a search's worth with every decision: bursts and noise leave a p99 from 4,000
-requests 10 to 25 % off at high load, and ranking candidates, who all meet the same, needs no better."""
 
 _FIELDS = {0.5: "p50", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
 
@@ -158,50 +153,17 @@ class _Outlook:
         return self._assessor.glance(self._parameters, pessimistic=True).miss_fraction
 
     @cached_property
-    def telling(self) -> _Telling:
+    def telling(self) -> Telling:
         """Of ``present``."""
-        return _Telling(self._assessor, self._parameters, self.present, shed=False)
+        return self._telling(self.present, shed=False)
 
     @cached_property
-    def telling_shed(self) -> _Telling:
+    def telling_shed(self) -> Telling:
         """Of ``shed``."""
-        return _Telling(self._assessor, self._parameters, self.shed, shed=True)
+        return self._telling(self.shed, shed=True)
 
-
-class _Telling:
-    """A forecast whose tail is told from more requests than a search plays through: lot after lot, until it settles.
-
-    The queue is empty when a lot begins: with 4,000 requests a lot, that puts p99s of the proof off by 1 %.
-    """
-
-    def __init__(self, assessor: Assessor, parameters: Parameters, searched: Forecast, *, shed: bool) -> None:
-        self._assessor = assessor
-        self._parameters = parameters
-        self._shed = shed
-        self._settling: Settling | None = Settling()
-        self._misses: list[float] = []
-        self.told = searched
-
-    @property
-    def settled(self) -> bool:
-        """Whether more requests would tell no more, or too little."""
-        return self._settling is None
-
-    def settle(self) -> None:
-        """Play one lot more; the first is the search's own."""
-        settling, misses = self._settling, self._misses
-        if settling is None:
-            return
-        lot = self._assessor.lot(len(misses), self._parameters, settling, shed=self._shed)
-        misses.append(lot.miss_fraction)
-        requests = len(misses) * lot.requests
-        if len(misses) > 1:
-            self.told = replace(
-                self.told, p99=settling.value, miss_fraction=sum(misses) / len(misses), requests=requests
-            )
-        # Where hardly anybody is served, as good as nobody has a latency.
-        if settling.doubt <= WITHIN or requests + lot.requests > MOST_TOLD or settling.value == math.inf:
-            self._settling, self._misses = None, []
+    def _telling(self, searched: Forecast, *, shed: bool) -> Telling:
+        return Telling(searched, partial(self._assessor.lot, self._parameters, shed=shed))
 
 
 class Assessment(NamedTuple):
@@ -235,7 +197,7 @@ class Assessment(NamedTuple):
         return self._telling.settled
 
     @property
-    def _telling(self) -> _Telling:
+    def _telling(self) -> Telling:
         outlook = self.outlook
         return outlook.telling if self._holds(outlook.glance, KEPT) else outlook.telling_shed
 
@@ -343,7 +305,7 @@ class Assessor:
             return self.assess(parameters).outlook.risk
         return self.glance(parameters, pessimistic=True, within=within).miss_fraction
 
-    def lot(self, number: int, parameters: Parameters, settling: Settling, *, shed: bool) -> Forecast:
+    def lot(self, parameters: Parameters, number: int, settling: Settling, *, shed: bool) -> Forecast:
         """Play the load through a configuration, with arrivals and noise of this lot's own; add latencies to it."""
         service, target = self.situation.service, self.situation.target
         executors = service.executors_for(parameters.max_in_flight)
@@ -464,8 +426,10 @@ WAITS = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 """Waits tried, as shares of the longest allowed."""
 
 
-def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters] = ()) -> Choice:
+def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters] = (), unused: float = 0.0) -> Choice:
     """Find the best configuration within bounds and evidence, ``avoid`` left out.
+
+    ``unused``: share of device time that a size never measured has to save, where the present configuration holds now.
 
     Sizes go up to twice the largest measured, and not beyond where rows clearly cost more in company. Every second wait
     is tried at the largest size, and at those whose rows are cheapest; from the best the search walks to neighbours
@@ -475,6 +439,20 @@ def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters
     limits, service = situation.limits, situation.service
     reach = max(_productive(service, min(limits.max_batch, 2 * service.largest_measured)), limits.min_batch)
     sizes = _grid(SIZES, limits.min_batch, reach, also=current.max_batch)
+    present = assessor.assess(current, KEPT)
+    best = _search(assessor, sizes, current, avoid)
+    if unused and present.holds_now and best is not None and best.parameters.max_batch not in service.sizes:
+        used = [size for size in sizes if size in service.sizes]
+        if used and best.device_time > (1 - unused) * present.device_time:
+            best = _search(assessor, used, current, avoid)
+    return Choice(best=best or assessor.assess(current), current=present)
+
+
+def _search(
+    assessor: Assessor, sizes: Sequence[int], current: Parameters, avoid: Collection[Parameters]
+) -> Assessment | None:
+    """Find the best of some sizes, ascending, with any wait and number in flight; ``None``: all are avoided."""
+    limits, service = assessor.situation.limits, assessor.situation.service
     longest = limits.max_wait
     waits = sorted({whole_microseconds(max(limits.min_wait, share * longest)) for share in WAITS})
 
@@ -485,7 +463,7 @@ def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters
 
     # Device time a row may have valleys, at a tile's size, out of which no walk leads: the deepest is begun in as well.
     # By what is believed, and by what is sure: of sizes hardly measured the luckiest looks cheapest.
-    begins = {reach, min(sizes, key=lambda size: (service.per_row(size), size))}
+    begins = {sizes[-1], min(sizes, key=lambda size: (service.per_row(size), size))}
     begins.add(min(sizes, key=lambda size: (service.upper(size) / size, size)))
     # And in the first that is nearly as deep: smaller batches take less time, which may be what holds a higher load.
     begins.add(_first_valley(service, sizes))
@@ -506,7 +484,7 @@ def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters
             step = _best(at(around, here.parameters.max_in_flight), than=here, share=0.001)
         if here is not None and (best is None or is_better(here, best, 0.005)):
             best = here
-    return Choice(best=best or assessor.assess(current), current=assessor.assess(current, KEPT))
+    return best
 
 
 def _best(candidates: list[Assessment], than: Assessment | None = None, share: float = 0.0) -> Assessment | None:

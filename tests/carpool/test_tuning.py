@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from carpool import sampling, tuning
+from carpool import sampling, settling
 from carpool.arrivals import Gamma, Poisson, first
 from carpool.latency import ServiceTime
 from carpool.policy import Duration, Limits, Parameters
@@ -63,7 +63,7 @@ def tiled(rate, target=0.150):
 
 
 def test_what_is_lost_of_the_present_load_outweighs_what_would_be_of_more():
-    assessor = tiled(970.0)
+    assessor = tiled(1010.0)
     one, two = (assessor.assess(parameters(size, 0.075)) for size in (32, 64))
     assert one.holds_now
     assert two.outlook.excess < one.outlook.excess - 0.005
@@ -71,9 +71,17 @@ def test_what_is_lost_of_the_present_load_outweighs_what_would_be_of_more():
     assert one.rank < two.rank
 
 
+@pytest.mark.parametrize(("rate", "wants"), [(700.0, True), (900.0, False), (1100.0, True)])
+def test_a_size_never_used_is_turned_to_for_what_it_saves_or_restores_and_not_for_margin(rate, wants):
+    service = ServiceTime.measured({rows: 0.004 + 0.0007 * rows for rows in (1, 8, 16, 24, 32)})
+    assessor, current = Assessor(situation(rate, service=service)), parameters(32, 0.0125)
+    assert choose(assessor, current).best.parameters.max_batch == 48
+    assert (choose(assessor, current, unused=0.1).best.parameters.max_batch == 48) is wants
+
+
 def test_one_tile_is_found_from_two_though_what_lies_between_is_far_worse():
     for size in (64, 32):
-        chosen = choose(tiled(1000.0), parameters(size, 0.075)).best
+        chosen = choose(tiled(1030.0), parameters(size, 0.075)).best
         assert chosen.parameters.max_batch == 32
         assert chosen.holds_now
 
@@ -178,14 +186,14 @@ def test_where_the_search_knows_well_enough_nothing_more_is_played():
 
 
 def test_each_call_plays_as_much_as_a_search_and_there_is_an_end(monkeypatch):
-    monkeypatch.setattr(tuning, "WITHIN", -1.0)
+    monkeypatch.setattr(settling, "WITHIN", -1.0)
     assessment = Assessor(situation(300.0)).assess(parameters(64, 0.025))
     lot = assessment.now.requests
     lots = 1
     while not assessment.settle():
         assert assessment.told.requests == lots * lot
         lots += 1
-    assert lots == tuning.MOST_TOLD // lot
+    assert lots == settling.MOST_TOLD // lot
 
 
 def test_in_overload_it_is_told_of_those_who_are_served():
