@@ -21,7 +21,7 @@ from proof.measures import TOLERATED
 from proof.ourselves import CARPOOL as OURSELVES
 from proof.rows import Forecast, Hour, Rollback
 from proof.verdict import UTILIZED
-from proof.world import Stretch, estimate, play
+from proof.world import Stretch, estimate, knowledge, play
 
 if TYPE_CHECKING:
     from random import Random
@@ -66,7 +66,7 @@ def fixed(setting: Setting) -> Maker:
 def best_setting(scenario: Scenario, rate: float) -> Setting:
     """Return what is best on the oracle's own arrivals."""
     point = oracle.known()[scenario.name].level(rate).points[0]
-    return Setting(point.parameters, estimate(scenario.service(), scenario.limits.max_batch), point.shed)
+    return Setting(point.parameters, estimate(knowledge(scenario)), point.shed)
 
 
 def hour(scenario: Scenario, seed: int) -> Hour | None:

@@ -33,7 +33,7 @@ from carpool.queueing import forecast, glance
 from carpool.simulation import Noise
 from carpool.tuning import SIZES, WAITS
 from proof.scenario import HERE, Scenario, Trace, load_all, own_hash, recording, suite_hash
-from proof.world import Stretch, arrival_times, estimate, play
+from proof.world import Stretch, arrival_times, estimate, knowledge, play
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -195,8 +195,7 @@ class Oracle:
         for stretch in course:
             points = entry.level(stretch.rate, stretch.device).points
             point = points[min(rank, len(points) - 1)]
-            service = told.service.scaled(stretch.device)
-            self._upcoming.append((at, Setting(point.parameters, estimate(service, told.limits.max_batch), point.shed)))
+            self._upcoming.append((at, Setting(point.parameters, estimate(told, stretch.device), point.shed)))
             at += stretch.seconds
 
     def start(self) -> Setting:
@@ -290,7 +289,7 @@ class Bench:
 
     def simulate(self, point: Point, rate: float, requests: int, settle: float = 0.0) -> Measured:
         """Do so by the simulator; the first ``settle`` seconds don't count."""
-        setting = Setting(point.parameters, estimate(self.service, self.scenario.limits.max_batch), point.shed)
+        setting = Setting(point.parameters, estimate(knowledge(self.scenario), self.device), point.shed)
         course = (Stretch(settle + requests / rate, rate, self.device),)
         summary = play(self.scenario, lambda *_: Fixed(setting), course, SEED).outcome.summary(settle)
         return Measured(summary.miss_fraction, summary.device_time)

@@ -163,8 +163,10 @@ class Scenario(Camel, frozen=True):
         """Where every rule may go."""
         return self.policy.limits()
 
-    def service(self) -> ServiceTime:
-        """Return the true t(b) of a replica that is not slow, before any drift; of the mix, where lengths differ.
+    def service(self, bucket: int | None = None) -> ServiceTime:
+        """Return the true t(b) of a replica that is not slow, before any drift.
+
+        Where lengths differ: of one bucket, or of the mix.
 
         Every size that the limits allow is given, so that none is in doubt.
         """
@@ -174,7 +176,8 @@ class Scenario(Camel, frozen=True):
         def seconds(rows: int) -> float:
             if lengths is None:
                 return curve.time(rows)
-            return sum(share * curve.time(lengths.rows(rows, bucket)) for bucket, share in lengths.shares().items())
+            shares = lengths.shares() if bucket is None else {bucket: 1.0}
+            return sum(share * curve.time(lengths.rows(rows, each)) for each, share in shares.items())
 
         return msgspec.structs.replace(
             ServiceTime.measured({rows: seconds(rows) for rows in range(1, self.limits.max_batch + 1)}),

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 from msgspec.structs import replace
 
 from carpool import arrivals
-from carpool.riding import Estimate
 from carpool.simulation import Device, Dispatcher, Simulation
 from carpool_cli import planning
 from proof import scenario as suite
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from carpool.latency import ServiceTime
     from carpool.outcome import Outcome, Setting
     from carpool.policy import Limits
+    from carpool.riding import Estimate
     from carpool.statistics import Stats
     from proof.scenario import Scenario
 
@@ -36,9 +36,11 @@ class Knowledge(NamedTuple):
     """Seconds; the p99."""
     limits: Limits
     service: ServiceTime
-    """True t(b), executors and noise, before any drift."""
+    """True t(b), executors and noise, before any drift; of the mix, where lengths differ."""
     executors: int
     replicas: int
+    buckets: Mapping[int, ServiceTime] = {}
+    """The same of each length bucket by itself, where lengths differ."""
 
 
 class Contender(Protocol):
@@ -99,17 +101,15 @@ def knowledge(scenario: Scenario) -> Knowledge:
         service=scenario.service(),
         executors=scenario.executors,
         replicas=scenario.replicas,
+        buckets={bucket: scenario.service(bucket) for bucket in scenario.lengths.buckets} if scenario.lengths else {},
     )
 
 
-def estimate(service: ServiceTime, largest: int) -> Estimate:
-    """Return what a Batcher is to believe of a curve, up to ``largest`` rows."""
-    return Estimate(
-        service.table(largest),
-        tuple(service.slow(rows) for rows in range(largest + 1)),
-        service.executors,
-        service.noise,
-    )
+def estimate(known: Knowledge, device: float = 1.0) -> Estimate:
+    """Return what a Batcher is to believe, on a device that takes ``device`` times as long."""
+    most = known.limits.max_batch
+    buckets = {bucket: service.scaled(device).believed(most) for bucket, service in known.buckets.items()}
+    return replace(known.service.scaled(device).believed(most), buckets=buckets)
 
 
 def play(scenario: Scenario, maker: Maker, course: Sequence[Stretch], seed: int) -> Played:

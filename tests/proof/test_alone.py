@@ -4,13 +4,13 @@ import pytest
 from msgspec.structs import replace
 from proof import alone, courses, oracle
 from proof.scenario import Gamma, OnOff
-from proof.world import estimate
+from proof.world import estimate, knowledge
 from tiny_world import SCENARIO, SEED, small  # noqa: F401 - a fixture
 
 from carpool.outcome import Setting
 from carpool.policy import Duration, Parameters
 
-SHEDDING = Setting(Parameters(max_batch=32), estimate(SCENARIO.service(), 32), shed_slo=True)
+SHEDDING = Setting(Parameters(max_batch=32), estimate(knowledge(SCENARIO)), shed_slo=True)
 
 
 def test_an_hour_is_of_a_load_that_can_be_played():

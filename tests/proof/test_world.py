@@ -195,9 +195,18 @@ def test_rivals_are_told_the_truth_of_the_device():
     assert known.service.time(10) == pytest.approx(0.01)
     assert known.service.noise == 0.1
     assert known.service.executors_for(8) == 4
-    believed = world.estimate(known.service, 64)
+    believed = world.estimate(known)
     assert believed.times[10] == pytest.approx(0.01)
     assert believed.upper[10] == pytest.approx(0.012)
+    assert world.estimate(known, 2.0).times[10] == pytest.approx(0.02)
+
+
+def test_and_of_each_length_bucket_by_itself():
+    scenario = like(lengths=suite.Lengths(reference=64, median=64, sigma=1.0, buckets=(64, 256)))
+    believed = world.estimate(world.knowledge(scenario))
+    short, long = (believed.of(bucket).times for bucket in (64, 256))
+    assert short[8] < believed.times[8] < long[8]
+    assert long[8] == pytest.approx(short[32])
 
 
 def test_a_contender_has_its_own_luck():

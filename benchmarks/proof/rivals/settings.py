@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from carpool.outcome import Setting
 from carpool.policy import Duration, Parameters
-from carpool.riding import Estimate
+from proof.world import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,19 +47,12 @@ class Still:
 
 def setting(knowledge: Knowledge, batch: int, wait: float, *, in_flight: int | None = None) -> Setting:
     """Return a setting within the limits, with the true t(b) for its estimate. ``wait`` in seconds."""
-    limits, service = knowledge.limits, knowledge.service
     parameters = Parameters(
         max_batch=batch,
         max_wait=Duration(wait),
         max_in_flight=knowledge.executors if in_flight is None else in_flight,
     )
-    estimate = Estimate(
-        times=service.table(limits.max_batch),
-        upper=tuple(service.slow(rows) for rows in range(limits.max_batch + 1)),
-        executors=knowledge.executors,
-        noise=service.noise,
-    )
-    return Setting(limits.clamp(parameters), estimate, shed_slo=True)
+    return Setting(knowledge.limits.clamp(parameters), estimate(knowledge), shed_slo=True)
 
 
 def latencies(knowledge: Knowledge) -> tuple[float, ...]:
