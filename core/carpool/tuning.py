@@ -241,6 +241,7 @@ class Assessor:
     """Forecasts configurations for one situation, each at most once."""
 
     _most_lots = LOTS
+    """Of arrivals that are drawn; of given ones there are no more."""
 
     def __init__(self, situation: Situation) -> None:
         self.situation = situation
