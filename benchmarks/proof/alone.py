@@ -41,7 +41,7 @@ FORECAST_LOADS = (0.2, 0.5, 0.8)
 FORECAST_REQUESTS = 20_000
 """A run's, of which 200 lie beyond the p99. Where bursts or noise meet a high load, these come in few crowds, and leave
 the p99 20 to 30 % off. So runs are added, as many as it takes, and seldom more:"""
-FORECAST_RUNS = 30
+FORECAST_RUNS = 120
 """At most, until the p99 is known to:"""
 FORECAST_DOUBT = 0.02
 """Half of its 95 % interval, relative to it."""

@@ -37,6 +37,11 @@ def times(
     return [time / rate for time in _unit(replace(process, rate=1.0), count, lot)]
 
 
+def drawn(process: arrivals.Poisson | arrivals.Gamma | arrivals.OnOff, count: int, lot: int) -> list[float]:
+    """List ``count`` arrivals as they come, now more and now fewer: over many lots a tail has to have that as well."""
+    return list(arrivals.first(process, count, _random(lot)))
+
+
 def draws(noise: float, lot: int = 0) -> list[float] | None:
     """Multipliers of service times: gamma with mean 1 and the given coefficient of variation; ``None`` without."""
     if noise < NOISELESS:

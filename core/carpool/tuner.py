@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, sqrt
+from math import inf
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -12,6 +12,7 @@ from carpool.decision import Decision, Forecasted, Observation
 from carpool.latency import LatencyLearner
 from carpool.load import Load
 from carpool.misses import MissTest
+from carpool.news import is_another, is_news, width
 from carpool.policy import Duration, Parameters, PassThroughMode, ShedAt, TuningMode, format_seconds
 from carpool.queueing import stability
 from carpool.riding import Refused
@@ -32,16 +33,6 @@ SILENCE = 30.0
 ENTER_PASS_THROUGH = 0.05
 LEAVE_PASS_THROUGH = 0.08
 """Saving of device time by batching below which requests pass through, and above which they stop to."""
-
-NEWS = 0.02
-"""Relative change of t(b) at a measured size that is worth a new search."""
-
-SURE = 0.2
-"""Width of a confidence interval, relative to t(b), from which more evidence is worth one: of a noisy model's sizes one
-or other has twice as much of it every second."""
-
-ANOTHER_MODEL = 0.10
-"""Relative change of t(b), beyond what both fits are sure of, after which what was tried may be tried again."""
 
 NEGLIGIBLE = 0.001
 """Difference of forecast miss fractions below which one step is no riskier than another."""
@@ -175,7 +166,7 @@ class Tuner:
         if self._load.process is None or now - self._last_arrival > SILENCE:
             self._install(service)
             return self._idle(now, service)
-        if load_moved or model_moved or self._is_another(service):
+        if load_moved or model_moved or is_another(service, self._tried_with):
             self._new_epoch(service)
         # Misses contradict the forecast that was made for these parameters, not what was late before them.
         late = sum(stats.misses.get(reason, 0) for reason in TOO_LATE)
@@ -195,7 +186,13 @@ class Tuner:
         forgives = not alarmed and self._caution < 1 and now - self._calm_since >= self._forgiven_after
         better_told = self._assessor is None or self._load.process != self._assessor.situation.process
         news = (
-            better_told or model_moved or alarmed or forgives or told or self._choice is None or self._is_news(service)
+            better_told
+            or model_moved
+            or alarmed
+            or forgives
+            or told
+            or self._choice is None
+            or is_news(service, self._service)
         )
         if news:
             self._install(service)
@@ -277,45 +274,12 @@ class Tuner:
         executors = service.executors_for(self.parameters.max_in_flight)
         return estimate.computed(executors, hoped=executors - service.executors)
 
-    def _is_news(self, service: ServiceTime) -> bool:
-        known = self._service
-        if (
-            known is None
-            or service.executors != known.executors
-            or service.largest_in_flight != known.largest_in_flight
-        ):
-            return True
-        if service.largest_measured >= 1.2 * known.largest_measured:
-            return True
-        # Twice the evidence on a size replaces a first guess; after that only a contradiction does, not chance.
-        return any(
-            abs(service.time(b) / known.time(b) - 1) > NEWS
-            and (
-                service.lower(b) > known.upper(b)
-                or service.upper(b) < known.lower(b)
-                or _width(service, b) < min(_width(known, b) / sqrt(2), SURE)
-            )
-            for b in service.sizes
-        )
-
-    def _is_another(self, service: ServiceTime) -> bool:
-        """Whether t(b) differs so much from when the last configurations were tried that they may be tried again."""
-        known = self._tried_with
-        if known is None or service.executors != known.executors:
-            return True
-        shared = [b for b in known.sizes if b <= service.largest_measured]
-        return any(
-            abs(service.time(b) / known.time(b) - 1) > ANOTHER_MODEL
-            and (service.lower(b) > known.upper(b) or service.upper(b) < known.lower(b))
-            for b in shared
-        )
-
     def _new_epoch(self, service: ServiceTime) -> None:
         """Forget what was tried: the load or the model moved, and what was found wanting may be right now."""
         self._tried = []
         self._failed = []
         self._dares.stop()
-        if self._is_another(service):
+        if is_another(service, self._tried_with):
             self._dares.forget()
         self._tried_with = service
         self._caution = 1.0
@@ -506,7 +470,7 @@ class Tuner:
         if current.parameters.pass_through != passes:
             return True
         # Of what is not sure by itself, a part is chance.
-        return is_better(target, current, max(WORTH, UNSURE * _width(service, target.parameters.max_batch)))
+        return is_better(target, current, max(WORTH, UNSURE * width(service, target.parameters.max_batch)))
 
     def _change(
         self, now: float, step: Assessment, target: Assessment, reason: Reason, message: str, capped_by: str
@@ -592,8 +556,3 @@ class Tuner:
         executors = min(service.executors_for(parameters.max_in_flight), parameters.max_in_flight)
         per_second = stability(0.0, service, parameters.max_batch, executors)
         return self._queued_rows > per_second.capacity * self._target
-
-
-def _width(service: ServiceTime, rows: int) -> float:
-    """Width of the confidence interval of t(b), relative to it."""
-    return (service.upper(rows) - service.lower(rows)) / service.time(rows)

@@ -313,7 +313,7 @@ class Assessor:
         times, noise = self._now, self._noise
         if number:
             # Not kept: hundreds may be played, each once.
-            times = sampling.times(self.situation.process, self._requests, lot=number)
+            times = sampling.drawn(self.situation.process, self._requests, number)
             noise = sampling.draws(service.noise, number)
         latencies: list[float] = []
         found = forecast(
