@@ -46,7 +46,7 @@ QUICK_CONTENDERS = (CARPOOL, LAZY)
 
 def main() -> int:
     """Run what was asked for; returns the exit code."""
-    options = parser().parse_args()
+    options = _options()
     if options.check_report or options.report:
         return report.main(check=options.check_report)
     scenarios, left_out = _scenarios(options)
@@ -91,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--seed",
-        type=int,
+        type=_whole(0),
         default=SEED,
         metavar="N",
         help=f"of arrivals, noise and whatever rules leave to chance (default: {SEED}, the record's)",
@@ -107,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"only this one, of {', '.join(CONTENDERS)}; may be given again",
     )
-    made.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: 2)")
+    made.add_argument("--jobs", type=_whole(1), default=2, metavar="N", help="processes (default: 2)")
     made.add_argument(
         "--write",
         action="store_true",
@@ -121,11 +121,36 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def _whole(least: int) -> Callable[[str], int]:
+    """Return what reads a whole number that is not below ``least``."""
+
+    def read(text: str) -> int:
+        number = int(text)
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{number} is below {least}")
+        return number
+
+    read.__name__ = "int"  # what argparse calls a value that is none
+    return read
+
+
+def _options() -> argparse.Namespace:
+    """Read the command line; what does not go together ends with a usage error."""
+    made = parser()
+    options = made.parse_args()
+    plays = options.quick or options.scenario or options.contender or options.write or options.seed != SEED
+    if (options.report or options.check_report) and (plays or (options.report and options.check_report)):
+        made.error("--report and --check-report play nothing: give one of them, alone")
+    if options.quick and (options.scenario or options.contender):
+        made.error("--quick has scenarios and contenders of its own: leave --scenario and --contender out, or --quick")
+    if options.write and (options.quick or options.scenario or options.contender):
+        made.error("--write keeps all of it: leave --quick, --scenario and --contender out")
+    return options
+
+
 def _scenarios(options: argparse.Namespace) -> tuple[list[Scenario], dict[str, str]]:
     """Return what is to be played, and what can't be, with the reason."""
     known = {scenario.name: scenario for scenario in suite.load_all()}
-    if options.write and (options.quick or options.scenario or options.contender):
-        parser().error("--write keeps all of it: leave --quick, --scenario and --contender out")
     names = options.scenario or (QUICK_SCENARIOS if options.quick else tuple(known))
     if unknown := [name for name in names if name not in known]:
         parser().error(f"no scenario {unknown[0]!r}: there are {', '.join(known)}")

@@ -85,7 +85,7 @@ def hour(scenario: Scenario, seed: int) -> Hour | None:
 def forecasts(scenario: Scenario, stair: courses.Stair, contender: Carpool, seed: int) -> list[Forecast]:
     """Compare p99s with what the tuner forecasts, given the true t(b), and where it came to by itself on the way."""
     if scenario.replicas > 1 or scenario.lengths is not None or scenario.stalls is not None:
-        return []  # the forecast is of one replica and one bucket, on a host that runs
+        return []  # the forecast is of one replica on a host that runs, and of one bucket as it is told here
     # Each size is cold once: of a setting that stays, nothing is left of that. What it costs, the stair counts.
     warm = replace(scenario, cold=1.0)
     found = []

@@ -285,7 +285,7 @@ class Bench:
             expected = forecast(times, self.service, point.parameters, slo, shed=True, noise_draws=draws)
             served = 1 - expected.shed_fraction
             return Measured(expected.miss_fraction, expected.device_time if served else inf)
-        return Measured(*glance(times, self.service, point.parameters, slo, noise_draws=draws))
+        return Measured(*glance(times, self.service, point.parameters, slo, noise_draws=draws)[:2])
 
     def simulate(self, point: Point, rate: float, requests: int, settle: float = 0.0) -> Measured:
         """Do so by the simulator; the first ``settle`` seconds don't count."""

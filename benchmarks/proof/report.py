@@ -151,7 +151,8 @@ def _goals(proof: Proof, others: list[Proof], bounds: Path) -> list[str]:
         "",
         *_filled(
             "Worst and median are over scenarios; of savings, over each scenario's loads. `make proof` fails "
-            "beyond a limit, which is the goal itself, or what was reached and may not get worse."
+            "beyond a limit, which is the goal itself, or what may not get worse: the worse of what two seeds reached, "
+            "with room for other luck."
         ),
         "",
         *_header("figure", "goal", "limit", *(f"seed {each.seed}" for each in seeds)),
@@ -385,8 +386,10 @@ def _method(proof: Proof) -> list[str]:
         ),
         "",
         *_filled(
-            "The scenarios are data, in [benchmarks/scenarios](../benchmarks/scenarios). All of it takes less than "
-            "half an hour on two cores, and another seed comes to a file of its own:"
+            "The scenarios are data, in [benchmarks/scenarios](../benchmarks/scenarios). Two of them need the Azure "
+            "LLM 2023 conversation trace, in the folder that `CARPOOL_TRACES` names; without it they are left out, "
+            "and the command says where it is to be had. All of it takes about half an hour on two cores, and another "
+            "seed comes to a file of its own:"
         ),
         "",
         "<!-- not run: minutes -->",
@@ -396,10 +399,11 @@ def _method(proof: Proof) -> list[str]:
         "make proof-quick    # what CI runs: a few scenarios, limits of their own",
         "```",
         "",
-        "One scenario, one rule:",
+        "One scenario, one rule (`--help` lists them):",
         "",
+        "<!-- not run: a minute -->",
         "```bash",
-        "python benchmarks/proof --help",
+        ".venv/bin/python benchmarks/proof --scenario synthetic-1-executor --contender carpool",
         "```",
     ]
 

@@ -140,6 +140,8 @@ class AdminClient:
         if answer.status in {401, 403}:
             raise AdminError(self._refused(answer.status, _words(body)))
         if answer.status == 404 and "the admin port serves" in _words(body):
+            if self.address.path:
+                raise AdminError(f"{self.address} is a page of a sidecar's admin port: leave the path out")
             raise AdminError(f"{self.address} is an older sidecar's, without {path.partition('?')[0]}: update it")
         if answer.status != 200:
             raise AdminError(f"{self.address}{path} answers {answer.status}: that is no sidecar's admin port")

@@ -108,8 +108,10 @@ class OutputFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:  # noqa: ANN401 - click's signature
         """Check the folder."""
         path = Path(os.fsdecode(super().convert(value, param, ctx)))
+        if not path.parent.is_dir():
+            self.fail(f"{str(path.parent)!r} is no folder: make it first", param, ctx)
         if not os.access(path.parent, os.W_OK):
-            self.fail(f"{str(path.parent)!r} is no folder that can be written to: make it first", param, ctx)
+            self.fail(f"{str(path.parent)!r} can't be written to: name another folder", param, ctx)
         return path
 
 

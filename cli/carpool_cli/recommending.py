@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from carpool.policy import Duration, Parameters, PassThroughMode, format_seconds, whole_microseconds
 from carpool.queueing import stability
 from carpool.tuner import ENTER_PASS_THROUGH, NO_WAIT, PASSING_IN_FLIGHT, PASSING_LOAD
-from carpool.tuning import HEADROOM, SIZES, WAITS, Assessor, choose
+from carpool.tuning import HEADROOM, SIZES, WAITS, Assessor, choose, spoken_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,6 +179,8 @@ def _reasons(assessor: Assessor, best: Assessment) -> list[str]:
     """Say what the load and the curve have to do with it."""
     service, parameters = assessor.situation.service, best.parameters
     reasons = []
+    reach = _beyond_reach(assessor.situation)
+    within = f" of up to {reach} rows, which is as far as t(b) speaks," if reach else ""
     inflection = service.inflection(assessor.situation.limits.max_batch)
     if inflection == 1:
         reasons.append("a row is never cheaper in a batch than alone on this device")
@@ -186,14 +188,22 @@ def _reasons(assessor: Assessor, best: Assessment) -> list[str]:
         gain = service.per_row(1) / service.per_row(inflection)
         reasons.append(f"a row in a batch of {inflection} costs {gain:.2g} times less than alone")
     if not best.holds_now:
-        reasons.append("no configuration holds the SLO at this load: this one has the most goodput, with shedding")
+        most = "this one has the most goodput, with shedding"
+        reasons.append(f"no configuration{within} holds the SLO at this load: {most}")
     elif not best.holds_ahead:
-        reasons.append(f"no configuration holds at {HEADROOM:g}x the load: this one has the most margin now")
+        reasons.append(f"no configuration{within} holds at {HEADROOM:g}x the load: this one has the most margin now")
     elif parameters.max_wait and not parameters.pass_through:
         reasons.append(
             f"waiting {format_seconds(parameters.max_wait)} gathers {best.now.mean_batch:.3g} rows a batch on average"
         )
     return reasons
+
+
+def _beyond_reach(situation: Situation) -> int:
+    """Return the largest size that t(b) speaks for, where larger ones are allowed and may serve more; else 0."""
+    service, limits = situation.service, situation.limits
+    most = spoken_for(service, limits)
+    return most if most < limits.max_batch and service.inflection(limits.max_batch) > most else 0
 
 
 def _doubts(situation: Situation, best: Assessment) -> list[str]:
@@ -219,6 +229,9 @@ def _bound(assessor: Assessor, best: Assessment, largest_safe: int | None) -> st
             f"bounded by the device: a request takes {format_seconds(alone)} there all alone, "
             f"so that no configuration holds {format_seconds(situation.target)} at any load"
         )
+    reach = _beyond_reach(situation)
+    if not best.holds_ahead and reach:
+        return f"bounded by what was measured: t(b) speaks for {reach} rows at most, and larger ones may hold more"
     if not best.holds_now:
         return "bounded by the device: this load is more than it can do within the SLO"
     if not best.holds_ahead and situation.service.inflection(limits.max_batch) > 1:

@@ -66,7 +66,8 @@ class Load(NamedTuple):
             case How.ONCE:
                 return f"{said}, played once"
             case How.REPEATED:
-                return f"{said}, played {self.times[-1] / self.span:.2g} times over"
+                over = self.times[-1] / self.span
+                return f"{said}, played " + ("once" if over <= 1 else f"{over:.2g} times over")
             case _:
                 return f"{number(len(self.times))} drawn of what {said} look like"
 

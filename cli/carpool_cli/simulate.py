@@ -238,7 +238,7 @@ def command(
         click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
         return
     click.echo(f"{profile.name}; {load.described}, {len(load.times)} requests; due in {format_seconds(policy.slo.due)}")
-    show(found, policy.slo.due)
+    show(found, policy.slo.due, 1 - policy.slo.percentiles[-1][0])
 
 
 def _how(how: str | None, *, lasts: bool) -> How:

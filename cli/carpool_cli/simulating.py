@@ -138,8 +138,11 @@ def _figures(name: str, parameters: Parameters, summary: Summary, decisions: lis
     )
 
 
-def show(found: Sequence[Figures], slo: float) -> None:
-    """Print what became of each, what was missed and why, and the tuner's steps; ``slo`` in seconds."""
+def show(found: Sequence[Figures], slo: float, tolerated: float) -> None:
+    """Print what became of each, what was missed and why, and the tuner's steps.
+
+    A `!` marks who does not keep the SLO: ``slo`` seconds for all but a share ``tolerated``.
+    """
     rows = [("", "p50", "p99", "goodput", "misses", "device a request", "mean batch")]
     rows += [
         (
@@ -147,7 +150,7 @@ def show(found: Sequence[Figures], slo: float) -> None:
             format_seconds(figures.p50),
             format_seconds(figures.p99) + ("" if figures.p99 <= slo else " !"),
             f"{figures.goodput:.1f}/s",
-            planning.percent(figures.miss_share),
+            planning.percent(figures.miss_share) + ("" if figures.miss_share <= tolerated else " !"),
             format_seconds(figures.device_seconds_per_request),
             f"{figures.mean_batch:.1f}",
         )

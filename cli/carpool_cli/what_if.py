@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ from msgspec.structs import replace
 from carpool.policy import SLO, Duration, Latency, Parameters, PolicyError, ShedAt, format_seconds
 from carpool.queueing import too_few_arrivals
 from carpool.simulation import Device, table
-from carpool.tuning import KEPT, WORTH, Situation, is_better
+from carpool.steps import is_worth
+from carpool.tuning import KEPT, Situation
 from carpool_cli import planes, planning, running
 from carpool_cli.admin_client import AdminError
 from carpool_cli.figures import duration, number
@@ -133,9 +135,11 @@ def run(client: AdminClient, model: str | None, asked: Asked, plot: Path | None,
         from carpool_cli import plots  # noqa: PLC0415 - matplotlib is not for every run
 
         title = f"{found.name} at {number(played.process.rate)} requests/s; {answer.percentile} SLO "
-        plots.what_if(
-            plot, title + format_seconds(answer.slo_seconds), answer.planes, _marked(answer), answer.slo_seconds
-        )
+        title += format_seconds(answer.slo_seconds)
+        try:
+            plots.what_if(plot, title, answer.planes, _marked(answer), answer.slo_seconds)
+        except OSError as error:
+            raise click.ClickException(f"{plot} could not be written: {error.strerror or error}") from None
         click.echo(f"drew {plot}", err=as_json)
 
 
@@ -200,7 +204,7 @@ def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], ob
         service=Curve(service.sizes, service.means, service.noise, service.executors, service.samples),
         current=found.parameters,
         recommendation=best,
-        stays=not is_better(assessor.assess(best.parameters), assessor.assess(found.parameters, KEPT), WORTH),
+        stays=not is_worth(assessor.assess(best.parameters), assessor.assess(found.parameters, KEPT)),
         results=results,
         planes=drawn,
         notes=[
@@ -273,6 +277,12 @@ def _trust(played: Load, situation: Situation, current: Parameters, percentile: 
             f"arrivals are drawn at random; what the {number(recorded)} recorded ones did besides (a trend, a pause, "
             "company that always comes together) is not in them"
         )
+        if too_few_arrivals(len(played.times), quantile):
+            needed = 10 / (1 - quantile)
+            yield (
+                f"{number(len(played.times))} drawn do not bear a {percentile}, which takes {needed:,.0f}: "
+                f"--for {math.ceil(needed / played.process.rate)}s draws as many"
+            )
         return
     others = [how for how in (How.REPEATED, How.FITTED) if how is not played.how]
     words = {
@@ -350,12 +360,12 @@ def _tell(found: Running, answer: WhatIf) -> None:
         ago = duration(max(round(time.time() - found.decision.at), 0))
         click.echo(f"its tuner, {ago} ago: {verb}, {decision.reason}: {decision.message}")
     click.echo()
-    show(answer.results, answer.slo_seconds)
+    show(answer.results, answer.slo_seconds, 1 - found.policy.slo.percentiles[-1][0])
     click.echo(f"\nrecommended: {best.parameters.describe()}")
     for line in (*best.reasons, *(f"beware: {doubt}" for doubt in best.doubts)):
         click.echo(f"- {line}")
     if answer.stays:
-        click.echo("- the present configuration is as good within 2 %: the tuner would stay with it")
+        click.echo("- the present configuration is not clearly worse: the tuner would stay with it")
     beyond = "" if found.limits.max_batch <= service.rows[-1] else f"; beyond {service.rows[-1]} rows t(b) is a guess"
     click.echo(f"- highest load that any configuration holds: {number(best.highest_load)} requests/s{beyond}\n")
     console = Console(width=max(Console().width, 110), highlight=False)

@@ -36,6 +36,11 @@ class Poisson(Struct, frozen=True):
 
     rate: float
 
+    @property
+    def dispersion(self) -> float:
+        """Variance over mean of how many come in any time."""
+        return 1.0
+
     def times(self, rng: Random) -> Iterator[float]:
         """Walk the process."""
         now, draw, rate = 0.0, rng.expovariate, self.rate
@@ -49,6 +54,11 @@ class Gamma(Struct, frozen=True):
 
     rate: float
     cv: float
+
+    @property
+    def dispersion(self) -> float:
+        """Variance over mean of how many come in a long time (Cox, Renewal Theory, 4.5)."""
+        return self.cv**2
 
     def times(self, rng: Random) -> Iterator[float]:
         """Walk the process."""
@@ -71,6 +81,14 @@ class OnOff(Struct, frozen=True):
     def rate(self) -> float:
         """Mean arrivals per second over both phases."""
         return (self.rate_on * self.mean_on + self.rate_off * self.mean_off) / (self.mean_on + self.mean_off)
+
+    @property
+    def dispersion(self) -> float:
+        """Variance over mean of how many come in a long time (Cox and Isham, Point Processes, 1980, 3.3)."""
+        share = self.mean_on / (self.mean_on + self.mean_off)
+        variance = (self.rate_on - self.rate_off) ** 2 * share * (1 - share)
+        correlated = self.mean_off * share
+        return 1 + 2 * variance * correlated / self.rate
 
     def scaled(self, factor: float) -> OnOff:
         """Return more callers, ``factor`` times as many in each phase; the phases last as long."""

@@ -196,6 +196,9 @@ class Batcher:
         lane = self.lane(model)
         lane.believe(estimate)
         lane.shed_slo = shed_slo
+        if shed_slo:
+            for queue in (each for each in self._waiting.values() if each.lane is lane):
+                queue.shed(self._span)
         return self.poll(now)
 
     def restarted(self, now: float, *, model: str | None = None) -> list[Action]:

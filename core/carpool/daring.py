@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from carpool.latency import ServiceTime
 from carpool.policy import Duration, Parameters
-from carpool.tuning import SIZES, Assessor
+from carpool.tuning import SIZES, Assessor, spoken_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -130,8 +130,9 @@ def bolder(
         return None
     largest = service.largest_measured
     sizes = _left_out(service, limits)
-    if max(largest, choice.best.parameters.max_batch) < min(2 * largest, limits.max_batch):
-        sizes.append(min(2 * largest, limits.max_batch))
+    farthest = spoken_for(service, limits)
+    if max(largest, choice.best.parameters.max_batch) < farthest:
+        sizes.append(farthest)
     cheapest = min(service.per_row(rows) for rows in range(1, largest + 1))
     for cost, size in sorted((service.upper(below(service, size)) / size, size) for size in sizes if may(size)):
         if cost > (1 - _gain(service)) * cheapest:
@@ -200,9 +201,10 @@ def _hopeful(service: ServiceTime, size: int) -> ServiceTime:
     What noise leaves open of that is told by more of its like, not by larger ones.
     """
     quick = service.upper(below(service, size))
+    mix = tuple((share, _hopeful(each, size)) for share, each in service.mix)
     if size > service.largest_measured:
-        return replace(service, means=(*service.means[:-1], quick), tail_slope=0.0)
+        return replace(service, means=(*service.means[:-1], quick), tail_slope=0.0, mix=mix)
     # What was measured too seldom to tell, between it and what was not, tells nothing.
     seconds = {rows: service.time(rows) for rows in (*service.told(TELLING), service.largest_measured)}
     curve = ServiceTime.measured(seconds | {size: quick}, noise=service.noise)
-    return replace(curve, executors=service.executors, largest_in_flight=service.largest_in_flight)
+    return replace(curve, executors=service.executors, largest_in_flight=service.largest_in_flight, mix=mix)

@@ -100,7 +100,8 @@ def _alike(
     if telling < _BY_ACCIDENT or spreads[one][1] - freedom < _BY_ACCIDENT:
         return True
     mine, theirs = ((spreads[e][0] - squares) / (spreads[e][1] - freedom) + floor for e in (one, other))
-    return mine <= (_ALIKE + _CHANCE / math.sqrt(telling)) * theirs
+    error = _CHANCE / math.sqrt(telling)
+    return mine <= max(_ALIKE + error, math.exp(2 * error)) * theirs
 
 
 TELLING = 30.0
@@ -114,4 +115,5 @@ _ROUGHLY = 0.02
 """Spread of service times that no model is free of."""
 _ALIKE = 1.25
 _CHANCE = 2.0
-"""Times 1/sqrt(n): what chance may add to the ratio of two spreads of n noisy batches, at two standard errors."""
+"""Times 1/sqrt(n): what chance may add to the ratio of two spreads of n noisy batches; it is the standard error of the
+ratio's logarithm as well, by which three batches may put it off tenfold (two standard errors)."""

@@ -10,7 +10,7 @@ from carpool.riding import Request, Ride, time_of
 from carpool.statistics import Counters
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
     from carpool.policy import Parameters
     from carpool.riding import Batch, Estimate
@@ -220,6 +220,18 @@ class Queue:
         self.backlog.rows -= rows
         self.changed()
         return Boarding(rides, rows, begun, waited, dropped)
+
+    def shed(self, span: Callable[[Queue, Request, Estimate], float]) -> None:
+        """Let those be shed too who came before shedding began: late anyway, they would make late who comes after.
+
+        ``span``: service time of a request alone.
+        """
+        estimate = self.estimate
+        if estimate is None:
+            return
+        for request in self:
+            if not request.sheddable:
+                request.sheddable = request.arrived + span(self, request, estimate) <= request.due
 
     def changed(self) -> None:
         """Note that requests left or that what they wait for changed."""

@@ -62,6 +62,10 @@ class ServiceTime(Struct, frozen=True):
     counts: tuple[float, ...] = ()
     """Batches, discounted by age, behind each of ``sizes``; empty where all of them are known."""
 
+    mix: tuple[tuple[float, ServiceTime], ...] = ()
+    """Of length buckets, of which only equals ride together: share of the rows, and their own t(b); empty: of one
+    kind."""
+
     def executors_for(self, in_flight: int) -> int:
         """Executors to plan with; beyond the most ever seen in flight, hope: only trying tells."""
         return max(self.executors, in_flight) if self.executors >= self.largest_in_flight else self.executors
@@ -89,17 +93,9 @@ class ServiceTime(Struct, frozen=True):
             # One size says nothing of the slope: between no cost a row and all of it, take the middle.
             half = means[0] / sizes[0] / 2
             return cls(sizes, means, lowers, uppers, head_slope=half, tail_slope=half, tail_error=half)
-        # The tail is the last two octaves, at least two sizes: what lies below says little of what comes next.
-        start = min(bisect_left(sizes, sizes[-1] / 4), len(sizes) - 2)
-        points = range(start, len(sizes))
-        floor = 1e-3 * means[-1]
-        weights = [((uppers[i] - lowers[i]) / 2 + floor) ** -2 for i in points]
-        total = sum(weights)
-        middle = sum(w * sizes[i] for w, i in zip(weights, points, strict=True)) / total
-        spread = sum(w * (sizes[i] - middle) ** 2 for w, i in zip(weights, points, strict=True))
-        slope = sum(w * (sizes[i] - middle) * means[i] for w, i in zip(weights, points, strict=True)) / spread
+        slope, error = _tail(sizes, means, lowers, uppers)
         head = (means[1] - means[0]) / (sizes[1] - sizes[0])
-        return cls(sizes, means, lowers, uppers, head_slope=head, tail_slope=max(slope, 0.0), tail_error=spread**-0.5)
+        return cls(sizes, means, lowers, uppers, head_slope=head, tail_slope=max(slope, 0.0), tail_error=error)
 
     @property
     def largest_measured(self) -> int:
@@ -194,6 +190,7 @@ class ServiceTime(Struct, frozen=True):
             head_slope=0.0,
             tail_slope=max(slope, self.uppers[-1] / self.sizes[-1]) if steps else slope,
             tail_error=0.0,
+            mix=tuple((share, each.pessimistic(steps=steps)) for share, each in self.mix),
         )
 
     def draw(self, rows: int, rng: Random) -> float:
@@ -203,6 +200,46 @@ class ServiceTime(Struct, frozen=True):
             return mean
         shape = self.noise**-2
         return rng.gammavariate(shape, mean / shape)
+
+
+def _tail(
+    sizes: Sequence[int], means: Sequence[float], lowers: Sequence[float], uppers: Sequence[float]
+) -> tuple[float, float]:
+    """Return the slope beyond the largest of two sizes or more, in seconds a row, and half of its 95 % interval.
+
+    Of the line through as many of the largest sizes as agree on it: its slope is in each narrower choice's interval
+    (Lepski 1991). Where the curve bends, what lies before the bend says nothing of what comes next; nor does, bend or
+    not, what is more than two octaves below. Sizes within half an octave of the largest count together, since a single
+    step up does not tell either. What sizes differ from the line by more than they are unsure of is doubt of its slope
+    too (Birge 1932).
+    """
+    last, floor = sizes[-1], 1e-3 * means[-1]
+    total = first = second = level = product = squares = 0.0
+    low, high = -math.inf, math.inf
+    found = 0.0, math.inf
+    for index in range(len(sizes) - 1, -1, -1):
+        if index < len(sizes) - 2 and sizes[index] < last / 4:
+            break
+        x, y = sizes[index] - last, means[index] - means[-1]
+        weight = ((uppers[index] - lowers[index]) / 2 + floor) ** -2
+        total += weight
+        first += weight * x
+        second += weight * x * x
+        level += weight * y
+        product += weight * x * y
+        squares += weight * y * y
+        if not x or (index and sizes[index - 1] > last / _HALF_OCTAVE):
+            continue
+        spread = second - first * first / total
+        slope = (product - first * level / total) / spread
+        off = squares - level * level / total - slope * slope * spread
+        freedom = len(sizes) - index - 2
+        error = math.sqrt(max(1.0, 1.96**2 * off / freedom if freedom else 1.0) / spread)
+        if not low <= slope <= high:
+            break
+        low, high = max(low, slope - error), min(high, slope + error)
+        found = slope, error
+    return found
 
 
 def memory_cap(bytes_per_row: float, fixed_bytes: float, limit: float, share: float = 0.8) -> int:
@@ -301,6 +338,8 @@ class LatencyLearner:
     def reset(self) -> None:
         """Forget everything: another model."""
         self._settled: dict[CellKey, tuple[float, float, float]] = {}
+        self._rows: dict[int, float] = {}
+        """Settled rows by length bucket; forgotten in the end, unlike what a size takes."""
         self._recent: deque[_Interval] = deque()
         self._executors: int | None = None
         self._most_in_flight = 1
@@ -362,6 +401,23 @@ class LatencyLearner:
         buckets = {bucket: curve.believed(max_rows) for bucket, curve in curves.items() if curve is not None}
         return replace(mix.believed(max_rows), buckets=buckets).computed(mix.executors)
 
+    def mixed(self) -> ServiceTime | None:
+        """Return the curve of the whole mix with those of its buckets, where more than one was met lately."""
+        rows = dict(self._rows)
+        for interval in self._recent:
+            _count_rows(rows, interval)
+        seldom = _SELDOM * sum(rows.values())
+        rows = {bucket: count for bucket, count in rows.items() if count >= seldom}
+        mix = self.estimate()
+        if mix is None or len(rows) < 2:
+            return mix
+        total = sum(rows.values())
+        curves = [(rows[bucket] / total, self.estimate(bucket)) for bucket in sorted(rows)]
+        known = tuple((share, curve) for share, curve in curves if curve is not None)
+        # Equal batches differ by as much as those of one bucket do; those of all differ by their lengths besides.
+        noise = math.sqrt(sum(share * curve.noise**2 for share, curve in known))
+        return replace(mix, noise=noise, mix=known)
+
     def _estimate(self, bucket: int | None) -> ServiceTime | None:
         sums = dict(self._settled)
         for interval in self._recent:
@@ -416,7 +472,9 @@ class LatencyLearner:
             seen = busy / count
             ratio = doubtless = seen / curve.time(key.rows)
             if key.rows not in curve.sizes:
-                low, high = curve.lower(key.rows), curve.upper(key.rows)
+                # Below the smallest measured nothing is too quick to be the same curve: rows may cost more in company.
+                low = curve.lower(key.rows) if key.rows > curve.sizes[0] else 0.0
+                high = curve.upper(key.rows)
                 doubtless = seen / high if seen > high else seen / low if seen < low else 1.0
             ratios.append((ratio, count))
             clear.append((doubtless, count))
@@ -470,10 +528,14 @@ class LatencyLearner:
             # What has not been seen for long stays as a guess: without it a size would be tried anew every few minutes.
             kept = max(keep, min(_GUESS / batches, 1.0))
             self._settled[key] = (batches * kept, busy * kept, squared * kept)
+        for bucket in self._rows:
+            self._rows[bucket] *= keep
+        _count_rows(self._rows, interval)
         for key, cell in interval.cells.items():
             self._settled[key] = _add(self._settled.get(key, _NOTHING), cell)
 
 
+_HALF_OCTAVE = math.sqrt(2)
 _IN_A_ROW = 3
 _CLEARLY = 1.25
 _WILD = 4.0
@@ -482,11 +544,20 @@ _WILD_DEVIATIONS = 6.0
 _GUESS = 2.0
 """Batches that a size's past counts for at least, scaled where the whole curve has moved since."""
 _ENOUGH_OWN = 20.0
+_SELDOM = 0.001
+"""Share of the rows below which a length bucket is no part of the mix: a forecast would meet four of its requests."""
 _NOTHING = (0.0, 0.0, 0.0)
 
 
 def _add(one: tuple[float, float, float], other: tuple[float, float, float]) -> tuple[float, float, float]:
     return (one[0] + other[0], one[1] + other[1], one[2] + other[2])
+
+
+def _count_rows(rows: dict[int, float], interval: _Interval) -> None:
+    """Add the rows of an observation to those of each length bucket."""
+    for key, (batches, _, _) in interval.cells.items():
+        if not key.executors:
+            rows[key.bucket] = rows.get(key.bucket, 0.0) + key.rows * batches
 
 
 def _samples(sums: Mapping[CellKey, tuple[float, float, float]]) -> list[Sample]:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 RECENT = 1.0
-"""Seconds over which a sudden change is looked for."""
+LONGEST_STRETCH = 32.0
+"""Seconds over which a change is looked for: the least, and the most, for what the arrivals' spread hides that long."""
 
 MEMORY = 30.0
 """Seconds over which a steady load is measured, and jumps are remembered."""
@@ -21,8 +22,13 @@ LONGEST_MEMORY = 300.0
 ENOUGH_ARRIVALS = 30
 """Arrivals for which more than ``MEMORY`` is remembered, up to so many seconds: a rate told by 30 is off by 18 %."""
 
-SURPRISE = 4.0
-"""Standard errors between the recent rate and the believed one that make it a jump: 1 in 16,000 by chance."""
+PRECISE = 1000.0
+LONG_MEMORY = 120.0
+"""Arrivals of independent callers for which more than ``MEMORY`` is remembered, up to so many seconds: a rate told by
+them is off by 3 %. Of callers who come together it takes as many times more as their counts spread more."""
+
+SURPRISE = 4.5
+"""Standard errors between the recent rate and the believed one that make it a jump: 1 in 150,000 by chance."""
 
 RESTLESS = 3
 """Jumps within ``MEMORY`` from which they are taken for the load's nature, not for changes of it."""
@@ -33,6 +39,9 @@ batch carries the load."""
 
 ENOUGH_INTERVALS = 10
 """Intervals from which what they differ by is believed."""
+
+UNTOLD = 4.0
+"""Dispersion that arrivals may have for all that is known before: gaps with a CV of 2."""
 
 BURSTS = 1.5
 """Dispersion of the counts of intervals over that of windows from which bursts outlast the windows: the gaps of no
@@ -80,8 +89,8 @@ class Load:
         self._straddles = False
         self._clock = 0.0
         self._jumps: deque[float] = deque()
-        self._dispersion = 1.0
-        """Variance over mean of the counts of intervals, as it was when it was last believed."""
+        self._dispersion = UNTOLD
+        """Variance over mean of the counts of intervals, as it was when it was last told."""
 
     @property
     def rate(self) -> float:
@@ -117,20 +126,22 @@ class Load:
             self._intervals.clear()
             self._local.clear()
         self._local.append(interval)
-        _forget(self._local, MEMORY)
+        precise = PRECISE * self._lasting_spread(), LONG_MEMORY
+        _forget(self._local, MEMORY, precise)
         self._intervals.append(interval)
         if self._straddles:
             self._straddles = False
             return self._believe()
-        _forget(self._intervals, MEMORY, ENOUGH_ARRIVALS)
+        _forget(self._intervals, MEMORY, precise, (ENOUGH_ARRIVALS, LONGEST_MEMORY))
         if self._believed is None:
             return self._believe()
-        if self._jumped():
+        since = self._jumped()
+        if since:
             self._jumps.append(self._clock)
             if len(self._jumps) < RESTLESS:
-                _forget(self._intervals, RECENT)
-                _forget(self._local, RECENT)
-                self._straddles = True
+                _forget(self._intervals, since)
+                _forget(self._local, since)
+                self._straddles = since < 2 * max(RECENT, lasted)
                 return self._believe()
         if self._spread_moved():
             return self._believe()
@@ -163,10 +174,14 @@ class Load:
         before = list(self._local)
         while before and lasted < RECENT:
             lasted += before.pop().lasted
-        return self._between(before)
+        return max(self._between(before), self._lasting_spread())
+
+    def _lasting_spread(self) -> float:
+        """Variance over mean of how many come in a long time, by the process believed in."""
+        return self._believed.dispersion if self._believed is not None else 1.0
 
     def _between(self, intervals: Collection[_Interval]) -> float:
-        """Variance over mean of the counts of whole intervals, at least 1; what is believed where they are few."""
+        """Variance over mean of the counts of whole intervals, at least 1; as it was last told where they are few."""
         seconds = sum(interval.seconds for interval in intervals)
         arrivals = sum(interval.counts.arrivals for interval in intervals)
         if len(intervals) < ENOUGH_INTERVALS or not arrivals:
@@ -175,44 +190,63 @@ class Load:
         squares = sum((i.counts.arrivals - rate * i.seconds) ** 2 / (rate * i.seconds) for i in intervals)
         return max(squares / (len(intervals) - 1), 1.0)
 
-    def _jumped(self) -> bool:
+    def _jumped(self) -> float:
+        """Return for how many of the last seconds the load was clearly another; 0 where it was not.
+
+        Looked for over stretches of twice the length each: what the arrivals' spread hides in one shows in the next.
+        """
+        spread = self._spread()
         lasted = seconds = 0.0
-        arrivals = 0
+        arrivals, stretch = 0, RECENT
         for interval in reversed(self._intervals):
             lasted += interval.lasted
             seconds += interval.seconds
             arrivals += interval.counts.arrivals
-            if lasted >= RECENT:
+            if lasted < stretch:
+                continue
+            expected = self.rate * seconds
+            off = arrivals - expected
+            # Bernstein's bound: of few, many more than expected are more likely than of many. What is believed was told
+            # by so many as well, and errs as they do.
+            variance = (max(expected, 1.0) + max(off, 0.0) / 3) * (1 + expected / max(self._evidence, 1)) * spread
+            # In an hour there are half as many of twice the length, so a chance twice as large is as rare.
+            surprise = SURPRISE**2 - 2 * math.log(lasted / RECENT)
+            if abs(off) > self.tolerance * expected and off * off > surprise * variance:
+                return lasted
+            if lasted >= LONGEST_STRETCH:
                 break
-        expected = self.rate * seconds
-        off = arrivals - expected
-        # Bernstein's bound: of few, many more than expected are more likely than of many.
-        variance = max(expected, 1.0) * self._spread() + max(off, 0.0) / 3
-        return abs(off) > self.tolerance * expected and off * off > SURPRISE**2 * variance
+            while stretch <= lasted:
+                stretch *= 2
+        return 0.0
 
     def _believe(self, *, news: bool = True) -> bool:
         """Believe what is remembered; return whether that is news: another load, not the same told better."""
         before = self._believed
         self._evidence = self._total()
         rate, _ = self._measured()
-        if rate <= 0:
-            self._believed = None
+        windows = self._windows()
+        if len(self._local) >= ENOUGH_INTERVALS or windows.windows < ENOUGH_WINDOWS:
+            self._dispersion = self._between(self._local)
         else:
-            self._believed = self._process(rate)
-        self._dispersion = self._between(self._local)
+            # Of long intervals there are never many; then what they are made of has to tell.
+            self._dispersion = max(windows.dispersion, 1.0)
+        self._believed = self._process(rate, windows) if rate > 0 else None
         news = self._believed != before and (news or type(self._believed) is not type(before))
         if news:
             self._news = self.rate
         return news
 
-    def _process(self, rate: float) -> Poisson | Gamma | OnOff:
-        """Return the simplest process that fits the counts of windows and of intervals."""
-        parts = [interval for interval in self._local if interval.counts.windows > 1]
-        total = WindowCounts(
-            sum(part.counts.windows for part in parts),
-            sum(part.counts.arrivals for part in parts),
-            sum(part.counts.squared for part in parts),
+    def _windows(self) -> WindowCounts:
+        parts = [interval.counts for interval in self._local if interval.counts.windows > 1]
+        return WindowCounts(
+            sum(part.windows for part in parts),
+            sum(part.arrivals for part in parts),
+            sum(part.squared for part in parts),
         )
+
+    def _process(self, rate: float, total: WindowCounts) -> Poisson | Gamma | OnOff:
+        """Return the simplest process that fits the counts of windows, ``total`` of them, and of intervals."""
+        parts = [interval for interval in self._local if interval.counts.windows > 1]
         if total.windows >= ENOUGH_WINDOWS and total.arrivals < THIN * total.windows:
             return Poisson(rate)
         if total.windows < ENOUGH_WINDOWS or total.arrivals < total.windows:
@@ -261,13 +295,13 @@ def _bursts(rate: float, short: float, long: float, interval: float, window: flo
     return OnOff(rate / share, lasting / (1 - share), lasting / share)
 
 
-def _forget(intervals: deque[_Interval], seconds: float, arrivals: int = 0) -> None:
-    """Keep the last intervals that together last ``seconds`` and have ``arrivals``, within ``LONGEST_MEMORY``."""
+def _forget(intervals: deque[_Interval], seconds: float, *wanted: tuple[float, float]) -> None:
+    """Keep the last intervals that together last ``seconds``, and more up to each number of arrivals and of seconds."""
     total = sum(interval.lasted for interval in intervals)
     left = sum(interval.counts.arrivals for interval in intervals)
     while len(intervals) > 1:
         total -= intervals[0].lasted
         left -= intervals[0].counts.arrivals
-        if total < seconds or (left < arrivals and total < LONGEST_MEMORY):
+        if total < seconds or any(left < arrivals and total < longest for arrivals, longest in wanted):
             break
         intervals.popleft()

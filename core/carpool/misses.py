@@ -9,7 +9,9 @@ ALARM = math.log(200.0)
 """Evidence (log likelihood ratio) at which misses are called too many, or the promise kept."""
 
 MOST_AT_ONCE = 3.0
-"""Evidence one interval may add: misses come in clusters (one slow batch makes all its riders late)."""
+MOST_AFTER_THAT = 1.5
+"""Evidence one interval may add: misses come in clusters (one slow batch makes all its riders late); and after one that
+has some too, where one busy spell may reach into both."""
 
 OBVIOUS = 0.10
 """Miss fraction of one interval that needs no second one, where it is evidence enough and of this many requests:"""
@@ -21,26 +23,32 @@ class MissTest:
 
     Evidence for ``good`` cannot be saved up, so a change shows as soon as a fresh start would show it. With 0.5 %
     against 2 % a miss adds 1.39 and a hit takes 0.015: at 2 % of 1,000 requests/s the alarm comes in
-    the second interval.
+    the second interval, or the third where spells are reckoned with.
     """
 
     @classmethod
-    def of(cls, quantile: float) -> Self:
+    def of(cls, quantile: float, *, spells: bool = False) -> Self:
         """Make a test of whether a percentile's target is kept: half of what it allows, against twice that.
 
         For a p99 0.5 % against 2 %, for a p50 25 % against 62.5 %: beyond the allowed, half of what is left at most.
         """
         good = (1 - quantile) / 2
-        return cls(good=good, bad=min(4 * good, (1 + good) / 2))
+        return cls(good=good, bad=min(4 * good, (1 + good) / 2), spells=spells)
 
-    def __init__(self, good: float = 0.005, bad: float = 0.02) -> None:
+    def __init__(self, good: float = 0.005, bad: float = 0.02, *, spells: bool = False) -> None:
+        """``spells``: whether one busy spell may reach into two intervals, the second of which tells less then.
+
+        So it is with half a second of one tuner's requests each; not with what several replicas are judged by.
+        """
         if not 0 < good < bad < 1:
             raise ValueError(f"needs 0 < good < bad < 1, not {good} and {bad}")
         self.bad = bad
+        self._spells = spells
         self._miss = math.log(bad / good)
         self._hit = math.log((1 - bad) / (1 - good))
         self._evidence = 0.0
         self._proof = 0.0
+        self._goes_on = False
         self.requests = 0
         self.misses = 0
 
@@ -57,7 +65,9 @@ class MissTest:
         if obvious and gained >= ALARM:
             self._evidence = ALARM
         else:
-            self._evidence = max(0.0, self._evidence + min(gained, MOST_AT_ONCE))
+            most = MOST_AFTER_THAT if self._goes_on else MOST_AT_ONCE
+            self._evidence = max(0.0, self._evidence + min(gained, most))
+        self._goes_on = self._spells and misses > 0
         return self.alarmed
 
     @property
@@ -74,5 +84,6 @@ class MissTest:
         """Begin anew: other parameters, or another load."""
         self._evidence = 0.0
         self._proof = 0.0
+        self._goes_on = False
         self.requests = 0
         self.misses = 0

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from heapq import heapreplace
-from itertools import cycle
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
+
+from carpool.mixed import ROUNDING, Kind, due_with, serve
 
 if TYPE_CHECKING:
     from carpool.latency import ServiceTime
@@ -93,6 +95,7 @@ def forecast(
     rows: Sequence[int] | None = None,
     noise_draws: Sequence[float] | None = None,
     latencies: list[float] | None = None,
+    sizes: list[int] | None = None,
 ) -> Forecast:
     """Forecast what happens to ``arrivals`` (seconds, ascending, at least one), all of equal key and priority.
 
@@ -100,8 +103,10 @@ def forecast(
     has waited W = ``max_wait``, or waiting on would make its oldest later than ``slo_target``. Slots beyond
     ``executors`` (default: the fitted ones) only queue at the device. ``shed`` refuses whom the SLO can't be kept for,
     on arrival and at dispatch; without it that is done at ``deadline`` seconds of age. ``rows`` gives each request's
-    rows (default 1); requests larger than the cap are split. ``noise_draws`` are multipliers of service times, one a
-    batch, over and over. To ``latencies``, if given, those of all who are served are appended, in order of arrival.
+    rows (default 1); requests larger than the cap are split. Where ``service`` has a mix, those of one row ride with
+    others of their length bucket, drawn by the buckets' shares. ``noise_draws`` are multipliers of service times, one a
+    batch, over and over. To ``latencies``, if given, those of all who are served are appended, in order of arrival
+    (with a mix, of service); to ``sizes`` the rows of every batch.
     """
     setting = _Setting.of(
         service,
@@ -114,7 +119,9 @@ def forecast(
         largest=max(rows, default=0) if rows else 0,
     )
     run = None
-    if rows is None and not shed:
+    if service.mix and rows is None and deadline == math.inf:
+        run = _mixed(arrivals, service, setting)
+    elif rows is None and not shed:
         run = _recursion(arrivals, setting).run(arrivals, setting)
         # Who is refused is predicted late behind full batches: at most two of these more than it would take.
         if deadline < math.inf and max(run.latencies) + 2 * setting.times[setting.cap] > deadline:
@@ -123,6 +130,8 @@ def forecast(
         run = _with_queue(arrivals, rows or [1] * len(arrivals), setting)
     if latencies is not None:
         latencies += run.latencies
+    if sizes is not None:
+        sizes += run.sizes
     run.latencies.sort()
     total_rows = sum(rows) if rows is not None else len(arrivals)
     count, served = len(arrivals), len(run.latencies)
@@ -143,7 +152,7 @@ def forecast(
         goodput=on_time / span,
         throughput=served / span,
         device_time=run.device_busy / served if served else 0.0,
-        mean_batch=run.rows / run.batches if run.batches else 0.0,
+        mean_batch=sum(run.sizes) / len(run.sizes) if run.sizes else 0.0,
         utilization=run.work / (setting.executors * span),
         stable=rate < setting.cap * setting.executors / setting.times[setting.cap],
         requests=count,
@@ -155,6 +164,8 @@ class Glance(NamedTuple):
 
     miss_fraction: float
     device_time: float
+    together: float = 1.0
+    """With how many one who misses does, itself included: in how large runs of late batches."""
 
 
 def glance(
@@ -167,14 +178,19 @@ def glance(
     noise_draws: Sequence[float] | None = None,
 ) -> Glance:
     """Forecast misses and device time alone, as ``forecast`` does: of requests of one row, none of them refused."""
-    course = _recursion(arrivals, _Setting.of(service, parameters, slo_target, executors, noise_draws))
+    setting = _Setting.of(service, parameters, slo_target, executors, noise_draws)
     count = len(arrivals)
-    on_time = count - course.late(arrivals, slo_target + ROUNDING)
-    return Glance(1 - on_time / count, course.busy() / count)
+    if service.mix:
+        run = _mixed(arrivals, service, setting)
+        latencies, limit = iter(run.latencies), slo_target + ROUNDING
+        late, squares = _in_runs(sum(map(limit.__lt__, islice(latencies, size))) for size in run.sizes)
+        busy = run.device_busy
+    else:
+        course = _recursion(arrivals, setting)
+        late, squares = course.late(arrivals, slo_target + ROUNDING)
+        busy = course.busy()
+    return Glance(1 - (count - late) / count, busy / count, squares / late if late else 1.0)
 
-
-ROUNDING = 1e-9
-"""Seconds by which sums of floats may miss a due time that was kept to the letter."""
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
@@ -225,26 +241,36 @@ class _Setting(Struct, frozen=True):
         )
 
 
-# A search asks for the same few again and again.
-@lru_cache(maxsize=64)
+# A search asks for the same few again and again, of every length bucket.
+@lru_cache(maxsize=256)
 def _times(service: ServiceTime, largest: int) -> tuple[float, ...]:
     return service.table(largest)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _slow(service: ServiceTime, largest: int) -> tuple[float, ...]:
     return tuple(service.slow(size) for size in range(largest + 1))
 
 
 class _Run(NamedTuple):
-    """What the loops below bring back; ``latencies`` in order of arrival."""
+    """What the loops below bring back; ``latencies`` in order of arrival, of a mix in order of service."""
 
     latencies: list[float]
-    batches: int
-    rows: int
+    sizes: list[int]
+    """Rows of each batch."""
     device_busy: float
     work: float
     end: float
+
+
+def _mixed(arrivals: Sequence[float], service: ServiceTime, setting: _Setting) -> _Run:
+    """Serve requests of one row of several length buckets."""
+    kinds = [Kind(share, _times(own, setting.cap), _slow(own, setting.cap)) for share, own in service.mix]
+    served = serve(
+        arrivals, kinds, cap=setting.cap, wait=setting.wait, slots=setting.slots, executors=setting.executors,
+        target=setting.target, draws=setting.draws, shed=setting.shed, passing=setting.passing, surely=setting.surely,
+    )  # fmt: skip
+    return _Run(*served)
 
 
 class _Course(NamedTuple):
@@ -258,22 +284,25 @@ class _Course(NamedTuple):
     def run(self, arrivals: Sequence[float], setting: _Setting) -> _Run:
         """Work out the latencies."""
         latencies: list[float] = []
+        sizes: list[int] = []
         work = 0.0
         first = 0
         for beyond, finish, draw in zip(self.ends, self.finishes, cycle(setting.draws), strict=False):
             latencies += [finish - arrival for arrival in arrivals[first:beyond]]
+            sizes.append(beyond - first)
             work += setting.times[beyond - first] * draw
             first = beyond
-        return _Run(latencies, len(self.ends), len(arrivals), self.busy(), work, max(self.finishes))
+        return _Run(latencies, sizes, self.busy(), work, max(self.finishes))
 
-    def late(self, arrivals: Sequence[float], limit: float) -> int:
-        """Count requests that took longer than ``limit``: by batch, since the first to come is the latest."""
-        first = late = 0
-        for beyond, finish in zip(self.ends, self.finishes, strict=True):
-            if finish - arrivals[first] > limit:
-                late += bisect_left(arrivals, finish - limit, first, beyond) - first
-            first = beyond
-        return late
+    def late(self, arrivals: Sequence[float], limit: float) -> tuple[int, int]:
+        """Count requests that took longer than ``limit``, and sum the squares of how many did so in a row of batches.
+
+        By batch, since the first to come is the latest.
+        """
+        return _in_runs(
+            bisect_left(arrivals, finish - limit, first, beyond) - first if finish - arrivals[first] > limit else 0
+            for first, beyond, finish in zip([0, *self.ends], self.ends, self.finishes, strict=False)
+        )
 
     def busy(self) -> float:
         """Return the seconds with a batch in flight."""
@@ -286,6 +315,19 @@ class _Course(NamedTuple):
                 busy += finish - until
                 until = finish
         return busy
+
+
+def _in_runs(late: Iterable[int]) -> tuple[int, int]:
+    """Sum up how many were late of each batch, and the squares of these sums over batches in a row that had some."""
+    total = squares = run = 0
+    for count in late:
+        if count:
+            run += count
+        elif run:
+            total += run
+            squares += run * run
+            run = 0
+    return total + run, squares + run * run
 
 
 def _quantile(ascending: Sequence[float], q: float) -> float:
@@ -341,15 +383,9 @@ def _recursion(arrivals: Sequence[float], setting: _Setting) -> _Course:
                 due = oldest + wait
                 riders = 0
             else:
-                # Each arrival makes the batch slower, so that it must leave earlier; nobody leaves before `shortest`.
+                # Nobody leaves before `shortest`.
                 riders = max(bisect_right(padded, oldest + shortest, first, full) - first, 1)
-                beyond = cap
-                while riders < beyond:
-                    middle = (riders + beyond) // 2
-                    if padded[first + middle] <= oldest + holds[middle]:
-                        riders = middle + 1
-                    else:
-                        beyond = middle
+                riders = due_with(padded, first, holds, riders, cap)
                 due = max(oldest + holds[riders], padded[first + riders - 1])
             if padded[full - 1] < due:
                 due = padded[full - 1]
@@ -402,7 +438,8 @@ def _with_queue(arrivals: Sequence[float], rows: Sequence[int], setting: _Settin
     queued = 0
     flight: list[float] = []  # finishes of batches in flight, ascending
     finishes = [0.0] * count  # 0 for who is refused
-    batches = served_rows = upcoming = 0
+    sizes: list[int] = []
+    upcoming = 0
     device_busy = work = now = 0.0
     busy_until = -math.inf
 
@@ -482,13 +519,12 @@ def _with_queue(arrivals: Sequence[float], rows: Sequence[int], setting: _Settin
         if not riders:
             continue
         # 4. Serve.
-        duration = times[size] * draws[batches % len(draws)]
+        duration = times[size] * draws[len(sizes) % len(draws)]
         finish = start + duration
         for index in riders:
             finishes[index] = max(finishes[index], finish)
         insort(flight, finish)
-        batches += 1
-        served_rows += size
+        sizes.append(size)
         work += duration
         device_busy += max(finish - max(busy_until, now), 0.0)
         busy_until = max(busy_until, finish)
@@ -498,7 +534,7 @@ def _with_queue(arrivals: Sequence[float], rows: Sequence[int], setting: _Settin
         for finish, arrival in zip(finishes, arrivals, strict=True)
         if finish and finish - arrival <= deadline
     ]
-    return _Run(latencies, batches, served_rows, device_busy, work, busy_until)
+    return _Run(latencies, sizes, device_busy, work, busy_until)
 
 
 class Doubt(StrEnum):

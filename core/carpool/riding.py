@@ -69,7 +69,8 @@ class Request:
         self.exempt = False
         """Whether it arrived at an idle upstream and so is never shed. Set on admission."""
         self.sheddable = False
-        """Whether it could have met its due time alone, so that missing it may shed it. Set on admission."""
+        """Whether it could have met its due time alone, so that missing it may shed it. Set when shedding begins, or on
+        admission from then on."""
         self.taken = 0
         """Rows handed to the upstream so far."""
         self.unserved = rows
@@ -247,6 +248,17 @@ class Estimate(Struct, frozen=True):
         """Return the same of an upstream with so many executors."""
         buckets = {bucket: each.computed(executors, hoped) for bucket, each in self.buckets.items()}
         return replace(self, executors=executors, hoped=hoped, buckets=buckets)
+
+    def hopeful(self, measured: int) -> Estimate:
+        """Return the same with sizes below the smallest ``measured`` taking as much less as they are smaller.
+
+        Where that is beyond the table, since bounds were narrowed meanwhile, below the largest there is.
+        """
+        measured = min(measured, len(self.times) - 1)
+        most = self.times[measured]
+        times = tuple(min(time, most * rows / measured) for rows, time in enumerate(self.times[:measured]))
+        buckets = {bucket: each.hopeful(measured) for bucket, each in self.buckets.items()}
+        return replace(self, times=times + self.times[measured:], buckets=buckets)
 
     @property
     def surely(self) -> float:

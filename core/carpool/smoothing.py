@@ -13,9 +13,9 @@ def smoothed(rows: Sequence[int], means: Sequence[float], counts: Sequence[float
     """Draw each size's mean towards the line through those near it, by as much as chance alone may have put it off.
 
     Of sixty sizes with a handful of noisy batches each, the luckiest looks best, and tomorrow another. Empirical Bayes
-    with a random effect (DerSimonian and Laird 1986): what the means spread about the line beyond their own errors is
-    real, a step or a bend, and is kept; without noise everything is. Near are sizes within a factor of two: one line
-    through all of them is far off at the ends of a curve that bends.
+    with a random effect (DerSimonian and Laird 1986; about lines: Thompson and Sharp 1999): what the means spread about
+    the line beyond their own errors is real, a step or a bend, and is kept; without noise everything is. Near are sizes
+    within a factor of two: one line through all of them is far off at the ends of a curve that bends.
     """
     if noise <= 0 or len(rows) < _ENOUGH_SIZES:
         return list(means)
@@ -24,21 +24,23 @@ def smoothed(rows: Sequence[int], means: Sequence[float], counts: Sequence[float
     line, leverage = _lines(rows, means, [n / value**2 for n, value in zip(counts, line, strict=True)])
     off = [mean / value - 1 for mean, value in zip(means, line, strict=True)]
     precision = [n / noise**2 for n in counts]
-    total = sum(precision)
-    excess = sum(p * o * o for p, o in zip(precision, off, strict=True)) - (len(rows) - leverage)
-    real = max(excess / (total - sum(p * p for p in precision) / total), 0.0)
+    # Where a size outweighs those near it the line goes by that one, and says nothing of how far sizes lie off it.
+    free = [max(1 - share, 0.0) for share in leverage]
+    excess = sum(p * o * o for p, o in zip(precision, off, strict=True)) - sum(free)
+    telling = sum(p * share for p, share in zip(precision, free, strict=True))
+    real = max(excess / telling, 0.0) if telling else 0.0
     # Share of what is seen that is believed: 1 of an exact mean, 0 where the line explains all of them.
     return [value * (1 + o * real / (real + 1 / p)) for value, o, p in zip(line, off, precision, strict=True)]
 
 
-def _lines(rows: Sequence[int], means: Sequence[float], weights: Sequence[float]) -> tuple[list[float], float]:
-    """Return at each size the line through those within a factor of two, and the parameters that took in all."""
+def _lines(rows: Sequence[int], means: Sequence[float], weights: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return at each size the line through those within a factor of two, and the weight of its own mean in that."""
     # Of w, wb, wbb, wm and wbm, summed up from the left: each window's sums are differences.
     sums = [(0.0, 0.0, 0.0, 0.0, 0.0)]
     for b, m, w in zip(rows, means, weights, strict=True):
         before = sums[-1]
         sums.append((before[0] + w, before[1] + w * b, before[2] + w * b * b, before[3] + w * m, before[4] + w * b * m))
-    line, leverage = [], 0.0
+    line, leverage = [], []
     for b, mean, weight in zip(rows, means, weights, strict=True):
         low, high = sums[bisect_left(rows, b / 2)], sums[bisect_right(rows, 2 * b)]
         total, first, second, level, product = (upto - before for upto, before in zip(high, low, strict=True))
@@ -51,7 +53,7 @@ def _lines(rows: Sequence[int], means: Sequence[float], weights: Sequence[float]
             share += (b - middle) ** 2 / spread
         # Far from all that weighs a line may fall below zero, where no time lies.
         line.append(value if value > 0 else mean)
-        leverage += weight * share
+        leverage.append(weight * share)
     return line, leverage
 
 

@@ -12,14 +12,17 @@ from carpool.decision import Decision, Forecasted, Observation
 from carpool.latency import LatencyLearner
 from carpool.load import Load
 from carpool.misses import MissTest
-from carpool.news import is_another, is_news, width
+from carpool.news import is_another, is_news
 from carpool.policy import Duration, Parameters, PassThroughMode, ShedAt, TuningMode, format_seconds
 from carpool.queueing import stability
 from carpool.riding import Refused
 from carpool.statistics import COLD, LATE
-from carpool.tuning import KEPT, WORTH, Assessment, Assessor, Choice, Reason, Situation, choose, is_better, toward, why
+from carpool.steps import gain, is_clearly_worth, is_worth, toward, why
+from carpool.tuning import KEPT, Assessment, Assessor, Choice, Reason, Situation, choose
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from carpool.latency import ServiceTime
     from carpool.policy import BatchingPolicy, Limits, Model
     from carpool.riding import Estimate
@@ -32,7 +35,7 @@ SILENCE = 30.0
 
 ENTER_PASS_THROUGH = 0.05
 LEAVE_PASS_THROUGH = 0.08
-"""Saving of device time by batching below which requests pass through, and above which they stop to."""
+"""Saving of device time by batching below which requests pass through, and above which they stop to however unsure."""
 
 NEGLIGIBLE = 0.001
 """Difference of forecast miss fractions below which one step is no riskier than another."""
@@ -45,9 +48,6 @@ PASSING_LOAD = 0.7
 
 MOSTLY_ALONE = 1.2
 """Mean batch, in requests, up to which what passes through is forecast to."""
-
-UNSURE = 0.1
-"""Share of the width of t(b)'s confidence interval, relative to it, that a saving of device time has to exceed."""
 
 WORTH_A_STALL = 0.1
 """Relative saving of device time for which a size never used is turned to, where the first batch of each makes others
@@ -108,6 +108,8 @@ class Tuner:
         self._tried: list[Parameters] = []
         self._tried_with: ServiceTime | None = None
         self._failed: list[Parameters] = []
+        self._left: set[Parameters] = set()
+        """What was in force before, at whatever load, since policy or t(b) was another: no small gain leads back."""
 
     def _obey(self, policy: BatchingPolicy, model: Model | None) -> None:
         self._policy = policy
@@ -116,7 +118,7 @@ class Tuner:
         self._budget = (1 - quantile) / 2
         self._quantiles = policy.slo.percentiles[:-1]
         self._held = policy.tuning.mode is TuningMode.HOLD
-        self._misses = MissTest.of(quantile)
+        self._misses = MissTest.of(quantile, spells=True)
 
     def follow(self, policy: BatchingPolicy, model: Model | None = None) -> None:
         """Go by another policy from here on, from the present parameters within its limits.
@@ -128,6 +130,7 @@ class Tuner:
         self._load.tolerance = policy.tuning.tolerance_percent / 100
         self._choice = None
         self._assessor = None
+        self._left.clear()
         known, self._service = self._service, None  # the Batcher's tables may be longer or shorter now
         if known is not None:
             self._new_epoch(known)
@@ -166,6 +169,8 @@ class Tuner:
         if self._load.process is None or now - self._last_arrival > SILENCE:
             self._install(service)
             return self._idle(now, service)
+        if model_moved:
+            self._left.clear()
         if load_moved or model_moved or is_another(service, self._tried_with):
             self._new_epoch(service)
         # Misses contradict the forecast that was made for these parameters, not what was late before them.
@@ -272,6 +277,9 @@ class Tuner:
         if service is None or estimate is None:
             return None
         executors = service.executors_for(self.parameters.max_in_flight)
+        # A size below all that was measured is turned to in the hope that it takes so much less.
+        if self.parameters.max_batch < service.sizes[0]:
+            estimate = estimate.hopeful(service.sizes[0])
         return estimate.computed(executors, hoped=executors - service.executors)
 
     def _new_epoch(self, service: ServiceTime) -> None:
@@ -281,6 +289,7 @@ class Tuner:
         self._dares.stop()
         if is_another(service, self._tried_with):
             self._dares.forget()
+            self._left.clear()
         self._tried_with = service
         self._caution = 1.0
         self._forgiven_after = FORGIVEN_AFTER
@@ -306,7 +315,7 @@ class Tuner:
         self._forgiven = True
 
     def _search(self) -> None:
-        process, service = self._load.process, self._service
+        process, service = self._load.process, self._learner.mixed()
         if process is None or service is None:
             return
         situation = Situation(
@@ -336,7 +345,7 @@ class Tuner:
             self._choice = choose(self._assessor, self.parameters)
         target = self._target_of(self._assessor, self._choice)
         moving = self._load.rate >= RISE * self._dared_at or (
-            target.parameters != self.parameters and self._worth(self._choice.current, target)
+            target.parameters != self.parameters and self._worth(self._choice.current, target, is_clearly_worth)
         )
         if moving:
             self._dared_at = self._load.rate
@@ -376,10 +385,11 @@ class Tuner:
         bold = assessor.assess(self._bold) if self._bold is not None else None
         # What restores the SLO comes first.
         rescue = self._loses(current) and target.holds_now and target.parameters != self.parameters
+        # Before requests pass one by one too: from there on nothing tells what company would cost.
         if (
             bold is not None
             and not rescue
-            and not target.parameters.pass_through
+            and not self.parameters.pass_through
             and not (early if self._is_riskier(assessor, current, bold) else since < self._policy.tuning.safer.after)
             and self._policy.tuning.mode is TuningMode.APPLY
         ):
@@ -445,7 +455,10 @@ class Tuner:
         if not passing.holds_ahead or assessor.passing_load() > PASSING_LOAD:
             return choice.best
         saving = assessor.saving(choice.best, passing)
-        enough = LEAVE_PASS_THROUGH if self.parameters.pass_through else ENTER_PASS_THROUGH
+        enough = ENTER_PASS_THROUGH
+        if self.parameters.pass_through and enough <= saving < LEAVE_PASS_THROUGH:
+            # Which of the two is in force may depend on the past only as far as chance leaves it open.
+            enough += gain(choice.best, passing).error
         if saving >= enough:
             return choice.best
         # Where a backlog soon ends it, what was forecast is merging without a wait, and no passing through.
@@ -462,15 +475,16 @@ class Tuner:
         """Whether the SLO is not kept as it is, by forecast or by what waits."""
         return not current.holds_now or self._backlogged()
 
-    def _worth(self, current: Assessment, target: Assessment) -> bool:
-        """Whether the target is enough of a gain to change anything for it."""
+    def _worth(
+        self, current: Assessment, target: Assessment, enough: Callable[[Assessment, Assessment], bool] = is_worth
+    ) -> bool:
+        """Whether the target is ``enough`` of a gain to change anything for it."""
         service, passes = target.situation.service, target.parameters.pass_through
         if self._cold and passes and target.situation.rows not in service.sizes:
             return False
         if current.parameters.pass_through != passes:
             return True
-        # Of what is not sure by itself, a part is chance.
-        return is_better(target, current, max(WORTH, UNSURE * width(service, target.parameters.max_batch)))
+        return (is_clearly_worth if target.parameters in self._left else enough)(target, current)
 
     def _change(
         self, now: float, step: Assessment, target: Assessment, reason: Reason, message: str, capped_by: str
@@ -479,6 +493,7 @@ class Tuner:
         if self._policy.tuning.mode is TuningMode.RECOMMEND:
             return self._decision(now, step, Reason.RECOMMEND_ONLY, message, target, capped_by)
         self._tried.append(self.parameters)
+        self._left.add(self.parameters)
         self._turn(now, step.parameters)
         return replace(self._decision(now, step, reason, message, target, capped_by), change=True)
 

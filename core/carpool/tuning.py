@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from enum import StrEnum
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,9 +18,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool import arrivals, sampling
-from carpool.latency import WORTHWHILE, ServiceTime
-from carpool.policy import Duration, Limits, Parameters, format_seconds, whole_microseconds
+from carpool.latency import ServiceTime
+from carpool.policy import Duration, Limits, Parameters, whole_microseconds
 from carpool.queueing import Forecast, Glance, forecast, glance
+from carpool.reach import first_valley, flights_worth, grid, productive
 from carpool.settling import Telling
 
 if TYPE_CHECKING:
@@ -45,14 +47,22 @@ MOST_REQUESTS = 16_000
 LOTS = 8
 """Times that many requests by which a miss fraction near the budget is judged, at most."""
 
-NEAR_BUDGET = 0.75
-"""Relative distance from the budget within which 4,000 requests don't decide: 20 misses, two or three at a time, are
-given or taken 7. Of n lots, within that over the root of n."""
+WEIGHED = 5
+"""Lots by which a saving is weighed that something would be changed for: of two settings the difference from one lot
+is off by 1 % (two executors, gaps with a CV of 2), and the best of thirty is the one that this favours."""
+
+TOGETHER = 3.0
+"""Requests that miss at once, at least; how many do is seen where any miss. A busy spell makes seven late, or hundreds,
+and then 20 misses are three events, or none most of the time."""
+
+DECIDES = 2.0
+"""Standard errors beyond the budget at which misses are no matter of chance, were the budget just met: in runs of n, as
+compound Poisson events, the variance of their number is n times its mean."""
 
 _FIELDS = {0.5: "p50", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
 
-WORTH = 0.02
-"""Relative saving of device time below which nothing is changed for it."""
+SECTIONS = 8
+"""Stretches of the arrivals by which is told how much of a difference is theirs."""
 
 FINE = 400
 """Steps in which misses beyond the capacity differ: 0.25 % of the requests."""
@@ -106,11 +116,18 @@ class _Outlook:
     def __init__(self, assessor: Assessor, parameters: Parameters) -> None:
         self._assessor = assessor
         self._parameters = parameters
+        self._weighed = False
 
     @cached_property
     def glance(self) -> Glance | Forecast:
         """What matters most of ``present``."""
         return self._assessor.judge(self._parameters)
+
+    def weigh(self) -> None:
+        """Tell the device time from more requests than those by which candidates were chosen."""
+        if not self._weighed:
+            self._weighed = True
+            self.glance = self._assessor.weighed(self._parameters, self.glance)
 
     @cached_property
     def glance_ahead(self) -> Glance | Forecast:
@@ -151,6 +168,11 @@ class _Outlook:
     def risk(self) -> float:
         """Forecast fraction of misses at the upper confidence of t(b)."""
         return self._assessor.glance(self._parameters, pessimistic=True).miss_fraction
+
+    @cached_property
+    def mix(self) -> list[Counter[int]]:
+        """Batches by their rows, of each of ``SECTIONS`` stretches of the present load."""
+        return self._assessor.mix(self._parameters)
 
     @cached_property
     def telling(self) -> Telling:
@@ -221,13 +243,15 @@ class Assessment(NamedTuple):
     def rank(self) -> tuple[float, ...]:
         """Less is better: the objective, as a key to sort by."""
         # What is lost of more load than can be kept tells the margin. Where nobody is answered in time, the smallest
-        # batch shows soonest whether anybody can be.
+        # batches, as many at once as may be computed, show soonest whether anybody can be.
         if self.holds_ahead:
             return (0, self.device_time)
         # Of the present load comes first: what carries most of far more may keep less of this.
         outlook, excess = self.outlook, round(self.outlook.excess * FINE)
         if not self.holds_now:
-            return (2, round(outlook.loss * FINE), excess, self.parameters.max_wait, self.parameters.max_batch)
+            point, service = self.parameters, self.situation.service
+            executors = service.executors_for(point.max_in_flight)
+            return (2, round(outlook.loss * FINE), excess, point.max_wait, point.max_batch, -executors)
         return (1, round(outlook.glance.miss_fraction * FINE), excess, self.device_time)
 
     def _holds(self, result: Glance | Forecast, leniency: float) -> bool:
@@ -331,10 +355,27 @@ class Assessor:
             telling.settle()
         return telling.told
 
+    def mix(self, parameters: Parameters) -> list[Counter[int]]:
+        """Return the batches, by their rows, that a configuration makes of each stretch of the load."""
+        sizes: list[int] = []
+        self.forecast(parameters, sizes=sizes)
+        found = [Counter[int]() for _ in range(SECTIONS)]
+        part, rows = sum(sizes) / SECTIONS, 0
+        for size in sizes:
+            found[int(rows / part)][size] += 1
+            rows += size
+        return found
+
     def forecast(
-        self, parameters: Parameters, *, ahead: bool = False, shed: bool = False, sure: bool = False
+        self,
+        parameters: Parameters,
+        *,
+        ahead: bool = False,
+        shed: bool = False,
+        sure: bool = False,
+        sizes: list[int] | None = None,
     ) -> Forecast:
-        """Play the load, or ``HEADROOM`` times it, through a configuration.
+        """Play the load, or ``HEADROOM`` times it, through a configuration; add the rows of each batch to ``sizes``.
 
         ``sure``: at the upper confidence of t(b), which goes on straight beyond the largest size measured.
         """
@@ -349,6 +390,7 @@ class Assessor:
             executors=service.executors_for(parameters.max_in_flight),
             rows=self._rows_of(times),
             noise_draws=self._noise,
+            sizes=sizes,
         )
 
     def glance(
@@ -365,13 +407,25 @@ class Assessor:
 
         Device time stays that of the first lot: that is what candidates differ in.
         """
-        first = self.glance(parameters, ahead=ahead)
-        budget, misses, lots = self.situation.budget, first.miss_fraction, 1
-        while lots < self._most_lots and abs(misses - budget) < NEAR_BUDGET * budget / math.sqrt(lots):
-            misses += (self._glance(parameters, *self._lot(lots, ahead=ahead)).miss_fraction - misses) / (lots + 1)
-            lots += 1
-        more = {"miss_fraction": misses}
+        first = one = self.glance(parameters, ahead=ahead)
+        budget, misses, squares = self.situation.budget, 0.0, 0.0
+        for lots in range(1, self._most_lots + 1):
+            misses += one.miss_fraction
+            squares += one.miss_fraction * (one.together if isinstance(one, Glance) else TOGETHER)
+            together = max(squares / misses, TOGETHER) if misses else TOGETHER
+            doubt = DECIDES * math.sqrt(budget * together / (lots * self._requests))
+            if lots == self._most_lots or abs(misses / lots - budget) >= doubt:
+                break
+            one = self._glance(parameters, *self._lot(lots, ahead=ahead))
+        more = {"miss_fraction": misses / lots}
         return first._replace(**more) if isinstance(first, Glance) else replace(first, **more)
+
+    def weighed(self, parameters: Parameters, found: Glance | Forecast) -> Glance | Forecast:
+        """Return what was found with a device time from more lots: those that all candidates met chose the luckiest."""
+        lots = range(1, min(WEIGHED, self._most_lots))
+        others = [self._glance(parameters, *self._lot(lot, ahead=False)).device_time for lot in lots]
+        more = {"device_time": (found.device_time + sum(others)) / (1 + len(others))}
+        return found._replace(**more) if isinstance(found, Glance) else replace(found, **more)
 
     def _glance(
         self,
@@ -420,11 +474,21 @@ class Choice(Struct, frozen=True):
     current: Assessment
 
 
-SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Batch sizes tried: half-octave steps, between which device time per row differs by a few percent."""
+SIZES: tuple[int, ...] = (1, *(size for n in range(1, 16) for size in (2**n, 3 * 2 ** (n - 1))), 2**16)
+"""Batch sizes tried, up to the most that a bound may be: half-octave steps, between which device time per row differs
+by a few percent."""
 
 WAITS = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 """Waits tried, as shares of the longest allowed."""
+
+
+def spoken_for(service: ServiceTime, limits: Limits) -> int:
+    """Return the largest size within bounds that what was measured speaks for, within twice the largest measured.
+
+    One of those usually tried: where t(b) is flat, 46 rows have 4 % less capacity than 48, too little to be tried for.
+    """
+    most = min(limits.max_batch, 2 * service.largest_measured)
+    return max(size for size in (*SIZES, limits.max_batch) if size <= most)
 
 
 def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters] = (), unused: float = 0.0) -> Choice:
@@ -438,14 +502,17 @@ def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters
     """
     situation = assessor.situation
     limits, service = situation.limits, situation.service
-    reach = max(_productive(service, min(limits.max_batch, 2 * service.largest_measured)), limits.min_batch)
-    sizes = _grid(SIZES, limits.min_batch, reach, also=current.max_batch)
+    reach = max(productive(service, spoken_for(service, limits)), limits.min_batch)
+    sizes = grid(SIZES, limits.min_batch, reach, also=current.max_batch)
     present = assessor.assess(current, KEPT)
     best = _search(assessor, sizes, current, avoid)
     if unused and present.holds_now and best is not None and best.parameters.max_batch not in service.sizes:
         used = [size for size in sizes if size in service.sizes]
         if used and best.device_time > (1 - unused) * present.device_time:
             best = _search(assessor, used, current, avoid)
+    if best is not None and present.holds_ahead and best.holds_ahead and best.device_time < present.device_time:
+        best.outlook.weigh()
+        present.outlook.weigh()
     return Choice(best=best or assessor.assess(current), current=present)
 
 
@@ -467,16 +534,20 @@ def _search(
     begins = {sizes[-1], min(sizes, key=lambda size: (service.per_row(size), size))}
     begins.add(min(sizes, key=lambda size: (service.upper(size) / size, size)))
     # And in the first that is nearly as deep: smaller batches take less time, which may be what holds a higher load.
-    begins.add(_first_valley(service, sizes))
+    begins.add(first_valley(service, sizes))
     starts = [
-        at([(sizes.index(size), wait) for wait in range(0, len(waits), 2)], flights)
-        for flights in _flights(service, limits, current)
+        (flights, at([(sizes.index(size), wait) for wait in range(0, len(waits), 2)], flights))
+        for flights in flights_worth(service, limits, current)
         for size in sorted(begins)
     ]
     # Where some number in flight keeps the SLO, those that don't are not searched for the most they could do.
-    holding = [start for start in starts if any(one.holds_now for one in start)]
+    holding = [(flights, start) for flights, start in starts if any(one.holds_now for one in start)]
+    restores = not assessor.assess(current, KEPT).holds_ahead
     best: Assessment | None = None
-    for start in holding or starts:
+    for flights, start in holding or starts:
+        # Margin is restored by what is known, where that does; what more in flight may save is tried from there.
+        if restores and best is not None and best.holds_ahead and flights > service.executors:
+            break
         step = here = _best(start)
         while step is not None:
             here = step
@@ -491,9 +562,7 @@ def _search(
 def _best(candidates: list[Assessment], than: Assessment | None = None, share: float = 0.0) -> Assessment | None:
     """Return who ranks first, if that ``is_better`` than another, with as few forecasts as that takes."""
     holding = sorted((one for one in candidates if one.holds_now), key=lambda one: one.device_time)
-    aim = math.inf
-    if than is not None and than.rank[0] == 0:
-        aim = than.device_time * (1 - share)
+    aim = than.device_time * (1 - share) if than is not None and than.rank[0] == 0 else math.inf
     for one in holding:
         if one.device_time >= aim:
             return None
@@ -502,43 +571,7 @@ def _best(candidates: list[Assessment], than: Assessment | None = None, share: f
     if aim < math.inf:
         return None
     first = min(holding or candidates, key=lambda one: one.rank, default=None)
-    if first is None or than is None or is_better(first, than, share):
-        return first
-    return None
-
-
-def _grid(values: tuple[int, ...], low: int, high: int, *, also: int) -> list[int]:
-    return sorted({low, high, *(value for value in values if low <= value <= high), min(max(also, low), high)})
-
-
-def _productive(service: ServiceTime, reach: int) -> int:
-    """Return the largest size up to ``reach`` whose rows aren't clearly dearer than those of a smaller batch."""
-    cheapest, largest = math.inf, 1
-    for rows in range(1, reach + 1):
-        if service.lower(rows) / rows <= cheapest:
-            largest = rows
-        cheapest = min(cheapest, service.per_row(rows))
-    return largest
-
-
-def _first_valley(service: ServiceTime, sizes: Sequence[int]) -> int:
-    """Return the smallest size whose rows cost less than those of its neighbours, and hardly more than the cheapest."""
-    costs = [math.inf, *(service.per_row(size) for size in sizes), math.inf]
-    enough = WORTHWHILE * min(costs)
-    around = zip(sizes, costs, costs[1:], costs[2:], strict=False)
-    return next(size for size, left, mine, right in around if left > mine <= min(right, enough))
-
-
-def _flights(service: ServiceTime, limits: Limits, current: Parameters) -> list[int]:
-    """Numbers of batches in flight worth trying: what the device computes at once; more while nobody knows.
-
-    Twice and four times the most ever seen: an overloaded device with many executors is reached in few steps.
-    """
-    most = service.largest_in_flight
-    wanted = {1, service.executors, current.max_in_flight}
-    if service.executors >= most:
-        wanted |= {2 * most, 4 * most}
-    return sorted({min(max(flights, limits.min_in_flight), limits.max_in_flight) for flights in wanted})
+    return first if first is None or than is None or is_better(first, than, share) else None
 
 
 def is_better(one: Assessment, other: Assessment, share: float) -> bool:
@@ -552,48 +585,3 @@ def is_better(one: Assessment, other: Assessment, share: float) -> bool:
         if mine > theirs:
             return False
     return False
-
-
-def toward(current: Parameters, target: Parameters, factor: float, largest: int) -> Parameters:
-    """Go from ``current`` towards ``target``: per step at most ``factor``, or one row, or one millisecond more.
-
-    ``largest`` is the largest batch measured; growth stops at twice that. Downwards a step may be of any size.
-    """
-    size = min(target.max_batch, max(int(current.max_batch * factor), current.max_batch + 1))
-    size = min(size, max(2 * largest, current.max_batch))
-    wait = min(target.max_wait, max(current.max_wait * factor, current.max_wait + 0.001))
-    flights = min(target.max_in_flight, max(int(current.max_in_flight * factor), current.max_in_flight + 1))
-    return Parameters(
-        max_batch=size,
-        max_wait=Duration(whole_microseconds(wait)),
-        max_in_flight=flights,
-        pass_through=target.pass_through,
-    )
-
-
-def why(choice: Choice, target: Assessment) -> tuple[Reason, str]:
-    """Say what the move to ``target`` is for."""
-    current = choice.current
-    if target.parameters.pass_through:
-        saving = max(1 - choice.best.device_time / target.device_time, 0.0)
-        return (
-            Reason.PASSES_THROUGH,
-            f"merging would save {saving:.1%} of the device time at this load: too little; requests pass one by one",
-        )
-    saving = 1 - target.now.device_time / current.now.device_time if current.now.device_time else 0.0
-    times = f"{format_seconds(current.now.device_time)} to {format_seconds(target.now.device_time)} a request"
-    ahead = f"p99 forecast {format_seconds(target.now.p99)} now, {format_seconds(target.ahead.p99)} at 1.25x the load"
-    if target.holds_now and not current.holds_now:
-        return Reason.RESTORES_SLO, f"the present configuration is forecast to miss the SLO; {ahead}"
-    if target.holds_ahead and not current.holds_ahead:
-        return Reason.MORE_MARGIN, f"holds at 1.25x the load too; {ahead}"
-    if target.holds_ahead:
-        # Executors' time may be what is saved, while at least one of them is busy all the same.
-        falls = f"falls {saving:.0%}, " if saving >= 0.005 else ""
-        return Reason.SAVES_DEVICE_TIME, f"device time {falls}{times}; {ahead}"
-    if target.holds_now:
-        return Reason.MORE_MARGIN, f"no configuration holds at 1.25x the load; this one leaves the most room; {ahead}"
-    if not target.now.goodput:
-        return Reason.EXPLORES, "nothing measured so far is forecast to keep the SLO; a smaller batch may"
-    good = f"{current.now.goodput:.0f} to {target.now.goodput:.0f} good answers/s"
-    return Reason.MORE_GOODPUT, f"no configuration holds the SLO at this load; {good}, shedding who would be late"

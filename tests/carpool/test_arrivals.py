@@ -67,6 +67,29 @@ def test_schedule_steps_at_its_times():
         assert 4700 < high < 5300
 
 
+@pytest.mark.parametrize(
+    "process",
+    [
+        Poisson(50.0),
+        Gamma(50.0, 0.5),
+        Gamma(50.0, 2.0),
+        OnOff(rate_on=200.0, mean_on=0.1, mean_off=0.4),
+        OnOff(rate_on=120.0, rate_off=20.0, mean_on=0.3, mean_off=0.1),
+    ],
+    ids=repr,
+)
+def test_dispersion_is_that_of_the_counts_of_long_windows(process):
+    # 1,500 windows tell it within 4 % or so, and those of five seconds are 50 times as long as any burst remembers.
+    counts = WindowCounts.of(until(process, 7500.0, Random(1)), 7500.0, window=5.0)
+    assert counts.windows == 1500
+    assert process.dispersion == pytest.approx(counts.dispersion, rel=0.12)
+
+
+def test_more_callers_come_in_bursts_that_last_as_long():
+    bursty = OnOff(rate_on=300.0, rate_off=100.0, mean_on=1.0, mean_off=3.0)
+    assert bursty.scaled(1.5) == OnOff(rate_on=450.0, rate_off=150.0, mean_on=1.0, mean_off=3.0)
+
+
 def test_a_trace_is_rescaled_and_reports_the_factor():
     recorded = [10.0, 11.0, 11.5, 14.0, 20.0]
     trace = Trace.at_rate(recorded, rate=4.0)

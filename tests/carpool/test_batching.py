@@ -695,6 +695,39 @@ def test_rule_7_dropped_at_dispatch_when_this_batch_would_make_it_late(fields: d
     assert [riders(batch) for batch in batches(actions)] == [[fine]]
 
 
+def test_rule_7_who_waits_when_shedding_begins_is_shed_as_who_comes_then() -> None:
+    # Everybody was admitted until it was known what a batch takes. Served all the same, they would make late the last.
+    to = batcher(max_batch=8)
+    first = occupied(to)
+    stale, hopeless = [request() for _ in range(8)], request(slo=0.004)
+    fresh = request(0.2)
+    assert refusals(send(to, 0.2, *stale, hopeless, fresh)) == []
+    to.learn("m", estimate(), 0.2, shed_slo=False)
+    assert not any(waiting.sheddable for waiting in (*stale, hopeless, fresh))
+    to.learn("m", estimate(), 0.2, shed_slo=True)
+    actions = to.complete(first, 0.2)
+    assert refusals(actions) == [(each, Refused.LATE) for each in stale]
+    # Whom nobody could have served in time is served.
+    assert [riders(batch) for batch in batches(actions)] == [[hopeless, fresh]]
+
+
+def test_rule_7_shedding_begins_for_one_model_and_no_other() -> None:
+    to = batcher(max_batch=8)
+    first = occupied(to)
+    late, other = request(), request(model="n")
+    to.learn("n", estimate(), 0.0)
+    assert send(to, 0.0, late, other) == []
+    to.learn("m", estimate(), 0.0, shed_slo=True)
+    assert late.sheddable
+    assert not other.sheddable
+    # By the time that the other model sheds too, it takes so long that nobody could have served this one in time.
+    to.learn("n", estimate(base=0.1), 0.0, shed_slo=True)
+    actions = to.complete(first, 0.06)
+    assert refusals(actions) == []
+    assert [riders(batch) for batch in batches(actions)] == [[other]]
+    assert refusals(to.complete(batches(actions)[0], 0.16)) == [(late, Refused.LATE)]
+
+
 def test_rule_7_a_request_half_served_is_not_dropped() -> None:
     to = held(max_wait=0.0)
     first = occupied(to)

@@ -18,7 +18,7 @@ from carpool.latency import (
     fit,
     memory_cap,
 )
-from carpool.smoothing import isotonic
+from carpool.smoothing import isotonic, smoothed
 from carpool.statistics import SUPPOSED, Cell, CellKey
 
 
@@ -188,6 +188,14 @@ def test_chance_is_taken_off_a_noisy_curve_and_steps_are_left_in_it():
         assert service.inflection() >= 16
 
 
+def test_a_valley_seen_a_few_times_is_left_beside_sizes_seen_a_thousand_times():
+    # Of an OCR model, rows cost least in fours. A line through 2 and 6 is 20 % above what a batch of four takes, ten
+    # times what chance leaves open of six of them; that 1 and 2 lie on the line, which goes by them, says nothing.
+    rows, times = (1, 2, 3, 4, 6, 8), (0.00069, 0.0013, 0.00191, 0.00252, 0.00474, 0.007)
+    found = smoothed(rows, times, (3000, 600, 3, 6, 25, 6), 0.05)
+    assert found == pytest.approx(times, rel=0.02)
+
+
 def test_even_one_batch_leaves_doubt():
     service = fit([sample(1, [0.01])])
     assert service.time(1) == pytest.approx(0.01)
@@ -264,6 +272,72 @@ def test_executors_are_fitted_from_the_wait(executors, slots, load, cv):
     assert service.largest_in_flight == max(in_flight for _, in_flight, _, _ in seen)
     for rows in (2, 8, 15):
         assert service.time(rows) == pytest.approx(affine(rows), rel=0.12)
+
+
+def test_beyond_the_largest_size_a_curve_goes_on_as_it_does_behind_its_last_bend():
+    # A ranking tower on one core: a row costs 0.66 ms up to eight, 0.22 ms from there on.
+    def took(rows):
+        return 0.00128 + 0.00066 * rows if rows <= 8 else 0.00656 + 0.00022 * (rows - 8)
+
+    rng = Random(4)
+    seen = [
+        sample(rows, [took(rows) * rng.gauss(1, 0.05) for _ in range(200 if rows < 9 else 60)]) for rows in range(1, 13)
+    ]
+    curve = fit(seen)
+    assert curve.time(16) == pytest.approx(took(16), rel=0.04)
+    assert curve.time(24) == pytest.approx(took(24), rel=0.10)
+
+
+def test_beyond_the_largest_size_a_straight_curve_is_told_by_two_octaves():
+    rng = Random(4)
+    sizes = range(1, 17)
+    straight = fit([sample(rows, [(5 + rows) * rng.gauss(1, 0.3) for _ in range(20)]) for rows in sizes])
+    narrow = fit([sample(rows, [(5 + rows) * rng.gauss(1, 0.3) for _ in range(20)]) for rows in range(12, 17)])
+    assert straight.tail_slope == pytest.approx(1.0, abs=0.4)
+    assert straight.tail_error < narrow.tail_error / 3
+
+
+def test_beyond_the_largest_size_nothing_is_told_by_what_is_more_than_two_octaves_below():
+    line = {rows: 5.0 + rows for rows in range(4, 17)}
+    known = ServiceTime.measured(line)
+    for head in ({rows: 5.0 + rows for rows in (1, 2, 3)}, {3: 7.9}, {1: 1.0, 2: 1.0}):
+        curve = ServiceTime.measured(head | line)
+        assert curve.time(64) == pytest.approx(known.time(64))
+        assert curve.lower(64) == pytest.approx(known.lower(64))
+    # Two octaves below it still tells.
+    assert ServiceTime.measured({rows: 5.0 + rows for rows in range(5, 17)}).lower(64) < known.lower(64)
+    # And so do the two largest, however far apart.
+    assert ServiceTime.measured({1: 1.0, 16: 4.0}).time(31) == pytest.approx(7.0)
+
+
+def test_beyond_the_largest_size_a_single_step_up_is_no_slope():
+    # Of the 17th row alone every further one would take 4 ms, 32 of them 72 ms.
+    def step(rows):
+        return 0.004 * math.ceil(rows / 8)
+
+    curve = ServiceTime.measured({rows: step(rows) for rows in range(1, 18)})
+    assert curve.time(32) == pytest.approx(0.020, rel=0.1)
+
+
+def test_beyond_the_largest_size_what_lies_off_the_line_is_doubt_of_its_slope():
+    # Off by 0.1, -0.2, 0, 0.2 and -0.1 about a slope of 1: the slope's error is sqrt(0.1 / 3 / 10), for five sizes with
+    # squares of 10 about the middle one. Nothing else is unsure of measured times.
+    off = {12: 0.1, 13: -0.2, 14: 0.0, 15: 0.2, 16: -0.1}
+    curve = ServiceTime.measured({rows: rows - 2.0 + by for rows, by in off.items()})
+    assert curve.time(32) - curve.time(16) == pytest.approx(16.0)
+    assert curve.time(32) - curve.lower(32) == pytest.approx(16 * 1.96 * math.sqrt(0.1 / 3 / 10), rel=0.01)
+
+
+def test_three_batches_that_hardly_overlapped_are_no_second_executor():
+    # Each left 0.1 to 0.7 ms before the one ahead of it was done: begun at once or then, both could be.
+    alone = [
+        sample(rows, [mean * (1 + 0.05 * sign) for sign in (-1, 1) for _ in range(100)])
+        for rows, mean in ((6, 0.00524), (7, 0.00591), (12, 0.0075))
+    ]
+    seen, own = (0.00746, 0.00531, 0.0062), (0.00677, 0.00516, 0.00619)
+    pairs = [sample(rows, [took], 2) for rows, took in zip((12, 6, 7), seen, strict=True)]
+    supposed = [s._replace(executors=1, busy=t, busy_squared=t * t) for s, t in zip(pairs, own, strict=True)]
+    assert fit([*alone, *pairs, *supposed], 1).executors == 1
 
 
 def samples(seen):
@@ -389,6 +463,20 @@ def test_load_alone_moves_nothing():
         assert learner.estimate().time(rows) == pytest.approx(affine(rows), rel=0.1)
 
 
+@pytest.mark.parametrize("power", [1.12, 1.5])
+def test_a_first_sight_of_small_batches_says_nothing_of_large_ones(power):
+    # Rows that cost more in company: one alone takes less than its share of a batch, and is no sign of a quicker model.
+    def dearer(rows):
+        return 0.005 * rows**power
+
+    rng = Random(5)
+    learner = LatencyLearner()
+    run(learner, rng, 5, sizes=(32,), rate=64.0, cv=0.0, curve=dearer)
+    assert run(learner, rng, 20, sizes=(1,), cv=0.0, curve=dearer, start=5) == []
+    assert learner.estimate().time(1) == pytest.approx(dearer(1))
+    assert learner.estimate().time(32) == pytest.approx(dearer(32))
+
+
 @pytest.mark.parametrize("sizes", [(1,), (1, 2, 3, 4), tuple(range(1, 65))])
 def test_a_stalled_host_neither_moves_nor_bends_the_curve(sizes):
     rng = Random(4)
@@ -465,6 +553,31 @@ def test_buckets_have_their_own_curves_and_borrow_shape_when_new():
     assert borrowed.upper(8) - borrowed.time(8) > learner.estimate(1).upper(8) - learner.estimate(1).time(8)
     # A bucket never seen is taken for the mix.
     assert learner.estimate(9) == learner.estimate()
+
+
+def test_the_mix_is_told_with_its_buckets_by_their_rows():
+    learner = LatencyLearner()
+    learner.observe(1.0, cells([(rows, 1, affine(rows)) for rows in (1, 2, 4, 8)] * 3, bucket=0))
+    assert learner.mixed() == learner.estimate()
+    learner.observe(2.0, cells([(5, 1, 3 * affine(5))] * 3, bucket=1))
+    mixed = learner.mixed()
+    assert [share for share, _ in mixed.mix] == pytest.approx([0.75, 0.25])
+    assert [curve for _, curve in mixed.mix] == [learner.estimate(0), learner.estimate(1)]
+    assert msgspec.structs.replace(mixed, mix=(), noise=learner.estimate().noise) == learner.estimate()
+    assert mixed.noise == pytest.approx(math.hypot(*(math.sqrt(s) * curve.noise for s, curve in mixed.mix)))
+    careful = mixed.pessimistic()
+    assert [curve.time(5) for _, curve in careful.mix] == [curve.upper(5) for _, curve in mixed.mix]
+
+
+def test_a_bucket_that_nobody_sends_any_more_leaves_the_mix():
+    learner = LatencyLearner()
+    for second in range(20):
+        learner.observe(second, cells([(rows, 1, 3 * affine(rows)) for rows in (1, 8, 32)] * 3, bucket=3))
+    for minute in range(60):
+        learner.observe(60.0 + 60 * minute, cells([(rows, 1, affine(rows)) for rows in (1, 2)] * 3, bucket=0))
+        if not minute:
+            assert [share for share, _ in learner.mixed().mix][1] > 0.9
+    assert not learner.mixed().mix
 
 
 def test_what_a_batcher_is_to_believe_says_what_each_bucket_takes():

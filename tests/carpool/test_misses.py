@@ -34,6 +34,18 @@ def test_a_broken_promise_is_noticed(fraction, within):
     assert sorted(alarms)[10] <= within
 
 
+def test_a_busy_spell_that_reaches_into_a_second_interval_is_one():
+    test = MissTest(spells=True)
+    spell = [test.observe(94, 6), test.observe(94, 6)]
+    assert spell == [False, False]
+    assert test.observe(94, 6), "one that lasts a third is none"
+    test.restart()
+    apart = [test.observe(94, 6), test.observe(20, 0), test.observe(94, 6)]
+    assert apart == [False, False, True], "two by themselves are two"
+    many = MissTest()
+    assert [many.observe(94, 6), many.observe(94, 6)] == [False, True], "of many servers it is no single spell"
+
+
 def test_good_times_cannot_be_saved_up():
     test = MissTest()
     test.observe(100_000, 0)

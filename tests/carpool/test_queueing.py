@@ -6,6 +6,7 @@ from itertools import accumulate, pairwise
 from random import Random
 
 import pytest
+from examples import parameters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -19,6 +20,7 @@ from carpool.queueing import (
     Doubt,
     doubts,
     forecast,
+    glance,
     near_saturation,
     stability,
     too_few_arrivals,
@@ -34,12 +36,6 @@ def affine(rows):
 SERVICE = ServiceTime.measured({rows: affine(rows) for rows in range(1, 65)})
 SUPERLINEAR = ServiceTime.measured({rows: 0.002 * rows**1.3 for rows in range(1, 65)}, noise=0.1)
 SLO = 0.05
-
-
-def parameters(max_batch=64, max_wait=0.0, max_in_flight=1, pass_through=False):
-    return Parameters(
-        max_batch=max_batch, max_wait=Duration(max_wait), max_in_flight=max_in_flight, pass_through=pass_through
-    )
 
 
 def brute_force(arrivals, rows, service, p, slo, *, executors, shed=False, deadline=math.inf):
@@ -183,7 +179,7 @@ def test_the_recursion_equals_an_event_simulation(data):
         cap,
         data.draw(st.sampled_from([0.0, 0.0, 0.001, 0.005, 0.02, 0.045, 0.2])),
         data.draw(st.integers(1, 6)),
-        data.draw(st.sampled_from([False, False, True])),
+        passing=data.draw(st.sampled_from([False, False, True])),
     )
     sizes = data.draw(st.sampled_from([(1,), (1,), (1, 2, 3), (1, 5, 100)]))
     rows = [rng.choice(sizes) for _ in arrivals]
@@ -213,7 +209,7 @@ def test_the_recursion_foretells_what_the_batcher_does(data):
         data.draw(st.integers(1, 40)),
         data.draw(st.sampled_from([0.0, 0.001, 0.005, 0.02, 0.045])),
         data.draw(st.integers(1, 6)),
-        data.draw(st.booleans()),
+        passing=data.draw(st.booleans()),
     )
     sizes = data.draw(st.sampled_from([(1,), (1, 2, 3), (1, 5, 60)]))
     rows = [rng.choice(sizes) for _ in arrivals]
@@ -258,7 +254,7 @@ def test_one_request_is_served_alone():
     assert got.p50 == got.p999 == pytest.approx(affine(1))
     assert (got.miss_fraction, got.mean_batch, got.stable, got.requests) == (0.0, 1.0, True, 1)
     assert got.device_time == pytest.approx(affine(1))
-    waited = forecast([3.0], SERVICE, parameters(max_wait=0.01), SLO)
+    waited = forecast([3.0], SERVICE, parameters(wait=0.01), SLO)
     assert waited.p50 == pytest.approx(0.01 + affine(1))
 
 
@@ -299,11 +295,11 @@ def test_device_time_at_a_backlog_is_not_the_sum_of_latencies():
 
 def test_passing_through_ends_when_more_wait_than_are_served():
     calm = first(Poisson(30.0), 500, Random(1))
-    got = forecast(calm, SERVICE, parameters(32, 0.01, 4, pass_through=True), SLO, executors=4)
+    got = forecast(calm, SERVICE, parameters(32, 0.01, 4, passing=True), SLO, executors=4)
     assert got.mean_batch == 1
     assert got.p99 == pytest.approx(affine(1))
     busy = first(Poisson(1500.0), 2000, Random(1))
-    got = forecast(busy, SERVICE, parameters(32, 0.01, 4, pass_through=True), SLO, executors=1)
+    got = forecast(busy, SERVICE, parameters(32, 0.01, 4, passing=True), SLO, executors=1)
     assert got.mean_batch > 5
     assert got.stable
 
@@ -398,3 +394,28 @@ def test_every_doubt_is_named():
     assert set(worried) == set(Doubt)
     calm = first(Poisson(100.0), 2000, Random(1))
     assert doubts(forecast(calm, SERVICE, parameters(8), SLO), SERVICE, 8, seconds=calm[-1]) == ()
+
+
+def test_a_glance_tells_with_how_many_who_misses_does():
+    service = ServiceTime.measured({1: 1.0})
+    point = Parameters(max_batch=1, max_wait=Duration(0.0), max_in_flight=1)
+    # Due within 1.5 s: of three at once two are late, one by itself is not, of two at once one is.
+    arrivals = [0.0, 0.0, 0.0, 10.0, 20.0, 20.0]
+    seen = glance(arrivals, service, point, 1.5)
+    assert seen.miss_fraction == pytest.approx(3 / 6)
+    assert seen.together == pytest.approx((2**2 + 1**2) / 3)
+    assert glance(arrivals, service, point, 3.5).together == 1.0, "where nobody misses"
+
+
+@pytest.mark.parametrize("cv", [1.0, 2.0])
+def test_runs_of_late_batches_tell_how_much_chance_adds_to_misses(cv):
+    service = ServiceTime.measured({1: 0.00194, 8: 0.00656, 32: 0.01184})
+    point = Parameters(max_batch=16, max_wait=Duration(0.002), max_in_flight=1)
+    rate = 1150.0 if cv == 1 else 800.0
+    seen = [glance(first(Gamma(rate, cv), 4000, Random(seed)), service, point, 0.015) for seed in range(80)]
+    misses = [4000 * one.miss_fraction for one in seen]
+    mean = sum(misses) / len(misses)
+    spread = sum((each - mean) ** 2 for each in misses) / (len(misses) - 1)
+    together = sum(each * one.together for each, one in zip(misses, seen, strict=True)) / sum(misses)
+    assert together > 3
+    assert spread / mean == pytest.approx(together, rel=0.5)

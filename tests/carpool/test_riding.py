@@ -4,7 +4,7 @@ import pytest
 
 from carpool.lanes import Lane
 from carpool.policy import Parameters
-from carpool.riding import Batch, FaultKind, Request, callers_fault, fault_kind, time_of
+from carpool.riding import Batch, Estimate, FaultKind, Request, callers_fault, fault_kind, time_of
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,16 @@ def test_a_table_of_one_size_is_proportional() -> None:
 
 def test_time_never_falls_beyond_the_table() -> None:
     assert time_of((0.0, 2.0, 1.0), 9) == 1.0
+
+
+def test_in_hope_sizes_below_those_measured_take_as_much_less_as_they_are_smaller() -> None:
+    short = Estimate((0.0, 0.5, 2.0, 2.5, 3.0, 4.0), (9.0,) * 6)
+    mix = Estimate((0.0, 5.0, 6.0, 7.0, 8.0, 9.0), (9.0,) * 6, executors=2, buckets={4: short})
+    hopeful = mix.hopeful(4)
+    assert hopeful.times == (0.0, 2.0, 4.0, 6.0, 8.0, 9.0)
+    # What is believed to be less already stays.
+    assert hopeful.buckets[4].times == (0.0, 0.5, 1.5, 2.25, 3.0, 4.0)
+    assert (hopeful.upper, hopeful.executors) == (mix.upper, 2)
 
 
 def test_only_an_entire_request_alone_is_whole() -> None:

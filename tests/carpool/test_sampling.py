@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from math import log
+from math import log, sqrt
+from statistics import mean, stdev
 
 import pytest
 
@@ -46,3 +47,20 @@ def test_lulls_are_of_all_lengths_whatever_the_lot():
         assert 5 <= len(lulls) <= 8
         longest, second = 0.5 * log(16), 0.5 * log(16 / 3)
         assert any(lulls[0] == pytest.approx(length, rel=0.15) for length in (longest, second))
+
+
+@pytest.mark.parametrize("process", [Poisson(700.0), Gamma(700.0, 2.0), BURSTY], ids=["poisson", "gamma", "bursts"])
+def test_lots_as_they_come_are_now_more_and_now_fewer(process):
+    lots = [sampling.drawn(process, 4000, lot) for lot in range(1, 41)]
+    assert {len(lot) for lot in lots} == {4000}
+    assert all(one <= other for lot in lots for one, other in pairwise(lot))
+    # Counts of a time in which 4,000 are expected spread by sqrt(4,000 * dispersion), and as much does that time.
+    lasted = [lot[-1] * process.rate / 4000 for lot in lots]
+    chance = sqrt(process.dispersion / 4000)
+    assert mean(lasted) == pytest.approx(1.0, abs=4 * chance / sqrt(40))
+    assert stdev(lasted) == pytest.approx(chance, rel=0.35)
+
+
+def test_lots_as_they_come_differ_and_the_same_lot_does_not():
+    assert sampling.drawn(BURSTY, 400, 1) == sampling.drawn(BURSTY, 400, 1)
+    assert sampling.drawn(BURSTY, 400, 1) != sampling.drawn(BURSTY, 400, 2)

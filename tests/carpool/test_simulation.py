@@ -5,6 +5,7 @@ from collections import Counter
 from random import Random
 
 import pytest
+from examples import parameters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from carpool.arrivals import Gamma, Poisson, Schedule, until
 from carpool.batching import Batcher
 from carpool.latency import ServiceTime
 from carpool.outcome import ENDS, End, Setting
-from carpool.policy import Admission, Duration, Parameters
+from carpool.policy import Admission
 from carpool.queueing import forecast
 from carpool.riding import Estimate, FaultKind, Priority, Refused
 from carpool.simulation import Arrival, Balancer, Device, Noise, Simulation, grid, linear, table
@@ -26,10 +27,6 @@ SLO = 0.05
 
 def poisson(rate, seconds, seed=1):
     return until(Poisson(rate), seconds, Random(seed))
-
-
-def parameters(max_batch, max_wait=0.0, max_in_flight=1):
-    return Parameters(max_batch=max_batch, max_wait=Duration(max_wait), max_in_flight=max_in_flight)
 
 
 def simulate(arrivals, device=GPU, *, slo=SLO, **options):
@@ -58,7 +55,7 @@ def test_several_servers_wait_as_erlang_says():
     # M/M/3: gamma noise of CV 1 is exponential. Wait = C(3, a) t / (3 - a).
     device = Device(linear(0.01, 0.0), executors=3, cv=1.0)
     times = poisson(210, 400)
-    outcome = simulate(times, device, parameters=parameters(1, max_in_flight=3), slo=9.0)
+    outcome = simulate(times, device, parameters=parameters(1, flights=3), slo=9.0)
     load = len(times) / 400 * 0.01
     tail = load**3 / 6 * 3 / (3 - load)
     waits = tail / (1 + load + load**2 / 2 + tail)
@@ -161,14 +158,14 @@ def test_slots_beyond_the_executors_only_queue_there():
     # Alone or behind one another, 1-row batches wait the same time: in the Batcher or at the device.
     times = poisson(120, 60)
     narrow = simulate(times, parameters=parameters(1))
-    wide = simulate(times, parameters=parameters(1, max_in_flight=4))
+    wide = simulate(times, parameters=parameters(1, flights=4))
     assert list(wide.latencies) == pytest.approx(list(narrow.latencies))
 
 
 def test_device_time_is_shared_by_the_batches_in_flight_together():
     # Four slots on a serial device at 120 % of what it can: it never rests, and its time is counted once.
     times = poisson(400, 10)
-    outcome = simulate(times, parameters=parameters(2, max_in_flight=4), slo=9.0)
+    outcome = simulate(times, parameters=parameters(2, flights=4), slo=9.0)
     finished = max(time + latency for time, latency in zip(times, outcome.latencies, strict=True))
     assert outcome.summary().device_busy == pytest.approx(finished - times[0], rel=1e-3)
     assert outcome.summary().device_busy == pytest.approx(outcome.final[0].device_busy, rel=1e-9)
@@ -185,7 +182,7 @@ def test_t_doubles_when_told():
 
 def test_t_is_what_it_is_when_the_batch_starts_not_when_it_is_sent():
     device = Device(linear(0.01, 0.0), drift=((1.005, 2.0),))
-    outcome = simulate([1.0, 1.0], device, parameters=parameters(1, max_in_flight=2))
+    outcome = simulate([1.0, 1.0], device, parameters=parameters(1, flights=2))
     assert list(outcome.latencies) == pytest.approx([0.01, 0.03])
 
 

@@ -71,6 +71,12 @@ def answering(status, document):
             thread.join()
 
 
+def test_a_page_of_an_admin_port_is_not_the_port():
+    missing = {"error": "the admin port serves /livez, /metrics"}
+    with answering(404, missing) as url, pytest.raises(AdminError, match=r"/metrics is a page .* leave the path out"):
+        client(f"{url}/metrics").report(arrivals=True)
+
+
 @pytest.mark.parametrize(
     ("status", "document", "says"),
     [

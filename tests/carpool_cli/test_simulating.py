@@ -42,7 +42,16 @@ def test_each_configuration_is_listed_once_by_its_first_name():
 
 def test_people_see_what_is_beyond_the_slo(capsys):
     found = twin().known("slow", PAIRS, ServiceTime.measured({1: 0.005}), shed_slo=False)
-    show([found], 0.01)
+    show([found], 0.01, 0.01)
     assert "16ms !" in capsys.readouterr().out
-    show([found], 0.05)
+    show([found], 0.05, 0.01)
     assert "!" not in capsys.readouterr().out
+
+
+def test_people_see_who_keeps_the_p99_of_those_answered_alone(capsys):
+    service = ServiceTime.measured({1: 0.005})
+    found = twin([0.001 * i for i in range(400)]).known("shed", Parameters(max_batch=1), service, shed_slo=True)
+    show([found], 0.06, 0.01)
+    assert "% !" in capsys.readouterr().out
+    show([found], 0.06, 0.99)
+    assert "% !" not in capsys.readouterr().out

@@ -198,6 +198,13 @@ def test_what_the_figures_stand_on_is_said(how, rate, count, says):
     assert any(says in note for note in notes), notes
 
 
+def test_a_draw_too_short_for_the_percentile_says_how_long_would_do():
+    notes = found_of(behind(rate=800), How.FITTED, seconds=0.5).notes
+    assert any("drawn do not bear a p99, which takes 1,000: --for 2s draws as many" in note for note in notes), notes
+    notes = found_of(behind(rate=800), How.FITTED, seconds=2.0).notes
+    assert not any("do not bear" in note for note in notes), notes
+
+
 def test_a_long_recording_of_a_known_device_is_in_no_doubt():
     known = replace(ServiceTime.measured({1: 0.0055, 64: 0.037}), largest_in_flight=2)
     notes = found_of(behind(rate=100.0, service=known, p99=None)).notes
@@ -283,6 +290,11 @@ def test_a_running_sidecar_is_replayed_drawn_and_told(launched, echo, carpool, t
         assert document["service"]["seconds"] == sorted(document["service"]["seconds"])
         assert {figures["name"] for figures in document["results"]} >= {"now"}
         assert vector.read_text("utf-8").startswith("<?xml")
+        nowhere = carpool("simulate", "--from-running", up.admin, "--plot", "/proc/what-if.png")
+        assert (nowhere.exit_code, nowhere.output.splitlines()[-1]) == (
+            1,
+            "Error: /proc/what-if.png could not be written: No such file or directory",
+        )
         wrong = carpool("simulate", "--from-running", up.admin, "--model", "other")
         assert wrong.output.endswith("there were some for standin\n")
 

@@ -50,7 +50,8 @@ def test_it_begins_with_the_baseline_and_converges_by_way_of_canaries():
     assert applied(world)[0] == (2.0, Parameters())
     trial = world.documents()[1]
     assert trial.pods == ("resnet-uid-0",)
-    assert world.reasons() == ["ParametersChanged", "CanaryStarted", "CanaryPromoted"]
+    # Once for all of the saving, and once more for less than 2 % of it.
+    assert world.reasons() == ["ParametersChanged", *["CanaryStarted", "CanaryPromoted"] * 2]
     assert world.parameters().max_wait > 0
     before, after = outcome.summary(2.0, 6.0), outcome.summary(20.0)
     assert after.device_time < 0.6 * before.device_time
@@ -71,7 +72,7 @@ def test_steady_load_publishes_and_writes_nothing_more():
 def test_a_single_pod_is_no_canary():
     world = World(pods=1)
     world.run(300, 40)
-    assert len(applied(world)) == 2
+    assert [each.max_batch for _, each in applied(world)] == [32, 12, 24]
     assert all(document.pods is None for document in world.documents())
 
 
@@ -187,7 +188,7 @@ def held_trial():
 def test_a_trial_is_in_the_status_while_it_lasts():
     world = held_trial()
     assert world.status["lastDecision"]["action"] == "Trying"
-    world.run(600, 130, seed=2)
+    world.run(600, 260, seed=2)
     assert "CanaryPromoted" in world.reasons(), "in time nothing speaks against it"
     assert "trial" not in world.status["targets"][0]["models"][0]
 
@@ -242,7 +243,7 @@ def test_pausing_ends_a_trial():
 
 def test_what_a_sidecar_took_back_nobody_is_to_run():
     world = World(pods=3)
-    world.run(900, 40)
+    world.run(900, 60)
     bad, before = world.parameters(), len(world.log)
     assert bad != Parameters()
     world.pods[2].before = world.pods[2].before or world.pods[2].change
@@ -251,7 +252,8 @@ def test_what_a_sidecar_took_back_nobody_is_to_run():
     world.run(900, 4, seed=2)
     document = world.documents()[before]
     assert document.pods is None
-    assert document.change.parameters.get("", document.change.parameters[EVERY]) == Parameters()
+    # What the sidecar went back to, or what the tuner goes on to from there.
+    assert document.change.parameters.get("", document.change.parameters[EVERY]) != bad
     assert "SidecarRolledBack" in world.reasons()
     world.run(900, 60, seed=3)
     assert world.parameters() != bad, "what failed is not tried again at this load"

@@ -133,7 +133,8 @@ def test_it_is_tuned_by_what_prometheus_holds_and_by_nothing_else(installed, clu
         "metrics": {"source": "Prometheus", "staleAfter": "10s", "prometheus": scraped},
     }
     policy = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "resnet"}, "spec": spec}
-    with Traffic(cluster.api(), "resnet", namespace, PATH, BODY, rate=80) as traffic:
+    # Half of what a replica can serve one by one: nearer to that, who passes through may be refused for the p99.
+    with Traffic(cluster.api(), "resnet", namespace, PATH, BODY, rate=48) as traffic:
         traffic.wait_for(40)
         began = time.monotonic()
         # 1. The operator may not read Secrets, and says which Role is missing; the documented one is what it takes.
@@ -156,7 +157,7 @@ def test_it_is_tuned_by_what_prometheus_holds_and_by_nothing_else(installed, clu
             ),
             timeout=240,
         )
-        assert tuned["lastDecision"]["observed"]["rate"] < 60  # of 80 in all, a replica's half
+        assert tuned["lastDecision"]["observed"]["rate"] < 36  # of 48 in all, a replica's half
 
         # 3. Prometheus gone: nothing is decided, traffic flows, the status says what is wrong.
         api.patch("deployments", "prometheus", "monitoring", body={"spec": {"replicas": 0}})

@@ -88,6 +88,12 @@ def test_who_interrupts_finds_nothing_half_written(main, tmp_path, monkeypatch, 
         (["--scenario", "nope"], "no scenario 'nope': there are "),
         (["--contender", "nope"], "invalid choice: 'nope'"),
         (["--write", "--quick"], "--write keeps all of it"),
+        (["--quick", "--scenario", "tiles-32"], "--quick has scenarios and contenders of its own"),
+        (["--report", "--seed", "7"], "play nothing: give one of them, alone"),
+        (["--report", "--check-report"], "play nothing: give one of them, alone"),
+        (["--jobs", "0"], "0 is below 1"),
+        (["--seed", "-1"], "-1 is below 0"),
+        (["--seed", "x"], "invalid int value: 'x'"),
     ],
 )
 def test_mistakes_are_named(main, capsys, arguments, words):

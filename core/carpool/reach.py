@@ -1,0 +1,49 @@
+"""Which sizes and numbers in flight are within reach: what evidence speaks for, whatever the load."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from carpool.latency import WORTHWHILE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from carpool.latency import ServiceTime
+    from carpool.policy import Limits, Parameters
+
+
+def grid(values: tuple[int, ...], low: int, high: int, *, also: int) -> list[int]:
+    """List the values within bounds, the bounds themselves, and one more, ascending."""
+    return sorted({low, high, *(value for value in values if low <= value <= high), min(max(also, low), high)})
+
+
+def productive(service: ServiceTime, reach: int) -> int:
+    """Return the largest size up to ``reach`` whose rows aren't clearly dearer than those of a smaller batch."""
+    cheapest, largest = math.inf, 1
+    for rows in range(1, reach + 1):
+        if service.lower(rows) / rows <= cheapest:
+            largest = rows
+        cheapest = min(cheapest, service.per_row(rows))
+    return largest
+
+
+def first_valley(service: ServiceTime, sizes: Sequence[int]) -> int:
+    """Return the smallest size whose rows cost less than those of its neighbours, and hardly more than the cheapest."""
+    costs = [service.per_row(size) for size in sizes]
+    enough = WORTHWHILE * min(costs)
+    larger = zip(sizes, costs, [*costs[1:], math.inf], strict=True)
+    return next(size for size, mine, right in larger if mine <= min(right, enough))
+
+
+def flights_worth(service: ServiceTime, limits: Limits, current: Parameters) -> list[int]:
+    """Numbers of batches in flight worth trying: what the device computes at once; more while nobody knows.
+
+    Twice and four times the most ever seen: an overloaded device with many executors is reached in few steps.
+    """
+    most = service.largest_in_flight
+    wanted = {1, service.executors, current.max_in_flight}
+    if service.executors >= most:
+        wanted |= {2 * most, 4 * most}
+    return sorted({min(max(flights, limits.min_in_flight), limits.max_in_flight) for flights in wanted})

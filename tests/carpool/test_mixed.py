@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from examples import parameters
+from msgspec.structs import replace
+
+from carpool.arrivals import Poisson, first
+from carpool.latency import ServiceTime
+from carpool.mixed import _members
+from carpool.policy import Limits
+from carpool.queueing import forecast, glance
+from carpool.simulation import Arrival, Device, Simulation
+from carpool.tuning import Assessor, Situation, choose
+
+SLO = 0.2
+SHARES = {1: 0.5, 2: 0.3, 8: 0.2}
+"""Length buckets, as factors on what a row takes, and their shares of the requests."""
+
+
+def seconds(rows, bucket):
+    return 0.002 + 0.001 * rows * bucket
+
+
+def curve(bucket, executors=1):
+    return ServiceTime.measured({rows: seconds(rows, bucket) for rows in range(1, 65)}, executors=executors)
+
+
+def mixed(executors=1):
+    mean = sum(share * bucket for bucket, share in SHARES.items())
+    mix = tuple((share, curve(bucket, executors)) for bucket, share in SHARES.items())
+    return replace(curve(mean, executors), mix=mix)
+
+
+def simulated(rate, point, *, shed=False, executors=1, seed=6):
+    """Play the same requests event by event, with the Batcher that knows every bucket."""
+    arrived = times(rate, seed)
+    buckets = [[*SHARES][which] for which in _members(len(arrived), tuple(SHARES.values()), arrived[0])]
+    arrivals = [Arrival(time, length=bucket) for time, bucket in zip(arrived, buckets, strict=True)]
+    device = Device(seconds, executors=executors)
+    believed = mixed(executors).believed(64)
+    estimate = replace(believed, buckets={bucket: curve(bucket, executors).believed(64) for bucket in SHARES})
+    return Simulation(
+        arrivals, device, slo=SLO, parameters=point, estimate=estimate, shed_slo=shed, bucket=int
+    ).run().summary()  # fmt: skip
+
+
+def times(rate, seed=6):
+    return list(first(Poisson(rate), 20_000, Random(seed)))
+
+
+@pytest.mark.parametrize(
+    ("rate", "point", "executors"),
+    [
+        (100.0, parameters(8, 0.05), 1),
+        (200.0, parameters(16, 0.1), 1),
+        (250.0, parameters(6, 0.0), 1),
+        (450.0, parameters(8, 0.02, flights=2), 2),
+        (60.0, parameters(8, 0.0, flights=2, passing=True), 2),
+    ],
+)
+def test_buckets_that_share_a_device_are_forecast_as_the_simulator_plays_them(rate, point, executors):
+    found = forecast(times(rate), mixed(executors), point, SLO, executors=executors)
+    truth = simulated(rate, point, executors=executors)
+    assert found.device_time == pytest.approx(truth.device_busy / truth.answers, rel=0.02)
+    assert found.mean_batch == pytest.approx(truth.rows / truth.batches, rel=0.03)
+    assert found.p99 == pytest.approx(truth.p99, rel=0.06)
+    assert found.miss_fraction == pytest.approx(truth.miss_fraction, abs=0.002)
+
+
+@pytest.mark.parametrize("batch", [4, 16, 64])
+def test_in_overload_it_forecasts_what_shedding_leaves(batch):
+    # Three times what it can serve.
+    found = forecast(times(1000.0), mixed(), parameters(batch), SLO, shed=True)
+    truth = simulated(1000.0, parameters(batch), shed=True)
+    assert found.goodput == pytest.approx(truth.goodput, rel=0.1)
+    assert forecast(times(1000.0), mixed(), parameters(batch), SLO).goodput < 0.1 * found.goodput
+
+
+def test_a_glance_says_the_same_for_less():
+    for point in (parameters(8, 0.05), parameters(64, 0.1), parameters(4, 0.0, passing=True)):
+        whole = forecast(times(300.0), mixed(), point, SLO)
+        brief = glance(times(300.0), mixed(), point, SLO)
+        assert brief.miss_fraction == pytest.approx(whole.miss_fraction)
+        assert brief.device_time == pytest.approx(whole.device_time)
+
+
+@pytest.mark.parametrize("rate", [60.0, 400.0, 1200.0])
+@pytest.mark.parametrize("wait", [0.0, 0.008, 0.015, 0.1])
+@pytest.mark.parametrize(("cap", "flights", "executors"), [(1, 1, 1), (16, 1, 1), (64, 1, 1), (64, 2, 2), (16, 4, 2)])
+@pytest.mark.parametrize("more", [{}, {"shed": True}, {"passing": True}])
+def test_a_mix_of_one_bucket_is_none(rate, wait, cap, flights, executors, more):
+    # Due times bind: 64 rows alone take longer than the 30 ms.
+    alone = ServiceTime.measured({1: 0.0105, 64: 0.042}, executors=executors)
+    arrived, point = times(rate)[:2000], parameters(cap, wait, flights, passing="passing" in more)
+    found, plain = (
+        forecast(arrived, service, point, 0.03, shed="shed" in more)
+        for service in (replace(alone, mix=((1.0, alone),)), alone)
+    )
+    if "shed" in more and wait:
+        # Who would be on time to the letter is refused by a rounding error here or there.
+        assert found.goodput == pytest.approx(plain.goodput, rel=0.01)
+        assert found.device_time == pytest.approx(plain.device_time, rel=0.01)
+    else:
+        assert found == plain
+    if not more:
+        assert glance(arrived, replace(alone, mix=((1.0, alone),)), point, 0.03) == glance(arrived, alone, point, 0.03)
+
+
+def test_every_bucket_has_its_share_of_every_lot_in_an_order_of_its_own():
+    shares = (0.98, 0.015, 0.005)
+    lots = [_members(4000, shares, first) for first in (0.1, 0.2)]
+    for members in lots:
+        assert [members.count(which) for which in range(3)] == [3920, 60, 20]
+    assert lots[0] != lots[1]
+    assert _members(4000, shares, 0.1) == lots[0]
+
+
+def test_as_one_queue_batches_come_out_too_large():
+    alone = forecast(times(200.0), replace(mixed(), mix=()), parameters(64, 0.1), SLO)
+    assert alone.mean_batch > 1.5 * forecast(times(200.0), mixed(), parameters(64, 0.1), SLO).mean_batch
+
+
+def test_what_is_chosen_for_a_mix_holds_at_a_quarter_more_load_though_not_as_one_queue():
+    limits = Limits(1, 64, 0.0, 0.1, 1, 1)
+    situation = Situation(process=Poisson(220.0), service=mixed(), target=SLO, budget=0.005, limits=limits)
+    as_one = replace(situation, service=replace(mixed(), mix=()))
+    for each, missed in ((situation, 0.005), (as_one, 0.012)):
+        best = choose(Assessor(each), parameters(32)).best
+        assert best.holds_ahead
+        found = sum(simulated(275.0, best.parameters, seed=seed).miss_fraction for seed in range(6)) / 6
+        assert found == pytest.approx(missed, rel=0.1)
