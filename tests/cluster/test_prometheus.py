@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from minicluster import carpool
+from minicluster.operated import ADMITS
 from minicluster.traffic import Traffic
 
 from carpool_operator.api import API_VERSION, KIND
@@ -130,10 +131,10 @@ def test_it_is_tuned_by_what_prometheus_holds_and_by_nothing_else(installed, clu
     spec = {
         "targetRefs": [{"name": "resnet"}],
         "slo": {"latency": {"p99": "300ms"}},
+        "admission": ADMITS,
         "metrics": {"source": "Prometheus", "staleAfter": "10s", "prometheus": scraped},
     }
     policy = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "resnet"}, "spec": spec}
-    # Half of what a replica can serve one by one: nearer to that, who passes through may be refused for the p99.
     with Traffic(cluster.api(), "resnet", namespace, PATH, BODY, rate=48) as traffic:
         traffic.wait_for(40)
         began = time.monotonic()

@@ -51,7 +51,7 @@ def test_annotate_tune_change_the_promise_and_take_it_out_again(installed, clust
         traffic.wait_for(20)
 
         # 1. One annotation: pods with sidecars roll in, those without roll out, nobody notices.
-        kubectl("annotate", "deployment", "resnet", "carpool.dev/slo-p99=300ms")
+        kubectl("annotate", "deployment", "resnet", "carpool.dev/slo-p99=2s")
         api.until(
             "pods",
             namespace,
@@ -61,7 +61,7 @@ def test_annotate_tune_change_the_promise_and_take_it_out_again(installed, clust
         )
         api.until_ready("resnet", namespace)
         first = policy(api, namespace, lambda status: ready(status) and acknowledged(status))
-        assert first["spec"]["slo"] == {"latency": {"p99": "300ms"}}
+        assert first["spec"]["slo"] == {"latency": {"p99": "2s"}}
         pods = {pod["metadata"]["uid"] for pod in api.find("pods", namespace, labels="app=resnet")}
         assert not traffic.failed(), traffic.outcomes()
 
@@ -82,7 +82,7 @@ def test_annotate_tune_change_the_promise_and_take_it_out_again(installed, clust
         assert busy["history"]
 
         # 3. The promise changes: the same pods keep it.
-        kubectl("annotate", "--overwrite", "deployment", "resnet", "carpool.dev/slo-p99=400ms")
+        kubectl("annotate", "--overwrite", "deployment", "resnet", "carpool.dev/slo-p99=3s")
         generation = busy["applied"]["generation"]
         policy(api, namespace, lambda status: acknowledged(status) and status["applied"]["generation"] > generation)
         assert {pod["metadata"]["uid"] for pod in api.find("pods", namespace, labels="app=resnet")} == pods
