@@ -58,7 +58,7 @@ def main() -> int:
     # Of the code as it is now: what changes while this runs is not what was measured.
     measured, began = commit(), time.monotonic()
     try:
-        run = Run(scenarios, wanted, options.seed, options.jobs, hours=not options.quick)
+        run = Run(scenarios, wanted, options.seed, options.jobs, brief=options.quick)
         run.play()
     except KeyboardInterrupt:
         print("\ninterrupted; nothing was written", file=sys.stderr)
@@ -170,8 +170,9 @@ class Run:
     """Everything that is to be played, what of it is done, and what came of it."""
 
     def __init__(
-        self, scenarios: list[Scenario], contenders: tuple[str, ...], seed: int, jobs: int, *, hours: bool
+        self, scenarios: list[Scenario], contenders: tuple[str, ...], seed: int, jobs: int, *, brief: bool
     ) -> None:
+        self._scenarios = scenarios
         self._seed = seed
         self._jobs = jobs
         self._contenders = contenders
@@ -179,10 +180,12 @@ class Run:
         self._rows: list[Rows] = []
         self._hours: list[rows.Hour] = []
         self._rollbacks: list[rows.Rollback] = []
+        self._told: list[rows.Stair] = []
+        self._brief = brief
         self._alone: dict[str, tuple[Callable[[Scenario, int], Any], list[Any]]] = {}
         if CARPOOL in contenders:
             self._alone["rollback"] = alone.rollback, self._rollbacks
-            if hours:
+            if not brief:
                 self._alone["hour"] = alone.hour, self._hours
         self._left = len(scenarios) * (1 + len(contenders) + len(self._alone))
         self._done = 0
@@ -197,7 +200,18 @@ class Run:
         )
 
     def play(self) -> None:
-        """Play all of it in as many processes as were asked for; each oracle is followed by who is measured by it."""
+        """Play all of it in as many processes as were asked for; each oracle is followed by who is measured by it.
+
+        At last Carpool where it falls short, told what it has to find out.
+        """
+        self._empty()
+        if not self._brief:
+            self._ready.extend(self._unexplained())
+            self._left = len(self._ready)
+            self._empty()
+
+    def _empty(self) -> None:
+        """Play what is ready, and what becomes ready meanwhile."""
         finished: SimpleQueue[tuple[_Task, Any, BaseException | None]] = SimpleQueue()
         under_way = 0
         with Pool(self._jobs, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
@@ -218,6 +232,21 @@ class Run:
                 self._done += 1
                 self._left -= 1
                 self._say(f"{task.name}: {task.take(result)}")
+
+    def _unexplained(self) -> list[_Task]:
+        """List what tells why a goal is missed, of rising loads."""
+        short = verdict.shortfalls(self.proof("", "", 0.0, {}))
+        names = {each.scenario for each in short if each.measure in verdict.OF_STAIRS}
+        return [
+            _Task(
+                f"{scenario.name}: Carpool, {name}",
+                partial(experiments.explain, scenario, name, self._seed),
+                self._explained,
+            )
+            for scenario in self._scenarios
+            if scenario.name in names
+            for name in rows.TOLD
+        ]
 
     def proof(self, measured: str, command: str, seconds: float, left_out: dict[str, str]) -> Proof:
         """Return what came of it, in an order that does not depend on who was done first."""
@@ -245,6 +274,7 @@ class Run:
                 (one for each in self._rows for one in each.forecasts), key=lambda each: (each.scenario, each.load)
             ),
             rollbacks=sorted(self._rollbacks, key=lambda each: each.scenario),
+            told=sorted(self._told, key=lambda each: (each.scenario, rows.TOLD.index(each.contender))),
         )
 
     def _say(self, what: str) -> None:
@@ -272,6 +302,11 @@ class Run:
         return (
             f"holds {verdict.top(reference.about, reference.stair):.0%} of {reference.about.capacity:,.0f} requests/s"
         )
+
+    def _explained(self, stair: rows.Stair) -> str:
+        self._told.append(stair)
+        (about,) = [each.about for each in self._references if each.about.name == stair.scenario]
+        return f"holds {verdict.top(about, stair):.0%}"
 
     def _contended(self, reference: Reference, played: Rows) -> str:
         self._rows.append(played)
@@ -316,6 +351,9 @@ def _show(proof: Proof, bounds: Path) -> None:
     for each in verdict.shortfalls(proof, bounds):
         value = verdict.show(each.measure, each.value)
         print(f"short of its goal: {each.scenario}, {each.measure}: {value}, {each.reason or 'not explained'}")
+        for name, found in zip(rows.TOLD, each.told, strict=True):
+            if found is not None:
+                print(f"  {name}: {verdict.show(each.measure, found)}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from proof import alone, courses, measures, oracle
+from proof import alone, courses, measures, oracle, told
 from proof import scenario as suite
 from proof.measures import TOLERATED, Tally, add, tally
 from proof.ourselves import CARPOOL as OURSELVES
@@ -163,6 +163,14 @@ def contend(scenario: Scenario, reference: Reference, name: str, seed: int) -> R
         course=_course(own),
     )
     return Rows(Stair(scenario.name, name, steps), timeline, forecasts)
+
+
+def explain(scenario: Scenario, name: str, seed: int) -> Stair:
+    """Put Carpool, told what it has to find out (``name``: of ``rows.TOLD``), through rising loads."""
+    stair = courses.stair(scenario, oracle.capacity(scenario))
+    outcome = play(scenario, told.maker(stair.course, name), stair.course, seed).outcome
+    steps = tuple(tally(outcome.summary(step.start, step.stop)) for step in stair.steps)
+    return Stair(scenario.name, name, steps)
 
 
 class _Played(NamedTuple):

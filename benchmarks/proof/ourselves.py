@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from random import Random
 
     from carpool.decision import Decision
+    from carpool.latency import LatencyLearner
+    from carpool.load import Load
     from carpool.statistics import Stats
     from proof.world import Knowledge
 
@@ -23,12 +25,12 @@ class Carpool:
 
     interval = INTERVAL
 
-    def __init__(self, known: Knowledge) -> None:
+    def __init__(self, known: Knowledge, *, load: Load | None = None, learner: LatencyLearner | None = None) -> None:
         policy = BatchingPolicy(
             slo=SLO(latency=Latency(p99=Duration(known.slo))),
             bounds=Bounds(max_in_flight=IntRange(max=known.limits.max_in_flight)),
         )
-        self._pilot = Pilot(Tuner(policy), replicas=known.replicas)
+        self._pilot = Pilot(Tuner(policy, load=load, learner=learner), replicas=known.replicas)
 
     @property
     def decisions(self) -> list[Decision]:

@@ -121,19 +121,22 @@ def _shortfalls(proof: Proof, bounds: Path, reasons: Path) -> list[str]:
         names = {each.scenario for each in found} - {verdict.EVERYWHERE}
         lines += [
             *_filled(
-                f"{len(names)} of {len(proof.scenarios)} miss a goal. Reasons are written by people, in [a file of "
-                "their own](../benchmarks/proof/shortfalls.json)."
+                f"{len(names)} of {len(proof.scenarios)} miss a goal. Beside each what Carpool would come to, told the "
+                "true t(b) as the rules are, and told the true rate of requests too: where that is better, learning is "
+                "what it takes; where it is not, the rule, or the luck of what was measured. Reasons are written by "
+                "people, in [a file of their own](../benchmarks/proof/shortfalls.json)."
             ),
             "",
-            *_header("scenario", "measure", "measured", "goal", "reason"),
+            *_header("scenario", "measure", "measured", *rows.TOLD, "goal", "reason"),
         ]
     else:
         lines += [f"None: every goal is met in each of the {len(proof.scenarios)} scenarios."]
     for each in found:
         title = _title(each.measure) if each.scenario == verdict.EVERYWHERE else MEASURES[each.measure].title
         bound = f"{each.limit.direction} {verdict.show(each.measure, each.limit.aim)}"
+        told = ("-" if value is None else verdict.show(each.measure, value) for value in each.told)
         lines.append(
-            f"| {each.scenario} | {title} | {verdict.show(each.measure, each.value)} | {bound} "
+            f"| {each.scenario} | {title} | {verdict.show(each.measure, each.value)} | {' | '.join(told)} | {bound} "
             f"| {each.reason or '**not explained**'} |"
         )
     for name, why in proof.left_out.items():

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 CARPOOL, ORACLE, LAZY = "carpool", "oracle", "greedy"
 """Contenders with a part of their own. Zero-wait at the largest batch is a rival and what savings are measured from."""
 
+TOLD_TIMES, TOLD_ALL = TOLD = ("told t(b)", "told t(b) and the load")
+"""Carpool where it falls short of a goal, had it nothing to learn: no contenders, but what a shortfall is due to."""
+
 Kind = Literal["start", "load up", "load down", "device"]
 """What sets a phase apart from the one before."""
 
@@ -154,6 +157,8 @@ class Proof(Struct, frozen=True):
     hours: list[Hour]
     forecasts: list[Forecast]
     rollbacks: list[Rollback]
+    told: list[Stair] = []
+    """Of each scenario in which a goal of the stair is missed, by ``TOLD``."""
 
 
 def encode(proof: Proof) -> bytes:

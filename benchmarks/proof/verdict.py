@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 from evidence import Figure, Limit, limits
+from msgspec.structs import replace
 
 from proof.measures import Saving, highest, overload, saving
-from proof.rows import CARPOOL, LAZY, ORACLE
+from proof.rows import CARPOOL, LAZY, ORACLE, TOLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,6 +60,8 @@ class Shortfall(NamedTuple):
     value: float
     limit: Limit
     reason: str | None
+    told: tuple[float | None, ...]
+    """What it would be, were Carpool told: in the order of ``rows.TOLD``; ``None`` where that was not played."""
 
 
 # ------------------------------------------------------------------------------------------------- by scenario
@@ -197,6 +200,10 @@ MEASURES = {
 """By the name that limits and reasons go by."""
 
 
+OF_STAIRS = ("highest load", "saving", "overload")
+"""Measures of rising loads, not of a scenario's own timeline."""
+
+
 def show(name: str, value: float) -> str:
     """Write a value of a measure, or of a figure of one, for people."""
     return MEASURES[name.partition(", ")[0]].show(value)
@@ -260,7 +267,7 @@ def shortfalls(proof: Proof, bounds: Path = LIMITS, reasons: Path = REASONS) -> 
     goals = limits(bounds)
     known = msgspec.json.decode(reasons.read_bytes(), type=dict[str, dict[str, str]])
     together = [
-        Shortfall(EVERYWHERE, name, figure.value, goals[name], known.get(EVERYWHERE, {}).get(name))
+        Shortfall(EVERYWHERE, name, figure.value, goals[name], known.get(EVERYWHERE, {}).get(name), (None, None))
         for name, figure in figures(proof).items()
         if name in goals and not name.endswith(", worst") and not goals[name].reaches(figure.value)
     ]
@@ -270,8 +277,24 @@ def shortfalls(proof: Proof, bounds: Path = LIMITS, reasons: Path = REASONS) -> 
         if limit is None:
             continue
         found += [
-            Shortfall(scenario, name, value, limit, known.get(scenario, {}).get(name))
+            Shortfall(scenario, name, value, limit, known.get(scenario, {}).get(name), _told(proof, scenario, name))
             for scenario, value in measure.values(proof, CARPOOL).items()
             if not limit.reaches(value)
         ]
     return [*together, *sorted(found, key=lambda each: each.scenario)]
+
+
+def _told(proof: Proof, scenario: str, measure: str) -> tuple[float | None, ...]:
+    """Return a measure of Carpool that was told what it has to find out, if that was played and is of the stair."""
+    if measure not in OF_STAIRS:
+        return None, None
+    others = [each for each in proof.stairs if each.scenario == scenario and each.contender != CARPOOL]
+    found = {each.contender: each for each in proof.told if each.scenario == scenario}
+    return tuple(
+        MEASURES[measure]
+        .values(replace(proof, stairs=[*others, replace(found[name], contender=CARPOOL)]), CARPOOL)
+        .get(scenario)
+        if name in found
+        else None
+        for name in TOLD
+    )

@@ -250,7 +250,7 @@ class Load:
         if total.windows >= ENOUGH_WINDOWS and total.arrivals < THIN * total.windows:
             return Poisson(rate)
         if total.windows < ENOUGH_WINDOWS or total.arrivals < total.windows:
-            return _at_rate(self._believed, rate)
+            return at_rate(self._believed, rate)
         short, long = total.dispersion, self._between(parts)
         if long > max(BURSTS * short, 1 + 4 * math.sqrt(2 / len(parts))):
             window = sum(part.counts.windows for part in parts) / len(parts)
@@ -258,7 +258,7 @@ class Load:
         return Poisson(rate) if total.looks_poisson else Gamma(rate, min(max(total.cv, 0.1), 10.0))
 
 
-def _at_rate(process: Poisson | Gamma | OnOff | None, rate: float) -> Poisson | Gamma | OnOff:
+def at_rate(process: Poisson | Gamma | OnOff | None, rate: float) -> Poisson | Gamma | OnOff:
     """Return the same spread at another rate."""
     if isinstance(process, Gamma):
         return Gamma(rate, process.cv)

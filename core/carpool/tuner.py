@@ -75,11 +75,21 @@ class Tuner:
     """Turns one model's parameters by what is observed every ``INTERVAL``."""
 
     def __init__(
-        self, policy: BatchingPolicy, model: Model | None = None, parameters: Parameters | None = None
+        self,
+        policy: BatchingPolicy,
+        model: Model | None = None,
+        parameters: Parameters | None = None,
+        *,
+        load: Load | None = None,
+        learner: LatencyLearner | None = None,
     ) -> None:
-        """Start from ``parameters``, or the policy's baseline within its limits."""
-        self._load = Load(policy.tuning.tolerance_percent / 100)
-        self._learner = LatencyLearner()
+        """Start from ``parameters``, or the policy's baseline within its limits.
+
+        ``load`` and ``learner``: what load and t(b) are to be known from, where not from observations alone.
+        """
+        self._load = load or Load()
+        self._load.tolerance = policy.tuning.tolerance_percent / 100
+        self._learner = learner or LatencyLearner()
         self._obey(policy, model)
         self.parameters = self._limits.clamp(parameters or policy.baseline)
         self._service: ServiceTime | None = None

@@ -31,7 +31,7 @@ LEADER = "carpool-operator"
 
 
 ADMITS = {"shedAt": "Deadline"}
-"""Admission that refuses nobody for the p99. A model on a machine that pauses is slow at times, and whoever would be late
+"""Admission that refuses nobody for the p99. A model on a machine that pauses is slow at times, and who would be late
 then is refused by default, as told: tests in virtual time are about that, those that let no request fail are not."""
 
 

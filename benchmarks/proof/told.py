@@ -1,0 +1,110 @@
+"""Carpool told what it has to find out, where it falls short of a goal: whether learning is what it lacks.
+
+Told t(b), it is told what every rival is. Told the load as well, it knows what the oracle does, but for how the load
+spreads: what it falls short of then is its rule's, or the luck of the one stretch that was measured.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from carpool.latency import LatencyLearner, ServiceTime
+from carpool.load import Load, at_rate
+from proof.ourselves import Carpool
+from proof.rows import TOLD_ALL
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from carpool.arrivals import Gamma, OnOff, Poisson
+    from carpool.statistics import Cell, CellKey
+    from proof.world import Knowledge, Maker, Stretch
+
+
+def maker(course: Sequence[Stretch], name: str) -> Maker:
+    """Return Carpool as a contender on a course; ``name``: one of ``rows.TOLD``."""
+    return lambda known, _: Carpool(
+        known, learner=Times(known, course), load=Rates(course, known.replicas) if name == TOLD_ALL else None
+    )
+
+
+class Times(LatencyLearner):
+    """t(b) and the executors as they are, on every stretch of a course. Which lengths come how often is counted."""
+
+    def __init__(self, known: Knowledge, course: Sequence[Stretch]) -> None:
+        """Be told them; the course begins at 0 s."""
+        super().__init__()
+        curves: dict[int | None, ServiceTime] = {None: known.service, **known.buckets}
+        # Nor is there anything to hope for with more in flight than are computed at once.
+        self._true = {
+            bucket: replace(curve, executors=known.executors, largest_in_flight=known.executors + 1)
+            for bucket, curve in curves.items()
+        }
+        self._device = _Course(course)
+        self._curves = self._true
+
+    def observe(self, now: float, cells: Mapping[CellKey, Cell]) -> float:
+        """Count; return by how much the device takes longer than at the last call."""
+        before, after = self._device.at.device, self._device.go(now).device
+        if after != before:
+            self._curves = {bucket: curve.scaled(after) for bucket, curve in self._true.items()}
+        super().observe(now, cells)
+        return after / before
+
+    def estimate(self, bucket: int | None = None) -> ServiceTime:
+        """Return the true curve of a length bucket, or of the mix."""
+        return self._curves.get(bucket, self._curves[None])
+
+
+class Rates(Load):
+    """The rate as it is, on every stretch of a course; how arrivals spread is learned."""
+
+    def __init__(self, course: Sequence[Stretch], replicas: int) -> None:
+        """Be told it, of all ``replicas`` together; the course begins at 0 s."""
+        super().__init__()
+        self._course = _Course(course)
+        self._replicas = replicas
+        self._seen = Load()
+        self._now = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Requests per second of a replica; 0 before any."""
+        return self._course.at.rate / self._replicas if self._seen.process is not None else 0.0
+
+    @property
+    def process(self) -> Poisson | Gamma | OnOff | None:
+        """What was seen, at the rate as it is."""
+        return at_rate(self._seen.process, self.rate) if self._seen.process is not None else None
+
+    @property
+    def rows(self) -> float:
+        """Mean rows per request."""
+        return self._seen.rows
+
+    def observe(self, seconds: float, arrivals: int, squared: int, windows: int, rows: int, replicas: int = 1) -> bool:
+        """Add what was counted, as ``Load`` does; return whether the load is another."""
+        before = self.process
+        self._now += seconds / replicas
+        self._seen.tolerance = self.tolerance
+        self._seen.observe(seconds, arrivals, squared, windows, rows, replicas)
+        self._course.go(self._now)
+        return self.process != before
+
+
+class _Course:
+    """Where on a course one is."""
+
+    def __init__(self, course: Sequence[Stretch]) -> None:
+        self._left = list(course)
+        self.at = self._left.pop(0)
+        self._ends = self.at.seconds
+
+    def go(self, now: float) -> Stretch:
+        """Return the stretch that ``now`` lies in, or the last."""
+        while self._left and now >= self._ends:
+            self.at = self._left.pop(0)
+            self._ends += self.at.seconds
+        return self.at
