@@ -82,13 +82,15 @@ class Effort(NamedTuple):
     survivors: int
     """How many are measured again."""
     confirmed: int
-    """Requests over which those are."""
+    """Requests over which those are, for the capacity."""
+    assured: int
+    """The same for a load's best points: over fewer, some of them keep the budget of misses by luck."""
     promises: int
     """Times the SLO that a load near the capacity is screened for, at least: a backlog that grows slowly shows late."""
 
 
-FAST = Effort(3000, 16, 12_000, 20)
-SLOW = Effort(1500, 8, 5000, 8)
+FAST = Effort(screened=3000, survivors=16, confirmed=12_000, assured=120_000, promises=20)
+SLOW = Effort(screened=1500, survivors=8, confirmed=5000, assured=40_000, promises=8)
 """By simulation."""
 
 FINALISTS = 3
@@ -438,11 +440,11 @@ def find_level(scenario: Scenario, load: float, device: float, held: float) -> L
         half = effort.survivors // 2
         shed = [point for point in screened if point.shed]
         screened = [point for point in screened if not point.shed][:half] + shed[:half]
-    requests = bench.fair(effort.confirmed * (2 if near else 1), rate)
-    confirmed = [look(point, requests, BUDGET) for point in screened[: effort.survivors]]
-    confirmed.sort(key=lambda point: rank(point, BUDGET))
+    requests = bench.fair(effort.assured, rate)
+    assured = [look(point, requests, BUDGET) for point in screened[: effort.survivors]]
+    assured.sort(key=lambda point: rank(point, BUDGET))
     # Those that did the very same, as a cap does that is never reached, are no choice.
-    distinct = {(point.misses, point.ahead, point.device_time): point for point in reversed(confirmed)}
+    distinct = {(point.misses, point.ahead, point.device_time): point for point in reversed(assured)}
     best = sorted(distinct.values(), key=lambda point: rank(point, BUDGET))[:KEPT]
     return Level(load, device, tuple(_rounded(point) for point in best))
 

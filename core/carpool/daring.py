@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from carpool.latency import ServiceTime
 from carpool.policy import Duration, Parameters
+from carpool.steps import is_worth
 from carpool.tuning import SIZES, Assessor, spoken_for
 
 if TYPE_CHECKING:
@@ -131,7 +132,9 @@ def bolder(
     largest = service.largest_measured
     sizes = _left_out(service, limits)
     farthest = spoken_for(service, limits)
-    if max(largest, choice.best.parameters.max_batch) < farthest:
+    # Where the search leads there anyway it is turned to, not tried: unless it is too unsure of t(b) for that.
+    heading = choice.best.parameters.max_batch if is_worth(choice.best, choice.current) else 0
+    if max(largest, heading) < farthest:
         sizes.append(farthest)
     cheapest = min(service.per_row(rows) for rows in range(1, largest + 1))
     for cost, size in sorted((service.upper(below(service, size)) / size, size) for size in sizes if may(size)):

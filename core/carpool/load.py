@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.arrivals import Gamma, OnOff, Poisson, WindowCounts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
 RECENT = 1.0
 LONGEST_STRETCH = 32.0
@@ -154,9 +155,13 @@ class Load:
         return False
 
     def _spread_moved(self) -> bool:
-        """Whether arrivals spread clearly more or less than is believed, at whatever rate."""
+        """Whether arrivals spread clearly more or less than is believed, at whatever rate.
+
+        As before the last second: the first half second of twice the load would pass for a burst, and with bursts
+        believed in the jump would pass for one of them.
+        """
         believed = self._dispersion
-        measured = self._between(self._local)
+        measured = self._between(self._earlier())
         return max(measured / believed, believed / measured) > ANOTHER_SPREAD
 
     def _total(self) -> int:
@@ -170,11 +175,15 @@ class Load:
 
     def _spread(self) -> float:
         """Variance over mean of counts, as before the last second: what is measured over a jump would hide the jump."""
+        return max(self._neighbouring(self._earlier()), self._lasting_spread())
+
+    def _earlier(self) -> list[_Interval]:
+        """List what is remembered without the last second."""
         lasted = 0.0
         before = list(self._local)
         while before and lasted < RECENT:
             lasted += before.pop().lasted
-        return max(self._between(before), self._lasting_spread())
+        return before
 
     def _lasting_spread(self) -> float:
         """Variance over mean of how many come in a long time, by the process believed in."""
@@ -189,6 +198,23 @@ class Load:
         rate = arrivals / seconds
         squares = sum((i.counts.arrivals - rate * i.seconds) ** 2 / (rate * i.seconds) for i in intervals)
         return max(squares / (len(intervals) - 1), 1.0)
+
+    def _neighbouring(self, intervals: Sequence[_Interval]) -> float:
+        """Return the same, told by what neighbours differ by: a rate that moved between two of them adds little.
+
+        The mean squared difference of successive values is twice their variance (von Neumann 1941). It leaves out what
+        outlasts an interval, which the process that is believed in has.
+        """
+        seconds = sum(interval.seconds for interval in intervals)
+        arrivals = sum(interval.counts.arrivals for interval in intervals)
+        if len(intervals) < ENOUGH_INTERVALS or not arrivals:
+            return self._dispersion
+        squares = sum(
+            (one.counts.arrivals / one.seconds - other.counts.arrivals / other.seconds) ** 2
+            / (1 / one.seconds + 1 / other.seconds)
+            for one, other in pairwise(intervals)
+        )
+        return max(squares / (len(intervals) - 1) * seconds / arrivals, 1.0)
 
     def _jumped(self) -> float:
         """Return for how many of the last seconds the load was clearly another; 0 where it was not.
@@ -224,35 +250,32 @@ class Load:
         before = self._believed
         self._evidence = self._total()
         rate, _ = self._measured()
-        windows = self._windows()
-        if len(self._local) >= ENOUGH_INTERVALS or windows.windows < ENOUGH_WINDOWS:
-            self._dispersion = self._between(self._local)
+        told = self._earlier()
+        if _windows(told).windows < ENOUGH_WINDOWS:
+            told = list(self._local)
+        windows = _windows(told)
+        if len(told) >= ENOUGH_INTERVALS or windows.windows < ENOUGH_WINDOWS:
+            self._dispersion = self._between(told)
         else:
             # Of long intervals there are never many; then what they are made of has to tell.
             self._dispersion = max(windows.dispersion, 1.0)
-        self._believed = self._process(rate, windows) if rate > 0 else None
+        self._believed = self._process(rate, told) if rate > 0 else None
         news = self._believed != before and (news or type(self._believed) is not type(before))
         if news:
             self._news = self.rate
         return news
 
-    def _windows(self) -> WindowCounts:
-        parts = [interval.counts for interval in self._local if interval.counts.windows > 1]
-        return WindowCounts(
-            sum(part.windows for part in parts),
-            sum(part.arrivals for part in parts),
-            sum(part.squared for part in parts),
-        )
-
-    def _process(self, rate: float, total: WindowCounts) -> Poisson | Gamma | OnOff:
-        """Return the simplest process that fits the counts of windows, ``total`` of them, and of intervals."""
-        parts = [interval for interval in self._local if interval.counts.windows > 1]
+    def _process(self, rate: float, told: Collection[_Interval]) -> Poisson | Gamma | OnOff:
+        """Return the simplest process that fits the counts of windows and of intervals."""
+        parts = [interval for interval in told if interval.counts.windows > 1]
+        total = _windows(told)
         if total.windows >= ENOUGH_WINDOWS and total.arrivals < THIN * total.windows:
             return Poisson(rate)
         if total.windows < ENOUGH_WINDOWS or total.arrivals < total.windows:
             return at_rate(self._believed, rate)
         short, long = total.dispersion, self._between(parts)
-        if long > max(BURSTS * short, 1 + 4 * math.sqrt(2 / len(parts))):
+        error = math.sqrt(2 / len(parts))
+        if long > max(max(BURSTS, 1 + 3 * error) * short, 1 + 4 * error):
             window = sum(part.counts.windows for part in parts) / len(parts)
             return _bursts(rate, short, long, window * total.window, total.window)
         return Poisson(rate) if total.looks_poisson else Gamma(rate, min(max(total.cv, 0.1), 10.0))
@@ -293,6 +316,16 @@ def _bursts(rate: float, short: float, long: float, interval: float, window: flo
         return OnOff(rate + spread, 2 * lasting, 2 * lasting, rate - spread)
     share = 1 / (1 + variance / rate**2)
     return OnOff(rate / share, lasting / (1 - share), lasting / share)
+
+
+def _windows(intervals: Collection[_Interval]) -> WindowCounts:
+    """Sum up the windows of intervals that have several: what spreads within one interval is told by no other."""
+    parts = [interval.counts for interval in intervals if interval.counts.windows > 1]
+    return WindowCounts(
+        sum(part.windows for part in parts),
+        sum(part.arrivals for part in parts),
+        sum(part.squared for part in parts),
+    )
 
 
 def _forget(intervals: deque[_Interval], seconds: float, *wanted: tuple[float, float]) -> None:

@@ -496,8 +496,9 @@ def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters
 
     ``unused``: share of device time that a size never measured has to save, where the present configuration holds now.
 
-    Sizes go up to twice the largest measured, and not beyond where rows clearly cost more in company. Every second wait
-    is tried at the largest size, and at those whose rows are cheapest; from the best the search walks to neighbours
+    Sizes go up to twice the largest measured, and not beyond where rows clearly cost more in company. Each is tried
+    with the longest wait that keeps the SLO at ``HEADROOM`` times the load. Where none does, every second wait is tried
+    at the largest size and at those whose rows are cheapest. From the best of these the search walks to neighbours
     while they are better: device time falls with size and wait until due times turn it, so the walk is short.
     """
     situation = assessor.situation
@@ -529,17 +530,46 @@ def _search(
         points = [Parameters(max_batch=i, max_wait=Duration(j), max_in_flight=flights) for i, j in inside]
         return [assessor.assess(point) for point in points if point not in avoid]
 
-    # Device time a row may have valleys, at a tile's size, out of which no walk leads: the deepest is begun in as well.
+    def roomy(i: int, j: int, flights: int) -> bool:
+        return any(one.holds_ahead for one in at([(i, j)], flights))
+
+    def frontier(flights: int) -> list[Assessment]:
+        """Take of each size the longest wait that has room: the smaller the batch, the longer that is.
+
+        Shorter waits, and smaller batches with the same one, take more device time where t(b) has no valleys.
+        """
+        found: list[Assessment] = []
+        longest, last = 0, len(waits) - 1
+        for i in reversed(range(len(sizes))):
+            if roomy(i, last, flights):
+                longest = last
+            elif not roomy(i, longest, flights):
+                continue
+            too_long = last
+            while too_long - longest > 1:
+                middle = (longest + too_long) // 2
+                if roomy(i, middle, flights):
+                    longest = middle
+                else:
+                    too_long = middle
+            found += at([(i, longest)], flights)
+        return found
+
+    # Device time a row has valleys, at a tile's size, out of which no walk leads: the deepest is begun in as well.
     # By what is believed, and by what is sure: of sizes hardly measured the luckiest looks cheapest.
     begins = {sizes[-1], min(sizes, key=lambda size: (service.per_row(size), size))}
     begins.add(min(sizes, key=lambda size: (service.upper(size) / size, size)))
     # And in the first that is nearly as deep: smaller batches take less time, which may be what holds a higher load.
     begins.add(first_valley(service, sizes))
-    starts = [
-        (flights, at([(sizes.index(size), wait) for wait in range(0, len(waits), 2)], flights))
-        for flights in flights_worth(service, limits, current)
-        for size in sorted(begins)
-    ]
+    starts = []
+    for flights in flights_worth(service, limits, current):
+        if room := frontier(flights):
+            starts.append((flights, room))
+            continue
+        starts += [
+            (flights, at([(sizes.index(size), wait) for wait in range(0, len(waits), 2)], flights))
+            for size in sorted(begins)
+        ]
     # Where some number in flight keeps the SLO, those that don't are not searched for the most they could do.
     holding = [(flights, start) for flights, start in starts if any(one.holds_now for one in start)]
     restores = not assessor.assess(current, KEPT).holds_ahead

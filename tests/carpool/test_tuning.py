@@ -11,7 +11,7 @@ from carpool.arrivals import Gamma, Poisson, first
 from carpool.latency import ServiceTime
 from carpool.policy import Limits
 from carpool.queueing import Glance, forecast, glance
-from carpool.tuning import WEIGHED, Assessor, choose, is_better, spoken_for
+from carpool.tuning import SIZES, WAITS, WEIGHED, Assessor, choose, is_better, spoken_for
 
 
 def best(rate, **changes):
@@ -58,12 +58,31 @@ def test_what_is_lost_of_the_present_load_outweighs_what_would_be_of_more():
     assert one.rank < two.rank
 
 
-@pytest.mark.parametrize(("rate", "wants"), [(700.0, True), (900.0, False), (1100.0, True)])
+@pytest.mark.parametrize(("rate", "wants"), [(1100.0, True), (1300.0, False), (1600.0, True)])
 def test_a_size_never_used_is_turned_to_for_what_it_saves_or_restores_and_not_for_margin(rate, wants):
-    service = ServiceTime.measured({rows: 0.004 + 0.0007 * rows for rows in (1, 8, 16, 24, 32)})
+    measured = ServiceTime.measured({rows: 0.008 + 0.0004 * rows for rows in (1, 8, 16, 24, 32)})
+    service = replace(measured, largest_in_flight=2)
     assessor, current = Assessor(situation(rate, service=service)), parameters(32, 0.0125)
-    assert choose(assessor, current).best.parameters.max_batch == 48
-    assert (choose(assessor, current, unused=0.1).best.parameters.max_batch == 48) is wants
+    assert choose(assessor, current).best.parameters.max_batch > 32
+    assert (choose(assessor, current, unused=0.1).best.parameters.max_batch > 32) is wants
+
+
+BERT = {1: 1.95, 2: 2.71, 4: 4.53, 8: 9.09, 12: 12.53, 16: 17.9, 64: 72.04}
+MATRIX = {2: 6.34, 3: 7.16, 8: 17.99, 10: 28.51, 32: 28.51, 33: 55.6, 64: 55.6}
+
+
+@pytest.mark.parametrize("rate", [200.0, 250.0, 350.0])
+@pytest.mark.parametrize(("milliseconds", "target"), [(BERT, 0.010), (MATRIX, 0.040)])
+def test_what_is_chosen_is_hardly_worse_than_the_best_there_is(milliseconds, target, rate):
+    # Small batches with a long wait beat large ones with a short one, or the reverse: what lies between is worse.
+    service = replace(ServiceTime.measured({rows: ms / 1e3 for rows, ms in milliseconds.items()}), largest_in_flight=2)
+    limits = replace(LIMITS, max_wait=target / 2)
+    assessor = Assessor(situation(rate, service=service, target=target, limits=limits))
+    chosen = choose(assessor, parameters(32)).best
+    grid = [parameters(size, share * limits.max_wait) for size in SIZES if size <= 64 for share in WAITS]
+    least = min((one.device_time for one in map(assessor.assess, grid) if one.holds_ahead), default=None)
+    assert chosen.holds_ahead is (least is not None)
+    assert least is None or chosen.device_time < 1.01 * least
 
 
 def test_one_tile_is_found_from_two_though_what_lies_between_is_far_worse():
@@ -288,4 +307,4 @@ def test_margin_is_restored_by_what_is_known_before_more_in_flight_is_tried():
     assert kept.current.holds_ahead
     assert lost.best.holds_ahead
     assert lost.best.parameters.max_in_flight == 2
-    assert kept.best.parameters.max_in_flight == 8, "it may save device time"
+    assert kept.best.parameters.max_in_flight > 2, "it may save device time"
