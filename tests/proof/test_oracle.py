@@ -79,7 +79,9 @@ def few(bench):
 @pytest.mark.parametrize("load", [0.2, 0.5])
 def test_the_best_point_is_what_brute_force_finds_by_the_simulator(monkeypatch, load):
     monkeypatch.setattr(Bench, "points", few)
-    monkeypatch.setattr(oracle, "FAST", oracle.Effort(2000, 12, 2000, 20))
+    monkeypatch.setattr(
+        oracle, "FAST", oracle.Effort(screened=2000, survivors=12, confirmed=2000, assured=2000, promises=20)
+    )
     held = 1500.0
     bench = Bench(POISSON)
     found = []
@@ -95,7 +97,9 @@ def test_the_best_point_is_what_brute_force_finds_by_the_simulator(monkeypatch, 
 
 def test_near_the_capacity_the_fewest_misses_count_and_shedding_is_tried(monkeypatch):
     monkeypatch.setattr(Bench, "points", few)
-    monkeypatch.setattr(oracle, "FAST", oracle.Effort(2000, 4, 4000, 20))
+    monkeypatch.setattr(
+        oracle, "FAST", oracle.Effort(screened=2000, survivors=4, confirmed=4000, assured=4000, promises=20)
+    )
     level = find_level(POISSON, 1.3, 1.0, 1500.0)
     assert level.points[0].shed
     assert level.points[0].max_batch == 64
@@ -104,7 +108,9 @@ def test_near_the_capacity_the_fewest_misses_count_and_shedding_is_tried(monkeyp
 
 def test_the_capacity_is_where_one_in_a_hundred_misses(monkeypatch):
     monkeypatch.setattr(Bench, "points", few)
-    monkeypatch.setattr(oracle, "FAST", oracle.Effort(1000, 4, 4000, 20))
+    monkeypatch.setattr(
+        oracle, "FAST", oracle.Effort(screened=1000, survivors=4, confirmed=4000, assured=4000, promises=20)
+    )
     monkeypatch.setattr(oracle, "PLAYED", 8000)
     held = find_capacity(POISSON)
     bench = Bench(POISSON)

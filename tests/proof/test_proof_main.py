@@ -14,7 +14,7 @@ class Run:
     came_of_it = proof()
     interrupted = False
 
-    def __init__(self, scenarios, contenders, seed, jobs, *, hours):
+    def __init__(self, scenarios, contenders, seed, jobs, *, brief):
         self.asked = scenarios, contenders, seed, jobs
 
     def play(self):

@@ -127,3 +127,13 @@ def test_reasons_that_were_reviewed_are_of_scenarios_and_measures_that_there_are
 def test_a_phase_that_never_became_good_is_the_worst():
     lines = [timeline("carpool", 0.0, Recovery(None, 1, 0), Recovery(1.0, 1, 0))]
     assert figure("first good, worst", timelines=lines) == inf
+
+
+def test_beside_a_shortfall_is_what_it_would_be_were_it_told(tmp_path):
+    best = next(each for each in proof().stairs if each.contender == "oracle")
+    made = proof(told=[replace(best, contender="told t(b)")])
+    found = {each.measure: each for each in verdict.shortfalls(made) if each.scenario == "plain"}
+    assert found["saving"].value == pytest.approx(0.75)
+    assert found["saving"].told == (1.0, None)
+    assert found["overload"].told[0] == pytest.approx(0.5, rel=0.02)
+    assert found["load rises"].told == (None, None), "of the timeline, which it is not put through"

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+from proof import experiments, rows, told
+from proof.world import Stretch, knowledge
+from tiny_world import SCENARIO, SEED, small  # noqa: F401 - a fixture
+
+from carpool.arrivals import Gamma
+from carpool.statistics import Cell, CellKey
+
+COURSE = (Stretch(10.0, 100.0), Stretch(10.0, 300.0, device=2.0), Stretch(10.0, 300.0))
+
+
+def test_who_is_told_the_device_knows_it_before_any_batch_and_through_its_changes():
+    times = told.Times(knowledge(SCENARIO), COURSE)
+    true = SCENARIO.service()
+    assert [times.estimate().time(rows) for rows in (1, 64)] == [true.time(1), true.time(64)]
+    assert times.estimate().executors_for(8) == SCENARIO.executors
+    slow = {CellKey(0, 8, 1, 0): Cell(5, 5.0, 5.0)}  # a second each, whatever is told
+    assert times.observe(9.5, slow) == 1.0
+    assert times.estimate().time(8) == true.time(8)
+    assert times.observe(10.0, slow) == 2.0
+    assert times.estimate().time(8) == pytest.approx(2 * true.time(8))
+    assert times.observe(25.0, slow) == 0.5
+    assert times.estimate().time(8) == true.time(8)
+
+
+def test_who_is_told_the_rate_knows_it_at_once_and_learns_how_it_spreads():
+    rates = told.Rates(COURSE, replicas=2)
+    assert rates.process is None
+    # Ten windows of both replicas in each second of theirs, of 1 and 9 requests in turn.
+    for _ in range(18):
+        rates.observe(1.0, 50, 410, 10, 50, replicas=2)
+    assert rates.rate == 50.0
+    assert isinstance(rates.process, Gamma)
+    assert rates.process.cv > 1.3
+    assert not rates.observe(1.0, 50, 410, 10, 50, replicas=2)
+    assert rates.observe(1.0, 50, 410, 10, 50, replicas=2), "the second stretch begins"
+    assert rates.process.rate == pytest.approx(150.0)
+
+
+def test_told_all_there_is_to_learn_it_holds_as_much(small):  # noqa: F811 - the fixture
+    reference = experiments.refer(SCENARIO, SEED)
+    learned = experiments.contend(SCENARIO, reference, "carpool", SEED).stair
+    for name in rows.TOLD:
+        stair = experiments.explain(SCENARIO, name, SEED)
+        assert stair.contender == name
+        assert [step.stayed for step in stair.steps] == [step.stayed for step in learned.steps]
+        assert stair != learned
+        assert all(step.misses <= 0.01 for step in stair.steps[:2])
