@@ -67,11 +67,13 @@ def main() -> int:
     proof = run.proof(measured, shlex.join(command), time.monotonic() - began, left_out)
     print(f"\n{proof.seconds:.0f} s, {proof.cpu_seconds:.0f} s of CPU")
     bounds = verdict.QUICK_LIMITS if options.quick else verdict.LIMITS
-    _show(proof, bounds)
     if options.write:
+        # First of all: half an hour's work.
         path = report.data_file(options.seed)
         rows.write(path, proof)
         print(f"\nwritten to {path}")
+    _show(proof, bounds)
+    if options.write:
         report.main(check=False)
     beyond = verdict.missed(proof, bounds) if whole or options.quick else []
     for line in beyond:

@@ -289,11 +289,10 @@ def _told(proof: Proof, scenario: str, measure: str) -> tuple[float | None, ...]
     if measure not in OF_STAIRS:
         return None, None
     others = [each for each in proof.stairs if each.scenario == scenario and each.contender != CARPOOL]
-    found = {each.contender: each for each in proof.told if each.scenario == scenario}
+    only = replace(proof, scenarios=[each for each in proof.scenarios if each.name == scenario])
+    found = {each.contender: replace(each, contender=CARPOOL) for each in proof.told if each.scenario == scenario}
     return tuple(
-        MEASURES[measure]
-        .values(replace(proof, stairs=[*others, replace(found[name], contender=CARPOOL)]), CARPOOL)
-        .get(scenario)
+        MEASURES[measure].values(replace(only, stairs=[*others, found[name]]), CARPOOL).get(scenario)
         if name in found
         else None
         for name in TOLD

@@ -130,8 +130,18 @@ def test_a_phase_that_never_became_good_is_the_worst():
 
 
 def test_beside_a_shortfall_is_what_it_would_be_were_it_told(tmp_path):
+    # Another scenario, where nothing falls short, is none of its business.
     best = next(each for each in proof().stairs if each.contender == "oracle")
-    made = proof(told=[replace(best, contender="told t(b)")])
+    others = [replace(each, scenario="other", steps=best.steps) for each in proof().stairs]
+    made = proof(
+        told=[replace(best, contender="told t(b)")],
+        scenarios=[*proof().scenarios, replace(proof().scenarios[0], name="other")],
+        stairs=[*proof().stairs, *others],
+    )
+    bounds = tmp_path / "limits.json"
+    limit = {"name": "highest load, worst", "value": 0.95, "unit": "x", "direction": "at least", "why": "why"}
+    bounds.write_text(json.dumps([limit]))
+    assert [(each.scenario, each.told) for each in verdict.shortfalls(made, bounds)] == [("plain", (1.0, None))]
     found = {each.measure: each for each in verdict.shortfalls(made) if each.scenario == "plain"}
     assert found["saving"].value == pytest.approx(0.75)
     assert found["saving"].told == (1.0, None)
