@@ -50,8 +50,7 @@ def test_it_begins_with_the_baseline_and_converges_by_way_of_canaries():
     assert applied(world)[0] == (2.0, Parameters())
     trial = world.documents()[1]
     assert trial.pods == ("resnet-uid-0",)
-    # Once for all of the saving, and once more for less than 2 % of it.
-    assert world.reasons() == ["ParametersChanged", *["CanaryStarted", "CanaryPromoted"] * 2]
+    assert world.reasons() == ["ParametersChanged", "CanaryStarted", "CanaryPromoted"]
     assert world.parameters().max_wait > 0
     before, after = outcome.summary(2.0, 6.0), outcome.summary(20.0)
     assert after.device_time < 0.6 * before.device_time
@@ -457,10 +456,10 @@ def test_what_only_the_operator_reads_publishes_nothing():
 
 def test_an_operator_that_restarts_goes_on_and_writes_nothing():
     world = World(pods=3)
-    world.run(900, 120)
+    world.run(600, 120)
     documents, writes, parameters = len(world.log), len(world.writes), world.parameters()
     world.restart_operator()
-    world.run(900, 60, seed=2)
+    world.run(600, 60, seed=2)
     assert (len(world.log), len(world.writes)) == (documents, writes)
     assert world.parameters() == parameters
     learned = world.controller._steerings[RESNET].models[""]
