@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from carpool.policy import Duration, Parameters, PassThroughMode, format_seconds, whole_microseconds
 from carpool.queueing import stability
+from carpool.search import SIZES, WAITS, choose, spoken_for
 from carpool.tuner import ENTER_PASS_THROUGH, NO_WAIT, PASSING_IN_FLIGHT, PASSING_LOAD
-from carpool.tuning import HEADROOM, SIZES, WAITS, Assessor, choose, spoken_for
+from carpool.tuning import HEADROOM, Assessor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

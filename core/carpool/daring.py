@@ -16,15 +16,16 @@ from msgspec.structs import replace
 
 from carpool.latency import ServiceTime
 from carpool.policy import Duration, Parameters
+from carpool.search import SIZES, spoken_for
 from carpool.steps import is_worth
-from carpool.tuning import SIZES, Assessor, spoken_for
+from carpool.tuning import Assessor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from carpool.policy import Limits
+    from carpool.search import Choice
     from carpool.statistics import ModelStats
-    from carpool.tuning import Choice
 
 GAIN = 0.05
 """Share of device time, or of goodput, that a try has to be able to gain: more than what parameters are changed for."""

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.news import width
 from carpool.policy import Duration, Parameters, format_seconds, whole_microseconds
-from carpool.tuning import Reason, is_better
+from carpool.search import is_better
+from carpool.tuning import Reason
 
 if TYPE_CHECKING:
-    from carpool.tuning import Assessment, Choice
+    from carpool.search import Choice
+    from carpool.tuning import Assessment
 
 WORTH = 0.02
 """Relative gain for which parameters are changed, though half of it may be chance: having changed tells."""

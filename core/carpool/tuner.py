@@ -16,9 +16,10 @@ from carpool.news import is_another, is_news
 from carpool.policy import Duration, Parameters, PassThroughMode, ShedAt, TuningMode, format_seconds
 from carpool.queueing import stability
 from carpool.riding import Refused
+from carpool.search import Choice, choose
 from carpool.statistics import COLD, LATE
 from carpool.steps import gain, is_clearly_worth, is_worth, toward, why
-from carpool.tuning import KEPT, Assessment, Assessor, Choice, Reason, Situation, choose
+from carpool.tuning import KEPT, Assessment, Assessor, Reason, Situation
 
 if TYPE_CHECKING:
     from collections.abc import Callable

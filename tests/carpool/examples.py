@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from carpool.arrivals import Poisson
+from carpool.arrivals import Gamma, Poisson
 from carpool.latency import ServiceTime
 from carpool.policy import Duration, Limits, Parameters
-from carpool.tuning import Situation
+from carpool.tuning import Assessor, Situation
 
 LIMITS = Limits(1, 64, 0.0, 0.025, 1, 8)
 # One executor, and known to be: eight batches were seen in flight.
@@ -22,3 +22,12 @@ def situation(rate, **changes):
 
 def parameters(batch=64, wait=0.0, flights=1, *, passing=False):
     return Parameters(max_batch=batch, max_wait=Duration(wait), max_in_flight=flights, pass_through=passing)
+
+
+# A tile holds 32 rows; two of them cost hardly less a row than one, and take twice as long.
+TILES = replace(ServiceTime.measured({1: 0.028, 32: 0.0286, 33: 0.0556, 64: 0.0562}), largest_in_flight=2)
+
+
+def tiled(rate, target=0.150):
+    limits = replace(LIMITS, max_wait=0.075)
+    return Assessor(situation(rate, process=Gamma(rate, 2.0), service=TILES, target=target, limits=limits))

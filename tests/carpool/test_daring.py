@@ -9,9 +9,10 @@ from carpool.arrivals import Gamma, Poisson, until
 from carpool.daring import LASTS, TELLING, Dares, bolder
 from carpool.latency import ServiceTime
 from carpool.policy import SLO, BatchingPolicy, Bounds, Duration, IntRange, Latency, Parameters, for_p99
+from carpool.search import choose
 from carpool.simulation import Device
 from carpool.statistics import ModelStats
-from carpool.tuning import Assessor, Reason, Situation, choose
+from carpool.tuning import Assessor, Reason, Situation
 from carpool.twin import flips, tuned
 
 TILES = (0.0063, 0.0063, 0.0072, 0.0091, 0.0111, 0.0134, 0.0157, 0.018, 0.0232)

@@ -11,8 +11,9 @@ from carpool.latency import ServiceTime
 from carpool.mixed import _members
 from carpool.policy import Limits
 from carpool.queueing import forecast, glance
+from carpool.search import choose
 from carpool.simulation import Arrival, Device, Simulation
-from carpool.tuning import Assessor, Situation, choose
+from carpool.tuning import Assessor, Situation
 
 SLO = 0.2
 SHARES = {1: 0.5, 2: 0.3, 8: 0.2}

@@ -7,8 +7,9 @@ from examples import CURVE, parameters, situation
 from msgspec.structs import replace
 
 from carpool.latency import ServiceTime
+from carpool.search import Choice, choose, is_better
 from carpool.steps import LEAST, WORTH, gain, is_worth, toward, why
-from carpool.tuning import Assessor, Choice, Reason, choose, is_better
+from carpool.tuning import Assessor, Reason
 
 
 def assessed(rate, *sizes, **changes):

@@ -21,8 +21,9 @@ from carpool.policy import (
     for_p99,
 )
 from carpool.report import Lane, Stalls
+from carpool.search import choose
 from carpool.simulation import Device, Simulation, linear
-from carpool.tuning import Situation, choose
+from carpool.tuning import Situation
 from carpool_cli.recommending import recommend
 from carpool_cli.replaying import How, load
 from carpool_cli.running import Running, learned

@@ -1,0 +1,168 @@
+"""The best configuration within reach: which sizes, waits and numbers in flight are forecast, and in what order."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from carpool.policy import Duration, Parameters, whole_microseconds
+from carpool.reach import first_valley, flights_worth, grid, productive
+from carpool.tuning import FINE, KEPT, Assessment, Assessor
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from carpool.latency import ServiceTime
+    from carpool.policy import Limits
+
+
+class Choice(Struct, frozen=True):
+    """The best configuration within reach, next to the present one."""
+
+    best: Assessment
+    current: Assessment
+
+
+SIZES: tuple[int, ...] = (1, *(size for n in range(1, 16) for size in (2**n, 3 * 2 ** (n - 1))), 2**16)
+"""Batch sizes tried, up to the most that a bound may be: half-octave steps, between which device time per row differs
+by a few percent."""
+
+WAITS = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
+"""Waits tried, as shares of the longest allowed."""
+
+
+def spoken_for(service: ServiceTime, limits: Limits) -> int:
+    """Return the largest size within bounds that what was measured speaks for, within twice the largest measured.
+
+    One of those usually tried: where t(b) is flat, 46 rows have 4 % less capacity than 48, too little to be tried for.
+    """
+    most = min(limits.max_batch, 2 * service.largest_measured)
+    return max(size for size in (*SIZES, limits.max_batch) if size <= most)
+
+
+def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters] = (), unused: float = 0.0) -> Choice:
+    """Find the best configuration within bounds and evidence, ``avoid`` left out.
+
+    ``unused``: share of device time that a size never measured has to save, where the present configuration holds now.
+
+    Sizes go up to twice the largest measured, and not beyond where rows clearly cost more in company. Each is tried
+    with the longest wait that keeps the SLO at ``HEADROOM`` times the load. Where none does, every second wait is tried
+    at the largest size and at those whose rows are cheapest. From the best of these the search walks to neighbours
+    while they are better: device time falls with size and wait until due times turn it, so the walk is short.
+    """
+    situation = assessor.situation
+    limits, service = situation.limits, situation.service
+    reach = max(productive(service, spoken_for(service, limits)), limits.min_batch)
+    sizes = grid(SIZES, limits.min_batch, reach, also=current.max_batch)
+    present = assessor.assess(current, KEPT)
+    best = _search(assessor, sizes, current, avoid)
+    if unused and present.holds_now and best is not None and best.parameters.max_batch not in service.sizes:
+        used = [size for size in sizes if size in service.sizes]
+        if used and best.device_time > (1 - unused) * present.device_time:
+            best = _search(assessor, used, current, avoid)
+    if best is not None and present.holds_ahead and best.holds_ahead and best.device_time < present.device_time:
+        best.outlook.weigh()
+        present.outlook.weigh()
+    return Choice(best=best or assessor.assess(current), current=present)
+
+
+def _search(
+    assessor: Assessor, sizes: Sequence[int], current: Parameters, avoid: Collection[Parameters]
+) -> Assessment | None:
+    """Find the best of some sizes, ascending, with any wait and number in flight; ``None``: all are avoided."""
+    limits, service = assessor.situation.limits, assessor.situation.service
+    longest = limits.max_wait
+    waits = sorted({whole_microseconds(max(limits.min_wait, share * longest)) for share in WAITS})
+
+    def at(places: Iterable[tuple[int, int]], flights: int) -> list[Assessment]:
+        inside = [(sizes[i], waits[j]) for i, j in places if 0 <= i < len(sizes) and 0 <= j < len(waits)]
+        points = [Parameters(max_batch=i, max_wait=Duration(j), max_in_flight=flights) for i, j in inside]
+        return [assessor.assess(point) for point in points if point not in avoid]
+
+    def roomy(i: int, j: int, flights: int) -> bool:
+        return any(one.holds_ahead for one in at([(i, j)], flights))
+
+    def frontier(flights: int) -> list[Assessment]:
+        """Take of each size the longest wait that has room: the smaller the batch, the longer that is.
+
+        Shorter waits, and smaller batches with the same one, take more device time where t(b) has no valleys.
+        """
+        found: list[Assessment] = []
+        longest, last = 0, len(waits) - 1
+        for i in reversed(range(len(sizes))):
+            if roomy(i, last, flights):
+                longest = last
+            elif not roomy(i, longest, flights):
+                continue
+            too_long = last
+            while too_long - longest > 1:
+                middle = (longest + too_long) // 2
+                if roomy(i, middle, flights):
+                    longest = middle
+                else:
+                    too_long = middle
+            found += at([(i, longest)], flights)
+        return found
+
+    # Device time a row has valleys, at a tile's size, out of which no walk leads: the deepest is begun in as well.
+    # By what is believed, and by what is sure: of sizes hardly measured the luckiest looks cheapest.
+    begins = {sizes[-1], min(sizes, key=lambda size: (service.per_row(size), size))}
+    begins.add(min(sizes, key=lambda size: (service.upper(size) / size, size)))
+    # And in the first that is nearly as deep: smaller batches take less time, which may be what holds a higher load.
+    begins.add(first_valley(service, sizes))
+    starts = []
+    for flights in flights_worth(service, limits, current):
+        if room := frontier(flights):
+            starts.append((flights, room))
+            continue
+        starts += [
+            (flights, at([(sizes.index(size), wait) for wait in range(0, len(waits), 2)], flights))
+            for size in sorted(begins)
+        ]
+    # Where some number in flight keeps the SLO, those that don't are not searched for the most they could do.
+    holding = [(flights, start) for flights, start in starts if any(one.holds_now for one in start)]
+    restores = not assessor.assess(current, KEPT).holds_ahead
+    best: Assessment | None = None
+    for flights, start in holding or starts:
+        # Margin is restored by what is known, where that does; what more in flight may save is tried from there.
+        if restores and best is not None and best.holds_ahead and flights > service.executors:
+            break
+        step = here = _best(start)
+        while step is not None:
+            here = step
+            i, j = sizes.index(here.parameters.max_batch), waits.index(here.parameters.max_wait)
+            around = ((i + di, j + dj) for di, dj in ((-1, 0), (1, 0), (0, -1), (0, 1), (-1, 1), (-1, -1)))
+            step = _best(at(around, here.parameters.max_in_flight), than=here, share=0.001)
+        if here is not None and (best is None or is_better(here, best, 0.005)):
+            best = here
+    return best
+
+
+def _best(candidates: list[Assessment], than: Assessment | None = None, share: float = 0.0) -> Assessment | None:
+    """Return who ranks first, if that ``is_better`` than another, with as few forecasts as that takes."""
+    holding = sorted((one for one in candidates if one.holds_now), key=lambda one: one.device_time)
+    aim = than.device_time * (1 - share) if than is not None and than.rank[0] == 0 else math.inf
+    for one in holding:
+        if one.device_time >= aim:
+            return None
+        if one.holds_ahead:
+            return one
+    if aim < math.inf:
+        return None
+    first = min(holding or candidates, key=lambda one: one.rank, default=None)
+    return first if first is None or than is None or is_better(first, than, share) else None
+
+
+def is_better(one: Assessment, other: Assessment, share: float) -> bool:
+    """Whether ``one`` is better than ``other`` by more than ``share`` of what they differ in."""
+    if one.rank[0] != other.rank[0]:
+        return one.rank[0] < other.rank[0]
+    least = FINE / 4 if one.rank[0] else 0.0
+    for mine, theirs in zip(one.rank[1:], other.rank[1:], strict=True):
+        if mine < theirs - share * max(theirs, least):
+            return True
+        if mine > theirs:
+            return False
+    return False
