@@ -41,6 +41,9 @@ PASS_AGAIN = 60.0
 RECOMMEND_AGAIN = 60.0
 """Seconds between two recommendations."""
 
+OUTLIVED = 2.0
+"""How many times as much load came when a trial began as does now, for it to be over."""
+
 
 class Happening(NamedTuple):
     """Something that was decided for one model of the target."""
@@ -243,6 +246,7 @@ class Steering:
             if name == ended:
                 continue  # what was counted was counted under what is over
             decision = learned.step(view.now, total, every[name].stats)
+            self._outlive(name, decision.rate)
             if decision.change:
                 self._turn(view, spec, name, learned, decision, pods)
             elif decision.reason is Reason.RECOMMEND_ONLY:
@@ -314,6 +318,18 @@ class Steering:
         else:
             self._return(now, trial, message)
         return trial.model
+
+    def _outlive(self, name: str, rate: float) -> None:
+        """End a trial whose load is gone: what little comes now would prove nothing, and what it needs waits.
+
+        A load that rises needs no such end: what is asked for then is asked of all pods at once.
+        """
+        trial = self.trial
+        if trial is not None and trial.model == name and rate < trial.decision.rate / OUTLIVED:
+            fell = f"{trial.decision.rate:.3g} to {rate:.3g} requests/s and pod"
+            self._call_back()
+            message = f"{trial.parameters.describe()}: the load they were for fell from {fell}"
+            self._happened("RolledBack", name, "CanaryReturned", message, self.models[name])
 
     def _reject(self, now: float, trial: Trial, reason: str, message: str) -> None:
         learned = self.models[trial.model]

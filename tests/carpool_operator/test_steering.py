@@ -203,6 +203,29 @@ def test_canaries_that_vanish_end_their_trial_without_blame():
     assert world.reasons().count("CanaryStarted") == 2, "later it is tried again"
 
 
+def test_a_trial_ends_with_the_load_it_was_for():
+    world = held_trial()
+    fell = world.now
+    world.run(6, 180, seed=2)
+    returned, passes = (
+        next(at for at, event in world.events if event.reason == reason and at > fell)
+        for reason in ("CanaryReturned", "CanaryPromoted")
+    )
+    assert returned - fell <= 20.0, "not in two minutes"
+    assert passes - fell <= 150.0, "one trial, of what little traffic needs"
+    assert world.parameters().pass_through
+    assert "the load they were for fell" in next(
+        event.message for _, event in world.events if event.reason == "CanaryReturned"
+    )
+
+
+def test_a_trial_does_not_end_with_a_load_that_varies():
+    world = held_trial()
+    world.run(400, 60, seed=2)
+    assert "CanaryReturned" not in world.reasons()
+    assert world.status["targets"][0]["models"][0]["trial"]
+
+
 def test_an_slo_edit_ends_a_trial_and_keeps_what_was_learned():
     world = held_trial()
     documents = len(world.log)
