@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.executors import TELLING, TELLING_NOTHING, Sample, fit_executors, most_in_flight, own_times
-from carpool.riding import Estimate
+from carpool.riding import Estimate, seldom_exceeded
 from carpool.smoothing import isotonic, smoothed
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class ServiceTime(Struct, frozen=True):
 
     def slow(self, rows: int) -> float:
         """Seconds that a single batch seldom exceeds: two standard deviations over the upper confidence of the mean."""
-        return self.upper(rows) * (1 + 2 * self.noise)
+        return self.upper(rows) * seldom_exceeded(self.noise)
 
     def _at(self, rows: int, values: tuple[float, ...], head_slope: float, tail_slope: float) -> float:
         if rows <= 0:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 
 from carpool.mixed import ROUNDING, Kind, due_with, serve
+from carpool.riding import seldom_exceeded
 
 if TYPE_CHECKING:
     from carpool.latency import ServiceTime
@@ -236,7 +237,7 @@ class _Setting(Struct, frozen=True):
             target=target,
             deadline=deadline,
             shed=shed,
-            surely=1 + service.noise,
+            surely=seldom_exceeded(service.noise),
             draws=draws or (1.0,),
         )
 

@@ -223,6 +223,11 @@ class Abort(Struct, frozen=True):
 Action: TypeAlias = Batch | Finish | Failure | Refusal | Abort
 
 
+def seldom_exceeded(noise: float) -> float:
+    """Return the factor on a mean time that single batches seldom exceed: two standard deviations, ``noise`` each."""
+    return 1 + 2 * noise
+
+
 class Estimate(Struct, frozen=True):
     """What is believed of a model's service time.
 
@@ -262,12 +267,12 @@ class Estimate(Struct, frozen=True):
 
     @property
     def surely(self) -> float:
-        """Factor on a batch's time that five of six stay below: a standard deviation over the mean.
+        """Factor on a batch's time that it seldom exceeds.
 
         Where more wait than fit on board, whoever boards takes another's seat, and half of those whom the mean would
         just bring in time come late. Where nobody else would take the seat it is theirs by the mean.
         """
-        return 1 + self.noise
+        return seldom_exceeded(self.noise)
 
 
 def time_of(table: tuple[float, ...], rows: int) -> float:

@@ -31,6 +31,7 @@ from carpool.riding import (
     Refusal,
     Refused,
     Request,
+    seldom_exceeded,
     time_of,
 )
 from carpool.statistics import Stats
@@ -90,7 +91,7 @@ class Device(Struct, frozen=True):
     def estimate(self, largest: int = 64, bucket: int = 0) -> Estimate:
         """Return what a perfect profile says of this device before any drift, up to ``largest`` rows."""
         times = tuple(self.times(max(rows, 1), bucket) for rows in range(largest + 1))
-        return Estimate(times, tuple(value * (1 + 2 * self.cv) for value in times), self.executors, self.cv)
+        return Estimate(times, tuple(value * seldom_exceeded(self.cv) for value in times), self.executors, self.cv)
 
 
 class Arrival(NamedTuple):

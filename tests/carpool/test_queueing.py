@@ -75,7 +75,7 @@ def brute_force(arrivals, rows, service, p, slo, *, executors, shed=False, deadl
                 lasting = t(min(left if passing else waiting, cap))
                 # Where others fill the batch, the seat is for who will surely be in time.
                 others = sum(size for _, size in batch) + sum(rest for _, rest, _, _ in queue) - left
-                slack = 1 + service.noise if others >= cap and not passing else 1.0
+                slack = 1 + 2 * service.noise if others >= cap and not passing else 1.0
                 if left == rows[index] and (start + lasting > limit or start + slack * lasting > due):
                     finish[index] = None
                     queue.pop(0)
@@ -130,7 +130,7 @@ def brute_force(arrivals, rows, service, p, slo, *, executors, shed=False, deadl
                 else:
                     own = max(t(min(waiting % cap + size, cap)), alone if size > cap else 0.0)
                     if due < math.inf and waiting >= cap:
-                        own *= 1 + service.noise
+                        own *= 1 + 2 * service.noise
                     expected = (waiting // cap) * t(cap) / executors + own
             if limit < math.inf and predicted_start(now) + expected > limit:
                 finish[index] = None

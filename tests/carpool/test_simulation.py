@@ -591,7 +591,7 @@ def test_an_estimate_is_the_device_itself():
 
 def test_in_overload_a_noisy_device_gives_the_seats_to_who_will_surely_be_in_time():
     # 1,524 rows/s in batches of 32, twice that asked for. By the mean alone half of each batch's first riders are late:
-    # 0.83 of the capacity was answered in time, and 0.92 is.
+    # 0.83 of the capacity is answered in time then, 0.92 with a standard deviation to spare, 0.94 with two.
     noisy = Device(times=linear(0.005, 0.0005), cv=0.4)
     outcome = Simulation(
         poisson(3_000, 20),
@@ -602,5 +602,5 @@ def test_in_overload_a_noisy_device_gives_the_seats_to_who_will_surely_be_in_tim
         shed_slo=True,
     ).run()
     summary = outcome.summary(1)
-    assert summary.goodput > 0.9 * 32 / 0.021
+    assert summary.goodput > 0.93 * 32 / 0.021
     assert summary.mean_batch > 30, "nobody is left behind who would have filled a batch"
