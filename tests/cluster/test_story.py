@@ -50,9 +50,16 @@ def ready(status):
 
 def promised(api, namespace, kubectl, p99):
     """Change the annotation, and wait until every pod acknowledges what follows from it."""
-    before = policy(api, namespace, acknowledged)["status"]["applied"]["generation"]
     kubectl("annotate", "--overwrite", "deployment", "resnet", f"carpool.dev/slo-p99={p99}")
-    policy(api, namespace, lambda status: acknowledged(status) and status["applied"]["generation"] > before)
+
+    def follows(found):
+        return (
+            found[0]["spec"]["slo"]["latency"]["p99"] == p99
+            and found[0]["status"]["observedGeneration"] == found[0]["metadata"]["generation"]
+            and acknowledged(found[0]["status"])
+        )
+
+    api.until("batchingpolicies", namespace, follows, name="deployment-resnet", timeout=120)
 
 
 def test_annotate_tune_change_the_promise_and_take_it_out_again(installed, cluster, api, namespace, kubectl):
