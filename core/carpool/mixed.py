@@ -170,17 +170,19 @@ class _Line:
 
     def admit(self, which: int, now: float) -> None:
         """Let somebody wait."""
-        self.queues[which].append(now)
-        self.changed(which)
+        queue = self.queues[which]
+        queue.append(now)
+        if len(queue) - self.first[which] <= self._cap:
+            self.changed(which)
+        else:  # behind a full batch, which leaves when it does
+            self._counted(which)
 
     def changed(self, which: int) -> None:
         """Work out anew when a queue's next batch is due: full, or its oldest has waited, or would be late."""
         queue, at, cap = self.queues[which], self.first[which], self._cap
         number = len(queue) - at
         if self._shed:
-            full, part = divmod(number, cap)
-            times = self._kinds[which].times
-            self._full[which], self._part[which] = full * times[cap], times[part]
+            self._counted(which)
         if not number:
             self.dues[which] = inf
             return
@@ -188,6 +190,12 @@ class _Line:
         riders = due_with(queue, at, holds, 1, min(number, cap))
         due = max(oldest + holds[riders], queue[at + riders - 1])
         self.dues[which] = min(due, queue[at + cap - 1]) if number >= cap else due
+
+    def _counted(self, which: int) -> None:
+        """Work out anew what device time waits in a queue."""
+        full, part = divmod(len(self.queues[which]) - self.first[which], self._cap)
+        times = self._kinds[which].times
+        self._full[which], self._part[which] = full * times[self._cap], times[part]
 
     def most_urgent(self, leave: float, room: int, *, passing: bool) -> int:
         """Return the queue, of those that are due, whose oldest would have to start first to be in time."""

@@ -127,6 +127,8 @@ def forecast(
         # Who is refused is predicted late behind full batches: at most two of these more than it would take.
         if deadline < math.inf and max(run.latencies) + 2 * setting.times[setting.cap] > deadline:
             run = None
+    elif rows is None and deadline == math.inf and not setting.passing and setting.times[1] <= slo_target:
+        run = _refusing(arrivals, setting)
     if run is None:
         run = _with_queue(arrivals, rows or [1] * len(arrivals), setting)
     if latencies is not None:
@@ -411,6 +413,104 @@ def _recursion(arrivals: Sequence[float], setting: _Setting) -> _Course:
         finishes.append(finish)
         first = beyond
     return _Course(ends, leaves, finishes)
+
+
+def _refusing(arrivals: Sequence[float], setting: _Setting) -> _Run:
+    """Do as ``_with_queue`` where requests are of one row and who would be late is refused, in a third of the time.
+
+    Most of the arrivals of an overload meet all slots taken, and nothing changes for them but how many wait.
+    """
+    cap, wait, slots, target = setting.cap, setting.wait, setting.slots, setting.target
+    times, slow, draws, executors = setting.times, setting.slow, setting.draws, setting.executors
+    padded = [*arrivals, math.inf]  # nobody comes after the last
+    came: list[float] = []  # who was admitted, and until when each must be answered
+    limits: list[float] = []
+    first = upcoming = 0  # who waits: came[first:]
+    behind: list[float] = []  # seconds from a free executor to an answer, by how many wait, with all slots taken
+    flight: list[float] = []  # finishes of batches in flight, ascending
+    latencies: list[float] = []
+    sizes: list[int] = []
+    device_busy = work = now = 0.0
+    busy_until = -math.inf
+
+    def one_more() -> None:
+        queued = len(behind)
+        own = times[queued % cap + 1] * (setting.surely if queued >= cap else 1.0)
+        behind.append(own + queued // cap * times[cap] / executors)
+
+    one_more()
+    while True:
+        queued = len(came) - first
+        if queued == len(behind):
+            one_more()
+        # 1. When the next batch leaves, if nobody else comes.
+        leave = math.inf
+        if queued:
+            due = -math.inf
+            if wait > 0 and queued < cap:
+                due = min(came[first] + wait, came[first] + target - slow[queued])
+            leave = max(now, due, flight[0] if len(flight) == slots else -math.inf)
+        # 2. Somebody comes: admit them, or refuse them when predicted late.
+        arrival = padded[upcoming]
+        if arrival < leave or arrival == leave > now:
+            if arrival == math.inf:
+                break
+            if len(flight) == slots and arrival < flight[0]:
+                # Until a slot is free all meet the same.
+                free, start = flight[0], flight[-executors]
+                while arrival < free:
+                    limit = arrival + target
+                    if start + behind[queued] <= limit:
+                        came.append(arrival)
+                        limits.append(limit)
+                        queued += 1
+                        if queued == len(behind):
+                            one_more()
+                    now = arrival
+                    upcoming += 1
+                    arrival = padded[upcoming]
+                continue
+            now = arrival
+            upcoming += 1
+            del flight[: bisect_right(flight, now)]
+            limit = math.inf
+            if flight:  # an idle device admits all
+                limit = now + target
+                start = max(now, flight[-executors]) if len(flight) >= executors else now
+                # While a slot is free nothing waits but what is held for company, and leaves in time with this request.
+                lasting = times[min(queued + 1, cap)] if len(flight) < slots else behind[queued]
+                if start + lasting > limit:
+                    continue
+            came.append(now)
+            limits.append(limit)
+            continue
+        # 3. Compose: who would be late in a batch as large as it would be stays behind.
+        now = leave
+        del flight[: bisect_right(flight, now)]
+        start = max(now, flight[-executors]) if len(flight) >= executors else now
+        lasting = times[min(queued, cap)]
+        riders: list[float] = []
+        while first < len(came) and len(riders) < cap:
+            others = len(came) - first - 1 >= cap - len(riders)
+            if start + (setting.surely if others else 1.0) * lasting > limits[first]:
+                first += 1
+                continue
+            # All behind it came later, and are in time as well, but for whom an idle device met.
+            beyond = first + 1 if limits[first] == math.inf else first + cap - len(riders)
+            riders += came[first:beyond]
+            first = min(beyond, len(came))
+        if not riders:
+            continue
+        # 4. Serve.
+        duration = times[len(riders)] * draws[len(sizes) % len(draws)]
+        finish = start + duration
+        latencies += [finish - rider for rider in riders]
+        insort(flight, finish)
+        sizes.append(len(riders))
+        work += duration
+        device_busy += max(finish - max(busy_until, now), 0.0)
+        busy_until = max(busy_until, finish)
+    return _Run(latencies, sizes, device_busy, work, busy_until)
 
 
 class _Waiting:

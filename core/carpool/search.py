@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -76,6 +77,9 @@ def _search(
     longest = limits.max_wait
     waits = sorted({whole_microseconds(max(limits.min_wait, share * longest)) for share in WAITS})
 
+    cheapest = list(accumulate((assessor.situation.rows * service.per_row(size) for size in sizes), min))
+    """Executor time of a request in batches of up to so many rows, were they all as large as pays."""
+
     def at(places: Iterable[tuple[int, int]], flights: int) -> list[Assessment]:
         inside = [(sizes[i], waits[j]) for i, j in places if 0 <= i < len(sizes) and 0 <= j < len(waits)]
         points = [Parameters(max_batch=i, max_wait=Duration(j), max_in_flight=flights) for i, j in inside]
@@ -87,11 +91,16 @@ def _search(
     def frontier(flights: int) -> list[Assessment]:
         """Take of each size the longest wait that has room: the smaller the batch, the longer that is.
 
-        Shorter waits, and smaller batches with the same one, take more device time where t(b) has no valleys.
+        Shorter waits, and smaller batches with the same one, take more device time where t(b) has no valleys. So a size
+        whose longest wait looks dearer than what was found is none to look for room in.
         """
         found: list[Assessment] = []
         longest, last = 0, len(waits) - 1
         for i in reversed(range(len(sizes))):
+            least = min((one.device_time for one in found), default=math.inf)
+            at_once = min(service.executors_for(flights), flights)
+            if cheapest[i] >= least * at_once or all(one.looks >= least for one in at([(i, last)], flights)):
+                continue
             if roomy(i, last, flights):
                 longest = last
             elif not roomy(i, longest, flights):
@@ -142,15 +151,15 @@ def _search(
 
 def _best(candidates: list[Assessment], than: Assessment | None = None, share: float = 0.0) -> Assessment | None:
     """Return who ranks first, if that ``is_better`` than another, with as few forecasts as that takes."""
-    holding = sorted((one for one in candidates if one.holds_now), key=lambda one: one.device_time)
     aim = than.device_time * (1 - share) if than is not None and than.rank[0] == 0 else math.inf
-    for one in holding:
-        if one.device_time >= aim:
+    for one in sorted(candidates, key=lambda one: one.looks):
+        if one.looks >= aim:
             return None
-        if one.holds_ahead:
+        if one.holds_now and one.holds_ahead:
             return one
     if aim < math.inf:
         return None
+    holding = [one for one in candidates if one.holds_now]
     first = min(holding or candidates, key=lambda one: one.rank, default=None)
     return first if first is None or than is None or is_better(first, than, share) else None
 

@@ -120,9 +120,14 @@ class _Outlook:
         self._weighed = False
 
     @cached_property
+    def first(self) -> Glance | Forecast:
+        """What matters most of ``present``, as far as few requests tell."""
+        return self._assessor.glance(self._parameters)
+
+    @cached_property
     def glance(self) -> Glance | Forecast:
         """What matters most of ``present``."""
-        return self._assessor.judge(self._parameters)
+        return self._assessor.judge(self._parameters, self.first)
 
     def weigh(self) -> None:
         """Tell the device time from more requests than those by which candidates were chosen."""
@@ -133,7 +138,7 @@ class _Outlook:
     @cached_property
     def glance_ahead(self) -> Glance | Forecast:
         """What matters most of ``ahead``."""
-        return self._assessor.judge(self._parameters, ahead=True)
+        return self._assessor.judge(self._parameters, self._assessor.glance(self._parameters, ahead=True), ahead=True)
 
     @cached_property
     def present(self) -> Forecast:
@@ -239,6 +244,11 @@ class Assessment(NamedTuple):
     def device_time(self) -> float:
         """Of a request now, in seconds."""
         return (self.outlook.glance if self._holds(self.outlook.glance, KEPT) else self.outlook.shed).device_time
+
+    @property
+    def looks(self) -> float:
+        """What ``device_time`` is if the present load is held, which takes more to tell."""
+        return self.outlook.first.device_time
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -403,12 +413,12 @@ class Assessor:
             times = times[: max(bisect_right(times, within), 1)]
         return self._glance(parameters, times, None if pessimistic else self._noise, pessimistic=pessimistic)
 
-    def judge(self, parameters: Parameters, *, ahead: bool = False) -> Glance | Forecast:
-        """Do the same, with misses from more requests where these leave open whether the budget is kept.
+    def judge(self, parameters: Parameters, first: Glance | Forecast, *, ahead: bool = False) -> Glance | Forecast:
+        """Return a first glance with misses from more requests, where its own leave open whether the budget is kept.
 
         Device time stays that of the first lot: that is what candidates differ in.
         """
-        first = one = self.glance(parameters, ahead=ahead)
+        one = first
         budget, misses, squares = self.situation.budget, 0.0, 0.0
         for lots in range(1, self._most_lots + 1):
             misses += one.miss_fraction

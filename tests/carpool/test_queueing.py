@@ -238,12 +238,14 @@ def test_the_recursion_foretells_what_the_batcher_does(data):
 
 @pytest.mark.parametrize("wait", [0.0, 0.004, 0.02])
 @pytest.mark.parametrize(("slots", "executors"), [(1, 1), (4, 1), (4, 4), (8, 3)])
-def test_what_is_quick_equals_what_is_thorough(wait, slots, executors):
-    # With rows given, each arrival is walked through the queue; without, a batch at a time.
-    arrivals = first(Poisson(1200.0), 5000, Random(1))
-    p = parameters(32, wait, slots)
-    quick = forecast(arrivals, SERVICE, p, SLO, executors=executors)
-    thorough = forecast(arrivals, SERVICE, p, SLO, executors=executors, rows=[1] * 5000)
+@pytest.mark.parametrize(("rate", "shed"), [(1200.0, False), (1200.0, True), (6000.0, True)])
+def test_what_is_quick_equals_what_is_thorough(wait, slots, executors, rate, shed):
+    # With rows given, each arrival is walked through the queue; without, a batch, or all who meet the same, at once.
+    arrivals = first(Poisson(rate), 5000, Random(1))
+    p, noisy = parameters(32, wait, slots), replace(SERVICE, noise=0.3)
+    quick = forecast(arrivals, noisy, p, SLO, executors=executors, shed=shed)
+    thorough = forecast(arrivals, noisy, p, SLO, executors=executors, shed=shed, rows=[1] * 5000)
+    assert quick.shed_fraction == thorough.shed_fraction
     assert quick.p99 == pytest.approx(thorough.p99)
     assert quick.device_time == pytest.approx(thorough.device_time)
     assert quick.miss_fraction == thorough.miss_fraction

@@ -103,7 +103,7 @@ def test_risk_is_judged_at_the_upper_confidence_not_by_size():
 def test_a_miss_fraction_near_the_budget_is_judged_by_more_requests():
     bursty, point = situation(1100.0, process=Gamma(1100.0, 2.0)), parameters(64, 0.012)
     true = forecast(first(bursty.process, 200_000, Random(5)), CURVE, point, bursty.target).miss_fraction
-    judged = Assessor(bursty).judge(point)
+    judged = Assessor(bursty).assess(point).outlook.glance
     assert judged.miss_fraction == pytest.approx(true, rel=0.3), "4,000 requests are twice as far off"
     assert judged.device_time == Assessor(bursty).glance(point).device_time, "that is what candidates differ in"
 
@@ -119,13 +119,13 @@ def test_a_busy_spell_makes_many_late_at_once_so_that_one_lot_tells_little(monke
     found = [forecast(times, TOWER, point, bursty.target, noise_draws=draws).miss_fraction for times, draws in lots]
     true = sum(found) / len(found)
     assert true < bursty.budget < found[0] / 2, "the first lot has twice as many as that may miss"
-    assert Assessor(bursty).judge(point, ahead=True).miss_fraction == pytest.approx(true, rel=0.25)
+    assert Assessor(bursty).assess(point).outlook.glance_ahead.miss_fraction == pytest.approx(true, rel=0.25)
     # As if each came by itself, the first lot would have decided.
     monkeypatch.setattr(Glance, "together", 1.0)
-    assert Assessor(bursty).judge(point, ahead=True).miss_fraction == found[0]
+    assert Assessor(bursty).assess(point).outlook.glance_ahead.miss_fraction == found[0]
 
 
 def test_where_the_budget_is_clearly_kept_no_more_requests_are_played(monkeypatch):
     monkeypatch.delattr(Assessor, "_lot")
-    assert Assessor(situation(300.0)).judge(parameters(64, 0.025)).miss_fraction < 0.001
-    assert Assessor(situation(3000.0)).judge(parameters(64, 0.025)).miss_fraction > 0.3
+    assert Assessor(situation(300.0)).assess(parameters(64, 0.025)).outlook.glance.miss_fraction < 0.001
+    assert Assessor(situation(3000.0)).assess(parameters(64, 0.025)).outlook.glance.miss_fraction > 0.3
