@@ -39,8 +39,8 @@ REQUESTS = 4000
 PROMISES = 40
 """Times the SLO that it lasts, at least: of two overloads, that which grows more slowly shows later."""
 
-ROUNDS = 5
-"""Bursts and lulls that it lasts, at least."""
+ROUNDS = 40
+"""Bursts and lulls that it lasts, at least: where bursts bring more than is served, a backlog outlasts several."""
 
 MOST_REQUESTS = 16_000
 """Requests that it plays through at most: a fifth of a second of one core, for a search."""
@@ -419,17 +419,28 @@ class Assessor:
         Device time stays that of the first lot: that is what candidates differ in.
         """
         one = first
+        at_once = self._at_once(parameters, HEADROOM if ahead else 1.0)
         budget, misses, squares = self.situation.budget, 0.0, 0.0
         for lots in range(1, self._most_lots + 1):
             misses += one.miss_fraction
-            squares += one.miss_fraction * (one.together if isinstance(one, Glance) else TOGETHER)
-            together = max(squares / misses, TOGETHER) if misses else TOGETHER
+            squares += one.miss_fraction * (one.together if isinstance(one, Glance) else at_once)
+            together = max(squares / misses, at_once) if misses else at_once
             doubt = DECIDES * math.sqrt(budget * together / (lots * self._requests))
             if lots == self._most_lots or abs(misses / lots - budget) >= doubt:
                 break
             one = self._glance(parameters, *self._lot(lots, ahead=ahead))
         more = {"miss_fraction": misses / lots}
         return first._replace(**more) if isinstance(first, Glance) else replace(first, **more)
+
+    def _at_once(self, parameters: Parameters, load: float) -> float:
+        """Return how many miss at once, at least: of bursts that bring more than is served, those of a burst."""
+        service, process = self.situation.service, self.situation.process
+        if isinstance(process, arrivals.OnOff):
+            cap, in_flight = parameters.max_batch, parameters.max_in_flight
+            served = min(service.executors_for(in_flight), in_flight) * cap / service.time(cap) / self.situation.rows
+            if load * process.rate_on > served:
+                return max(TOGETHER, load * process.rate_on * process.mean_on)
+        return TOGETHER
 
     def weighed(self, parameters: Parameters, found: Glance | Forecast) -> Glance | Forecast:
         """Return what was found with a device time from more lots: those that all candidates met chose the luckiest."""
