@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # `python benchmarks/proof` 
 
 from evidence import commit, limits, machine, today
 
-from proof import alone, experiments, report, rows, verdict
+from proof import alone, experiments, kept, report, rows, verdict
 from proof import scenario as suite
 from proof.experiments import CONTENDERS, Reference, Rows
 from proof.rows import CARPOOL, LAZY, Named, Proof
@@ -57,6 +57,7 @@ def main() -> int:
     whole = not (options.quick or options.scenario or options.contender)
     # Of the code as it is now: what changes while this runs is not what was measured.
     measured, began = commit(), time.monotonic()
+    kept.forget(0.0 if options.anew else kept.UNUSED)
     try:
         run = Run(scenarios, wanted, options.seed, options.jobs, brief=options.quick)
         run.play()
@@ -115,6 +116,11 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help=f"keep the results, in {report.data_file(SEED).name} or, of seed 7, {report.data_file(7).name}, "
         "and bring docs/proof.md up to date",
+    )
+    made.add_argument(
+        "--anew",
+        action="store_true",
+        help=f"play rules and oracle even where nothing that decides them has changed since (kept in {kept.FOLDER})",
     )
     made.add_argument("--report", action="store_true", help="only write docs/proof.md again, from the results kept")
     made.add_argument(
@@ -183,6 +189,7 @@ class Run:
         self._hours: list[rows.Hour] = []
         self._rollbacks: list[rows.Rollback] = []
         self._told: list[rows.Stair] = []
+        self._kept = sum(kept.has(rows.ORACLE, scenario, seed) for scenario in scenarios)
         self._brief = brief
         self._alone: dict[str, tuple[Callable[[Scenario, int], Any], list[Any]]] = {}
         if CARPOOL in contenders:
@@ -195,7 +202,7 @@ class Run:
         self._ready = deque(
             _Task(
                 f"{scenario.name}: oracle",
-                partial(experiments.refer, scenario, seed),
+                partial(kept.refer, scenario, seed),
                 partial(self._referred, scenario),
             )
             for scenario in scenarios
@@ -265,6 +272,7 @@ class Run:
             suite=suite.suite_hash(),
             seconds=round(seconds),
             cpu_seconds=round(_cpu_seconds()),
+            kept=self._kept,
             left_out=left_out,
             contenders=[Named(name, CONTENDERS[name].name, CONTENDERS[name].cite) for name in self._contenders],
             scenarios=[each.about for each in references],
@@ -288,10 +296,11 @@ class Run:
     def _referred(self, scenario: Scenario, reference: Reference) -> str:
         self._references.append(reference)
         name, seed = scenario.name, self._seed
+        self._kept += sum(kept.has(contender, scenario, seed) for contender in self._contenders)
         tasks = [
             _Task(
                 f"{name}: {contender}",
-                partial(experiments.contend, scenario, reference, contender, seed),
+                partial(kept.contend, scenario, reference, contender, seed),
                 partial(self._contended, reference),
             )
             for contender in self._contenders

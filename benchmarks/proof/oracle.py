@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from carpool.outcome import Setting
 from carpool.policy import Duration, Parameters, whole_microseconds
 from carpool.queueing import forecast, glance
-from carpool.search import SIZES, WAITS
+from carpool.reach import SIZES, WAITS
 from carpool.simulation import Noise
 from proof.scenario import HERE, Scenario, Trace, load_all, own_hash, recording, suite_hash
 from proof.world import Stretch, arrival_times, estimate, knowledge, play

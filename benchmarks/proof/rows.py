@@ -157,6 +157,8 @@ class Proof(Struct, frozen=True):
     hours: list[Hour]
     forecasts: list[Forecast]
     rollbacks: list[Rollback]
+    kept: int = 0
+    """Of all that oracle and rules were to play, what was known from before (``proof.kept``)."""
     told: list[Stair] = []
     """Of each scenario in which a goal of the stair is missed, by ``TOLD``."""
 

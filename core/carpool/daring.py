@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from carpool.latency import ServiceTime
 from carpool.policy import Duration, Parameters
-from carpool.search import SIZES, spoken_for
+from carpool.reach import SIZES, spoken_for
 from carpool.steps import is_worth
 from carpool.tuning import Assessor
 

@@ -14,6 +14,23 @@ if TYPE_CHECKING:
     from carpool.policy import Limits, Parameters
 
 
+SIZES: tuple[int, ...] = (1, *(size for n in range(1, 16) for size in (2**n, 3 * 2 ** (n - 1))), 2**16)
+"""Batch sizes tried, up to the most that a bound may be: half-octave steps, between which device time per row differs
+by a few percent."""
+
+WAITS = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
+"""Waits tried, as shares of the longest allowed."""
+
+
+def spoken_for(service: ServiceTime, limits: Limits) -> int:
+    """Return the largest size within bounds that what was measured speaks for, within twice the largest measured.
+
+    One of those usually tried: where t(b) is flat, 46 rows have 4 % less capacity than 48, too little to be tried for.
+    """
+    most = min(limits.max_batch, 2 * service.largest_measured)
+    return max(size for size in (*SIZES, limits.max_batch) if size <= most)
+
+
 def grid(values: tuple[int, ...], low: int, high: int, *, also: int) -> list[int]:
     """List the values within bounds, the bounds themselves, and one more, ascending."""
     return sorted({low, high, *(value for value in values if low <= value <= high), min(max(also, low), high)})

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from carpool.policy import Duration, Parameters, whole_microseconds
-from carpool.reach import first_valley, flights_worth, grid, productive
+from carpool.reach import SIZES, WAITS, first_valley, flights_worth, grid, productive, spoken_for
 from carpool.tuning import FINE, KEPT, Assessment, Assessor
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
-
-    from carpool.latency import ServiceTime
-    from carpool.policy import Limits
 
 
 class Choice(Struct, frozen=True):
@@ -24,23 +21,6 @@ class Choice(Struct, frozen=True):
 
     best: Assessment
     current: Assessment
-
-
-SIZES: tuple[int, ...] = (1, *(size for n in range(1, 16) for size in (2**n, 3 * 2 ** (n - 1))), 2**16)
-"""Batch sizes tried, up to the most that a bound may be: half-octave steps, between which device time per row differs
-by a few percent."""
-
-WAITS = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
-"""Waits tried, as shares of the longest allowed."""
-
-
-def spoken_for(service: ServiceTime, limits: Limits) -> int:
-    """Return the largest size within bounds that what was measured speaks for, within twice the largest measured.
-
-    One of those usually tried: where t(b) is flat, 46 rows have 4 % less capacity than 48, too little to be tried for.
-    """
-    most = min(limits.max_batch, 2 * service.largest_measured)
-    return max(size for size in (*SIZES, limits.max_batch) if size <= most)
 
 
 def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters] = (), unused: float = 0.0) -> Choice:

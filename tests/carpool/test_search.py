@@ -8,7 +8,8 @@ from carpool.arrivals import Gamma
 from carpool.latency import ServiceTime
 from carpool.policy import Limits
 from carpool.queueing import Glance, glance
-from carpool.search import SIZES, WAITS, choose, is_better, spoken_for
+from carpool.reach import SIZES, WAITS, spoken_for
+from carpool.search import choose, is_better
 from carpool.tuning import WEIGHED, Assessor
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from carpool.latency import ServiceTime
 from carpool.policy import Duration, Limits, Parameters
-from carpool.search import SIZES
+from carpool.reach import SIZES
 from carpool.tuning import Situation
 from carpool_cli import planes
 from carpool_cli.replaying import load

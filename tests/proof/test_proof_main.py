@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from proof import __main__ as command
-from proof import report, verdict
+from proof import kept, report, verdict
 from tiny import proof
 
 
@@ -29,6 +29,7 @@ class Run:
 def main(tmp_path, monkeypatch):
     """The command, with results, page and limits in a folder of the test."""
     monkeypatch.setattr(command, "Run", Run)
+    monkeypatch.setattr(kept, "FOLDER", tmp_path / "kept")
     for name, path in (("RESULTS", tmp_path), ("IMAGES", tmp_path), ("PAGE", tmp_path / "proof.md")):
         monkeypatch.setattr(report, name, path)
     reached, missed = tmp_path / "limits.json", tmp_path / "limits_quick.json"
@@ -66,6 +67,16 @@ def test_results_are_kept_with_the_page(main, tmp_path):
     assert (tmp_path / "proof.json").exists()
     assert "| saving" not in (tmp_path / "proof.md").read_text()
     assert main("--check-report") == 0
+
+
+def test_anew_forgets_what_is_known(main, tmp_path):
+    (tmp_path / "kept").mkdir()
+    known = tmp_path / "kept" / "some.msgpack"
+    known.write_bytes(b"")
+    assert main() == 0
+    assert known.exists()
+    assert main("--anew") == 0
+    assert not known.exists()
 
 
 def test_another_seed_has_a_file_of_its_own(main, tmp_path):

@@ -1,0 +1,147 @@
+"""What rules and the oracle came to before: played again only when something that decides it has changed.
+
+Equal seeds give equal rows on every machine, so what nothing touched since need not be played: two thirds of the work
+while the tuner is what changes. A row is kept under a digest of all that it follows from: the source of every module
+that it takes, followed from import to import, the scenario, its profile and recording, the oracle's points, the seed.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import time
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from proof import experiments, oracle, rows
+from proof.experiments import Reference, Rows
+from proof.scenario import HERE, PROFILES, Trace, recording
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from proof.scenario import Scenario
+
+FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carpool" / "proof"
+
+MODULES = ("proof.world", "proof.rivals", "proof.oracle", "proof.courses", "proof.measures", "proof.rows")
+"""From whose imports all that decides a row is reached, but for what is in ``ALSO``."""
+
+ALSO = (Path(experiments.__file__), HERE.parent / "constraints.txt")
+"""What puts contenders through their courses, whose own imports are of Carpool's tuner too; and what is installed."""
+
+UNUSED = 30 * 86_400.0
+"""Seconds after which what nobody asked for is deleted."""
+
+_SEPARATOR = b"\0"
+
+Played = TypeVar("Played")
+
+
+def refer(scenario: Scenario, seed: int) -> Reference:
+    """Do as ``experiments.refer``, if it has not been done."""
+    return _kept(Reference, rows.ORACLE, scenario, seed, partial(experiments.refer, scenario, seed))
+
+
+def contend(scenario: Scenario, reference: Reference, name: str, seed: int) -> Rows:
+    """Do as ``experiments.contend``, if it has not been done; Carpool is what changes, and always played."""
+    play = partial(experiments.contend, scenario, reference, name, seed)
+    return play() if name == rows.CARPOOL else _kept(Rows, name, scenario, seed, play)
+
+
+def has(name: str, scenario: Scenario, seed: int) -> bool:
+    """Whether what a rule, or the oracle, comes to is known from before."""
+    return name != rows.CARPOOL and _path(name, scenario, seed).exists()
+
+
+def _kept(kind: type[Played], name: str, scenario: Scenario, seed: int, play: Callable[[], Played]) -> Played:
+    """Return what ``name`` came to in a scenario before, or what it comes to now, and keep that.
+
+    A file that can't be read or written is none: then it is played.
+    """
+    path = _path(name, scenario, seed)
+    try:
+        found = msgspec.msgpack.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError):
+        pass
+    else:
+        path.touch()
+        return found
+    played = play()
+    beside = path.with_suffix(f".{os.getpid()}")
+    try:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        beside.write_bytes(msgspec.msgpack.encode(played))
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+    return played
+
+
+def forget(unused: float = UNUSED) -> None:
+    """Delete what was not asked for in so many seconds."""
+    for path in FOLDER.glob("*"):
+        if path.stat().st_mtime < time.time() - unused:
+            path.unlink(missing_ok=True)
+
+
+def _path(name: str, scenario: Scenario, seed: int) -> Path:
+    profile = (PROFILES / f"{scenario.profile}.json").read_bytes()
+    parts = [name.encode(), str(seed).encode(), repr(scenario).encode(), profile, _sources()]
+    parts.append(msgspec.json.encode(oracle.known()[scenario.name]))
+    if isinstance(scenario.arrivals, Trace):
+        parts.append(repr(recording()).encode())
+    return FOLDER / f"{hashlib.sha256(_SEPARATOR.join(parts)).hexdigest()[:32]}.msgpack"
+
+
+@lru_cache(maxsize=1)
+def _sources() -> bytes:
+    """Return all the code that decides a row."""
+    return _SEPARATOR.join(path.read_bytes() for path in sorted({*reached(*MODULES), *ALSO}))
+
+
+def reached(*modules: str) -> set[Path]:
+    """List the files of this project that modules are made of, those that they import included."""
+    ours = {HERE, *(HERE.parent / part for part in ("core", "sidecar", "cli", "operator"))}
+    found: dict[str, Path] = {}
+
+    def visit(name: str) -> None:
+        origin = _origin(name) if name else None
+        if origin is None or name in found or not ours & {*origin.parents}:
+            return
+        found[name] = origin
+        package = name.rpartition(".")[0]
+        for other in (package, *_imports(ast.parse(origin.read_bytes()))):
+            visit(other)
+
+    for module in modules:
+        visit(module)
+    return set(found.values())
+
+
+def _origin(name: str) -> Path | None:
+    try:
+        spec = find_spec(name)
+    except (ModuleNotFoundError, ValueError):  # of what is no package, or set up in no usual way
+        return None
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    """List what a module imports when it runs; what is for the type checker alone decides nothing."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            # What is taken from a package may be a module of it.
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+        else:
+            yield from _imports(node)
