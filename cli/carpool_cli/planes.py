@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from carpool.policy import Duration, Parameters, whole_microseconds
-from carpool.search import SIZES, WAITS
+from carpool.reach import SIZES, WAITS
 from carpool_cli.figures import number
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from carpool.policy import Duration, Parameters, PassThroughMode, format_seconds, whole_microseconds
 from carpool.queueing import stability
-from carpool.search import SIZES, WAITS, choose, spoken_for
+from carpool.reach import SIZES, WAITS, spoken_for
+from carpool.search import choose
 from carpool.tuner import ENTER_PASS_THROUGH, NO_WAIT, PASSING_IN_FLIGHT, PASSING_LOAD
 from carpool.tuning import HEADROOM, Assessor
 
