@@ -120,7 +120,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--anew",
         action="store_true",
-        help=f"play rules and oracle even where nothing that decides them has changed since (kept in {kept.FOLDER})",
+        help="forget what rules and oracle came to before, and play them though nothing that decides them has changed",
     )
     made.add_argument("--report", action="store_true", help="only write docs/proof.md again, from the results kept")
     made.add_argument(
@@ -146,7 +146,8 @@ def _options() -> argparse.Namespace:
     """Read the command line; what does not go together ends with a usage error."""
     made = parser()
     options = made.parse_args()
-    plays = options.quick or options.scenario or options.contender or options.write or options.seed != SEED
+    plays = options.quick or options.scenario or options.contender or options.write or options.anew
+    plays = plays or options.seed != SEED
     if (options.report or options.check_report) and (plays or (options.report and options.check_report)):
         made.error("--report and --check-report play nothing: give one of them, alone")
     if options.quick and (options.scenario or options.contender):

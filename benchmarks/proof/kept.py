@@ -11,6 +11,7 @@ import ast
 import hashlib
 import os
 import time
+from contextlib import suppress
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,12 +66,10 @@ def _kept(kind: type[Played], name: str, scenario: Scenario, seed: int, play: Ca
     A file that can't be read or written is none: then it is played.
     """
     path = _path(name, scenario, seed)
-    try:
+    with suppress(OSError, msgspec.DecodeError):
         found = msgspec.msgpack.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError):
-        pass
-    else:
-        path.touch()
+        with suppress(OSError):  # somebody else's, to read only
+            path.touch()
         return found
     played = play()
     beside = path.with_suffix(f".{os.getpid()}")
@@ -79,15 +78,17 @@ def _kept(kind: type[Played], name: str, scenario: Scenario, seed: int, play: Ca
         beside.write_bytes(msgspec.msgpack.encode(played))
         beside.replace(path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
     return played
 
 
 def forget(unused: float = UNUSED) -> None:
-    """Delete what was not asked for in so many seconds."""
+    """Delete what was not asked for in so many seconds, as far as it may be; another run may do so as well."""
     for path in FOLDER.glob("*"):
-        if path.stat().st_mtime < time.time() - unused:
-            path.unlink(missing_ok=True)
+        with suppress(OSError):
+            if path.stat().st_mtime <= time.time() - unused:
+                path.unlink()
 
 
 def _path(name: str, scenario: Scenario, seed: int) -> Path:

@@ -84,6 +84,19 @@ def test_where_nothing_can_be_written_all_is_played(played, plays, monkeypatch):
     assert len(plays) == 1
 
 
+def test_what_may_only_be_read_is_used(played, plays, monkeypatch):
+    kept.contend(SCENARIO, played[0], "greedy", SEED)
+
+    def refused(*arguments, **options):
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "touch", refused)
+    monkeypatch.setattr(Path, "unlink", refused)
+    assert kept.contend(SCENARIO, played[0], "greedy", SEED) == played[1]
+    kept.forget(unused=0.0)
+    assert len(plays) == 1
+
+
 def test_what_nobody_asks_for_is_deleted_in_time(played, plays):
     kept.contend(SCENARIO, played[0], "greedy", SEED)
     kept.forget()
