@@ -71,7 +71,9 @@ def fit_executors(samples: Sequence[Sample], known: int | None) -> tuple[int, bo
     # A spread that chance alone may add can't tell candidates apart: then the fewest is the safe reading for capacity,
     # unless one of them is known from better days.
     best = min(spreads, key=lambda executors: spreads[executors][0] / spreads[executors][1])
-    likely = [executors for executors in spreads if executors == best or _alike(seen, spreads, executors, best, floor)]
+    likely = [
+        executors for executors in spreads if executors == best or _alike(samples, spreads, executors, best, floor)
+    ]
     executors = known if known is not None and (known in likely or (known > most and most in likely)) else likely[0]
     return executors, executors >= likely[-1]
 
@@ -87,7 +89,7 @@ def _squares(sizes: Iterable[Sample]) -> tuple[float, float]:
 
 
 def _alike(
-    seen: Sequence[Sample], spreads: Mapping[int, tuple[float, float]], one: int, other: int, floor: float
+    samples: Sequence[Sample], spreads: Mapping[int, tuple[float, float]], one: int, other: int, floor: float
 ) -> bool:
     """Whether two numbers of executors explain the times equally well, by what they explain differently.
 
@@ -95,13 +97,37 @@ def _alike(
     evidence, and a thousand of them must not drown the hundred batches that tell.
     """
     both = min(one, other)
-    squares, freedom = _squares(own_times([s for s in seen if s.in_flight <= both], both).values())
+    squares, freedom = _squares(own_times([s for s in samples if s.in_flight <= both], both).values())
     telling = spreads[other][1] - freedom
     if telling < _BY_ACCIDENT or spreads[one][1] - freedom < _BY_ACCIDENT:
         return True
+    means = [abs(_late(samples, executors, beyond=both)) for executors in (one, other)]
+    if means[0] > _OUTLIES * max(means[1], 1.0):
+        return False
     mine, theirs = ((spreads[e][0] - squares) / (spreads[e][1] - freedom) + floor for e in (one, other))
     error = _CHANCE / math.sqrt(telling)
     return mine <= max(_ALIKE + error, math.exp(2 * error)) * theirs
+
+
+def _late(samples: Sequence[Sample], executors: int, *, beyond: int) -> float:
+    """Return how much longer batches took that met more than ``beyond`` others than equal ones did, in standard errors.
+
+    Summed up over sizes. Were there that many executors, both would take the same: with too few supposed, those seem
+    to have begun late and to have been quick; with too many, to have begun at once and to have been slow. Of noisy
+    batches that is seen sooner in their mean than in how much they differ.
+    """
+    alone = own_times([s for s in samples if s.in_flight <= beyond], beyond)
+    among = own_times([s for s in samples if s.in_flight > beyond], executors)
+    difference = variance = 0.0
+    for rows, one in among.items():
+        other = alone.get(rows)
+        if other is None or min(one.batches, other.batches) < _BY_ACCIDENT:
+            continue
+        means = one.busy / one.batches, other.busy / other.batches
+        spread = max(other.busy_squared / other.batches - means[1] ** 2, (_ROUGHLY * means[1]) ** 2)
+        difference += one.batches * (means[0] - means[1])
+        variance += one.batches**2 * spread * (1 / one.batches + 1 / other.batches)
+    return difference / math.sqrt(variance) if variance else 0.0
 
 
 TELLING = 30.0
@@ -113,6 +139,8 @@ _BY_ACCIDENT = 3.0
 """Batches of a kind from which it counts as seen."""
 _ROUGHLY = 0.02
 """Spread of service times that no model is free of."""
+_OUTLIES = 4.0
+"""Standard errors by which means rule a number of executors out, and times as many as another's has."""
 _ALIKE = 1.25
 _CHANCE = 2.0
 """Times 1/sqrt(n): what chance may add to the ratio of two spreads of n noisy batches; it is the standard error of the

@@ -473,7 +473,8 @@ class LatencyLearner:
             ratio = doubtless = seen / curve.time(key.rows)
             if key.rows not in curve.sizes:
                 # Below the smallest measured nothing is too quick to be the same curve: rows may cost more in company.
-                low = curve.lower(key.rows) if key.rows > curve.sizes[0] else 0.0
+                # Beyond the largest what takes as long as that is: there may be a step, and here its far side.
+                low = curve.lower(min(key.rows, curve.sizes[-1])) if key.rows > curve.sizes[0] else 0.0
                 high = curve.upper(key.rows)
                 doubtless = seen / high if seen > high else seen / low if seen < low else 1.0
             ratios.append((ratio, count))

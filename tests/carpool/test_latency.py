@@ -641,3 +641,34 @@ def test_batches_that_cannot_tell_executors_apart_do_not_drown_those_that_can():
             supposed.append(Sample(8, in_flight, count, sum(late), sum(t * t for t in late), executors))
     assert fit(settled + supposed).executors == 4
     assert fit(settled + supposed, 3).executors == 4
+
+
+def test_the_far_side_of_a_step_is_not_another_model():
+    # Up to nine rows cost more and more; from there to 32, which the line through them puts at 90 ms, nothing more.
+    learner = LatencyLearner()
+    rng = Random(4)
+    for second in range(20):
+        learner.observe(float(second), cells([(rows, 1, noisy(rng, 0.0025 * rows, 0.02)) for rows in range(1, 10)]))
+    for second in range(20, 26):
+        far = [(rows, 1, noisy(rng, 0.0285, 0.02)) for rows in range(20, 32)]
+        assert learner.observe(float(second), cells(far)) == 1.0
+    assert learner.estimate().time(6) == pytest.approx(0.015, rel=0.05)
+    # Quicker than nine rows were is another model, wherever it is seen.
+    far = [[(rows, 1, noisy(rng, 0.01, 0.02)) for rows in range(33, 40)] for _ in range(3)]
+    assert [learner.observe(26.0 + i, cells(each)) for i, each in enumerate(far)][-1] < 0.7
+
+
+@pytest.mark.parametrize("executors", [3, 4])
+def test_executors_are_told_by_the_mean_before_they_are_by_the_spread(executors):
+    # A fourth batch waits for one of three, or does not: of 150 so noisy ones the spread is alike either way.
+    rng = Random(2)
+    seen = []
+    for in_flight, count in ((1, 500), (2, 500), (3, 500), (4, 150)):
+        own = [0.1 * rng.gammavariate(6.25, 1 / 6.25) for _ in range(count)]
+        late = [0.045 * rng.random() if in_flight == 4 else 0.0 for _ in own]
+        took = [t + (w if executors == 3 else 0.0) for t, w in zip(own, late, strict=True)]
+        seen.append(Sample(8, in_flight, count, sum(took), sum(t * t for t in took)))
+        if in_flight == 4:
+            spent = [t - w for t, w in zip(took, late, strict=True)]
+            seen.append(Sample(8, in_flight, count, sum(spent), sum(t * t for t in spent), 3))
+    assert {fit(seen, known).executors for known in (3, 4)} == {executors}
