@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.news import width
 from carpool.policy import Duration, Parameters, format_seconds, whole_microseconds
-from carpool.search import is_better
+from carpool.search import LEAST, is_better, is_safer
 from carpool.tuning import Reason
 
 if TYPE_CHECKING:
@@ -20,10 +20,6 @@ WORTH = 0.02
 
 UNSURE = 0.1
 """Share of the width of t(b)'s confidence interval, relative to it, that a gain has to exceed for that."""
-
-LEAST = 0.003
-"""Relative saving of device time below which nothing is changed, however sure it is: a change is a message to every
-replica, and a setting that comes from a forecast of 4,000 requests is not better known than that."""
 
 WIDE = 3.92
 """Standard errors from one end of a 95 % interval to the other."""
@@ -47,9 +43,10 @@ class Gain(NamedTuple):
 def is_worth(target: Assessment, current: Assessment) -> bool:
     """Whether the target is enough of a gain to change anything for it.
 
-    Where both hold at a higher load too, a small saving of device time is, if it exceeds what chance leaves open of it.
+    Where both hold at a higher load too, a small saving of device time is, if it exceeds what chance leaves open of it;
+    and far fewer late ones for the same device time are.
     """
-    if is_clearly_worth(target, current):
+    if is_clearly_worth(target, current) or is_safer(target, current):
         return True
     if not (current.holds_ahead and target.holds_ahead and is_better(target, current, LEAST)):
         return False

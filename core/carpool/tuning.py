@@ -246,6 +246,11 @@ class Assessment(NamedTuple):
         return (self.outlook.glance if self._holds(self.outlook.glance, KEPT) else self.outlook.shed).device_time
 
     @property
+    def misses(self) -> float:
+        """Fraction of requests forecast to miss the SLO at the present load, nobody shed."""
+        return self.outlook.glance.miss_fraction
+
+    @property
     def looks(self) -> float:
         """What ``device_time`` is if the present load is held, which takes more to tell."""
         return self.outlook.first.device_time

@@ -89,6 +89,19 @@ def test_where_one_figure_is_hardly_better_the_next_one_decides():
     assert not is_better(one, other, 0.02)
 
 
+def test_of_equals_that_which_makes_fewer_late_is_chosen():
+    # One of four executors is always busy: no setting takes less of the device, but 48 rows are late at times.
+    service = ServiceTime.measured({rows: 0.02 + 0.002 * rows for rows in range(1, 65)}, noise=0.4, executors=4)
+    limits = replace(LIMITS, max_wait=0.15, max_in_flight=8)
+    assessor = Assessor(situation(950.0, service=replace(service, largest_in_flight=5), target=0.3, limits=limits))
+    chosen = choose(assessor, parameters(32, 0.15, flights=4)).best
+    assert chosen.holds_ahead
+    assert chosen.misses < 0.001
+    dear = [assessor.assess(parameters(48, wait, flights=4)) for wait in (0.075, 0.15)]
+    assert all(one.misses > 0.002 for one in dear)
+    assert all(one.device_time > 0.997 * chosen.device_time for one in dear)
+
+
 def test_in_overload_the_most_goodput_is_chosen():
     chosen = best(3000.0)
     assert not chosen.holds_now

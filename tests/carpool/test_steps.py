@@ -7,9 +7,10 @@ from examples import CURVE, parameters, situation
 from msgspec.structs import replace
 
 from carpool.latency import ServiceTime
+from carpool.queueing import Glance
 from carpool.search import Choice, choose, is_better
 from carpool.steps import LEAST, WORTH, gain, is_worth, toward, why
-from carpool.tuning import Assessor, Reason
+from carpool.tuning import Assessor, Reason, _Outlook
 
 
 def assessed(rate, *sizes, **changes):
@@ -48,6 +49,20 @@ def test_less_than_the_least_is_not_however_sure():
     larger, smaller = assessed(200.0, 24, 12)
     assert 0 < 1 - larger.device_time / smaller.device_time < LEAST
     assert not is_worth(larger, smaller)
+
+
+@pytest.mark.parametrize(("before", "after", "dearer", "worth"), [
+    (0.004, 0.001, 0.0, True),
+    (0.004, 0.001, LEAST / 2, True),
+    (0.004, 0.001, 2 * LEAST, False),
+    (0.002, 0.001, 0.0, False),
+])  # fmt: skip
+def test_fewer_late_ones_are_worth_a_change_that_costs_nothing(before, after, dearer, worth):
+    target, current = assessed(200.0, 12, 12)
+    target = target._replace(outlook=_Outlook(None, target.parameters))
+    for one, misses, seconds in ((current, before, 0.001), (target, after, 0.001 * (1 + dearer))):
+        one.outlook.__dict__.update(glance=Glance(misses, seconds), glance_ahead=Glance(misses, seconds), mix=[])
+    assert is_worth(target, current) is worth
 
 
 @pytest.mark.parametrize(("low", "high", "worth"), [(1, 8, True), (12, 20, False), (30, 64, True)])

@@ -183,7 +183,7 @@ def test_a_try_that_somebody_else_ended_is_one_no_more():
     cells = [(0, rows, 1, 0, 8, 8 * seconds, 8 * seconds**2) for rows, seconds in enumerate(known, 1)]
     for step in range(60):
         before = tuner.parameters
-        stats = ModelStats(arrivals=300, arrivals_squared=18_300, windows=5, rows=300, hits=300, cells=cells)
+        stats = ModelStats(arrivals=150, arrivals_squared=4_650, windows=5, rows=150, hits=150, cells=cells)
         decision = tuner.step(Observation(now=(step + 1) / 2, seconds=0.5, stats=stats))
         if decision.change and decision.reason is Reason.EXPLORES:
             break
