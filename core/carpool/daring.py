@@ -36,7 +36,7 @@ RISE = 1.25
 TELLING = 3
 """Batches of a size not measured that tell what it takes."""
 
-HURTS = 2.0
+HURTS = 1.0
 """Seconds for which one that fails does harm: it is over with the next observation after ``TELLING`` batches."""
 
 LOSES = 0.15
@@ -115,6 +115,7 @@ def bolder(
     avoid: Collection[Parameters],
     *,
     moving: bool,
+    spare: float = 0.0,
     may: Callable[[int], bool] = lambda _: True,
 ) -> Parameters | None:
     """Return what would tell of the most promising size never measured that ``may`` be tried; ``None``: nothing would.
@@ -123,8 +124,10 @@ def bolder(
     the capacity, so nobody meets them by chance. Worth it: were the larger batch as quick as the next smaller measured,
     a request would cost ``GAIN`` less; in overload the SLO would be kept, or ``GAIN`` more be answered in time.
     Bearable, where the SLO is kept: at the upper confidence of t(b) it stays so; where there is no room for more load
-    anyway, for as long as a try can do harm. Where there is, a try is made only on the way from one configuration to
-    another, or at a higher load (``moving``): at rest, one that saves nothing would have to be taken back.
+    anyway, for as long as a try can do harm, or with no more late ones than ``spare``: how many there might have been
+    by the SLO, and were not (Wu et al., "Conservative Bandits", ICML 2016: who explores spends what was saved). Where
+    there is, a try is made only on the way from one configuration to another, or at a higher load (``moving``): at
+    rest, one that saves nothing would have to be taken back.
     """
     service, limits = assessor.situation.service, assessor.situation.limits
     roomy = choice.best.holds_now and choice.best.holds_ahead
@@ -141,7 +144,7 @@ def bolder(
     for cost, size in sorted((service.upper(below(service, size)) / size, size) for size in sizes if may(size)):
         if cost > (1 - _gain(service)) * cheapest:
             break
-        point = _try_of(assessor, choice, size, avoid)
+        point = _try_of(assessor, choice, size, avoid, spare)
         if point is not None:
             return point
     return None
@@ -168,7 +171,9 @@ def _left_out(service: ServiceTime, limits: Limits) -> list[int]:
     return [size for size in SIZES if low < size < high and size not in told]
 
 
-def _try_of(assessor: Assessor, choice: Choice, size: int, avoid: Collection[Parameters]) -> Parameters | None:
+def _try_of(
+    assessor: Assessor, choice: Choice, size: int, avoid: Collection[Parameters], spare: float
+) -> Parameters | None:
     """Return the configuration that would tell of a size, if what that may bring is worth what it may cost."""
     situation, best = assessor.situation, choice.best
     gain = _gain(situation.service)
@@ -185,17 +190,22 @@ def _try_of(assessor: Assessor, choice: Choice, size: int, avoid: Collection[Par
         # Who would not be filled tells nothing.
         if point in avoid or promised.now.mean_batch <= below(situation.service, size) / 2:
             continue
-        if not best.holds_ahead and assessor.assess(point).outlook.excess > best.outlook.excess + LOSES:
-            continue
         if not best.holds_now:
+            if assessor.assess(point).outlook.excess > best.outlook.excess + LOSES:
+                continue
             # Where nobody is answered in time, a batch that takes no less time is no way out.
             if promised.holds_now or promised.now.goodput > (1 + gain) * best.now.goodput:
                 return point
             continue
         if not promised.holds_ahead or promised.device_time > (1 - gain) * best.device_time:
             continue
-        if assessor.risk(point, within=None if best.holds_ahead else HURTS) <= situation.budget:
-            return point
+        if best.holds_ahead:
+            if assessor.risk(point) <= situation.budget:
+                return point
+        else:
+            exposed = HURTS * situation.process.rate
+            if assessor.risk(point, within=HURTS) * exposed <= max(spare, situation.budget * exposed):
+                return point
     return None
 
 

@@ -65,6 +65,9 @@ LEAST_CAUTION = 0.5
 FORGIVEN_AFTER = 300.0
 """Seconds without such misses after which one step of caution is taken back; doubled whenever that was too soon."""
 
+SPARED = 300.0
+"""Seconds' worth of misses that the SLO allows, and were not made, that are kept for tries."""
+
 BROKEN = 10.0
 """Seconds for which who would be late is refused after the SLO was seen not to be kept, whatever was forecast."""
 
@@ -106,6 +109,10 @@ class Tuner:
         self._calm_since = -inf
         self._forgiven_after = FORGIVEN_AFTER
         self._forgiven = False
+        self._spare = 0.0
+        """Requests that were not late and might have been: what a try may cost."""
+        self._offered = 0.0
+        """As many when one was last looked for."""
         self._shed = False
         self._broken_at = -inf
         self._bold: Parameters | None = None
@@ -186,6 +193,8 @@ class Tuner:
             self._new_epoch(service)
         # Misses contradict the forecast that was made for these parameters, not what was late before them.
         late = sum(stats.misses.get(reason, 0) for reason in TOO_LATE)
+        self._spare += 2 * self._budget * (stats.hits + late) - late
+        self._spare = min(max(self._spare, 0.0), 2 * self._budget * SPARED * self._load.rate)
         promised = self._assessor is not None and self._assessor.assess(self.parameters, KEPT).holds_ahead
         asked = promised and not backlogged and not self._held
         broken = asked and self._misses.observe(stats.hits, late, self.parameters.max_batch)
@@ -217,6 +226,8 @@ class Tuner:
             elif forgives:
                 self._forgive(now)
             self._search()
+        elif self._spare >= 2 * self._offered > 0 and not self._dares.trying:
+            self._look_for_tries(moving=False)
         # 4. Move.
         decision = self._move(now, alarmed=alarmed, expelled=expelled)
         if self._assessor is not None:
@@ -360,15 +371,22 @@ class Tuner:
         )
         if moving:
             self._dared_at = self._load.rate
+        self._look_for_tries(moving=moving)
+
+    def _look_for_tries(self, *, moving: bool) -> None:
+        """Ask which size never measured is worth a try, for as much as may be lost by it."""
+        assessor, choice = self._assessor, self._choice
+        self._bold, self._offered = None, self._spare
+        if assessor is None or choice is None or self._held:
+            return
         # After misses that were not forecast no forecast says what may be dared, nor where first batches are slow.
-        trusted = (self._caution == 1 and not self._cold) or not self._choice.best.holds_now
-        self._bold = None
-        if trusted:
+        if (self._caution == 1 and not self._cold) or not choice.best.holds_now:
             self._bold = bolder(
-                self._assessor,
-                self._choice,
+                assessor,
+                choice,
                 self._failed,
                 moving=moving,
+                spare=self._spare,
                 may=lambda size: self._dares.may(size, self._seen_at),
             )
 

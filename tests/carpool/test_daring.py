@@ -30,9 +30,9 @@ def situation(rate, service=None, target=0.12):
     return Situation(process=Poisson(rate), service=known, target=target, budget=0.005, limits=LIMITED.limits(None))
 
 
-def proposed(rate, *, moving, service=None, target=0.12, avoid=()):
+def proposed(rate, *, moving, service=None, target=0.12, avoid=(), spare=0.0):
     assessor = Assessor(situation(rate, service, target))
-    return bolder(assessor, choose(assessor, Parameters()), avoid, moving=moving)
+    return bolder(assessor, choose(assessor, Parameters()), avoid, moving=moving, spare=spare)
 
 
 def seen(rows, batches):
@@ -84,8 +84,17 @@ def test_without_room_for_more_load_a_try_need_not_be_on_the_way():
         )
         is None
     )
-    # 16 rows that take nearly twice as long as nine do would be too slow for that load within two seconds.
+    # 16 rows that take nearly twice as long as nine do would be too slow for that load within a second.
     assert proposed(420, moving=False) is None
+
+
+def test_without_room_a_try_may_cost_what_was_not_missed():
+    assert proposed(420, moving=False, spare=50) is None
+    bold = proposed(420, moving=False, spare=420)
+    assert bold is not None
+    assert bold.max_batch == 16
+    # With room there is no need.
+    assert proposed(230, moving=True, target=0.080, spare=1e6) is None
 
 
 def test_what_may_lose_much_of_the_load_while_it_lasts_is_not_tried():
@@ -99,9 +108,10 @@ def test_what_may_lose_much_of_the_load_while_it_lasts_is_not_tried():
 
 
 def test_in_overload_too():
-    bold = proposed(700, moving=False)
+    bold = proposed(700, moving=False, spare=1e6)
     assert bold is not None
     assert bold.max_batch == 16
+    assert bold.max_wait < 0.03, "what has come fills it, and who waits for more is late"
 
 
 def test_where_even_the_largest_measured_is_late_by_itself_a_larger_one_is_no_way_out():
@@ -202,6 +212,17 @@ def test_a_try_that_bursts_have_to_fill_is_not_given_up_before_they_come():
     settled = outcome.summary(40.0)
     assert settled.miss_fraction < 0.01
     assert settled.device_busy / settled.answers < 0.0015
+
+
+def test_behind_a_step_that_may_break_the_slo_is_looked_once_as_much_may_be_missed():
+    # Up to nine rows 1.25x the load would be too much; a tile of 32 carries three times as much.
+    outcome, decisions = tuned(list(until(Poisson(395), 160, Random(5))), TILED, LIMITED)
+    tried = next(decision.at for decision in decisions if decision.parameters.max_batch > 12)
+    assert 10 < tried < 120
+    settled = outcome.summary(120.0)
+    assert settled.device_busy / settled.answers < 0.0012
+    assert settled.miss_fraction < 0.001
+    assert outcome.summary().miss_fraction < 0.005
 
 
 def test_rows_that_get_dearer_for_good_cost_no_flips():
