@@ -108,6 +108,9 @@ def why(choice: Choice, target: Assessment) -> tuple[Reason, str]:
         return Reason.RESTORES_SLO, f"the present configuration is forecast to miss the SLO; {ahead}"
     if target.holds_ahead and not current.holds_ahead:
         return Reason.MORE_MARGIN, f"holds at 1.25x the load too; {ahead}"
+    if target.holds_ahead and saving < LEAST and is_safer(target, current):
+        late = f"{current.misses:.2%} to {target.misses:.2%} late"
+        return Reason.MORE_MARGIN, f"{late} for the same device time, {times}; {ahead}"
     if target.holds_ahead:
         # Executors' time may be what is saved, while at least one of them is busy all the same.
         falls = f"falls {saving:.{0 if saving >= 0.01 else 1}%}, " if saving >= LEAST else ""

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from examples import CURVE, parameters, situation
+from examples import CURVE, LIMITS, parameters, situation
 from msgspec.structs import replace
 
 from carpool.latency import ServiceTime
@@ -63,6 +63,20 @@ def test_fewer_late_ones_are_worth_a_change_that_costs_nothing(before, after, de
     for one, misses, seconds in ((current, before, 0.001), (target, after, 0.001 * (1 + dearer))):
         one.outlook.__dict__.update(glance=Glance(misses, seconds), glance_ahead=Glance(misses, seconds), mix=[])
     assert is_worth(target, current) is worth
+
+
+def test_fewer_late_ones_are_what_such_a_change_is_for():
+    # One of four executors is always busy, and 48 noisy rows are late at times.
+    service = ServiceTime.measured({rows: 0.02 + 0.002 * rows for rows in range(1, 65)}, noise=0.4, executors=4)
+    limits = replace(LIMITS, max_wait=0.15, max_in_flight=8)
+    assessor = Assessor(situation(950.0, service=replace(service, largest_in_flight=5), target=0.3, limits=limits))
+    choice = choose(assessor, parameters(48, 0.15, flights=4))
+    assert choice.current.holds_ahead
+    assert is_worth(choice.best, choice.current)
+    assert not is_better(choice.best, choice.current, LEAST)
+    reason, message = why(choice, choice.best)
+    assert reason is Reason.MORE_MARGIN
+    assert "late for the same device time" in message
 
 
 @pytest.mark.parametrize(("low", "high", "worth"), [(1, 8, True), (12, 20, False), (30, 64, True)])
