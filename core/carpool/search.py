@@ -138,12 +138,13 @@ def _search(
         if here is not None and (best is None or is_better(here, best, 0.005)):
             best = here
     # Where several executors keep the device busy all the time, no setting takes less of it: fewer late ones decide.
-    safest = cheap = best
-    while safest is not None and cheap is not None:
-        best = safest
-        aim = (1 + LEAST) * cheap.device_time
-        equals = [one for one in around(safest) if one.looks <= aim and is_safer(one, safest, than=cheap)]
-        safest = min(equals, key=lambda one: one.misses, default=None)
+    dearest = (1 + LEAST) * best.device_time if best is not None and best.holds_ahead else 0.0
+    while best is not None and dearest and best.misses > SAFER * assessor.situation.budget:
+        cheap = [one for one in around(best) if one.looks <= dearest and one.device_time <= dearest]
+        safer = [one for one in cheap if is_safer(one, best)]
+        if not safer:
+            break
+        best = min(safer, key=lambda one: one.misses)
     return best
 
 
@@ -162,14 +163,14 @@ def _best(candidates: list[Assessment], than: Assessment | None = None, share: f
     return first if first is None or than is None or is_better(first, than, share) else None
 
 
-def is_safer(one: Assessment, other: Assessment, *, than: Assessment | None = None) -> bool:
-    """Whether of two that keep the SLO at a higher load too ``one`` makes far fewer late.
-
-    And takes as good as no more device time than the other, or ``than`` a third.
-    """
-    if not other.holds_ahead or other.misses - one.misses <= SAFER * one.situation.budget or not one.holds_ahead:
-        return False
-    return one.device_time <= (1 + LEAST) * (than or other).device_time
+def is_safer(one: Assessment, other: Assessment) -> bool:
+    """Whether of two that keep the SLO at a higher load too ``one`` makes far fewer late, for as good as no more."""
+    return (
+        other.holds_ahead
+        and other.misses - one.misses > SAFER * one.situation.budget
+        and one.holds_ahead
+        and one.device_time <= (1 + LEAST) * other.device_time
+    )
 
 
 def is_better(one: Assessment, other: Assessment, share: float) -> bool:

@@ -110,7 +110,7 @@ class Tuner:
         self._forgiven_after = FORGIVEN_AFTER
         self._forgiven = False
         self._spare = 0.0
-        """Requests that were not late and might have been: what a try may cost."""
+        """Requests of a replica that were not late and might have been: what a try may cost."""
         self._offered = 0.0
         """As many when one was last looked for."""
         self._shed = False
@@ -193,7 +193,7 @@ class Tuner:
             self._new_epoch(service)
         # Misses contradict the forecast that was made for these parameters, not what was late before them.
         late = sum(stats.misses.get(reason, 0) for reason in TOO_LATE)
-        self._spare += 2 * self._budget * (stats.hits + late) - late
+        self._spare += (2 * self._budget * (stats.hits + late) - late) / observation.replicas
         self._spare = min(max(self._spare, 0.0), 2 * self._budget * SPARED * self._load.rate)
         promised = self._assessor is not None and self._assessor.assess(self.parameters, KEPT).holds_ahead
         asked = promised and not backlogged and not self._held
