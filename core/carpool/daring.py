@@ -124,10 +124,10 @@ def bolder(
     the capacity, so nobody meets them by chance. Worth it: were the larger batch as quick as the next smaller measured,
     a request would cost ``GAIN`` less; in overload the SLO would be kept, or ``GAIN`` more be answered in time.
     Bearable, where the SLO is kept: at the upper confidence of t(b) it stays so; where there is no room for more load
-    anyway, for as long as a try can do harm, or with no more late ones than ``spare``: as many a replica might have
-    had by the SLO, and had not (Wu et al., "Conservative Bandits", ICML 2016: who explores spends what was saved). Where
-    there is, a try is made only on the way from one configuration to another, or at a higher load (``moving``): at
-    rest, one that saves nothing would have to be taken back.
+    anyway, for as long as a try can do harm, or with no more late ones than ``spare``: as many as a replica might have
+    had by the SLO, and had not (Wu et al., "Conservative Bandits", ICML 2016: who explores spends what was saved).
+    Where there is, a try is made only on the way from one configuration to another, or at a higher load (``moving``):
+    at rest, one that saves nothing would have to be taken back.
     """
     service, limits = assessor.situation.service, assessor.situation.limits
     roomy = choice.best.holds_now and choice.best.holds_ahead
