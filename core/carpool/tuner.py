@@ -226,7 +226,7 @@ class Tuner:
             elif forgives:
                 self._forgive(now)
             self._search()
-        elif self._spare >= 2 * self._offered > 0 and not self._dares.trying:
+        elif self._spare >= 2 * max(self._offered, 1.0) and not self._dares.trying:
             self._look_for_tries(moving=False)
         # 4. Move.
         decision = self._move(now, alarmed=alarmed, expelled=expelled)

@@ -176,6 +176,24 @@ def test_any_percentile_may_be_promised_alone(target):
     assert outcome.summary(20.0).miss_fraction <= 1 - quantile
 
 
+def test_what_a_try_may_cost_is_what_one_replica_might_have_missed_in_five_minutes():
+    spared = []
+    for replicas in (1, 4):
+        tuner = Tuner(POLICY)
+        for second in range(1, 400):
+            n = 100 * replicas
+            stats = ModelStats(
+                arrivals=n, arrivals_squared=11 * n, windows=10 * replicas, rows=n,
+                hits=n - (2 * replicas if second == 100 else 0), misses={"late": 2 * replicas if second == 100 else 0},
+                cells=[(0, 1, 1, 0, n, n * 0.0055, n * 0.0055**2)],
+            )  # fmt: skip
+            tuner.step(Observation(now=float(second), seconds=float(replicas), stats=stats, replicas=replicas))
+            if second == 200:
+                spared.append(tuner._spare)
+        spared.append(tuner._spare)
+    assert spared == pytest.approx([198.0, 300.0] * 2, rel=0.02)
+
+
 def test_a_try_that_somebody_else_ended_is_one_no_more():
     # Up to nine rows cost more and more; while a try lasts, leaving it is no flip. Taken back, it is over.
     tuner = Tuner(for_p99(0.12))
