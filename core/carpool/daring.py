@@ -40,8 +40,8 @@ HURTS = 1.0
 """Seconds for which one that fails does harm: it is over with the next observation after ``TELLING`` batches."""
 
 LOSES = 0.15
-"""Share of the requests that a try near the capacity, or beyond it, may lose at most while it lasts, for all that is
-sure of t(b): a size far below what the load needs may cost most of them."""
+"""Share of the requests that a try beyond the capacity may lose at most while it lasts, for all that is sure of t(b): a
+size far below what the load needs may cost most of them."""
 
 LASTS = 10.0
 """Seconds after which a try that was not filled is given up; each later one of that size is put off twice as long."""
