@@ -99,26 +99,18 @@ class Trial:
         """Seconds since the epoch when it began."""
         self._min_requests = min_requests
         self._quantile = quantile
-        self._begin()
-
-    @property
-    def parameters(self) -> Parameters:
-        """What is tried."""
-        return self.decision.parameters
-
-    def _begin(self) -> None:
-        self._own = MissTest.of(self._quantile)
-        self._rest = MissTest.of(self._quantile)
+        self._own = MissTest.of(quantile)
+        self._rest = MissTest.of(quantile)
         self._rest_alarmed = False
         self._compared = Comparison()
         self.heard = False
         """Whether anything was counted on a canary that runs what it is to try."""
         self._looks = 0
 
-    def replace_pods(self, pods: Iterable[str]) -> None:
-        """Go on with others: those that tried are gone, and what they saw is not known of these."""
-        self.pods = frozenset(pods)
-        self._begin()
+    @property
+    def parameters(self) -> Parameters:
+        """What is tried."""
+        return self.decision.parameters
 
     def observe(self, canaries: Answers | None, others: Answers | None) -> None:
         """Add what was counted on pods that ran what they should from end to end; ``None``: no such pods."""

@@ -42,7 +42,7 @@ RECOMMEND_AGAIN = 60.0
 """Seconds between two recommendations."""
 
 OUTLIVED = 2.0
-"""How many times as much load came when a trial began as does now, for it to be over."""
+"""How many times as much load came when a trial began as does now, for another step to take its place."""
 
 
 class Happening(NamedTuple):
@@ -246,7 +246,7 @@ class Steering:
             if name == ended:
                 continue  # what was counted was counted under what is over
             decision = learned.step(view.now, total, every[name].stats)
-            self._outlive(name, decision.rate)
+            self._outlive(name, decision)
             if decision.change:
                 self._turn(view, spec, name, learned, decision, pods)
             elif decision.reason is Reason.RECOMMEND_ONLY:
@@ -263,9 +263,11 @@ class Steering:
                 self._owed = True
             return
         canaries = choose(pods, self.evidence.hash, spec.canary.percent) if spec.canary.enabled else []
-        if decision.tentative and canaries:
+        # After a trial whose canaries were lost all but one may be unready for a moment: that is nobody to risk it on.
+        waits = self.trial is not None or not self._patience.over(view.now)
+        if decision.tentative and spec.canary.enabled and (canaries or waits):
             learned.adopt(learned.parameters)  # until it is proven
-            if self.trial is not None or not self._patience.over(view.now):
+            if waits:
                 return
             self.trial = Trial(
                 name,
@@ -319,16 +321,26 @@ class Steering:
             self._return(now, trial, message)
         return trial.model
 
-    def _outlive(self, name: str, rate: float) -> None:
-        """End a trial whose load is gone: what little comes now would prove nothing, and what it needs waits.
+    def _outlive(self, name: str, decision: Decision) -> None:
+        """End a trial whose load is gone, if another step is wanted now: what little still comes would prove nothing.
 
+        Where requests are to pass one by one, any fall will do: the less comes, the longer that would wait behind it.
         A load that rises needs no such end: what is asked for then is asked of all pods at once.
         """
         trial = self.trial
-        if trial is not None and trial.model == name and rate < trial.decision.rate / OUTLIVED:
-            fell = f"{trial.decision.rate:.3g} to {rate:.3g} requests/s and pod"
+        if trial is None or trial.model != name:
+            return
+        began, rate = trial.decision.rate, decision.rate
+        wanted = decision.parameters if decision.change else decision.uncapped
+        if trial.parameters.pass_through:
+            alike = wanted is None or wanted.pass_through
+        else:
+            alike = wanted is not None and wanted in {trial.parameters, trial.decision.uncapped}
+        passes = wanted is not None and wanted.pass_through
+        if not alike and rate < (began if passes else began / OUTLIVED):
             self._call_back()
-            message = f"{trial.parameters.describe()}: the load they were for fell from {fell}"
+            fell = f"the load they were for fell from {began:.3g} to {rate:.3g} requests/s and pod"
+            message = f"{trial.parameters.describe()}: {fell}"
             self._happened("RolledBack", name, "CanaryReturned", message, self.models[name])
 
     def _reject(self, now: float, trial: Trial, reason: str, message: str) -> None:

@@ -219,6 +219,39 @@ def test_a_trial_ends_with_the_load_it_was_for():
     )
 
 
+def test_a_trial_ends_with_any_fall_once_requests_are_to_pass():
+    world = World(spec(canary=Canary(min_requests=1_000_000)), pods=3)
+    world.run(18, 12)
+    assert "to batch 2, wait 25ms" in world.events[-1][1].message
+    world.run(12, 60, seed=2)
+    assert world.reasons()[-2:] == ["CanaryReturned", "CanaryStarted"], "by less than half"
+    assert "to pass-through" in world.events[-1][1].message
+
+
+def test_a_trial_goes_on_while_less_load_wants_the_same():
+    world = World(spec(canary=Canary(min_requests=1_000_000)), pods=3)
+    world.run(200, 12)
+    world.run(20, 10, seed=2)
+    at, began = world.events[-1]
+    assert "to pass-through" in began.message
+    world.run(4, 130, seed=3)
+    assert world.reasons()[-2:] == ["CanaryStarted", "CanaryPromoted"]
+    assert world.events[-1][0] - at <= 125.0
+
+
+def test_nobody_gets_at_once_what_a_lost_canary_was_trying():
+    world = World(pods=2)
+    world.run(100, 8)
+    assert world.reasons()[-1] == "CanaryStarted"
+    canary = world.pods[0]
+    canary.pod = replace(canary.pod, ready=False)
+    world.run(50, 40, seed=2)
+    assert world.reasons()[-1] == "CanaryReturned", "the other pod would be the first to run it"
+    canary.pod = replace(canary.pod, ready=True)
+    world.run(100, 60, seed=3)
+    assert "CanaryStarted" in world.reasons()[-2:]
+
+
 def test_a_trial_does_not_end_with_a_load_that_varies():
     world = held_trial()
     world.run(400, 60, seed=2)
