@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from carpool.latency import ServiceTime
+from carpool.news import width
 from carpool.policy import Duration, Parameters
 from carpool.reach import SIZES, spoken_for
-from carpool.steps import is_worth
+from carpool.steps import WORTH, gain, is_worth
 from carpool.tuning import Assessor
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from carpool.policy import Limits
     from carpool.search import Choice
     from carpool.statistics import ModelStats
+    from carpool.tuning import Assessment
 
 GAIN = 0.05
 """Share of device time, or of goodput, that a try has to be able to gain: more than what parameters are changed for."""
@@ -148,6 +150,33 @@ def bolder(
         if point is not None:
             return point
     return None
+
+
+def brighter(
+    assessor: Assessor, best: Assessment, beside: Assessment, least: float, avoid: Collection[Parameters]
+) -> Assessment | None:
+    """Return, of sizes as good as ``beside`` for all that is known, the one that may turn out to save the most.
+
+    If that is ``least`` of its device time; ``best`` is what they are to be alike in all else. A few lucky or unlucky
+    batches stand behind most sizes, and who rests at the best of these, or lets requests pass, runs no other: so one is
+    turned to, on the way, that may be better still.
+    """
+    limits, service = assessor.situation.limits, assessor.situation.service
+    if not best.holds_ahead:
+        return None
+    doubt = 0.0 if beside.parameters.pass_through else width(service, beside.parameters.max_batch)
+    found, most = None, least
+    for size in SIZES:
+        point = replace(best.parameters, max_batch=size)
+        if size not in service.sizes or not limits.min_batch <= size <= limits.max_batch or point in avoid:
+            continue
+        if width(service, size) <= doubt or not (one := assessor.assess(point)).holds_ahead:
+            continue
+        more = gain(one, beside)
+        promised = more.share + 2 * more.error
+        if more.share >= -WORTH and most < promised < inf:
+            found, most = one, promised
+    return found
 
 
 def _gain(service: ServiceTime) -> float:

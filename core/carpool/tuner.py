@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from carpool.daring import RISE, Dares, below, bolder
+from carpool.daring import RISE, Dares, below, bolder, brighter
 from carpool.decision import Decision, Forecasted, Observation
 from carpool.latency import LatencyLearner
 from carpool.load import Load
@@ -18,7 +18,7 @@ from carpool.queueing import stability
 from carpool.riding import Refused
 from carpool.search import Choice, choose
 from carpool.statistics import COLD, LATE
-from carpool.steps import gain, is_clearly_worth, is_worth, toward, why
+from carpool.steps import WORTH, gain, is_clearly_worth, is_worth, toward, why
 from carpool.tuning import KEPT, Assessment, Assessor, Reason, Situation
 
 if TYPE_CHECKING:
@@ -115,6 +115,8 @@ class Tuner:
         """As many when one was last looked for."""
         self._shed = False
         self._broken_at = -inf
+        self._brighter: Assessment | None = None
+        """What is turned to in place of the best: as good for all that is known, and less of it is."""
         self._bold: Parameters | None = None
         self._dares = Dares()
         self._dared_at = inf
@@ -366,12 +368,23 @@ class Tuner:
             # Beyond the capacity requests are late whatever is set: that speaks against nothing that was tried.
             self._choice = choose(self._assessor, self.parameters)
         target = self._target_of(self._assessor, self._choice)
-        moving = self._load.rate >= RISE * self._dared_at or (
-            target.parameters != self.parameters and self._worth(self._choice.current, target, is_clearly_worth)
-        )
+        leaves = target.parameters != self.parameters and self._worth(self._choice.current, target, is_clearly_worth)
+        self._brighter = self._hope_for(self._assessor, self._choice, target) if leaves else None
+        moving = leaves or self._load.rate >= RISE * self._dared_at
         if moving:
             self._dared_at = self._load.rate
         self._look_for_tries(moving=moving)
+
+    def _hope_for(self, assessor: Assessor, choice: Choice, target: Assessment) -> Assessment | None:
+        """Return what is to be turned to in place of the target, for what few batches leave open of t(b)."""
+        current, avoid = choice.current, {*self._failed, *self._tried, *self._left}
+        if not current.holds_now or (target is not choice.best and self.parameters.pass_through):
+            return None
+        if target is not choice.best:
+            # From there on nothing tells what company would cost.
+            return brighter(assessor, choice.best, target, ENTER_PASS_THROUGH, avoid)
+        found = brighter(assessor, target, target, WORTH, avoid)
+        return found if found is not None and self._worth(current, found, is_clearly_worth) else None
 
     def _look_for_tries(self, *, moving: bool) -> None:
         """Ask which size never measured is worth a try, for as much as may be lost by it."""
@@ -403,6 +416,7 @@ class Tuner:
             return self._keep(now, Reason.HELD, "the policy's mode is Hold, or the parameters are fixed", current)
         choice = replace(choice, current=current)
         target = self._target_of(assessor, choice)
+        known, target = target, self._brighter or target
         # This near the capacity a few late ones make all behind them late.
         self._shed = not current.holds_ahead and not target.holds_ahead
         since = now - self._changed_at
@@ -462,6 +476,9 @@ class Tuner:
             message = f"{step.parameters.describe()} was tried at this load and left"
             return self._keep(now, Reason.WOULD_FLIP, message, target, capped_by="evidence")
         reason, message = why(choice, step if capped_by else target)
+        if target is not known:
+            reason = Reason.EXPLORES
+            message = f"as good as {known.parameters.describe()} for all that is known; only running it tells if better"
         if alarmed and reason is not Reason.RESTORES_SLO:
             reason, message = Reason.MISSES_CONFIRMED, f"more requests were late than forecast; {message}"
         explores = not self._loses(current) and (
