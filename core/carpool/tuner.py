@@ -378,13 +378,15 @@ class Tuner:
     def _hope_for(self, assessor: Assessor, choice: Choice, target: Assessment) -> Assessment | None:
         """Return what is to be turned to in place of the target, for what few batches leave open of t(b)."""
         current, avoid = choice.current, {*self._failed, *self._tried, *self._left}
-        if not current.holds_now or (target is not choice.best and self.parameters.pass_through):
+        if not current.holds_now:
             return None
-        if target is not choice.best:
-            # From there on nothing tells what company would cost.
-            return brighter(assessor, choice.best, target, ENTER_PASS_THROUGH, avoid)
-        found = brighter(assessor, target, target, WORTH, avoid)
-        return found if found is not None and self._worth(current, found, is_clearly_worth) else None
+        if target is choice.best:
+            found = brighter(assessor, target, target, WORTH, avoid)
+            return found if found is not None and self._worth(current, found, is_clearly_worth) else None
+        if self.parameters.pass_through or self._policy.pass_through.mode is PassThroughMode.ALWAYS:
+            return None
+        # From there on nothing tells what company would cost.
+        return brighter(assessor, choice.best, target, ENTER_PASS_THROUGH, avoid)
 
     def _look_for_tries(self, *, moving: bool) -> None:
         """Ask which size never measured is worth a try, for as much as may be lost by it."""

@@ -8,7 +8,18 @@ from msgspec.structs import replace
 from carpool.arrivals import Gamma, Poisson, until
 from carpool.daring import LASTS, TELLING, Dares, bolder, brighter
 from carpool.latency import ServiceTime
-from carpool.policy import SLO, BatchingPolicy, Bounds, Duration, IntRange, Latency, Parameters, for_p99
+from carpool.policy import (
+    SLO,
+    BatchingPolicy,
+    Bounds,
+    Duration,
+    IntRange,
+    Latency,
+    Parameters,
+    PassThrough,
+    PassThroughMode,
+    for_p99,
+)
 from carpool.search import choose
 from carpool.simulation import Device
 from carpool.statistics import ModelStats
@@ -248,6 +259,15 @@ def test_requests_pass_once_merging_surely_saves_too_little():
 
 
 # -- with the tuner
+
+
+def test_whoever_wants_requests_to_pass_is_not_asked_to_hope():
+    core = Device(times=lambda rows, _: CORE[rows] if rows <= 4 else CORE[4] + 0.00112 * (rows - 4), cv=0.05)
+    always = replace(for_p99(0.02), pass_through=PassThrough(mode=PassThroughMode.ALWAYS))
+    _, decisions = tuned(list(until(Poisson(620), 5, Random(6))), core, always, seed=6)
+    assert decisions[-1].parameters.pass_through
+    # One try on the way there is all that may come before it.
+    assert sum(not decision.parameters.pass_through for decision in decisions) <= 3
 
 
 @pytest.mark.parametrize("seed", [6, 7, 9, 11])
