@@ -172,11 +172,21 @@ def brighter(
             continue
         if width(service, size) <= doubt or not (one := assessor.assess(point)).holds_ahead:
             continue
+        if not _tells_soon(one):
+            continue
         more = gain(one, beside)
         promised = more.share + 2 * more.error
         if more.share >= -WORTH and most < promised < inf:
             found, most = one, promised
     return found
+
+
+def _tells_soon(one: Assessment) -> bool:
+    """Whether so many full batches come within ``LASTS`` that they tell what they take."""
+    situation, mix = one.situation, one.outlook.mix
+    full = sum(part[one.parameters.max_batch] for part in mix)
+    requests = sum(rows * count for part in mix for rows, count in part.items()) / situation.rows
+    return full * LASTS * situation.process.rate >= TELLING * requests
 
 
 def _gain(service: ServiceTime) -> float:

@@ -231,10 +231,10 @@ def test_a_trial_ends_with_any_fall_once_requests_are_to_pass():
 def test_a_trial_goes_on_while_less_load_wants_the_same():
     world = World(spec(canary=Canary(min_requests=1_000_000)), pods=3)
     world.run(200, 12)
-    world.run(20, 10, seed=2)
+    world.run(9, 10, seed=2)
     at, began = world.events[-1]
     assert "to pass-through" in began.message
-    world.run(4, 130, seed=3)
+    world.run(2, 130, seed=3)
     assert world.reasons()[-2:] == ["CanaryStarted", "CanaryPromoted"]
     assert world.events[-1][0] - at <= 125.0
 
