@@ -222,8 +222,8 @@ def unlucky(size=4, by=1.02, width=0.05):
     )
 
 
-def hoped(service, beside=None, least=WORTH, avoid=()):
-    assessor = Assessor(situation(620, service, target=0.02))
+def hoped(service, beside=None, least=WORTH, avoid=(), rate=620):
+    assessor = Assessor(situation(rate, service, target=0.02))
     best = choose(assessor, Parameters(), [Parameters(max_batch=4)]).best
     return best, brighter(assessor, best, best if beside is None else assessor.assess(beside), least, avoid)
 
@@ -256,6 +256,15 @@ def test_requests_pass_once_merging_surely_saves_too_little():
     spread = replace(doubtful, lowers=low, uppers=high)
     assert hoped(spread, passing, least=0.05)[1] is not None
     assert hoped(doubtful, passing, least=0.05)[1] is None
+
+
+def test_a_trickle_passes_whatever_it_leaves_open():
+    passing = Parameters(max_batch=4, max_in_flight=4, pass_through=True)
+    doubtful = ServiceTime.measured({1: 0.00069, 2: 0.00134})
+    low, high = (tuple(factor * mean for mean in doubtful.means) for factor in (0.5, 1.5))
+    spread = replace(doubtful, lowers=low, uppers=high)
+    assert hoped(spread, passing, least=0.03, rate=5)[1] is not None
+    assert hoped(spread, passing, least=0.03, rate=1)[1] is None, "three pairs take a minute to come"
 
 
 # -- with the tuner
