@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from carpool.daring import RISE, Dares, below, bolder, brighter
+from carpool.daring import LASTS, RISE, Dares, below, bolder, brighter
 from carpool.decision import Decision, Forecasted, Observation
 from carpool.latency import LatencyLearner
 from carpool.load import Load
@@ -117,6 +117,8 @@ class Tuner:
         self._broken_at = -inf
         self._brighter: Assessment | None = None
         """What is turned to in place of the best: as good for all that is known, and less of it is."""
+        self._hopes_until = inf
+        """When it is no more in place of pass-through; ``inf``: not begun; ``-inf``: over, until load or t(b) move."""
         self._bold: Parameters | None = None
         self._dares = Dares()
         self._dared_at = inf
@@ -212,8 +214,12 @@ class Tuner:
         expelled = self.parameters.pass_through and not observation.passing
         forgives = not alarmed and self._caution < 1 and now - self._calm_since >= self._forgiven_after
         better_told = self._assessor is None or self._load.process != self._assessor.situation.process
+        hoped = now >= self._hopes_until > -inf
+        if hoped:
+            self._hopes_until = -inf
         news = (
             better_told
+            or hoped
             or model_moved
             or alarmed
             or forgives
@@ -310,6 +316,7 @@ class Tuner:
         """Forget what was tried: the load or the model moved, and what was found wanting may be right now."""
         self._tried = []
         self._failed = []
+        self._hopes_until = inf
         self._dares.stop()
         if is_another(service, self._tried_with):
             self._dares.forget()
@@ -385,8 +392,13 @@ class Tuner:
             return found if found is not None and self._worth(current, found, is_clearly_worth) else None
         if self.parameters.pass_through or self._policy.pass_through.mode is PassThroughMode.ALWAYS:
             return None
-        # From there on nothing tells what company would cost.
-        return brighter(assessor, choice.best, target, ENTER_PASS_THROUGH, avoid)
+        if self._hopes_until == -inf:
+            return None
+        # From there on nothing tells what company would cost. But a wait that saves nothing is not for long.
+        found = brighter(assessor, choice.best, target, ENTER_PASS_THROUGH, avoid)
+        if found is not None:
+            self._hopes_until = min(self._hopes_until, self._seen_at + LASTS)
+        return found
 
     def _look_for_tries(self, *, moving: bool) -> None:
         """Ask which size never measured is worth a try, for as much as may be lost by it."""
