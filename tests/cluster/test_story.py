@@ -110,7 +110,7 @@ def test_annotate_tune_change_the_promise_and_take_it_out_again(installed, clust
             api,
             namespace,
             lambda status: acknowledged(status) and status["applied"]["parameters"]["passThrough"],
-            timeout=360,
+            timeout=240,
         )
         restarts = [
             status["restartCount"]
