@@ -181,8 +181,7 @@ class Batcher:
                     request.hold_until = min(request.hold_until, hold)
                 queue.changed()
         for lane in lanes:
-            lane.parameters = parameters
-            lane.passing = parameters.pass_through
+            lane.obey(parameters)
         self._slots = max(
             [self._default.max_in_flight, *(lane.parameters.max_in_flight for lane in self._lanes.values())]
         )
@@ -382,7 +381,7 @@ class Batcher:
         if (
             lane.parameters.max_wait <= 0.0
             or estimate is None
-            or queue.rows >= lane.cap
+            or queue.rows >= lane.full
             or queue.alone
             or self._draining
             or (lane.max_tokens is not None and queue.tokens >= lane.max_tokens)
@@ -435,6 +434,7 @@ class Batcher:
             actions.append(Refusal(request, Refused.LATE, self._drain_time(now)))
         rides = boarding.rides
         if rides:
+            lane.begun()
             lane.counters.dispatched += boarding.begun
             lane.counters.queue_seconds += boarding.waited
             self._dispatch(Batch(lane, queue.key, rides[0][0].bucket, rides, boarding.rows), start, now, actions)

@@ -8,7 +8,7 @@ Robbins 1985), with the loss bounded by the upper confidence of t(b) and by how 
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from math import inf, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +18,7 @@ from carpool.latency import ServiceTime
 from carpool.news import width
 from carpool.policy import Duration, Parameters
 from carpool.reach import SIZES, spoken_for
+from carpool.riding import PROBES
 from carpool.steps import WORTH, gain, is_worth
 from carpool.tuning import Assessor
 
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 GAIN = 0.05
 """Share of device time, or of goodput, that a try has to be able to gain: more than what parameters are changed for."""
+
+GLIMPSE = 0.01
+"""Share of device time that single batches have to promise: half of what parameters are changed for unweighed, since
+what is surely saved of less is taken too, and they cost an eighth of what they may lose."""
 
 RISE = 1.25
 """Load, relative to that at which tries were last looked for, from which they are again: it fills other batches."""
@@ -58,6 +63,25 @@ class _Try(NamedTuple):
     """Batches between these to be seen yet."""
 
 
+class Probe(NamedTuple):
+    """A size that one batch in ``PROBES`` is to have, within the configuration in force."""
+
+    rows: int = 0
+    """0: none is worth it."""
+    paid: bool = False
+    """Whether an error budget pays for it: with such batches alone the SLO might not be kept."""
+    batches: float = 0.0
+    """As many stood behind that size when it was chosen."""
+
+    def told(self, service: ServiceTime) -> bool:
+        """Whether what it brought may have settled it."""
+        return bool(self.rows) and _batches(service, self.rows) >= max(2 * self.batches, TELLING)
+
+    def overdrawn(self, spare: float) -> bool:
+        """Whether the error budget that pays for it is used up."""
+        return self.paid and spare < _harm(self.rows)
+
+
 class Dares:
     """Which sizes never measured were tried, and what is being tried now. Times in seconds."""
 
@@ -66,6 +90,8 @@ class Dares:
         self._now: _Try | None = None
         self._pauses: dict[int, tuple[float, float]] = {}
         """By size: not again before, and for how long after a try that told nothing."""
+        self._told: set[int] = set()
+        """Sizes that single batches told of, which are not hoped for again though what they told fades."""
 
     @property
     def trying(self) -> bool:
@@ -99,6 +125,14 @@ class Dares:
         self._now = None
         return True
 
+    def told(self, size: int) -> None:
+        """Note that single batches of that size have told what they take."""
+        self._told.add(size)
+
+    def tells(self, size: int) -> bool:
+        """Whether single batches of that size may tell anything: they have not yet."""
+        return size not in self._told
+
     def stop(self) -> None:
         """Break off: the load moved, or the SLO is not kept. What was not told may be tried again."""
         if self._now is not None:
@@ -109,6 +143,7 @@ class Dares:
         """Let everything be tried again: the model is another."""
         self._now = None
         self._pauses = {}
+        self._told.clear()
 
 
 def bolder(
@@ -143,7 +178,7 @@ def bolder(
     if max(largest, heading) < farthest:
         sizes.append(farthest)
     cheapest = min(service.per_row(rows) for rows in range(1, largest + 1))
-    for cost, size in sorted((service.upper(below(service, size)) / size, size) for size in sizes if may(size)):
+    for cost, size in sorted((_quick(service, size) / size, size) for size in sizes if may(size)):
         if cost > (1 - _gain(service)) * cheapest:
             break
         point = _try_of(assessor, choice, size, avoid, spare)
@@ -181,6 +216,71 @@ def brighter(
     return found
 
 
+def to_probe(
+    assessor: Assessor, current: Assessment, spare: float, may: Callable[[int], bool] = lambda _: True
+) -> Probe:
+    """Return the size that single batches had better have, within the configuration in force; see ``Probe``.
+
+    Which of them may save the most for all that is open of t(b), ``GLIMPSE`` at least: who rests at one size learns
+    nothing of any other. Single batches cost nearly nothing where with such alone the SLO would be kept, at the upper
+    confidence of t(b) with no more late ones than it allows; and what was never measured is paid for with ``spare``: as
+    many as might have been late, and were not. Where there is no room for more load, a size never measured has to
+    promise that, or in overload more good answers. ``may``: which of these ``may`` be tried again.
+    """
+    situation, present = assessor.situation, current.parameters.max_batch
+    limits, service = situation.limits, situation.service
+    told = service.told(TELLING)
+    cheapest = min(service.per_row(rows) for rows in range(1, present + 1))
+    found, most = Probe(), GLIMPSE
+    for size in SIZES:
+        hopes = size not in told
+        farthest = spoken_for(service, limits) if hopes else 2 * present
+        if size == present or not max(present / 2, limits.min_batch) <= size <= min(farthest, limits.max_batch):
+            continue
+        least = min(service.lower(size), _quick(service, size)) if hopes else service.lower(size)
+        beaten = cheapest if size > present else service.per_row(present)
+        if least / size >= (1 - GLIMPSE) * beaten or (hopes and not may(size)):
+            continue
+        one = assessor.assess(replace(current.parameters, max_batch=size))
+        harmless = one.holds_ahead and assessor.risk(one.parameters) <= 2 * situation.budget
+        if not current.holds_now:
+            harmless = (one.outlook.excess - current.outlook.excess) / PROBES <= GAIN
+        promised = 0.0
+        if harmless and current.holds_ahead and _tells_soon(one):
+            more = gain(one, current)
+            promised = more.share + 2 * more.error
+        if hopes and (harmless or (current.holds_now and spare >= _harm(size))):
+            promised = max(promised, _hope(assessor, current, size))
+        if most < promised < inf:
+            found, most = Probe(size, not harmless, _batches(service, size)), promised
+    return found
+
+
+def _hope(assessor: Assessor, current: Assessment, size: int) -> float:
+    """Return what a size may bring if as quick as it may be, relative to what there is; 0 where nobody would see it."""
+    hopeful = replace(assessor.situation, service=_hopeful(assessor.situation.service, size))
+    hoped = Assessor(hopeful).assess(replace(current.parameters, max_batch=size))
+    if not _tells_soon(hoped):
+        return 0.0
+    if not current.holds_now:
+        return hoped.now.goodput / max(current.now.goodput, 1.0) - 1
+    if not hoped.holds_ahead:
+        return 0.0
+    return 1 - hoped.device_time / current.device_time if current.holds_ahead else 1.0 / size
+
+
+def _harm(size: int) -> int:
+    """Return how many requests may be late for ``TELLING`` batches: all aboard, and as many behind them."""
+    return 2 * TELLING * size
+
+
+def _batches(service: ServiceTime, size: int) -> float:
+    """Return how many batches stand behind a size; ``inf`` where it is known."""
+    if size not in service.sizes:
+        return 0.0
+    return service.counts[service.sizes.index(size)] if service.counts else inf
+
+
 def _tells_soon(one: Assessment) -> bool:
     """Whether so many full batches come within ``LASTS`` that they tell what they take."""
     situation, mix = one.situation, one.outlook.mix
@@ -196,8 +296,21 @@ def _gain(service: ServiceTime) -> float:
 
 def below(service: ServiceTime, size: int) -> int:
     """Return the largest size below another that was measured, within what was measured at all well enough to tell."""
-    if size > service.largest_measured:
-        return service.largest_measured
+    return service.largest_measured if size > service.largest_measured else _well_known(service, size)
+
+
+def _quick(service: ServiceTime, size: int) -> float:
+    """Return what a size may take, were more rows no slower: what fewer do, as they are known.
+
+    The upper confidence of the largest below it that was measured well enough to tell, and no less than any measured at
+    all surely takes: a step behind which two batches were seen is no place to hope for.
+    """
+    seen = service.sizes[max(bisect_right(service.sizes, size) - 1, 0)]
+    return max(service.upper(_well_known(service, size)), service.lower(min(seen, size)))
+
+
+def _well_known(service: ServiceTime, size: int) -> int:
+    """Return the largest size below another that was measured well enough to tell."""
     told = service.told(TELLING)
     index = bisect_left(told, size)
     return told[index - 1] if index else service.sizes[0]
@@ -253,11 +366,11 @@ def _hopeful(service: ServiceTime, size: int) -> ServiceTime:
 
     What noise leaves open of that is told by more of its like, not by larger ones.
     """
-    quick = service.upper(below(service, size))
+    quick = _quick(service, size)
     mix = tuple((share, _hopeful(each, size)) for share, each in service.mix)
-    if size > service.largest_measured:
-        return replace(service, means=(*service.means[:-1], quick), tail_slope=0.0, mix=mix)
-    # What was measured too seldom to tell, between it and what was not, tells nothing.
-    seconds = {rows: service.time(rows) for rows in (*service.told(TELLING), service.largest_measured)}
+    # What was measured too seldom to tell, between what was and this, tells nothing.
+    largest = service.largest_measured
+    measured = [*service.told(TELLING), largest] if size < largest else service.told(TELLING)
+    seconds = {rows: service.time(rows) for rows in measured or service.sizes[:1]}
     curve = ServiceTime.measured(seconds | {size: quick}, noise=service.noise)
     return replace(curve, executors=service.executors, largest_in_flight=service.largest_in_flight, mix=mix)

@@ -6,7 +6,9 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.riding import Request, Ride, time_of
+from msgspec.structs import replace
+
+from carpool.riding import PROBES, Request, Ride, time_of
 from carpool.statistics import Counters
 
 if TYPE_CHECKING:
@@ -150,9 +152,9 @@ class Queue:
         cap = lane.cap
         alone = self.alone
         splits = self.splits
-        room = cap
+        room = full = lane.full
         if lane.picky and not alone:
-            room = lane.familiar(next(iter(self)).bucket, min(self.rows, cap))
+            room = lane.familiar(next(iter(self)).bucket, min(self.rows, full))
         budget = lane.max_tokens
         shed_slo = lane.shed_slo
         estimate = self.estimate
@@ -173,7 +175,7 @@ class Queue:
             if alone and times is not None:
                 lasting = time_of(times, min(left, cap) if splits else left)
             # 1. Late? Where others fill the batch, the seat is for who will surely be in time.
-            slack = surely if self.rows - left >= cap else 1.0
+            slack = surely if self.rows - left >= full else 1.0
             if (
                 (
                     start + lasting > request.deadline
@@ -288,7 +290,8 @@ class Lane:
     __slots__ = (
         "at_ceiling", "ceiling", "cold_batches", "cold_slow", "counters",
         "estimate", "extra_rows", "hopeless", "max_batch", "max_tokens", "most_served", "name", "parameters",
-        "passing", "probe_after", "proven", "quarantined", "queued", "seen", "served_rows", "shed_slo",
+        "passing", "probe_after", "probing", "proven", "quarantined", "queued", "seen", "served_rows", "shed_slo",
+        "since_probe",
     )  # fmt: skip
 
     def __init__(self, name: str, parameters: Parameters) -> None:
@@ -317,6 +320,10 @@ class Lane:
         self.served_rows = 0
         self.queued = 0
         """Requests waiting."""
+        self.probing = 0
+        """Rows with which the next batch is full, where it is one that tells what they take; else 0."""
+        self.since_probe = 0
+        """Batches since the last of these."""
         self.seen: set[tuple[int, int]] = set()
         """(bucket, rows) served at least once: the first of each is cold."""
         self.cold_batches = 0
@@ -324,9 +331,20 @@ class Lane:
         """First batches whose time was foreseen, and those of them that took ``SLOW`` times as long."""
         self.counters = Counters()
 
+    def obey(self, parameters: Parameters) -> None:
+        """Run with other parameters from here on; what was to be probed was chosen for those before."""
+        if parameters != self.parameters:
+            self.probing = 0
+            if self.estimate is not None and self.estimate.probed:
+                self.estimate = replace(self.estimate, probed=0)
+        self.parameters = parameters
+        self.passing = parameters.pass_through
+
     def believe(self, estimate: Estimate | None) -> None:
         """Plan by an estimate from here on, less the hope that was disappointed already."""
         self.estimate = estimate
+        if estimate is None or estimate.probed != self.probing:
+            self.probing = 0
         if estimate is not None and estimate.hoped:
             known = estimate.executors - estimate.hoped
             if self.hopeless == (estimate.executors, known):
@@ -385,6 +403,24 @@ class Lane:
             cap = self.ceiling
         return cap
 
+    @property
+    def full(self) -> int:
+        """Rows with which the next batch is full."""
+        if not self.probing:
+            return self.cap
+        return min(bound for bound in (self.probing, self.max_batch, self.ceiling) if bound is not None)
+
+    def begun(self) -> None:
+        """Count a batch that was composed, and say whether the next one is to tell what another size takes."""
+        estimate = self.estimate
+        self.probing = 0
+        if estimate is None or not estimate.probed:
+            return
+        self.since_probe += 1
+        if self.since_probe >= PROBES:
+            self.since_probe = 0
+            self.probing = estimate.probed
+
     def may_serve_again(self, rows: int) -> bool:
         """Whether the budget for finding culprits covers ``rows`` more; takes them from it when it does."""
         if self.extra_rows + rows > EXTRA_ROWS + EXTRA_SHARE * self.served_rows:
@@ -427,6 +463,7 @@ class Lane:
         self.seen.clear()
         self.cold_batches = self.cold_slow = 0
         self.estimate = None
+        self.probing = 0
         self.hopeless = (0, 0)
         self.ceiling = None
         self.at_ceiling = self.proven = self.most_served = 0

@@ -36,6 +36,20 @@ def grid(values: tuple[int, ...], low: int, high: int, *, also: int) -> list[int
     return sorted({low, high, *(value for value in values if low <= value <= high), min(max(also, low), high)})
 
 
+def valleys(service: ServiceTime, sizes: Sequence[int]) -> list[int]:
+    """List measured sizes between those usually tried whose rows surely cost less than those of all of these.
+
+    Of a matrix unit that computes rows in waves the 52nd may fill one, and the 53rd begin another: none between 48 and
+    64 is usually tried.
+    """
+    cheapest = min(service.per_row(size) for size in sizes)
+    return [
+        size
+        for size in service.sizes
+        if sizes[0] < size < sizes[-1] and size not in sizes and service.upper(size) / size < cheapest
+    ]
+
+
 def productive(service: ServiceTime, reach: int) -> int:
     """Return the largest size up to ``reach`` whose rows aren't clearly dearer than those of a smaller batch."""
     cheapest, largest = math.inf, 1

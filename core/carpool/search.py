@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from carpool.policy import Duration, Parameters, whole_microseconds
-from carpool.reach import SIZES, WAITS, first_valley, flights_worth, grid, productive, spoken_for
+from carpool.reach import SIZES, WAITS, first_valley, flights_worth, grid, productive, spoken_for, valleys
 from carpool.tuning import FINE, KEPT, Assessment, Assessor
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters
     limits, service = situation.limits, situation.service
     reach = max(productive(service, spoken_for(service, limits)), limits.min_batch)
     sizes = grid(SIZES, limits.min_batch, reach, also=current.max_batch)
+    if known := valleys(service, sizes):
+        sizes = sorted([*sizes, min(known, key=service.per_row)])
     present = assessor.assess(current, KEPT)
     best = _search(assessor, sizes, current, avoid)
     if unused and present.holds_now and best is not None and best.parameters.max_batch not in service.sizes:

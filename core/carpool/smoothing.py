@@ -13,9 +13,9 @@ def smoothed(rows: Sequence[int], means: Sequence[float], counts: Sequence[float
     """Draw each size's mean towards the line through those near it, by as much as chance alone may have put it off.
 
     Of sixty sizes with a handful of noisy batches each, the luckiest looks best, and tomorrow another. Empirical Bayes
-    with a random effect (DerSimonian and Laird 1986; about lines: Thompson and Sharp 1999): what the means spread about
-    the line beyond their own errors is real, a step or a bend, and is kept; without noise everything is. Near are sizes
-    within a factor of two: one line through all of them is far off at the ends of a curve that bends.
+    with a random effect (about lines: Thompson and Sharp 1999): what the means spread about the line beyond their own
+    errors is real, a step or a bend, and is kept; without noise everything is. Near are sizes within a factor of two:
+    one line through all of them is far off at the ends of a curve that bends.
     """
     if noise <= 0 or len(rows) < _ENOUGH_SIZES:
         return list(means)
@@ -26,11 +26,27 @@ def smoothed(rows: Sequence[int], means: Sequence[float], counts: Sequence[float
     precision = [n / noise**2 for n in counts]
     # Where a size outweighs those near it the line goes by that one, and says nothing of how far sizes lie off it.
     free = [max(1 - share, 0.0) for share in leverage]
-    excess = sum(p * o * o for p, o in zip(precision, off, strict=True)) - sum(free)
-    telling = sum(p * share for p, share in zip(precision, free, strict=True))
-    real = max(excess / telling, 0.0) if telling else 0.0
+    real = _between(off, precision, sum(free))
     # Share of what is seen that is believed: 1 of an exact mean, 0 where the line explains all of them.
     return [value * (1 + o * real / (real + 1 / p)) for value, o, p in zip(line, off, precision, strict=True)]
+
+
+def _between(off: Sequence[float], precision: Sequence[float], freedom: float) -> float:
+    """Return the variance that means would have about the line without their errors (Paule and Mandel 1982).
+
+    Each counts by what is open of it and of the line. Weighted by errors alone (DerSimonian and Laird 1986), thousands
+    of small batches, which lie on a line of their own, would have said that all others do.
+    """
+    real = 0.0
+    for _ in range(_ROUNDS):
+        weights = [1 / (real + 1 / p) for p in precision]
+        squares = [w * o * o for w, o in zip(weights, off, strict=True)]
+        excess = sum(squares) - freedom
+        if excess <= _CLOSE * freedom:
+            break
+        # Newton's step from below never goes too far, for what is left falls ever more slowly.
+        real += excess / sum(w * square for w, square in zip(weights, squares, strict=True))
+    return real
 
 
 def _lines(rows: Sequence[int], means: Sequence[float], weights: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -58,6 +74,10 @@ def _lines(rows: Sequence[int], means: Sequence[float], weights: Sequence[float]
 
 
 _ENOUGH_SIZES = 4
+
+_ROUNDS = 20
+_CLOSE = 1e-3
+"""Newton's steps for a variance, at most, and how near it is to be, relative to the degrees of freedom."""
 
 
 def isotonic(values: Sequence[float], weights: Sequence[float]) -> tuple[list[float], list[float]]:

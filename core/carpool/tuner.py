@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from carpool.daring import LASTS, RISE, Dares, below, bolder, brighter
+from carpool.daring import LASTS, RISE, Dares, Probe, below, bolder, brighter, to_probe
 from carpool.decision import Decision, Forecasted, Observation
 from carpool.latency import LatencyLearner
 from carpool.load import Load
@@ -15,7 +15,7 @@ from carpool.misses import MissTest
 from carpool.news import is_another, is_news
 from carpool.policy import Duration, Parameters, PassThroughMode, ShedAt, TuningMode, format_seconds
 from carpool.queueing import stability
-from carpool.riding import Refused
+from carpool.riding import PROBES, Refused
 from carpool.search import Choice, choose
 from carpool.statistics import COLD, LATE
 from carpool.steps import WORTH, gain, is_clearly_worth, is_worth, toward, why
@@ -119,6 +119,8 @@ class Tuner:
         """What is turned to in place of the best: as good for all that is known, and less of it is."""
         self._hopes_until = inf
         """When it is no more in place of pass-through; ``inf``: not begun; ``-inf``: over, until load or t(b) move."""
+        self._probe: Probe | None = None
+        """Of the present parameters; ``None``: to be looked for."""
         self._bold: Parameters | None = None
         self._dares = Dares()
         self._dared_at = inf
@@ -211,6 +213,9 @@ class Tuner:
         if broken:
             self._dares.stop()
         told = self._dares.observe(now, stats)
+        probe_told = self._probe is not None and self._probe.told(service)
+        if self._probe is not None and probe_told:
+            self._dares.told(self._probe.rows)
         expelled = self.parameters.pass_through and not observation.passing
         forgives = not alarmed and self._caution < 1 and now - self._calm_since >= self._forgiven_after
         better_told = self._assessor is None or self._load.process != self._assessor.situation.process
@@ -236,8 +241,12 @@ class Tuner:
             self._search()
         elif self._spare >= 2 * max(self._offered, 1.0) and not self._dares.trying:
             self._look_for_tries(moving=False)
+        elif probe_told or (self._probe is not None and self._probe.overdrawn(self._spare)):
+            self._probe = None
         # 4. Move.
         decision = self._move(now, alarmed=alarmed, expelled=expelled)
+        if not decision.change:
+            decision = self._probing(decision)
         if self._assessor is not None:
             # What is in force is told of more surely with every decision that needs no search.
             if not news:
@@ -251,6 +260,7 @@ class Tuner:
         if parameters == self.parameters:
             return
         self.parameters = parameters
+        self._probe = None
         self._dared = False
         self._choice = None
         self._changed_at = self._seen_at
@@ -310,7 +320,10 @@ class Tuner:
         # A size below all that was measured is turned to in the hope that it takes so much less.
         if self.parameters.max_batch < service.sizes[0]:
             estimate = estimate.hopeful(service.sizes[0])
-        return estimate.computed(executors, hoped=executors - service.executors)
+        return replace(
+            estimate.computed(executors, hoped=executors - service.executors),
+            probed=self._probe.rows if self._probe else 0,
+        )
 
     def _new_epoch(self, service: ServiceTime) -> None:
         """Forget what was tried: the load or the model moved, and what was found wanting may be right now."""
@@ -403,7 +416,7 @@ class Tuner:
     def _look_for_tries(self, *, moving: bool) -> None:
         """Ask which size never measured is worth a try, for as much as may be lost by it."""
         assessor, choice = self._assessor, self._choice
-        self._bold, self._offered = None, self._spare
+        self._bold, self._offered, self._probe = None, self._spare, None
         if assessor is None or choice is None or self._held:
             return
         # After misses that were not forecast no forecast says what may be dared, nor where first batches are slow.
@@ -416,6 +429,21 @@ class Tuner:
                 spare=self._spare,
                 may=lambda size: self._dares.may(size, self._seen_at),
             )
+
+    def _probing(self, decision: Decision) -> Decision:
+        """Have single batches tell of another size, where parameters stay."""
+        assessor, probe = self._assessor, self._probe
+        if probe is None and assessor is not None:
+            current = assessor.assess(self.parameters, KEPT)
+            applies = not self._held and self._policy.tuning.mode is TuningMode.APPLY and not self._dares.trying
+            # Nor where a size makes others late the first time, or more are late than was forecast.
+            sound = (not self._cold and self._caution == 1) or not current.holds_now
+            at_all = applies and sound and not self.parameters.pass_through
+            probe = self._probe = to_probe(assessor, current, self._spare, self._dares.tells) if at_all else Probe()
+        if probe is None or not probe.rows:
+            return decision
+        message = f"{decision.message}; one batch in {PROBES} is of {probe.rows} rows, to tell what they take"
+        return replace(decision, message=message, estimate=self._believed())
 
     # ------------------------------------------------------------------------------------------------- movement
 
@@ -559,6 +587,7 @@ class Tuner:
 
     def _turn(self, now: float, parameters: Parameters) -> None:
         self.parameters = parameters
+        self._probe = None
         self._dared = False
         self._changed_at = now
         self._requests_since = 0

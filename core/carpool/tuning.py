@@ -349,7 +349,7 @@ class Assessor:
     def lot(self, parameters: Parameters, number: int, settling: Settling, *, shed: bool) -> Forecast:
         """Play the load through a configuration, with arrivals and noise of this lot's own; add latencies to it."""
         service, target = self.situation.service, self.situation.target
-        executors = service.executors_for(parameters.max_in_flight)
+        executors = self._executors(parameters)
         times, noise = self._now, self._noise
         if number:
             # Not kept: hundreds may be played, each once.
@@ -403,7 +403,7 @@ class Assessor:
             parameters,
             self.situation.target,
             shed=shed,
-            executors=service.executors_for(parameters.max_in_flight),
+            executors=self._executors(parameters),
             rows=self._rows_of(times),
             noise_draws=self._noise,
             sizes=sizes,
@@ -463,7 +463,7 @@ class Assessor:
         pessimistic: bool = False,
     ) -> Glance | Forecast:
         target = self.situation.target
-        executors = self.situation.service.executors_for(parameters.max_in_flight)
+        executors = self._executors(parameters)
         service = self._pessimist if pessimistic else self.situation.service
         rows = self._rows_of(times)
         if rows is not None or self.situation.quantiles:
@@ -472,6 +472,14 @@ class Assessor:
 
     def _rows_of(self, times: Sequence[float]) -> list[int] | None:
         return self._rows[: len(times)] if self._rows is not None else None
+
+    def _executors(self, parameters: Parameters) -> int:
+        """Return executors to plan with: in hope of more than were ever met, unless requests are to pass for it.
+
+        Who passes on the strength of executors that are not there finds that out, and may not go back at that load.
+        """
+        service = self.situation.service
+        return service.executors if parameters.pass_through else service.executors_for(parameters.max_in_flight)
 
     def saving(self, one: Assessment, other: Assessment) -> float:
         """Relative saving of ``one`` over ``other`` in device time per request, or in executor time if that is more.
@@ -489,6 +497,5 @@ class Assessor:
         return HEADROOM * situation.process.rate * seconds / situation.service.executors
 
     def _work(self, one: Assessment) -> float:
-        in_flight = one.parameters.max_in_flight
-        executors = min(self.situation.service.executors_for(in_flight), in_flight)
+        executors = min(self._executors(one.parameters), one.parameters.max_in_flight)
         return one.now.utilization * executors / one.now.throughput

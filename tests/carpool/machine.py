@@ -10,6 +10,8 @@ from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from carpool.batching import ALONE, Batcher
 from carpool.lanes import EXTRA_ROWS, EXTRA_SHARE
 from carpool.policy import Admission, Duration, Parameters, Quantity
@@ -52,6 +54,8 @@ class Driver:
         self.sent: dict[Request, int] = {}
         """Rows of each live request that were dispatched for the first time, in order from 0."""
         self.calls: dict[Batch, None] = {}
+        self.probed: Counter[str] = Counter()
+        """Rows that single batches of a model may have to tell what they take."""
         self.ended: Counter[str] = Counter()
         self.arrivals = 0
         self.max_tokens: int | None = None
@@ -99,6 +103,7 @@ class Driver:
         self.obey(self.batcher.configure(parameters, self.now, model=model))
 
     def learn(self, model: str, belief: Estimate | None, *, shed_slo: bool) -> None:
+        self.probed[model] = belief.probed if belief is not None else 0
         self.obey(self.batcher.learn(model, belief, self.now, shed_slo=shed_slo))
 
     def restarted(self) -> None:
@@ -168,7 +173,8 @@ class Driver:
         if uncut:
             assert len(rides) == 1
         else:
-            assert batch.rows <= lane.cap
+            largest = max(lane.parameters.max_batch, self.probed[lane.name])
+            assert batch.rows <= min(bound for bound in (largest, lane.max_batch, lane.ceiling) if bound is not None)
         fresh = [ride for ride in rides if ride[1] == self.sent[ride[0]]]
         if fresh:
             # Rows go out in order and without gaps; only retries and parts of failed batches repeat rows.
@@ -275,6 +281,8 @@ def random_step(driver: Driver, random: Random) -> None:
         driver.configure(random_parameters(random), random.choice((None, *MODELS)))
     elif draw < 0.99:
         belief = random.choice((None, estimate(), estimate(0.001, 0.004), estimate(executors=4)))
+        if belief is not None:
+            belief = replace(belief, probed=random.choice((0, 0, 1, 3, 12, 24)))
         driver.learn(random.choice(MODELS), belief, shed_slo=random.random() < 0.5)
     elif draw < 0.992:
         driver.max_tokens = random.choice((None, 40, 200))

@@ -5,7 +5,7 @@ from examples import CURVE, LIMITS, parameters
 from msgspec.structs import replace
 
 from carpool.latency import ServiceTime
-from carpool.reach import first_valley, flights_worth, grid, productive
+from carpool.reach import SIZES, first_valley, flights_worth, grid, productive, valleys
 
 
 def rows_cost(*each):
@@ -23,6 +23,19 @@ def test_the_grid_has_the_bounds_what_lies_between_them_and_what_is_in_force():
 @pytest.mark.parametrize(("also", "found"), [(1, [2, 4, 8]), (4, [2, 4, 8]), (64, [2, 4, 8])])
 def test_the_grid_stays_within_bounds_and_has_each_value_once(also, found):
     assert grid((1, 2, 4, 8, 16), 2, 8, also=also) == found
+
+
+# Four waves of 13 rows: the last of each is the cheapest.
+WAVES = ServiceTime.measured({rows: 0.01 * -(-rows // 13) for rows in range(1, 65)})
+
+
+def test_a_size_that_is_surely_cheaper_than_all_usual_ones_is_worth_trying_too():
+    usual = [size for size in SIZES if size <= 64]
+    assert valleys(WAVES, usual) == [13, 26, 39, 52]
+    # 64 rows cost 0.78 ms each, and 52, as slow as they may be, 0.85.
+    unsure = replace(WAVES, uppers=tuple(1.1 * mean for mean in WAVES.means))
+    assert valleys(unsure, usual) == []
+    assert valleys(WAVES, usual[:5]) == [], "none lies between 1 and 6"
 
 
 def test_where_rows_get_cheaper_all_sizes_are_within_reach():

@@ -34,6 +34,19 @@ def test_requests_of_many_rows_count_by_rows():
     assert large.now.mean_batch > 3 * single.now.mean_batch
 
 
+def test_nobody_passes_requests_on_the_strength_of_executors_that_nobody_met():
+    unmet = replace(CURVE, largest_in_flight=1)
+    assessor = Assessor(situation(100.0, service=unmet))
+    known = assessor.assess(parameters(1))
+    assert assessor.assess(parameters(1, flights=4)).now.device_time < 0.9 * known.now.device_time, "worth a try"
+    passing = assessor.assess(parameters(1, flights=4, passing=True))
+    assert passing.now.device_time == pytest.approx(known.now.device_time)
+    assert passing.now.p99 == pytest.approx(known.now.p99)
+    # Of those that were met, passing makes use.
+    met = Assessor(situation(100.0, service=replace(unmet, executors=4, largest_in_flight=4)))
+    assert met.assess(passing.parameters).now.device_time < 0.9 * known.now.device_time
+
+
 NOISY = replace(CURVE, noise=0.5)
 
 
