@@ -19,6 +19,7 @@ from carpool.news import width
 from carpool.policy import Duration, Parameters
 from carpool.reach import SIZES, spoken_for
 from carpool.riding import PROBES
+from carpool.search import LEAST
 from carpool.steps import WORTH, gain, is_worth
 from carpool.tuning import Assessor
 
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
 
 GAIN = 0.05
 """Share of device time, or of goodput, that a try has to be able to gain: more than what parameters are changed for."""
-
-GLIMPSE = 0.01
-"""Share of device time that single batches have to promise: half of what parameters are changed for unweighed, since
-what is surely saved of less is taken too, and they cost an eighth of what they may lose."""
 
 RISE = 1.25
 """Load, relative to that at which tries were last looked for, from which they are again: it fills other batches."""
@@ -221,17 +218,18 @@ def to_probe(
 ) -> Probe:
     """Return the size that single batches had better have, within the configuration in force; see ``Probe``.
 
-    Which of them may save the most for all that is open of t(b), ``GLIMPSE`` at least: who rests at one size learns
-    nothing of any other. Single batches cost nearly nothing where with such alone the SLO would be kept, at the upper
-    confidence of t(b) with no more late ones than it allows; and what was never measured is paid for with ``spare``: as
-    many as might have been late, and were not. Where there is no room for more load, a size never measured has to
-    promise that, or in overload more good answers. ``may``: which of these ``may`` be tried again.
+    Which of them may save the most for all that is open of t(b): ``WORTH`` of device time, or less where it is expected
+    to, too little to be sure of. Who rests at one size learns nothing of any other. Single batches cost nearly nothing
+    where with such alone the SLO would be kept, at the upper confidence of t(b) with no more late ones than it allows;
+    and what was never measured is paid for with ``spare``: as many as might have been late, and were not. Where there
+    is no room for more load, a size never measured has to promise that, or in overload more good answers. ``may``:
+    which of these ``may`` be tried again.
     """
     situation, present = assessor.situation, current.parameters.max_batch
     limits, service = situation.limits, situation.service
     told = service.told(TELLING)
     cheapest = min(service.per_row(rows) for rows in range(1, present + 1))
-    found, most = Probe(), GLIMPSE
+    found, most = Probe(), 0.0
     for size in SIZES:
         hopes = size not in told
         farthest = spoken_for(service, limits) if hopes else 2 * present
@@ -239,19 +237,19 @@ def to_probe(
             continue
         least = min(service.lower(size), _quick(service, size)) if hopes else service.lower(size)
         beaten = cheapest if size > present else service.per_row(present)
-        if least / size >= (1 - GLIMPSE) * beaten or (hopes and not may(size)):
+        if least / size >= (1 - LEAST) * beaten or (hopes and not may(size)):
             continue
         one = assessor.assess(replace(current.parameters, max_batch=size))
         harmless = one.holds_ahead and assessor.risk(one.parameters) <= 2 * situation.budget
         if not current.holds_now:
             harmless = (one.outlook.excess - current.outlook.excess) / PROBES <= GAIN
-        promised = 0.0
+        expected = promised = 0.0
         if harmless and current.holds_ahead and _tells_soon(one):
             more = gain(one, current)
-            promised = more.share + 2 * more.error
+            expected, promised = more.share, more.share + 2 * more.error
         if hopes and (harmless or (current.holds_now and spare >= _harm(size))):
             promised = max(promised, _hope(assessor, current, size))
-        if most < promised < inf:
+        if (promised > WORTH or expected > LEAST) and most < promised < inf:
             found, most = Probe(size, not harmless, _batches(service, size)), promised
     return found
 

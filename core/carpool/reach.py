@@ -68,13 +68,14 @@ def first_valley(service: ServiceTime, sizes: Sequence[int]) -> int:
     return next(size for size, mine, right in larger if mine <= min(right, enough))
 
 
-def flights_worth(service: ServiceTime, limits: Limits, current: Parameters) -> list[int]:
+def flights_worth(service: ServiceTime, limits: Limits, current: Parameters, *, hoped: bool = True) -> list[int]:
     """Numbers of batches in flight worth trying: what the device computes at once; more while nobody knows.
 
-    Twice and four times the most ever seen: an overloaded device with many executors is reached in few steps.
+    Twice and four times the most ever seen: an overloaded device with many executors is reached in few steps. Not
+    ``hoped``: no more than the executors known.
     """
     most = service.largest_in_flight
-    wanted = {1, service.executors, current.max_in_flight}
-    if service.executors >= most:
+    wanted = {1, service.executors, current.max_in_flight} if hoped else {1, service.executors}
+    if hoped and service.executors >= most:
         wanted |= {2 * most, 4 * most}
     return sorted({min(max(flights, limits.min_in_flight), limits.max_in_flight) for flights in wanted})

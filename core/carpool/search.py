@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from carpool.policy import Duration, Parameters, whole_microseconds
 from carpool.reach import SIZES, WAITS, first_valley, flights_worth, grid, productive, spoken_for, valleys
@@ -45,24 +46,60 @@ def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters
     limits, service = situation.limits, situation.service
     reach = max(productive(service, spoken_for(service, limits)), limits.min_batch)
     sizes = grid(SIZES, limits.min_batch, reach, also=current.max_batch)
-    if known := valleys(service, sizes):
-        sizes = sorted([*sizes, min(known, key=service.per_row)])
+    if between := valleys(service, sizes):
+        sizes = sorted([*sizes, min(between, key=service.per_row)])
     present = assessor.assess(current, KEPT)
     best = _search(assessor, sizes, current, avoid)
     if unused and present.holds_now and best is not None and best.parameters.max_batch not in service.sizes:
         used = [size for size in sizes if size in service.sizes]
         if used and best.device_time > (1 - unused) * present.device_time:
             best = _search(assessor, used, current, avoid)
+    if best is not None and present.holds_now and not _is_bearable(assessor, best):
+        best = _sober(assessor, sizes, current, avoid, best.parameters.max_in_flight)
     if best is not None and present.holds_ahead and best.holds_ahead and best.device_time < present.device_time:
         best.outlook.weigh()
         present.outlook.weigh()
     return Choice(best=best or assessor.assess(current), current=present)
 
 
-def _search(
-    assessor: Assessor, sizes: Sequence[int], current: Parameters, avoid: Collection[Parameters]
+def _sober(
+    assessor: Assessor, sizes: Sequence[int], current: Parameters, avoid: Collection[Parameters], flights: int
 ) -> Assessment | None:
-    """Find the best of some sizes, ascending, with any wait and number in flight; ``None``: all are avoided."""
+    """Find the best for the executors that are known, with ``flights`` in flight if that may be better and is bearable.
+
+    Two executors make single rows look best, of which one can't serve half: who turns to them in that hope has made
+    hundreds late before it is found vain.
+    """
+    situation = assessor.situation
+    known = flights_worth(situation.service, situation.limits, current, hoped=False)
+    best = _search(assessor, sizes, current, avoid, known)
+    if best is None:
+        return None
+    hoped = assessor.assess(replace(best.parameters, max_in_flight=flights))
+    tries = hoped.parameters not in avoid and is_better(hoped, best, LEAST) and _is_bearable(assessor, hoped)
+    return hoped if tries else best
+
+
+def _is_bearable(assessor: Assessor, best: Assessment) -> bool:
+    """Whether a configuration keeps the SLO though the executors that it hopes for are not there."""
+    situation, flights = assessor.situation, best.parameters.max_in_flight
+    if situation.service.executors_for(flights) == situation.service.executors:
+        return True
+    sober = replace(situation, service=replace(situation.service, largest_in_flight=flights + 1))
+    return Assessor(sober).assess(best.parameters).holds_now
+
+
+def _search(
+    assessor: Assessor,
+    sizes: Sequence[int],
+    current: Parameters,
+    avoid: Collection[Parameters],
+    in_flight: Sequence[int] | None = None,
+) -> Assessment | None:
+    """Find the best of some sizes, ascending, with any wait; ``None``: all are avoided.
+
+    ``in_flight``: numbers in flight to look among; ``None``: all that are worth it.
+    """
     limits, service = assessor.situation.limits, assessor.situation.service
     longest = limits.max_wait
     waits = sorted({whole_microseconds(max(limits.min_wait, share * longest)) for share in WAITS})
@@ -117,7 +154,7 @@ def _search(
     # And in the first that is nearly as deep: smaller batches take less time, which may be what holds a higher load.
     begins.add(first_valley(service, sizes))
     starts = []
-    for flights in flights_worth(service, limits, current):
+    for flights in in_flight or flights_worth(service, limits, current):
         if room := frontier(flights):
             starts.append((flights, room))
             continue

@@ -193,3 +193,24 @@ def test_margin_is_restored_by_what_is_known_before_more_in_flight_is_tried():
     assert lost.best.holds_ahead
     assert lost.best.parameters.max_in_flight == 2
     assert kept.best.parameters.max_in_flight > 2, "it may save device time"
+
+
+def test_no_setting_in_force_is_left_for_executors_without_which_the_slo_is_broken():
+    # Rows get cheaper up to eight and no further. In the hope of a second executor single rows look best, of which the one
+    # that is known serves 500/s.
+    bending = ServiceTime.measured({1: 0.002, 2: 0.0035, 4: 0.0066, 8: 0.0128, 16: 0.0252, 32: 0.05})
+    assert bending.largest_in_flight == 1
+    limits = replace(LIMITS, max_wait=0.025)
+    assessor = Assessor(situation(512.0, service=bending, target=0.05, limits=limits))
+    hoping = assessor.assess(parameters(1, 0.025, 2))
+    chosen = choose(assessor, parameters(16, 0.0125))
+    assert chosen.current.holds_now
+    assert hoping.holds_ahead
+    assert hoping.device_time < chosen.best.device_time
+    # Without that executor it keeps the SLO too.
+    sober = Assessor(replace(assessor.situation, service=replace(bending, largest_in_flight=8)))
+    assert not sober.assess(hoping.parameters).holds_now
+    assert sober.assess(chosen.best.parameters).holds_now
+    # Who does not keep it as it is has nothing to lose.
+    drowning = Assessor(situation(800.0, service=bending, target=0.05, limits=limits))
+    assert choose(drowning, parameters(16, 0.0125)).best.parameters.max_in_flight > 1
