@@ -196,8 +196,8 @@ def test_margin_is_restored_by_what_is_known_before_more_in_flight_is_tried():
 
 
 def test_no_setting_in_force_is_left_for_executors_without_which_the_slo_is_broken():
-    # Rows get cheaper up to eight and no further. In the hope of a second executor single rows look best, of which the one
-    # that is known serves 500/s.
+    # Rows get cheaper up to eight and no further. In the hope of a second executor single rows look best, of which the
+    # one that is known serves 500/s.
     bending = ServiceTime.measured({1: 0.002, 2: 0.0035, 4: 0.0066, 8: 0.0128, 16: 0.0252, 32: 0.05})
     assert bending.largest_in_flight == 1
     limits = replace(LIMITS, max_wait=0.025)
