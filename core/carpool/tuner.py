@@ -132,6 +132,8 @@ class Tuner:
         self._tried: list[Parameters] = []
         self._tried_with: ServiceTime | None = None
         self._failed: list[Parameters] = []
+        self._before: list[Parameters] = []
+        """What was in force before the present parameters, if anything: no try leads back to it."""
         self._left: set[Parameters] = set()
         """What was in force before, at whatever load, since policy or t(b) was another: no small gain leads back."""
 
@@ -424,7 +426,7 @@ class Tuner:
             self._bold = bolder(
                 assessor,
                 choice,
-                self._failed,
+                [*self._failed, *self._before],
                 moving=moving,
                 spare=self._spare,
                 may=lambda size: self._dares.may(size, self._seen_at),
@@ -586,6 +588,7 @@ class Tuner:
         return replace(self._decision(now, step, reason, message, target, capped_by), change=True)
 
     def _turn(self, now: float, parameters: Parameters) -> None:
+        self._before = [self.parameters]
         self.parameters = parameters
         self._probe = None
         self._dared = False
