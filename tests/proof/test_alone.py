@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from proof import alone, courses, oracle
+from proof import alone, courses, measures, oracle
+from proof import scenario as suite
+from proof.ourselves import CARPOOL
 from proof.scenario import Gamma, OnOff
-from proof.world import estimate, knowledge
+from proof.world import Stretch, estimate, knowledge, play
 from tiny_world import SCENARIO, SEED, small  # noqa: F401 - a fixture
 
 from carpool.outcome import Setting
@@ -19,6 +21,15 @@ def test_an_hour_is_of_a_load_that_can_be_played():
     assert (hour.load, hour.rate) == (0.5, 200.0)
     assert hour.flips <= hour.changes
     assert alone.hour(replace(SCENARIO, arrivals=OnOff(Duration(1.0), Duration(1.0))), SEED) is None
+
+
+def test_no_try_leads_back_to_what_was_just_left():
+    # 64 rows are left for four executors that are not there, and would be the next try.
+    scenario = next(each for each in suite.load_all() if each.name == "bert-base-t4-crowds")
+    outcome = play(scenario, CARPOOL.maker, [Stretch(15.0, 200.0)], 1).outcome
+    path = measures.settings(outcome.changes, 0.0, 15.0)
+    assert len(path) > 4
+    assert measures.flips(path) == 0
 
 
 def test_fast_devices_have_no_such_hour(monkeypatch):
