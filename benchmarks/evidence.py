@@ -8,6 +8,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -15,7 +16,12 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carpool"
+"""What can be made again, but takes its time."""
+
+UNUSED = 30 * 86_400.0
+"""Seconds after which what nobody asked for is deleted from there."""
 
 
 class Limit(Struct, frozen=True):

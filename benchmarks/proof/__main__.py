@@ -13,18 +13,18 @@ from __future__ import annotations
 import argparse
 import resource
 import shlex
-import signal
 import sys
 import time
 from collections import deque
 from functools import partial
-from multiprocessing import Pool
+from multiprocessing import get_context
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `python benchmarks/proof` has only this folder there
 
+import compiled
 from evidence import commit, limits, machine, today
 
 from proof import alone, experiments, kept, report, rows, verdict
@@ -60,6 +60,8 @@ def main() -> int:
     kept.forget(0.0 if options.anew else kept.UNUSED)
     try:
         run = Run(scenarios, wanted, options.seed, options.jobs, brief=options.quick)
+        if whole:
+            run.compile()
         run.play()
     except KeyboardInterrupt:
         print("\ninterrupted; nothing was written", file=sys.stderr)
@@ -192,6 +194,8 @@ class Run:
         self._told: list[rows.Stair] = []
         self._kept = sum(kept.has(rows.ORACLE, scenario, seed) for scenario in scenarios)
         self._brief = brief
+        self._machine_code: str | None = None
+        self._compiled = False
         self._alone: dict[str, tuple[Callable[[Scenario, int], Any], list[Any]]] = {}
         if CARPOOL in contenders:
             self._alone["rollback"] = alone.rollback, self._rollbacks
@@ -209,6 +213,14 @@ class Run:
             for scenario in scenarios
         )
 
+    def compile(self) -> None:
+        """Play with Carpool's core as machine code, if that can be had here."""
+        print("Carpool's core as machine code (once for each state of its sources, a minute) ...", file=sys.stderr)
+        try:
+            self._machine_code = str(compiled.folder())
+        except compiled.NotCompiledError as error:
+            print(f"not to be had, so all will take twice as long: {error}", file=sys.stderr)
+
     def play(self) -> None:
         """Play all of it in as many processes as were asked for; each oracle is followed by who is measured by it.
 
@@ -224,7 +236,9 @@ class Run:
         """Play what is ready, and what becomes ready meanwhile."""
         finished: SimpleQueue[tuple[_Task, Any, BaseException | None]] = SimpleQueue()
         under_way = 0
-        with Pool(self._jobs, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
+        # Processes that have imported nothing yet.
+        with get_context("spawn").Pool(self._jobs, compiled.use, (self._machine_code,)) as pool:
+            self._compiled = pool.apply(compiled.is_used)
             while self._ready or under_way:
                 while self._ready and under_way < self._jobs:
                     task = self._ready.popleft()
@@ -274,6 +288,7 @@ class Run:
             seconds=round(seconds),
             cpu_seconds=round(_cpu_seconds()),
             kept=self._kept,
+            compiled=self._compiled,
             left_out=left_out,
             contenders=[Named(name, CONTENDERS[name].name, CONTENDERS[name].cite) for name in self._contenders],
             scenarios=[each.about for each in references],

@@ -13,11 +13,11 @@ import os
 import time
 from contextlib import suppress
 from functools import lru_cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
+from evidence import CACHE, UNUSED
 
 from proof import experiments, oracle, rows
 from proof.experiments import Reference, Rows
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from proof.scenario import Scenario
 
-FOLDER = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carpool" / "proof"
+FOLDER = CACHE / "proof"
 
 MODULES = ("proof.world", "proof.rivals", "proof.oracle", "proof.courses", "proof.measures", "proof.rows")
 """From whose imports all that decides a row is reached, but for what is in ``ALSO``."""
@@ -36,8 +36,8 @@ MODULES = ("proof.world", "proof.rivals", "proof.oracle", "proof.courses", "proo
 ALSO = (Path(experiments.__file__), HERE.parent / "constraints.txt")
 """What puts contenders through their courses, whose own imports are of Carpool's tuner too; and what is installed."""
 
-UNUSED = 30 * 86_400.0
-"""Seconds after which what nobody asked for is deleted."""
+ROOTS = (HERE, *(HERE.parent / part for part in ("core", "sidecar", "cli", "operator")))
+"""Of all packages of this project."""
 
 _SEPARATOR = b"\0"
 
@@ -108,16 +108,15 @@ def _sources() -> bytes:
 
 def reached(*modules: str) -> set[Path]:
     """List the files of this project that modules are made of, those that they import included."""
-    ours = {HERE, *(HERE.parent / part for part in ("core", "sidecar", "cli", "operator"))}
     found: dict[str, Path] = {}
 
     def visit(name: str) -> None:
-        origin = _origin(name) if name else None
-        if origin is None or name in found or not ours & {*origin.parents}:
+        source = _source(name) if name else None
+        if source is None or name in found:
             return
-        found[name] = origin
+        found[name] = source
         package = name.rpartition(".")[0]
-        for other in (package, *_imports(ast.parse(origin.read_bytes()))):
+        for other in (package, *_imports(ast.parse(source.read_bytes()))):
             visit(other)
 
     for module in modules:
@@ -125,12 +124,11 @@ def reached(*modules: str) -> set[Path]:
     return set(found.values())
 
 
-def _origin(name: str) -> Path | None:
-    try:
-        spec = find_spec(name)
-    except (ModuleNotFoundError, ValueError):  # of what is no package, or set up in no usual way
-        return None
-    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+def _source(name: str) -> Path | None:
+    """Return the file that one of our modules is written in, whatever it was compiled to; ``None``: none of ours."""
+    beside = [root / name.replace(".", "/") for root in ROOTS]
+    files = [file for path in beside for file in (path / "__init__.py", path.with_suffix(".py"))]
+    return next((file for file in files if file.is_file()), None)
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:

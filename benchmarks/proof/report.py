@@ -108,7 +108,8 @@ def _head(proof: Proof) -> list[str]:
         *_filled(
             f"Commit {proof.commit}, {proof.date}; seed {proof.seed}, suite {proof.suite}; `{proof.command}`, "
             f"{proof.seconds / 60:.0f} minutes ({proof.cpu_seconds / 60:.0f} of CPU) on {machine.cores} cores of "
-            f"{machine.cpu}, {machine.system}, Python {machine.python}."
+            f"{machine.cpu}, {machine.system}, Python {machine.python}"
+            + (", Carpool's core compiled." if proof.compiled else ".")
             + (f" What {proof.kept} plays of oracle and rules came to was known from before." if proof.kept else "")
         ),
     ]

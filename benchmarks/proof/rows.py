@@ -159,6 +159,8 @@ class Proof(Struct, frozen=True):
     rollbacks: list[Rollback]
     kept: int = 0
     """Of all that oracle and rules were to play, what was known from before (``proof.kept``)."""
+    compiled: bool = False
+    """Whether Carpool's core ran as machine code (``compiled``): the same figures, sooner."""
     told: list[Stair] = []
     """Of each scenario in which a goal of the stair is missed, by ``TOLD``."""
 

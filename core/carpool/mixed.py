@@ -219,7 +219,7 @@ class _Line:
         if alone:
             return times[min(queued + 1, cap)]
         own = times[queued % cap + 1] * (surely if queued >= cap else 1.0)
-        return (sum(self._full) + sum(self._part) - self._part[which]) / executors + own
+        return (sum(self._full, 0.0) + sum(self._part, 0.0) - self._part[which]) / executors + own
 
 
 # Of every lot of arrivals that a search may play, at the load there is and at more.

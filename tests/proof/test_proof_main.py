@@ -17,6 +17,9 @@ class Run:
     def __init__(self, scenarios, contenders, seed, jobs, *, brief):
         self.asked = scenarios, contenders, seed, jobs
 
+    def compile(self):
+        pass
+
     def play(self):
         if self.interrupted:
             raise KeyboardInterrupt

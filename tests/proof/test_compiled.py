@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from shutil import which
+
+import compiled
+import pytest
+from compared import played
+
+
+@pytest.mark.skipif(which("gcc") is None, reason="no C compiler here")
+def test_machine_code_does_the_same_to_the_last_bit():
+    begin = compiled.use, (str(compiled.folder()),)
+    with ProcessPoolExecutor(1, get_context("spawn"), *begin) as other:
+        assert other.submit(compiled.is_used).result()
+        for each in [
+            ("synthetic-1-executor", "carpool"),
+            ("bert-base-t4-lengths", "carpool"),
+            ("resnet50-t4-noisy-bursty", "carpool"),
+            ("four-replicas-slow-pod", "half-slo"),
+            ("llama-decode-memory", "fixed-32-5ms"),
+        ]:
+            assert other.submit(played, *each).result() == played(*each)
+    assert not compiled.is_used()
+
+
+def test_who_has_no_compiler_is_told_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled, "FOLDER", tmp_path)
+    monkeypatch.setattr(compiled, "MODULES", ("nowhere",))
+    with pytest.raises(compiled.NotCompiledError, match="apt-get install gcc python3-dev"):
+        compiled.folder()
+    assert not list(tmp_path.iterdir())
+
+
+def test_who_may_not_write_is_told_where(monkeypatch):
+    monkeypatch.setattr(compiled, "FOLDER", compiled.Path("/proc/nowhere"))
+    with pytest.raises(compiled.NotCompiledError, match="/proc/nowhere can't be written"):
+        compiled.folder()
