@@ -64,7 +64,7 @@ bench: $(STAMP) ## Measure costs against their limits; results land in benchmark
 converge: $(STAMP) ## How close the tuner comes to the best grid point, in the simulator
 	$(BIN)/python benchmarks/convergence.py
 
-proof: $(STAMP) ## How close to the oracle, how far ahead of other rules (half an hour to an hour; less when only the tuner changed); SEED=7 for other luck
+proof: $(STAMP) ## How close to the oracle, how far ahead of other rules (half an hour on two cores, with a C compiler; less when only the tuner changed); SEED=7 for other luck
 	$(BIN)/python benchmarks/proof --write $(if $(SEED),--seed $(SEED))
 
 proof-quick: $(STAMP) ## The same for a few scenarios and rules, with limits of their own (a minute)

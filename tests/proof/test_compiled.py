@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import os
+import sysconfig
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from shutil import which
 
 import compiled
@@ -9,7 +12,11 @@ import pytest
 from compared import played
 
 
-@pytest.mark.skipif(which("gcc") is None, reason="no C compiler here")
+COMPILER = which((os.environ.get("CC") or sysconfig.get_config_var("CC")).split()[0])
+HEADER = Path(sysconfig.get_paths()["include"]) / "Python.h"
+
+
+@pytest.mark.skipif(COMPILER is None or not HEADER.exists(), reason="no C compiler, or none for Python, is here")
 def test_machine_code_does_the_same_to_the_last_bit():
     begin = compiled.use, (str(compiled.folder()),)
     with ProcessPoolExecutor(1, get_context("spawn"), *begin) as other:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 
+import compiled
 import pytest
 from proof import __main__ as command
 from proof import kept, report, verdict
@@ -13,12 +14,13 @@ class Run:
 
     came_of_it = proof()
     interrupted = False
+    compiled = 0
 
     def __init__(self, scenarios, contenders, seed, jobs, *, brief):
         self.asked = scenarios, contenders, seed, jobs
 
     def compile(self):
-        pass
+        type(self).compiled += 1
 
     def play(self):
         if self.interrupted:
@@ -82,6 +84,25 @@ def test_anew_forgets_what_is_known(main, tmp_path):
     assert not known.exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "times"),
+    [([], 1), (["--quick"], 0), (["--interpreted"], 0), (["--scenario", "synthetic-1-executor"], 0)],
+)
+def test_machine_code_is_made_where_it_pays(main, monkeypatch, arguments, times):
+    monkeypatch.setattr(Run, "compiled", 0)
+    main(*arguments)
+    assert Run.compiled == times
+
+
+def test_who_has_no_machine_code_plays_all_the_same(monkeypatch, capsys):
+    def refused():
+        raise compiled.NotCompiledError("no compiler")
+
+    monkeypatch.setattr(compiled, "folder", refused)
+    command.Run([], (), 1, 1, brief=False).compile()
+    assert "at half the speed: no compiler" in capsys.readouterr().err
+
+
 def test_another_seed_has_a_file_of_its_own(main, tmp_path):
     assert main("--write", "--seed", "7") == 0
     assert (tmp_path / "proof-seed-7.json").exists()
@@ -105,6 +126,7 @@ def test_who_interrupts_finds_nothing_half_written(main, tmp_path, monkeypatch, 
         (["--quick", "--scenario", "tiles-32"], "--quick has scenarios and contenders of its own"),
         (["--report", "--seed", "7"], "play nothing: give one of them, alone"),
         (["--report", "--anew"], "play nothing: give one of them, alone"),
+        (["--report", "--interpreted"], "play nothing: give one of them, alone"),
         (["--report", "--check-report"], "play nothing: give one of them, alone"),
         (["--jobs", "0"], "0 is below 1"),
         (["--seed", "-1"], "-1 is below 0"),
