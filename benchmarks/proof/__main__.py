@@ -127,8 +127,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--interpreted",
         action="store_true",
-        help="leave Carpool's core as it is; else a whole run makes machine code of it, where there is a C compiler: the "
-        "same figures in half the time",
+        help="leave Carpool's core as it is; else a whole run makes machine code of it, where there is a C compiler: "
+        "the same figures in half the time",
     )
     made.add_argument("--report", action="store_true", help="only write docs/proof.md again, from the results kept")
     made.add_argument(

@@ -11,7 +11,6 @@ import compiled
 import pytest
 from compared import played
 
-
 COMPILER = which((os.environ.get("CC") or sysconfig.get_config_var("CC")).split()[0])
 HEADER = Path(sysconfig.get_paths()["include"]) / "Python.h"
 
