@@ -198,6 +198,7 @@ class Run:
         self._hours: list[rows.Hour] = []
         self._rollbacks: list[rows.Rollback] = []
         self._told: list[rows.Stair] = []
+        self._rests: list[rows.Rest] = []
         self._kept = sum(kept.has(rows.ORACLE, scenario, seed) for scenario in scenarios)
         self._brief = brief
         self._machine_code: str | None = None
@@ -230,7 +231,7 @@ class Run:
     def play(self) -> None:
         """Play all of it in as many processes as were asked for; each oracle is followed by who is measured by it.
 
-        At last Carpool where it falls short, told what it has to find out.
+        At last Carpool where it falls short: told what it has to find out, and given more time to.
         """
         self._empty()
         if not self._brief:
@@ -265,9 +266,22 @@ class Run:
 
     def _unexplained(self) -> list[_Task]:
         """List what tells why a goal is missed, of rising loads."""
-        short = verdict.shortfalls(self.proof("", "", 0.0, {}))
+        proof = self.proof("", "", 0.0, {})
+        short = verdict.shortfalls(proof)
         names = {each.scenario for each in short if each.measure in verdict.OF_STAIRS}
-        return [
+        worst = {
+            each.scenario: verdict.least_saving(proof, each.scenario) for each in short if each.measure == "saving"
+        }
+        rests = [
+            _Task(
+                f"{scenario.name}: Carpool, left alone with {worst[scenario.name]:.0%} load",
+                partial(experiments.rest, scenario, worst[scenario.name], self._seed),
+                self._rested,
+            )
+            for scenario in self._scenarios
+            if scenario.name in worst
+        ]
+        return rests + [
             _Task(
                 f"{scenario.name}: Carpool, {name}",
                 partial(experiments.explain, scenario, name, self._seed),
@@ -306,6 +320,7 @@ class Run:
                 (one for each in self._rows for one in each.forecasts), key=lambda each: (each.scenario, each.load)
             ),
             rollbacks=sorted(self._rollbacks, key=lambda each: each.scenario),
+            rests=sorted(self._rests, key=lambda each: each.scenario),
             told=sorted(self._told, key=lambda each: (each.scenario, rows.TOLD.index(each.contender))),
         )
 
@@ -340,6 +355,10 @@ class Run:
         self._told.append(stair)
         (about,) = [each.about for each in self._references if each.about.name == stair.scenario]
         return f"holds {verdict.top(about, stair):.0%}"
+
+    def _rested(self, rest: rows.Rest) -> str:
+        self._rests.append(rest)
+        return f"saves {verdict.by_minute(rest)} of what the oracle does, minute by minute"
 
     def _contended(self, reference: Reference, played: Rows) -> str:
         self._rows.append(played)
@@ -387,6 +406,8 @@ def _show(proof: Proof, bounds: Path) -> None:
         for name, found in zip(rows.TOLD, each.told, strict=True):
             if found is not None:
                 print(f"  {name}: {verdict.show(each.measure, found)}")
+        if each.rest is not None:
+            print(f"  left alone with {each.rest.load:.0%} load: {verdict.by_minute(each.rest)}, minute by minute")
 
 
 if __name__ == "__main__":

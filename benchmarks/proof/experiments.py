@@ -21,6 +21,7 @@ from proof.rows import (
     Forecast,
     Phase,
     Recovery,
+    Rest,
     Stair,
     Timeline,
 )
@@ -37,6 +38,9 @@ CONTENDERS: dict[str, Rival] = {CARPOOL: OURSELVES, **RIVALS}
 
 RANKS = 3
 """How many of the best settings of each load are played for the oracle."""
+
+RESTED = 5
+"""Minutes for which Carpool is left alone with a load at which it saves too little."""
 
 # ------------------------------------------------------------------------------------------------- the references
 
@@ -171,6 +175,21 @@ def explain(scenario: Scenario, name: str, seed: int) -> Stair:
     outcome = play(scenario, told.maker(stair.course, name), stair.course, seed).outcome
     steps = tuple(tally(outcome.summary(step.start, step.stop)) for step in stair.steps)
     return Stair(scenario.name, name, steps)
+
+
+def rest(scenario: Scenario, load: float, seed: int) -> Rest:
+    """Leave Carpool alone with one load, a share of the capacity, for ``RESTED`` minutes."""
+    course = (Stretch(60.0 * RESTED, load * oracle.capacity(scenario)),)
+    ideals = _oracles(scenario, course, seed)
+    own = play(scenario, OURSELVES.maker, course, seed).outcome
+    minutes = []
+    for minute in range(RESTED):
+        mine, lazy, *others = (
+            tally(outcome.summary(60.0 * minute, 60.0 * (minute + 1))) for outcome in (own, ideals[-1], *ideals)
+        )
+        gain = measures.saving(mine, min(others, key=_thriftiest), lazy)
+        minutes.append(None if gain is None else round(gain.share, 4))
+    return Rest(scenario.name, load, tuple(minutes))
 
 
 class _Played(NamedTuple):

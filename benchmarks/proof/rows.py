@@ -102,6 +102,15 @@ class Hour(Struct, frozen=True):
     flips: int
 
 
+class Rest(Struct, frozen=True):
+    """Carpool left alone with a load at which it falls short of saving as much as it should: what more time brings."""
+
+    scenario: str
+    load: float
+    minutes: tuple[float | None, ...]
+    """Shares of the oracle's saving, minute by minute from knowing nothing; ``None`` where that is too little."""
+
+
 class Forecast(Struct, frozen=True):
     """The p99 that the tuner forecasts for a setting, beside what comes of it. Seconds."""
 
@@ -163,6 +172,8 @@ class Proof(Struct, frozen=True):
     """Whether Carpool's core ran as machine code (``compiled``): the same figures, sooner."""
     told: list[Stair] = []
     """Of each scenario in which a goal of the stair is missed, by ``TOLD``."""
+    rests: list[Rest] = []
+    """Of each scenario in which too little is saved."""
 
 
 def encode(proof: Proof) -> bytes:

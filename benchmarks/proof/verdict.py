@@ -17,7 +17,7 @@ from proof.rows import CARPOOL, LAZY, ORACLE, TOLD
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from proof.rows import About, Kind, Proof, Stair
+    from proof.rows import About, Kind, Proof, Rest, Stair
 
 HERE = Path(__file__).parent
 LIMITS = HERE / "limits.json"
@@ -62,6 +62,8 @@ class Shortfall(NamedTuple):
     reason: str | None
     told: tuple[float | None, ...]
     """What it would be, were Carpool told: in the order of ``rows.TOLD``; ``None`` where that was not played."""
+    rest: Rest | None = None
+    """What more time brings, if that was played and is of the saving."""
 
 
 # ------------------------------------------------------------------------------------------------- by scenario
@@ -106,6 +108,17 @@ def savings(proof: Proof, contender: str) -> dict[str, dict[float, Saving]]:
 def saved(proof: Proof, contender: str) -> dict[str, float]:
     """Return the least share of the oracle's saving at any load."""
     return {name: min(gain.share for gain in compared.values()) for name, compared in savings(proof, contender).items()}
+
+
+def least_saving(proof: Proof, scenario: str) -> float:
+    """Return the load at which Carpool saves the least share of what the oracle does."""
+    compared = savings(proof, CARPOOL)[scenario]
+    return min(compared, key=lambda load: compared[load].share)
+
+
+def by_minute(rest: Rest) -> str:
+    """Write what more time brings, for people."""
+    return ", ".join("-" if share is None else f"{share:.0%}" for share in rest.minutes)
 
 
 def overloads(proof: Proof, contender: str) -> dict[str, float]:
@@ -271,13 +284,22 @@ def shortfalls(proof: Proof, bounds: Path = LIMITS, reasons: Path = REASONS) -> 
         for name, figure in figures(proof).items()
         if name in goals and not name.endswith(", worst") and not goals[name].reaches(figure.value)
     ]
+    rests = {each.scenario: each for each in proof.rests}
     found = []
     for name, measure in MEASURES.items():
         limit = goals.get(f"{name}, worst")
         if limit is None:
             continue
         found += [
-            Shortfall(scenario, name, value, limit, known.get(scenario, {}).get(name), _told(proof, scenario, name))
+            Shortfall(
+                scenario,
+                name,
+                value,
+                limit,
+                known.get(scenario, {}).get(name),
+                _told(proof, scenario, name),
+                rests.get(scenario) if name == "saving" else None,
+            )
             for scenario, value in measure.values(proof, CARPOOL).items()
             if not limit.reaches(value)
         ]

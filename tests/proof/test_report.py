@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from msgspec.structs import replace
 from proof import plots, report, rows
+from proof.rows import Rest
 from tiny import proof
 
 LIMIT = {"name": "saving, worst", "value": 0.7, "goal": 0.9, "unit": "x", "direction": "at least", "why": "why"}
@@ -29,12 +30,13 @@ def page(tmp_path, reasons, **changes):
 
 
 def test_what_falls_short_comes_first_with_its_reason(tmp_path):
-    text = page(tmp_path, {"plain": {"saving": "it learns slowly"}})
+    rest = Rest("plain", 0.5, (0.8, 0.97))
+    text = page(tmp_path, {"plain": {"saving": "it learns slowly"}}, rests=[rest])
     first = next(line for line in text.splitlines() if line.startswith("## "))
     assert first == "## Scenarios that fall short"
     assert (
-        "| plain | device time saved, of what the oracle saves | 75.0% | - | - | at least 90.0% | it learns slowly |"
-        in text
+        "| plain | device time saved, of what the oracle saves | 75.0% | - | - | at 50%: 80%, 97% | at least 90.0% "
+        "| it learns slowly |" in text
     )
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from proof import experiments, rows, told
+from proof import experiments, measures, rows, told
 from proof.world import Stretch, knowledge
 from tiny_world import SCENARIO, SEED, small  # noqa: F401 - a fixture
 
@@ -48,3 +48,16 @@ def test_told_all_there_is_to_learn_it_holds_as_much(small):  # noqa: F811 - the
         assert [step.stayed for step in stair.steps] == [step.stayed for step in learned.steps]
         assert stair != learned
         assert all(step.misses <= 0.01 for step in stair.steps[:2])
+
+
+def test_left_alone_it_saves_as_much_minute_by_minute(small):  # noqa: F811 - the fixture
+    rest = experiments.rest(SCENARIO, 0.3, SEED)
+    assert (rest.scenario, rest.load) == (SCENARIO.name, 0.3)
+    assert len(rest.minutes) == experiments.RESTED
+    assert all(share is not None and share > 0.9 for share in rest.minutes)
+    assert rest == experiments.rest(SCENARIO, 0.3, SEED)
+
+
+def test_where_nothing_can_be_saved_no_share_of_it_is(small, monkeypatch):  # noqa: F811 - the fixture
+    monkeypatch.setattr(measures, "WORTH", 1.0)
+    assert experiments.rest(SCENARIO, 0.3, SEED).minutes == (None,) * experiments.RESTED

@@ -7,7 +7,7 @@ import pytest
 from evidence import limits
 from msgspec.structs import replace
 from proof import verdict
-from proof.rows import Recovery
+from proof.rows import Recovery, Rest
 from tiny import proof, timeline
 
 
@@ -147,3 +147,17 @@ def test_beside_a_shortfall_is_what_it_would_be_were_it_told(tmp_path):
     assert found["saving"].told == (1.0, None)
     assert found["overload"].told[0] == pytest.approx(0.5, rel=0.02)
     assert found["load rises"].told == (None, None), "of the timeline, which it is not put through"
+
+
+def test_what_more_time_brings_is_said_of_the_saving_alone():
+    rest = Rest("plain", 0.5, (0.5, None, 0.97))
+    short = {each.measure: each.rest for each in verdict.shortfalls(proof(rests=[rest]))}
+    assert short.pop("saving") is rest
+    assert set(short.values()) == {None}
+    assert verdict.by_minute(rest) == "50%, -, 97%"
+
+
+def test_the_load_of_which_least_is_saved():
+    made = proof()
+    lower = replace(made.scenarios[0], loads=(0.2, 0.5, 1.0, 2.0))
+    assert verdict.least_saving(replace(made, scenarios=[lower]), "plain") == 0.2
