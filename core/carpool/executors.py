@@ -70,12 +70,25 @@ def fit_executors(samples: Sequence[Sample], known: int | None) -> tuple[int, bo
         return known or 1, False
     # A spread that chance alone may add can't tell candidates apart: then the fewest is the safe reading for capacity,
     # unless one of them is known from better days.
-    best = min(spreads, key=lambda executors: spreads[executors][0] / spreads[executors][1])
+    best = min(_tenable(samples, spreads), key=lambda executors: spreads[executors][0] / spreads[executors][1])
     likely = [
         executors for executors in spreads if executors == best or _alike(samples, spreads, executors, best, floor)
     ]
     executors = known if known is not None and (known in likely or (known > most and most in likely)) else likely[0]
     return executors, executors >= likely[-1]
+
+
+def _tenable(samples: Sequence[Sample], spreads: Mapping[int, tuple[float, float]]) -> list[int]:
+    """List the numbers of executors that the means rule out beside no other."""
+    found = []
+    for one in spreads:
+        for other in spreads:
+            off = [abs(_late(samples, executors, beyond=min(one, other))) for executors in (one, other)]
+            if off[0] > _OUTLIES * max(off[1], 1.0):
+                break
+        else:
+            found.append(one)
+    return found or [*spreads]
 
 
 def _squares(sizes: Iterable[Sample]) -> tuple[float, float]:
@@ -104,6 +117,9 @@ def _alike(
     means = [abs(_late(samples, executors, beyond=both)) for executors in (one, other)]
     if means[0] > _OUTLIES * max(means[1], 1.0):
         return False
+    # Taken to have begun late, noisy batches differ less, too: by that alone nobody is right whose means are off.
+    if means[1] > _DOUBTFUL * max(means[0], 1.0):
+        return True
     mine, theirs = ((spreads[e][0] - squares) / (spreads[e][1] - freedom) + floor for e in (one, other))
     error = _CHANCE / math.sqrt(telling)
     return mine <= max(_ALIKE + error, math.exp(2 * error)) * theirs
@@ -141,6 +157,8 @@ _ROUGHLY = 0.02
 """Spread of service times that no model is free of."""
 _OUTLIES = 4.0
 """Standard errors by which means rule a number of executors out, and times as many as another's has."""
+_DOUBTFUL = 2.0
+"""Standard errors by which means are off that how much times differ says nothing for, and times as many as another's."""
 _ALIKE = 1.25
 _CHANCE = 2.0
 """Times 1/sqrt(n): what chance may add to the ratio of two spreads of n noisy batches; it is the standard error of the

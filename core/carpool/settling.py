@@ -31,7 +31,7 @@ Research 30, 1982: 10 to 30), need more memory, and the longer they are the less
 FINENESS = math.log(1.005)
 """Width of the classes that latencies are counted in, as a difference of logarithms: 0.25 % off at most."""
 
-WITHIN = 0.03
+WITHIN = 0.02
 """Half of the 95 % interval that the p99 told of a configuration in force has, relative to it, where that many tell:"""
 
 MOST_TOLD = 512_000
