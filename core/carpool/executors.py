@@ -117,7 +117,7 @@ def _alike(
     means = [abs(_late(samples, executors, beyond=both)) for executors in (one, other)]
     if means[0] > _OUTLIES * max(means[1], 1.0):
         return False
-    # Taken to have begun late, noisy batches differ less, too: by that alone nobody is right whose means are off.
+    # One slow batch that was counted for one of them alone makes the other's spread look even: not so the means.
     if means[1] > _DOUBTFUL * max(means[0], 1.0):
         return True
     mine, theirs = ((spreads[e][0] - squares) / (spreads[e][1] - freedom) + floor for e in (one, other))
@@ -158,7 +158,7 @@ _ROUGHLY = 0.02
 _OUTLIES = 4.0
 """Standard errors by which means rule a number of executors out, and times as many as another's has."""
 _DOUBTFUL = 2.0
-"""Standard errors by which means are off that how much times differ says nothing for, and times as many as another's."""
+"""Standard errors by which means are off that an even spread says nothing for, and times as many as another's."""
 _ALIKE = 1.25
 _CHANCE = 2.0
 """Times 1/sqrt(n): what chance may add to the ratio of two spreads of n noisy batches; it is the standard error of the
