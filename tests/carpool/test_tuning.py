@@ -73,7 +73,7 @@ def test_what_is_told_of_a_noisy_device_near_its_capacity_is_no_matter_of_luck(m
 
 
 def test_where_the_search_knows_well_enough_nothing_more_is_played():
-    assessment = Assessor(situation(300.0)).assess(parameters(64, 0.025))
+    assessment = Assessor(situation(100.0)).assess(parameters(64, 0.025))
     assert assessment.settle()
     assert assessment.told == assessment.now
 
