@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 class Sample(NamedTuple):
@@ -70,25 +71,24 @@ def fit_executors(samples: Sequence[Sample], known: int | None) -> tuple[int, bo
         return known or 1, False
     # A spread that chance alone may add can't tell candidates apart: then the fewest is the safe reading for capacity,
     # unless one of them is known from better days.
-    best = min(_tenable(samples, spreads), key=lambda executors: spreads[executors][0] / spreads[executors][1])
+
+    @cache
+    def off(executors: int, beyond: int) -> float:
+        return abs(_late(samples, executors, beyond=beyond))
+
+    ascending = sorted(spreads, key=lambda executors: spreads[executors][0] / spreads[executors][1])
+    best = next((one for one in ascending if not any(_outlies(off, one, other) for other in spreads)), ascending[0])
     likely = [
-        executors for executors in spreads if executors == best or _alike(samples, spreads, executors, best, floor)
+        executors for executors in spreads if executors == best or _alike(samples, spreads, off, executors, best, floor)
     ]
     executors = known if known is not None and (known in likely or (known > most and most in likely)) else likely[0]
     return executors, executors >= likely[-1]
 
 
-def _tenable(samples: Sequence[Sample], spreads: Mapping[int, tuple[float, float]]) -> list[int]:
-    """List the numbers of executors that the means rule out beside no other."""
-    found = []
-    for one in spreads:
-        for other in spreads:
-            off = [abs(_late(samples, executors, beyond=min(one, other))) for executors in (one, other)]
-            if off[0] > _OUTLIES * max(off[1], 1.0):
-                break
-        else:
-            found.append(one)
-    return found or [*spreads]
+def _outlies(off: Callable[[int, int], float], one: int, other: int) -> bool:
+    """Whether the means rule out a number of executors beside another; ``off``: by how much, by (number, beyond)."""
+    beyond = min(one, other)
+    return off(one, beyond) > _OUTLIES * max(off(other, beyond), 1.0)
 
 
 def _squares(sizes: Iterable[Sample]) -> tuple[float, float]:
@@ -102,7 +102,12 @@ def _squares(sizes: Iterable[Sample]) -> tuple[float, float]:
 
 
 def _alike(
-    samples: Sequence[Sample], spreads: Mapping[int, tuple[float, float]], one: int, other: int, floor: float
+    samples: Sequence[Sample],
+    spreads: Mapping[int, tuple[float, float]],
+    off: Callable[[int, int], float],
+    one: int,
+    other: int,
+    floor: float,
 ) -> bool:
     """Whether two numbers of executors explain the times equally well, by what they explain differently.
 
@@ -114,11 +119,10 @@ def _alike(
     telling = spreads[other][1] - freedom
     if telling < _BY_ACCIDENT or spreads[one][1] - freedom < _BY_ACCIDENT:
         return True
-    means = [abs(_late(samples, executors, beyond=both)) for executors in (one, other)]
-    if means[0] > _OUTLIES * max(means[1], 1.0):
+    if _outlies(off, one, other):
         return False
     # One slow batch that was counted for one of them alone makes the other's spread look even: not so the means.
-    if means[1] > _DOUBTFUL * max(means[0], 1.0):
+    if off(other, both) > _DOUBTFUL * max(off(one, both), 1.0):
         return True
     mine, theirs = ((spreads[e][0] - squares) / (spreads[e][1] - freedom) + floor for e in (one, other))
     error = _CHANCE / math.sqrt(telling)
