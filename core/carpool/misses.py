@@ -18,6 +18,39 @@ OBVIOUS = 0.10
 OBVIOUS_REQUESTS = 50
 
 
+class _Spells:
+    """How many misses come at once, from intervals that told nothing against the promise.
+
+    The index of dispersion of their counts, neighbours included, since a busy spell does not end with an interval: 1
+    where misses come one by one, however many an interval has. What is of one cause is one piece of evidence: a
+    likelihood ratio is divided by it (quasi-likelihood; Wedderburn, Biometrika 1974).
+    """
+
+    def __init__(self) -> None:
+        self._passed = [0, 0, 0, 0]
+        """Intervals, their misses, squares of these, products of neighbours."""
+        self._pending = [0, 0, 0, 0]
+        """The same, of a spell that is not over."""
+        self._last = 0
+
+    def add(self, misses: int, *, over: bool) -> None:
+        """Count an interval; ``over``: nothing of what it had speaks against the promise any more."""
+        for at, term in enumerate((1, misses, misses * misses, misses * self._last)):
+            self._pending[at] += term
+        self._last = misses
+        if over:
+            self._passed = [sum(pair) for pair in zip(self._passed, self._pending, strict=True)]
+            self._pending = [0, 0, 0, 0]
+
+    @property
+    def together(self) -> float:
+        """Misses that are one event, at least 1."""
+        intervals, misses, squares, products = self._passed
+        if not misses:
+            return 1.0
+        return max(1.0, (squares + 2 * products) / misses - 3 * misses / intervals)
+
+
 class MissTest:
     """Page's cumulative sum test of ``good`` against ``bad``, two fractions of requests that miss.
 
@@ -36,14 +69,15 @@ class MissTest:
         return cls(good=good, bad=min(4 * good, (1 + good) / 2), spells=spells)
 
     def __init__(self, good: float = 0.005, bad: float = 0.02, *, spells: bool = False) -> None:
-        """``spells``: whether one busy spell may reach into two intervals, the second of which tells less then.
+        """``spells``: whether misses come in busy spells that may reach into the next interval, which tells less then.
 
-        So it is with half a second of one tuner's requests each; not with what several replicas are judged by.
+        So it is with half a second of one tuner's requests each; not with what several replicas are judged by. How many
+        miss together is learned from spells that passed.
         """
         if not 0 < good < bad < 1:
             raise ValueError(f"needs 0 < good < bad < 1, not {good} and {bad}")
         self.bad = bad
-        self._spells = spells
+        self._spells = _Spells() if spells else None
         self._miss = math.log(bad / good)
         self._hit = math.log((1 - bad) / (1 - good))
         self._evidence = 0.0
@@ -60,14 +94,20 @@ class MissTest:
         self.requests += hits + misses
         self.misses += misses
         gained = misses * self._miss + hits * self._hit
-        self._proof = max(0.0, self._proof - gained)
+        # Of a promise that was kept until now, a single interval may be a busy spell.
+        proven = self._spells is not None and self.kept and not self._evidence
         obvious = hits + misses >= OBVIOUS_REQUESTS and misses >= max(OBVIOUS * (hits + misses), 2 * together)
-        if obvious and gained >= ALARM:
+        self._proof = max(0.0, self._proof - gained)
+        if self._spells is not None:
+            gained /= self._spells.together
+        if obvious and not proven and gained >= ALARM:
             self._evidence = ALARM
         else:
             most = MOST_AFTER_THAT if self._goes_on else MOST_AT_ONCE
             self._evidence = max(0.0, self._evidence + min(gained, most))
-        self._goes_on = self._spells and misses > 0
+        if self._spells is not None:
+            self._goes_on = misses > 0
+            self._spells.add(misses, over=self._evidence == 0.0)
         return self.alarmed
 
     @property
@@ -85,5 +125,6 @@ class MissTest:
         self._evidence = 0.0
         self._proof = 0.0
         self._goes_on = False
+        self._spells = self._spells and _Spells()
         self.requests = 0
         self.misses = 0
