@@ -18,6 +18,7 @@ from proof.verdict import LIMITS, MEASURES, REASONS, UTILIZED, figures, median_s
 
 if TYPE_CHECKING:
     from proof.rows import Proof
+    from proof.verdict import Shortfall
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -82,7 +83,7 @@ def page(proof: Proof, others: list[Proof], bounds: Path = LIMITS, reasons: Path
     """Return the page: shortfalls, goals, contenders, scenarios, how it is measured."""
     parts = [
         _head(proof),
-        _shortfalls(proof, bounds, reasons),
+        _shortfalls(proof, others, bounds, reasons),
         _goals(proof, others, bounds),
         _contenders(proof),
         _scenarios(proof),
@@ -115,15 +116,14 @@ def _head(proof: Proof) -> list[str]:
     ]
 
 
-def _shortfalls(proof: Proof, bounds: Path, reasons: Path) -> list[str]:
-    """List scenarios that miss a goal, each with its reason."""
+def _shortfalls(proof: Proof, others: list[Proof], bounds: Path, reasons: Path) -> list[str]:
+    """List scenarios that miss a goal, each with its reason; then those that do with other seeds."""
     found = shortfalls(proof, bounds, reasons)
     lines = ["## Scenarios that fall short", ""]
     if found:
-        names = {each.scenario for each in found} - {verdict.EVERYWHERE}
         lines += [
             *_filled(
-                f"{len(names)} of {len(proof.scenarios)} miss a goal. Beside each what Carpool would come to, told the "
+                f"{_of(proof, found)}. Beside each what Carpool would come to, told the "
                 "true t(b) as the rules are, and told the true rate of requests too: where that is better, learning is "
                 "what it takes; where it is not, the rule, or the luck of what was measured. *Left alone*: what it "
                 "saves, minute by minute and from knowing nothing, of the load that it saved least of in the some 20 s "
@@ -131,10 +131,27 @@ def _shortfalls(proof: Proof, bounds: Path, reasons: Path) -> list[str]:
                 "own](../benchmarks/proof/shortfalls.json)."
             ),
             "",
-            *_header("scenario", "measure", "measured", *rows.TOLD, "left alone", "goal", "reason"),
+            *_table(found),
         ]
     else:
         lines += [f"None: every goal is met in each of the {len(proof.scenarios)} scenarios."]
+    for name, why in proof.left_out.items():
+        lines += ["", f"Left out: {name}, {why}"]
+    for other in others:
+        if missed := shortfalls(other, bounds, reasons):
+            data = f"[its data](../benchmarks/results/{data_file(other.seed).name})"
+            told = f"With seed {other.seed} ({data}), other requests and other luck: {_of(other, missed)}."
+            lines += ["", *_filled(told), "", *_table(missed)]
+    return lines
+
+
+def _of(proof: Proof, found: list[Shortfall]) -> str:
+    names = {each.scenario for each in found} - {verdict.EVERYWHERE}
+    return f"{len(names)} of {len(proof.scenarios)} miss a goal"
+
+
+def _table(found: list[Shortfall]) -> list[str]:
+    lines = _header("scenario", "measure", "measured", *rows.TOLD, "left alone", "goal", "reason")
     for each in found:
         title = _title(each.measure) if each.scenario == verdict.EVERYWHERE else MEASURES[each.measure].title
         bound = f"{each.limit.direction} {verdict.show(each.measure, each.limit.aim)}"
@@ -144,8 +161,6 @@ def _shortfalls(proof: Proof, bounds: Path, reasons: Path) -> list[str]:
             f"| {each.scenario} | {title} | {verdict.show(each.measure, each.value)} | {' | '.join(told)} | {alone} "
             f"| {bound} | {each.reason or '**not explained**'} |"
         )
-    for name, why in proof.left_out.items():
-        lines += ["", f"Left out: {name}, {why}"]
     return lines
 
 

@@ -94,6 +94,15 @@ def test_another_seed_stands_beside_the_first(tmp_path):
     assert "| at least 90.0% | 70.0% | **75.0%** | **75.0%** |" in text
 
 
+def test_what_falls_short_with_another_seed_is_listed_too(tmp_path):
+    kept = proof().stairs[0]
+    stairs = [replace(each, steps=kept.steps) if each.contender == "carpool" else each for each in proof().stairs]
+    text = page(tmp_path, {"plain": {"saving": "by luck"}}, stairs=stairs, others=[proof(seed=7)])
+    assert text.index("None: every goal is met") < text.index("With seed 7") < text.index("| by luck |")
+    told = page(tmp_path, {}, others=[proof(seed=7, stairs=stairs)])
+    assert "With seed 7" not in told, "nothing falls short there"
+
+
 def test_no_table_has_a_row_of_another_width(tmp_path):
     width = 0
     for line in page(tmp_path, {}).splitlines():
