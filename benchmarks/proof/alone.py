@@ -43,7 +43,7 @@ FORECAST_REQUESTS = 20_000
 the p99 20 to 30 % off. So runs are added, as many as it takes, and seldom more:"""
 FORECAST_RUNS = 120
 """At most, until the p99 is known to:"""
-FORECAST_DOUBT = 0.02
+FORECAST_DOUBT = 0.01
 """Half of its 95 % interval, relative to it."""
 FORECAST_ENOUGH = 3
 """Runs where no goal is at stake."""
@@ -144,7 +144,7 @@ def _p99(scenario: Scenario, setting: Setting, rate: float, seed: int, runs: int
         outcome = play(scenario, fixed(setting), course, seed + 1 + run).outcome
         first = bisect_left(outcome.times, warm_up)
         settling.add([latency for latency in outcome.latencies[first:] if latency < inf])
-        if settling.doubt <= FORECAST_DOUBT:
+        if settling.is_known(FORECAST_DOUBT):
             break
     return settling
 

@@ -43,6 +43,17 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says(draw, count):
     assert 85 <= inside <= 99
 
 
+def test_a_narrow_interval_of_few_runs_is_not_believed():
+    found = Settling()
+    for _ in range(3):
+        found.add([0.045] * 4000)
+        assert not found.is_known(0.02), "by chance it may look so"
+    found.add([0.045] * 4000)
+    assert found.is_known(0.02)
+    found.add([0.045] * 2000 + [0.4] * 2000)
+    assert not found.is_known(0.02), "they differ"
+
+
 def test_who_fares_alike_tells_less():
     alike, shuffled = crowds(40_000, 1), crowds(40_000, 1)
     Random(2).shuffle(shuffled)
