@@ -35,8 +35,8 @@ WITHIN = 0.02
 """Half of the 95 % interval that the p99 told of a configuration in force has, relative to it, where that many tell:"""
 
 ENOUGH_RUNS = 4
-"""From which on an interval is believed to be as narrow as it looks: told by eight sections it is off by a quarter itself,
-and who stops as soon as it is narrow stops where it is too narrow (Glynn and Whitt, "The asymptotic validity of sequential
+"""From which on an interval is believed to be as narrow as it looks: told by eight sections it is off by a quarter, and
+who stops as soon as it is narrow stops where it is too narrow (Glynn and Whitt, "The asymptotic validity of sequential
 stopping rules for stochastic simulations", Annals of Applied Probability 2, 1992)."""
 
 MOST_TOLD = 512_000

@@ -50,8 +50,8 @@ def test_a_narrow_interval_of_few_runs_is_not_believed():
         assert not found.is_known(0.02), "by chance it may look so"
     found.add([0.045] * 4000)
     assert found.is_known(0.02)
-    found.add([0.045] * 2000 + [0.4] * 2000)
-    assert not found.is_known(0.02), "they differ"
+    found.add([0.045] * 3900 + [0.4] * 100)
+    assert not found.is_known(0.02), "one in 200 of the others' is far off: the p99 may be either"
 
 
 def test_who_fares_alike_tells_less():
