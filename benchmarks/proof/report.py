@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from evidence import limits
 
 from proof import matrices, plots, rows, verdict
-from proof.alone import FORECAST_DOUBT, FORECAST_ENOUGH, FORECAST_REQUESTS, FORECAST_RUNS
+from proof.alone import FORECAST_ENOUGH, FORECAST_REQUESTS, FORECAST_RUNS
 from proof.rows import CARPOOL
 from proof.verdict import LIMITS, MEASURES, REASONS, UTILIZED, figures, median_share, savings, shortfalls, worst
 
@@ -340,8 +340,8 @@ def _alone(proof: Proof) -> list[str]:
         *_filled(
             "The tuner's forecast of the p99 beside what comes of that setting: given the true t(b) and the process, "
             "for the oracle's setting; and as it was made on the stair, for Carpool's own, with the t(b) it learned. "
-            f"What comes of it is known from runs of {FORECAST_REQUESTS:,} requests each, up to {FORECAST_RUNS}, until "
-            f"it is sure to {FORECAST_DOUBT:.0%} (±: half of the 95 % interval, by sections); where nobody is held to "
+            f"What comes of it is known from runs of {FORECAST_REQUESTS:,} requests each, up to {FORECAST_RUNS}, as "
+            "surely as each row says (±: half of the 95 % interval, by sections); where nobody is held to "
             f"it, above {UTILIZED:.0%} utilization and for Carpool's own, from up to {FORECAST_ENOUGH}. The device is "
             "a warmed one: each size is cold only once."
         ),
