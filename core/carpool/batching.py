@@ -13,7 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from carpool.bisection import judge, next_part
-from carpool.lanes import Backlog, Lane, Queue
+from carpool.lanes import Lane, Queue
 from carpool.policy import Admission, Parameters
 from carpool.riding import (
     Abort,
@@ -22,6 +22,7 @@ from carpool.riding import (
     Estimate,
     Failure,
     Fault,
+    FaultKind,
     Finish,
     Priority,
     Refusal,
@@ -37,6 +38,18 @@ if TYPE_CHECKING:
 ALONE = object()
 """The key under which a model's requests wait that may not be merged."""
 
+OVERDUE = 4.0
+"""Times its forecast duration after which a call gives its slot back: it may never be answered."""
+
+LEAST_OVERDUE = 1.0
+"""Seconds before which no call is overdue: hosts pause, and a first batch may compile a kernel."""
+
+OVERDUE_UNKNOWN = 5.0
+"""Seconds after which a call of unknown duration is overdue."""
+
+WRONG_ROWS = Fault(FaultKind.ROWS)
+"""The fault of an answer to several requests that came after the model was known not to answer by rows."""
+
 UNFORESEEN = 0.001
 """Seconds between a batch's end and its prediction from which those behind it are predicted anew."""
 
@@ -48,8 +61,17 @@ EARLY_REFUSAL = 0.8
 """Share of a queue bound from which classes below normal are refused."""
 
 
+_GONE = Request(key=None, arrived=0.0, due=0.0)
+"""Stands in a batch for a request that is served again elsewhere."""
+_GONE.ended = True
+
+
 class Batcher:
-    """Merges requests of equal key into batches, at most ``max_in_flight`` of them with the upstream at once."""
+    """Merges requests of equal key into batches, at most ``max_in_flight`` of each model with the upstream at once.
+
+    Slots and queue bounds belong to a model: one that is slow, or never answers, takes none of another's. A call that
+    takes far longer than forecast gives its slot back; as many may do so as the model has slots.
+    """
 
     def __init__(
         self,
@@ -58,29 +80,31 @@ class Batcher:
         admission: Admission | None = None,
         ageing: float = 1.0,
         retry_transport: bool = False,
+        idempotent: bool = True,
     ) -> None:
         """Start empty.
 
         ``parameters`` hold for every model until it is configured itself. ``ageing``: seconds of waiting that lift a
         request by one priority class. ``retry_transport``: whether a batch that the upstream never began to answer is
-        sent once more.
+        sent once more. ``idempotent``: whether requests of a failed batch may be sent again, in search of the culprit.
         """
         self._default = parameters or Parameters()
         self._admission = admission or Admission()
         self._ageing = ageing
         self._retry_transport = retry_transport
+        self.idempotent = idempotent
         self._lanes: dict[str, Lane] = {}
-        self._slots = self._default.max_in_flight
         self._waiting: dict[object, Queue] = {}
         self._in_flight: dict[Batch, None] = {}
+        self._taken = 0  # slots of all models
         # Heap of abandoned calls by when their slots free: (time, batch number, batch).
         self._ghosts: list[tuple[float, int, Batch]] = []
-        self._backlog = Backlog()
         self._batches = 0
         self._completed = 0
         self._completions: deque[float] = deque(maxlen=256)  # when the last slots were given back
         self._hold_until = inf
         self._deadline = inf  # no deadline of a live request is earlier
+        self._overdue_at = inf  # no call under way is overdue earlier
         self._device_busy = 0.0
         self._busy_since = 0.0
         self._draining = False
@@ -91,7 +115,7 @@ class Batcher:
     def arrive(self, request: Request, now: float) -> list[Action]:
         """Admit a request or refuse it; start what is due."""
         # What time made due comes first, so that nobody is refused for a slot or a place that is free by now.
-        late = self._deadline <= now or (self._ghosts and self._ghosts[0][0] <= now)
+        late = self._deadline <= now or self._overdue_at <= now or (self._ghosts and self._ghosts[0][0] <= now)
         actions = self.poll(now) if late else []
         lane = self._lanes.get(request.model) or self.lane(request.model)
         lane.counters.arrived(now, request.rows)
@@ -100,7 +124,7 @@ class Batcher:
         if merge and len(self._waiting) >= MAX_KINDS and key not in self._waiting and request.rows <= lane.cap:
             merge, key = False, (request.model, ALONE)
         queue = self._waiting.get(key) or Queue(
-            key, lane, self._backlog, merge=merge, bucket=request.bucket if merge else None
+            key, lane, merge=merge, bucket=request.bucket if merge else None
         )
         refused = self._refuses(queue, request, now)
         if refused is not None:
@@ -112,7 +136,7 @@ class Batcher:
         request.hold_until = request.arrived + lane.parameters.max_wait
         queue.add(request)
         self._deadline = min(self._deadline, request.deadline)
-        if len(self._in_flight) + len(self._ghosts) < self._slots:
+        if lane.free:
             # Slots are free, so what waited is held, until then; only this queue has changed.
             lane.counters.excess_until = 0.0  # nobody is behind a cold batch any more
             due = self._due_at(queue)
@@ -120,7 +144,7 @@ class Batcher:
                 self._start(now, actions)
             else:
                 self._hold_until = min(self._hold_until, due)
-        elif lane.passing and lane.queued > self._slots:
+        elif lane.passing and lane.queued > lane.parameters.max_in_flight:
             lane.passing = False  # as many wait as are served: company costs them nothing
         return actions
 
@@ -140,17 +164,21 @@ class Batcher:
         if batch.aborted:
             return actions
         self._release(now, actions)
-        del self._in_flight[batch]
-        self._note_idle(now)
+        self._over(batch, now)
+        if fault is None and batch.lane.quarantined and not batch.whole:
+            fault = WRONG_ROWS  # it was sent before the model was known not to answer by rows
         if fault is None:
             self._succeeded(batch, now, actions, stalled=stalled)
         else:
-            parts, failed, unresolved = judge(batch, fault, retry_transport=self._retry_transport)
-            batch.rest[:0] = parts
-            if failed:
-                actions.append(Failure(failed, fault, unresolved))
-                self._depart(failed, now, actions)
-        self._note_end(now)
+            verdict = judge(batch, fault, retry_transport=self._retry_transport, idempotent=self.idempotent)
+            batch.rest[:0] = verdict.parts
+            for request in verdict.restarted:
+                batch.rest.append(self._restarted(request, batch, now, actions))
+            if verdict.failed:
+                actions.append(Failure(verdict.failed, fault, verdict.unresolved))
+                self._depart(verdict.failed, now, actions)
+        if not batch.overdue:
+            self._note_end(now)
         if self._in_flight and abs(now - batch.finish) > UNFORESEEN:
             self._begin_next(now)
         self._resume(batch, now, actions)
@@ -182,9 +210,6 @@ class Batcher:
                 queue.changed()
         for lane in lanes:
             lane.obey(parameters)
-        self._slots = max(
-            [self._default.max_in_flight, *(lane.parameters.max_in_flight for lane in self._lanes.values())]
-        )
         return self.poll(now)
 
     def learn(self, model: str, estimate: Estimate | None, now: float, *, shed_slo: bool = False) -> list[Action]:
@@ -230,6 +255,8 @@ class Batcher:
     def wake_at(self) -> float:
         """When ``poll`` is next needed; ``inf``: not before another event."""
         wake = min(self._deadline, self._hold_until)
+        if self._in_flight:
+            wake = min(wake, self._overdue_at)
         return min(wake, self._ghosts[0][0]) if self._ghosts else wake
 
     def lane(self, model: str) -> Lane:
@@ -242,32 +269,37 @@ class Batcher:
     def stats(self, now: float) -> Stats:
         """Snapshot the counters."""
         busy = self._device_busy
-        if self._in_flight:
+        if self._taken > len(self._ghosts):
             busy += now - self._busy_since
         elif self._ghosts:
             busy += min(now, max(self._ghosts)[0]) - self._busy_since
         models = {name: lane.counters.snapshot(now) for name, lane in self._lanes.items()}
-        return Stats(now, busy, models, self._backlog.rows)
+        return Stats(now, busy, models, self.queued_rows)
 
     @property
     def queued_rows(self) -> int:
         """Rows waiting."""
-        return self._backlog.rows
+        return sum(lane.backlog.rows for lane in self._lanes.values())
 
     @property
     def queued_bytes(self) -> int:
         """Bytes waiting."""
-        return self._backlog.size
+        return sum(lane.backlog.size for lane in self._lanes.values())
 
     @property
     def in_flight(self) -> int:
-        """Slots taken, by calls under way and by abandoned ones that the upstream is still computing."""
+        """Calls under way, overdue ones included, and abandoned ones that the upstream is still computing."""
         return len(self._in_flight) + len(self._ghosts)
 
     @property
+    def overdue(self) -> int:
+        """Calls under way that gave their slots back."""
+        return sum(lane.overdue for lane in self._lanes.values())
+
+    @property
     def slots(self) -> int:
-        """Batches that may be with the upstream at once."""
-        return self._slots
+        """Batches that may be with the upstream at once, of all models together."""
+        return sum(lane.parameters.max_in_flight for lane in self._lanes.values()) or self._default.max_in_flight
 
     @property
     def idle(self) -> bool:
@@ -285,12 +317,12 @@ class Batcher:
             return Refused.DRAINING
         if request.deadline <= now:
             return Refused.EXPIRED
-        request.exempt = not self._in_flight and not self._ghosts
+        request.exempt = not self._taken
         # 1. Room. Alone in the queue, a request larger than the bounds is still served.
-        if self._waiting:
+        if queue.lane.queued:
             share = EARLY_REFUSAL if request.priority > Priority.NORMAL else 1.0
             bounds = self._admission
-            backlog = self._backlog
+            backlog = queue.lane.backlog
             if (
                 backlog.rows + request.rows > bounds.max_queued_rows * share
                 or backlog.size + request.size > bounds.max_queued_bytes * share
@@ -315,10 +347,11 @@ class Batcher:
 
     def _span(self, queue: Queue, request: Request, estimate: Estimate) -> float:
         """Service time of a request alone, in as many batches as it needs."""
-        cap = queue.lane.cap
+        lane = queue.lane
+        cap = lane.cap
         if request.rows <= cap or not queue.splits:
             return time_of(estimate.times, request.rows)
-        rounds = -(-request.rows // (cap * min(estimate.executors, self._slots)))
+        rounds = -(-request.rows // (cap * min(estimate.executors, lane.parameters.max_in_flight)))
         return rounds * time_of(estimate.times, cap)
 
     def _predicted_finish(self, queue: Queue, request: Request, estimate: Estimate, now: float) -> float:
@@ -327,32 +360,44 @@ class Batcher:
         What makes that batch larger comes later, and is refused or dropped first; taking it to be full from the start
         refuses whom the model has time for (decision 8). The drop at dispatch, with the real batch, is the exact half
         of the rule. While a slot is free nothing waits but what is held for company: it leaves in time with this one.
+        Models take turns: another one's queue delays this one's by as much as waits here, and one batch.
         """
-        servers = min(estimate.executors, self._slots)
+        lane = queue.lane
+        servers = min(estimate.executors, lane.parameters.max_in_flight)
         start = self._service_start(servers, now)
-        cap = queue.lane.cap
+        cap = queue.cap
         alone = queue.alone
         own = self._span(queue, request, estimate) if alone or request.rows > cap else 0.0
-        if len(self._in_flight) + len(self._ghosts) < self._slots:
+        if lane.free:
             rows = request.rows if alone else queue.rows + request.rows
             return start + max(own, time_of(estimate.times, min(rows, cap)))
         if not alone:
             own = max(own, time_of(estimate.times, min(queue.rows % cap + request.rows, cap)))
         ahead = 0.0
+        others: dict[Lane, float] = {}
         for other in self._waiting.values():
             known = other.estimate
             if known is not None:
-                ahead += other.work(known.times, priority=request.priority, joins=other is queue)
+                work = other.work(known.times, priority=request.priority, joins=other is queue)
+                if other.lane is lane:
+                    ahead += work
+                else:
+                    others[other.lane] = others.get(other.lane, 0.0) + work
+        if others:
+            own_work = ahead
+            for each, work in others.items():
+                if each.estimate is not None and not each.stuck:
+                    ahead += min(work, own_work + time_of(each.estimate.times, each.cap))
         if request.sheddable and not alone and queue.rows >= cap:
             own *= estimate.surely  # it is not the one that fills the batch
         return start + ahead / servers + own
 
     def _service_start(self, servers: int, now: float) -> float:
         """When the upstream would begin a batch sent now, ``servers`` at a time: more than those only queue there."""
-        taken = len(self._in_flight) + len(self._ghosts)
+        taken = self._taken
         if taken < servers:
             return now
-        finishes = [batch.finish for batch in self._in_flight]
+        finishes = [batch.finish for batch in self._in_flight if not batch.overdue]
         if self._ghosts:
             finishes.extend(ghost[0] for ghost in self._ghosts)
         if taken > 1:
@@ -369,7 +414,7 @@ class Batcher:
             if estimate is None:
                 return 1.0
             total += queue.work(estimate.times)
-            servers = max(servers, min(estimate.executors, self._slots))
+            servers = max(servers, min(estimate.executors, queue.lane.parameters.max_in_flight))
         return self._service_start(servers, now) - now + total / servers
 
     # ------------------------------------------------------------------------------------------------- dispatch
@@ -381,7 +426,7 @@ class Batcher:
         if (
             lane.parameters.max_wait <= 0.0
             or estimate is None
-            or queue.rows >= lane.full
+            or queue.rows >= queue.full
             or queue.alone
             or self._draining
             or (lane.max_tokens is not None and queue.tokens >= lane.max_tokens)
@@ -390,14 +435,18 @@ class Batcher:
         return queue.due_at(estimate.upper)
 
     def _start(self, now: float, actions: list[Action]) -> None:
-        """Compose and dispatch while a slot is free and something is due, the most urgent first."""
+        """Compose and dispatch while a model has a slot free and something due, the most urgent first."""
         if self._deadline <= now:
             self._expire(now, actions)
+        if self._overdue_at <= now:
+            self._give_back(now)
         self._hold_until = inf
-        while self._waiting and len(self._in_flight) + len(self._ghosts) < self._slots:
+        while self._waiting:
             chosen: Queue | None = None
             urgency = wake = inf
             for queue in self._waiting.values():
+                if not queue.lane.free:
+                    continue
                 due = self._due_at(queue)
                 if due > now:
                     wake = min(wake, due)
@@ -417,7 +466,7 @@ class Batcher:
         limit = min(head.deadline, head.due)
         estimate = queue.estimate
         if estimate is not None:
-            limit -= time_of(estimate.times, head.rows if queue.alone else min(queue.rows, queue.lane.cap))
+            limit -= time_of(estimate.times, head.rows if queue.alone else min(queue.rows, queue.cap))
         return limit + (head.priority - Priority.NORMAL) * self._ageing
 
     def _compose(self, queue: Queue, now: float, actions: list[Action]) -> None:
@@ -442,16 +491,21 @@ class Batcher:
     def _dispatch(self, batch: Batch, start: float, now: float, actions: list[Action]) -> None:
         """Hand a batch to the upstream, which begins it at ``start``."""
         lane = batch.lane
-        taken = len(self._in_flight) + len(self._ghosts)
-        if not taken:
+        if not self._taken:
             self._busy_since = now
+        lane.taken += 1
+        self._taken += 1
         self._batches += 1
         batch.number = self._batches
         batch.dispatched = now
-        batch.in_flight = taken + 1
+        batch.in_flight = self._taken
         batch.completed_before = self._completed
         if lane.estimate is not None:
             batch.finish = start + time_of(lane.estimate.of(batch.bucket).times, batch.rows)
+            batch.overdue_at = now + max(OVERDUE * (batch.finish - now), LEAST_OVERDUE)
+        else:
+            batch.overdue_at = now + OVERDUE_UNKNOWN
+        self._overdue_at = min(self._overdue_at, batch.overdue_at)
         if (batch.bucket, batch.rows) not in lane.seen and len(lane.seen) < MAX_CELLS:
             lane.seen.add((batch.bucket, batch.rows))
             batch.cold = True
@@ -491,7 +545,7 @@ class Batcher:
         else:
             self._sample(batch, now)
             lane.came(batch, now)
-        lane.served(batch.rows)
+        lane.served(batch.key, batch.rows)
         finished = []
         for request, start, stop in batch.rides:
             if request.ended:
@@ -508,6 +562,9 @@ class Batcher:
 
     def _resume(self, batch: Batch, now: float, actions: list[Action]) -> None:
         """Give the slot to what is left of a batch that failed."""
+        if batch.rest and self._deadline <= now:
+            left = {id(one): one for part in batch.rest for one, _, _ in part.rides if not one.ended}
+            self._refuse_expired([one for one in left.values() if one.deadline <= now], now, actions)
         part = next_part(batch.rest)
         if part is not None:
             part.rest = batch.rest
@@ -520,6 +577,10 @@ class Batcher:
     def _end(self, request: Request) -> None:
         """End a request; what of it still waits is taken out of its queue."""
         request.ended = True
+        self._unqueue(request)
+
+    def _unqueue(self, request: Request) -> None:
+        """Take what of a request still waits out of its queue."""
         if request.taken < request.rows:
             for key in ((request.model, request.key), (request.model, ALONE)):
                 queue = self._waiting.get(key)
@@ -528,6 +589,23 @@ class Batcher:
                     if not queue.classes:
                         del self._waiting[key]
                     return
+
+    def _restarted(self, request: Request, batch: Batch, now: float, actions: list[Action]) -> Batch:
+        """Take a request out of its queue and of every batch; return a batch that serves it from its first row, alone.
+
+        Rows of it that were answered before came from a model that does not answer by rows: they are void.
+        """
+        self._unqueue(request)
+        for other in (batch, *self._in_flight, *(ghost for _, _, ghost in self._ghosts)):
+            for part in (other, *other.rest):
+                if part is not batch:
+                    # Its place stays: how many requests a call was made for says whose fault its failure is.
+                    part.rides = [(_GONE, *ride[1:]) if ride[0] is request else ride for ride in part.rides]
+            if other is not batch and not other.aborted and all(one.ended for one, _, _ in other.rides):
+                self._abort(other, now, actions)
+        request.taken = request.unserved = request.rows
+        request.mergeable = False
+        return Batch(batch.lane, (request.model, ALONE), request.bucket, [(request, 0, request.rows)], request.rows)
 
     def _depart(self, requests: list[Request], now: float, actions: list[Action]) -> None:
         """End requests wherever they are; abort calls that nobody waits for, their slots taken until they would end."""
@@ -539,14 +617,18 @@ class Batcher:
             return
         for batch in [*self._in_flight]:
             if all(rider.ended for rider, _, _ in batch.rides):
-                batch.aborted = True
-                del self._in_flight[batch]
-                actions.append(Abort(batch))
-                if now < batch.finish < inf:
-                    heappush(self._ghosts, (batch.finish, batch.number, batch))
-                else:
-                    self._note_idle(now)
-                    self._resume(batch, now, actions)
+                self._abort(batch, now, actions)
+
+    def _abort(self, batch: Batch, now: float, actions: list[Action]) -> None:
+        """Give up a call; its slot stays taken until the upstream would have computed it."""
+        batch.aborted = True
+        actions.append(Abort(batch))
+        if not batch.overdue and now < batch.finish < inf:
+            del self._in_flight[batch]
+            heappush(self._ghosts, (batch.finish, batch.number, batch))
+        else:
+            self._over(batch, now)
+            self._resume(batch, now, actions)
 
     def _expire(self, now: float, actions: list[Action]) -> None:
         """End every request whose deadline has passed, waiting or riding, and find the next deadline."""
@@ -554,18 +636,20 @@ class Batcher:
         for batch in (*self._in_flight, *(ghost for _, _, ghost in self._ghosts)):
             for part in (batch, *batch.rest):
                 live.update({id(request): request for request, _, _ in part.rides if not request.ended})
-        expired = [request for request in live.values() if request.deadline <= now]
+        self._refuse_expired([request for request in live.values() if request.deadline <= now], now, actions)
+        self._deadline = min((request.deadline for request in live.values() if request.deadline > now), default=inf)
+
+    def _refuse_expired(self, expired: list[Request], now: float, actions: list[Action]) -> None:
         for request in expired:
             self._lanes[request.model].counters.missed(Refused.EXPIRED)
             actions.append(Refusal(request, Refused.EXPIRED))
         self._depart(expired, now, actions)
-        self._deadline = min((request.deadline for request in live.values() if request.deadline > now), default=inf)
 
     def _release(self, now: float, actions: list[Action]) -> None:
         """Free the slots of abandoned calls that the upstream has finished by now."""
         while self._ghosts and self._ghosts[0][0] <= now:
             ended, _, batch = heappop(self._ghosts)
-            self._note_idle(ended)
+            self._vacate(batch.lane, ended)
             self._note_end(ended)
             self._resume(batch, now, actions)
 
@@ -579,7 +663,9 @@ class Batcher:
 
         Without this, one batch that took longer than believed would leave every later prediction too early by as much.
         """
-        line = [*self._in_flight]
+        line = [batch for batch in self._in_flight if not batch.overdue]
+        if not line:
+            return
         estimate = line[0].lane.estimate
         if estimate is None or len(line) + len(self._ghosts) < estimate.executors:
             return
@@ -593,7 +679,31 @@ class Batcher:
                 batch.finish = max(now, start) + time_of(estimate.of(batch.bucket).times, batch.rows)
             insort(finishes, batch.finish)
 
-    def _note_idle(self, now: float) -> None:
-        """Stop the device clock when nothing is in flight."""
-        if not self._in_flight and not self._ghosts:
+    def _over(self, batch: Batch, now: float) -> None:
+        """Take a call off that is under way no more; its slot is free, unless it gave it back before."""
+        del self._in_flight[batch]
+        if batch.overdue:
+            batch.lane.overdue -= 1
+        else:
+            self._vacate(batch.lane, now)
+
+    def _vacate(self, lane: Lane, now: float) -> None:
+        """Free a slot, and stop the device clock with the last one."""
+        lane.taken -= 1
+        self._taken -= 1
+        if not self._taken:
             self._device_busy += now - self._busy_since
+
+    def _give_back(self, now: float) -> None:
+        """Free the slots of calls that take far longer than forecast; at most as many more as the model has."""
+        for batch in self._in_flight:
+            if not batch.overdue and batch.overdue_at <= now:
+                lane = batch.lane
+                batch.overdue_at = inf
+                if lane.overdue < lane.parameters.max_in_flight:
+                    batch.overdue = True
+                    lane.overdue += 1
+                    lane.gave_back += 1
+                    self._vacate(lane, now)
+                    self._note_end(now)
+        self._overdue_at = min((batch.overdue_at for batch in self._in_flight if not batch.overdue), default=inf)

@@ -8,22 +8,29 @@ from carpool.riding import Batch, Family, Fault, FaultKind, Request, Ride
 
 
 class Verdict(NamedTuple):
-    """What becomes of a failed batch's riders: each is in a part that is sent again, or has failed."""
+    """What becomes of a failed batch's requests: each is in a part that is sent again, or has failed."""
 
     parts: list[Batch]
     """To be served in the same slot, first to last."""
     failed: list[Request]
     unresolved: bool = False
-    """The budget for finding the culprit is spent, so innocents may be among ``failed``."""
+    """The requests may not be sent again (``idempotent: false``), so innocents may be among ``failed``."""
+    restarted: list[Request] = []  # noqa: RUF012 - never changed
+    """Requests that are served again from their first row, each whole and in a batch of its own."""
 
 
-def judge(batch: Batch, fault: Fault, *, retry_transport: bool) -> Verdict:
-    """Decide about the riders who still wait, and note in the batch's lane what the fault tells of the model."""
+def judge(batch: Batch, fault: Fault, *, retry_transport: bool, idempotent: bool = True) -> Verdict:
+    """Decide about the requests that still wait, and note in the batch's lane what the fault says of the model.
+
+    An innocent request never fails for another one: it is sent again, in a smaller batch or alone. What that costs is
+    bounded by the batch size of its key, which ``Isolation`` lowers. ``idempotent``: whether requests may be sent again.
+    """
     lane = batch.lane
     rides = [ride for ride in batch.rides if not ride[0].ended]
     rows = _rows(rides)
     complete = len(rides) == len(batch.rides)
-    unresolved = False
+    everybody = [request for request, _, _ in rides]
+    several = len(batch.rides) > 1
     if fault.kind is FaultKind.TRANSPORT:
         if fault.retryable and retry_transport and batch.attempt == 1:
             again = _part(batch, rides)
@@ -31,23 +38,31 @@ def judge(batch: Batch, fault: Fault, *, retry_transport: bool) -> Verdict:
             again.family = batch.family if complete else None
             return Verdict([again], [])
     elif fault.kind is FaultKind.SIZE:
+        # A server that answers 413 has computed nothing: halves may be sent whatever the policy says.
         halves = None if lane.quarantined else _halve_rows(rides)
         if halves is not None:
             # One row can be too large by itself, and must not cost the others their batches: the ceiling waits for
-            # both halves to succeed. When searching has become too dear, the smaller batch is the safe guess.
+            # both halves to succeed. When searching has become too expensive, the smaller batch is the safe guess.
             if not lane.may_serve_again(rows):
                 lane.too_large(rows, works=rows - rows // 2)
             lane.counters.bisections += 1
             return Verdict(_family(batch, halves, complete=complete), [])
-    elif fault.kind is FaultKind.ITEM and len(batch.rides) > 1:
-        if lane.may_serve_again(rows):
-            lane.counters.bisections += 1
-            middle = len(rides) // 2  # one rider left is sent again: the culprit may be who has gone
+        if several:  # what made it too large has left
+            return Verdict([_part(batch, [ride]) for ride in rides], [])
+    elif fault.kind is FaultKind.ROWS:
+        if not batch.whole:
+            lane.quarantined = True
+            if idempotent:
+                return Verdict([], [], restarted=everybody)
+    elif fault.kind is FaultKind.ITEM and several:
+        if not idempotent:
+            return Verdict([], everybody, unresolved=True)
+        lane.counters.bisections += 1
+        if lane.isolate(batch.key, rows):
+            middle = len(rides) // 2  # a single request is sent again too: the culprit may be the one that left
             return Verdict(_family(batch, (rides[:middle], rides[middle:]), complete=complete), [])
-        unresolved = True
-    elif fault.kind is FaultKind.ROWS and not batch.whole:
-        lane.quarantined = True
-    return Verdict([], [request for request, _, _ in rides], unresolved)
+        return Verdict([_part(batch, [ride]) for ride in rides], [])
+    return Verdict([], everybody)
 
 
 def next_part(rest: list[Batch]) -> Batch | None:

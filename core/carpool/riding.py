@@ -87,7 +87,7 @@ class Batch:
 
     __slots__ = (
         "aborted", "attempt", "bucket", "cold", "completed_before", "dispatched", "family", "finish", "in_flight",
-        "key", "lane", "number", "rest", "rides", "rows",
+        "key", "lane", "number", "overdue", "overdue_at", "rest", "rides", "rows",
     )  # fmt: skip
 
     def __init__(self, lane: Lane, key: Hashable, bucket: int, rides: list[Ride], rows: int) -> None:
@@ -105,6 +105,9 @@ class Batch:
         """Calls that had ended by then."""
         self.finish = inf
         """Predicted; ``inf`` while its service time is unknown."""
+        self.overdue = False
+        """Whether it gave its slot back, since it takes far longer than forecast."""
+        self.overdue_at = inf
         self.cold = False
         self.aborted = False
         self.attempt = 1
@@ -206,7 +209,7 @@ class Finish(Struct, frozen=True):
 class Failure(Struct, frozen=True):
     """Action: answer ``requests`` with the fault.
 
-    ``unresolved``: the budget for finding the culprit was spent, so innocents may be among them.
+    ``unresolved``: the requests may not be sent again, so innocents may be among them.
     """
 
     requests: Sequence[Request]

@@ -105,7 +105,12 @@ class Arrival(NamedTuple):
     patience: float = inf
     """The caller leaves after this."""
     poisoned: bool = False
-    """Fails every batch it rides in."""
+    """Fails every batch that it is in, and alone."""
+    short: bool = False
+    """An answer to it and others has a row too few; alone it is answered well."""
+    hangs: bool = False
+    """No batch that it is in is ever answered, nor does it occupy the device."""
+    model: str = ""
 
 
 class Balancer(StrEnum):
@@ -251,7 +256,8 @@ class Simulation:
         for index, device in enumerate(self._devices):
             batcher = self._dispatcher() if self._dispatcher else self._batcher()
             batcher.lane("").max_tokens = self._max_tokens
-            batcher.learn("", self._estimate, 0.0, shed_slo=self._shed_slo)
+            for model in {"", *(each.model for each in details or ())}:
+                batcher.learn(model, self._estimate, 0.0, shed_slo=self._shed_slo)
             replicas.append(_Replica(index, batcher, _Service(device, outcome), self._seed))
         only = replicas[0] if len(replicas) == 1 else None
         wakes = [inf] * len(replicas)
@@ -265,7 +271,8 @@ class Simulation:
         def carry_out(replica: _Replica, actions: list[Action], now: float) -> None:
             for action in actions:
                 if isinstance(action, Batch):
-                    heappush(heap, (replica.service.finish(replica, action, now), next(serial), replica, action))
+                    if not replica.service.hangs(action):
+                        heappush(heap, (replica.service.finish(replica, action, now), next(serial), replica, action))
                 elif isinstance(action, Finish):
                     answered = action.batch.lane.counters.answered
                     replica.outstanding -= len(action.requests)
@@ -283,7 +290,8 @@ class Simulation:
                     replica.outstanding -= len(action.requests)
                     for request in action.requests:
                         ends[request.payload] = _FAILED
-                        replica.batcher.lane("").counters.answered(request.arrived, request.due, now, ok=False)
+                        counters = replica.batcher.lane(request.model).counters
+                        counters.answered(request.arrived, request.due, now, ok=False)
 
         # 2. The loop: what the heap holds before a wake, a wake before an arrival, when they coincide.
         stalls = iter(self._devices[0].stalls)
@@ -345,10 +353,11 @@ class Simulation:
                         priority=detail.priority,
                         tokens=detail.length * detail.rows,
                         bucket=bucket,
+                        model=detail.model,
                         payload=index,
                     )
-                    if detail.poisoned:
-                        replica.service.poisoned.add(request)
+                    if detail.poisoned or detail.short or detail.hangs:
+                        replica.service.harmful[request] = detail
                     if detail.patience < inf:
                         heappush(heap, (at + detail.patience, next(serial), replica, request))
                 actions = replica.batcher.arrive(request, now)
@@ -381,7 +390,12 @@ class _Service:
         self._outcome = outcome
         self._means: dict[tuple[int, int], float] = {}
         self._spread = sqrt(log(1 + device.cv**2))
-        self.poisoned: set[Request] = set()
+        self.harmful: dict[Request, Arrival] = {}
+        """Requests that do something to the batches they are in."""
+
+    def hangs(self, batch: Batch) -> bool:
+        """Whether a batch is never answered."""
+        return any(self.harmful[each].hangs for each, _, _ in batch.rides if each in self.harmful)
 
     def finish(self, replica: _Replica, batch: Batch, now: float) -> float:
         """Take a batch at ``now`` and return when its answer is there."""
@@ -423,8 +437,12 @@ class _Service:
                     return Fault(kind, retryable=kind is FaultKind.TRANSPORT)
         if device.largest is not None and batch.rows > device.largest:
             return Fault(FaultKind.SIZE)
-        if self.poisoned and any(request in self.poisoned for request, _, _ in batch.rides):
-            return Fault(FaultKind.ITEM)
+        if self.harmful:
+            harmful = [self.harmful[each] for each, _, _ in batch.rides if each in self.harmful]
+            if any(each.poisoned for each in harmful):
+                return Fault(FaultKind.ITEM)
+            if not batch.whole and any(each.short for each in harmful):
+                return Fault(FaultKind.ROWS)
         return None
 
 

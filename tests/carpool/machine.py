@@ -1,7 +1,8 @@
 """A driver with an upstream of its own around the Batcher, which checks every action: for Hypothesis and for the soak.
 
-``Driver`` plays the sidecar: it carries out actions, keeps its own account of who waits, rides and has ended, and fails
-an assertion at the first that does not add up. ``random_step`` draws one stimulus.
+``Driver`` plays the sidecar: it carries out actions, keeps its own account of the requests that wait, are in flight and
+have ended, and fails an assertion at the first that does not add up. It also plays the upstream: a poisoned request fails
+every batch that it is in, so a request may fail only if it would fail alone. ``random_step`` draws one stimulus.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from carpool.riding import (
     Refusal,
     Refused,
     Request,
+    Ride,
 )
 
 if TYPE_CHECKING:
     from random import Random
 
 MODELS = ("a", "b")
+LARGEST = 12
+"""Rows beyond which the upstream refuses a batch for its size."""
 ADMISSION = Admission(max_queued_rows=60, max_queued_bytes=Quantity(4000), max_queued_tokens=3000)
 
 
@@ -53,7 +57,8 @@ class Driver:
         """Every request that has not ended, with the spans of it that were answered."""
         self.sent: dict[Request, int] = {}
         """Rows of each live request that were dispatched for the first time, in order from 0."""
-        self.calls: dict[Batch, None] = {}
+        self.calls: dict[Batch, Fault | None] = {}
+        """Every call under way, with what the upstream makes of it."""
         self.probed: Counter[str] = Counter()
         """Rows that single batches of a model may have to tell what they take."""
         self.ended: Counter[str] = Counter()
@@ -92,8 +97,10 @@ class Driver:
         self.now += seconds
         self.obey(self.batcher.poll(self.now))
 
-    def complete(self, batch: Batch, fault: Fault | None = None, *, stalled: bool = False) -> None:
-        del self.calls[batch]
+    def complete(self, batch: Batch, failure: Fault | None = None, *, stalled: bool = False) -> None:
+        """Answer as the upstream would, or with a ``failure`` that has nothing to do with the batch's requests."""
+        truth = self.calls.pop(batch)
+        fault = failure or truth
         self.obey(
             self.batcher.complete(batch, self.now, fault=fault, stalled=stalled),
             completed=batch if fault is None else None,
@@ -139,6 +146,7 @@ class Driver:
                 case Failure():
                     assert action.requests
                     for request in action.requests:
+                        assert self._fails_alone(request, action.fault.kind), "an innocent request failed"
                         self._end(request, "failed")
                         self.batcher.lane(request.model).counters.answered(
                             request.arrived, request.due, self.now, ok=False
@@ -173,8 +181,14 @@ class Driver:
         if uncut:
             assert len(rides) == 1
         else:
+            isolation = lane.isolated.get(batch.key)
+            assert len(rides) == 1 or isolation is None or self._is_part(rides) or batch.rows <= (isolation.limit or 64)
             largest = max(lane.parameters.max_batch, self.probed[lane.name])
             assert batch.rows <= min(bound for bound in (largest, lane.max_batch, lane.ceiling) if bound is not None)
+        if batch.whole and self.sent[rides[0][0]]:
+            request = rides[0][0]
+            self.sent[request] = request.rows  # served anew: its rows that were answered before are void
+            self.live[request] = []
         fresh = [ride for ride in rides if ride[1] == self.sent[ride[0]]]
         if fresh:
             # Rows go out in order and without gaps; only retries and parts of failed batches repeat rows.
@@ -185,11 +199,31 @@ class Driver:
                 self.sent[request] = stop
             tokens = sum((stop - start) * request.tokens // request.rows for request, start, stop in rides)
             assert self.max_tokens is None or tokens <= self.max_tokens or batch.rows == 1 or len(rides) == 1
-            assert self.batcher.in_flight <= self.batcher.slots
+            assert lane.taken <= lane.parameters.max_in_flight
         else:
             for request, _, stop in rides:
                 assert stop <= self.sent[request]
-        self.calls[batch] = None
+        self.calls[batch] = self._fault(batch)
+
+    def _is_part(self, rides: list[Ride]) -> bool:
+        return any(start < self.sent[request] for request, start, _ in rides)
+
+    def _fault(self, batch: Batch) -> Fault | None:
+        """Return what the upstream makes of a call."""
+        kinds = {request.payload for request, _, _ in batch.rides}
+        if FaultKind.ITEM in kinds:
+            return Fault(FaultKind.ITEM)
+        if FaultKind.ROWS in kinds and not batch.whole:
+            return Fault(FaultKind.ROWS)
+        return Fault(FaultKind.SIZE) if batch.rows > LARGEST else None
+
+    def _fails_alone(self, request: Request, kind: FaultKind) -> bool:
+        """Whether a request that failed with this kind of fault fails without any other request too."""
+        if kind is FaultKind.ITEM:
+            return request.payload is FaultKind.ITEM
+        if kind is FaultKind.SIZE:
+            return request.rows > LARGEST
+        return kind in {FaultKind.SHARED, FaultKind.TRANSPORT}
 
     def _answer(self, finish: Finish) -> None:
         complete = []
@@ -213,9 +247,17 @@ class Driver:
         waiting = [request for request in self.live if request.taken < request.rows]
         assert batcher.queued_rows == sum(request.rows - request.taken for request in waiting)
         assert batcher.queued_bytes == sum(request.size for request in waiting)
-        assert batcher._backlog.tokens == sum(request.tokens for request in waiting)
+        assert sum(lane.backlog.tokens for lane in batcher.lanes()) == sum(request.tokens for request in waiting)
         assert len(batcher._in_flight) == len(self.calls)
-        assert all(request.taken == self.sent[request] for request in self.live)
+        taken = [batch.lane for batch in batcher._in_flight if not batch.overdue]
+        taken += [ghost.lane for _, _, ghost in batcher._ghosts]
+        assert batcher._taken == len(taken)
+        for lane in batcher.lanes():
+            assert lane.taken == taken.count(lane)
+            assert lane.overdue == sum(batch.overdue for batch in batcher._in_flight if batch.lane is lane)
+        for request in self.live:
+            # All of it is taken also where it is to be served anew, behind another part in its slot.
+            assert request.taken in {self.sent[request], request.rows}, "rows were skipped"
         assert all(any(request in self.live for request, _, _ in batch.rides) for batch in self.calls)
 
     def check_totals(self) -> None:
@@ -232,7 +274,8 @@ class Driver:
             assert lane.queued == sum(r.taken < r.rows and r.model == lane.name for r in self.live)
 
 
-FAULTS = (*(Fault(kind) for kind in FaultKind), Fault(FaultKind.TRANSPORT, retryable=True))
+FAILURES = (Fault(FaultKind.SHARED), Fault(FaultKind.TRANSPORT), Fault(FaultKind.TRANSPORT, retryable=True))
+"""What may happen to any call, whatever requests are in it."""
 
 
 def random_parameters(random: Random) -> Parameters:
@@ -257,6 +300,8 @@ def random_request(random: Random, now: float) -> dict[str, Any]:
         "size": random.choice((0, 100, 1000)),
         "tokens": rows * random.choice((0, 1, 30)),
         "mergeable": mergeable,
+        # A model that answers with a wrong number of rows is not batched until a restart: seldom.
+        "payload": random.choice((FaultKind.ITEM, *[None] * 30)) if random.random() < 0.99 else FaultKind.ROWS,
     }
 
 
@@ -267,10 +312,8 @@ def random_step(driver: Driver, random: Random) -> None:
         driver.arrive(**random_request(random, driver.now))
     elif draw < 0.70 and driver.calls:
         batch = random.choice(list(driver.calls))
-        fault = random.choice(FAULTS) if random.random() < 0.15 else None
-        if fault is not None and fault.kind is FaultKind.ROWS and random.random() < 0.9:
-            fault = None  # a quarantine ends all merging until a restart
-        driver.complete(batch, fault, stalled=random.random() < 0.05)
+        failure = random.choice(FAILURES) if random.random() < 0.05 else None
+        driver.complete(batch, failure, stalled=random.random() < 0.05)
     elif draw < 0.90:
         driver.advance(random.choice((0.0, 0.0004, 0.002, 0.01, 0.1)))
     elif draw < 0.93:

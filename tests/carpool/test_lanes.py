@@ -6,7 +6,7 @@ import pytest
 from machine import estimate
 from msgspec.structs import replace
 
-from carpool.lanes import PROBE_AFTER, Backlog, Lane, Queue
+from carpool.lanes import PROBE_AFTER, Lane, Queue
 from carpool.policy import Parameters
 from carpool.riding import PROBES, Batch, Request
 
@@ -16,7 +16,7 @@ def lane(max_batch: int = 64) -> Lane:
 
 
 def queue(*requests: Request, merge: bool = True, of: Lane | None = None) -> Queue:
-    result = Queue("k", of or lane(8), Backlog(), merge=merge)
+    result = Queue("k", of or lane(8), merge=merge)
     for request in requests:
         result.add(request)
     return result
@@ -48,8 +48,8 @@ def test_a_ceiling_is_probed_after_many_full_batches_an_eighth_at_a_time() -> No
     of.too_large(64, works=32)
     for _ in range(PROBE_AFTER):
         assert of.ceiling == 32
-        of.served(31)  # not full: says nothing
-        of.served(32)
+        of.served("k", 31)  # not full: says nothing
+        of.served("k", 32)
     assert of.ceiling == 36
 
 
@@ -57,12 +57,12 @@ def test_a_failed_probe_goes_back_to_what_worked_and_waits_twice_as_long() -> No
     of = lane()
     of.too_large(64, works=32)
     for _ in range(PROBE_AFTER):
-        of.served(32)
+        of.served("k", 32)
     of.too_large(36, works=18)
     assert of.ceiling == 32
     for _ in range(2 * PROBE_AFTER):
         assert of.ceiling == 32
-        of.served(32)
+        of.served("k", 32)
     assert of.ceiling == 36
 
 
@@ -70,7 +70,7 @@ def test_a_size_that_no_longer_works_is_forgotten() -> None:
     of = lane()
     of.too_large(64, works=32)
     for _ in range(PROBE_AFTER):
-        of.served(32)
+        of.served("k", 32)
     of.too_large(36, works=18)
     of.too_large(32, works=16)
     assert of.ceiling == 16
@@ -78,8 +78,8 @@ def test_a_size_that_no_longer_works_is_forgotten() -> None:
 
 def test_what_was_served_before_a_larger_batch_failed_still_works() -> None:
     of = lane()
-    of.served(24)
-    of.served(8)
+    of.served("k", 24)
+    of.served("k", 8)
     of.too_large(27, works=14)
     assert of.ceiling == 24
     of.too_large(24, works=12)  # less fits now: what was served once says nothing any more
@@ -93,17 +93,17 @@ def test_the_ceiling_goes_once_it_reaches_the_largest_batch() -> None:
     of = lane(9)
     of.too_large(9, works=8)
     for _ in range(PROBE_AFTER):
-        of.served(8)
+        of.served("k", 8)
     assert of.ceiling is None
     of.too_large(9, works=5)
     assert of.ceiling == 8
 
 
-def test_the_budget_for_culprits_is_64_rows_then_a_tenth() -> None:
+def test_the_budget_for_finding_a_size_is_64_rows_then_a_fifth() -> None:
     of = lane()
     assert of.may_serve_again(64)
     assert not of.may_serve_again(1)
-    of.served(10)
+    of.served("k", 5)
     assert of.may_serve_again(1)
     assert not of.may_serve_again(1)
 

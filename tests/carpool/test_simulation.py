@@ -244,6 +244,22 @@ def test_who_is_poisoned_fails_alone():
     assert outcome.final[0].models[""].bisections > 0
 
 
+def test_a_short_answer_costs_nobody_an_answer():
+    arrivals = [Arrival(1.0 + index // 8 * 0.012, short=index == 100) for index in range(200)]
+    outcome = simulate(arrivals, parameters=parameters(8), slo=9.0)
+    assert set(ends_of(outcome)) == {End.HIT}
+    assert set(outcome.batch_rows[-20:]) == {1}, "the model is not batched any more"
+
+
+def test_a_model_that_never_answers_delays_no_other():
+    healthy = [Arrival(0.1 + index / 200) for index in range(2000)]
+    hung = [Arrival(0.05 + index, hangs=True, model="other") for index in range(10)]
+    before = simulate(healthy, parameters=parameters(8), slo=1.0)
+    outcome = simulate(sorted(healthy + hung), parameters=parameters(8), slo=1.0)
+    kept = [latency for latency, one in zip(outcome.latencies, sorted(healthy + hung), strict=True) if not one.hangs]
+    assert kept == list(before.latencies)
+
+
 @pytest.mark.parametrize("kind", [FaultKind.SHARED, FaultKind.TRANSPORT])
 def test_a_share_of_the_batches_fails(kind):
     device = Device(linear(0.005, 0.0005), failures=((kind, 0.1),))
@@ -473,6 +489,7 @@ REASONS = {
     FAILED: End.FAILED,
 }
 kinds = st.sampled_from(list(FaultKind))
+seldom = st.integers(0, 9).map(lambda digit: digit == 0)
 some = st.floats(0.001, 0.2)
 crowds = st.lists(
     st.builds(
@@ -483,7 +500,10 @@ crowds = st.lists(
         priority=st.sampled_from(list(Priority)),
         deadline=some | st.just(math.inf),
         patience=some | st.just(math.inf),
-        poisoned=st.integers(0, 9).map(lambda digit: digit == 0),
+        poisoned=seldom,
+        short=seldom,
+        hangs=seldom,
+        model=st.sampled_from(["", "other"]),
     ),
     max_size=60,
 ).map(sorted)
@@ -533,7 +553,11 @@ def test_every_request_ends_once_and_the_counters_agree(crowd, device, chosen, r
         assert device.cv or latency > 0.005999
         if end in {End.HIT, End.LATE} and not device.stalls:
             assert latency <= min(arrival.patience, arrival.deadline) + 1e-9
-    if all(kind is not FaultKind.ROWS for kind, _ in device.failures):  # a quarantined model serves requests whole
+    for end, arrival in zip(ends_of(outcome), crowd, strict=True):
+        alone = device.largest is not None and arrival.rows > device.largest
+        assert end is not End.FAILED or arrival.poisoned or alone or device.failures, "an innocent request failed"
+    quarantines = any(kind is FaultKind.ROWS for kind, _ in device.failures) or any(each.short for each in crowd)
+    if not quarantines:  # such a model serves requests whole
         assert all(0 < rows <= chosen.max_batch for rows in outcome.batch_rows)
     if not device.stalls:  # what the host slept through is late for the caller alone
         assert ends[End.LATE] - cold <= misses[LATE] <= ends[End.LATE]
