@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from carpool.riding import Refused
 from carpool_sidecar.http1.messages import forwardable
 
@@ -31,7 +33,10 @@ OF_ONE_BODY = frozenset(
 """Names (lower case) of an answer's headers that its riders can't share."""
 
 UNRESOLVED = (b"x-carpool-fault", b"unresolved")
-"""Marks an error that may be another rider's: the budget for finding the culprit was spent."""
+"""Marks an error that may be another request's: the policy says ``idempotent: false``, so none was sent again."""
+
+OF_EVERY_CALLER = frozenset({b"retry-after", b"www-authenticate", b"allow", b"location"})
+"""Names (lower case) of an error's headers that hold for every request of a batch."""
 
 REFUSALS = {
     Refused.QUEUE_FULL: (429, "the queue is full: raise admission.maxQueuedRows or maxQueuedBytes, or add replicas"),
@@ -51,6 +56,17 @@ class UpstreamAnswer(NamedTuple):
     status: int
     headers: Headers
     body: bytes
+
+
+def without_text(answer: UpstreamAnswer) -> UpstreamAnswer:
+    """Return an error that a batch got as each of its requests may see it.
+
+    The text may be about one of them, or quote it; the status holds for all.
+    """
+    text = f"the model server answered {answer.status} to the batch that this request was in"
+    body = msgspec.json.encode({"error": text, "reason": f"upstream-{answer.status}"})
+    headers = [field for field in answer.headers if field[0].lower() in OF_EVERY_CALLER]
+    return UpstreamAnswer(answer.status, [*headers, (b"content-type", b"application/json")], body)
 
 
 def shareable(headers: Headers) -> Headers:

@@ -24,7 +24,15 @@ from carpool.riding import (
     fault_kind,
 )
 from carpool.statistics import CANCELLED, FAILED, REJECTED
-from carpool_sidecar.answers import FAILURES, REFUSALS, UNRESOLVED, UpstreamAnswer, retry_after, shareable
+from carpool_sidecar.answers import (
+    FAILURES,
+    REFUSALS,
+    UNRESOLVED,
+    UpstreamAnswer,
+    retry_after,
+    shareable,
+    without_text,
+)
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.messages import forwardable
 from carpool_sidecar.models import OTHER
@@ -87,23 +95,33 @@ class Rider:
 class Flight:
     """One batch with the upstream, and who receives its answer."""
 
-    __slots__ = ("_batch", "_driver", "_rides", "call")
+    __slots__ = ("_alone", "_batch", "_driver", "_rides", "_sent", "call")
 
     def __init__(self, driver: Driver, batch: Batch, rides: list[Ride]) -> None:
         self._driver = driver
         self._batch = batch
         self._rides = rides
+        self._sent = batch.rides
+        """What the call was made of; the Batcher may take a request out of the batch meanwhile."""
+        self._alone = len(batch.rides) == 1
+        """Whether all of it is one request's, so that an error is its own."""
         self.call: Call | None = None
+
+    @property
+    def entry(self) -> Entry:
+        """The model version that it calls."""
+        entry: Entry = self._sent[0][0].payload.entry
+        return entry
 
     def answered(self, status: int, headers: Headers, body: bytes) -> None:
         """Share out an answer, or find out whose fault it is that there is none to share."""
         batch, fault = self._batch, None
         kind = fault_kind(status)
         if kind is not None:
-            # A batch's error goes to all of its riders, so nothing that is about one of them may go with it.
-            fault = Fault(kind, detail=UpstreamAnswer(status, shareable(headers) if self._rides else headers, body))
+            answer = UpstreamAnswer(status, headers, body)
+            fault = Fault(kind, detail=answer if self._alone else without_text(answer))
         elif not self._rides:
-            rider: Rider = batch.rides[0][0].payload
+            rider: Rider = self._sent[0][0].payload
             rider.answer = UpstreamAnswer(status, headers, body)
             if batch.family is not None and not _can_be_shared(rider.parsed, headers, body):
                 # Alone it passes as it is, but that proves nothing of the size of the batch that failed.
@@ -114,11 +132,11 @@ class Flight:
                 pieces = codec.split(self._rides, headers, body)
             except WrongRows as error:
                 # No JSON, as with a NaN in it: one rider's rows may be why, and alone its answer passes as it is.
-                one_riders = error.reason == UNREADABLE and len(batch.rides) > 1
+                one_riders = error.reason == UNREADABLE and not self._alone
                 fault = Fault(FaultKind.ITEM if one_riders else FaultKind.ROWS, detail=error)
             else:
                 shared = shareable(headers)
-                for (request, start, _), piece in zip(batch.rides, pieces, strict=True):
+                for (request, start, _), piece in zip(self._sent, pieces, strict=True):
                     rider = request.payload
                     rider.pieces.append((start, piece))
                     rider.headers, rider.status = shared, status
@@ -304,9 +322,10 @@ class Driver:
 
     def landed(self, batch: Batch, status: int, fault: Fault | None) -> None:
         """Take the outcome of a batch that was sent."""
-        self._flights.pop(batch).call = None
+        flight = self._flights.pop(batch)
+        flight.call = None
         now = self._clock()
-        entry: Entry = batch.rides[0][0].payload.entry
+        entry = flight.entry
         if fault is None:
             entry.proven = True
         elif isinstance(fault.detail, UpstreamError) and fault.detail.kind == "refused":
@@ -379,6 +398,8 @@ class Driver:
                 exchange.fail(FAILURES.get(kind, 502), f"upstream-{kind}", str(error), [retry_after(1.0)])
             case WrongRows(reason=reason) as error:
                 exchange.fail(502, reason, f"the model's answer can't be shared out: {error}", marks)
+            case None if fault.kind is FaultKind.ROWS:
+                exchange.fail(502, "wrong-rows", "the model does not answer row by row; it is not batched any more")
             case _:
                 exchange.fail(500, "internal", "the sidecar could not handle this request; its log says why", marks)
 

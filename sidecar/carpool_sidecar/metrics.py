@@ -74,6 +74,12 @@ METRICS = (
     Metric("refused", "counter", ("model", "reason"), "Requests refused service, by reason"),
     Metric("expired", "counter", ("model",), "Requests whose deadline passed"),
     Metric("cancelled", "counter", ("model",), "Requests whose caller left"),
+    Metric(
+        "overdue_calls",
+        "counter",
+        ("model",),
+        "Calls that took four times their forecast, at least a second, and gave their slots to others",
+    ),
     Metric("alone", "counter", ("model", "reason"), "Requests that may not be merged, by reason"),
     Metric("bisections", "counter", ("model",), "Failed batches halved in search of the culprit"),
     Metric("key_fragments", "counter", ("header",), "Requests that could not ride with the one before them, by header"),
@@ -161,6 +167,7 @@ class Collector:
             put("max_batch", lane.cap, model)
             put("max_wait_seconds", lane.parameters.max_wait, model)
             put("max_in_flight", lane.parameters.max_in_flight, model)
+            put("overdue_calls", lane.gave_back, model)
             put("model_replaced", control.replaced(model), model)
         # 2. By other things
         for answer, count in driver.requests.items():

@@ -81,15 +81,17 @@ async def test_what_differs_in_one_thing_alone_never_rides_together_and_arrives(
 async def test_models_that_differ_never_ride_together(world):  # KServe: mixed models go to the last path
     policy = {"models": [{"name": "a", "axis": "First"}, {"name": "b", "axis": "First"}]}
     sidecar, client = await world.start(policy=policy)
-    first, _ = await world.queue_behind(sidecar, client, [])
-    rest = [client.predict(b"1", model="a"), client.predict(b"2", model="b")]
-    await world.queued(sidecar, 2)
+    world.model.holding = True
+    models = ("a", "b")
+    rest = [client.predict(b"1", model=model) for model in models]
+    await world.until(lambda: len(world.model.held) == len(models))
+    rest += [client.predict(b"%d" % row, model=model) for row in (2, 3) for model in models]
+    await world.queued(sidecar, 4)
     world.model.release()
-    await first
-    assert [(await one).json["predictions"] for one in rest] == [[1], [2]]
-    assert {(call.target, call.body) for call in world.model.received[1:]} == {
-        (b"/v1/models/a:predict", b'{"instances":[1]}'),
-        (b"/v1/models/b:predict", b'{"instances":[2]}'),
+    assert [(await one).json["predictions"] for one in rest] == [[1], [1], [2], [2], [3], [3]]
+    assert {(call.target, call.body) for call in world.model.received[2:]} == {
+        (b"/v1/models/a:predict", b'{"instances":[2,3]}'),
+        (b"/v1/models/b:predict", b'{"instances":[2,3]}'),
     }
 
 
@@ -253,7 +255,7 @@ async def test_a_poisoned_row_costs_nobody_else_an_answer(world, status):  # TF 
     await first
     answers = [await one for one in rest]
     assert [answer.status for answer in answers] == [200, status, 200, 200, 200]
-    assert answers[1].json == {"error": "666"}
+    assert [answer.json for answer in answers if answer.status != 200] == [{"error": "666"}]
     assert [answer.json for answer in answers if answer.status == 200] == [{"predictions": [n]} for n in (1, 3, 4, 5)]
     assert (await client.predict(b"6")).status == 200
 
@@ -320,25 +322,22 @@ async def test_a_row_whose_answer_is_no_json_costs_nobody_else_an_answer(world):
     assert (lane.quarantined, lane.cap) == (False, 8)  # it was no fault of the batch's size
 
 
-async def test_a_model_whose_answers_are_often_no_json_is_not_merged_any_more(world):
+async def test_a_model_whose_answers_are_often_no_json_is_sent_smaller_batches(world):
     def with_nan(exchange):
         exchange.respond(200, [], exchange.body.replace(b"instances", b"predictions").replace(b"666", b"NaN"))
 
     sidecar, client = await world.start()
     world.model.behave = with_nan
-    lane, statuses = sidecar.batcher.lane("m"), []
-    while not lane.quarantined:
-        assert len(statuses) < 200
+    statuses = []
+    for _ in range(40):
         first = await world.occupy(client)
         asked = await world.queue(sidecar, *[lambda: client.predict(b"666")] * 8)
         world.model.release()
         await first
         statuses += [(await one).status for one in asked]
-    assert set(statuses[:-8]) == {200}  # while finding out was not too dear
-    first = await world.occupy(client)
-    asked = await world.queue(sidecar, *[lambda: client.predict(b"666")] * 8)
-    world.model.release()
-    assert [(await one).status for one in (first, *asked)] == [200] * 9
+    assert set(statuses) == {200}
+    # Each is answered, and what is sent twice ends by itself: the last of them went one by one, but for a try.
+    assert sum(len(call.rows) for call in world.model.received[-60:]) < 1.5 * 60
 
 
 async def test_a_model_whose_merged_answers_are_no_json_is_not_merged_any_more(world):
