@@ -123,9 +123,7 @@ class Batcher:
         key = (request.model, request.key if merge else ALONE)
         if merge and len(self._waiting) >= MAX_KINDS and key not in self._waiting and request.rows <= lane.cap:
             merge, key = False, (request.model, ALONE)
-        queue = self._waiting.get(key) or Queue(
-            key, lane, merge=merge, bucket=request.bucket if merge else None
-        )
+        queue = self._waiting.get(key) or Queue(key, lane, merge=merge, bucket=request.bucket if merge else None)
         refused = self._refuses(queue, request, now)
         if refused is not None:
             request.ended = True

@@ -23,7 +23,8 @@ def judge(batch: Batch, fault: Fault, *, retry_transport: bool, idempotent: bool
     """Decide about the requests that still wait, and note in the batch's lane what the fault says of the model.
 
     An innocent request never fails for another one: it is sent again, in a smaller batch or alone. What that costs is
-    bounded by the batch size of its key, which ``Isolation`` lowers. ``idempotent``: whether requests may be sent again.
+    bounded by the batch size of its key, which ``Isolation`` lowers. ``idempotent``: whether requests may be sent
+    again.
     """
     lane = batch.lane
     rides = [ride for ride in batch.rides if not ride[0].ended]

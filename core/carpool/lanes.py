@@ -348,9 +348,9 @@ class Lane:
 
     __slots__ = (
         "at_ceiling", "backlog", "ceiling", "cold_batches", "cold_slow", "counters",
-        "estimate", "extra_rows", "gave_back", "hopeless", "isolated", "max_batch", "max_tokens", "most_served", "name", "overdue",
-        "parameters", "passing", "probe_after", "probing", "proven", "quarantined", "queued", "seen", "served_rows",
-        "shed_slo", "since_probe", "taken",
+        "estimate", "extra_rows", "gave_back", "hopeless", "isolated", "max_batch", "max_tokens", "most_served", "name",
+        "overdue", "parameters", "passing", "probe_after", "probing", "proven", "quarantined", "queued", "seen",
+        "served_rows", "shed_slo", "since_probe", "taken",
     )  # fmt: skip
 
     def __init__(self, name: str, parameters: Parameters) -> None:

@@ -1,8 +1,8 @@
 """A driver with an upstream of its own around the Batcher, which checks every action: for Hypothesis and for the soak.
 
 ``Driver`` plays the sidecar: it carries out actions, keeps its own account of the requests that wait, are in flight and
-have ended, and fails an assertion at the first that does not add up. It also plays the upstream: a poisoned request fails
-every batch that it is in, so a request may fail only if it would fail alone. ``random_step`` draws one stimulus.
+have ended, and fails an assertion at the first that does not add up. It also plays the upstream: a poisoned request
+fails every batch that it is in, so a request may fail only if it would fail alone. ``random_step`` draws one stimulus.
 """
 
 from __future__ import annotations
