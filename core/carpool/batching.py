@@ -120,6 +120,8 @@ class Batcher:
         lane = self._lanes.get(request.model) or self.lane(request.model)
         lane.counters.arrived(now, request.rows)
         merge = request.mergeable and not lane.quarantined
+        if lane.suspects and request.caller in lane.suspects:
+            merge = False
         key = (request.model, request.key if merge else ALONE)
         if merge and len(self._waiting) >= MAX_KINDS and key not in self._waiting and request.rows <= lane.cap:
             merge, key = False, (request.model, ALONE)
@@ -168,6 +170,8 @@ class Batcher:
         if fault is None:
             self._succeeded(batch, now, actions, stalled=stalled)
         else:
+            if fault.kind is FaultKind.ITEM and len(batch.rides) == 1 and batch.rides[0][0].caller is not None:
+                batch.lane.suspects.failed(batch.rides[0][0].caller)
             verdict = judge(batch, fault, retry_transport=self._retry_transport, idempotent=self.idempotent)
             batch.rest[:0] = verdict.parts
             for request in verdict.restarted:
@@ -552,6 +556,8 @@ class Batcher:
             if not request.unserved:
                 request.ended = True
                 finished.append(request)
+                if lane.suspects:
+                    lane.suspects.succeeded(request.caller)
         actions.append(Finish(batch, finished))
         if batch.family is not None:
             batch.family.succeeded += 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
+from carpool.poison import EXTRA_ROWS, EXTRA_SHARE, MAX_ISOLATED, Isolation, Suspects
 from carpool.riding import PROBES, Request, Ride, time_of
 from carpool.statistics import Counters
 
@@ -16,13 +17,6 @@ if TYPE_CHECKING:
 
     from carpool.policy import Parameters
     from carpool.riding import Batch, Estimate
-
-EXTRA_ROWS = 64
-"""Rows that may be served again in search of a culprit before the share below counts."""
-EXTRA_SHARE = 0.20
-
-MAX_ISOLATED = 64
-"""Batch keys of a model that are watched for poison at a time; callers make keys up."""
 
 HOPELESS = 1.5
 """Times what a batch seldom exceeds, from which it has waited for an executor that was only hoped for."""
@@ -43,46 +37,6 @@ class Backlog:
         self.rows = 0
         self.size = 0
         self.tokens = 0
-
-
-class Isolation:
-    """How large a batch of one key may be while some of its requests fail and are searched for.
-
-    Rows that are served again are paid from a credit: ``EXTRA_ROWS`` at most, filled by ``EXTRA_SHARE`` of the rows
-    that succeed. Where it does not cover them they are sent again all the same, each request alone, and batches become
-    half as large. They double again once the credit would pay for a search at twice the size. With one poisoned request
-    in a hundred a batch of 32 fails every fourth time and costs 64 rows: batches settle at 4 to 8 rows.
-    """
-
-    __slots__ = ("credit", "largest", "limit")
-
-    def __init__(self) -> None:
-        self.credit = float(EXTRA_ROWS)
-        """Rows that may be served again."""
-        self.largest = 0
-        """Rows of the largest batch that failed."""
-        self.limit: int | None = None
-        """Rows that a batch may have; ``None``: not limited."""
-
-    def failed(self, rows: int) -> bool:
-        """Pay for ``rows`` that are served again; return whether the credit covers a search by halves."""
-        covered = self.credit >= rows
-        self.credit -= rows
-        self.largest = max(self.largest, rows)
-        if not covered:
-            self.limit = max(1, (self.limit or self.largest) // 2)
-        return covered
-
-    def succeeded(self, rows: int) -> None:
-        """Earn credit; try larger batches once it pays for one that fails."""
-        self.credit = min(float(EXTRA_ROWS), self.credit + EXTRA_SHARE * rows)
-        # Halves of a batch with one culprit take about twice its rows: 4 times the limit for one of twice the size.
-        if self.limit is not None and rows >= self.limit and self.credit >= min(EXTRA_ROWS, 4 * self.limit):
-            self.limit *= 2
-
-    def over(self, cap: int) -> bool:
-        """Whether there is nothing left to remember, batches of ``cap`` rows being the largest there are."""
-        return (self.limit is None or self.limit >= cap) and self.credit >= EXTRA_ROWS
 
 
 class Boarding(NamedTuple):
@@ -350,7 +304,7 @@ class Lane:
         "at_ceiling", "backlog", "ceiling", "cold_batches", "cold_slow", "counters",
         "estimate", "extra_rows", "gave_back", "hopeless", "isolated", "max_batch", "max_tokens", "most_served", "name",
         "overdue", "parameters", "passing", "probe_after", "probing", "proven", "quarantined", "queued", "seen",
-        "served_rows", "shed_slo", "since_probe", "taken",
+        "served_rows", "shed_slo", "since_probe", "suspects", "taken",
     )  # fmt: skip
 
     def __init__(self, name: str, parameters: Parameters) -> None:
@@ -388,6 +342,7 @@ class Lane:
         """Calls that ever did so."""
         self.isolated: dict[Hashable, Isolation] = {}
         """Batch keys with poisoned requests, the latest last."""
+        self.suspects = Suspects()
         self.probing = 0
         """Rows with which the next batch is full, where it is one that tells what they take; else 0."""
         self.since_probe = 0

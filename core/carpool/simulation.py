@@ -111,6 +111,7 @@ class Arrival(NamedTuple):
     hangs: bool = False
     """No batch that it is in is ever answered, nor does it occupy the device."""
     model: str = ""
+    caller: int | None = None
 
 
 class Balancer(StrEnum):
@@ -354,6 +355,7 @@ class Simulation:
                         tokens=detail.length * detail.rows,
                         bucket=bucket,
                         model=detail.model,
+                        caller=detail.caller,
                         payload=index,
                     )
                     if detail.poisoned or detail.short or detail.hangs:

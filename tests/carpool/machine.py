@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from carpool.batching import ALONE, Batcher
-from carpool.lanes import EXTRA_ROWS, EXTRA_SHARE
+from carpool.poison import EXTRA_ROWS, EXTRA_SHARE
 from carpool.policy import Admission, Duration, Parameters, Quantity
 from carpool.riding import (
     Abort,
@@ -292,6 +292,7 @@ def random_request(random: Random, now: float) -> dict[str, Any]:
     rows = random.choice((1, 1, 1, 2, 3, 7, 20))
     return {
         "key": random.choice(("k", "l")),
+        "caller": random.choice((None, 1, 2, 3)),
         "model": random.choice(MODELS),
         "rows": rows,
         "due": now + 0.05,

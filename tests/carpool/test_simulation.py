@@ -506,7 +506,7 @@ crowds = st.lists(
         model=st.sampled_from(["", "other"]),
     ),
     max_size=60,
-).map(sorted)
+).map(lambda arrivals: sorted(arrivals, key=lambda arrival: arrival.time))
 devices = st.builds(
     Device,
     times=st.just(linear(0.005, 0.001)),
