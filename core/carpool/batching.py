@@ -120,11 +120,11 @@ class Batcher:
         lane = self._lanes.get(request.model) or self.lane(request.model)
         lane.counters.arrived(now, request.rows)
         merge = request.mergeable and not lane.quarantined
-        if lane.suspects and request.caller in lane.suspects:
-            merge = False
         key = (request.model, request.key if merge else ALONE)
-        if merge and len(self._waiting) >= MAX_KINDS and key not in self._waiting and request.rows <= lane.cap:
-            merge, key = False, (request.model, ALONE)
+        if merge and request.rows <= lane.cap:  # a larger one has to be cut
+            suspect = lane.suspects and request.caller in lane.suspects
+            if suspect or (len(self._waiting) >= MAX_KINDS and key not in self._waiting):
+                merge, key = False, (request.model, ALONE)
         queue = self._waiting.get(key) or Queue(key, lane, merge=merge, bucket=request.bucket if merge else None)
         refused = self._refuses(queue, request, now)
         if refused is not None:
