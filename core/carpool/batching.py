@@ -122,8 +122,10 @@ class Batcher:
         merge = request.mergeable and not lane.quarantined
         key = (request.model, request.key if merge else ALONE)
         if merge and request.rows <= lane.cap:  # a larger one has to be cut
-            suspect = lane.suspects and request.caller in lane.suspects
-            if suspect or (len(self._waiting) >= MAX_KINDS and key not in self._waiting):
+            suspects = lane.suspects.left
+            if (suspects and request.caller in suspects) or (
+                len(self._waiting) >= MAX_KINDS and key not in self._waiting
+            ):
                 merge, key = False, (request.model, ALONE)
         queue = self._waiting.get(key) or Queue(key, lane, merge=merge, bucket=request.bucket if merge else None)
         refused = self._refuses(queue, request, now)
@@ -136,7 +138,7 @@ class Batcher:
         request.hold_until = request.arrived + lane.parameters.max_wait
         queue.add(request)
         self._deadline = min(self._deadline, request.deadline)
-        if lane.free:
+        if lane.taken < lane.parameters.max_in_flight:
             # Slots are free, so what waited is held, until then; only this queue has changed.
             lane.counters.excess_until = 0.0  # nobody is behind a cold batch any more
             due = self._due_at(queue)
@@ -549,6 +551,7 @@ class Batcher:
             lane.came(batch, now)
         lane.served(batch.key, batch.rows)
         finished = []
+        suspects = lane.suspects.left
         for request, start, stop in batch.rides:
             if request.ended:
                 continue
@@ -556,7 +559,7 @@ class Batcher:
             if not request.unserved:
                 request.ended = True
                 finished.append(request)
-                if lane.suspects:
+                if suspects:
                     lane.suspects.succeeded(request.caller)
         actions.append(Finish(batch, finished))
         if batch.family is not None:

@@ -101,20 +101,19 @@ class Queue:
     @property
     def cap(self) -> int:
         """Rows that a batch of its requests may have now."""
-        return self._isolated(self.lane.cap)
+        lane = self.lane
+        return self._isolated(lane.cap) if lane.isolated else lane.cap
 
     @property
     def full(self) -> int:
         """Rows with which its next batch is full."""
-        return self._isolated(self.lane.full)
+        lane = self.lane
+        return self._isolated(lane.full) if lane.isolated else lane.full
 
     def _isolated(self, rows: int) -> int:
         """Return ``rows``, or what poison among its requests leaves of them; a larger request is not cut for that."""
-        if self.lane.isolated:
-            isolation = self.lane.isolated.get(self.key)
-            if isolation is not None and isolation.limit is not None and isolation.limit < rows:
-                return isolation.limit
-        return rows
+        isolation = self.lane.isolated.get(self.key)
+        return rows if isolation is None or isolation.limit is None else min(rows, isolation.limit)
 
     @property
     def splits(self) -> bool:

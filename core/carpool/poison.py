@@ -74,37 +74,31 @@ class Suspects:
     requests come from one caller: of those, 8 in a hundred go alone where one in a hundred fails.
     """
 
-    __slots__ = ("_left", "_spans")
+    __slots__ = ("_spans", "left")
 
     def __init__(self) -> None:
-        self._left: dict[Hashable, int] = {}
-        """Good answers still needed, by caller, the latest failure last."""
+        self.left: dict[Hashable, int] = {}
+        """Good answers still needed, by caller, the latest failure last. Open, since every arrival looks at it."""
         self._spans: dict[Hashable, int] = {}
         """As many as were needed after the last failure."""
-
-    def __bool__(self) -> bool:
-        return bool(self._left)
-
-    def __contains__(self, caller: Hashable) -> bool:
-        return caller in self._left
 
     def failed(self, caller: Hashable) -> None:
         """Note that a request of this caller failed alone; the second time in a row it takes twice as long."""
         span = min(2 * self._spans.pop(caller, FIRST_SPAN // 2), LONGEST_SPAN)
-        self._left.pop(caller, None)
-        self._left[caller] = self._spans[caller] = span
-        if len(self._left) > MAX_SUSPECTS:
-            self._forget(next(iter(self._left)))
+        self.left.pop(caller, None)
+        self.left[caller] = self._spans[caller] = span
+        if len(self.left) > MAX_SUSPECTS:
+            self._forget(next(iter(self.left)))
 
     def succeeded(self, caller: Hashable) -> None:
         """Note a good answer to this caller."""
-        left = self._left.get(caller)
+        left = self.left.get(caller)
         if left is None:
             return
         if left > 1:
-            self._left[caller] = left - 1
+            self.left[caller] = left - 1
         else:
             self._forget(caller)
 
     def _forget(self, caller: Hashable) -> None:
-        del self._left[caller], self._spans[caller]
+        del self.left[caller], self._spans[caller]

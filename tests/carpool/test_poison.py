@@ -30,22 +30,22 @@ def test_batches_grow_again_once_nothing_fails() -> None:
 
 def test_a_suspect_is_trusted_again_after_eight_good_answers_and_after_twice_as_many_the_next_time() -> None:
     suspects = Suspects()
-    assert not suspects
+    assert not suspects.left
     suspects.failed("caller")
     for _ in range(FIRST_SPAN - 1):
         suspects.succeeded("caller")
-    assert "caller" in suspects
+    assert "caller" in suspects.left
     suspects.failed("caller")
     for _ in range(2 * FIRST_SPAN - 1):
         suspects.succeeded("caller")
         suspects.succeeded("another")
-    assert "caller" in suspects
+    assert "caller" in suspects.left
     suspects.succeeded("caller")
-    assert "caller" not in suspects
+    assert "caller" not in suspects.left
     suspects.failed("caller")
     for _ in range(FIRST_SPAN):
         suspects.succeeded("caller")
-    assert not suspects, "once trusted it begins anew"
+    assert not suspects.left, "once trusted it begins anew"
 
 
 def test_nobody_is_suspected_for_ever() -> None:
@@ -54,11 +54,11 @@ def test_nobody_is_suspected_for_ever() -> None:
         suspects.failed("caller")
     for _ in range(LONGEST_SPAN):
         suspects.succeeded("caller")
-    assert not suspects
+    assert not suspects.left
 
 
 def test_suspects_are_bounded_and_the_latest_stay() -> None:
     suspects = Suspects()
     for caller in range(2 * MAX_SUSPECTS):
         suspects.failed(caller)
-    assert [caller in suspects for caller in (0, MAX_SUSPECTS - 1, MAX_SUSPECTS)] == [False, False, True]
+    assert [caller in suspects.left for caller in (0, MAX_SUSPECTS - 1, MAX_SUSPECTS)] == [False, False, True]
