@@ -94,11 +94,12 @@ class Batcher:
         late = self._deadline <= now or (self._ghosts and self._ghosts[0][0] <= now)
         actions = self.poll(now) if late else []
         lane = self._lanes.get(request.model) or self.lane(request.model)
-        lane.counters.arrived(now, request.rows)
         merge = request.mergeable and not lane.quarantined
         key = (request.model, request.key if merge else ALONE)
         if merge and len(self._waiting) >= MAX_KINDS and key not in self._waiting and request.rows <= lane.cap:
             merge, key = False, (request.model, ALONE)
+        shares = lane.company.arrived(request.key if merge else None, request.bucket, now, lane.parameters.max_wait)
+        lane.counters.arrived(now, request.rows, batchable=shares)
         queue = self._waiting.get(key) or Queue(
             key, lane, self._backlog, merge=merge, bucket=request.bucket if merge else None
         )
@@ -384,6 +385,7 @@ class Batcher:
             or queue.rows >= lane.full
             or queue.alone
             or self._draining
+            or not lane.company.likely(lane.parameters.max_wait)
             or (lane.max_tokens is not None and queue.tokens >= lane.max_tokens)
         ):
             return -inf

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
+from carpool.company import Company
 from carpool.riding import PROBES, Request, Ride, time_of
 from carpool.statistics import Counters
 
@@ -288,7 +289,7 @@ class Lane:
     """One model: its parameters, what is believed of its service time, what went wrong with it, and its counters."""
 
     __slots__ = (
-        "at_ceiling", "ceiling", "cold_batches", "cold_slow", "counters",
+        "at_ceiling", "ceiling", "cold_batches", "cold_slow", "company", "counters",
         "estimate", "extra_rows", "hopeless", "max_batch", "max_tokens", "most_served", "name", "parameters",
         "passing", "probe_after", "probing", "proven", "quarantined", "queued", "seen", "served_rows", "shed_slo",
         "since_probe",
@@ -330,6 +331,7 @@ class Lane:
         self.cold_slow = 0
         """First batches whose time was foreseen, and those of them that took ``SLOW`` times as long."""
         self.counters = Counters()
+        self.company = Company()
 
     def obey(self, parameters: Parameters) -> None:
         """Run with other parameters from here on; what was to be probed was chosen for those before."""

@@ -106,6 +106,8 @@ class Arrival(NamedTuple):
     """The caller leaves after this."""
     poisoned: bool = False
     """Fails every batch it rides in."""
+    key: int = 0
+    """Only requests of equal keys, and of one length bucket, are batched."""
 
 
 class Balancer(StrEnum):
@@ -337,7 +339,7 @@ class Simulation:
                     detail = details[index]
                     bucket = bucket_of(detail.length)
                     request = Request(
-                        key=bucket,
+                        key=(bucket, detail.key) if detail.key else bucket,
                         arrived=now,
                         due=now + slo,
                         rows=detail.rows,
