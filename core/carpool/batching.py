@@ -13,6 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from carpool.bisection import judge, next_part
+from carpool.company import MOSTLY
 from carpool.lanes import Backlog, Lane, Queue
 from carpool.policy import Admission, Parameters
 from carpool.riding import (
@@ -99,7 +100,7 @@ class Batcher:
         if merge and len(self._waiting) >= MAX_KINDS and key not in self._waiting and request.rows <= lane.cap:
             merge, key = False, (request.model, ALONE)
         shares = lane.company.arrived(request.key if merge else None, request.bucket, now, lane.parameters.max_wait)
-        lane.counters.arrived(now, request.rows, batchable=shares)
+        lane.counters.arrived(now, request.rows, shares)
         queue = self._waiting.get(key) or Queue(
             key, lane, self._backlog, merge=merge, bucket=request.bucket if merge else None
         )
@@ -385,7 +386,7 @@ class Batcher:
             or queue.rows >= lane.full
             or queue.alone
             or self._draining
-            or not lane.company.likely(lane.parameters.max_wait)
+            or (lane.company.share < MOSTLY and not lane.company.likely(lane.parameters.max_wait))
             or (lane.max_tokens is not None and queue.tokens >= lane.max_tokens)
         ):
             return -inf

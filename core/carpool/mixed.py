@@ -1,8 +1,9 @@
-"""Requests of several lengths, of which only those of one bucket ride together: the batch recursion for all of them.
+"""Requests of several kinds, of which only those of one kind share a batch: the batch recursion for all of them.
 
-A bucket is a queue with a t(b) of its own, and all queues share the slots. Played as one queue, in which everybody
-rides with everybody, batches come out several times too large: with four buckets of heavy-tailed texts the device time
-a request was forecast at a third of what it is, and the largest batches seemed to be the best.
+A kind is a length bucket, with a t(b) of its own, or a group of callers with one key (``company``). Each is a queue,
+and all queues share the slots. Played as one queue, in which any two share a batch, batches come out several times too
+large: with four buckets of heavy-tailed texts the device time a request was forecast at a third of what it is, and the
+largest batches seemed to be the best. With a hundred keys a wait seemed to save 94 %, and saved nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ ROUNDING = 1e-9
 
 
 class Kind(NamedTuple):
-    """One length bucket."""
+    """One length bucket, or one group of callers in it."""
 
     share: float
-    """Of the requests, all of one row."""
+    """Of the requests, all of equally many rows."""
     times: tuple[float, ...]
-    """Seconds by rows, up to the largest batch."""
+    """Seconds by requests, up to the largest batch."""
     slow: tuple[float, ...]
     """What such a batch seldom exceeds."""
 
@@ -38,7 +39,7 @@ class Served(NamedTuple):
 
     latencies: list[float]
     sizes: list[int]
-    """Rows of each batch."""
+    """Requests of each batch."""
     device_busy: float
     work: float
     end: float
@@ -58,9 +59,9 @@ def serve(
     passing: bool,
     surely: float,
 ) -> Served:
-    """Serve requests of one row, the most urgent bucket first.
+    """Serve requests of equally many rows, ``cap`` a batch, the most urgent kind first.
 
-    Of who is due, the bucket goes first whose oldest would have to start first to be in time at ``target`` seconds of
+    Of those that are due, the kind goes first whose oldest would have to start first to be in time at ``target`` seconds of
     age. ``shed``: whoever is predicted late is refused, and dropped whom a batch would make late. Arguments as of
     ``queueing.forecast``; one turn of the loop a batch, or an arrival that may be refused.
     """
