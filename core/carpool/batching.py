@@ -99,7 +99,9 @@ class Batcher:
         key = (request.model, request.key if merge else ALONE)
         if merge and len(self._waiting) >= MAX_KINDS and key not in self._waiting and request.rows <= lane.cap:
             merge, key = False, (request.model, ALONE)
-        shares = lane.company.arrived(request.key if merge else None, request.bucket, now, lane.parameters.max_wait)
+        # By its key alone: what finds too many kinds waiting is of a kind all the same.
+        known = request.key if request.mergeable and not lane.quarantined else None
+        shares = lane.company.arrived(known, request.bucket, now, lane.parameters.max_wait)
         lane.counters.arrived(now, request.rows, shares)
         queue = self._waiting.get(key) or Queue(
             key, lane, self._backlog, merge=merge, bucket=request.bucket if merge else None

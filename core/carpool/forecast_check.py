@@ -78,7 +78,11 @@ class Expected(NamedTuple):
         A slow median shows in most intervals of half a second, a slow tail in one of three.
         """
         p50, p99 = played.quantile(0.5), played.quantile(0.99)
-        limits = ((0.5, p50, SLOW * p50 + OWN, 0.75), (0.99, p99, SLOW * p99 + OWN, 0.33), (0.5, p50, p50 / QUICK, 0.75))
+        limits = (
+            (0.5, p50, SLOW * p50 + OWN, 0.75),
+            (0.99, p99, SLOW * p99 + OWN, 0.33),
+            (0.5, p50, p50 / QUICK, 0.75),
+        )
         return cls(tuple(Bound(q, value, limit, played.beyond(limit), share) for q, value, limit, share in limits))
 
 

@@ -245,7 +245,7 @@ class Counters:
         self._window = -1
         self._window_arrivals = 0
 
-    def arrived(self, now: float, rows: int, batchable: bool = True) -> None:  # noqa: FBT001, FBT002 - by position: the hot path
+    def arrived(self, now: float, rows: int, batchable: bool = True) -> None:
         """Count an arrival, admitted or not; ``batchable``: whether it could share a batch with a recent one."""
         window = int(now / WINDOW)
         if window != self._window:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from carpool.caution import Caution
-from carpool.company import Sharing, explained
+from carpool.company import NONE, Sharing, explained
 from carpool.daring import LASTS, RISE, Dares, Probe, below, bolder, brighter, to_probe
 from carpool.decision import Decision, Forecasted, Observation
 from carpool.forecast_check import ForecastCheck
@@ -319,7 +319,7 @@ class Tuner:
         """Say what keeps requests from being batched, and whether the forecast is wrong."""
         alarm, share = self._check.alarm, self._sharing.share
         decision = replace(decision, share=share, alarm=alarm.message if alarm is not None else "")
-        plain = decision.reason in {Reason.CONVERGED, Reason.PASSES_THROUGH}
+        plain = decision.reason in {Reason.CONVERGED, Reason.PASSES_THROUGH, Reason.SAVES_DEVICE_TIME}
         if alarm is not None and decision.reason is Reason.CONVERGED:
             return replace(decision, reason=Reason.FORECAST_OFF, message=f"{decision.message}; {alarm.message}")
         if plain and not self._holds(self._limits.max_wait):
@@ -382,7 +382,10 @@ class Tuner:
     @property
     def _reach(self) -> Limits:
         """Where to look for candidates."""
-        limits = self._limits
+        limits, size = self._limits, self.parameters.max_batch
+        if self._sharing.share <= NONE:
+            # No size differs from another, and company may come again.
+            limits = replace(limits, min_batch=size, max_batch=size)
         return replace(limits, max_wait=limits.min_wait) if self._mistaken else limits
 
     def _holds(self, wait: float) -> bool:
@@ -390,7 +393,7 @@ class Tuner:
         return self._assessor is None or self._assessor.holds(wait)
 
     def _expected(self) -> Expected | None:
-        """What answers should show; ``None`` where the forecast says itself that it is worth little."""
+        """Return what answers should show; ``None`` where the forecast says itself that it is worth little."""
         if self._assessor is None:
             return None
         current = self._assessor.assess(self.parameters, KEPT)
@@ -512,7 +515,9 @@ class Tuner:
         rescue = self._loses(current) and target.holds_now and target.parameters != self.parameters
         if self._mistaken and self.parameters.max_wait > self._limits.min_wait:
             unheld = assessor.assess(replace(self.parameters, max_wait=Duration(self._limits.min_wait)))
-            return self._change(now, unheld, unheld, Reason.FORECAST_OFF, "nothing is held while the forecast is off", "")
+            return self._change(
+                now, unheld, unheld, Reason.FORECAST_OFF, "nothing is held while the forecast is off", ""
+            )
         # Before requests pass one by one too: from there on nothing tells what company would cost.
         if (
             bold is not None

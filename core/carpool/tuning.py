@@ -495,9 +495,7 @@ class Assessor:
                 times, service, parameters, target, executors=executors, rows=rows, groups=self._groups,
                 noise_draws=noise,
             )  # fmt: skip
-        return glance(
-            times, service, parameters, target, executors=executors, groups=self._groups, noise_draws=noise
-        )
+        return glance(times, service, parameters, target, executors=executors, groups=self._groups, noise_draws=noise)
 
     def _rows_of(self, times: Sequence[float]) -> list[int] | None:
         return self._rows[: len(times)] if self._rows is not None else None
