@@ -13,6 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from carpool.bisection import judge, next_part
+from carpool.company import MOSTLY
 from carpool.lanes import Lane, Queue
 from carpool.policy import Admission, Parameters
 from carpool.riding import (
@@ -118,15 +119,17 @@ class Batcher:
         late = self._deadline <= now or self._overdue_at <= now or (self._ghosts and self._ghosts[0][0] <= now)
         actions = self.poll(now) if late else []
         lane = self._lanes.get(request.model) or self.lane(request.model)
-        lane.counters.arrived(now, request.rows)
         merge = request.mergeable and not lane.quarantined
         key = (request.model, request.key if merge else ALONE)
+        known = request.key if merge else None
         if merge and request.rows <= lane.cap:  # a larger one has to be cut
             suspects = lane.suspects.left
-            if (suspects and request.caller in suspects) or (
-                len(self._waiting) >= MAX_KINDS and key not in self._waiting
-            ):
-                merge, key = False, (request.model, ALONE)
+            if suspects and request.caller in suspects:
+                merge, key, known = False, (request.model, ALONE), None
+            elif len(self._waiting) >= MAX_KINDS and key not in self._waiting:
+                merge, key = False, (request.model, ALONE)  # it is of a kind all the same, which is counted
+        shares = lane.company.arrived(known, request.bucket, now, lane.parameters.max_wait)
+        lane.counters.arrived(now, request.rows, shares)
         queue = self._waiting.get(key) or Queue(key, lane, merge=merge, bucket=request.bucket if merge else None)
         refused = self._refuses(queue, request, now)
         if refused is not None:
@@ -433,6 +436,7 @@ class Batcher:
             or queue.rows >= queue.full
             or queue.alone
             or self._draining
+            or (lane.company.share < MOSTLY and not lane.company.likely(lane.parameters.max_wait))
             or (lane.max_tokens is not None and queue.tokens >= lane.max_tokens)
         ):
             return -inf

@@ -62,3 +62,7 @@ class Decision(Struct, frozen=True):
     tentative: bool = False
     """Of a change: whether one replica had better try it first. The present parameters are forecast to keep the SLO,
     and at the upper confidence of t(b) these miss more, or they go beyond what was measured."""
+    share: float = 1.0
+    """Of the arrivals, those that can share a batch with another, as believed."""
+    alarm: str = ""
+    """What was observed in place of what was forecast, while that differs by more than 20 %; ``""``: nothing."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
+from carpool.company import Company
 from carpool.poison import EXTRA_ROWS, EXTRA_SHARE, MAX_ISOLATED, Isolation, Suspects
 from carpool.riding import PROBES, Request, Ride, time_of
 from carpool.statistics import Counters
@@ -300,7 +301,7 @@ class Lane:
     """One model: its parameters, what is believed of its service time, what went wrong with it, and its counters."""
 
     __slots__ = (
-        "at_ceiling", "backlog", "ceiling", "cold_batches", "cold_slow", "counters",
+        "at_ceiling", "backlog", "ceiling", "cold_batches", "cold_slow", "company", "counters",
         "estimate", "extra_rows", "gave_back", "hopeless", "isolated", "max_batch", "max_tokens", "most_served", "name",
         "overdue", "parameters", "passing", "probe_after", "probing", "proven", "quarantined", "queued", "seen",
         "served_rows", "shed_slo", "since_probe", "suspects", "taken",
@@ -352,6 +353,7 @@ class Lane:
         self.cold_slow = 0
         """First batches whose time was foreseen, and those of them that took ``SLOW`` times as long."""
         self.counters = Counters()
+        self.company = Company()
 
     def obey(self, parameters: Parameters) -> None:
         """Run with other parameters from here on; what was to be probed was chosen for those before."""

@@ -92,18 +92,20 @@ def forecast(
     deadline: float = math.inf,
     executors: int | None = None,
     rows: Sequence[int] | None = None,
+    groups: Sequence[float] = (1.0,),
     noise_draws: Sequence[float] | None = None,
     latencies: list[float] | None = None,
     sizes: list[int] | None = None,
 ) -> Forecast:
-    """Forecast what happens to ``arrivals`` (seconds, ascending, at least one), all of equal key and priority.
+    """Forecast what happens to ``arrivals`` (seconds, ascending, at least one), all of equal priority.
 
     A batch leaves at d = max(first free slot, a0, min(a0 + W, aB)): when a slot is free and it is full, or its oldest
     has waited W = ``max_wait``, or waiting on would make its oldest later than ``slo_target``. Slots beyond
     ``executors`` (default: the fitted ones) only queue at the device. ``shed`` refuses whom the SLO can't be kept for,
     on arrival and at dispatch; without it that is done at ``deadline`` seconds of age. ``rows`` gives each request's
     rows (default 1); requests larger than the cap are split. Where ``service`` has a mix, those of one row ride with
-    others of their length bucket, drawn by the buckets' shares. ``noise_draws`` are multipliers of service times, one a
+    others of their length bucket, drawn by the buckets' shares. ``groups``: shares of the requests that have one key
+    each, where they have several; these have equally many rows. ``noise_draws`` are multipliers of service times, one a
     batch, over and over. To ``latencies``, if given, those of all who are served are appended, in order of arrival
     (with a mix, of service); to ``sizes`` the rows of every batch.
     """
@@ -118,8 +120,10 @@ def forecast(
         largest=max(rows, default=0) if rows else 0,
     )
     run = None
-    if service.mix and rows is None and deadline == math.inf:
-        run = mixed(arrivals, service, setting)
+    unit = rows[0] if rows else 1
+    grouped = len(groups) > 1 and unit <= setting.cap
+    if (grouped or (service.mix and rows is None)) and deadline == math.inf:
+        run = mixed(arrivals, service, setting, groups, unit)
     elif rows is None and not shed:
         run = recursion(arrivals, setting).run(arrivals, setting)
         # Who is refused is predicted late behind full batches: at most two of these more than it would take.
@@ -176,13 +180,14 @@ def glance(
     slo_target: float,
     *,
     executors: int | None = None,
+    groups: Sequence[float] = (1.0,),
     noise_draws: Sequence[float] | None = None,
 ) -> Glance:
     """Forecast misses and device time alone, as ``forecast`` does: of requests of one row, none of them refused."""
     setting = Setting.of(service, parameters, slo_target, executors, noise_draws)
     count = len(arrivals)
-    if service.mix:
-        run = mixed(arrivals, service, setting)
+    if service.mix or len(groups) > 1:
+        run = mixed(arrivals, service, setting, groups)
         latencies, limit = iter(run.latencies), slo_target + ROUNDING
         late, squares = in_runs(sum(map(limit.__lt__, islice(latencies, size))) for size in run.sizes)
         busy = run.device_busy

@@ -93,14 +93,25 @@ class Run(NamedTuple):
     end: float
 
 
-def mixed(arrivals: Sequence[float], service: ServiceTime, setting: Setting) -> Run:
-    """Serve requests of one row of several length buckets."""
-    kinds = [Kind(share, _times(own, setting.cap), _slow(own, setting.cap)) for share, own in service.mix]
+def mixed(
+    arrivals: Sequence[float], service: ServiceTime, setting: Setting, groups: Sequence[float] = (1.0,), rows: int = 1
+) -> Run:
+    """Serve requests of equal ``rows``, at most a batch's, of which only those of one kind share a batch.
+
+    A kind is a length bucket, and in it one of ``groups`` of callers, whose shares of the requests are given.
+    """
+    cap = setting.cap // rows
+    kinds = [
+        Kind(share * group, _times(own, setting.cap)[::rows], _slow(own, setting.cap)[::rows])
+        for share, own in service.mix or ((1.0, service),)
+        for group in groups
+    ]
     served = serve(
-        arrivals, kinds, cap=setting.cap, wait=setting.wait, slots=setting.slots, executors=setting.executors,
+        arrivals, kinds, cap=cap, wait=setting.wait, slots=setting.slots, executors=setting.executors,
         target=setting.target, draws=setting.draws, shed=setting.shed, passing=setting.passing, surely=setting.surely,
     )  # fmt: skip
-    return Run(*served)
+    run = Run(*served)
+    return run if rows == 1 else run._replace(sizes=[rows * size for size in run.sizes])
 
 
 class Course(NamedTuple):

@@ -37,6 +37,8 @@ class Lane(Struct, frozen=True, rename="camel", kw_only=True):
     service_seconds: tuple[float, ...] | None = None
     """t(b) by rows, seconds; ``None`` while unknown."""
     executors: int | None = None
+    forecast_alarm: str = ""
+    """What was observed in place of what was forecast, while that differs by more than 20 %; ``""``: nothing."""
     replaced: int = 0
     """How often the model was found to be another one, or its server restarted: what was measured before is void."""
     arrivals: list[tuple[float, int]] = field(default_factory=list)

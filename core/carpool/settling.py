@@ -12,9 +12,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
+
+from carpool.forecast_check import Expected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,6 +53,16 @@ CONFIDENT = 1.96
 """Standard errors on either side of an interval that is missed once in twenty times."""
 
 
+class Spread(NamedTuple):
+    """A share of requests, and how surely a stretch of so many of them shows it."""
+
+    share: float
+    deviation: float
+    """Standard deviation of the share of one stretch."""
+    requests: float
+    """In a stretch, on average."""
+
+
 class Settling:
     """A quantile over more and more requests."""
 
@@ -74,6 +87,24 @@ class Settling:
             pairs = zip(self._sections[::2], [*self._sections[1::2], Counter()], strict=False)
             self._sections = [one + other for one, other in pairs]
         self._judge()
+
+    def quantile(self, q: float) -> float:
+        """Return a quantile (seconds) of all that was added."""
+        descending = sorted((item for section in self._sections for item in section.items()), reverse=True)
+        beyond, most = 0, (1 - q) * sum(count for _, count in descending)
+        for each, count in descending:
+            beyond += count
+            if beyond > most:
+                return math.exp((each + 0.5) * FINENESS)
+        return math.inf
+
+    def beyond(self, seconds: float) -> Spread:
+        """Return the share of latencies beyond a time, and how much that differs between sections."""
+        least = math.floor(math.log(max(seconds, INSTANT)) / FINENESS)
+        sections = [section for section in self._sections if section]
+        shares = [_count(section, least) / section.total() for section in sections]
+        requests = sum(section.total() for section in sections) / max(len(sections), 1)
+        return Spread(fmean(shares), stdev(shares), requests) if len(shares) > 1 else Spread(0.0, math.inf, requests)
 
     def is_known(self, within: float) -> bool:
         """Whether it is: half of its 95 % interval at most so large, relative to it, by enough runs to believe that."""
@@ -125,12 +156,20 @@ class Telling:
         self._play = play
         self._settling: Settling | None = Settling()
         self._misses: list[float] = []
+        self._expected: Expected | None = None
         self.told = searched
 
     @property
     def settled(self) -> bool:
         """Whether more requests would tell no more, or too little."""
         return self._settling is None
+
+    @property
+    def expected(self) -> Expected | None:
+        """What answers should show where this is right; ``None`` before several lots were played."""
+        if self._settling is not None and len(self._misses) >= ENOUGH_RUNS:
+            self._expected = Expected.of(self._settling)
+        return self._expected
 
     def settle(self) -> None:
         """Play one lot more; the first is the search's own."""
@@ -146,6 +185,7 @@ class Telling:
             )
         # Where hardly anybody is served, as good as nobody has a latency.
         if settling.is_known(WITHIN) or requests + lot.requests > MOST_TOLD or settling.value == math.inf:
+            self._expected = Expected.of(settling) if settling.value < math.inf else None
             self._settling, self._misses = None, []
 
 

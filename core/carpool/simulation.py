@@ -106,6 +106,8 @@ class Arrival(NamedTuple):
     """The caller leaves after this."""
     poisoned: bool = False
     """Fails every batch that it is in, and alone."""
+    key: int = 0
+    """Only requests of equal keys, and of one length bucket, are batched."""
     short: bool = False
     """An answer to it and others has a row too few; alone it is answered well."""
     hangs: bool = False
@@ -346,7 +348,7 @@ class Simulation:
                     detail = details[index]
                     bucket = bucket_of(detail.length)
                     request = Request(
-                        key=bucket,
+                        key=(bucket, detail.key) if detail.key else bucket,
                         arrived=now,
                         due=now + slo,
                         rows=detail.rows,

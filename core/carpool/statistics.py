@@ -71,10 +71,16 @@ class Cell:
     __hash__ = None  # type: ignore[assignment] # mutable
 
 
+ALL = -1
+"""Left out, as by sidecars of older versions, which do not count it: every arrival."""
+
+
 class ModelStats(Struct):
     """A snapshot (or a difference of two, or a sum over replicas) of one model's counters."""
 
     arrivals: int = 0
+    batchable: int = ALL
+    """Arrivals whose key was that of a recent arrival: these could share a batch. At most ``arrivals``."""
     arrivals_squared: int = 0
     """Sum over finished windows of the squared arrival count."""
     windows: int = 0
@@ -95,6 +101,11 @@ class ModelStats(Struct):
     bisections: int = 0
     durations: list[int] = field(default_factory=list)
     """Requests answered by duration; one more entry than ``DURATION_BOUNDS``, the last beyond them all."""
+
+    def __post_init__(self) -> None:
+        """Fill in what older sidecars do not count."""
+        if self.batchable == ALL:
+            self.batchable = self.arrivals
 
     @property
     def missed(self) -> int:
@@ -176,7 +187,7 @@ def combine(parts: list[ModelStats]) -> ModelStats:
 
 
 _SUMMED = (
-    "arrivals", "arrivals_squared", "windows", "rows", "dispatched", "queue_seconds", "served", "hits",
+    "arrivals", "batchable", "arrivals_squared", "windows", "rows", "dispatched", "queue_seconds", "served", "hits",
     "cold", "stalled", "padded_rows", "bisections",
 )  # fmt: skip
 
@@ -204,13 +215,14 @@ class Counters:
     """One model's counters as the hot path increments them. What is counted only grows."""
 
     __slots__ = (
-        "_window", "_window_arrivals", "arrivals", "arrivals_squared", "bisections", "cells", "cold", "dispatched",
-        "durations", "excess", "excess_until", "hits", "misses", "padded_rows", "queue_seconds", "recent", "rows",
-        "served", "stalled", "windows",
+        "_window", "_window_arrivals", "arrivals", "arrivals_squared", "batchable", "bisections", "cells", "cold",
+        "dispatched", "durations", "excess", "excess_until", "hits", "misses", "padded_rows", "queue_seconds", "recent",
+        "rows", "served", "stalled", "windows",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.arrivals = 0
+        self.batchable = 0
         self.arrivals_squared = 0
         self.windows = 0
         self.rows = 0
@@ -233,13 +245,14 @@ class Counters:
         self._window = -1
         self._window_arrivals = 0
 
-    def arrived(self, now: float, rows: int) -> None:
-        """Count an arrival, admitted or not."""
+    def arrived(self, now: float, rows: int, batchable: bool = True) -> None:
+        """Count an arrival, admitted or not; ``batchable``: whether it could share a batch with a recent one."""
         window = int(now / WINDOW)
         if window != self._window:
             self._close_window(window)
         self._window_arrivals += 1
         self.arrivals += 1
+        self.batchable += batchable
         self.rows += rows
         self.recent.append((now, rows))
 

@@ -6,6 +6,8 @@ from math import inf, sqrt
 from statistics import stdev
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from carpool.news import width
 from carpool.policy import Duration, Parameters, format_seconds, whole_microseconds
 from carpool.search import LEAST, is_better, is_safer
@@ -13,7 +15,7 @@ from carpool.tuning import Reason
 
 if TYPE_CHECKING:
     from carpool.search import Choice
-    from carpool.tuning import Assessment
+    from carpool.tuning import Assessment, Assessor
 
 WORTH = 0.02
 """Relative gain for which parameters are changed, though half of it may be chance: having changed tells."""
@@ -73,6 +75,18 @@ def gain(target: Assessment, current: Assessment) -> Gain:
     of_times = sum(abs(count) * (service.upper(rows) - service.lower(rows)) for rows, count in differ.items()) / WIDE
     of_arrivals = sqrt(len(saved)) * stdev(saved)
     return Gain(sum(saved) / before, inf if service.mix else sqrt(of_times**2 + of_arrivals**2) / before)
+
+
+def without_vain_wait(assessor: Assessor, current: Assessment, target: Assessment) -> Assessment:
+    """Return what to turn to in place of ``target`` where requests have no company: a wait that holds nothing is none.
+
+    Sizes stay as they are then, unless others are a gain: what waits for a slot is batched all the same.
+    """
+    if target.parameters.pass_through or assessor.holds(target.parameters.max_wait):
+        return target
+    kept = target if is_worth(target, current) or current.parameters.pass_through else current
+    wait = min(Duration(assessor.situation.limits.min_wait), kept.parameters.max_wait)
+    return assessor.assess(replace(kept.parameters, max_wait=wait))
 
 
 def toward(current: Parameters, target: Parameters, factor: float, largest: int) -> Parameters:

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from carpool.caution import Caution
+from carpool.company import NONE, Sharing, explained
 from carpool.daring import LASTS, RISE, Dares, Probe, below, bolder, brighter, to_probe
 from carpool.decision import Decision, Forecasted, Observation
+from carpool.forecast_check import ForecastCheck
 from carpool.latency import LatencyLearner
 from carpool.load import Load
 from carpool.misses import MissTest
@@ -18,12 +21,13 @@ from carpool.queueing import stability
 from carpool.riding import PROBES, Refused
 from carpool.search import Choice, choose
 from carpool.statistics import COLD, LATE
-from carpool.steps import WORTH, gain, is_clearly_worth, is_worth, toward, why
+from carpool.steps import WORTH, gain, is_clearly_worth, is_worth, toward, why, without_vain_wait
 from carpool.tuning import KEPT, Assessment, Assessor, Reason, Situation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from carpool.forecast_check import Expected
     from carpool.latency import ServiceTime
     from carpool.policy import BatchingPolicy, Limits, Model
     from carpool.riding import Estimate
@@ -56,15 +60,6 @@ late: kernels are chosen or compiled for it then."""
 
 NO_WAIT = Duration(0.0)
 
-CAUTION = 0.9
-"""Factor on the SLO's target in forecasts, for every time misses were seen that were not forecast."""
-
-LEAST_CAUTION = 0.5
-"""Factor from which more caution would only cost goodput: what makes requests late then, no parameters can help."""
-
-FORGIVEN_AFTER = 300.0
-"""Seconds without such misses after which one step of caution is taken back; doubled whenever that was too soon."""
-
 SPARED = 300.0
 """Seconds' worth of misses that the SLO allows, and were not made, that are kept for tries."""
 
@@ -96,6 +91,8 @@ class Tuner:
         self._learner = learner or LatencyLearner()
         self._obey(policy, model)
         self.parameters = self._limits.clamp(parameters or policy.baseline)
+        self._sharing = Sharing()
+        self._check = ForecastCheck()
         self._service: ServiceTime | None = None
         self._estimate: Estimate | None = None
         self._choice: Choice | None = None
@@ -105,10 +102,7 @@ class Tuner:
         self._requests_since = 0
         self._last_arrival = -inf
         self._seen_at = -inf
-        self._caution = 1.0
-        self._calm_since = -inf
-        self._forgiven_after = FORGIVEN_AFTER
-        self._forgiven = False
+        self._caution = Caution()
         self._spare = 0.0
         """Requests of a replica that were not late and might have been: what a try may cost."""
         self._offered = 0.0
@@ -156,6 +150,7 @@ class Tuner:
         self._load.tolerance = policy.tuning.tolerance_percent / 100
         self._choice = None
         self._assessor = None
+        self._check.forget(self._seen_at)
         self._left.clear()
         known, self._service = self._service, None  # the Batcher's tables may be longer or shorter now
         if known is not None:
@@ -163,6 +158,9 @@ class Tuner:
 
     def step(self, observation: Observation) -> Decision:
         """Take an observation and decide."""
+        return self._explained(self._step(observation))
+
+    def _step(self, observation: Observation) -> Decision:
         now, stats = observation.now, observation.stats
         self._seen_at = now
         if self._started_at is None:
@@ -174,6 +172,7 @@ class Tuner:
         if observation.seconds <= 0:
             return self._keep(now, Reason.METRICS_STALE, "no time has passed since the last observation")
         if observation.stalled:
+            self._check.changed(now)
             return self._keep(now, Reason.HOST_STALLED, "this host paused; what was measured meanwhile is not used")
         # 2. Learn.
         load_moved = self._load.observe(
@@ -184,6 +183,7 @@ class Tuner:
             stats.rows,
             observation.replicas,
         )
+        share_moved = self._sharing.observe(observation.seconds / observation.replicas, stats.arrivals, stats.batchable)
         self._cold = self._cold or COLD in stats.misses
         model_moved = self._learner.observe(now, stats.by_key()) != 1.0
         self._requests_since += stats.arrivals
@@ -197,7 +197,7 @@ class Tuner:
             return self._idle(now, service)
         if model_moved:
             self._left.clear()
-        if load_moved or model_moved or is_another(service, self._tried_with):
+        if load_moved or model_moved or share_moved or is_another(service, self._tried_with):
             self._new_epoch(service)
         # Misses contradict the forecast that was made for these parameters, not what was late before them.
         late = sum(stats.misses.get(reason, 0) for reason in TOO_LATE)
@@ -208,18 +208,26 @@ class Tuner:
         broken = asked and self._misses.observe(stats.hits, late, self.parameters.max_batch)
         if broken:
             self._broken_at = now
-        alarmed = broken and self._caution > LEAST_CAUTION
+        alarmed = broken and not self._caution.most
         if broken and not alarmed:
             self._misses.restart()
-        # 3. Search anew where there is news.
         if broken:
             self._dares.stop()
         told = self._dares.observe(now, stats)
+        expelled = self.parameters.pass_through and not observation.passing
+        if model_moved:
+            self._check.forget(now)
+        probing = self._probe is not None and self._probe.rows
+        unlike = load_moved or share_moved or told or self._dares.trying or probing or expelled or stats.stalled
+        if unlike or COLD in stats.misses:
+            self._check.changed(now)
+        lasted = observation.seconds / observation.replicas
+        checked = self._check.observe(now, lasted, stats.durations, self._expected)
+        # 3. Search anew where there is news.
         probe_told = self._probe is not None and self._probe.told(service)
         if self._probe is not None and probe_told:
             self._dares.told(self._probe.rows)
-        expelled = self.parameters.pass_through and not observation.passing
-        forgives = not alarmed and self._caution < 1 and now - self._calm_since >= self._forgiven_after
+        forgives = not alarmed and self._caution.is_over(now)
         better_told = self._assessor is None or self._load.process != self._assessor.situation.process
         hoped = now >= self._hopes_until > -inf
         if hoped:
@@ -228,6 +236,8 @@ class Tuner:
             better_told
             or hoped
             or model_moved
+            or share_moved
+            or checked
             or alarmed
             or forgives
             or told
@@ -268,6 +278,7 @@ class Tuner:
         self._changed_at = self._seen_at
         self._requests_since = 0
         self._misses.restart()
+        self._check.changed(self._seen_at)
 
     def rejected(self, parameters: Parameters, back_to: Parameters) -> None:
         """Go on from ``back_to``: with ``parameters`` more requests were late than forecast, and they were taken back.
@@ -304,6 +315,17 @@ class Tuner:
         since = max(self._last_arrival, self._started_at or now)
         return f"no request for {format_seconds(round(now - since, 1))}"
 
+    def _explained(self, decision: Decision) -> Decision:
+        """Say what keeps requests from being batched, and whether the forecast is wrong."""
+        alarm, share = self._check.alarm, self._sharing.share
+        decision = replace(decision, share=share, alarm=alarm.message if alarm is not None else "")
+        plain = decision.reason in {Reason.CONVERGED, Reason.PASSES_THROUGH, Reason.SAVES_DEVICE_TIME}
+        if alarm is not None and decision.reason is Reason.CONVERGED:
+            return replace(decision, reason=Reason.FORECAST_OFF, message=f"{decision.message}; {alarm.message}")
+        if plain and not self._holds(self._limits.max_wait):
+            return replace(decision, reason=Reason.NO_COMPANY, message=f"{decision.message}; {explained(share)}")
+        return decision
+
     # ------------------------------------------------------------------------------------------------- evidence
 
     def _install(self, service: ServiceTime | None) -> None:
@@ -337,28 +359,45 @@ class Tuner:
             self._dares.forget()
             self._left.clear()
         self._tried_with = service
-        self._caution = 1.0
-        self._forgiven_after = FORGIVEN_AFTER
-        self._forgiven = False
+        self._caution.reset()
         self._misses.restart()
 
     def _fail(self, parameters: Parameters) -> None:
         """Plan more carefully, and don't come back here: misses were seen that were not forecast."""
         self._failed.append(parameters)
-        self._caution = max(self._caution * CAUTION, LEAST_CAUTION)
+        self._caution.more(self._seen_at)
         self._misses.restart()
-        self._calm_since = self._seen_at
-        if self._forgiven:
-            self._forgiven_after *= 2
-            self._forgiven = False
 
     def _forgive(self, now: float) -> None:
         """Plan a step less carefully: what made requests late may be gone, and another load may never come."""
-        self._caution = min(self._caution / CAUTION, 1.0)
+        self._caution.less(now)
         self._failed = self._failed[:-1]
         self._tried = []
-        self._calm_since = now
-        self._forgiven = True
+
+    @property
+    def _mistaken(self) -> bool:
+        """Whether answers take longer than forecast, so that no forecast says what a wait would do."""
+        return self._check.alarm is not None and self._check.alarm.slow
+
+    @property
+    def _reach(self) -> Limits:
+        """Where to look for candidates."""
+        limits, size = self._limits, self.parameters.max_batch
+        if self._sharing.share <= NONE:
+            # No size differs from another, and company may come again.
+            limits = replace(limits, min_batch=size, max_batch=size)
+        return replace(limits, max_wait=limits.min_wait) if self._mistaken else limits
+
+    def _holds(self, wait: float) -> bool:
+        """Whether the Batcher holds requests for so many seconds, as far as their keys go."""
+        return self._assessor is None or self._assessor.holds(wait)
+
+    def _expected(self) -> Expected | None:
+        """Return what answers should show; ``None`` where the forecast says itself that it is worth little."""
+        if self._assessor is None:
+            return None
+        current = self._assessor.assess(self.parameters, KEPT)
+        return current.expected if current.holds_now and not self._shed else None
 
     def _search(self) -> None:
         process, service = self._load.process, self._learner.mixed()
@@ -367,11 +406,12 @@ class Tuner:
         situation = Situation(
             process=process,
             service=service,
-            target=self._target * self._caution,
+            target=self._target * self._caution.factor,
             budget=self._budget,
-            limits=self._limits,
+            limits=self._reach,
             rows=max(1, round(self._load.rows)),
             quantiles=self._quantiles,
+            share=self._sharing.share,
         )
         self._assessor = Assessor(situation)
         # Where the SLO is not kept something has to be done, and what was left before is no answer.
@@ -400,7 +440,7 @@ class Tuner:
     def _hope_for(self, assessor: Assessor, choice: Choice, target: Assessment) -> Assessment | None:
         """Return what is to be turned to in place of the target, for what few batches leave open of t(b)."""
         current, avoid = choice.current, {*self._failed, *self._tried, *self._left}
-        if not current.holds_now:
+        if not current.holds_now or self._check.alarm is not None:
             return None
         if target is choice.best:
             found = brighter(assessor, target, target, WORTH, avoid)
@@ -419,10 +459,10 @@ class Tuner:
         """Ask which size never measured is worth a try, for as much as may be lost by it."""
         assessor, choice = self._assessor, self._choice
         self._bold, self._offered, self._probe = None, self._spare, None
-        if assessor is None or choice is None or self._held:
+        if assessor is None or choice is None or self._held or self._check.alarm is not None:
             return
         # After misses that were not forecast no forecast says what may be dared, nor where first batches are slow.
-        if (self._caution == 1 and not self._cold) or not choice.best.holds_now:
+        if (self._caution.none and not self._cold) or not choice.best.holds_now:
             self._bold = bolder(
                 assessor,
                 choice,
@@ -438,8 +478,9 @@ class Tuner:
         if probe is None and assessor is not None:
             current = assessor.assess(self.parameters, KEPT)
             applies = not self._held and self._policy.tuning.mode is TuningMode.APPLY and not self._dares.trying
+            applies = applies and self._check.alarm is None
             # Nor where a size makes others late the first time, or more are late than was forecast.
-            sound = (not self._cold and self._caution == 1) or not current.holds_now
+            sound = (not self._cold and self._caution.none) or not current.holds_now
             at_all = applies and sound and not self.parameters.pass_through
             probe = self._probe = to_probe(assessor, current, self._spare, self._dares.tells) if at_all else Probe()
         if probe is None or not probe.rows:
@@ -472,6 +513,11 @@ class Tuner:
         bold = assessor.assess(self._bold) if self._bold is not None else None
         # What restores the SLO comes first.
         rescue = self._loses(current) and target.holds_now and target.parameters != self.parameters
+        if self._mistaken and self.parameters.max_wait > self._limits.min_wait:
+            unheld = assessor.assess(replace(self.parameters, max_wait=Duration(self._limits.min_wait)))
+            return self._change(
+                now, unheld, unheld, Reason.FORECAST_OFF, "nothing is held while the forecast is off", ""
+            )
         # Before requests pass one by one too: from there on nothing tells what company would cost.
         if (
             bold is not None
@@ -535,25 +581,26 @@ class Tuner:
         """Best configuration with pass-through considered."""
         mode = self._policy.pass_through.mode
         if mode is PassThroughMode.NEVER:
-            return choice.best
+            return without_vain_wait(assessor, choice.current, choice.best)
         passing = assessor.assess(
             self._passing(choice.best.parameters, assessor.situation.service),
             KEPT if self.parameters.pass_through else 1.0,
         )
         if mode is PassThroughMode.ALWAYS:
             return passing
+        best = without_vain_wait(assessor, choice.current, choice.best)
         if not passing.holds_ahead or assessor.passing_load() > PASSING_LOAD:
-            return choice.best
+            return best
         saving = assessor.saving(choice.best, passing)
         enough = ENTER_PASS_THROUGH
         if self.parameters.pass_through and enough <= saving < LEAVE_PASS_THROUGH:
             # Which of the two is in force may depend on the past only as far as chance leaves it open.
             enough += gain(choice.best, passing).error
         if saving >= enough:
-            return choice.best
+            return best
         # Where a backlog soon ends it, what was forecast is merging without a wait, and no passing through.
         rows = assessor.situation.rows
-        return passing if passing.now.mean_batch <= MOSTLY_ALONE * rows else choice.best
+        return passing if passing.now.mean_batch <= MOSTLY_ALONE * rows else best
 
     def _is_riskier(self, assessor: Assessor, current: Assessment, step: Assessment) -> bool:
         """Whether more may be late than now. Who does not keep the SLO as it is has nothing to lose."""
@@ -573,6 +620,9 @@ class Tuner:
         if self._cold and passes and target.situation.rows not in service.sizes:
             return False
         if current.parameters.pass_through != passes:
+            return True
+        waits = current.parameters.max_wait
+        if target.parameters.max_wait < waits and not self._holds(waits):
             return True
         return (is_clearly_worth if target.parameters in self._left else enough)(target, current)
 
@@ -595,6 +645,7 @@ class Tuner:
         self._changed_at = now
         self._requests_since = 0
         self._misses.restart()
+        self._check.changed(now)
 
     def _again(self, now: float, target: Assessment) -> Decision:
         """Pass through again after a backlog ended it, no sooner than a riskier step may come."""

@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool import arrivals, sampling
+from carpool import arrivals, company, sampling
 from carpool.latency import ServiceTime
-from carpool.policy import Limits, Parameters
+from carpool.policy import Duration, Limits, Parameters
 from carpool.queueing import Forecast, Glance, forecast, glance
 from carpool.settling import Telling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from carpool.forecast_check import Expected
     from carpool.settling import Settling
 
 HEADROOM = 1.25
@@ -84,6 +85,8 @@ class Reason(StrEnum):
     EXPLORES = "Explores"
     PASSES_THROUGH = "PassesThrough"
     MISSES_CONFIRMED = "MissesConfirmed"
+    NO_COMPANY = "NoCompany"
+    FORECAST_OFF = "ForecastOff"
     # Guards: why nothing is decided.
     HELD = "Held"
     RECOMMEND_ONLY = "RecommendOnly"
@@ -109,6 +112,8 @@ class Situation(Struct, frozen=True):
     """Rows of a usual request."""
     quantiles: tuple[tuple[float, float], ...] = ()
     """The SLO's other percentiles as (quantile, seconds)."""
+    share: float = 1.0
+    """Of the arrivals, those that can share a batch with the next one (``company``)."""
 
 
 class _Outlook:
@@ -219,6 +224,11 @@ class Assessment(NamedTuple):
         """``now``, its tail from as many requests as have been played for it by ``settle``."""
         return self._telling.told
 
+    @property
+    def expected(self) -> Expected | None:
+        """What answers should show where ``told`` is right; ``None`` while too few requests have been played."""
+        return self._telling.expected
+
     def settle(self) -> bool:
         """Play more requests for ``told``, as many as for a search; return whether it needs no more."""
         self._telling.settle()
@@ -287,6 +297,7 @@ class Assessor:
         self.situation = situation
         self._pessimist = situation.service.pessimistic()
         self._sure = situation.service.pessimistic(steps=False)
+        self._groups = company.groups(situation.share, company.MOST_GROUPS // max(len(situation.service.mix), 1))
         self._known: dict[Parameters, _Outlook] = {}
         self._lots: dict[tuple[int, bool], tuple[list[float], list[float] | None]] = {}
 
@@ -332,10 +343,22 @@ class Assessor:
 
     def assess(self, parameters: Parameters, leniency: float = 1.0) -> Assessment:
         """Return a configuration's forecasts; ``leniency`` is a factor on the budget of misses."""
-        outlook = self._known.get(parameters)
+        effective = self.effective(parameters)
+        outlook = self._known.get(effective)
         if outlook is None:
-            outlook = self._known[parameters] = _Outlook(self, parameters)
+            outlook = self._known[effective] = _Outlook(self, effective)
         return Assessment(parameters, self.situation, outlook, leniency)
+
+    def effective(self, parameters: Parameters) -> Parameters:
+        """Return what the Batcher makes of a configuration: without company it holds nothing, and batches nothing."""
+        situation = self.situation
+        if situation.share <= company.NONE:
+            return replace(parameters, max_wait=Duration(0.0), max_batch=situation.rows)
+        return parameters if self.holds(parameters.max_wait) else replace(parameters, max_wait=Duration(0.0))
+
+    def holds(self, wait: float) -> bool:
+        """Whether the Batcher holds requests for so many seconds."""
+        return company.pays_to_hold(self.situation.share, self.situation.process.rate, wait)
 
     def risk(self, parameters: Parameters, within: float | None = None) -> float:
         """Forecast fraction of misses at the upper confidence of t(b): what makes a step riskier than another.
@@ -344,7 +367,7 @@ class Assessor:
         """
         if within is None:
             return self.assess(parameters).outlook.risk
-        return self.glance(parameters, pessimistic=True, within=within).miss_fraction
+        return self.glance(self.effective(parameters), pessimistic=True, within=within).miss_fraction
 
     def lot(self, parameters: Parameters, number: int, settling: Settling, *, shed: bool) -> Forecast:
         """Play the load through a configuration, with arrivals and noise of this lot's own; add latencies to it."""
@@ -357,8 +380,8 @@ class Assessor:
             noise = sampling.draws(service.noise, number)
         latencies: list[float] = []
         found = forecast(
-            times, service, parameters, target,
-            shed=shed, executors=executors, rows=self._rows_of(times), noise_draws=noise, latencies=latencies,
+            times, service, parameters, target, shed=shed, executors=executors, rows=self._rows_of(times),
+            groups=self._groups, noise_draws=noise, latencies=latencies,
         )  # fmt: skip
         settling.add(latencies)
         return found
@@ -405,6 +428,7 @@ class Assessor:
             shed=shed,
             executors=self._executors(parameters),
             rows=self._rows_of(times),
+            groups=self._groups,
             noise_draws=self._noise,
             sizes=sizes,
         )
@@ -467,8 +491,11 @@ class Assessor:
         service = self._pessimist if pessimistic else self.situation.service
         rows = self._rows_of(times)
         if rows is not None or self.situation.quantiles:
-            return forecast(times, service, parameters, target, executors=executors, rows=rows, noise_draws=noise)
-        return glance(times, service, parameters, target, executors=executors, noise_draws=noise)
+            return forecast(
+                times, service, parameters, target, executors=executors, rows=rows, groups=self._groups,
+                noise_draws=noise,
+            )  # fmt: skip
+        return glance(times, service, parameters, target, executors=executors, groups=self._groups, noise_draws=noise)
 
     def _rows_of(self, times: Sequence[float]) -> list[int] | None:
         return self._rows[: len(times)] if self._rows is not None else None

@@ -237,6 +237,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
                 quarantined=lane.quarantined,
                 service_seconds=None if lane.estimate is None else lane.estimate.times,
                 executors=None if lane.estimate is None else lane.estimate.executors,
+                forecast_alarm=sidecar.control.alarms.get(lane.name, ""),
                 replaced=sidecar.control.replaced(lane.name),
                 arrivals=list(lane.counters.recent)[-arrivals:] if arrivals else [],
             )

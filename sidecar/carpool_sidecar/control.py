@@ -68,6 +68,8 @@ class Control:
         """Decisions by action and reason."""
         self.errors = 0
         """Observations and decisions lost to faults of ours."""
+        self.alarms: dict[str, str] = {}
+        """By model: what was observed in place of what was forecast, while it is."""
         self.link = TunerLink(self._heard, self._introduce, log)
         self._driver = driver
         self._batcher: Batcher = driver.batcher
@@ -138,6 +140,7 @@ class Control:
         self.guard.forget(model)
         self._replaced[model] += 1
         self._mixed.add(model)
+        self.alarms.pop(model, None)
 
     def replaced(self, model: str) -> int:
         """Return how often the model, or the server that it is of, was found to be another one."""
@@ -207,6 +210,7 @@ class Control:
         """Tell a tuner that knows nothing what to tune by; what the one before it has yet to say is void."""
         policy = self._config.policy
         self._generation += 1
+        self.alarms.clear()
         if not self.tunes:
             policy = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
         self.link.send(Setup(to_plain(policy)))
@@ -238,7 +242,18 @@ class Control:
                 extra={"model": model, "reason": decision.reason.value, "detail": decision.message},
             )
         self._driver.do(self._batcher.learn(model, decision.estimate, now, shed_slo=decision.shed_slo))
+        self._compare(model, decision)
         self._remember(model, decision)
+
+    def _compare(self, model: str, decision: Decision) -> None:
+        """Say so in the log when the forecast begins to be off, and when it is right again."""
+        before = self.alarms.pop(model, None)
+        if decision.alarm:
+            self.alarms[model] = decision.alarm
+        if decision.alarm and before is None:
+            self._log.warning("the forecast is off", extra={"model": model, "detail": decision.alarm})
+        elif before is not None and not decision.alarm:
+            self._log.info("the forecast is right again", extra={"model": model})
 
     def _remember(self, model: str, decision: Decision) -> None:
         key = ("Change" if decision.change else "Keep", decision.reason.value)

@@ -35,6 +35,13 @@ _CELL = ("model", *CellKey._fields)
 
 METRICS = (
     Metric("arrivals", "counter", ("model",), "Requests that arrived, admitted or not"),
+    Metric(
+        "batchable",
+        "counter",
+        ("model",),
+        "Requests that arrived and could share a batch with a recent one: their keys are equal; "
+        "divided by arrivals, the chance that a held request finds company",
+    ),
     Metric("arrivals_squared", "counter", ("model",), "Sum over windows of 100 ms of the squared number of arrivals"),
     Metric("windows", "counter", ("model",), "Windows of 100 ms that were counted"),
     Metric("rows", "counter", ("model",), "Rows that arrived"),
@@ -87,6 +94,12 @@ METRICS = (
     Metric("max_batch", "gauge", ("model",), "Rows that a batch may have now"),
     Metric("max_wait_seconds", "gauge", ("model",), "Age at which the oldest request stops waiting for company"),
     Metric("max_in_flight", "gauge", ("model",), "Batches of a model that may be with the upstream at once"),
+    Metric(
+        "forecast_alarm",
+        "gauge",
+        ("model",),
+        "1 while answers take longer than forecast, or half as long or less; carpool explain says what was seen",
+    ),
     Metric(
         "model_replaced",
         "counter",
@@ -146,7 +159,7 @@ class Collector:
         stats = batcher.stats(sidecar.clock())
         for lane in batcher.lanes():
             model, counted = lane.name, stats.models[lane.name]
-            for name in ("arrivals", "arrivals_squared", "windows", "rows", "padded_rows", "bisections"):
+            for name in ("arrivals", "batchable", "arrivals_squared", "windows", "rows", "padded_rows", "bisections"):
                 put(name, getattr(counted, name), model)
             put("cold_batches", counted.cold, model)
             put("stalled_batches", counted.stalled, model)
@@ -168,6 +181,7 @@ class Collector:
             put("max_wait_seconds", lane.parameters.max_wait, model)
             put("max_in_flight", lane.parameters.max_in_flight, model)
             put("overdue_calls", lane.gave_back, model)
+            put("forecast_alarm", model in control.alarms, model)
             put("model_replaced", control.replaced(model), model)
         # 2. By other things
         for answer, count in driver.requests.items():

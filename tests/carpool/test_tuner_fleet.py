@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from carpool.arrivals import Poisson, until
+from carpool.caution import CAUTION
 from carpool.decision import Observation
 from carpool.policy import (
     SLO,
@@ -22,7 +23,7 @@ from carpool.policy import (
 )
 from carpool.simulation import Device, linear
 from carpool.statistics import ModelStats
-from carpool.tuner import CAUTION, Tuner
+from carpool.tuner import Tuner
 from carpool.tuning import Reason
 from carpool.twin import flips, tuned
 
@@ -151,7 +152,7 @@ def test_it_may_be_told_twice_and_after_it_has_seen_it_itself():
     for _ in range(3):
         tuner.rejected(bad, POLICY.baseline)
     assert tuner._failed == [bad]
-    assert tuner._caution == CAUTION
+    assert tuner._caution.factor == CAUTION
 
 
 def test_what_is_held_follows_what_is_in_force():

@@ -21,7 +21,7 @@ from msgspec import Struct, field
 
 from carpool.policy import Duration, Parameters
 from carpool.report import Lane, Queue, Report, Stalls
-from carpool.statistics import DURATION_BOUNDS, ModelStats, Stats
+from carpool.statistics import ALL, DURATION_BOUNDS, ModelStats, Stats
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -31,6 +31,8 @@ RUNNING = "carpool_config_running"
 STARTED = "process_start_time_seconds"
 DURATIONS = "carpool_request_duration_seconds_bucket"
 MISSES = "carpool_slo_misses_total"
+BATCHABLE = "carpool_batchable_total"
+"""Sidecars of older versions don't count it: every arrival of theirs is taken to be batchable."""
 MODE = "carpool_mode"
 CELLS = ("carpool_batches_total", "carpool_batch_busy_seconds_total", "carpool_batch_busy_seconds_squared_total")
 
@@ -72,7 +74,7 @@ OF_THE_PROCESS = (
 
 OWN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(OF_THE_PROCESS, ()),
-    **dict.fromkeys(OF_A_MODEL, ("model",)),
+    **dict.fromkeys((*OF_A_MODEL, BATCHABLE), ("model",)),
     **dict.fromkeys(CELLS, ("model", "bucket", "rows", "in_flight", "executors")),
     DURATIONS: ("model", "le"),
     MISSES: ("model", "reason"),
@@ -298,6 +300,7 @@ def _counters(scrape: Scrape, models: list[str]) -> dict[str, ModelStats]:
     return {
         model: ModelStats(
             **{field: _count(scrape, name, (model,)) for field, name in COUNTS.items()},
+            batchable=_count(scrape, BATCHABLE, (model,)) if (BATCHABLE, (model,)) in scrape else ALL,
             queue_seconds=scrape["carpool_queue_wait_seconds_sum", (model,)],
             misses=misses[model],
             cells=cells[model],

@@ -1,0 +1,208 @@
+"""Is the forecast right? Answers are compared with what was forecast, and a lasting difference raises an alarm.
+
+Quantiles are compared by counts, never by a measured p99: of 500 answers five are expected beyond the forecast p99. Too
+many beyond 1.2 times the forecast means that it is off by more than 20 %. How many are too many by chance is known from
+the requests that were played for the forecast: latencies depend on each other, so stretches of them differ by more than
+independent ones would (``settling``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.policy import format_seconds
+from carpool.statistics import DURATION_BOUNDS, ModelStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from carpool.settling import Settling, Spread
+
+SLOW = 1.2
+"""Factor on the forecast from which answers are too slow for it to be right."""
+
+QUICK = 2.0
+"""Factor by which the median has to be below the forecast. Quicker answers harm nobody, and may have a harmless reason:
+the largest batch that fits into the server's memory is smaller than the parameters say."""
+
+OWN = 0.002
+"""Seconds that the sidecar itself may take for a request, of which forecasts know nothing."""
+
+LASTING = 10.0
+"""Seconds with steady parameters and load over which answers are compared."""
+
+SETTLED_AFTER = 2.0
+"""Seconds after a change that belong to neither side: what was queued is still being served."""
+
+ANSWERS = 100
+"""Answers from which they are compared."""
+
+FEWEST = 10
+"""Answers beyond a limit that are evidence: fewer may be one slow batch."""
+
+CERTAIN = 5.0
+"""Standard deviations beyond the forecast share: one comparison in a million, were it only chance."""
+
+HOLDS = 60.0
+"""Seconds for which an alarm lasts at least; doubled with each that follows within ``FORGIVEN`` times as long."""
+
+FORGIVEN = 10.0
+"""Times as long as an alarm without another one after which the next one is short again."""
+
+
+class Bound(NamedTuple):
+    """A quantile of the forecast, and what shows that it is wrong."""
+
+    quantile: float
+    forecast: float
+    """Seconds."""
+    limit: float
+    """Seconds; too many answers beyond it (too few, where it is below ``forecast``) show that the forecast is off."""
+    expected: Spread
+    """Answers beyond the limit, were the forecast right."""
+    lasting: float
+    """Share of the intervals that have to show it."""
+
+
+class Expected(NamedTuple):
+    """What answers show where the forecast is right."""
+
+    bounds: tuple[Bound, ...]
+
+    @classmethod
+    def of(cls, played: Settling) -> Expected:
+        """Take it from what was played: the median may be off to either side, the tail only matters where it is slow.
+
+        A slow median shows in most intervals of half a second, a slow tail in one of three.
+        """
+        p50, p99 = played.quantile(0.5), played.quantile(0.99)
+        limits = (
+            (0.5, p50, SLOW * p50 + OWN, 0.75),
+            (0.99, p99, SLOW * p99 + OWN, 0.33),
+            (0.5, p50, p50 / QUICK, 0.75),
+        )
+        return cls(tuple(Bound(q, value, limit, played.beyond(limit), share) for q, value, limit, share in limits))
+
+
+class Alarm(NamedTuple):
+    """A forecast is wrong."""
+
+    message: str
+    slow: bool
+    """Whether answers take longer than forecast, not less."""
+
+
+class ForecastCheck:
+    """Compares one model's answers with the forecast. States: collecting a window; alarmed, until ``_until``.
+
+    Times in seconds of the observations' clock.
+    """
+
+    __slots__ = ("_holds", "_since", "_until", "_window", "alarm")
+
+    def __init__(self) -> None:
+        self._window: deque[tuple[float, Sequence[int]]] = deque()
+        """(seconds, answers by duration) of each interval."""
+        self._since = -math.inf
+        """When parameters or load were last another."""
+        self._until = -math.inf
+        """When the last alarm is, or was, over."""
+        self._holds = HOLDS
+        self.alarm: Alarm | None = None
+
+    def changed(self, now: float) -> None:
+        """Begin anew: parameters or load changed, or the host paused."""
+        self._window.clear()
+        self._since = now
+
+    def forget(self, now: float) -> None:
+        """End the alarm: it was about another model, or another policy."""
+        self.changed(now)
+        self.alarm, self._until, self._holds = None, -math.inf, HOLDS
+
+    def observe(
+        self, now: float, seconds: float, durations: Sequence[int], expected: Callable[[], Expected | None]
+    ) -> bool:
+        """Compare what was answered in the last ``seconds`` on the clock; return whether an alarm began or ended.
+
+        ``durations``: answers by duration, as ``ModelStats``. ``expected``: asked for what the forecast for what is in
+        force says, once there are enough answers.
+        """
+        if now - seconds < self._since + SETTLED_AFTER:
+            return False
+        self._window.append((seconds, durations))
+        lasted = sum(each for each, _ in self._window)
+        if lasted < LASTING or sum(sum(counts) for _, counts in self._window) < ANSWERS:
+            return False
+        parts = [counts for _, counts in self._window if any(counts)]
+        self._window.clear()
+        known = expected()
+        if known is None:
+            return False
+        found = next((alarm for bound in known.bounds if (alarm := _off(bound, parts, lasted)) is not None), None)
+        if found is None:
+            if self.alarm is None or now < self._until:
+                return False
+            self.alarm = None
+            return True
+        if self.alarm is None:
+            recent = now - self._until < FORGIVEN * self._holds
+            self._holds = 2 * self._holds if recent else HOLDS
+            self._until = now + self._holds
+        began = self.alarm is None or self.alarm.slow != found.slow
+        self.alarm = found
+        return began
+
+
+def _off(bound: Bound, parts: Sequence[Sequence[int]], lasted: float) -> Alarm | None:
+    """Return an alarm where answers show that a quantile is not what was forecast."""
+    slow = bound.limit > bound.forecast
+    sign = 1.0 if slow else -1.0
+    counts = [(_beyond(part, bound.limit), sum(part)) for part in parts]
+    total = sum(count for _, count in counts)
+    seen = sum(beyond for beyond, _ in counts)
+    evidence = seen if slow else total - seen
+    # 1. Off by more than 20 %?
+    allowed = 1 - bound.quantile
+    if sign * (seen / total - allowed) <= 0 or evidence < FEWEST:
+        return None
+    # 2. By more than chance? Of fewer requests than were played in a stretch the share is less sure.
+    share, deviation, requests = bound.expected
+    deviation *= math.sqrt(max(requests / total, 1.0))
+    deviation = max(deviation, math.sqrt(share * (1 - share) / total))
+    if sign * (seen / total - share) <= CERTAIN * deviation:
+        return None
+    # 3. All the time?
+    showing = sum(sign * (beyond - allowed * count) > 0 for beyond, count in counts)
+    if showing < bound.lasting * len(counts):
+        return None
+    merged = [sum(column) for column in zip(*parts, strict=True)]
+    observed = ModelStats(durations=merged).quantile(bound.quantile) or 0.0
+    return Alarm(
+        f"p{100 * bound.quantile:g} {_rounded(observed)} observed for {lasted:.0f} s, {_rounded(bound.forecast)} "
+        f"forecast ({seen / total:.0%} of {total} answers took longer than {_rounded(bound.limit)}; "
+        f"{allowed:.0%} were expected at most)"
+        if slow
+        else f"p{100 * bound.quantile:g} {_rounded(observed)} observed for {lasted:.0f} s, "
+        f"{_rounded(bound.forecast)} forecast: answers are quicker than that",
+        slow,
+    )
+
+
+def _beyond(counts: Sequence[int], seconds: float) -> float:
+    """Return how many answers took longer; of the part of the histogram that it lies in, by its place in there."""
+    low = 0.0
+    beyond: float = 0
+    for high, count in zip((*DURATION_BOUNDS, math.inf), counts, strict=True):
+        if low >= seconds:
+            beyond += count
+        elif high > seconds and count and high < math.inf and low > 0:
+            beyond += count * math.log(high / seconds) / math.log(high / low)
+        low = high
+    return beyond
+
+
+def _rounded(seconds: float) -> str:
+    return format_seconds(float(f"{seconds:.3g}"))
