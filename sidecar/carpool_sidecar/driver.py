@@ -103,6 +103,8 @@ class Flight:
         """Share out an answer, or find out whose fault it is that there is none to share."""
         batch, fault = self._batch, None
         kind = fault_kind(status)
+        if status in {401, 403} and self._rides and self._driver.reader.across:
+            kind = FaultKind.ITEM  # the batch was sent with one caller's credentials: the others' may be good
         if kind is not None:
             # A batch's error goes to all of its riders, so nothing that is about one of them may go with it.
             fault = Fault(kind, detail=UpstreamAnswer(status, shareable(headers) if self._rides else headers, body))
