@@ -314,6 +314,17 @@ class Admission(Camel, frozen=True):
     """Which time a request must be able to meet."""
 
 
+NEVER_ACROSS = frozenset(
+    {
+        "connection", "content-encoding", "content-length", "content-type", "expect", "inference-header-content-length",
+        "keep-alive", "te", "trailer", "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+"""Headers that say where a body ends or how it is to be read: requests that differ in them can't be one."""
+
+HeaderName = Annotated[str, Meta(pattern=r"^[a-z0-9!#$%&'*+.^_`|~-]+$", min_length=1, max_length=128)]
+
+
 class FallbackBehavior(StrEnum):
     """What parameters are kept when the evidence is gone."""
 
@@ -347,6 +358,9 @@ class BatchingPolicy(Camel, frozen=True):
     """Stepping aside at low traffic."""
     admission: Admission = field(default_factory=Admission)
     """Who is refused."""
+    batch_across: Annotated[tuple[HeaderName, ...], Meta(max_length=32)] = ()
+    """Request headers, in lower case, in which the requests of a batch may differ, e.g. `authorization`: to the model all
+    callers are equal. The batch is sent with the values of its first request."""
     fallback: Fallback = field(default_factory=Fallback)
     """Where an operator goes when its evidence fails; a sidecar by itself does not read it."""
 
@@ -417,6 +431,9 @@ class BatchingPolicy(Camel, frozen=True):
                 self._validate_bounds(f"models[{index}].bounds", model.bounds, self.bounds)
         if self.admission.timeout <= 0:
             raise PolicyError("admission.timeout", "must be longer than 0s")
+        for index, name in enumerate(self.batch_across):
+            if name in NEVER_ACROSS:
+                raise PolicyError(f"batchAcross[{index}]", f"{name} says how a body is to be read: it can't differ")
         return self
 
     def _validate_bounds(self, path: str, bounds: Bounds, outer: Bounds | None = None) -> None:

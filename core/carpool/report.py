@@ -56,12 +56,14 @@ class ModelEntry(Struct, frozen=True, rename="camel", kw_only=True):
     axis: str
 
 
-class Alone(Struct, frozen=True):
+class Alone(Struct, frozen=True, omit_defaults=True):
     """Requests that may not be merged."""
 
     model: str
     reason: str
     requests: int
+    detail: str = ""
+    """What was the matter with the last of them, where the reason doesn't say it all."""
 
 
 class Stalls(Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from carpool.policy import SLO, Admission, DurationRange, IntRange, Latency, Parameters
+from carpool.policy import NEVER_ACROSS, SLO, Admission, DurationRange, IntRange, Latency, Parameters
 from carpool_operator.api import CA, TLS, Auth, Metrics, PolicySpec, Prometheus
 
 PERCENTILES = ("p50", "p90", "p95", "p99", "p999")
@@ -214,5 +214,10 @@ RULES: dict[type[Struct], list[Rule]] = {
         _crossed("maxBatch", "{} <= {}"),
         _crossed("maxWait", "duration({}) <= duration({})"),
         _crossed("maxInFlight", "{} <= {}"),
+        Rule(
+            f"!has(self.batchAcross) || self.batchAcross.all(name, !(name in {sorted(NEVER_ACROSS)}))",
+            ".batchAcross",
+            "names a header that says how a body is to be read: it can not differ",
+        ),
     ],
 }

@@ -254,7 +254,10 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
             )
             for entry in sidecar.models
         ],
-        alone=[report.Alone(*cause, requests) for cause, requests in sidecar.driver.alone.items()],
+        alone=[
+            report.Alone(*cause, requests, sidecar.driver.why.get(cause, ""))
+            for cause, requests in sidecar.driver.alone.items()
+        ],
         stalls=report.Stalls(sidecar.stalls.count, sidecar.stalls.total),
     )
 

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, field
 
 from carpool.policy import BatchingPolicy, Camel, Duration, Parameters, PolicyError, Quantity, from_plain
+from carpool_sidecar.protocols.limits import Limits
 
 NO_ADDRESS = "is not host:port: write e.g. 127.0.0.1:8080"
 
@@ -121,6 +122,8 @@ class SidecarConfig(Camel, frozen=True):
     """Secret that a preStop hook sends to `/drain` in `x-carpool-drain`, in place of the admin key."""
     bodies: Bodies = field(default_factory=Bodies)
     """How much is buffered: of one body, and of all requests together."""
+    limits: Limits = field(default_factory=Limits)
+    """How much of a request, or of a batch's answer, is read; what is more is forwarded alone, as it came."""
     shutdown: Shutdown = field(default_factory=Shutdown)
     """How long a drain takes."""
     log: Literal["Debug", "Info", "Warning", "Error"] = "Info"

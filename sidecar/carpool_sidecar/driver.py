@@ -37,8 +37,9 @@ from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.messages import forwardable
 from carpool_sidecar.models import OTHER
 from carpool_sidecar.protocols import CODECS
-from carpool_sidecar.protocols.common import UNREADABLE, BadRequest, Ride, WrongRows
-from carpool_sidecar.protocols.headers import differing, read
+from carpool_sidecar.protocols.common import UNREADABLE, Ride, TooLarge, WrongRows, alone
+from carpool_sidecar.protocols.headers import Reader, differing
+from carpool_sidecar.protocols.limits import DEFAULT
 
 if TYPE_CHECKING:
     import logging
@@ -59,6 +60,9 @@ RESOLUTION = 0.001
 
 NOTE_INTERVAL = 1.0
 """Seconds between two log lines on requests that ride alone."""
+
+UNCHARGED = 8192
+"""Bytes that a request may be held in beside its body without being counted: each has a few kilobytes of its own."""
 
 MAX_FRAGMENT_NAMES = 32
 """Header names told apart in the metric of what fragments keys; callers make names up."""
@@ -117,19 +121,23 @@ class Flight:
         """Share out an answer, or find out whose fault it is that there is none to share."""
         batch, fault = self._batch, None
         kind = fault_kind(status)
+        if status in {401, 403} and self._rides and self._driver.reader.across:
+            kind = FaultKind.ITEM  # the batch was sent with one caller's credentials: the others' may be good
         if kind is not None:
             answer = UpstreamAnswer(status, headers, body)
             fault = Fault(kind, detail=answer if self._alone else without_text(answer))
         elif not self._rides:
             rider: Rider = self._sent[0][0].payload
             rider.answer = UpstreamAnswer(status, headers, body)
-            if batch.family is not None and not _can_be_shared(rider.parsed, headers, body):
+            if batch.family is not None and not self._driver.can_be_shared(rider.parsed, headers, body):
                 # Alone it passes as it is, but that proves nothing of the size of the batch that failed.
                 batch.family = None
         else:
             codec = CODECS[self._rides[0].parsed.endpoint.protocol]
             try:
-                pieces = codec.split(self._rides, headers, body)
+                pieces = codec.split(self._rides, headers, body, self._driver.limits)
+            except TooLarge as error:
+                fault = Fault(FaultKind.SIZE, detail=error)  # a smaller batch has a smaller answer
             except WrongRows as error:
                 # No JSON, as with a NaN in it: one rider's rows may be why, and alone its answer passes as it is.
                 one_riders = error.reason == UNREADABLE and not self._alone
@@ -152,7 +160,8 @@ class Flight:
 class Driver:
     """Drives a Batcher for one upstream. ``clock`` gives monotonic seconds, as the Batcher's ``now``.
 
-    ``due`` and ``timeout`` are the SLO's target and the policy's patience in seconds. ``stalled(start, end)`` says
+    ``due`` and ``timeout`` are the SLO's target and the policy's patience in seconds. ``limits`` bounds what is read of
+    bodies, and ``reader`` reads headers; both may be replaced. ``stalled(start, end)`` says
     whether this host paused in between. ``unreachable`` is called when a call finds nobody there.
     """
 
@@ -172,6 +181,8 @@ class Driver:
         self.batcher = batcher
         self.due = due
         self.timeout = timeout
+        self.reader = Reader()
+        self.limits = DEFAULT
         self.requests: dict[tuple[str, str, int], int] = {}
         """Answers by model, protocol and status."""
         self.duration_seconds: dict[str, float] = {}
@@ -182,6 +193,8 @@ class Driver:
         """Rows of the batches sent, by model."""
         self.alone: dict[tuple[str, str], int] = {}
         """Requests that may not be merged, by model and reason."""
+        self.why: dict[tuple[str, str], str] = {}
+        """What was the matter with the last of them, where the reason doesn't say it all."""
         self.fragments: dict[str, int] = {}
         """How often two requests in a row could not ride together for a header, by its name."""
         self._backend = backend
@@ -203,20 +216,19 @@ class Driver:
     def infer(self, exchange: Exchange, endpoint: Endpoint) -> None:
         """Take a request for inference whose body is complete."""
         now = self._clock()
-        try:
-            # A caller who sends the same head again need not have it read again.
-            facts = exchange.headers.facts
-            if facts is None:
-                facts = exchange.headers.facts = read(exchange.headers)
-            parsed = CODECS[endpoint.protocol].parse(endpoint, facts, exchange.body)
-        except BadRequest as error:
-            exchange.fail(error.status, error.reason, str(error))
-            return
+        # A caller who sends the same head again need not have it read again.
+        facts: Facts = exchange.headers.facts
+        if facts is None or facts.reader is not self.reader:
+            facts = exchange.headers.facts = self.reader.read(exchange.headers)
+        parsed = CODECS[endpoint.protocol].parse(endpoint, facts, exchange.body, self.limits)
+        if parsed.expansion > UNCHARGED and not exchange.charge(parsed.expansion):
+            why = f"body: {parsed.expansion} bytes more to read it, and bodies.maxBuffered leaves no room"
+            parsed = alone(endpoint, facts, exchange.body, "limits", why)
         entry = self._models.entry(endpoint)
         # 1. May it be merged?
-        alone = parsed.alone or (entry.alone_by_protocol if parsed.first_by_protocol else entry.alone)
-        if alone is not None:
-            self._note_alone(entry, alone)
+        reason = parsed.alone or (entry.alone_by_protocol if parsed.first_by_protocol else entry.alone)
+        if reason is not None:
+            self._note_alone(entry, reason, parsed.why)
         if facts.key != entry.headers:
             self._note_fragments(entry, facts.key)
         # 2. By when? The least of what the caller says and the policy.
@@ -237,7 +249,7 @@ class Driver:
             priority=min(parsed.priority, Priority.LOW) if parsed.priority else Priority.NORMAL,
             size=parsed.size,
             tokens=parsed.tokens,
-            mergeable=alone is None,
+            mergeable=reason is None,
             payload=Rider(exchange, entry, self.batcher.lane(entry.lane).counters, facts, parsed),
         )
         self.do(self.batcher.arrive(request, now))
@@ -280,9 +292,20 @@ class Driver:
             key = (OTHER, protocol, status)
             self.requests[key] = self.requests.get(key, 0) + count
         self.alone = {key: count for key, count in self.alone.items() if key[0] != model}
+        self.why = {key: why for key, why in self.why.items() if key[0] != model}
         self.batch_sizes = {key: count for key, count in self.batch_sizes.items() if key[0] != model}
         self.batch_rows.pop(model, None)
         self.duration_seconds.pop(model, None)
+
+    def can_be_shared(self, parsed: Parsed[Any], headers: Headers, body: bytes) -> bool:
+        """Say whether rows can be told apart in an answer to one request, or only its size stands against that."""
+        try:
+            CODECS[parsed.endpoint.protocol].split([Ride(parsed, 0, parsed.rows)], headers, body, self.limits)
+        except TooLarge:
+            return True
+        except WrongRows:
+            return False
+        return True
 
     # ------------------------------------------------------------------------------------------------- actions
 
@@ -428,17 +451,20 @@ class Driver:
 
     # ------------------------------------------------------------------------------------------------- notes
 
-    def _note_alone(self, entry: Entry, reason: str) -> None:
+    def _note_alone(self, entry: Entry, reason: str, why: str) -> None:
         key = (entry.lane, reason)
         count = self.alone[key] = self.alone.get(key, 0) + 1
+        if why:
+            self.why[key] = why
         # The 1st, 10th, 100th, ..., at most one a second: a log line a request would be a load of its own.
         now = self._clock()
         if str(count).strip("0") == "1" and now - self._noted_at >= NOTE_INTERVAL:
             self._noted_at = now
             # What is known of the axis explains nothing else.
-            detail = {"detail": entry.reason} if reason.startswith("axis-") else {}
+            detail = entry.reason if reason.startswith("axis-") else why
             self._log.warning(
-                "a request rides alone", extra={"model": entry.lane, "reason": reason, "count": count, **detail}
+                "a request is not batched",
+                extra={"model": entry.lane, "reason": reason, "count": count} | ({"detail": detail} if detail else {}),
             )
 
     def _note_fragments(self, entry: Entry, key: bytes) -> None:
@@ -447,14 +473,6 @@ class Driver:
                 known = name if name in self.fragments or len(self.fragments) < MAX_FRAGMENT_NAMES else "other"
                 self.fragments[known] = self.fragments.get(known, 0) + 1
         entry.headers = key
-
-
-def _can_be_shared(parsed: Parsed[Any], headers: Headers, body: bytes) -> bool:
-    try:
-        CODECS[parsed.endpoint.protocol].split([Ride(parsed, 0, parsed.rows)], headers, body)
-    except WrongRows:
-        return False
-    return True
 
 
 def _first_row(part: tuple[int, Piece]) -> int:

@@ -22,6 +22,8 @@ from carpool_sidecar.health import INTERVAL, Health
 from carpool_sidecar.http1.limits import ServerLimits
 from carpool_sidecar.http1.server import Server
 from carpool_sidecar.models import ModelTable, Resolver
+from carpool_sidecar.protocols.headers import Reader
+from carpool_sidecar.protocols.json_scan import prepare
 from carpool_sidecar.signing import Authority
 from carpool_sidecar.stalls import StallWatcher
 from carpool_sidecar.watching import ConfigFile, watch
@@ -83,6 +85,7 @@ class Sidecar:
             unreachable=self.health.unreachable,
             log=self.log,
         )
+        self._read(config)
         self.control = Control(self.driver, config, self.stalls, monotonic, self.log)
         self.file = ConfigFile(path, config, self._configured, self.log) if path is not None else None
         self.authority = None if config.public_key is None else Authority(config.public_key, config.target)
@@ -244,10 +247,18 @@ class Sidecar:
         self.config = config
         self.driver.due = config.policy.slo.due
         self.driver.timeout = config.policy.admission.timeout
+        self._read(config)
         self.batcher.admit(config.policy.admission)
         self.models.configure(config.policy.models)
         self.control.configure(config, change)
         self._cap()
+
+    def _read(self, config: SidecarConfig) -> None:
+        """Have requests read by this configuration's rules."""
+        prepare(config.limits)
+        self.driver.limits = config.limits
+        if self.driver.reader.across != {name.encode() for name in config.policy.batch_across}:
+            self.driver.reader = Reader(config.policy.batch_across)
 
     def _forget(self, model: str) -> None:
         self.driver.forget(model)

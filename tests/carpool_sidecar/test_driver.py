@@ -11,6 +11,7 @@ import pytest
 
 from carpool.riding import Estimate
 from carpool_sidecar.backends.base import Document
+from carpool_sidecar.config import parse
 from carpool_sidecar.driver import Flight, Rider
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.models import MAX_ENTRIES, OTHER
@@ -361,18 +362,19 @@ async def test_everything_else_passes_through_untouched(world):
 async def test_counters_tell_what_happened(world, wait_until):
     sidecar, client = await world.start()
     assert (await client.predict(b"1")).status == 200
+    world.model.behave = lambda exchange: exchange.respond(400, [], b"{}")
     assert (await client.predict(b"[")).status == 400
     world.model.behave = lambda exchange: exchange.respond(500, [], b"{}")
     assert (await client.predict(b"2")).status == 500
     counted = sidecar.batcher.stats(sidecar.clock()).models["m"]
-    assert (counted.arrivals, counted.served, counted.hits, counted.misses) == (2, 2, 1, {"failed": 1})
+    assert (counted.arrivals, counted.served, counted.hits, counted.misses) == (3, 3, 1, {"failed": 1, "rejected": 1})
     assert sidecar.driver.requests == {("m", "v1", 200): 1, ("m", "v1", 400): 1, ("m", "v1", 500): 1}
 
 
 async def test_a_request_alone_is_logged_with_the_axis_only_where_that_is_why(world, caplog):
     _, client = await world.start()
     assert (await client.predict(b"1", headers=[(b"content-encoding", b"gzip")])).status == 200
-    (line,) = (record for record in caplog.records if record.message == "a request rides alone")
+    (line,) = (record for record in caplog.records if record.message == "a request is not batched")
     assert (line.reason, hasattr(line, "detail")) == ("encoded", False)
 
 
@@ -384,6 +386,55 @@ async def test_answers_that_blame_the_caller_are_counted_apart(world, status, re
     world.model.behave = lambda exchange: exchange.respond(status, [], b"{}")
     assert (await client.predict(b"1")).status == status
     assert sidecar.batcher.lane("m").counters.misses == {reason: 1}
+
+
+async def test_callers_who_differ_in_a_header_across_which_is_batched_share_a_call(world):
+    sidecar, client = await world.start(policy={"batchAcross": ["authorization"]})
+    tokens = [[(b"Authorization", b"Bearer %d" % n)] for n in range(3)]
+    first = await world.occupy(client)
+    rest = await world.queue(sidecar, *[lambda n=n: client.predict(b"%d" % n, tokens[n]) for n in range(3)])
+    world.model.release()
+    assert (await first).status == 200
+    assert [(await one).json for one in rest] == [{"predictions": [n]} for n in range(3)]
+    call = world.model.received[-1]
+    assert call.rows == [0, 1, 2]
+    assert [value for name, value in call.headers if name == b"authorization"] == [b"Bearer 0"]
+
+
+async def test_credentials_that_are_refused_cost_their_caller_alone(world):
+    sidecar, client = await world.start(policy={"batchAcross": ["authorization"]})
+
+    def guarded(exchange):
+        bad = [(name.lower(), value) for name, value in exchange.headers].count((b"authorization", b"Bearer 0"))
+        if bad:
+            exchange.respond(401, [], b'{"error":"no"}')
+        else:
+            echo(exchange)
+
+    echo, world.model.behave = world.model.behave, guarded
+    tokens = [[(b"Authorization", b"Bearer %d" % n)] for n in range(3)]
+    first = await world.occupy(client)
+    rest = await world.queue(sidecar, *[lambda n=n: client.predict(b"%d" % n, tokens[n]) for n in range(3)])
+    world.model.release()
+    assert (await first).status == 200
+    assert [(await one).status for one in rest] == [401, 200, 200]
+
+
+async def test_headers_are_read_anew_once_the_policy_says_otherwise(world):
+    """Also on a connection that has sent the same head before."""
+    sidecar, client = await world.start()
+    tokens = [[(b"Authorization", b"Bearer %d" % n)] for n in range(2)]
+    for _ in range(2):
+        for line in tokens:
+            assert (await client.predict(b"7", line)).status == 200
+    across = json.loads(world.config(policy={"batchAcross": ["authorization"]}))
+    sidecar._use(parse(json.dumps(across)))
+    first = await world.occupy(client)
+    rest = await world.queue(sidecar, *[lambda line=line: client.predict(b"7", line) for line in tokens])
+    world.model.release()
+    for one in (first, *rest):
+        assert (await one).status == 200
+    assert world.model.received[-1].rows == [7, 7]
 
 
 async def test_names_that_callers_make_up_leave_nothing_behind(world):
@@ -424,7 +475,7 @@ async def test_what_was_answered_is_freed_without_the_garbage_collector(world):
         world.model.release()
         for one in (first, rest[0], rest[2]):
             assert (await one).status == 200
-        assert (await client.predict(b"[")).status == 400
+        assert (await client.predict(b"[")).body == b'{"predictions":[[]}'
         left = [thing for thing in gc.get_objects() if isinstance(thing, Rider | Flight)]
         assert left == []
     finally:

@@ -1,4 +1,5 @@
-"""Bad input: a 4xx that names what is wrong, while those who wait beside it ride together as if it had never come."""
+"""Bad input. What is no HTTP is refused; what a server may understand is forwarded alone, as it came. Either way the
+requests that wait beside it are batched as if it had never come."""
 
 from __future__ import annotations
 
@@ -35,39 +36,73 @@ async def beside(world):
     return beside
 
 
+@pytest.fixture
+async def among(world):
+    """Send one request among others that wait in the queue, to a model that has its own answer to it.
+
+    It reaches the model alone, as it came, and its caller gets the model's answer. Returns the reason and the sentence
+    that are kept of it.
+    """
+
+    async def among(path, body, headers=(), status=400):
+        sidecar, client = await world.start()
+        first = await world.occupy(client)
+        before = await world.queue(sidecar, lambda: client.predict(b"1"), lambda: client.predict(b"2"))
+        asked = await world.queue(sidecar, lambda: client.send(b"POST", path, body, headers))
+        after = await world.queue(sidecar, lambda: client.predict(b"3"))
+        echo = world.model.behave
+
+        def own_answer(exchange):
+            if exchange.body == body:
+                exchange.respond(status, [(b"x-model", b"own")], b"the model's own words")
+            else:
+                echo(exchange)
+
+        world.model.behave = own_answer
+        world.model.release()
+        assert (await first).status == 200
+        answer = await asked[0]
+        assert (answer.status, answer.body, answer.header(b"x-model")) == (status, b"the model's own words", b"own")
+        assert [(await one).json for one in (*before, *after)] == [{"predictions": [n]} for n in (1, 2, 3)]
+        calls = [call for call in world.model.received[1:] if call.body == body]
+        assert [(call.target, set(headers) <= set(call.headers)) for call in calls] == [(path, True)]
+        assert [call.rows for call in world.model.received[1:] if call.body != body] == [[1, 2, 3]]
+        assert sidecar.batcher.idle
+        ((model, reason),) = sidecar.driver.alone
+        stats = (await world.client(sidecar.admin_address).get(b"/v1/stats")).json
+        (entry,) = stats["alone"]
+        assert (entry["model"], entry["reason"], entry["requests"]) == (model, reason, 1)
+        return reason, entry.get("detail", "")
+
+    return among
+
+
 # ------------------------------------------------------------------------------------------------------------------ V1
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "reason", "words"),
     [
-        (b"", "JSON is empty"),
-        (b'{"instances": [[1', "JSON ends before it is complete"),
-        (b'{"instances":[1]}trailing', "trailing characters (byte 18)"),
-        (b'{"instances":[1,]}', "trailing comma in array (byte 16)"),
-        (b"{'instances':[1]}", "object keys must be strings"),
-        (b'{"instances":[01]}', "invalid number"),
-        (b'{"instances":[NaN]}', "JSON has no NaN (byte 14)"),
-        (b'{"instances":[[1, -Infinity]]}', "JSON has no -Infinity"),
-        (b'{"instances":5}', "instances: expected an array, got a number"),
-        (b'{"instances":[]}', "instances: empty, expected at least one row"),
-        (b"[1,2]", "body: expected an object, got an array"),
-        (b'{"instances":[1],"instances":[2]}', 'member "instances" comes twice'),
-        (b'{"instances":[1],"a":1,"\\u0061":2}', "comes twice"),
-        (b"\xef\xbb\xbf{}", "byte order mark"),
-        ('{"instances":["é"]}'.encode("utf-16"), "UTF-16"),
-        (b'{"instances":["\xff"]}', "not UTF-8: invalid start byte (byte 15)"),
-        (b'{"instances":' + b"[" * 65 + b"]" * 65 + b"}", "nested deeper than 64 levels"),
-        (b'{"instances":' + b"[" * 100_000, "nested deeper than 64 levels"),
-        (b'{"a":' * 100_000, "nested deeper than 64 levels"),
+        (b"", "malformed", "JSON is empty"),
+        (b'{"instances": [[1', "malformed", "JSON ends before it is complete"),
+        (b'{"instances":[1]}trailing', "malformed", "trailing characters (byte 18)"),
+        (b"{'instances':[1]}", "malformed", "object keys must be strings"),
+        (b'{"instances":[NaN]}', "malformed", "JSON has no NaN (byte 14)"),
+        (b'{"instances":5}', "no-rows", "instances is a number, not an array"),
+        (b'{"instances":[]}', "empty", ""),
+        (b"[1,2]", "malformed", "body: expected object, got array"),
+        (b'{"instances":[1],"instances":[2]}', "malformed", 'member "instances" comes twice'),
+        (b"\xef\xbb\xbf{}", "malformed", "byte order mark"),
+        ('{"instances":["é"]}'.encode("utf-16"), "malformed", "UTF-16"),
+        (b'{"instances":' + b"[" * 65 + b"]" * 65 + b"}", "limits", "limits.maxDepth is 64"),
+        (b'{"instances":' + b"[" * 100_000, "limits", "limits.maxArrays is 65536"),
+        (b'{"a":' * 60_000, "limits", "limits.maxStrings is 8192"),
     ],
 )  # fmt: skip
-async def test_broken_v1(beside, body, words):
-    async with beside() as (_, client):
-        answer = await client.send(b"POST", b"/v1/models/m:predict", body)
-        assert answer.status == 400
-        assert words in answer.json["error"]
-        assert answer.json["reason"]
+async def test_what_is_no_v1_is_forwarded(among, body, reason, words):
+    got, detail = await among(b"/v1/models/m:predict", body)
+    assert got == reason
+    assert words in detail
 
 
 # ------------------------------------------------------------------------------------------------------------------ V2
@@ -80,53 +115,67 @@ def _v2(*tensors, **members):
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "reason", "words"),
     [
-        (b"{}", "inputs: missing"),
-        (_v2(), "inputs: empty"),
-        (_v2(5), "inputs[0]: expected an object, got a number"),
-        (_v2({**TENSOR, "data": [1]}), "inputs[0].data: 1 values for shape [1, 2], expected 2"),
-        (_v2(TENSOR, {**TENSOR, "name": "y", "data": [1, 2, 3]}), "inputs[1].data: 3 values for shape [1, 2]"),
-        (_v2({**TENSOR, "shape": [2, 2], "data": [[1, 2], [3]]}), "3 values for shape [2, 2], expected 4"),
-        (_v2({**TENSOR, "data": {"0": 1}}), "data: expected an array, got an object"),
-        (_v2({**TENSOR, "data": [float("nan"), 1]}), "JSON has no NaN"),
-        (_v2({**TENSOR, "datatype": "FLOAT"}), "inputs[0].datatype: 'FLOAT', expected one of BOOL"),
-        (_v2({**TENSOR, "datatype": 32}), "inputs[0].datatype: expected a string"),
-        (_v2({**TENSOR, "shape": [-1, 2]}), "inputs[0].shape: dimension -1"),
-        (_v2({**TENSOR, "shape": [2**63, 2]}), "dimension 9223372036854775808"),
-        (_v2({**TENSOR, "shape": [10**30]}), "dimension of more than 20 digits"),
-        (_v2({**TENSOR, "shape": [2**62, 4]}), "more than 2^63-1 elements"),
-        (_v2({**TENSOR, "shape": [2**40, 2]}), "2 values for shape [1099511627776, 2]"),
-        (_v2({**TENSOR, "shape": [1.5, 2]}), "shape: expected an array of integers"),
-        (_v2({**TENSOR, "shape": [1] * 65}), "65 dimensions, expected at most 64"),
-        (_v2({**TENSOR, "shape": [0, 2], "data": []}), "[0, 2] has no rows"),
-        (_v2(TENSOR, TENSOR), "inputs[1].name: 'x' comes twice"),
-        (b'{"inputs":[{"name":"x","name":"y"}]}', 'inputs[0]: member "name" comes twice'),
-        (_v2({"name": "x", "datatype": "FP32", "shape": [1]}), "data or parameters.binary_data_size, got neither"),
-        (_v2({**TENSOR, "parameters": {"binary_data_size": 8}}), "got both"),
-        (_v2(TENSOR, id=7), "id: expected a string, got a number"),
-        (_v2(TENSOR, parameters={"timeout": -5}), "parameters.timeout: expected an integer from 0"),
-        (_v2(TENSOR, parameters={"priority": "high"}), "parameters.priority: expected an integer"),
-        (_v2(TENSOR, parameters=[]), "parameters: expected an object, got an array"),
-        (b'{"inputs":[{"name":"x","data":' + b"[" * 70 + b"]" * 70 + b"}]}", "nested deeper than 64 levels"),
+        (b"{}", "malformed", "inputs: missing"),
+        (_v2(), "empty", ""),
+        (_v2(5), "malformed", "inputs: expected object, got int"),
+        (_v2({**TENSOR, "data": [1]}), "malformed", "inputs[0].data: 1 values for shape [1, 2], expected 2"),
+        (_v2({**TENSOR, "shape": [2, 2], "data": [[1, 2], [3]]}), "nesting", ""),
+        (_v2({**TENSOR, "data": [float("nan"), 1]}), "malformed", "JSON has no NaN"),
+        (_v2({**TENSOR, "shape": [-1, 2]}), "malformed", "inputs[0].shape: dimension -1"),
+        (_v2({**TENSOR, "shape": [2**62, 4]}), "malformed", "more than 2^63-1 elements"),
+        (_v2({**TENSOR, "shape": [2**40, 2]}), "malformed", "2 values for shape [1099511627776, 2]"),
+        (_v2({**TENSOR, "shape": [1] * 65}), "malformed", "65 dimensions, expected at most 64"),
+        (_v2(TENSOR, TENSOR), "malformed", "inputs[1].name: 'x' comes twice"),
+        (_v2(TENSOR, parameters={"timeout": -5}), "malformed", "parameters.timeout: expected an integer from 0"),
     ],
-)  # fmt: skip
-async def test_broken_v2(beside, body, words):
-    async with beside() as (_, client):
-        answer = await client.infer(body)
-        assert answer.status == 400
-        assert words in answer.json["error"]
+)
+async def test_what_is_no_v2_is_forwarded(among, body, reason, words):
+    got, detail = await among(b"/v2/models/m/infer", body)
+    assert got == reason
+    assert words in detail
+
+
+# What MLServer 1.7.1, Triton or TF Serving answer with 200, each.
+@pytest.mark.parametrize(
+    ("path", "body", "headers"),
+    [
+        (b"/v2/models/m/infer", _v2(TENSOR, id=None), ()),
+        (b"/v2/models/m/infer", _v2(TENSOR, parameters=None), ()),
+        (b"/v2/models/m/infer", _v2(TENSOR, id=7), ()),
+        (b"/v2/models/m/infer", _v2({**TENSOR, "parameters": None}), ()),
+        (b"/v2/models/m/infer", _v2({**TENSOR, "datatype": "BYTES", "shape": [1], "data": "hello"}), ()),
+        (b"/v2/models/m/infer", _v2({**TENSOR, "shape": [0, 3], "data": []}), ()),
+        (b"/v2/models/m/infer", _v2({**TENSOR, "datatype": "STRING", "data": ["a", "b"]}), ()),
+        (b"/v2/models/m/infer", _v2({**TENSOR, "data": {"a": 1}}), ()),
+        (b"/v2/models/m/infer", _v2({**TENSOR, "data": [{"a": 1}, {"a": 2}]}), ()),
+        (b"/v2/models/m/infer", _v2({**TENSOR, "data": [float("nan"), 1]}), ()),
+        (b"/v2/models/m/infer", _v2(TENSOR, parameters={"priority": "high"}), ()),
+        (b"/v2/models/m/infer", _v2({**TENSOR, "data": [1, 2, 3]}), ()),
+        (b"/v2/models/m/infer", _v2(TENSOR, parameters={"deep": json.loads("[" * 100 + "]" * 100)}), ()),
+        (b"/v1/models/m:predict", b'{"instances":[[NaN]]}', ()),
+        (b"/v1/models/m:predict", b'{"instances":' + b"[" * 100 + b"]" * 100 + b"}", ()),
+        (b"/v1/models/m:predict", b'{"instances":[9]}', ((b"content-type", b"application/json; charset=latin-1"),)),
+        (
+            b"/v1/models/m:predict",
+            b'{"instances":[9]}',
+            ((b"content-type", b"application/json"), (b"content-type", b"application/json;charset=utf-8")),
+        ),
+        (b"/v1/models/m:predict", b'\xef\xbb\xbf{"instances":[9]}', ()),
+    ],
+)
+async def test_what_the_server_accepts_is_forwarded_as_it_came(among, path, body, headers):
+    await among(path, body, headers, status=200)
 
 
 @pytest.mark.parametrize(
     ("datatype", "shape", "size", "data", "length", "words"),
     [
-        ("FP32", [1, 2], 8, b"1234567", None, "inputs[0]: binary data ends 1 bytes beyond the body"),
+        ("FP32", [1, 2], 8, b"1234567", None, "the data ends 1 bytes beyond the body"),
         ("FP32", [1, 2], 8, b"123456789", None, "9 bytes follow the JSON header, its inputs name 8"),
         ("FP32", [1, 2], 4, b"1234", None, "4 bytes of binary data for FP32 [1, 2], expected 8"),
-        ("FP16", [1, 2], 8, b"12345678", None, "8 bytes of binary data for FP16 [1, 2], expected 4"),
         ("FP32", [1, 2], -8, b"12345678", None, "binary_data_size: expected a number of bytes, got -8"),
-        ("FP32", [1, 2], 10**30, b"", None, "binary_data_size: expected a number of bytes"),
         ("FP32", [1, 2], 8, b"", b"", "needs the header Inference-Header-Content-Length"),
         ("FP32", [1, 2], 8, b"12345678", b"", "trailing characters"),
         ("FP32", [1, 2], 8, b"12345678", b"100000", "Inference-Header-Content-Length: '100000' for a body of"),
@@ -134,32 +183,83 @@ async def test_broken_v2(beside, body, words):
         ("FP32", [1, 2], 8, b"12345678", b"20", "JSON ends before it is complete"),
         ("BYTES", [1], 8, b"\xff\xff\xff\xff1234", None, "take 4294967299 bytes of binary data, got 8"),
         ("BYTES", [2], 9, b"\x03\0\0\0abc\0\0", None, "binary data ends before the length of element 1"),
-        ("BYTES", [2], 4, b"\0\0\0\0", None, "4 bytes of binary data for BYTES [2]"),
         ("BYTES", [2**60], 8, b"\0" * 8, None, "8 bytes of binary data for BYTES"),
     ],
 )
-async def test_wrong_binary_sizes(beside, *, datatype, shape, size, data, length, words):
+async def test_wrong_binary_sizes_are_forwarded(among, *, datatype, shape, size, data, length, words):
     tensor = {"name": "x", "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}}
     head = json.dumps({"inputs": [tensor]}).encode()
     headers = [(LENGTH, b"%d" % len(head) if length is None else length)] if length != b"" else []
-    async with beside() as (_, client):
-        answer = await client.infer(head + data, headers)
-        assert answer.status == 400
-        assert words in answer.json["error"]
+    reason, detail = await among(b"/v2/models/m/infer", head + data, headers)
+    assert reason == "malformed"
+    assert words in detail
 
 
-@pytest.mark.parametrize(
-    ("headers", "words"),
-    [
-        ([(b"x-request-timeout-ms", b"soon")], "header x-request-timeout-ms: expected milliseconds, got 'soon'"),
-        ([(b"grpc-timeout", b"5 s")], "header grpc-timeout: expected 1 to 8 digits and one of H, M, S, m, u, n"),
-        ([(LENGTH, b"5"), (LENGTH, b"6")], "header inference-header-content-length comes twice"),
-    ],
-)
-async def test_headers_that_say_nothing_or_two_things(beside, headers, words):
-    async with beside() as (_, client):
-        answer = await client.infer(_v2(TENSOR), headers)
-        assert (answer.status, words in answer.json["error"]) == (400, True)
+async def test_a_length_that_comes_twice_is_forwarded(among):
+    reason, detail = await among(b"/v2/models/m/infer", _v2(TENSOR), [(LENGTH, b"5"), (LENGTH, b"6")])
+    assert (reason, detail) == (
+        "malformed",
+        "header inference-header-content-length comes twice, with different values",
+    )
+
+
+@pytest.mark.parametrize("line", [(b"x-request-timeout-ms", b"soon"), (b"grpc-timeout", b"5 s")])
+async def test_a_deadline_that_cannot_be_read_says_nothing(world, line):
+    sidecar, client = await world.start()
+    first, (one, two) = await world.queue_behind(sidecar, client, [b"1", b"2"], [line])
+    world.model.release()
+    assert [(await asked).json for asked in (first, one, two)] == [{"predictions": [n]} for n in (0, 1, 2)]
+    assert world.model.received[-1].rows == [1, 2]
+
+
+async def test_a_body_of_which_there_is_no_room_for_the_parts_is_forwarded(world):
+    """8,000 rows are 16 kB, and half a megabyte once they are told apart."""
+    sidecar, client = await world.start(bodies={"maxRequest": "128Ki", "maxBuffered": "128Ki"})
+    text = b",".join([b"1"] * 8000)
+    answer = await client.predict(text)
+    assert answer.json == {"predictions": [1] * 8000}
+    assert sidecar.driver.alone == {("m", "limits"): 1}
+    assert "bodies.maxBuffered leaves no room" in sidecar.driver.why["m", "limits"]
+    assert sidecar.data.buffered_bytes == 0
+
+
+async def test_what_is_held_beside_the_body_counts_until_the_answer(world):
+    sidecar, client = await world.start(parameters={"*": {"maxBatch": 8000, "maxInFlight": 1}})
+    first, _ = await world.queue_behind(sidecar, client, [])
+    held = sidecar.data.buffered_bytes
+    asked = client.predict(b",".join([b"1"] * 8000))
+    await world.queued(sidecar, 8000)
+    assert sidecar.data.buffered_bytes - held > 60 * 8000
+    world.model.release()
+    assert (await first).status == (await asked).status == 200
+    await world.until(lambda: sidecar.data.buffered_bytes == 0)
+
+
+async def test_a_batch_whose_answer_is_too_large_is_halved_and_the_next_ones_are_smaller(world):
+    """Each row's answer has 1,000 bytes, and 2,500 are shared out: two rows at a time."""
+    sidecar, client = await world.start(limits={"maxAnswerText": "2500"})
+
+    def long(exchange):
+        rows = json.loads(exchange.body)["instances"]
+        body = json.dumps({"predictions": [f"{row}" * 1000 for row in rows]}).encode()
+        exchange.respond(200, [(b"content-type", b"application/json")], body)
+
+    world.model.behave = long
+    first, rest = await world.queue_behind(sidecar, client, [b"1", b"2", b"3", b"4"])
+    world.model.release()
+    assert (await first).status == 200
+    assert [(await one).json for one in rest] == [{"predictions": [f"{n}" * 1000]} for n in (1, 2, 3, 4)]
+    assert [len(call.rows) for call in world.model.received] == [1, 4, 2, 2]
+    assert sidecar.batcher.lane("m").cap == 2
+
+
+async def test_where_one_answer_is_too_large_for_two_requests_are_sent_one_by_one(world):
+    sidecar, client = await world.start(limits={"maxAnswerText": "10"})
+    first, rest = await world.queue_behind(sidecar, client, [b"1", b"2"])
+    world.model.release()
+    assert (await first).status == 200
+    assert [(await one).json for one in rest] == [{"predictions": [n]} for n in (1, 2)]
+    assert sidecar.batcher.lane("m").cap == 1
 
 
 # ------------------------------------------------------------------------------------------------------------ the wire
@@ -257,8 +357,9 @@ async def test_callers_that_stop_half_way_hold_no_more_than_is_allowed(world, be
         for caller in slow:
             caller.writer.transport.abort()
         await world.until(lambda: sidecar.data.buffered_bytes == held_before)
-        full = await client.send(b"POST", b"/v1/models/m:predict", b" " * size)
-        assert full.status == 400  # there is room again: it was read to its end, and is no JSON
+        full = await world.queue(sidecar, lambda: client.send(b"POST", b"/v1/models/m:predict", b" " * size))
+        full[0].leave()  # there is room again: it was read to its end
+        await world.until(lambda: sidecar.data.buffered_bytes == held_before)
     assert sidecar.data.buffered_bytes == 0
 
 

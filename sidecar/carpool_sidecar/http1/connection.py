@@ -271,6 +271,14 @@ class Connection(asyncio.Protocol):
             self._body_paused = False
             self._sync_reading()
 
+    def charge(self, exchange: Exchange, extra: int) -> bool:
+        """Count more bytes as held for this exchange, if there is room for them."""
+        if self._server.buffered_bytes + extra > self._limits.max_buffered_bytes:
+            return False
+        self._server.buffered_bytes += extra
+        exchange.buffered += extra
+        return True
+
     # Input
 
     def _parse(self, data: bytes) -> None:

@@ -194,6 +194,13 @@ class Exchange:
         """Go on."""
         self._connection.resume_body(self)
 
+    def charge(self, extra: int) -> bool:
+        """Count so many more bytes as held for this exchange until it is answered.
+
+        Returns False, and counts nothing, where there is no room for them.
+        """
+        return self._connection.charge(self, extra)
+
     # The answer
 
     @property

@@ -1,35 +1,35 @@
 """What the driver and the batcher need to know of a request, whatever its protocol.
 
-A codec is four pure functions of bytes: ``parse`` a request, ``merge`` rides into one, ``split`` the answer into
-pieces, ``assemble`` a request's pieces into its own answer. Nothing here reads a clock or a socket.
+A codec is four pure functions of bytes: ``parse`` a request, ``merge`` requests into one, ``split`` the answer into
+pieces, ``assemble`` a request's pieces into its own answer. Nothing here reads a clock or a socket, and nothing takes
+more than a few milliseconds (:mod:`carpool_sidecar.protocols.limits`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from carpool_sidecar.protocols import json_scan
 
 if TYPE_CHECKING:
     from carpool_sidecar.protocols.headers import Facts
+    from carpool_sidecar.protocols.limits import Limits
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 State = TypeVar("State")
 
+LONGEST_WHY = 240
+"""Characters of an explanation: parts of it are the caller's."""
 
-class BadRequest(Exception):  # noqa: N818 - named after the status it becomes
-    """The caller's fault: answered at once, never part of a batch.
+JOINED = 2**16
+"""Bytes up to which a text is put together: 64 KiB take about 5 us to copy, and another part as long to send."""
 
-    ``str(error)`` names what is wrong and where, e.g. ``inputs[1].data: 5 values for shape [2, 3], expected 6``.
-    """
-
-    def __init__(self, message: str, *, status: int = 400, reason: str = "malformed") -> None:
-        super().__init__(message)
-        self.status = status
-        self.reason = reason
+# Longer parts of keys are kept as their digest: a 224x224 image has 150 kB of commas.
+_LONGEST_IN_KEY = 256
 
 
 UNREADABLE = "malformed"
@@ -46,6 +46,13 @@ class WrongRows(Exception):  # noqa: N818 - the field's word for it
         self.reason = reason
 
 
+class TooLarge(WrongRows):
+    """The answer is larger than what may be looked at: a smaller batch's may be shared out."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, reason="limits")
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """Where an inference request goes. ``target`` is the request target as it came, query included."""
@@ -58,12 +65,14 @@ class Endpoint:
 
 @dataclass(slots=True)
 class Parsed(Generic[State]):
-    """One valid inference request.
+    """One inference request, read as far as it can be.
 
     ``key``: equal for requests that may share a batch, and for no others.
     ``rows``: size along the batch axis.
     ``tokens``: payload elements, for token budgets (V1: leaves; V2: elements of the largest input).
-    ``alone``: why it must ride alone (a reason code), or None.
+    ``alone``: why it is not batched but forwarded as it came (a reason code), or None. ``why``: the same in a sentence,
+    where the code doesn't say it all.
+    ``expansion``: bytes that are held beside the body.
     ``first_by_protocol``: True where the protocol itself says that dim 0 is the batch (V1 ``instances``). Otherwise the
     model's batch axis has to be known before merging, see :mod:`carpool_sidecar.protocols.models`.
     ``timeout_s``, ``priority``: Triton's request parameters, as the caller gave them (1 is the most urgent; 0 and None
@@ -77,8 +86,9 @@ class Parsed(Generic[State]):
     tokens: int
     state: State = field(repr=False)
     alone: str | None = None
+    why: str = ""
+    expansion: int = 0
     first_by_protocol: bool = False
-    id: str | None = None
     timeout_s: float | None = None
     priority: int | None = None
 
@@ -117,17 +127,33 @@ class Message(NamedTuple):
 class Codec(Protocol):
     """The four functions of a protocol."""
 
-    def parse(self, endpoint: Endpoint, facts: Facts, body: Buffer) -> Parsed[Any]:
-        """Validate a request; :class:`BadRequest` says what is wrong."""
+    def parse(self, endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits) -> Parsed[Any]:
+        """Read a request. Never refuses: what can't be read, or is too large for that, is ``alone``."""
 
     def merge(self, rides: Sequence[Ride]) -> Message:
         """One request out of rides with equal keys, rows in the order of the rides."""
 
-    def split(self, rides: Sequence[Ride], headers: Headers, body: Buffer) -> list[Piece]:
+    def split(self, rides: Sequence[Ride], headers: Headers, body: Buffer, limits: Limits) -> list[Piece]:
         """One piece a ride out of the answer to ``merge(rides)``; :class:`WrongRows` if it does not fit them."""
 
     def assemble(self, parsed: Parsed[Any], pieces: Sequence[Piece]) -> Message:
         """Put together the answer to one request from its pieces, in the order of its rows."""
+
+
+def alone(endpoint: Endpoint, facts: Facts, body: Buffer, reason: str, why: str = "") -> Parsed[None]:
+    """Describe a request that is forwarded as it came, counted as one row."""
+    key = b"\x00".join((endpoint.protocol.encode(), endpoint.target, facts.key, b"alone"))
+    return Parsed(endpoint, key, 1, len(body), 1, None, reason, why[:LONGEST_WHY])
+
+
+def joined(parts: list[Buffer]) -> list[Buffer]:
+    """Join the parts of a text, unless it is so long that they are better sent one after the other."""
+    return [b"".join(parts)] if sum(map(len, parts)) <= JOINED else parts
+
+
+def short(text: bytes) -> bytes:
+    """Return what may stand for a part of a key: the text itself, or its digest where that is shorter."""
+    return text if len(text) <= _LONGEST_IN_KEY else b"#" + blake2b(text, digest_size=32).hexdigest().encode()
 
 
 def total_rows(rides: Sequence[Ride]) -> int:

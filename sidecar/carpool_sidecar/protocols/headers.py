@@ -1,7 +1,9 @@
-"""Which headers decide who rides together, and what the others say: one pass over a request's headers.
+"""Which headers decide what is batched together, and what the others say: one pass over a request's headers.
 
-All headers belong to the batch key but those in ``IGNORED`` and those with an ``IGNORED_PREFIXES`` prefix. Those never
-reach the upstream with a batch, since riders may differ in them; the others are equal for all riders and are sent.
+All headers belong to the batch key but those in ``IGNORED``, those with an ``IGNORED_PREFIXES`` prefix, and those that
+the policy names in ``batchAcross``. Ignored ones never reach the upstream with a batch, since its requests may differ in
+them. The others are equal for all requests and are sent. Those of ``batchAcross`` are sent as the first request of the
+batch has them.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.protocols.common import BadRequest
-
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from carpool_sidecar.protocols.common import Headers
 
 HOP_BY_HOP = frozenset(
@@ -96,10 +98,9 @@ IGNORED = (
 )
 IGNORED_PREFIXES = (b"x-b3-", b"x-datadog-", b"x-carpool-")
 
-# Header names seen, as they were spelt, with their lower case and whether they are part of the key. Clients spell a few
-# dozen names; the bound is for those who make them up.
+# Header names seen, as they were spelt, with their lower case and what is done with them. Clients spell a few dozen
+# names; the bound is for those who make them up.
 _MAX_NAMES = 1024
-_names: dict[bytes, tuple[bytes, int]] = {}
 _IGNORE, _KEEP, _READ, _KEEP_AND_READ = range(4)
 _READ_NAMES = DEADLINES | {b"inference-header-content-length", DEBUG}
 _KEPT_AND_READ = frozenset({b"content-type", b"content-encoding"})
@@ -114,9 +115,11 @@ _MILLISECONDS = re.compile(rb"\d{1,12}(?:\.\d{1,9})?")
 class Facts:
     """What a request's headers say.
 
-    ``key``: equal for headers that may share a batch. ``shared``: the headers in it, names in lower case, for the
-    request that the batch makes. ``deadline_s``: the least of the deadline headers, seconds from arrival. ``debug``:
-    whether ``DEBUG`` is among them. The others as sent, or empty.
+    ``key``: equal for headers that may share a batch. ``shared``: the headers of the request that the batch makes, names
+    in lower case. ``deadline_s``: the least of the deadline headers, seconds from arrival; what can't be read as a time
+    says nothing, as to any server. ``debug``: whether ``DEBUG`` is among them. ``clash``: a header that comes twice and
+    says two things, so that nobody knows how the body is to be read; or empty. ``reader``: by whose rules they were
+    read. The others as sent, or empty.
     """
 
     key: bytes
@@ -126,40 +129,75 @@ class Facts:
     content_encoding: bytes
     header_length: bytes
     debug: bool
+    clash: str
+    reader: Reader
 
 
-def read(headers: Headers) -> Facts:
-    """Read a request's headers: about 2 µs for ten. A malformed deadline is a :class:`BadRequest`."""
-    shared: list[tuple[bytes, bytes]] = []
-    deadline: float | None = None
-    found: dict[bytes, bytes] = {}
-    debug = False
-    names = _names
-    for raw_name, value in headers:
-        name, role = names.get(raw_name) or _learn(raw_name)
-        if role == _IGNORE:
-            continue
-        if role != _READ:
-            shared.append((name, value))
-        if role != _KEEP:
-            if name == DEBUG:
-                debug = True
-            elif name in DEADLINES:
-                seconds = _seconds(name, value)
-                deadline = seconds if deadline is None else min(deadline, seconds)
-            elif found.setdefault(name, value) != value:
-                raise BadRequest(f"header {name.decode('latin-1')} comes twice, with different values", reason="header")
-    # Stable: lines of one name keep their order, which has a meaning; lines of different names have none.
-    shared.sort(key=itemgetter(0))
-    return Facts(
-        _PAIR.join([name + _FIELD + value for name, value in shared]),
-        shared,
-        deadline,
-        found.get(b"content-type", b""),
-        found.get(b"content-encoding", b""),
-        found.get(b"inference-header-content-length", b""),
-        debug,
-    )
+class Reader:
+    """Reads headers. ``across``: names (lower case) in which the requests of a batch may differ.
+
+    One reader is one set of rules: what was read by another has to be read again.
+    """
+
+    __slots__ = ("_names", "across")
+
+    def __init__(self, across: Iterable[str] = ()) -> None:
+        self.across = frozenset(name.encode() for name in across)
+        self._names: dict[bytes, tuple[bytes, int]] = {}
+
+    def read(self, headers: Headers) -> Facts:
+        """Read a request's headers: about 2 µs for ten."""
+        shared: list[tuple[bytes, bytes]] = []
+        deadline: float | None = None
+        found: dict[bytes, bytes] = {}
+        debug = False
+        clash = ""
+        names = self._names
+        for raw_name, value in headers:
+            name, role = names.get(raw_name) or self._learn(raw_name)
+            if role == _IGNORE:
+                continue
+            if role != _READ:
+                shared.append((name, value))
+            if role > _KEEP:
+                if name == DEBUG:
+                    debug = True
+                elif name in DEADLINES:
+                    seconds = _seconds(name, value)
+                    if seconds is not None:
+                        deadline = seconds if deadline is None else min(deadline, seconds)
+                elif found.setdefault(name, value) != value:
+                    clash = f"header {name.decode('latin-1')} comes twice, with different values"
+        # Stable: lines of one name keep their order, which has a meaning; lines of different names have none.
+        shared.sort(key=itemgetter(0))
+        across = self.across
+        return Facts(
+            _PAIR.join([name + _FIELD + value for name, value in shared if not across or name not in across]),
+            shared,
+            deadline,
+            found.get(b"content-type", b""),
+            found.get(b"content-encoding", b""),
+            found.get(b"inference-header-content-length", b""),
+            debug,
+            clash,
+            self,
+        )
+
+    def _learn(self, raw_name: bytes) -> tuple[bytes, int]:
+        name = raw_name.lower()
+        if name in _READ_NAMES:
+            role = _READ
+        elif name in IGNORED or name.startswith(IGNORED_PREFIXES):
+            role = _IGNORE
+        else:
+            role = _KEEP_AND_READ if name in _KEPT_AND_READ else _KEEP
+        if len(self._names) < _MAX_NAMES:
+            self._names[raw_name] = (name, role)
+        return name, role
+
+
+read = Reader().read
+"""Read headers where no policy has named any to batch across."""
 
 
 def find(headers: Headers, name: bytes) -> bytes | None:
@@ -168,7 +206,7 @@ def find(headers: Headers, name: bytes) -> bytes | None:
 
 
 def differing(a: bytes, b: bytes) -> list[str]:
-    """Names of the headers in which two keys differ, sorted: what keeps two requests from riding together."""
+    """Names of the headers in which two keys differ, sorted: what keeps two requests out of one batch."""
     lines_a, lines_b = (key.split(_PAIR) if key else [] for key in (a, b))
     differing_lines = [line for line in lines_a if line not in lines_b] + [
         line for line in lines_b if line not in lines_a
@@ -176,29 +214,9 @@ def differing(a: bytes, b: bytes) -> list[str]:
     return sorted({line.partition(_FIELD)[0].decode("latin-1") for line in differing_lines})
 
 
-def _learn(raw_name: bytes) -> tuple[bytes, int]:
-    name = raw_name.lower()
-    if name in _READ_NAMES:
-        role = _READ
-    elif name in IGNORED or name.startswith(IGNORED_PREFIXES):
-        role = _IGNORE
-    else:
-        role = _KEEP_AND_READ if name in _KEPT_AND_READ else _KEEP
-    if len(_names) < _MAX_NAMES:
-        _names[raw_name] = (name, role)
-    return name, role
-
-
-def _seconds(name: bytes, value: bytes) -> float:
+def _seconds(name: bytes, value: bytes) -> float | None:
     """Read a deadline header, in seconds. grpc-timeout: at most 8 digits and a unit (gRPC over HTTP/2, "Timeout")."""
     if name == b"grpc-timeout":
         timeout = _GRPC_TIMEOUT.fullmatch(value)
-        if timeout is not None:
-            return int(timeout[1]) * _GRPC_UNITS[timeout[2]]
-        expected = "1 to 8 digits and one of H, M, S, m, u, n"
-    else:
-        if _MILLISECONDS.fullmatch(value):
-            return float(value) / 1e3
-        expected = "milliseconds"
-    shown = value[:40].decode("latin-1")
-    raise BadRequest(f"header {name.decode()}: expected {expected}, got {shown!r}", reason="header")
+        return None if timeout is None else int(timeout[1]) * _GRPC_UNITS[timeout[2]]
+    return float(value) / 1e3 if _MILLISECONDS.fullmatch(value) else None

@@ -1,18 +1,25 @@
 """JSON taken apart without being converted: every number keeps its digits, every string its escapes.
 
 msgspec validates the grammar (``Raw`` values included) at about 1.5 GB/s; this module adds what it leaves open: UTF-8,
-depth, duplicate members, and the outline of a value (nesting, sizes, kinds of leaves) by a few passes in C.
+duplicate members, limits, and the outline of a value (nesting, sizes, kinds of leaves) by a few passes in C. Time and
+memory are linear in the text, with small factors: nothing here makes an object for each element of a tensor.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from array import array
+from functools import lru_cache
+from itertools import accumulate, takewhile
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-# numpy stops at 64 dimensions; nothing served is deeper, and recursive parsers behind us fail at about 1,000.
-MAX_DEPTH = 64
+from carpool_sidecar.protocols.limits import FREE, setting
+
+if TYPE_CHECKING:
+    from carpool_sidecar.protocols.limits import Limits
+
 WHITESPACE = b" \t\r\n"
 
 STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -20,123 +27,268 @@ STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 STRING_PARTS = re.compile(rb"(" + STRING.pattern + rb")", re.DOTALL)
 _KEY = re.compile(rb'[ \t\r\n]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
 _NEXT = re.compile(rb"[ \t\r\n]*[,}]")
+_CLOSING = ord("}")
 _OFFSET = re.compile(r"\(byte (\d+)\)")
 _NOT_A_NUMBER = re.compile(rb"-?(NaN|Infinity|nan|inf)")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _SQUARE = bytes.maketrans(b"{}", b"[]")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_NOT_COUNTED = bytes(set(range(256)) - set(b'"\\,[{'))
+_STEPS = bytes.maketrans(b"[]", b"\x01\xff")
+"""As signed bytes: one level up, one level down."""
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _array = msgspec.json.Decoder(list[msgspec.Raw])
+_any = msgspec.json.Decoder(msgspec.Raw)
+_objects = msgspec.json.Decoder(list[dict[str, msgspec.Raw]])
 _TYPES = {b"{": "an object", b"[": "an array", b'"': "a string", b"t": "a boolean", b"f": "a boolean", b"n": "null"}
 
 
 class Malformed(ValueError):  # noqa: N818 - reads as the sentence it starts
-    """Not JSON as RFC 8259 has it, or contradicting itself. The text says where and what."""
+    """Not JSON as RFC 8259 has it, or contradicting itself. The text says where and what.
+
+    ``reason`` is the code under which a request with it is forwarded alone.
+    """
+
+    reason = "malformed"
 
 
 class Surrogates(Malformed):
     r"""Valid but for a surrogate escape (``\ud800``) without its other half, which many servers refuse."""
 
+    reason = "surrogates"
+
+
+class Beyond(Malformed):
+    """Larger than a limit allows; nothing says that it is wrong."""
+
+    reason = "limits"
+
+    def __init__(self, where: str, name: str, limits: Limits, got: int | None = None) -> None:
+        limit = getattr(limits, name)
+        super().__init__(f"{where}: {f'over {limit}' if got is None else got}; {setting(name)} is {limit}")
+
 
 def kind(value: bytes) -> str:
-    """Name the type of a JSON value for an error message: ``an object``, ``a number``, ..."""
+    """Name the type of a JSON value for an explanation: ``an object``, ``a number``, ..."""
     return _TYPES.get(value[:1], "a number")
 
 
-def check_text(text: bytes, where: str) -> None:
-    """Refuse what is not UTF-8, or nests deeper than ``MAX_DEPTH``. O(n) in C; the grammar is checked by decoding."""
+def check(text: bytes, where: str, limits: Limits) -> None:
+    """Raise ``Malformed`` for what is not UTF-8, and ``Beyond`` for what would take too long or nests too deep.
+
+    A few passes in C, before anything else looks at the text. The grammar is checked by decoding.
+    """
     if not text.isascii():
-        _check_utf8(text, where)
-    if text.count(b"[") + text.count(b"{") > MAX_DEPTH and too_deep(text):
-        raise Malformed(f"{where}: JSON nested deeper than {MAX_DEPTH} levels")
+        check_utf8(text, where)
+    arrays = text.count(b"[") + text.count(b"{") if len(text) <= FREE else _count(text, where, limits)
+    if arrays > limits.max_depth and _deeper(text, limits.max_depth):
+        raise Beyond(where, "max_depth", limits)
 
 
-def _check_utf8(text: bytes, where: str) -> None:
+def _count(text: bytes, where: str, limits: Limits) -> int:
+    """Compare what is counted in a text with its limits; return how many arrays and objects there are."""
+    counted = text.translate(None, _NOT_COUNTED)
+    arrays = counted.count(b"[") + counted.count(b"{")
+    for name, got in (
+        ("max_strings", counted.count(b'"') // 2),
+        ("max_escapes", counted.count(b"\\")),
+        ("max_arrays", arrays),
+        ("max_elements", counted.count(b",")),
+    ):
+        if got > getattr(limits, name):
+            raise Beyond(where, name, limits, got)
+    return arrays
+
+
+def check_utf8(text: bytes, where: str) -> None:
+    """Raise ``Malformed`` for what is not UTF-8 without a byte order mark. For texts that are not ASCII: it is slower."""
     if text.startswith(b"\xef\xbb\xbf"):
-        raise Malformed(f"{where}: JSON starts with a byte order mark; send UTF-8 without one")
+        raise Malformed(f"{where}: JSON starts with a byte order mark")
     if text.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise Malformed(f"{where}: JSON is UTF-16; send UTF-8")
+        raise Malformed(f"{where}: JSON is UTF-16")
     try:
         text.decode()
     except UnicodeDecodeError as error:
         raise Malformed(f"{where}: JSON is not UTF-8: {error.reason} (byte {error.start})") from None
 
 
-def too_deep(text: bytes) -> bool:
-    """Whether brackets nest deeper than ``MAX_DEPTH``: each pass takes away the innermost level."""
-    brackets = STRING.sub(b"", text).translate(_SQUARE, _NOT_BRACKETS)
-    for _ in range(MAX_DEPTH):
+def outside(text: bytes) -> bytes:
+    """Return a JSON text with an ``s`` in place of each string."""
+    if b"\\" in text:
+        text = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")  # which leaves quotes only around strings
+    return b"s".join(text.split(b'"')[::2])
+
+
+def _deeper(text: bytes, depth: int) -> bool:
+    """Whether brackets nest deeper than ``depth``.
+
+    Brackets inside strings are looked past only where they would make a difference. A caller who puts them there on
+    purpose can hide depth, which is no worse than any other request that a server refuses.
+    """
+    brackets = text.translate(_SQUARE, _NOT_BRACKETS)
+    if _depth(brackets) <= depth:
+        return False
+    return b'"' not in text or _depth(outside(text).translate(_SQUARE, _NOT_BRACKETS)) > depth
+
+
+def _depth(brackets: bytes) -> int:
+    """Count the levels of ``[[][]]``. A pass takes away the innermost level; passes that don't halve it cost too much."""
+    levels = 0
+    while brackets:
         outer = brackets.replace(b"[]", b"")
-        if len(outer) == len(brackets):
-            return False  # all gone, or unbalanced, which the decoder explains better
+        if 2 * len(outer) > len(brackets):
+            return levels + max(accumulate(array("b", brackets.translate(_STEPS))), default=0)
         brackets = outer
-    return bool(brackets)
+        levels += 1
+    return levels
 
 
-def members(text: bytes, where: str) -> dict[str, bytes]:
-    """Take an object apart: its members, values verbatim, in order; each name may come once."""
+Span: TypeAlias = tuple[int, int]
+"""Where a value stands in a text: its first byte, and the one behind its last."""
+
+
+def members(text: bytes, where: str, limits: Limits, span: Span | None = None) -> dict[str, Span]:
+    """Take an object apart: where its members' values stand in ``text``, in order; each name may come once."""
+    fields = _decoded(_object, text, where, span)
+    if len(fields) > limits.max_keys:
+        raise Beyond(where, "max_keys", limits, len(fields))
+    return _spans(text, 0 if span is None else span[0], fields, where)[0]
+
+
+def objects(text: bytes, where: str, limits: Limits, span: Span) -> list[dict[str, Span]]:
+    """Take an array of objects apart, each as ``members`` does. At the first element that is none it gives up."""
+    most = limits.max_tensors
+    if span[1] - span[0] <= 3 * most:  # {},
+        found = _decoded(_objects, text, where, span)
+    else:
+        found = _at_most(most, text, where, span, of_objects=True)
+        if found is None:
+            raise Beyond(where, "max_tensors", limits)
+    if len(found) > most:
+        raise Beyond(where, "max_tensors", limits, len(found))
+    keys = sum(map(len, found))
+    if keys > limits.max_keys:
+        raise Beyond(where, "max_keys", limits, keys)
+    at, spans = span[0], list[dict[str, Span]]()
+    for index, fields in enumerate(found):
+        one, at = _spans(text, at, fields, f"{where}[{index}]")
+        spans.append(one)
+    return spans
+
+
+def elements(text: bytes, where: str, span: Span, most: int) -> list[msgspec.Raw] | None:
+    """Take an array apart: its elements, verbatim; None where there are far more than ``most``."""
+    start, stop = span
+    if stop - start > 2 * most:  # 1,
+        return _at_most(_rounded(most), text, where, span)
     try:
-        fields = {name: bytes(value) for name, value in _object.decode(text).items()}
+        return _array.decode(text[start:stop] if stop - start <= FREE else memoryview(text)[start:stop])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _explained(text, where, error, _object) from None
-    duplicate = _duplicate(text, fields)
-    if duplicate is not None:
-        raise Malformed(f'{where}: member "{duplicate}" comes twice')
-    return fields
+        raise _explained(text, where, error, span) from None
 
 
-def elements(text: bytes, where: str) -> list[msgspec.Raw]:
-    """Take an array apart: its elements, verbatim."""
-    try:
-        return _array.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _explained(text, where, error, _array) from None
+def prepare(limits: Limits) -> None:
+    """Make what takes milliseconds to make, before the first request needs it."""
+    _bounded(limits.max_tensors, of_objects=True)
+    _bounded(_rounded(limits.max_rows))
 
 
 def string(value: bytes, where: str) -> str:
     """Decode a JSON value that has to be a string."""
     try:
         return msgspec.json.decode(value, type=str)
-    except msgspec.ValidationError:
+    except msgspec.DecodeError:
         raise Malformed(f"{where}: expected a string, got {kind(value)}") from None
+
+
+def string_text(value: bytes, where: str) -> bytes:
+    """Return a JSON value that has to be a string, as it is written."""
+    if not value.startswith(b'"'):
+        raise Malformed(f"{where}: expected a string, got {kind(value)}")
+    return value
 
 
 def without_arrays(value: bytes) -> bool:
     """Whether no array is anywhere in a JSON value."""
-    return b"[" not in value or b"[" not in STRING.sub(b"", value)
+    return b"[" not in value or b"[" not in outside(value)
 
 
-def _duplicate(text: bytes, fields: dict[str, bytes]) -> str | None:
-    """Find the first name that comes twice. ``fields`` is what the decoder made of ``text``, where the last value wins.
+def _rounded(most: int) -> int:
+    """Round a largest number of elements up, so that few decoders are needed."""
+    return max(1024, 1 << (most - 1).bit_length())
 
-    Without duplicates the decoded members are those in the text, one after the other: so each name and value must stand
-    where the walk arrives, and the walk must end at the closing brace.
+
+@lru_cache(8)
+def _bounded(most: int, *, of_objects: bool = False) -> msgspec.json.Decoder[Any]:
+    """Make a decoder of an array that stops at the element after ``most``.
+
+    ``max_length`` would be looked at only when all elements had been made.
+    """
+    element: Any = dict[str, msgspec.Raw] if of_objects else msgspec.Raw
+    fields = [(f"at{index}", element, msgspec.UNSET) for index in range(most)]
+    return msgspec.json.Decoder(msgspec.defstruct("AtMost", fields, array_like=True, forbid_unknown_fields=True))
+
+
+def _at_most(most: int, text: bytes, where: str, span: Span, *, of_objects: bool = False) -> list[Any] | None:
+    decoder = _bounded(most, of_objects=of_objects)
+    try:
+        found = decoder.decode(memoryview(text)[span[0] : span[1]])
+    except msgspec.ValidationError as error:
+        if "at most length" in str(error):
+            return None
+        raise _explained(text, where, error, span) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _explained(text, where, error, span) from None
+    return list(takewhile(lambda element: element is not msgspec.UNSET, msgspec.structs.astuple(found)))
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], text: bytes, where: str, span: Span | None) -> Any:  # noqa: ANN401 - of the decoder
+    try:
+        if span is None:
+            return decoder.decode(text)
+        start, stop = span
+        return decoder.decode(text[start:stop] if stop - start <= FREE else memoryview(text)[start:stop])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _explained(text, where, error, span) from None
+
+
+def _spans(text: bytes, at: int, fields: dict[str, msgspec.Raw], where: str) -> tuple[dict[str, Span], int]:
+    """Find where the members of the next object stand, and where it ends; ``Malformed`` where a name comes twice.
+
+    ``fields`` is what the decoder made of it, where the last value of a name wins. Without duplicates the decoded members
+    are those in the text, one after the other: so each name and value must stand where the walk arrives, and the walk must
+    end at the closing brace.
     """
     expected = iter(fields.items())
-    at = text.index(b"{") + 1
-    while key := _KEY.match(text, at):  # no name follows the closing brace
-        name, value = next(expected, ("", b""))
-        after = _NEXT.match(text, key.end() + len(value)) if text.startswith(value, key.end()) else None
+    spans: dict[str, Span] = {}
+    at = text.index(b"{", at) + 1
+    while key := _KEY.match(text, at):
+        name, raw = next(expected, ("", b""))
+        value, start = bytes(raw), key.end()
+        after = _NEXT.match(text, start + len(value)) if text.startswith(value, start) else None
         if after is None or (key[1] != name.encode() and string(b'"%b"' % key[1], "") != name):
-            return key[1].decode()
+            raise Malformed(f'{where}: member "{key[1][:40].decode(errors="replace")}" comes twice')
+        spans[name] = (start, start + len(value))
         at = after.end()
-    return None
+        if text[at - 1] == _CLOSING:
+            return spans, at
+    return spans, text.index(b"}", at) + 1
 
 
-def _explained(text: bytes, where: str, error: Exception, decoder: msgspec.json.Decoder[Any]) -> Malformed:
-    """Say what the decoder's error means to whoever sent ``text``."""
+def _explained(text: bytes, where: str, error: Exception, span: Span | None) -> Malformed:
+    """Say what the decoder's error means to people."""
     if isinstance(error, RecursionError):
-        return Malformed(f"{where}: JSON nested deeper than {MAX_DEPTH} levels")
+        return Malformed(f"{where}: JSON is nested too deep to be read")
     if isinstance(error, msgspec.ValidationError):
-        wanted = "an object" if decoder is _object else "an array"
-        return Malformed(f"{where}: expected {wanted}, got {kind(text.lstrip(WHITESPACE))}")
-    if not text.strip(WHITESPACE):
+        return Malformed(f"{where}: {_lowered(str(error))}")
+    part = text if span is None else text[span[0] : span[1]]
+    if not part.strip(WHITESPACE):
         return Malformed(f"{where}: JSON is empty")
-    blanked = _SURROGATE.sub(rb"\\u0020", text)  # moves no byte, and is never sent
-    if blanked != text:
+    blanked = _SURROGATE.sub(rb"\\u0020", part)  # moves no byte, and is never sent
+    if blanked != part:
         try:
-            decoder.decode(blanked)
+            _any.decode(blanked)
         except (msgspec.DecodeError, RecursionError):
             pass
         else:
@@ -144,8 +296,12 @@ def _explained(text: bytes, where: str, error: Exception, decoder: msgspec.json.
     message = str(error)
     offset = _OFFSET.search(message)
     if offset is not None:
-        literal = _NOT_A_NUMBER.match(text, max(int(offset[1]) - 1, 0)) or _NOT_A_NUMBER.match(text, int(offset[1]))
+        literal = _NOT_A_NUMBER.match(part, max(int(offset[1]) - 1, 0)) or _NOT_A_NUMBER.match(part, int(offset[1]))
         if literal is not None:
             return Malformed(f"{where}: JSON has no {literal[0].decode()} (byte {literal.start()})")
         return Malformed(f"{where}: {message}")
     return Malformed(f"{where}: JSON ends before it is complete")
+
+
+def _lowered(message: str) -> str:
+    return message[:1].lower() + message[1:].replace("`", "")

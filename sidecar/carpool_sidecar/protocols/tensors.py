@@ -2,7 +2,7 @@
 
 Format: the protocol's REST specification (``inference_rest.md``: data flat in row-major order, or nested) and Triton's
 binary tensor data extension (``extension_binary_data.md``: ``binary_data_size``; BYTES elements have a 4-byte length).
-No element is converted; binary slices are memoryviews of the body they came in.
+No element is converted; slices of large tensors are memoryviews of the body they came in.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from carpool_sidecar.protocols import json_scan
-from carpool_sidecar.protocols.json_scan import Malformed
+from carpool_sidecar.protocols.common import JOINED, short
+from carpool_sidecar.protocols.json_scan import Beyond, Malformed
+from carpool_sidecar.protocols.limits import FREE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from carpool_sidecar.protocols.common import Buffer
+    from carpool_sidecar.protocols.json_scan import Span
+    from carpool_sidecar.protocols.limits import Limits
 
 # Bytes an element in binary form; BYTES elements differ.
 WIDTHS: dict[str, int | None] = {
@@ -41,7 +45,7 @@ WIDTHS: dict[str, int | None] = {
     "BYTES": None,
 }
 # The leaves that JSON data of a datatype consists of: String, Bool, Null, Integer or Real numbers. Servers differ about
-# anything else (0 for false, "NaN" for NaN, FP16 at all), so a request with it rides alone and its server decides.
+# anything else (0 for false, "NaN" for NaN, FP16 at all), so a request with it is forwarded and its server decides.
 _LEAVES = {
     "BOOL": {"B"},
     "BYTES": {"S"},
@@ -54,10 +58,13 @@ _INTEGER_LEAVES = {"I"}
 _MAX_DIM = 2**63 - 1
 _EMPTY = re.compile(rb"\[[ \t\r\n]*\]")
 _DIGIT = re.compile(rb"\d")
-_LEAF = re.compile(rb"[^\[\], \t\r\n]+")
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
 _length_at = struct.Struct("<I").unpack_from
 _integers = msgspec.json.Decoder(list[int])
+
+
+_MAX_DIMS = 64
+"""numpy's bound on dimensions."""
 
 
 @dataclass(slots=True)
@@ -65,7 +72,8 @@ class Tensor:
     """One input or output: ``data`` is the inside of the JSON array, or the binary buffer.
 
     ``form``: ``binary``, ``flat`` or ``nested`` (the latter two JSON). ``key``: all but rows and data. ``alone``: why a
-    request with this input must ride alone. ``cuts``: where rows of binary BYTES begin, with the end (bytes).
+    request with this input is not batched. ``cuts``: where rows begin in ``data``, with the end behind a separator
+    (bytes): those of binary BYTES, and of flat JSON once somebody asked. ``rows``: those of other JSON, likewise.
     """
 
     name: str
@@ -82,10 +90,10 @@ class Tensor:
     def key(self) -> bytes:
         """What must be equal to concatenate two tensors."""
         trailing = ",".join(map(str, self.shape[1:]))
-        return b"%b:%b:%b:%b" % (self.head, trailing.encode(), self.form.encode(), self.parameters)
+        return b"%b:%b:%b:%b" % (short(self.head), trailing.encode(), self.form.encode(), short(self.parameters))
 
     def slice(self, start: int, stop: int) -> Buffer:
-        """Rows ``start`` to ``stop`` of the data; no copy of binary data."""
+        """Rows ``start`` to ``stop`` of the data; nothing large is copied."""
         count = self.shape[0]
         if stop - start == count or not self.data:  # flat rows without elements are no text at all
             return self.data
@@ -94,11 +102,13 @@ class Tensor:
                 return self.data[self.cuts[start] : self.cuts[stop]]
             width = len(self.data) // count
             return self.data[start * width : stop * width]
-        if not self.rows:
-            self.rows = self._json_rows()
+        if self.cuts is None and not self.rows:
+            self._cut()
+        if self.cuts is not None:
+            return self.data[self.cuts[start] : self.cuts[stop] - 1]
         return b",".join(self.rows[start:stop])
 
-    def write(self, buffers: Sequence[Buffer], count: int, binary: list[Buffer]) -> bytes:
+    def write(self, buffers: Sequence[Buffer], count: int, binary: list[Buffer]) -> list[Buffer]:
         """Write the JSON object of this tensor with ``count`` rows in ``buffers``; binary ones go to ``binary``."""
         shape = ",".join(map(str, [count, *self.shape[1:]])).encode()
         parameters = self.parameters
@@ -106,40 +116,50 @@ class Tensor:
             size = b'"binary_data_size":%d' % sum(map(len, buffers))
             parameters = parameters + b"," + size if parameters else size
             binary += buffers
-            return b'%b,"shape":[%b],"parameters":{%b}}' % (self.head, shape, parameters)
+            return [b'%b,"shape":[%b],"parameters":{%b}}' % (self.head, shape, parameters)]
         described = b',"parameters":{%b}' % parameters if parameters else b""
-        data = b",".join([buffer for buffer in buffers if buffer])
-        return b'%b,"shape":[%b]%b,"data":[%b]}' % (self.head, shape, described, data)
+        rows = [buffer for buffer in buffers if buffer]
+        if sum(map(len, rows)) <= JOINED:
+            return [b'%b,"shape":[%b]%b,"data":[%b]}' % (self.head, shape, described, b",".join(rows))]
+        parts: list[Buffer] = [b'%b,"shape":[%b]%b,"data":[' % (self.head, shape, described)]
+        for row in rows:
+            parts += (row, b",")
+        parts[-1] = b"]}"
+        return parts
 
-    def _json_rows(self) -> list[Buffer]:
+    def _cut(self) -> None:
+        """Find the rows of JSON data."""
         count, width = self.shape[0], prod(self.shape[1:])
         text = bytes(self.data)
-        leaves: list[Buffer]
         if self.form == "flat" and b'"' not in text:
-            leaves = list(text.split(b","))
-        else:
-            leaves = [memoryview(element) for element in json_scan.elements(b"[%b]" % text, "data")]
+            self.cuts = list(_ends(text, count, width))
+            return
+        array = b"[%b]" % text
+        leaves = json_scan.elements(array, "data", (0, len(array)), len(array)) or []
         if len(leaves) == count:
-            return leaves
-        return [b",".join(leaves[at : at + width]) for at in range(0, len(leaves), width)]
+            self.rows = [memoryview(leaf) for leaf in leaves]
+        else:
+            self.rows = [b",".join(leaves[at : at + width]) for at in range(0, len(leaves), width)]
 
 
-def parse(where: str, array: bytes, tail: memoryview | None, *, any_datatype: bool = False) -> list[Tensor]:
-    """Take apart ``inputs`` or ``outputs`` (``where``); binary data stands one after the other in ``tail``.
+def parse(
+    where: str, text: bytes, span: Span, tail: memoryview | None, limits: Limits, *, any_datatype: bool = False
+) -> list[Tensor]:
+    """Take apart the array ``inputs`` or ``outputs`` (``where``); binary data stands one after the other in ``tail``.
 
     ``tail`` is None if the message has no binary part. ``any_datatype`` accepts datatypes that the specification does
     not know, for answers: their width follows from their size.
     """
-    at, tensors = 0, list[Tensor]()
-    for index, raw in enumerate(json_scan.elements(array, where)):
-        tensor, at = _tensor(f"{where}[{index}]", bytes(raw), tail, at, any_datatype)
+    reader = _Reader(text, tail, limits, any_datatype=any_datatype)
+    tensors, names = list[Tensor](), set[str]()
+    for index, fields in enumerate(json_scan.objects(text, where, limits, span)):
+        tensor = reader.tensor(f"{where}[{index}]", fields)
+        if tensor.name in names:
+            raise Malformed(f"{where}[{index}].name: {tensor.name[:40]!r} comes twice")
+        names.add(tensor.name)
         tensors.append(tensor)
-    if tail is not None and at != len(tail):
-        raise Malformed(f"binary data: {len(tail)} bytes follow the JSON header, its {where} name {at}")
-    names = [tensor.name for tensor in tensors]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            raise Malformed(f"{where}[{index}].name: {name!r} comes twice")
+    if tail is not None and reader.at != len(tail):
+        raise Malformed(f"binary data: {len(tail)} bytes follow the JSON header, its {where} name {reader.at}")
     return tensors
 
 
@@ -148,63 +168,111 @@ def join_members(fields: dict[str, bytes]) -> bytes:
     return b",".join([msgspec.json.encode(name) + b":" + value for name, value in sorted(fields.items())])
 
 
-def _tensor(where: str, text: bytes, tail: memoryview | None, at: int, any_datatype: bool) -> tuple[Tensor, int]:
-    """One tensor whose binary data, if it has any, begins at ``at``; with where the next one's begins."""
-    fields = json_scan.members(text, where)
-    # 1. Name, datatype, shape
-    missing = next((name for name in ("name", "datatype", "shape") if name not in fields), None)
-    if missing is not None:
-        raise Malformed(f"{where}.{missing}: missing")
-    name, datatype = (
-        json_scan.string(fields.pop("name"), f"{where}.name"),
-        json_scan.string(fields.pop("datatype"), f"{where}.datatype"),
-    )
-    if datatype not in WIDTHS and not any_datatype:
-        raise Malformed(f"{where}.datatype: {datatype[:40]!r}, expected one of {', '.join(WIDTHS)}")
-    shape = _shape(f"{where}.shape", fields.pop("shape"))
-    size = prod(shape)
-    if size > _MAX_DIM:
-        raise Malformed(f"{where}.shape: more than 2^63-1 elements")
-    # 2. Everything else but the data
-    parameters = json_scan.members(fields.pop("parameters", b"{}"), f"{where}.parameters")
-    length = parameters.pop("binary_data_size", None)
-    data = fields.pop("data", None)
-    head = b'{"name":%b,"datatype":%b' % (msgspec.json.encode(name), msgspec.json.encode(datatype))
-    if fields:
-        head += b"," + join_members(fields)
-    tensor = Tensor(name, shape, "binary", b"", head, join_members(parameters))
-    if not shape:
-        tensor.alone = "scalar"
-    elif size == 0:
-        tensor.alone = "empty"
-    # 3. The data
-    if any(parameter.startswith("shared_memory") for parameter in parameters):
-        tensor.alone = "shared-memory"
-        return tensor, at
-    if (data is None) == (length is None):
-        both = "both" if data is not None else "neither"
-        raise Malformed(f"{where}: expected either data or parameters.binary_data_size, got {both}")
-    if length is None:
-        assert data is not None  # noqa: S101 - for the type checker: one of the two is there
-        _json(where, tensor, data, datatype, size)
-        return tensor, at
-    end = at + _size(f"{where}.parameters.binary_data_size", length)
-    if tail is None:
-        raise Malformed(f"{where}.parameters.binary_data_size: needs the header Inference-Header-Content-Length")
-    if end > len(tail):
-        raise Malformed(f"{where}: binary data ends {end - len(tail)} bytes beyond the body")
-    tensor.data = tail[at:end]
-    _check_binary(where, tensor, datatype, size)
-    return tensor, end
+class _Reader:
+    """Takes the tensors of one message apart. What is counted is counted over all of them."""
+
+    __slots__ = ("_any_datatype", "_elements", "_keys", "_limits", "_tail", "_text", "at")
+
+    def __init__(self, text: bytes, tail: memoryview | None, limits: Limits, *, any_datatype: bool) -> None:
+        self._text = text
+        self._tail = tail
+        self._limits = limits
+        self._any_datatype = any_datatype
+        self._keys = 0
+        self._elements = 0
+        self.at = 0
+        """Where the next tensor's binary data begins."""
+
+    def tensor(self, where: str, fields: dict[str, Span]) -> Tensor:
+        """Read one tensor."""
+        text = self._text
+        # 1. Name, datatype, shape
+        for name in ("name", "datatype", "shape"):
+            if name not in fields:
+                raise Malformed(f"{where}.{name}: missing")
+        spelt = [text[slice(*fields.pop(name))] for name in ("name", "datatype", "shape")]
+        name, datatype = json_scan.string(spelt[0], f"{where}.name"), json_scan.string(spelt[1], f"{where}.datatype")
+        if datatype not in WIDTHS and not self._any_datatype:
+            raise Malformed(f"{where}.datatype: {datatype[:40]!r}, expected one of {', '.join(WIDTHS)}")
+        shape = _shape(f"{where}.shape", spelt[2])
+        size = prod(shape)
+        if size > _MAX_DIM:
+            raise Malformed(f"{where}.shape: more than 2^63-1 elements")
+        # 2. Everything else but the data
+        parameters = self._parameters(f"{where}.parameters", fields.pop("parameters", None))
+        length = parameters.pop("binary_data_size", None)
+        data = fields.pop("data", None)
+        head = b'{"name":%b,"datatype":%b' % (msgspec.json.encode(name), msgspec.json.encode(datatype))
+        if fields:
+            head += b"," + join_members({name: text[slice(*span)] for name, span in fields.items()})
+        tensor = Tensor(name, shape, "binary", b"", head, join_members(parameters))
+        if not shape:
+            tensor.alone = "scalar"
+        elif size == 0:
+            tensor.alone = "empty"
+        # 3. The data
+        if any(parameter.startswith("shared_memory") for parameter in parameters):
+            tensor.alone = "shared-memory"
+        elif (data is None) == (length is None):
+            both = "both" if data is not None else "neither"
+            raise Malformed(f"{where}: expected either data or parameters.binary_data_size, got {both}")
+        elif data is not None:
+            _json(where, tensor, text, data, datatype, size)
+        else:
+            tensor.data = self._binary(f"{where}.parameters.binary_data_size", length or b"")
+            self._check_binary(where, tensor, datatype, size)
+        return tensor
+
+    def _parameters(self, where: str, span: Span | None) -> dict[str, bytes]:
+        if span is None:
+            return {}
+        spans = json_scan.members(self._text, where, self._limits, span)
+        self._keys += len(spans)
+        if self._keys > self._limits.max_keys:
+            raise Beyond(where, "max_keys", self._limits)
+        return {name: self._text[start:stop] for name, (start, stop) in spans.items()}
+
+    def _binary(self, where: str, length: bytes) -> memoryview:
+        """The next bytes behind the JSON."""
+        try:
+            size = msgspec.json.decode(length, type=int)
+        except msgspec.DecodeError:
+            size = -1
+        if not 0 <= size <= _MAX_DIM:
+            raise Malformed(f"{where}: expected a number of bytes, got {length[:40].decode(errors='replace')}")
+        if self._tail is None:
+            raise Malformed(f"{where}: needs the header Inference-Header-Content-Length")
+        start, self.at = self.at, self.at + size
+        if self.at > len(self._tail):
+            raise Malformed(f"{where}: the data ends {self.at - len(self._tail)} bytes beyond the body")
+        return self._tail[start : self.at]
+
+    def _check_binary(self, where: str, tensor: Tensor, datatype: str, size: int) -> None:
+        """Whether the buffer holds as many elements as the shape says; finds the rows of BYTES."""
+        got = len(tensor.data)
+        if datatype == "BYTES":
+            self._elements += min(size, got)
+            if self._elements > self._limits.max_strings:
+                raise Beyond(where, "max_strings", self._limits)
+            tensor.cuts = _cuts(where, tensor, size)
+            return
+        width = WIDTHS.get(datatype)
+        if width is not None and got != size * width:
+            raise Malformed(
+                f"{where}: {got} bytes of binary data for {datatype} {tensor.shape}, expected {size * width}"
+            )
+        if width is None and (got % size if size else got):
+            raise Malformed(f"{where}: {got} bytes of binary data are no multiple of {size} elements")
 
 
 def _shape(where: str, value: bytes) -> list[int]:
+    dims = value.count(b",") + 1
+    if dims > _MAX_DIMS:
+        raise Malformed(f"{where}: {dims} dimensions, expected at most {_MAX_DIMS}")
     try:
         shape = _integers.decode(value)
     except msgspec.DecodeError:
         raise Malformed(f"{where}: expected an array of integers, got {value[:40].decode(errors='replace')}") from None
-    if len(shape) > json_scan.MAX_DEPTH:
-        raise Malformed(f"{where}: {len(shape)} dimensions, expected at most {json_scan.MAX_DEPTH}")
     for dim in shape:
         if not 0 <= dim <= _MAX_DIM:
             raise Malformed(f"{where}: dimension {_short(dim)}, expected 0 to 2^63-1")
@@ -213,29 +281,6 @@ def _shape(where: str, value: bytes) -> list[int]:
 
 def _short(number: int) -> str:
     return str(number) if abs(number) < 10**20 else "of more than 20 digits"
-
-
-def _size(where: str, value: bytes) -> int:
-    try:
-        size = msgspec.json.decode(value, type=int)
-    except msgspec.DecodeError:
-        size = -1
-    if not 0 <= size <= _MAX_DIM:
-        raise Malformed(f"{where}: expected a number of bytes, got {value[:40].decode(errors='replace')}")
-    return size
-
-
-def _check_binary(where: str, tensor: Tensor, datatype: str, size: int) -> None:
-    """Whether the buffer holds as many elements as the shape says; finds the rows of BYTES."""
-    got = len(tensor.data)
-    if datatype == "BYTES":
-        tensor.cuts = _cuts(where, tensor, size)
-        return
-    width = WIDTHS.get(datatype)
-    if width is not None and got != size * width:
-        raise Malformed(f"{where}: {got} bytes of binary data for {datatype} {tensor.shape}, expected {size * width}")
-    if width is None and (got % size if size else got):
-        raise Malformed(f"{where}: {got} bytes of binary data are no multiple of {size} elements")
 
 
 def _cuts(where: str, tensor: Tensor, size: int) -> list[int] | None:
@@ -257,28 +302,66 @@ def _cuts(where: str, tensor: Tensor, size: int) -> list[int] | None:
     return cuts
 
 
-def _json(where: str, tensor: Tensor, data: bytes, datatype: str, size: int) -> None:
+def _json(where: str, tensor: Tensor, text: bytes, span: Span, datatype: str, size: int) -> None:
     """Whether JSON data holds as many elements as the shape says, flat or nested, and what kinds they are."""
+    data = text[slice(*span)]
     if data[:1] != b"[":
         raise Malformed(f"{where}.data: expected an array, got {json_scan.kind(data)}")
-    text = json_scan.STRING.sub(b"s", data) if b'"' in data else data
-    if b"{" in text:
+    bare = json_scan.outside(data) if b'"' in data else data
+    if b"{" in bare:
         raise Malformed(f"{where}.data: expected elements of {datatype}, got an object")
-    bones = text.translate(None, _NOT_STRUCTURE)
-    hollow = b"[]" in bones and _EMPTY.search(text) is not None
-    tensor.data, tensor.form = data[1:-1].strip(json_scan.WHITESPACE), "flat"
+    bones = bare.translate(None, _NOT_STRUCTURE)
+    hollow = b"[]" in bones and _EMPTY.search(bare) is not None
+    tensor.data, tensor.form = _inside(text, span, data), "flat"
     if bones.count(b"[") == 1:
         got = 0 if hollow else bones.count(b",") + 1
+        if got != size:
+            raise Malformed(f"{where}.data: {got} values for shape {tensor.shape}, expected {size}")
     elif hollow == (size == 0) and _is_nested(bones, tensor.shape):
-        got, tensor.form = size, "nested"
+        tensor.form = "nested"
     else:
         # Servers read any nesting row by row, yet it has no rows to take apart.
-        got = len(_LEAF.findall(text))
         tensor.alone = tensor.alone or "nesting"
-    if got != size:
-        raise Malformed(f"{where}.data: {got} values for shape {tensor.shape}, expected {size}")
-    if not _leaves(data, text) <= _LEAVES.get(datatype, _INTEGER_LEAVES):
+    if not _leaves(data, bare) <= _LEAVES.get(datatype, _INTEGER_LEAVES):
         tensor.alone = tensor.alone or "kinds"
+
+
+def _inside(text: bytes, span: Span, data: bytes) -> Buffer:
+    """Return what stands in the brackets of an array; a large one as a view of the text."""
+    if len(data) <= FREE:
+        return data[1:-1].strip(json_scan.WHITESPACE)
+    start, stop = span[0] + 1, span[1] - 1
+    if data[1] in json_scan.WHITESPACE or data[-2] in json_scan.WHITESPACE:
+        start += len(data) - 1 - len(data[1:].lstrip(json_scan.WHITESPACE))
+        stop -= len(data) - 1 - len(data[:-1].rstrip(json_scan.WHITESPACE))
+    return memoryview(text)[start : max(start, stop)]
+
+
+def _ends(text: bytes, count: int, width: int) -> Iterator[int]:
+    """Find where rows of ``width`` elements between commas begin, and where a last comma would end.
+
+    It jumps over as many bytes as the row before had, counts the commas, and goes the rest in steps that can't go too
+    far. So each byte is looked at twice at most, and nothing is made for an element.
+    """
+    at, mean = 0, 2.0
+    yield at
+    for _ in range(count - 1):
+        start, left, careful = at, width, False
+        while left > 16:
+            jump = 2 * left - 1 if careful else int(left * mean)  # "1,1,1,": the nth comma is no earlier
+            found = text.count(b",", at, at + jump)
+            if found > left:
+                careful = True
+                continue
+            at += jump
+            left -= found
+        for _ in range(left):
+            at = text.index(b",", at) + 1
+        if not left:
+            at = text.rindex(b",", start, at) + 1
+        mean = (at - start) / width
+        yield at
+    yield len(text) + 1
 
 
 def _is_nested(bones: bytes, shape: list[int]) -> bool:
@@ -297,7 +380,7 @@ def _is_nested(bones: bytes, shape: list[int]) -> bool:
 def _leaves(data: bytes, text: bytes) -> set[str]:
     """Find the kinds of leaves in JSON data; ``text`` is the data with each string an ``s``."""
     kinds = set[str]()
-    if data is not text:
+    if text is not data:
         kinds.add("S")
     if b"t" in text or b"f" in text:
         kinds.add("B")

@@ -3,60 +3,66 @@
 Rows are merged and split as slices of the JSON they came in, so that every digit and escape arrives. What decides:
 
 - Every top-level field but the rows belongs to the key and is sent once for the batch.
-- Rows ride together only if their signatures are equal: nesting, sizes, kinds of leaves, names of fields. In an array
-  of numbers alone one fraction makes all of it float, as it does for numpy: ``[1, 2.5]`` rides with ``[1.5, 2.5]``,
-  since Go and JavaScript print 1.0 as ``1``; ``[1, 2]`` rides with neither. Elsewhere each leaf counts by itself.
+- Rows are batched together only if their signatures are equal: nesting, sizes, kinds of leaves, names of fields. In an
+  array of numbers alone one fraction makes all of it float, as it does for numpy: ``[1, 2.5]`` equals ``[1.5, 2.5]``,
+  since Go and JavaScript print 1.0 as ``1``; ``[1, 2]`` equals neither. Elsewhere each leaf counts by itself.
 - ``instances`` has the batch in dim 0 by protocol. An ``inputs`` array has it only if the model is known to
-  (``first_by_protocol`` is False); an ``inputs`` object is a set of named columns and rides alone.
+  (``first_by_protocol`` is False); an ``inputs`` object is a set of named columns and is not batched.
 - An answer is an object with ``predictions`` (or ``outputs``, where ``inputs`` was asked), one element a row. Its other
-  fields are about the batch and go to every rider as they are, unless they hold an array, which may be other callers'
+  fields are about the batch and go to every request as they are, unless they hold an array, which may be other callers'
   rows: then the answer is refused. A request that has its answer to itself gets every field. Of an answer put together
   from several, the other fields are those of the first.
 
-Bodies this module has no opinion about (no rows, other media types, CloudEvents envelopes) ride alone, untouched.
+Whatever else comes (no rows, other media types, CloudEvents envelopes, no JSON, more than the limits) is forwarded alone,
+as it came: the server decides.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from carpool_sidecar.protocols import json_scan
 from carpool_sidecar.protocols.common import (
+    JOINED,
     UNREADABLE,
-    BadRequest,
     Endpoint,
     Message,
     Parsed,
     Piece,
     Ride,
+    TooLarge,
     WrongRows,
+    alone,
     check_shareable,
     pieces_of,
+    short,
     total_rows,
 )
+from carpool_sidecar.protocols.limits import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from carpool_sidecar.protocols.common import Buffer, Headers
     from carpool_sidecar.protocols.headers import Facts
+    from carpool_sidecar.protocols.json_scan import Span
+    from carpool_sidecar.protocols.limits import Limits
 
 _ONLY = {
     name: re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"' + name + rb'"[ \t\r\n]*:[ \t\r\n]*(?=\[)')
     for name in (b"instances", b"inputs", b"predictions", b"outputs")
 }
 _EMPTY = re.compile(rb"\[[ \t\r\n]*\]")
-_FLOAT = re.compile(rb"-?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)")
-_INT = re.compile(rb"-?\d+")
 # What stands between strings most often, and its outline.
 _PLAIN = {text: text.strip() for text in (b":", b": ", b",", b", ", b"}", b"]")}
 _DIGIT = re.compile(rb"\d")
 _NUMBERS = b"0123456789+-.eE" + json_scan.WHITESPACE
+_WHOLE = b"0123456789+-" + json_scan.WHITESPACE
+_POINTS = bytes.maketrans(b"eE", b"..")
 _JSON_TYPES = frozenset(
     {
         b"",
@@ -67,22 +73,26 @@ _JSON_TYPES = frozenset(
         b"application/x-www-form-urlencoded",
     }
 )
-# Longer signatures are kept as their digest: a 224x224 image has 150 kB of commas.
-_MAX_SIGNATURE = 256
+_PER_ROW = 72
+"""Bytes that the place of one row takes."""
 
 
 @dataclass(slots=True)
 class Rows:
-    """The rows of a request. ``inner`` is all of them as they came, without the brackets."""
+    """The rows of a request: ``inner`` is where they stand in ``text``, without the brackets."""
 
     name: bytes
-    inner: bytes
+    text: bytes
+    inner: Span
     rows: list[msgspec.Raw]
     rest: bytes
 
-    def slice(self, start: int, stop: int) -> bytes:
-        """Rows ``start`` to ``stop``, comma-separated."""
-        return self.inner if stop - start == len(self.rows) else b",".join(self.rows[start:stop])
+    def slice(self, start: int, stop: int) -> Buffer:
+        """Rows ``start`` to ``stop``, comma-separated; large ones are not copied."""
+        if stop - start < len(self.rows):
+            return b",".join(self.rows[start:stop])
+        first, last = self.inner
+        return self.text[first:last] if last - first <= JOINED else memoryview(self.text)[first:last]
 
 
 @dataclass(slots=True)
@@ -94,88 +104,110 @@ class Answer:
     tail: bytes
 
 
-def parse(endpoint: Endpoint, facts: Facts, body: Buffer) -> Parsed[Rows | None]:
-    """Validate a ``:predict`` body and find its rows."""
+def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAULT) -> Parsed[Rows] | Parsed[None]:
+    """Find the rows of a ``:predict`` body."""
+    if facts.clash:
+        return alone(endpoint, facts, body, "malformed", facts.clash)
     if facts.content_encoding not in {b"", b"identity"}:
-        return _alone(endpoint, facts, body, "encoded")
+        return alone(endpoint, facts, body, "encoded")
     if facts.content_type not in _JSON_TYPES and not _is_json(facts.content_type):
-        return _alone(endpoint, facts, body, "content-type")
-    text = bytes(body)
+        return alone(endpoint, facts, body, "content-type")
     try:
-        json_scan.check_text(text, "body")
+        if len(body) > limits.max_text:
+            raise json_scan.Beyond("body", "max_text", limits, len(body))
+        text = body if type(body) is bytes else bytes(body)
+        json_scan.check(text, "body", limits)
         # 1. The rows, and what stands around them
-        found = _only(b"instances", text)
+        found = _only(b"instances", text, limits.max_rows)
         if found is None:
-            fields = json_scan.members(text, "body")
+            fields = json_scan.members(text, "body", limits)
             if len(fields.keys() & {"instances", "inputs"}) != 1:
-                return _alone(endpoint, facts, body, "no-rows")
+                return alone(endpoint, facts, body, "no-rows")
             name = "instances" if "instances" in fields else "inputs"
-            array = fields.pop(name)
-            if array[:1] == b"{" and name == "inputs":
-                return _alone(endpoint, facts, body, "columns")
-            if array[:1] != b"[":
-                raise BadRequest(f"{name}: expected an array, got {json_scan.kind(array)}")
-            rows, rest = json_scan.elements(array, name), b"".join(_member(*field) for field in sorted(fields.items()))
+            span = fields.pop(name)
+            opening = text[span[0] : span[0] + 1]
+            if opening == b"{" and name == "inputs":
+                return alone(endpoint, facts, body, "columns")
+            if opening != b"[":
+                return alone(endpoint, facts, body, "no-rows", f"{name} is {json_scan.kind(opening)}, not an array")
+            rows = json_scan.elements(text, name, span, limits.max_rows)
+            rest = b"".join([_member(field, text[start:stop]) for field, (start, stop) in sorted(fields.items())])
         else:
             name, rest = "instances", b""
-            array, rows = found
-    except json_scan.Surrogates:
-        return _alone(endpoint, facts, body, "surrogates")
+            span, rows = found
+        if rows is None or len(rows) > limits.max_rows:
+            raise json_scan.Beyond(name, "max_rows", limits, None if rows is None else len(rows))
     except json_scan.Malformed as error:
-        raise BadRequest(str(error)) from None
+        return alone(endpoint, facts, body, error.reason, str(error))
     if not rows:
-        raise BadRequest(f"{name}: empty, expected at least one row", reason="empty")
+        return alone(endpoint, facts, body, "empty")
     # 2. What the rows look like
-    shape = signature(bytes(rows[0]))
-    alone = None if len(rows) == 1 or _alike(array, rows, shape) else "mixed-rows"
+    start, stop = span
+    first = bytes(rows[0])
+    shape = _shape(first)
+    mixed = len(rows) > 1 and not _alike(text[start:stop], rows, first, shape)
     field = name.encode()
     return Parsed(
         endpoint,
-        b"\x00".join((b"v1", endpoint.target, facts.key, field, shape, rest)),
+        b"\x00".join((b"v1", endpoint.target, facts.key, field, short(shape), short(rest) if rest else rest)),
         len(rows),
         len(text),
         # Exact for arrays of numbers; commas inside strings are counted too, which text pays for its length.
-        array.count(b",") + 1,
-        Rows(field, array[1:-1], rows, rest),
-        alone,
-        first_by_protocol=name == "instances",
+        text.count(b",", start, stop) + 1,
+        Rows(field, text, (start + 1, stop - 1), rows, rest),
+        "mixed-rows" if mixed else None,
+        "",
+        _PER_ROW * len(rows) + len(rest) + (0 if text is body else len(text)),
+        name == "instances",
     )
 
 
 def merge(rides: Sequence[Ride]) -> Message:
     """``{"instances": [...], other fields}`` with the rows of all rides."""
     first: Rows = rides[0].parsed.state
-    inner = b",".join([ride.parsed.state.slice(ride.start, ride.stop) for ride in rides])
-    return Message([], [b'{"%b":[%b]%b}' % (first.name, inner, first.rest)])
+    slices = [ride.parsed.state.slice(ride.start, ride.stop) for ride in rides]
+    if sum([len(rows) for rows in slices]) <= JOINED:
+        return Message([], [b'{"%b":[%b]%b}' % (first.name, b",".join(slices), first.rest)])
+    parts: list[Buffer] = [b'{"%b":[' % first.name]
+    for rows in slices:
+        parts += (rows, b",")
+    parts[-1] = b"]%b}" % first.rest
+    return Message([], parts)
 
 
-def split(rides: Sequence[Ride], headers: Headers, body: Buffer) -> list[Piece]:  # noqa: ARG001 - the codec's signature
+def split(rides: Sequence[Ride], headers: Headers, body: Buffer, limits: Limits = DEFAULT) -> list[Piece]:  # noqa: ARG001 - the codec's signature
     """Check that the answer has one prediction a row, and share it out."""
-    text = bytes(body)
+    total = total_rows(rides)
+    most = max(total, limits.max_rows)
     wanted = [b"predictions", b"outputs"] if rides[0].parsed.state.name == b"inputs" else [b"predictions"]
     try:
-        json_scan.check_text(text, "answer")
-        found = _only(wanted[0], text)
+        if len(body) > limits.max_answer_text:
+            raise json_scan.Beyond("answer", "max_answer_text", limits, len(body))
+        text = body if type(body) is bytes else bytes(body)
+        if not text.isascii():
+            json_scan.check_utf8(text, "answer")
+        found = _only(wanted[0], text, most)
         if found is not None:
-            array, rows = found
+            rows = found[1]
             head = b'{"%b":[' % wanted[0]
             tail = b"]}"
         else:
-            fields = json_scan.members(text, "answer")
-            name = next((name.decode() for name in wanted if name.decode() in fields), None)
+            spans = json_scan.members(text, "answer", limits)
+            name = next((name.decode() for name in wanted if name.decode() in spans), None)
             if name is None:
                 raise WrongRows(f"answer has no `{wanted[0].decode()}`", reason=UNREADABLE)
-            array = fields.pop(name)
-            rows = json_scan.elements(array, f"answer's {name}")
+            rows = json_scan.elements(text, f"answer's {name}", spans.pop(name), most)
+            fields = {name: text[start:stop] for name, (start, stop) in spans.items()}
             if len({id(ride.parsed) for ride in rides}) > 1:
                 check_shareable(fields)
             head = b'{"%b":[' % name.encode()
             tail = b"]" + b"".join(_member(*field) for field in fields.items()) + b"}"
+    except json_scan.Beyond as error:
+        raise TooLarge(str(error)) from None
     except json_scan.Malformed as error:
         raise WrongRows(str(error), reason=UNREADABLE) from None
-    total = total_rows(rides)
-    if len(rows) != total:
-        raise WrongRows(f"answer has {len(rows)} predictions for {total} rows")
+    if rows is None or len(rows) != total:
+        raise WrongRows(f"{'more' if rows is None else len(rows)} predictions for {total} rows")
     return pieces_of(Answer(head, rows, tail), rides)
 
 
@@ -186,18 +218,20 @@ def assemble(parsed: Parsed[Rows], pieces: Sequence[Piece]) -> Message:  # noqa:
     return Message([], [first.head + b",".join(rows) + first.tail])
 
 
-def signature(row: bytes) -> bytes:
-    """Find what must be equal for two rows to ride together: structure, kinds of leaves, names of fields."""
-    whole = _tensor(row)
-    if whole is None:
-        pieces = json_scan.STRING_PARTS.split(row)
-        out = [_outline(pieces[0])]
-        for string, text in zip(pieces[1::2], pieces[2::2], strict=True):
-            outline = _PLAIN.get(text) or _field(text)
-            # A string before a colon is the name of a field.
-            out += (string if outline.startswith(b":") else b"s", outline)
-        whole = b"".join(out)
-    return whole if len(whole) <= _MAX_SIGNATURE else b"#" + blake2b(whole, digest_size=32).hexdigest().encode()
+def _shape(row: bytes) -> bytes:
+    """Find what must be equal to batch two rows together: structure, kinds of leaves, names of fields."""
+    return _tensor(row) or _structure(row)
+
+
+def _structure(text: bytes) -> bytes:
+    """Outline JSON that is more than numbers."""
+    pieces = json_scan.STRING_PARTS.split(text)
+    out = [_outline(pieces[0])]
+    for string, after in zip(pieces[1::2], pieces[2::2], strict=True):
+        outline = _PLAIN.get(after) or _field(after)
+        # A string before a colon is the name of a field.
+        out += (string if outline.startswith(b":") else b"s", outline)
+    return b"".join(out)
 
 
 def _tensor(text: bytes) -> bytes | None:
@@ -224,33 +258,49 @@ def _field(text: bytes) -> bytes:
 
 
 def _outline(text: bytes) -> bytes:
-    """Outline JSON between two strings, each number an ``i`` or ``f``: ``, 1, true, `` is ``,i,b,``."""
+    """Outline JSON between two strings: ``, 1, 2.5, true, `` is ``,,.,b,``.
+
+    A whole number leaves nothing between its commas and brackets, one with a fraction a point; an empty array is marked.
+    """
     if b"u" in text or b"l" in text:
         text = text.replace(b"true", b"b").replace(b"false", b"b").replace(b"null", b"n")
-    return _INT.sub(b"i", _FLOAT.sub(b"f", text)).translate(None, json_scan.WHITESPACE)
+    if b"[" in text:
+        text = text.translate(None, json_scan.WHITESPACE).replace(b"[]", b"[_]")
+    return text.translate(_POINTS, _WHOLE).replace(b"..", b".")
 
 
-def _alike(array: bytes, rows: list[msgspec.Raw], first: bytes) -> bool:
-    """Whether all rows have the first one's signature."""
+def _alike(array: bytes, rows: list[msgspec.Raw], first: bytes, shape: bytes) -> bool:
+    """Whether all rows have the first one's shape: a few passes over the whole array, not some for each row."""
     whole = _tensor(array)
-    if whole is not None:
-        unit = bytes(rows[0]).translate(None, _NUMBERS)
-        if whole[1:] != b"[" + b",".join([unit] * len(rows)) + b"]":
-            return False
-        if whole[:1] == b"i":
-            return True
-    return all(signature(bytes(row)) == first for row in rows[1:])
+    if whole is None:
+        # A row of numbers beside one that is more: their outlines differ.
+        unit = shape if _tensor(first) is None else _structure(first)
+        return _structure(array) == b"[" + b",".join([unit] * len(rows)) + b"]"
+    if whole[1:] != b"[" + b",".join([shape[1:]] * len(rows)) + b"]":
+        return False
+    # Where one row has a fraction each must, as each is float by itself.
+    return whole[:1] == b"i" or (shape[:1] == b"f" and all(map(_has_fraction, rows)))
 
 
-def _only(name: bytes, text: bytes) -> tuple[bytes, list[msgspec.Raw]] | None:
-    """Find the array of ``{"name": [...]}`` if that is all there is, the usual case: nothing can come twice then."""
+def _has_fraction(row: msgspec.Raw) -> bool:
+    text = bytes(row)
+    return b"." in text or b"e" in text or b"E" in text
+
+
+def _only(name: bytes, text: bytes, most: int) -> tuple[Span, list[msgspec.Raw] | None] | None:
+    """Find the array of ``{"name": [...]}`` if that is all there is, the usual case: nothing can come twice then.
+
+    Returns where it stands and its elements; None in place of these where there are far more than ``most``.
+    """
     start = _ONLY[name].match(text)
     end = text.rfind(b"}")
     if start is None or text[end + 1 :].strip(json_scan.WHITESPACE):
         return None
-    array = text[start.end() : end].rstrip(json_scan.WHITESPACE)
+    if text[end - 1] in json_scan.WHITESPACE:
+        end = len(text[:end].rstrip(json_scan.WHITESPACE))
+    span = (start.end(), end)
     try:
-        return array, json_scan.elements(array, "")
+        return span, json_scan.elements(text, "", span, most)
     except json_scan.Malformed:
         return None  # other fields follow, or an error that the whole body explains better
 
@@ -264,12 +314,6 @@ def _is_json(content_type: bytes) -> bool:
     media, _, parameters = content_type.lower().partition(b";")
     charset = parameters.partition(b"charset=")[2].strip(b' "')
     if charset not in {b"", b"utf-8", b"utf8", b"us-ascii"}:
-        raise BadRequest(f"content-type: charset {charset.decode('latin-1')}, expected utf-8", status=415)
+        return False
     media = media.strip()
     return media in _JSON_TYPES or (media.endswith(b"+json") and not media.startswith(b"application/cloudevents"))
-
-
-def _alone(endpoint: Endpoint, facts: Facts, body: Buffer, reason: str) -> Parsed[Rows | None]:
-    """Describe a request forwarded as it is, counted as one row."""
-    key = b"\x00".join((b"v1", endpoint.target, facts.key, b"alone"))
-    return Parsed(endpoint, key, 1, len(body), 1, None, reason)

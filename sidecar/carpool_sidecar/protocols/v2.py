@@ -4,10 +4,11 @@ What decides:
 
 - ``id``, Triton's ``timeout`` and ``priority`` are the caller's: they are not part of the key, never sent with a batch,
   and the ``id`` comes back in the caller's answer. Everything else is part of the key and sent once for the batch.
-- Sequences, shared memory, classification, inputs that differ in dim 0, scalars, and JSON whose elements are of another
-  kind than their datatype's ride alone, untouched.
-- Of an answer, other fields and parameters are about the batch and go to every rider as they are, unless they hold an
-  array. Of an answer put together from several they are those of the first.
+- Sequences, shared memory, classification, inputs that differ in dim 0, scalars, JSON whose elements are of another kind
+  than their datatype's, and all that can't be read or is more than the limits, are forwarded alone, as they came.
+- Of an answer, other fields and parameters are about the batch and go to every request as they are, unless they hold an
+  array. Of an answer put together from several they are those of the first. An ``id`` that the server made is one
+  request's: where several share the answer, those without an own ``id`` get distinct ones made of it.
 
 Sources: the protocol's ``inference_rest.md``; Triton's extensions ``binary_data``, ``schedule_policy``, ``sequence``,
 ``shared_memory``, ``classification``, ``parameters``.
@@ -19,36 +20,46 @@ import re
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
+from uuid import UUID, uuid5
 
 import msgspec
 
 from carpool_sidecar.protocols import json_scan, tensors
 from carpool_sidecar.protocols.common import (
     UNREADABLE,
-    BadRequest,
     Buffer,
     Endpoint,
     Message,
     Parsed,
     Piece,
     Ride,
+    TooLarge,
     WrongRows,
+    alone,
     check_shareable,
+    joined,
     pieces_of,
+    short,
     total_rows,
 )
 from carpool_sidecar.protocols.headers import find
+from carpool_sidecar.protocols.limits import DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from carpool_sidecar.protocols.common import Headers
     from carpool_sidecar.protocols.headers import Facts
+    from carpool_sidecar.protocols.json_scan import Span
+    from carpool_sidecar.protocols.limits import Limits
     from carpool_sidecar.protocols.tensors import Tensor
 
 HEADER_LENGTH = b"inference-header-content-length"
 _LENGTH = re.compile(rb"\d{1,12}")
 _NOT_BY_ROWS = re.compile(rb"classification|shared_memory|\\")
+_UUID = re.compile(rb'"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"')
+_PER_TENSOR, _PER_CUT = 800, 40
+"""Bytes that one tensor, and the place of one row in it, take."""
 
 
 @dataclass(slots=True)
@@ -62,52 +73,70 @@ class Request:
 
 @dataclass(slots=True)
 class Answer:
-    """The outputs of an answer; ``fields``: the members before them; ``id``: the server's own, or empty."""
+    """The outputs of an answer; ``fields``: the members before them; ``id``: the server's own, or empty.
+
+    ``several``: whether more than one request shares it.
+    """
 
     outputs: list[Tensor]
     fields: bytes
     id: bytes
+    several: bool
 
 
-def parse(endpoint: Endpoint, facts: Facts, body: Buffer) -> Parsed[Request | None]:
-    """Validate an ``infer`` body and find its tensors. Binary tensors stay views of ``body``."""
+def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAULT) -> Parsed[Request] | Parsed[None]:
+    """Find the tensors of an ``infer`` body. Large ones stay views of ``body``."""
+    if facts.clash:
+        return alone(endpoint, facts, body, "malformed", facts.clash)
     if facts.content_encoding not in {b"", b"identity"}:
-        return _alone(endpoint, facts, body, "encoded")
+        return alone(endpoint, facts, body, "encoded")
     if facts.header_length == b"0":
-        return _alone(endpoint, facts, body, "raw")  # Triton's raw binary request: the body is the only input's data
+        return alone(endpoint, facts, body, "raw")  # Triton's raw binary request: the body is the only input's data
     try:
         # 1. The JSON header, and the binary data after it
-        fields, tail = _message(facts.header_length, body)
+        size = _text_size(facts.header_length, body)
+        if size > limits.max_text:
+            raise json_scan.Beyond("body", "max_text", limits, size)
+        text, tail = _message(size, body, binary=bool(facts.header_length))
+        json_scan.check(text, "body", limits)
+        fields = json_scan.members(text, "body", limits)
         if "inputs" not in fields:
-            raise BadRequest("inputs: missing")
-        inputs = tensors.parse("inputs", fields.pop("inputs"), tail)
-        parameters = json_scan.members(fields.pop("parameters", b"{}"), "parameters")
+            raise json_scan.Malformed("inputs: missing")
+        inputs = tensors.parse("inputs", text, fields.pop("inputs"), tail, limits)
+        parameters = (
+            json_scan.members(text, "parameters", limits, fields.pop("parameters")) if "parameters" in fields else {}
+        )
         # 2. What is the caller's own
-        name = json_scan.string(fields.pop("id"), "id") if "id" in fields else None
-        timeout = _whole("parameters.timeout", parameters.pop("timeout", b"0"))
-        priority = _whole("parameters.priority", parameters.pop("priority", b"0"))
+        own = json_scan.string_text(text[slice(*fields.pop("id"))], "id") if "id" in fields else b""
+        timeout = _whole("parameters.timeout", text, parameters.pop("timeout", None))
+        priority = _whole("parameters.priority", text, parameters.pop("priority", None))
         parameters.pop("binary_data_size", None)
         # 3. Whether it may share a batch
-        alone = _why_alone(inputs, parameters, fields.get("outputs"))
-    except json_scan.Surrogates:
-        return _alone(endpoint, facts, body, "surrogates")
+        reason = _why_alone(inputs, text, parameters, fields.get("outputs"), limits)
     except json_scan.Malformed as error:
-        raise BadRequest(str(error)) from None
+        return alone(endpoint, facts, body, error.reason, str(error))
     # 4. The members after `inputs`, and the key
-    if parameters:
-        fields["parameters"] = b"{%b}" % tensors.join_members(parameters)
-    rest = b"," + tensors.join_members(fields) if fields else b""
+    rest = b""
+    if parameters or fields:
+        others = {name: text[start:stop] for name, (start, stop) in fields.items()}
+        if parameters:
+            values = {name: text[start:stop] for name, (start, stop) in parameters.items()}
+            others["parameters"] = b"{%b}" % tensors.join_members(values)
+        rest = b"," + tensors.join_members(others)
     # Only elements that came count: a shape without any, or in shared memory, may claim 2^63 rows in 100 bytes.
     shapes = [tensor.shape for tensor in inputs if tensor.data and 0 not in tensor.shape]
     return Parsed(
         endpoint,
-        b"\x00".join([b"v2", endpoint.target, facts.key, rest, *[tensor.key for tensor in inputs]]),
+        b"\x00".join([b"v2", endpoint.target, facts.key, short(rest), *[tensor.key for tensor in inputs]]),
         max((shape[0] for shape in shapes if shape), default=1),
         len(body),
         max(map(prod, shapes), default=1),
-        Request(inputs, rest, msgspec.json.encode(name) if name is not None else b""),
-        alone,
-        id=name,
+        Request(inputs, rest, own),
+        reason,
+        expansion=len(rest)
+        + len(own)
+        + (0 if text is body else len(text))
+        + sum([_PER_TENSOR + _PER_CUT * len(tensor.cuts or ()) for tensor in inputs]),
         timeout_s=timeout / 1e6 if timeout else None,
         priority=priority or None,
     )
@@ -122,24 +151,34 @@ def merge(rides: Sequence[Ride]) -> Message:
     return _written([b'"inputs":['], inputs, total_rows(rides), rides[0].parsed.state.rest)
 
 
-def split(rides: Sequence[Ride], headers: Headers, body: Buffer) -> list[Piece]:
+def split(rides: Sequence[Ride], headers: Headers, body: Buffer, limits: Limits = DEFAULT) -> list[Piece]:
     """Check that each output has the batch's rows in dim 0, and share them out."""
     total = total_rows(rides)
     try:
-        fields, tail = _message(find(headers, HEADER_LENGTH) or b"", body)
-        if "outputs" not in fields:
+        header_length = find(headers, HEADER_LENGTH) or b""
+        size = _text_size(header_length, body)
+        if size > limits.max_answer_text:
+            raise json_scan.Beyond("answer", "max_answer_text", limits, size)
+        text, tail = _message(size, body, binary=bool(header_length))
+        json_scan.check(text, "answer", limits)
+        spans = json_scan.members(text, "answer", limits)
+        if "outputs" not in spans:
             raise WrongRows("answer has no `outputs`", reason=UNREADABLE)
-        outputs = tensors.parse("outputs", fields.pop("outputs"), tail, any_datatype=True)
+        outputs = tensors.parse("outputs", text, spans.pop("outputs"), tail, limits, any_datatype=True)
+        fields = {name: text[start:stop] for name, (start, stop) in spans.items()}
+    except json_scan.Beyond as error:
+        raise TooLarge(str(error)) from None
     except json_scan.Malformed as error:
         raise WrongRows(f"answer: {error}", reason=UNREADABLE) from None
     for tensor in outputs:
         if not tensor.shape or tensor.shape[0] != total or tensor.alone in {"nesting", "shared-memory"}:
             raise WrongRows(f"output {tensor.name!r} has shape {tensor.shape} for {total} rows")
     own = fields.pop("id", b"")
-    if len({id(ride.parsed) for ride in rides}) > 1:
+    several = len({id(ride.parsed) for ride in rides}) > 1
+    if several:
         check_shareable(fields | {tensor.name: tensor.head + tensor.parameters for tensor in outputs})
     before = b"".join([b"%b:%b," % (msgspec.json.encode(name), value) for name, value in fields.items()])
-    return pieces_of(Answer(outputs, before, own), rides)
+    return pieces_of(Answer(outputs, before, own, several), rides)
 
 
 def assemble(parsed: Parsed[Request], pieces: Sequence[Piece]) -> Message:
@@ -151,7 +190,7 @@ def assemble(parsed: Parsed[Request], pieces: Sequence[Piece]) -> Message:
         (tensor, [piece.answer.outputs[index].slice(piece.start, piece.stop) for piece in pieces])
         for index, tensor in enumerate(first.outputs)
     ]
-    own = parsed.state.id or first.id
+    own = parsed.state.id or (_distinct(first.id, pieces[0].start) if first.several else first.id)
     before = [first.fields, b'"id":%b,' % own if own else b"", b'"outputs":[']
     return _written(before, outputs, sum(stop - start for _, start, stop in pieces), b"")
 
@@ -159,52 +198,69 @@ def assemble(parsed: Parsed[Request], pieces: Sequence[Piece]) -> Message:
 def _written(before: list[bytes], described: list[tuple[Tensor, list[Buffer]]], rows: int, after: bytes) -> Message:
     """Write a JSON object around tensors, then their binary data; the header tells where the former ends."""
     binary: list[Buffer] = []
-    objects = b",".join([tensor.write(buffers, rows, binary) for tensor, buffers in described])
-    text = b"".join([b"{", *before, objects, b"]", after, b"}"])
+    parts: list[Buffer] = [b"{", *before]
+    for index, (tensor, buffers) in enumerate(described):
+        if index:
+            parts.append(b",")
+        parts += tensor.write(buffers, rows, binary)
+    text = joined([*parts, b"]", after, b"}"])
     # Even where a binary tensor is empty its size is named, and the header with it.
     has_binary = any(tensor.form == "binary" for tensor, _ in described)
-    return Message([(HEADER_LENGTH, b"%d" % len(text))] if has_binary else [], [text, *binary])
+    return Message([(HEADER_LENGTH, b"%d" % sum(map(len, text)))] if has_binary else [], [*text, *binary])
 
 
-def _message(header_length: bytes, body: Buffer) -> tuple[dict[str, bytes], memoryview | None]:
-    """Take a message apart: the members of its JSON object, and what follows if ``header_length`` says where."""
-    tail: memoryview | None = None
-    if header_length:
-        if not _LENGTH.fullmatch(header_length) or int(header_length) > len(body):
-            shown = header_length[:40].decode("latin-1")
-            raise json_scan.Malformed(f"Inference-Header-Content-Length: {shown!r} for a body of {len(body)} bytes")
-        body = memoryview(body)
-        body, tail = body[: int(header_length)], body[int(header_length) :]
-    text = bytes(body)
-    json_scan.check_text(text, "body")
-    return json_scan.members(text, "body"), tail
+def _text_size(header_length: bytes, body: Buffer) -> int:
+    """How much of a message is JSON: all of it, or as much as ``header_length`` says."""
+    if not header_length:
+        return len(body)
+    if not _LENGTH.fullmatch(header_length) or int(header_length) > len(body):
+        shown = header_length[:40].decode("latin-1")
+        raise json_scan.Malformed(f"Inference-Header-Content-Length: {shown!r} for a body of {len(body)} bytes")
+    return int(header_length)
 
 
-def _why_alone(inputs: list[Tensor], parameters: dict[str, bytes], outputs: bytes | None) -> str | None:
-    """Say why a request cannot share a batch, or None. One without rows is refused."""
-    if not inputs:
-        raise BadRequest("inputs: empty, expected at least one tensor", reason="empty")
-    for index, tensor in enumerate(inputs):
-        if tensor.shape[:1] == [0]:
-            raise BadRequest(f"inputs[{index}].shape: {tensor.shape} has no rows", reason="empty")
+def _message(size: int, body: Buffer, *, binary: bool) -> tuple[bytes, memoryview | None]:
+    """Take a message apart: its JSON, and what follows. Only the JSON is copied, if it isn't all there is."""
+    if not binary:
+        return body if type(body) is bytes else bytes(body), None
+    view = memoryview(body)
+    return bytes(view[:size]), view[size:]
+
+
+def _distinct(server_id: bytes, row: int) -> bytes:
+    """Make one request's id (JSON) of the one that a server gave to the whole batch; ``row`` is its first."""
+    if _UUID.fullmatch(server_id):
+        return b'"%b"' % str(uuid5(UUID(server_id[1:-1].decode()), str(row))).encode()
+    return b'%b-%d"' % (server_id[:-1], row) if server_id.endswith(b'"') else server_id
+
+
+def _why_alone(
+    inputs: list[Tensor], text: bytes, parameters: dict[str, Span], outputs: Span | None, limits: Limits
+) -> str | None:
+    """Say why a request cannot share a batch, or None."""
+    if not inputs or any(tensor.shape[:1] == [0] for tensor in inputs):
+        return "empty"
     if any(name.startswith("sequence_") for name in parameters):
         return "sequence"
-    alone = next((tensor.alone for tensor in inputs if tensor.alone), None)
-    if alone is None and len({tensor.shape[0] for tensor in inputs}) > 1:
+    reason = next((tensor.alone for tensor in inputs if tensor.alone), None)
+    if reason is None and len({tensor.shape[0] for tensor in inputs}) > 1:
         return "unequal-rows"
     # Named in the text at all (or hidden by an escape)? Only then look closer.
-    if alone is None and outputs is not None and _NOT_BY_ROWS.search(outputs):
-        for index, output in enumerate(json_scan.elements(outputs, "outputs")):
-            fields = json_scan.members(bytes(output), f"outputs[{index}]")
-            for name in json_scan.members(fields.get("parameters", b"{}"), f"outputs[{index}].parameters"):
-                if name == "classification":
-                    return "classification"
-                if name.startswith("shared_memory"):
-                    return "shared-memory"
-    return alone
+    if reason is None and outputs is not None and _NOT_BY_ROWS.search(text, *outputs):
+        for index, fields in enumerate(json_scan.objects(text, "outputs", limits, outputs)):
+            if "parameters" in fields:
+                for name in json_scan.members(text, f"outputs[{index}].parameters", limits, fields["parameters"]):
+                    if name == "classification":
+                        return "classification"
+                    if name.startswith("shared_memory"):
+                        return "shared-memory"
+    return reason
 
 
-def _whole(where: str, value: bytes) -> int:
+def _whole(where: str, text: bytes, span: Span | None) -> int:
+    if span is None:
+        return 0
+    value = text[slice(*span)]
     try:
         number = msgspec.json.decode(value, type=int)
     except msgspec.DecodeError:
@@ -212,9 +268,3 @@ def _whole(where: str, value: bytes) -> int:
     if not 0 <= number < 2**63:
         raise json_scan.Malformed(f"{where}: expected an integer from 0, got {value[:40].decode(errors='replace')}")
     return number
-
-
-def _alone(endpoint: Endpoint, facts: Facts, body: Buffer, reason: str) -> Parsed[Request | None]:
-    """Describe a request forwarded as it is, counted as one row."""
-    key = b"\x00".join((b"v2", endpoint.target, facts.key, b"alone"))
-    return Parsed(endpoint, key, 1, len(body), 1, None, reason)

@@ -1,8 +1,8 @@
 """Throw damaged bodies at the parsers: ``python fuzz.py [iterations] [seed]``; a failure prints what replays it.
 
-Valid requests and answers are damaged at random. A parser may refuse what comes (BadRequest, WrongRows) and nothing
-else. What it accepts has to be sound: the batch made of it is JSON by the standard library, is accepted again with the
-same key and all its rows, and an echo of it is shared out to the last byte.
+Valid requests and answers are damaged at random. What a parser can't read is to be forwarded, with a reason; an answer
+may be refused (WrongRows). What is to be batched has to be sound: the batch made of it is JSON by the standard library,
+is read again with the same key and all its rows, and an echo of it is shared out to the last byte.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 
 from carpool_sidecar import protocols
 from carpool_sidecar.protocols import headers, models
-from carpool_sidecar.protocols.common import BadRequest, Ride, WrongRows
+from carpool_sidecar.protocols.common import Ride, WrongRows
 
 LENGTH = b"inference-header-content-length"
 TOKENS = [
@@ -146,13 +146,13 @@ def one_round(dice: random.Random) -> str:
     if dice.random() < 0.1:
         name, value = dice.choice(LINES)
         lines = [*lines, (damage(dice, name), damage(dice, value))]
-    try:
-        facts = headers.read(lines)
-        one, two = (codec.parse(endpoint, facts, body) for _ in range(2))
-    except BadRequest as error:
-        str(error).encode()
-        return "refused"
+    facts = headers.read(lines)
+    one, two = (codec.parse(endpoint, facts, body) for _ in range(2))
     assert one.key == two.key
+    one.why.encode()
+    if one.alone == "malformed":
+        assert one.why
+        return "unread"
     if not one.mergeable:
         return "alone"
     assert one.rows > 0

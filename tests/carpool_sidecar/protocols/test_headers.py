@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool_sidecar.protocols import headers
-from carpool_sidecar.protocols.common import BadRequest
 
 USUAL = [
     (b"Host", b"model.default"),
@@ -102,10 +101,9 @@ def test_the_least_deadline_wins():
         (b"x-envoy-expected-rq-timeout-ms", b"1e3"),
     ],
 )
-def test_a_malformed_deadline_names_its_header(name, value):
-    with pytest.raises(BadRequest, match=name.decode()) as error:
-        headers.read([(name, value)])
-    assert error.value.status == 400
+def test_a_malformed_deadline_says_nothing_as_to_any_server(name, value):
+    assert headers.read([(name, value)]).deadline_s is None
+    assert headers.read([(name, value), (b"x-request-timeout-ms", b"30")]).deadline_s == pytest.approx(0.03)
 
 
 def test_what_the_codecs_ask_for():
@@ -115,18 +113,30 @@ def test_what_the_codecs_ask_for():
     assert (facts.content_type, facts.content_encoding, facts.header_length) == (b"a/b", b"gzip", b"12")
 
 
-def test_conflicting_lengths_are_refused():
-    lines = [(b"Inference-Header-Content-Length", b"12"), (b"inference-header-content-length", b"13")]
-    with pytest.raises(BadRequest, match="inference-header-content-length comes twice"):
-        headers.read(lines)
-    assert headers.read([lines[0], lines[0]]).header_length == b"12"
+@pytest.mark.parametrize("name", [b"Inference-Header-Content-Length", b"Content-Type", b"Content-Encoding"])
+def test_a_header_that_says_two_things_about_the_body_is_named(name):
+    lines = [(name, b"12"), (name.lower(), b"13")]
+    assert headers.read(lines).clash == f"header {name.lower().decode()} comes twice, with different values"
+    assert headers.read([lines[0], lines[0]]).clash == ""
 
 
 def test_made_up_names_do_not_grow_the_memory():
+    reader = headers.Reader()
     for index in range(3 * headers._MAX_NAMES):
-        headers.read([(b"x-made-up-%d" % index, b"")])
-    assert len(headers._names) <= headers._MAX_NAMES
-    assert headers.read([(b"X-New", b"1")]).shared == [(b"x-new", b"1")]
+        reader.read([(b"x-made-up-%d" % index, b"")])
+    assert len(reader._names) <= headers._MAX_NAMES
+    assert reader.read([(b"X-New", b"1")]).shared == [(b"x-new", b"1")]
+
+
+def test_callers_who_differ_in_a_header_across_which_is_batched_have_one_key():
+    reader = headers.Reader(["authorization", "cookie"])
+    one, two = (reader.read([(b"Authorization", value), *USUAL[:2]]) for value in (b"Bearer a", b"Bearer b"))
+    assert one.key == two.key == headers.read(USUAL[:2]).key
+    # Each keeps its own: a batch is sent with those of its first request.
+    assert dict(one.shared)[b"authorization"] == b"Bearer a"
+    assert dict(two.shared)[b"authorization"] == b"Bearer b"
+    assert headers.read([(b"Authorization", b"a")]).key != headers.read([(b"Authorization", b"b")]).key
+    assert reader.read([(b"x-tenant", b"a")]).key != reader.read([(b"x-tenant", b"b")]).key
 
 
 def test_find_ignores_case():

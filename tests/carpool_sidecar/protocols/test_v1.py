@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from carpool_sidecar import protocols
 from carpool_sidecar.protocols import headers, v1
-from carpool_sidecar.protocols.common import BadRequest, Ride, WrongRows
+from carpool_sidecar.protocols.common import JOINED, Ride, TooLarge, WrongRows
+from carpool_sidecar.protocols.limits import DEFAULT, Limits
 
 ENDPOINT = protocols.route(b"/v1/models/m:predict")
 assert ENDPOINT is not None
@@ -21,12 +22,6 @@ def parse(body, lines=()):
 
 def of_rows(rows):
     return f'{{"instances":[{rows}]}}'
-
-
-def refused(body, lines=()):
-    with pytest.raises(BadRequest) as error:
-        parse(body, lines)
-    return str(error.value)
 
 
 def body_of(message):
@@ -208,39 +203,64 @@ def test_media_types_that_hold_json(content_type):
     assert parse('{"instances":[1]}', [(b"content-type", content_type)]).mergeable
 
 
-def test_another_charset_is_415():
-    with pytest.raises(BadRequest, match="charset utf-16") as error:
-        parse('{"instances":[1]}', [(b"content-type", b"application/json; charset=utf-16")])
-    assert error.value.status == 415
+def test_another_charset_is_forwarded():
+    assert parse('{"instances":[1]}', [(b"content-type", b"application/json; charset=utf-16")]).alone == "content-type"
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("body", "reason", "why"),
     [
-        (b"", "body: JSON is empty"),
-        (b"[1]", "body: expected an object, got an array"),
-        (b'{"instances":[1]', "body: JSON ends before it is complete"),
-        (b'{"instances":[1]}}', "trailing characters"),
-        (b'{"instances":[1]}x}', "trailing characters"),
-        (b'{"instances":[1,]}', "trailing comma in array"),
-        (b'{"instances":[1}]}', "expected ',' or ']'"),
-        (b'{"instances":[NaN]}', "body: JSON has no NaN (byte 14)"),
-        (b'{"instances":[]}', "instances: empty, expected at least one row"),
-        (b'{"inputs":[ ]}', "inputs: empty, expected at least one row"),
-        (b'{"instances":{"a":1}}', "instances: expected an array, got an object"),
-        (b'{"instances":"a"}', "instances: expected an array, got a string"),
-        (b'{"inputs":3}', "inputs: expected an array, got a number"),
-        (b'{"instances":[1],"instances":[2]}', 'member "instances" comes twice'),
-        (b'{"instances":[1],"a":1,"a":2}', 'member "a" comes twice'),
-        (b'\xef\xbb\xbf{"instances":[1]}', "byte order mark"),
-        ('{"instances":[1]}'.encode("utf-16"), "UTF-16"),
-        (b'{"instances":["\xff"]}', "not UTF-8"),
-        (b'{"instances":' + b"[" * 65 + b"]" * 65 + b"}", "nested deeper than 64"),
-        (b'{"instances":' + b"[" * 100_000, "nested deeper than 64"),
+        (b"", "malformed", "body: JSON is empty"),
+        (b"[1]", "malformed", "body: expected object, got array"),
+        (b'{"instances":[1]', "malformed", "body: JSON ends before it is complete"),
+        (b'{"instances":[1]}}', "malformed", "trailing characters"),
+        (b'{"instances":[1]}x}', "malformed", "trailing characters"),
+        (b'{"instances":[1,]}', "malformed", "trailing comma in array"),
+        (b'{"instances":[1}]}', "malformed", "expected ',' or ']'"),
+        (b'{"instances":[NaN]}', "malformed", "body: JSON has no NaN (byte 14)"),
+        (b'{"instances":[]}', "empty", ""),
+        (b'{"inputs":[ ]}', "empty", ""),
+        (b'{"instances":{"a":1}}', "no-rows", "instances is an object, not an array"),
+        (b'{"instances":"a"}', "no-rows", "instances is a string, not an array"),
+        (b'{"inputs":3}', "no-rows", "inputs is a number, not an array"),
+        (b'{"instances":[1],"instances":[2]}', "malformed", 'member "instances" comes twice'),
+        (b'{"instances":[1],"a":1,"a":2}', "malformed", 'member "a" comes twice'),
+        (b'\xef\xbb\xbf{"instances":[1]}', "malformed", "byte order mark"),
+        ('{"instances":[1]}'.encode("utf-16"), "malformed", "UTF-16"),
+        (b'{"instances":["\xff"]}', "malformed", "not UTF-8"),
+        (b'{"instances":' + b"[" * 65 + b"]" * 65 + b"}", "limits", "limits.maxDepth is 64"),
+        (b'{"instances":' + b"[" * 100_000, "limits", "limits.maxArrays is 65536"),
+        (b'{"instances":' + b"[" * 60_000, "limits", "limits.maxDepth is 64"),
+        (b'{"instances":[' + b"1," * 8192 + b"1]}", "limits", "instances: over 8192; limits.maxRows is 8192"),
+        (b'{"instances":[' + b"1," * 20000 + b"1]}", "limits", "instances: over 8192; limits.maxRows is 8192"),
+        (b'{"instances":[1]}' + b" " * 2**20, "limits", "body: 1048593; limits.maxText is 1Mi"),
     ],
 )
-def test_bad_bodies_are_named(body, message):
-    assert message in refused(body)
+def test_what_cannot_be_read_is_forwarded_and_the_reason_kept(body, reason, why):
+    parsed = parse(body)
+    assert (parsed.alone, parsed.rows, parsed.size, parsed.state) == (reason, 1, len(body), None)
+    assert why in parsed.why
+    assert bool(why) is bool(parsed.why)
+
+
+def test_explanations_are_short_whatever_the_caller_sends():
+    name = "a" * 100_000
+    parsed = parse(json.dumps({"instances": [1]})[:-1] + f', "{name}": 1, "{name}": 2}}')
+    assert parsed.alone == "malformed"
+    assert len(parsed.why) < 250
+
+
+def test_a_header_that_says_two_things_is_forwarded():
+    lines = [(b"content-type", b"application/json"), (b"content-type", b"text/json")]
+    parsed = parse('{"instances":[1]}', lines)
+    assert (parsed.alone, parsed.why) == ("malformed", "header content-type comes twice, with different values")
+
+
+def test_what_is_held_beside_the_body_is_counted():
+    one, many = parse('{"instances":[1]}'), parse(of_rows(",".join(["1"] * 8000)))
+    assert one.expansion < 100
+    assert 60 * 8000 < many.expansion < 80 * 8000
+    assert parse(bytearray(b'{"instances":[1]}')).expansion == one.expansion + one.size
 
 
 def test_any_buffer_will_do():
@@ -249,6 +269,30 @@ def test_any_buffer_will_do():
 
 
 # --- merge, split, assemble
+
+
+def test_merge_copies_no_large_rows():
+    bodies = [of_rows(f"[{json.dumps('x' * JOINED)}]").encode() for _ in range(2)]
+    message = v1.merge(whole(*map(parse, bodies)))
+    assert [part.obj for part in message.parts if isinstance(part, memoryview)] == bodies
+    assert json.loads(b"".join(message.parts)) == {"instances": [["x" * JOINED]] * 2}
+
+
+def test_an_answer_beyond_the_limit_is_not_read():
+    parsed = parse('{"instances":[1]}'), parse('{"instances":[2]}')
+    answer = b'{"predictions":[1,2]}' + b" " * 100
+    assert v1.split(whole(*parsed), [], answer)
+    with pytest.raises(TooLarge, match="answer: 121; limits.maxAnswerText is 100"):
+        v1.split(whole(*parsed), [], answer, Limits(max_answer_text=100))
+    with pytest.raises(TooLarge, match=f"{DEFAULT.max_answer_text + 1}; limits"):
+        v1.split(whole(*parsed), [], b" " * (DEFAULT.max_answer_text + 1))
+
+
+def test_far_more_predictions_than_rows_are_refused():
+    answer = b'{"predictions":[' + b"1," * 50_000 + b"1]}"
+    for text in (answer, answer[:-1] + b',"model":"m"}'):
+        with pytest.raises(WrongRows, match="more predictions for 1 rows"):
+            v1.split(whole(parse('{"instances":[1]}')), [], text)
 
 
 def test_merge_keeps_the_digits():

@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -11,8 +13,9 @@ from hypothesis import strategies as st
 
 from carpool_sidecar import protocols
 from carpool_sidecar.protocols import headers, v2
-from carpool_sidecar.protocols.common import BadRequest, Ride, WrongRows
-from carpool_sidecar.protocols.tensors import WIDTHS
+from carpool_sidecar.protocols.common import JOINED, Ride, TooLarge, WrongRows
+from carpool_sidecar.protocols.limits import FREE, Limits
+from carpool_sidecar.protocols.tensors import WIDTHS, _ends
 
 ENDPOINT = protocols.route(b"/v2/models/m/infer")
 assert ENDPOINT is not None
@@ -53,11 +56,10 @@ def blob(size, name="x", shape=(1, 2), datatype="FP32", **parameters):
     }
 
 
-def refused(body, header_length=None):
-    with pytest.raises(BadRequest) as error:
-        parse(body, header_length)
-    assert error.value.status == 400
-    return str(error.value)
+def forwarded(body, header_length=None):
+    parsed = parse(body, header_length)
+    assert (parsed.rows, parsed.tokens, parsed.state) == (1, 1, None)
+    return parsed.alone, parsed.why
 
 
 def whole(*parsed):
@@ -84,7 +86,8 @@ def test_what_the_driver_needs():
             "parameters": {"timeout": 5000, "priority": 2, "binary_data_size": 7},
         }
     )
-    assert (parsed.rows, parsed.tokens, parsed.id, parsed.timeout_s, parsed.priority) == (3, 6, "42", 0.005, 2)
+    assert (parsed.rows, parsed.tokens, parsed.timeout_s, parsed.priority) == (3, 6, 0.005, 2)
+    assert parsed.state.id == b'"42"'
     assert parsed.mergeable
     assert not parsed.first_by_protocol
 
@@ -143,6 +146,12 @@ def test_the_key():
         ({"inputs": [tensor(shape=(2, 0), data=[])]}, "empty"),
         ({"inputs": [tensor(shape=(2, 0), data=[[], []])]}, "empty"),
         ({"inputs": [tensor(shape=(1_000_000_000, 0), data=[])]}, "empty"),
+        ({"inputs": [tensor(shape=(0, 2), data=[])]}, "empty"),
+        ({"inputs": [tensor(), tensor("y", shape=(0, 3), data=[])]}, "empty"),
+        ({"inputs": []}, "empty"),
+        ({"inputs": [tensor(shape=(1, 2), data=[[1, 2], [3]])]}, "nesting"),
+        ({"inputs": [tensor(shape=(2, 1), data=[[1], []])]}, "nesting"),
+        ({"inputs": [tensor(shape=(1, 2), data=[[]])]}, "nesting"),
         ({"inputs": [tensor(shape=(2, 2), data=[[1, 2, 3, 4]])]}, "nesting"),
         ({"inputs": [tensor(shape=(2, 2), data=[[[1], [2]], [[3], [4]]])]}, "nesting"),
         ({"inputs": [tensor(datatype="INT32", data=[1.5, 2])]}, "kinds"),
@@ -169,7 +178,7 @@ def test_the_key():
         ),
     ],
 )
-def test_who_rides_alone(body, reason):
+def test_what_is_forwarded_as_it_came(body, reason):
     assert parse(body).alone == reason
 
 
@@ -177,14 +186,14 @@ def test_an_output_may_be_called_classification():
     assert parse({"inputs": [tensor()], "outputs": [{"name": "classification"}]}).mergeable
 
 
-def test_bodies_that_are_not_read_ride_alone():
+def test_bodies_that_are_not_read_are_forwarded():
     assert parse(b"\x1f\x8b", lines=[(b"content-encoding", b"gzip")]).alone == "encoded"
     assert parse(b"\x00\x01\x02", 0).alone == "raw"
     surrogate = b'{"inputs":[{"name":"x","shape":[1],"datatype":"BYTES","data":["\\ud800"]}]}'
     assert parse(surrogate).alone == "surrogates"
 
 
-def test_the_rows_of_one_that_rides_alone_are_counted():
+def test_the_rows_of_one_that_is_forwarded_are_counted():
     assert parse({"inputs": [tensor(shape=(3, 2)), tensor("y", shape=(2, 2))]}).rows == 3
 
 
@@ -209,16 +218,14 @@ MISSING = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
     ("body", "message"),
     [
         (b"", "body: JSON is empty"),
-        (b"[]", "body: expected an object, got an array"),
+        (b"[]", "body: expected object, got array"),
         (b'{"inputs":[', "body: JSON ends before it is complete"),
         (b'{"inputs":[{"data":[NaN]}]}', "body: JSON has no NaN"),
         (b'{"inputs":[],"inputs":[]}', 'body: member "inputs" comes twice'),
         (b'{"inputs":[{"name":"x","name":"y"}]}', 'inputs[0]: member "name" comes twice'),
-        (b'{"inputs":' + b"[" * 100 + b"]" * 100 + b"}", "nested deeper than 64"),
         ({}, "inputs: missing"),
-        ({"inputs": []}, "inputs: empty"),
-        ({"inputs": {}}, "inputs: expected an array, got an object"),
-        ({"inputs": [7]}, "inputs[0]: expected an object, got a number"),
+        ({"inputs": {}}, "inputs: expected array, got object"),
+        ({"inputs": [7]}, "inputs: expected object, got int - at $[0]"),
         *(
             ({"inputs": [{key: value for key, value in MISSING.items() if key != name}]}, f"inputs[0].{name}: missing")
             for name in ("name", "shape", "datatype")
@@ -233,10 +240,7 @@ MISSING = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
             {"inputs": [tensor(), {**tensor("y"), "data": [1] * 5, "shape": [2, 3]}]},
             "inputs[1].data: 5 values for shape [2, 3], expected 6",
         ),
-        ({"inputs": [{**tensor(), "data": [[1, 2], [3]]}]}, "inputs[0].data: 3 values for shape [1, 2], expected 2"),
         ({"inputs": [{**tensor(), "data": []}]}, "inputs[0].data: 0 values"),
-        ({"inputs": [{**tensor(), "shape": [2, 1], "data": [[1], []]}]}, "inputs[0].data: 1 values"),
-        ({"inputs": [{**tensor(), "data": [[]]}]}, "inputs[0].data: 0 values"),
         ({"inputs": [{**tensor(), "data": {"a": 1}}]}, "inputs[0].data: expected an array, got an object"),
         ({"inputs": [{**tensor(), "data": "ab"}]}, "inputs[0].data: expected an array, got a string"),
         ({"inputs": [{**tensor(), "data": [{"a": 1}, 2]}]}, "inputs[0].data: expected elements of FP32, got an object"),
@@ -250,17 +254,66 @@ MISSING = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
         ({"inputs": [{**tensor(), "shape": [2**40, 2**40]}]}, "inputs[0].shape: more than 2^63-1 elements"),
         ({"inputs": [{**tensor(), "shape": [2**40]}]}, "inputs[0].data: 2 values for shape [1099511627776]"),
         ({"inputs": [{**tensor(), "shape": [1] * 65}]}, "inputs[0].shape: 65 dimensions"),
-        ({"inputs": [{**tensor(), "shape": [0, 2], "data": []}]}, "inputs[0].shape: [0, 2] has no rows"),
         ({"inputs": [tensor()], "id": 7}, "id: expected a string, got a number"),
-        ({"inputs": [tensor()], "parameters": []}, "parameters: expected an object, got an array"),
+        ({"inputs": [tensor()], "id": None}, "id: expected a string, got null"),
+        ({"inputs": [tensor()], "parameters": None}, "parameters: expected object, got null"),
+        ({"inputs": [tensor()], "parameters": []}, "parameters: expected object, got array"),
         ({"inputs": [tensor()], "parameters": {"timeout": "5"}}, "parameters.timeout: expected an integer"),
         ({"inputs": [tensor()], "parameters": {"timeout": -5}}, "parameters.timeout: expected an integer"),
         ({"inputs": [tensor()], "parameters": {"priority": 1.5}}, "parameters.priority: expected an integer"),
-        ({"inputs": [{**tensor(), "parameters": 3}]}, "inputs[0].parameters: expected an object, got a number"),
+        ({"inputs": [{**tensor(), "parameters": 3}]}, "inputs[0].parameters: expected object, got int"),
     ],
 )
-def test_bad_bodies_are_named(body, message):
-    assert message in refused(body)
+def test_what_cannot_be_read_is_forwarded_and_the_reason_kept(body, message):
+    reason, why = forwarded(body)
+    assert reason == "malformed"
+    assert message in why
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"inputs":' + b"[" * 100 + b"]" * 100 + b"}", "body: over 64; limits.maxDepth is 64"),
+        (b'{"inputs":[]}' + b" " * 2**20, "body: 1048589; limits.maxText is 1Mi"),
+        ({"inputs": [tensor(f"x{index}") for index in range(257)]}, "inputs: over 256; limits.maxTensors is 256"),
+        ({"inputs": [tensor()], "parameters": {str(n): 0 for n in range(2049)}}, "parameters: 2049; limits.maxKeys is"),
+        (
+            {"inputs": [tensor(f"x{n}", parameters={str(m): 0 for m in range(100)}) for n in range(21)]},
+            "inputs[20].parameters: over 2048; limits.maxKeys is 2048",
+        ),
+        (
+            {"inputs": [tensor(datatype="BYTES", shape=(9000,), data=[""] * 9000)]},
+            "body: 9007; limits.maxStrings is 8192",
+        ),
+    ],
+)
+def test_what_is_more_than_the_limits_is_forwarded(body, message):
+    reason, why = forwarded(body)
+    assert reason == "limits"
+    assert message in why
+
+
+def test_elements_of_binary_bytes_are_limited_over_all_tensors():
+    inputs = [blob(4 * 4096, name, (4096,), "BYTES") for name in ("x", "y", "z")]
+    assert parse(*binary({"inputs": inputs[:2]}, bytes(8 * 4096))).mergeable
+    reason, why = forwarded(*binary({"inputs": inputs}, bytes(12 * 4096)))
+    assert (reason, why) == ("limits", "inputs[2]: over 8192; limits.maxStrings is 8192")
+
+
+def test_binary_tensors_may_be_as_large_as_the_body_may_be():
+    parsed = parse(*binary({"inputs": [blob(2**22, shape=(1, 2**20))]}, bytes(2**22)))
+    assert parsed.mergeable
+    assert parsed.expansion < 2000
+
+
+def test_what_is_held_beside_the_body_is_counted():
+    assert parse({"inputs": [tensor()]}).expansion < 1000
+    rows = 4096
+    parsed = parse(*binary({"inputs": [blob(4 * rows, shape=(rows,), datatype="BYTES")]}, bytes(4 * rows)))
+    assert parsed.expansion > 32 * rows
+    text = json.dumps({"inputs": [tensor(shape=(1, 50000), data=[1] * 50000)]}).encode()
+    assert parse(text).expansion < 1000
+    assert parse(bytearray(text)).expansion > len(text)
 
 
 ONE = {"inputs": [blob(8)]}
@@ -269,7 +322,7 @@ ONE = {"inputs": [blob(8)]}
 @pytest.mark.parametrize(
     ("body", "length", "message"),
     [
-        (*binary(ONE, bytes(7)), "inputs[0]: binary data ends 1 bytes beyond the body"),
+        (*binary(ONE, bytes(7)), "inputs[0].parameters.binary_data_size: the data ends 1 bytes beyond the body"),
         (*binary(ONE, bytes(9)), "binary data: 9 bytes follow the JSON header, its inputs name 8"),
         (*binary({"inputs": [blob(7)]}, bytes(7)), "inputs[0]: 7 bytes of binary data for FP32 [1, 2], expected 8"),
         (*binary({"inputs": [blob(-1)]}), "inputs[0].parameters.binary_data_size: expected a number of bytes, got -1"),
@@ -304,14 +357,17 @@ ONE = {"inputs": [blob(8)]}
         (b'{"inputs":[]}', 5, "JSON ends before it is complete"),
     ],
 )
-def test_bad_binary_bodies_are_named(body, length, message):
-    assert message in refused(body, length)
+def test_binary_bodies_that_cannot_be_read_are_forwarded(body, length, message):
+    reason, why = forwarded(body, length)
+    assert reason == "malformed"
+    assert message in why
 
 
 @pytest.mark.parametrize("length", [b"-1", b"x", b"1e2", b"9999999999999", b"+5", b" 5"])
-def test_a_bad_header_length_is_named(length):
-    with pytest.raises(BadRequest, match="Inference-Header-Content-Length"):
-        v2.parse(ENDPOINT, headers.read([(LENGTH, length)]), b"{}     ")
+def test_a_bad_header_length_is_forwarded(length):
+    parsed = v2.parse(ENDPOINT, headers.read([(LENGTH, length)]), b"{}     ")
+    assert parsed.alone == "malformed"
+    assert "Inference-Header-Content-Length" in parsed.why
 
 
 # --- merge, split, assemble
@@ -394,14 +450,100 @@ def test_binary_answers_are_views():
     assert parts[1].obj is body
 
 
+def ids(rides, server_id):
+    """The ids in the answers to rides of one row each."""
+    pieces = v2.split(rides, *answer([tensor("o", (len(rides),), data=[0] * len(rides))], id=server_id))
+    return [taken_apart(v2.assemble(ride.parsed, [piece]))[0]["id"] for ride, piece in zip(rides, pieces, strict=True)]
+
+
 def test_ids():
     body = {"inputs": [tensor()]}
     ours, none = parse({**body, "id": 'q"'}), parse(body)
-    pieces = v2.split(whole(ours, none), *answer([tensor("o", (2,), data=[1, 2])], id="servers-own"))
-    assert taken_apart(v2.assemble(ours, pieces[:1]))[0]["id"] == 'q"'
-    assert taken_apart(v2.assemble(none, pieces[1:]))[0]["id"] == "servers-own"
+    assert ids(whole(ours, none), "servers-own") == ['q"', "servers-own-1"]
+    assert ids(whole(none), "servers-own") == ["servers-own"]
     pieces = v2.split(whole(ours, none), *answer([tensor("o", (2,), data=[1, 2])]))
     assert "id" not in taken_apart(v2.assemble(none, pieces[1:]))[0]
+
+
+@pytest.mark.parametrize("server_id", ["9f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "request 7", 'a"b\\', ""])
+def test_requests_that_share_a_servers_id_get_distinct_ones_made_of_it(server_id):
+    rides = whole(*[parse({"inputs": [tensor()]}) for _ in range(64)])
+    found = ids(rides, server_id)
+    assert len(set(found)) == 64
+    assert found == ids(rides, server_id)  # nothing but the server's id and the place in the batch decides
+    assert not set(found) & set(ids(rides, server_id[:-1] + "x"))
+    if len(server_id) == 36:
+        assert all(str(UUID(one)) == one for one in found)
+    else:
+        assert all(one.startswith(server_id) for one in found)
+
+
+def test_an_id_of_the_servers_that_is_no_string_stays_as_it_is():
+    rides = whole(*[parse({"inputs": [tensor()]}) for _ in range(2)])
+    assert ids(rides, 7) == [7, 7]
+
+
+def test_a_callers_id_keeps_its_escapes():
+    parsed = parse(b'{"id":"\\u0041\\/","inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[1]}]}')
+    pieces = v2.split(whole(parsed), *answer([tensor("o", (1,), data=[1])], id="servers-own"))
+    assert b'"id":"\\u0041\\/"' in v2.assemble(parsed, pieces).parts[0]
+
+
+@given(st.integers(1, 40), st.integers(1, 60), st.data())
+def test_rows_of_flat_data_are_found_by_their_commas(count, width, data):
+    elements = st.sampled_from([b"1", b"-0.125", b" 2 ", b"1" * 30, b"1" * 3000])
+    rows = data.draw(
+        st.lists(
+            st.one_of(elements.map(lambda one: [one] * width), st.lists(elements, min_size=width, max_size=width)),
+            min_size=count,
+            max_size=count,
+        )
+    )
+    text = b",".join(b",".join(row) for row in rows)
+    cuts = list(_ends(text, count, width))
+    assert [text[a : b - 1] for a, b in pairwise(cuts)] == [b",".join(row) for row in rows]
+
+
+def test_large_json_tensors_are_not_copied():
+    bodies = [json.dumps({"inputs": [tensor(shape=(1, JOINED), data=[n] * JOINED)]}).encode() for n in (1, 2)]
+    parsed = [parse(body) for body in bodies]
+    message = v2.merge(whole(*parsed))
+    assert [part.obj for part in message.parts if isinstance(part, memoryview)] == bodies
+    head, _ = taken_apart(message)
+    assert head == {"inputs": [tensor(shape=(2, JOINED), data=[1] * JOINED + [2] * JOINED)]}
+
+
+@pytest.mark.parametrize("spaces", ["", " ", "\n\t "])
+@pytest.mark.parametrize("nested", [False, True])
+def test_large_json_data_in_spaces_is_cut_at_its_rows(spaces, nested):
+    rows = [[row + column / 8 for column in range(FREE)] for row in range(3)]
+    data = spaces + json.dumps(rows if nested else sum(rows, []))[1:-1] + spaces
+    body = '{"inputs":[{"name":"x","shape":[3,%d],"datatype":"FP32","data":%s[%s]%s}]}' % (FREE, spaces, data, spaces)
+    parsed = parse(body.encode())
+    assert parsed.mergeable
+    for start, stop in ((0, 1), (1, 3), (0, 3)):
+        head, _ = taken_apart(v2.merge([Ride(parsed, start, stop)]))
+        expected = rows[start:stop] if nested else sum(rows[start:stop], [])
+        assert head == {"inputs": [tensor(shape=(stop - start, FREE), data=expected)]}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ([tensor("o", (2, 60), data=[1] * 120)], "answer: .*; limits.maxAnswerText is 200"),
+        ([tensor(f"o{n}", (2,), "INT8", []) for n in range(3)], "outputs: .*; limits.maxTensors is 2"),
+    ],
+)
+def test_an_answer_beyond_the_limits_is_not_shared_out(outputs, message):
+    limits = Limits(max_answer_text=200 if len(outputs) == 1 else 2000, max_tensors=2)
+    with pytest.raises(TooLarge, match=message):
+        v2.split(whole(*riders(1, 1)), *answer(outputs), limits)
+
+
+def test_an_answer_of_too_many_strings_is_not_shared_out():
+    lines, body = answer([blob(4 * 9000, "o", (2, 4500), "BYTES")], bytes(4 * 9000))
+    with pytest.raises(TooLarge, match=r"outputs\[0\]: over 8192; limits.maxStrings"):
+        v2.split(whole(*riders(1, 1)), lines, body)
 
 
 def test_strings_and_deep_rows_in_json_answers():
