@@ -50,6 +50,8 @@ def judge(batch: Batch, fault: Fault, *, retry_transport: bool, idempotent: bool
             return Verdict(_family(batch, halves, complete=complete), [])
         if several:  # what made it too large has left
             return Verdict([_part(batch, [ride]) for ride in rides], [])
+        if not batch.whole:  # a row of a request that was cut: whole, its answer need not be read
+            return Verdict([], [], restarted=everybody)
     elif fault.kind is FaultKind.ROWS:
         if not batch.whole:
             lane.quarantined = True

@@ -1243,6 +1243,15 @@ def test_rule_9_413_of_one_row_is_its_own_and_costs_the_others_no_ceiling() -> N
     assert to.lane("m").ceiling is None
 
 
+def test_rule_9_413_of_a_row_of_a_larger_request_is_judged_by_the_whole() -> None:
+    to = batcher(max_batch=1)
+    large = request(rows=3)
+    (part,) = batches(to.arrive(large, 0.0))
+    (whole,) = batches(to.complete(part, 0.01, fault=SIZE))
+    assert whole.rides == [(large, 0, 3)]
+    assert to.complete(whole, 0.02, fault=SIZE) == [Failure([large], SIZE)]
+
+
 def test_rule_9_413_lowers_the_ceiling_at_once_when_the_budget_is_spent() -> None:
     to = batcher(max_batch=8)
     to.lane("m").extra_rows = 100
