@@ -23,6 +23,8 @@ class Observation(Struct, frozen=True):
     """Whether requests pass one by one at its end."""
     stalled: bool = False
     """Whether the counting host paused in it, so that its latencies say nothing of the model."""
+    paused: float = 0.0
+    """Seconds of it that the counting host paused; of several replicas, the sum of theirs."""
     queued_rows: int = 0
     """Rows that wait at its end; of several replicas, the mean."""
     replicas: int = 1

@@ -36,6 +36,12 @@ LASTING = 10.0
 SETTLED_AFTER = 2.0
 """Seconds after a change that belong to neither side: what was queued is still being served."""
 
+RESUMED_AFTER = 0.5
+"""Seconds after a pause of the host that are left out with it."""
+
+PAUSED = 0.005
+"""Share of an interval that the host may have paused for it to count: one request in a hundred is late then."""
+
 ANSWERS = 100
 """Answers from which they are compared."""
 
@@ -113,9 +119,13 @@ class ForecastCheck:
         self.alarm: Alarm | None = None
 
     def changed(self, now: float) -> None:
-        """Begin anew: parameters or load changed, or the host paused."""
+        """Begin anew: parameters or load changed."""
         self._window.clear()
         self._since = now
+
+    def paused(self, now: float) -> None:
+        """Leave out what was answered until now, and shortly after: the host paused, and others waited for that."""
+        self._since = max(self._since, now - SETTLED_AFTER + RESUMED_AFTER)
 
     def forget(self, now: float) -> None:
         """End the alarm: it was about another model, or another policy."""
@@ -130,7 +140,7 @@ class ForecastCheck:
         ``durations``: answers by duration, as ``ModelStats``. ``expected``: asked for what the forecast for what is in
         force says, once there are enough answers.
         """
-        if now - seconds < self._since + SETTLED_AFTER:
+        if now - seconds < self._since + SETTLED_AFTER - 1e-9:
             return False
         self._window.append((seconds, durations))
         lasted = sum(each for each, _ in self._window)

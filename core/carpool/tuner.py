@@ -11,7 +11,7 @@ from carpool.caution import Caution
 from carpool.company import NONE, Sharing, explained
 from carpool.daring import LASTS, RISE, Dares, Probe, below, bolder, brighter, to_probe
 from carpool.decision import Decision, Forecasted, Observation
-from carpool.forecast_check import ForecastCheck
+from carpool.forecast_check import PAUSED, ForecastCheck
 from carpool.latency import LatencyLearner
 from carpool.load import Load
 from carpool.misses import MissTest
@@ -218,9 +218,10 @@ class Tuner:
         if model_moved:
             self._check.forget(now)
         probing = self._probe is not None and self._probe.rows
-        unlike = load_moved or share_moved or told or self._dares.trying or probing or expelled or stats.stalled
-        if unlike or COLD in stats.misses:
+        if load_moved or share_moved or told or self._dares.trying or probing or expelled or COLD in stats.misses:
             self._check.changed(now)
+        if stats.stalled or observation.paused > PAUSED * observation.seconds:
+            self._check.paused(now)
         lasted = observation.seconds / observation.replicas
         checked = self._check.observe(now, lasted, stats.durations, self._expected)
         # 3. Search anew where there is news.
@@ -320,7 +321,7 @@ class Tuner:
         alarm, share = self._check.alarm, self._sharing.share
         decision = replace(decision, share=share, alarm=alarm.message if alarm is not None else "")
         plain = decision.reason in {Reason.CONVERGED, Reason.PASSES_THROUGH, Reason.SAVES_DEVICE_TIME}
-        if alarm is not None and decision.reason is Reason.CONVERGED:
+        if alarm is not None and decision.reason in {Reason.CONVERGED, Reason.FORECAST_OFF, Reason.HELD}:
             return replace(decision, reason=Reason.FORECAST_OFF, message=f"{decision.message}; {alarm.message}")
         if plain and not self._holds(self._limits.max_wait):
             return replace(decision, reason=Reason.NO_COMPANY, message=f"{decision.message}; {explained(share)}")
@@ -513,11 +514,13 @@ class Tuner:
         bold = assessor.assess(self._bold) if self._bold is not None else None
         # What restores the SLO comes first.
         rescue = self._loses(current) and target.holds_now and target.parameters != self.parameters
-        if self._mistaken and self.parameters.max_wait > self._limits.min_wait:
+        if self._mistaken and not alarmed and not rescue:
+            # No forecast says what is better, or what a wait does.
+            if self.parameters.max_wait <= self._limits.min_wait:
+                return self._keep(now, Reason.FORECAST_OFF, "nothing is changed while the forecast is off", target)
             unheld = assessor.assess(replace(self.parameters, max_wait=Duration(self._limits.min_wait)))
-            return self._change(
-                now, unheld, unheld, Reason.FORECAST_OFF, "nothing is held while the forecast is off", ""
-            )
+            message = "nothing is held while the forecast is off"
+            return self._change(now, unheld, unheld, Reason.FORECAST_OFF, message, "")
         # Before requests pass one by one too: from there on nothing tells what company would cost.
         if (
             bold is not None

@@ -57,6 +57,8 @@ class Sample(NamedTuple):
     models: dict[str, ModelStats]
     passing: dict[str, bool]
     queued_rows: int
+    paused: float = 0.0
+    """Seconds that its host paused."""
 
 
 class Sum(NamedTuple):
@@ -70,6 +72,8 @@ class Sum(NamedTuple):
     """Whether its requests pass one by one on most of the pods."""
     queued_rows: int
     """Mean of the pods' queues, rounded up."""
+    paused: float = 0.0
+    """Seconds that the pods' hosts paused, all together."""
 
 
 def add_up(samples: Iterable[Sample]) -> dict[str, Sum]:
@@ -78,13 +82,14 @@ def add_up(samples: Iterable[Sample]) -> dict[str, Sum]:
     if not chosen:
         return {}
     seconds = sum(sample.seconds for sample in chosen)
+    paused = sum(sample.paused for sample in chosen)
     queued = -(-sum(sample.queued_rows for sample in chosen) // len(chosen))
     names = dict.fromkeys(name for sample in chosen for name in sample.models)
     sums = {}
     for name in names:
         passing = [sample.passing[name] for sample in chosen if name in sample.passing]
         stats = combine([sample.models[name] for sample in chosen if name in sample.models])
-        sums[name] = Sum(len(chosen), seconds, stats, 2 * sum(passing) >= len(passing), queued)
+        sums[name] = Sum(len(chosen), seconds, stats, 2 * sum(passing) >= len(passing), queued, paused)
     return sums
 
 
@@ -236,6 +241,7 @@ class Evidence:
             models=models,
             passing={name: lane.pass_through for name, lane in report.lanes.items()},
             queued_rows=report.queue.rows,
+            paused=max(report.stalls.seconds - stalled, 0.0),
         )
 
     def _wrong(self, report: Report) -> str:

@@ -86,6 +86,7 @@ class Learned:
                 seconds=total.seconds,
                 stats=replace(total.stats, cells=learned_from.cells),
                 passing=total.passing,
+                paused=total.paused,
                 queued_rows=total.queued_rows,
                 replicas=total.pods,
             )

@@ -167,6 +167,7 @@ class Control:
                         stats=self._measured(lane.name, since.models[lane.name]),
                         passing=lane.passing,
                         stalled=paused > STALLED_SHARE * seconds,
+                        paused=paused,
                         queued_rows=stats.queued_rows,
                     ),
                     lane.parameters,
