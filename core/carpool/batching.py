@@ -94,7 +94,8 @@ class Batcher:
         late = self._deadline <= now or (self._ghosts and self._ghosts[0][0] <= now)
         actions = self.poll(now) if late else []
         lane = self._lanes.get(request.model) or self.lane(request.model)
-        lane.counters.arrived(now, request.rows)
+        if not request.shadow:
+            lane.counters.arrived(now, request.rows)
         merge = request.mergeable and not lane.quarantined
         key = (request.model, request.key if merge else ALONE)
         if merge and len(self._waiting) >= MAX_KINDS and key not in self._waiting and request.rows <= lane.cap:
@@ -105,7 +106,8 @@ class Batcher:
         refused = self._refuses(queue, request, now)
         if refused is not None:
             request.ended = True
-            lane.counters.refused(refused, now)
+            if not request.shadow:
+                lane.counters.refused(refused, now)
             actions.append(Refusal(request, refused, self._drain_time(now)))
             return actions
         self._waiting[key] = queue
@@ -430,7 +432,8 @@ class Batcher:
             del self._waiting[queue.key]
         for request in boarding.dropped:
             request.ended = True
-            lane.counters.refused(Refused.LATE, now)
+            if not request.shadow:
+                lane.counters.refused(Refused.LATE, now)
             actions.append(Refusal(request, Refused.LATE, self._drain_time(now)))
         rides = boarding.rides
         if rides:
@@ -556,7 +559,8 @@ class Batcher:
                 live.update({id(request): request for request, _, _ in part.rides if not request.ended})
         expired = [request for request in live.values() if request.deadline <= now]
         for request in expired:
-            self._lanes[request.model].counters.missed(Refused.EXPIRED)
+            if not request.shadow:
+                self._lanes[request.model].counters.missed(Refused.EXPIRED)
             actions.append(Refusal(request, Refused.EXPIRED))
         self._depart(expired, now, actions)
         self._deadline = min((request.deadline for request in live.values() if request.deadline > now), default=inf)

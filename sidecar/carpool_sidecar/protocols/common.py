@@ -64,6 +64,8 @@ class Parsed(Generic[State]):
     ``rows``: size along the batch axis.
     ``tokens``: payload elements, for token budgets (V1: leaves; V2: elements of the largest input).
     ``alone``: why it must ride alone (a reason code), or None.
+    ``form``: what a model may treat differently: all of the key but headers, target and shapes. Requests of one form
+    are verified together, see :mod:`carpool_sidecar.verification`.
     ``first_by_protocol``: True where the protocol itself says that dim 0 is the batch (V1 ``instances``). Otherwise the
     model's batch axis has to be known before merging, see :mod:`carpool_sidecar.protocols.models`.
     ``timeout_s``, ``priority``: Triton's request parameters, as the caller gave them (1 is the most urgent; 0 and None
@@ -77,6 +79,7 @@ class Parsed(Generic[State]):
     tokens: int
     state: State = field(repr=False)
     alone: str | None = None
+    form: bytes = b""
     first_by_protocol: bool = False
     id: str | None = None
     timeout_s: float | None = None

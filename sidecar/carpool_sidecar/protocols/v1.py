@@ -138,6 +138,7 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer) -> Parsed[Rows | None]
         array.count(b",") + 1,
         Rows(field, array[1:-1], rows, rest),
         alone,
+        form=field + rest,
         first_by_protocol=name == "instances",
     )
 

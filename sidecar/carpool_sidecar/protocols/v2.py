@@ -107,6 +107,7 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer) -> Parsed[Request | No
         max(map(prod, shapes), default=1),
         Request(inputs, rest, msgspec.json.encode(name) if name is not None else b""),
         alone,
+        form=b"".join([rest, *[tensor.head for tensor in inputs]]),
         id=name,
         timeout_s=timeout / 1e6 if timeout else None,
         priority=priority or None,
