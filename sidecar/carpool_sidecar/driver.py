@@ -27,12 +27,13 @@ from carpool.statistics import CANCELLED, FAILED, REJECTED
 from carpool_sidecar.answers import FAILURES, REFUSALS, UNRESOLVED, UpstreamAnswer, retry_after, shareable
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.messages import forwardable, parts_of, size_of
-from carpool_sidecar.models import OTHER, REFUTED
+from carpool_sidecar.models import OTHER
 from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.common import UNREADABLE, BadRequest, Ride, WrongRows
 from carpool_sidecar.protocols.headers import differing, read
 from carpool_sidecar.verification.check import Kind
-from carpool_sidecar.verification.verifier import UNVERIFIED, Verifier
+from carpool_sidecar.verification.record import REFUTED, UNVERIFIED
+from carpool_sidecar.verification.verifier import Verifier
 
 if TYPE_CHECKING:
     import logging

@@ -14,7 +14,7 @@ import msgspec
 
 from carpool.policy import Axis as AxisChoice
 from carpool_sidecar.protocols.models import Axis, axis_from_config, axis_from_metadata
-from carpool_sidecar.verification.record import Record
+from carpool_sidecar.verification.record import REFUTED, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from carpool.policy import Model
     from carpool_sidecar.backends.base import Backend
     from carpool_sidecar.protocols.common import Endpoint
-
-REFUTED = "axis-refuted"
-"""The reason of requests whose model was seen to answer rows otherwise in a batch than alone."""
 
 OTHER = "<other>"
 """The lane, and the label in metrics, of models that the table has no room for; no server names a model so."""

@@ -2,8 +2,9 @@
 
 A form is everything but rows, sizes and headers: a protocol, a target, parameters, outputs asked for. Its requests are
 sent alone until ``LONE`` of their answers had as many rows as they, and ``TRIALS`` batches gave each row the answer
-that it got alone. A trial is made of two requests whose answers differ, in the order A B A A: a cumulative sum,
-statistics over the batch, sorting, reversal, a state, a constant number of rows all show in it.
+that it got alone. A trial is made of requests whose answers differ, the first of them three times, as in A B A A or
+A B C D A A: a cumulative sum, statistics over the batch, sorting, reversal, a state, a constant number of rows all show
+in it, and with more requests also what depends on single values.
 
 Where all traffic is one request again and again, as a load generator's is, there is no B. Then a trial of A A A A lets
 requests be merged whose rows are A's, and no others.
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
     from carpool_sidecar.protocols.headers import Facts
     from carpool_sidecar.verification.samples import Sample, Shelf
 
-LONE = 4
+LONE = 8
 """Requests answered alone before a trial."""
+
+SEEN = 4
+"""Times that a request was answered alone before it is merged with its equals."""
 
 TRIALS = 2
 """Trials that have to agree."""
@@ -40,7 +44,7 @@ REJECTIONS = 2
 """Trials answered with an error, of requests that were answered alone, before batches are taken to be refused."""
 
 EVERY_BATCHES, EVERY_SECONDS = 1000, 60.0
-"""A batch is checked after so many others, or so many seconds."""
+"""A batch is checked after so many others, or so many seconds; the first ones sooner: after 1, 2, 4, 8, ... others."""
 
 LOOK_AFTER = 0.1
 """Seconds between two looks at the rows of answers, once batches were verified."""
@@ -53,9 +57,9 @@ class Kind(StrEnum):
     """What a trial is made of."""
 
     MIXED = "mixed"
-    """Two requests that were answered alone."""
+    """Several requests that were answered alone."""
     SAME = "same"
-    """One such request, several times."""
+    """One such request, again and again."""
     LIVE = "live"
     """Rows that were answered in a batch, sent alone."""
 
@@ -103,13 +107,14 @@ class Pace:
 class Live:
     """Which batches of live traffic are checked: the first of each size, by powers of two, and some of the others."""
 
-    __slots__ = ("batches", "checked_at", "sizes")
+    __slots__ = ("batches", "checked_at", "every", "sizes")
 
     def __init__(self) -> None:
         self.sizes = 0
         """Bit n: a batch of more than 2^(n-1) and up to 2^n rows was checked."""
         self.batches = 0
         """Since the last check."""
+        self.every = 1
         self.checked_at = 0.0
 
     def due(self, rows: int, now: float) -> bool:
@@ -117,7 +122,7 @@ class Live:
         self.batches += 1
         return (
             not self.sizes >> (rows - 1).bit_length() & 1
-            or self.batches >= EVERY_BATCHES
+            or self.batches >= self.every
             or now - self.checked_at >= EVERY_SECONDS
         )
 
@@ -125,6 +130,7 @@ class Live:
         """Note that a batch is checked."""
         self.sizes |= 1 << (rows - 1).bit_length()
         self.batches = 0
+        self.every = min(2 * self.every, EVERY_BATCHES)
         self.checked_at = now
 
 
@@ -177,11 +183,11 @@ class Check:
         group = self.samples.group()
         trial = None
         if len(group) > 1:
-            # The second trial is of other requests, or, where there are none, of the same with their parts swapped.
-            first, second = group[:2] if not self.agreed else group[2:4] if len(group) > 3 else group[1::-1]
-            trial = _composed(Kind.MIXED, first, second, cap)
-        elif self.only is None and (same := self.samples.repeated()) is not None and same.seen >= LONE:
-            trial = _composed(Kind.SAME, same, same, cap)
+            # The second trial begins with another request: of two, the parts are swapped.
+            middle = len(group) // 2 if self.agreed else 0
+            trial = _composed(Kind.MIXED, group[middle:] + group[:middle], cap)
+        elif self.only is None and (same := self.samples.repeated()) is not None and same.seen >= SEEN:
+            trial = _composed(Kind.SAME, [same, same], cap)
         if trial is None or trial.rows > room:
             return None
         pace.under_way = True
@@ -248,12 +254,14 @@ class Check:
         return f"not verified yet: {self.agreed} of {TRIALS} trial batches agreed"
 
 
-def _composed(kind: Kind, first: Sample, second: Sample, cap: int) -> Trial:
-    """Make a batch in the order A B A A, of rows from the beginnings of both and from the end of A."""
-    span = max(min(cap, TRIAL_ROWS) // 4, 1)
+def _composed(kind: Kind, samples: list[Sample], cap: int) -> Trial:
+    """Make a batch in the order A B C ... A A: rows from the beginning of each, and from the end of A at last."""
+    first = samples[0]
+    distinct = max(min(len(samples), cap - 2, TRIAL_ROWS - 2), 2)
+    span = max(min(cap, TRIAL_ROWS) // (distinct + 2), 1)
     rides: list[Ride] = []
     expected: list[Message] = []
-    for sample, from_end in ((first, False), (second, False), (first, True), (first, False))[:cap]:
+    for sample, from_end in [*((each, False) for each in samples[:distinct]), (first, False), (first, True)][:cap]:
         rows = sample.parsed.rows
         size = min(rows, span)
         start = rows - size if from_end else 0

@@ -10,6 +10,12 @@ from carpool_sidecar.verification.check import Check
 if TYPE_CHECKING:
     from carpool_sidecar.verification.samples import Shelf
 
+UNVERIFIED = "axis-unverified"
+"""The reason of requests that are sent alone until their batches were verified."""
+
+REFUTED = "axis-refuted"
+"""The reason of requests whose model was seen to answer rows otherwise in a batch than alone."""
+
 MAX_FORMS = 16
 """Forms checked at a time that are not verified, and that are: callers make forms up, a parameter is enough."""
 

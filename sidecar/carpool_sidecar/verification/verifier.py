@@ -13,7 +13,7 @@ from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.agreement import disagreement
 from carpool_sidecar.protocols.common import UNREADABLE, Ride, WrongRows
 from carpool_sidecar.verification.check import Kind
-from carpool_sidecar.verification.record import Record, Verified
+from carpool_sidecar.verification.record import REFUTED, Record, Verified
 from carpool_sidecar.verification.samples import MAX_SAMPLE, Sample, Shelf, digest_of, part
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from carpool_sidecar.protocols.common import Headers, Message, Parsed, Piece
     from carpool_sidecar.protocols.headers import Facts
     from carpool_sidecar.verification.check import Check, Trial
-
-UNVERIFIED = "axis-unverified"
-"""The reason of requests that are sent alone until their batches were verified."""
 
 AGREED, DISAGREED, FAILED = "agreed", "disagreed", "failed"
 
@@ -125,7 +122,7 @@ class Verifier:
         """Look at a good answer to a request that was sent alone."""
         now = self._clock()
         size = parsed.size + len(body)
-        if not check.looks(now) or size > MAX_SAMPLE:
+        if not check.looks(now) or size > MAX_SAMPLE or self._refuted(entry):
             return
         check.pace.looked(now, settled=check.verified or not self._policy.idempotent)
         try:
@@ -169,7 +166,7 @@ class Verifier:
 
     def shared_out_wrong(self, entry: Entry, check: Check, error: WrongRows) -> None:
         """Take note of a batch whose answer could not be shared out."""
-        if error.reason != UNREADABLE:
+        if error.reason != UNREADABLE and not self._refuted(entry):
             self._disagrees(entry, check, f"of a batch, {error}")
 
     # ------------------------------------------------------------------------------------------------- trials
@@ -195,7 +192,7 @@ class Verifier:
         message = CODECS[trial.rides[0].parsed.endpoint.protocol].merge(trial.rides)
 
         def answered(answer: UpstreamAnswer | None) -> None:
-            if entry.record is record:  # else the model is another one by now
+            if entry.record is record and not self._refuted(entry):  # else the model is another one by now
                 try:
                     self._concluded(entry, check, trial, answer)
                 except Exception:  # noqa: BLE001 - likewise
@@ -247,6 +244,11 @@ class Verifier:
                 "batches verified", extra={"model": entry.model, "version": entry.version, "detail": check.evidence}
             )
         self._go_on(entry, check, now)
+
+    @staticmethod
+    def _refuted(entry: Entry) -> bool:
+        """Whether nothing of a model is merged any more: what is still under way shows nothing new."""
+        return entry.alone == REFUTED
 
     @staticmethod
     def _name(trial: Trial) -> str:
