@@ -37,6 +37,9 @@ TRIALS = 2
 TRIAL_ROWS = 16
 """Rows of a trial at most."""
 
+TRIAL_BYTES = 4 * 2**20
+"""Bytes of the requests in it and their answers at most, unless two have more."""
+
 SPAN = 4
 """Rows at most of a request whose answer in a batch is compared later."""
 
@@ -257,7 +260,8 @@ class Check:
 def _composed(kind: Kind, samples: list[Sample], cap: int) -> Trial:
     """Make a batch in the order A B C ... A A: rows from the beginning of each, and from the end of A at last."""
     first = samples[0]
-    distinct = max(min(len(samples), cap - 2, TRIAL_ROWS - 2), 2)
+    few = TRIAL_BYTES // max(sample.size for sample in samples)
+    distinct = max(min(len(samples), cap - 2, TRIAL_ROWS - 2, few), 2)
     span = max(min(cap, TRIAL_ROWS) // (distinct + 2), 1)
     rides: list[Ride] = []
     expected: list[Message] = []

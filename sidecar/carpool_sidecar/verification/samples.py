@@ -7,7 +7,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from carpool_sidecar.protocols import CODECS
-from carpool_sidecar.protocols.agreement import disagreement
+from carpool_sidecar.protocols.agreement import ELEMENTS, disagreement
 from carpool_sidecar.protocols.common import Piece, Ride
 
 if TYPE_CHECKING:
@@ -138,4 +138,4 @@ class Samples:
 def _difference(one: Sample, other: Sample, tolerance: Tolerance) -> Difference | None:
     rows = min(one.parsed.rows, other.parsed.rows, COMPARED)
     protocol = one.parsed.endpoint.protocol
-    return disagreement(protocol, one.part(0, rows), other.part(0, rows), tolerance)
+    return disagreement(protocol, one.part(0, rows), other.part(0, rows), tolerance, ELEMENTS // MAX_SAMPLES)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from carpool.policy import Axis, VerificationMode
 from carpool_sidecar.protocols import CODECS
-from carpool_sidecar.protocols.agreement import disagreement
+from carpool_sidecar.protocols.agreement import ELEMENTS, disagreement
 from carpool_sidecar.protocols.common import UNREADABLE, Ride, WrongRows
 from carpool_sidecar.verification.check import Kind
 from carpool_sidecar.verification.record import REFUTED, Record, Verified
@@ -234,7 +234,8 @@ class Verifier:
         for ride, before, piece in zip(trial.rides, trial.expected, pieces, strict=True):
             after = part(ride.parsed, piece, 0, ride.stop - ride.start)
             alone, batched = (after, before) if trial.kind is Kind.LIVE else (before, after)
-            difference = disagreement(ride.parsed.endpoint.protocol, alone, batched, check.tolerance)
+            elements = ELEMENTS // len(trial.rides)
+            difference = disagreement(ride.parsed.endpoint.protocol, alone, batched, check.tolerance, elements)
             if difference is not None:
                 self._disagrees(entry, check, f"in {self._name(trial)}, {difference}")
                 return
