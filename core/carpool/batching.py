@@ -128,13 +128,15 @@ class Batcher:
                 merge, key, known = False, (request.model, ALONE), None
             elif len(self._waiting) >= MAX_KINDS and key not in self._waiting:
                 merge, key = False, (request.model, ALONE)  # it is of a kind all the same, which is counted
-        shares = lane.company.arrived(known, request.bucket, now, lane.parameters.max_wait)
-        lane.counters.arrived(now, request.rows, shares)
+        if not request.shadow:
+            shares = lane.company.arrived(known, request.bucket, now, lane.parameters.max_wait)
+            lane.counters.arrived(now, request.rows, shares)
         queue = self._waiting.get(key) or Queue(key, lane, merge=merge, bucket=request.bucket if merge else None)
         refused = self._refuses(queue, request, now)
         if refused is not None:
             request.ended = True
-            lane.counters.refused(refused, now)
+            if not request.shadow:
+                lane.counters.refused(refused, now)
             actions.append(Refusal(request, refused, self._drain_time(now)))
             return actions
         self._waiting[key] = queue
@@ -487,7 +489,8 @@ class Batcher:
             del self._waiting[queue.key]
         for request in boarding.dropped:
             request.ended = True
-            lane.counters.refused(Refused.LATE, now)
+            if not request.shadow:
+                lane.counters.refused(Refused.LATE, now)
             actions.append(Refusal(request, Refused.LATE, self._drain_time(now)))
         rides = boarding.rides
         if rides:
@@ -652,7 +655,8 @@ class Batcher:
 
     def _refuse_expired(self, expired: list[Request], now: float, actions: list[Action]) -> None:
         for request in expired:
-            self._lanes[request.model].counters.missed(Refused.EXPIRED)
+            if not request.shadow:
+                self._lanes[request.model].counters.missed(Refused.EXPIRED)
             actions.append(Refusal(request, Refused.EXPIRED))
         self._depart(expired, now, actions)
 

@@ -325,6 +325,22 @@ NEVER_ACROSS = frozenset(
 HeaderName = Annotated[str, Meta(pattern=r"^[a-z0-9!#$%&'*+.^_`|~-]+$", min_length=1, max_length=128)]
 
 
+class VerificationMode(StrEnum):
+    """``Automatic`` checks that rows can be merged before any are; ``Never`` believes the server's metadata."""
+
+    AUTOMATIC = "Automatic"
+    NEVER = "Never"
+
+
+class Verification(Camel, frozen=True):
+    """Whether rows give the same answers in a batch as alone: checked before requests are merged, and now and then."""
+
+    mode: VerificationMode = VerificationMode.AUTOMATIC
+    """Automatic sends copies of a few real requests, alone and merged; Never merges by the server's metadata alone."""
+    tolerance_percent: Annotated[int, Meta(ge=0, le=100)] = 1
+    """How far numbers may lie apart, in percent of the largest number of their row."""
+
+
 class FallbackBehavior(StrEnum):
     """What parameters are kept when the evidence is gone."""
 
@@ -359,8 +375,13 @@ class BatchingPolicy(Camel, frozen=True):
     admission: Admission = field(default_factory=Admission)
     """Who is refused."""
     batch_across: Annotated[tuple[HeaderName, ...], Meta(max_length=32)] = ()
-    """Request headers, in lower case, in which the requests of a batch may differ, e.g. `authorization`: to the model all
-    callers are equal. The batch is sent with the values of its first request."""
+    """Request headers, in lower case, in which the requests of a batch may differ, e.g. `authorization`: to the model
+    all callers are equal. The batch is sent with the values of its first request."""
+    verification: Verification = field(default_factory=Verification)
+    """Whether the batch axis is checked before requests are merged."""
+    idempotent: bool = True
+    """Whether a request may be sent to the model more than once. False: when a batch fails all of its requests share
+    the error, and no copies are sent to check the batch axis, so only models with `axis: First` are merged."""
     fallback: Fallback = field(default_factory=Fallback)
     """Where an operator goes when its evidence fails; a sidecar by itself does not read it."""
 

@@ -54,6 +54,10 @@ class ModelEntry(Struct, frozen=True, rename="camel", kw_only=True):
     merges: bool
     max_batch: int | None
     axis: str
+    verified: str = ""
+    """Whether batches gave the same answers: unverified, verified, refuted, asserted, off; "" from an older sidecar."""
+    evidence: str = ""
+    """A sentence on it: what was compared, or what differed."""
 
 
 class Alone(Struct, frozen=True, omit_defaults=True):

@@ -28,13 +28,14 @@ class Request:
     ``key``: only requests with equal keys merge. ``rows`` along the batch axis. ``size`` in bytes, ``tokens`` in the
     unit of the token budget. ``arrived``, ``due`` (arrival plus the SLO's target) and ``deadline`` (when the caller
     stops waiting) are seconds on the clock that every ``now`` is read from. ``mergeable`` requests may be merged and
-    split; others ride alone, whole. ``caller``: who sent it, as far as that is known; ``None``: not at all.
-    ``payload`` belongs to whoever made the request.
+    split; others go alone, whole. ``caller``: who sent it, as far as that is known; ``None``: not at all. A ``shadow``
+    is a request of the driver's own: it takes a slot like any other, and is not counted as an arrival, a refusal or a
+    miss. ``payload`` belongs to whoever made the request.
     """
 
     __slots__ = (
         "arrived", "bucket", "caller", "deadline", "due", "ended", "exempt", "hold_until", "key", "mergeable", "model",
-        "payload", "priority", "rows", "sheddable", "size", "taken", "tokens", "unserved",
+        "payload", "priority", "rows", "shadow", "sheddable", "size", "taken", "tokens", "unserved",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +53,7 @@ class Request:
         bucket: int = 0,
         mergeable: bool = True,
         caller: Hashable = None,
+        shadow: bool = False,
         payload: Any = None,  # noqa: ANN401 - opaque here
     ) -> None:
         self.key = key
@@ -66,6 +68,7 @@ class Request:
         self.bucket = bucket
         self.mergeable = mergeable
         self.caller = caller
+        self.shadow = shadow
         self.payload = payload
         self.hold_until = arrived
         """When it stops waiting for company; set on admission, and only ever brought forward."""

@@ -15,6 +15,7 @@ from carpool.policy import to_plain
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.metrics import Exposition
 from carpool_sidecar.signing import SCHEME, Refused
+from carpool_sidecar.verification.record import MERGING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,6 +213,7 @@ class AdminApp:
 def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
     """Say how things are, with so many of the last arrivals."""
     batcher, changes, now = sidecar.batcher, sidecar.changes, sidecar.clock()
+    verifier = sidecar.driver.verifier
     return report.Report(
         stats=batcher.stats(now),
         uptime_seconds=now - sidecar.started_at,
@@ -248,11 +250,13 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
                 name=entry.model,
                 version=entry.version,
                 lane=entry.lane,
-                merges=entry.alone is None,
+                merges=entry.alone is None and verified in MERGING,
                 max_batch=entry.max_batch,
                 axis=entry.reason,
+                verified=verified.value,
+                evidence=evidence,
             )
-            for entry in sidecar.models
+            for entry, (verified, evidence) in ((entry, verifier.state(entry)) for entry in sidecar.models)
         ],
         alone=[
             report.Alone(*cause, requests, sidecar.driver.why.get(cause, ""))

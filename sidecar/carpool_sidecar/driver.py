@@ -34,26 +34,31 @@ from carpool_sidecar.answers import (
     without_text,
 )
 from carpool_sidecar.http1.calls import UpstreamError
-from carpool_sidecar.http1.messages import forwardable
+from carpool_sidecar.http1.messages import forwardable, parts_of, size_of
 from carpool_sidecar.models import OTHER
 from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.common import UNREADABLE, Ride, TooLarge, WrongRows, alone
 from carpool_sidecar.protocols.headers import Reader, differing
 from carpool_sidecar.protocols.limits import DEFAULT
+from carpool_sidecar.verification.check import Kind
+from carpool_sidecar.verification.record import REFUTED, UNVERIFIED
+from carpool_sidecar.verification.verifier import Verifier
 
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable, Iterable
 
     from carpool.batching import Batcher
+    from carpool.policy import BatchingPolicy
     from carpool.riding import Action
     from carpool.statistics import Counters
     from carpool_sidecar.backends.base import Backend, Call
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.messages import Body, Headers
     from carpool_sidecar.models import Entry, ModelTable
-    from carpool_sidecar.protocols.common import Endpoint, Parsed, Piece
+    from carpool_sidecar.protocols.common import Endpoint, Message, Parsed, Piece
     from carpool_sidecar.protocols.headers import Facts
+    from carpool_sidecar.verification.check import Check, Trial
 
 RESOLUTION = 0.001
 """Seconds: what uvloop's timers are whole numbers of. A timer rounded down to none would turn the loop in vain."""
@@ -76,12 +81,23 @@ class Rider:
     """
 
     __slots__ = (
-        "answer", "answered", "counters", "entry", "exchange", "facts", "headers", "parsed", "pieces", "status",
+        "answer", "answered", "check", "counters", "entry", "exchange", "facts", "headers", "parsed", "pieces",
+        "status",
     )  # fmt: skip
 
-    def __init__(self, exchange: Exchange, entry: Entry, counters: Counters, facts: Facts, parsed: Parsed[Any]) -> None:
+    def __init__(
+        self,
+        exchange: Exchange | Shadow,
+        entry: Entry,
+        counters: Counters,
+        facts: Facts,
+        parsed: Parsed[Any],
+        check: Check | None,
+    ) -> None:
         self.exchange = exchange
         self.entry = entry
+        self.check = check
+        """Who looks at its answer."""
         self.counters = counters
         self.facts = facts
         self.parsed = parsed
@@ -94,6 +110,25 @@ class Rider:
         """Its rows' answers by first row, as they came in."""
         self.answered = False
         """Whether it got an answer of the upstream's, to be counted once it is sent."""
+
+
+class Shadow:
+    """Stands in for the exchange of a request of the sidecar's own: a trial's."""
+
+    __slots__ = ("_answered", "body", "headers")
+
+    def __init__(self, message: Message, facts: Facts, answered: Callable[[UpstreamAnswer | None], None]) -> None:
+        self.body: Body = message.parts
+        self.headers: Headers = [*facts.shared, *message.headers]
+        self._answered = answered
+
+    def respond(self, status: int, headers: Headers, body: Body = b"") -> None:
+        """Take the upstream's answer."""
+        self._answered(UpstreamAnswer(status, headers, b"".join(parts_of(body))))
+
+    def fail(self, status: int, reason: str, error: str, headers: Headers | None = None) -> None:  # noqa: ARG002 - an exchange's signature
+        """Take that there is none."""
+        self._answered(None)
 
 
 class Flight:
@@ -119,36 +154,49 @@ class Flight:
 
     def answered(self, status: int, headers: Headers, body: bytes) -> None:
         """Share out an answer, or find out whose fault it is that there is none to share."""
-        batch, fault = self._batch, None
+        batch, driver, fault = self._batch, self._driver, None
+        first: Rider = self._sent[0][0].payload
+        check = first.check
+        pieces: list[Piece] = []
         kind = fault_kind(status)
-        if status in {401, 403} and self._rides and self._driver.reader.across:
+        if status in {401, 403} and self._rides and driver.reader.across:
             kind = FaultKind.ITEM  # the batch was sent with one caller's credentials: the others' may be good
         if kind is not None:
             answer = UpstreamAnswer(status, headers, body)
             fault = Fault(kind, detail=answer if self._alone else without_text(answer))
         elif not self._rides:
-            rider: Rider = self._sent[0][0].payload
-            rider.answer = UpstreamAnswer(status, headers, body)
-            if batch.family is not None and not self._driver.can_be_shared(rider.parsed, headers, body):
+            first.answer = UpstreamAnswer(status, headers, body)
+            if batch.family is not None and not driver.can_be_shared(first.parsed, headers, body):
                 # Alone it passes as it is, but that proves nothing of the size of the batch that failed.
                 batch.family = None
         else:
-            codec = CODECS[self._rides[0].parsed.endpoint.protocol]
+            codec = CODECS[first.parsed.endpoint.protocol]
             try:
-                pieces = codec.split(self._rides, headers, body, self._driver.limits)
+                pieces = codec.split(self._rides, headers, body, driver.limits)
             except TooLarge as error:
                 fault = Fault(FaultKind.SIZE, detail=error)  # a smaller batch has a smaller answer
             except WrongRows as error:
                 # No JSON, as with a NaN in it: one rider's rows may be why, and alone its answer passes as it is.
                 one_riders = error.reason == UNREADABLE and not self._alone
                 fault = Fault(FaultKind.ITEM if one_riders else FaultKind.ROWS, detail=error)
+                if check is not None:
+                    driver.verifier.shared_out_wrong(first.entry, check, error)
             else:
                 shared = shareable(headers)
                 for (request, start, _), piece in zip(self._sent, pieces, strict=True):
                     rider = request.payload
                     rider.pieces.append((start, piece))
                     rider.headers, rider.status = shared, status
-        self._driver.landed(batch, status, fault)
+        driver.landed(batch, status, fault)
+        # The callers have their answers: now there is time to look whether they were right.
+        if check is not None and fault is None:
+            if not self._rides:
+                driver.verifier.answered_alone(first.entry, check, first.parsed, first.facts, headers, body)
+            elif len(self._rides) > 1:
+                last: Rider = self._sent[-1][0].payload
+                driver.verifier.answered_together(
+                    first.entry, check, self._rides[-1], pieces[-1], last.facts, batch.rows
+                )
 
     def failed(self, error: UpstreamError) -> None:
         """Take a failure of the upstream's."""
@@ -160,9 +208,9 @@ class Flight:
 class Driver:
     """Drives a Batcher for one upstream. ``clock`` gives monotonic seconds, as the Batcher's ``now``.
 
-    ``due`` and ``timeout`` are the SLO's target and the policy's patience in seconds. ``limits`` bounds what is read of
-    bodies, and ``reader`` reads headers; both may be replaced. ``stalled(start, end)`` says
-    whether this host paused in between. ``unreachable`` is called when a call finds nobody there.
+    ``largest(model)``: rows that parameters may ever give a batch. ``limits`` bounds what is read of bodies, and
+    ``reader`` reads headers; both may be replaced. ``stalled(start, end)`` says whether this host paused in between.
+    ``unreachable`` is called when a call finds nobody there.
     """
 
     def __init__(
@@ -170,17 +218,19 @@ class Driver:
         batcher: Batcher,
         backend: Backend,
         models: ModelTable,
+        policy: BatchingPolicy,
         *,
         clock: Callable[[], float],
-        due: float,
-        timeout: float,
+        largest: Callable[[str], int],
         stalled: Callable[[float, float], bool],
         unreachable: Callable[[], None],
         log: logging.Logger,
     ) -> None:
         self.batcher = batcher
-        self.due = due
-        self.timeout = timeout
+        self.due = policy.slo.due
+        """Seconds from arrival to due time: the SLO's target."""
+        self.timeout = float(policy.admission.timeout)
+        """Seconds that the policy lets a request wait."""
         self.reader = Reader()
         self.limits = DEFAULT
         self.requests: dict[tuple[str, str, int], int] = {}
@@ -197,9 +247,11 @@ class Driver:
         """What was the matter with the last of them, where the reason doesn't say it all."""
         self.fragments: dict[str, int] = {}
         """How often two requests in a row could not ride together for a header, by its name."""
+        self.verifier = Verifier(self, policy, clock, log)
         self._backend = backend
         self._models = models
         self._clock = clock
+        self._largest = largest
         self._stalled = stalled
         self._unreachable = unreachable
         self._log = log
@@ -227,6 +279,12 @@ class Driver:
         entry = self._models.entry(endpoint)
         # 1. May it be merged?
         reason = parsed.alone or (entry.alone_by_protocol if parsed.first_by_protocol else entry.alone)
+        key: bytes | None = parsed.key
+        check: Check | None = None
+        if reason is None:
+            key, check = self.verifier.admit(entry, parsed)
+            if key is None:
+                reason = UNVERIFIED
         if reason is not None:
             self._note_alone(entry, reason, parsed.why)
         if facts.key != entry.headers:
@@ -240,7 +298,7 @@ class Driver:
         entry.riders += 1
         arrived = exchange.received_at
         request = exchange.context = Request(
-            key=parsed.key,
+            key=key,
             arrived=arrived,
             due=arrived + self.due,
             rows=parsed.rows,
@@ -250,9 +308,50 @@ class Driver:
             size=parsed.size,
             tokens=parsed.tokens,
             mergeable=reason is None,
-            payload=Rider(exchange, entry, self.batcher.lane(entry.lane).counters, facts, parsed),
+            payload=Rider(exchange, entry, self.batcher.lane(entry.lane).counters, facts, parsed, check),
         )
         self.do(self.batcher.arrive(request, now))
+
+    def carry(
+        self, entry: Entry, trial: Trial, message: Message, answered: Callable[[UpstreamAnswer | None], None]
+    ) -> None:
+        """Send a trial through the Batcher, as a request that nobody waits for and that counts as none."""
+
+        def ended(answer: UpstreamAnswer | None) -> None:
+            self._models.left(entry)
+            answered(answer)
+
+        now = self._clock()
+        parsed = trial.rides[0].parsed
+        entry.riders += 1
+        shadow = Shadow(message, trial.facts, ended)
+        request = Request(
+            key=parsed.key,
+            arrived=now,
+            due=now + self.due,
+            rows=trial.rows,
+            deadline=now + self.timeout,
+            model=entry.lane,
+            priority=Priority.LOW if trial.kind is Kind.LIVE else Priority.HIGH,
+            size=size_of(message.parts),
+            mergeable=False,
+            shadow=True,
+            payload=Rider(shadow, entry, self.batcher.lane(entry.lane).counters, trial.facts, parsed, None),
+        )
+        self.do(self.batcher.arrive(request, now))
+
+    def cap(self, entry: Entry) -> int:
+        """Return the rows that a batch of a model may have, whatever the tuner makes of it now."""
+        lane = self.batcher.lane(entry.lane)
+        return min(bound for bound in (self._largest(entry.lane), lane.max_batch, lane.ceiling) if bound is not None)
+
+    def served(self, entry: Entry) -> int:
+        """Return the rows that a model has served."""
+        return self.batcher.lane(entry.lane).served_rows
+
+    def quarantine(self, entry: Entry, *, on: bool) -> None:
+        """Merge nothing of a model, what waits already included; or merge it again."""
+        self.batcher.lane(entry.lane).quarantined = on
 
     def sent(self, exchange: Exchange) -> None:
         """Count an answer whose last byte is with the transport."""
@@ -461,7 +560,10 @@ class Driver:
         if str(count).strip("0") == "1" and now - self._noted_at >= NOTE_INTERVAL:
             self._noted_at = now
             # What is known of the axis explains nothing else.
-            detail = entry.reason if reason.startswith("axis-") else why
+            if reason in {UNVERIFIED, REFUTED}:
+                detail = self.verifier.state(entry)[1]
+            else:
+                detail = entry.reason if reason.startswith("axis-") else why
             self._log.warning(
                 "a request is not batched",
                 extra={"model": entry.lane, "reason": reason, "count": count} | ({"detail": detail} if detail else {}),

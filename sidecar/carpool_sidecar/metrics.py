@@ -88,6 +88,12 @@ METRICS = (
         "Calls that took four times their forecast, at least a second, and gave their slots to others",
     ),
     Metric("alone", "counter", ("model", "reason"), "Requests that may not be merged, by reason"),
+    Metric(
+        "axis_checks",
+        "counter",
+        ("model", "result"),
+        "Answers in a batch compared with those alone, by result: agreed, disagreed, failed (no answer to compare)",
+    ),
     Metric("bisections", "counter", ("model",), "Failed batches halved in search of the culprit"),
     Metric("key_fragments", "counter", ("header",), "Requests that could not ride with the one before them, by header"),
     Metric("mode", "gauge", ("model", "mode"), "1 for the mode a model is in: batching or pass-through"),
@@ -188,6 +194,8 @@ class Collector:
             put("requests", count, *answer)
         for cause, count in driver.alone.items():
             put("alone", count, *cause)
+        for check, count in driver.verifier.results.items():
+            put("axis_checks", count, *check)
         for header, count in driver.fragments.items():
             put("key_fragments", count, header)
         for decision, count in control.counts.items():

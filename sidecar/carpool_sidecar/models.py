@@ -14,6 +14,7 @@ import msgspec
 
 from carpool.policy import Axis as AxisChoice
 from carpool_sidecar.protocols.models import Axis, axis_from_config, axis_from_metadata
+from carpool_sidecar.verification.record import REFUTED, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,11 +37,12 @@ class Entry:
     """One model version: what lane it rides in, and why its requests may not be merged.
 
     ``alone`` is the reason for requests whose batch axis the model decides, ``alone_by_protocol`` for those whose
-    protocol does; ``None``: they merge.
+    protocol does; ``None``: they merge once ``record`` says that batches were verified.
     """
 
     __slots__ = (
-        "alone", "alone_by_protocol", "axis", "configured", "headers", "lane", "model", "proven", "riders", "seen",
+        "alone", "alone_by_protocol", "axis", "configured", "headers", "lane", "model", "proven", "record", "riders",
+        "seen",
         "unknown", "version",
     )  # fmt: skip
 
@@ -59,6 +61,8 @@ class Entry:
         self.headers: bytes | None = None
         """The part of the key that the last request's headers made."""
         self.axis: Axis | None = None
+        self.record = Record()
+        """What was seen of its batches."""
         self.configured = configured
         self.alone: str | None = "axis-unknown"
         self.alone_by_protocol: str | None = None
@@ -73,6 +77,8 @@ class Entry:
             self.alone = "axis-none"
         elif choice is AxisChoice.FIRST:
             self.alone = None
+        elif self.record.disagreed:
+            self.alone = self.alone_by_protocol = REFUTED
         elif self.axis is None:
             self.alone = "axis-unknown"
         else:
@@ -235,8 +241,10 @@ class Resolver:
         answer = await self._backend.ask(path.encode())
         if answer.status == 200:
             said = _outline(answer.body)
-            configuration = await self._backend.ask(f"{path}/config".encode())
-            axis = axis_from_config(configuration.body) if configuration.status == 200 else None
+            axis = self._backend.axis(entry.model)
+            if axis is None:
+                configuration = await self._backend.ask(f"{path}/config".encode())
+                axis = axis_from_config(configuration.body) if configuration.status == 200 else None
             changed = entry.seen not in {None, said}
             entry.seen = said
             self._learn(entry, axis or axis_from_metadata(answer.body))

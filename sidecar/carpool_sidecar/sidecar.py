@@ -78,9 +78,9 @@ class Sidecar:
             self.batcher,
             self.backend,
             self.models,
+            config.policy,
             clock=monotonic,
-            due=config.policy.slo.due,
-            timeout=config.policy.admission.timeout,
+            largest=self._largest,
             stalled=self.stalls.overlaps,
             unreachable=self.health.unreachable,
             log=self.log,
@@ -250,6 +250,7 @@ class Sidecar:
         self._read(config)
         self.batcher.admit(config.policy.admission)
         self.models.configure(config.policy.models)
+        self.driver.verifier.configure(config.policy, list(self.models))
         self.control.configure(config, change)
         self._cap()
 
@@ -259,6 +260,13 @@ class Sidecar:
         self.driver.limits = config.limits
         if self.driver.reader.across != {name.encode() for name in config.policy.batch_across}:
             self.driver.reader = Reader(config.policy.batch_across)
+
+    def _largest(self, model: str) -> int:
+        """Return the most rows that a batch of a model may ever have."""
+        config = self.config
+        if config.parameters:
+            return config.parameters_of(model).max_batch
+        return config.policy.limits(next((one for one in config.policy.models if one.name == model), None)).max_batch
 
     def _forget(self, model: str) -> None:
         self.driver.forget(model)
@@ -276,11 +284,14 @@ class Sidecar:
 
     def _changed(self, entry: Entry) -> None:
         self.log.warning("the model is another one now: what was learned is forgotten", extra={"model": entry.model})
+        self.driver.verifier.forget(entry)
         self.control.forget_model(entry.lane)
 
     def _found(self, again: bool) -> None:
         if again:
             self.log.warning("the model's server answers again: what was learned is forgotten")
+            for entry in self.models:
+                self.driver.verifier.forget(entry)
             self.control.forget()
         self.models.ask_again()
 

@@ -214,7 +214,13 @@ class World:
         self.clients: list[Client] = []
 
     def config(self, *, policy=None, parameters=None, **fields):
-        policy = {"slo": {"latency": {"p99": "5s"}}, "models": [{"name": "m", "axis": "First"}], **(policy or {})}
+        # Without calls of the sidecar's own, so that tests of other things can count those of the clients.
+        policy = {
+            "slo": {"latency": {"p99": "5s"}},
+            "models": [{"name": "m", "axis": "First"}],
+            "verification": {"mode": "Never"},
+            **(policy or {}),
+        }
         plain = {
             "listen": "127.0.0.1:0",
             "admin": "127.0.0.1:0",

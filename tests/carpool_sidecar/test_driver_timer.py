@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from carpool.batching import Batcher
-from carpool.policy import Axis, Duration, Model, Parameters
+from carpool.policy import Axis, Duration, Model, Parameters, for_p99
 from carpool.riding import Estimate
 from carpool_sidecar.driver import RESOLUTION, Driver
 from carpool_sidecar.http1.messages import FieldLines
@@ -58,9 +58,9 @@ def make():
             batcher,
             backend,
             models,
+            for_p99(10.0),
             clock=clock,
-            due=10.0,
-            timeout=10.0,
+            largest=lambda model: 8,
             stalled=lambda start, end: False,
             unreachable=lambda: None,
             log=logging.getLogger("test"),

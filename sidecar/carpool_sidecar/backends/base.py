@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.calls import Receiver
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.messages import Body, Headers
+    from carpool_sidecar.protocols.models import Axis
 
 
 class Call(Protocol):
@@ -53,6 +54,9 @@ class Backend(Protocol):
     @property
     def readiness(self) -> bytes:
         """The target that answers 200 when the models can be served."""
+
+    def axis(self, model: str) -> Axis | None:
+        """Say which axis of a model is the batch, where that is known here; None: by what its server says."""
 
     async def ask(self, target: bytes) -> Document:
         """Get a document about the server or a model."""

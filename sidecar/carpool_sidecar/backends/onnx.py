@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.calls import Receiver
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.messages import Body, Headers
+    from carpool_sidecar.protocols.models import Axis
 
 MAX_THREADS = 64
 """Batches computed at once at most; started as they are needed, so the slots in use decide."""
@@ -85,6 +86,10 @@ class OnnxBackend:
     def forward(self, exchange: Exchange) -> Local:
         """Answer what is no inference."""
         return Local(self, exchange)
+
+    def axis(self, model: str) -> Axis | None:  # noqa: ARG002 - the port's signature
+        """Say nothing: the metadata has it."""
+        return None
 
     async def ask(self, target: bytes) -> Document:
         """Answer a question, as an upstream would."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.calls import Call, Receiver, UpstreamError
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.messages import Body, Headers
+    from carpool_sidecar.protocols.models import Axis
 
 ASK_TIMEOUT = 5.0
 """Seconds that a question about the server or a model may take."""
@@ -51,6 +52,10 @@ class UpstreamBackend:
     def forward(self, exchange: Exchange) -> Forwarding:
         """Stream anything else both ways."""
         return Forwarding(exchange, self._pool, self._timeout)
+
+    def axis(self, model: str) -> Axis | None:  # noqa: ARG002 - the port's signature
+        """Say nothing: the server says it."""
+        return None
 
     async def ask(self, target: bytes) -> Document:
         """Get a document."""

@@ -73,6 +73,8 @@ class Parsed(Generic[State]):
     ``alone``: why it is not batched but forwarded as it came (a reason code), or None. ``why``: the same in a sentence,
     where the code doesn't say it all.
     ``expansion``: bytes that are held beside the body.
+    ``form``: what a model may treat differently: all of the key but headers, target and shapes. Requests of one form
+    are verified together, see :mod:`carpool_sidecar.verification`.
     ``first_by_protocol``: True where the protocol itself says that dim 0 is the batch (V1 ``instances``). Otherwise the
     model's batch axis has to be known before merging, see :mod:`carpool_sidecar.protocols.models`.
     ``timeout_s``, ``priority``: Triton's request parameters, as the caller gave them (1 is the most urgent; 0 and None
@@ -88,6 +90,7 @@ class Parsed(Generic[State]):
     alone: str | None = None
     why: str = ""
     expansion: int = 0
+    form: bytes = b""
     first_by_protocol: bool = False
     timeout_s: float | None = None
     priority: int | None = None

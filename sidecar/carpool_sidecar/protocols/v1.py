@@ -156,9 +156,9 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
         text.count(b",", start, stop) + 1,
         Rows(field, text, (start + 1, stop - 1), rows, rest),
         "mixed-rows" if mixed else None,
-        "",
-        _PER_ROW * len(rows) + len(rest) + (0 if text is body else len(text)),
-        name == "instances",
+        expansion=_PER_ROW * len(rows) + len(rest) + (0 if text is body else len(text)),
+        form=field + rest,
+        first_by_protocol=name == "instances",
     )
 
 

@@ -137,6 +137,7 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
         + len(own)
         + (0 if text is body else len(text))
         + sum([_PER_TENSOR + _PER_CUT * len(tensor.cuts or ()) for tensor in inputs]),
+        form=b"".join([rest, *[tensor.head for tensor in inputs]]),
         timeout_s=timeout / 1e6 if timeout else None,
         priority=priority or None,
     )

@@ -1,0 +1,274 @@
+"""What is known of one form of a model's requests, what is tried next, and what follows from it. Pure.
+
+A form is everything but rows, sizes and headers: a protocol, a target, parameters, outputs asked for. Its requests are
+sent alone until ``LONE`` of their answers had as many rows as they, and ``TRIALS`` batches gave each row the answer
+that it got alone. A trial is made of requests whose answers differ, the first of them three times, as in A B A A or
+A B C D A A: a cumulative sum, statistics over the batch, sorting, reversal, a state, a constant number of rows all show
+in it, and with more requests also what depends on single values.
+
+Where all traffic is one request again and again, as a load generator's is, there is no B. Then a trial of A A A A lets
+requests be merged whose rows are A's, and no others.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from carpool_sidecar.protocols.agreement import Tolerance
+from carpool_sidecar.protocols.common import Ride
+from carpool_sidecar.verification.samples import Samples, digest_of, part
+
+if TYPE_CHECKING:
+    from carpool_sidecar.protocols.agreement import Difference
+    from carpool_sidecar.protocols.common import Message, Parsed, Piece
+    from carpool_sidecar.protocols.headers import Facts
+    from carpool_sidecar.verification.samples import Sample, Shelf
+
+LONE = 8
+"""Requests answered alone before a trial."""
+
+SEEN = 4
+"""Times that a request was answered alone before it is merged with its equals."""
+
+TRIALS = 2
+"""Trials that have to agree."""
+
+TRIAL_ROWS = 16
+"""Rows of a trial at most."""
+
+TRIAL_BYTES = 4 * 2**20
+"""Bytes of the requests in it and their answers at most, unless two have more."""
+
+SPAN = 4
+"""Rows at most of a request whose answer in a batch is compared later."""
+
+REJECTIONS = 2
+"""Trials answered with an error, of requests that were answered alone, before batches are taken to be refused."""
+
+EVERY_BATCHES, EVERY_SECONDS = 1000, 60.0
+"""A batch is checked after so many others, or so many seconds; the first ones sooner: after 1, 2, 4, 8, ... others."""
+
+LOOK_AFTER = 0.1
+"""Seconds between two looks at the rows of answers, once batches were verified."""
+
+MAX_PAUSE = 60.0
+"""Seconds between trials that fail, at most."""
+
+
+class Kind(StrEnum):
+    """What a trial is made of."""
+
+    MIXED = "mixed"
+    """Several requests that were answered alone."""
+    SAME = "same"
+    """One such request, again and again."""
+    LIVE = "live"
+    """Rows that were answered in a batch, sent alone."""
+
+
+class Trial(NamedTuple):
+    """A call of the sidecar's own. ``expected``: the answer that each of the rides got before."""
+
+    kind: Kind
+    rides: list[Ride]
+    expected: list[Message]
+    facts: Facts
+
+    @property
+    def rows(self) -> int:
+        """Rows of the call."""
+        return sum(ride.stop - ride.start for ride in self.rides)
+
+
+class Pace:
+    """When answers are looked at, and when trials are sent: one at a time, with pauses where they fail."""
+
+    __slots__ = ("answers", "failures", "look_at", "looks", "try_at", "under_way")
+
+    def __init__(self) -> None:
+        self.answers = 0
+        """Answers to requests sent alone that had the right rows."""
+        self.looks = 0
+        self.look_at = 0.0
+        self.failures = 0
+        """Trials in a row that said nothing."""
+        self.try_at = 0.0
+        self.under_way = False
+
+    def looked(self, now: float, *, settled: bool) -> None:
+        """Plan the next look: each of the first, then fewer and fewer, as nothing new is seen."""
+        self.looks += 1
+        self.look_at = now + (LOOK_AFTER if settled else min(0.001 * max(self.looks - LONE, 0), 1.0))
+
+    def failed(self, now: float) -> None:
+        """Plan the next trial after one that said nothing."""
+        self.failures += 1
+        self.try_at = now + min(2.0 ** (self.failures - 1), MAX_PAUSE)
+
+
+class Live:
+    """Which batches of live traffic are checked: the first of each size, by powers of two, and some of the others."""
+
+    __slots__ = ("batches", "checked_at", "every", "sizes")
+
+    def __init__(self) -> None:
+        self.sizes = 0
+        """Bit n: a batch of more than 2^(n-1) and up to 2^n rows was checked."""
+        self.batches = 0
+        """Since the last check."""
+        self.every = 1
+        self.checked_at = 0.0
+
+    def due(self, rows: int, now: float) -> bool:
+        """Count a batch, and say whether it is one to check."""
+        self.batches += 1
+        return (
+            not self.sizes >> (rows - 1).bit_length() & 1
+            or self.batches >= self.every
+            or now - self.checked_at >= EVERY_SECONDS
+        )
+
+    def begun(self, rows: int, now: float) -> None:
+        """Note that a batch is checked."""
+        self.sizes |= 1 << (rows - 1).bit_length()
+        self.batches = 0
+        self.every = min(2 * self.every, EVERY_BATCHES)
+        self.checked_at = now
+
+
+class Check:
+    """One form of a model's requests. ``asserted``: the policy says that they merge; they are only checked live."""
+
+    __slots__ = (
+        "agreed", "asserted", "live", "only", "pace", "rejected", "samples", "tolerance", "trouble", "verified",
+    )  # fmt: skip
+
+    def __init__(self, tolerance: float, shelf: Shelf, *, asserted: bool = False) -> None:
+        self.tolerance = Tolerance(tolerance)
+        self.samples = Samples(shelf)
+        self.pace = Pace()
+        self.live = Live()
+        self.asserted = asserted
+        self.verified = asserted
+        """Whether requests are merged whatever their rows."""
+        self.only: tuple[bytes, bytes] | None = None
+        """The key and digest of the one request that is merged with its equals, where no other was seen."""
+        self.agreed = 0
+        """Trials of two requests that agreed."""
+        self.rejected = 0
+        """Trials answered with an error."""
+        self.trouble = ""
+        """What keeps it from being verified, where that is known."""
+
+    def key_of(self, parsed: Parsed[Any]) -> bytes | None:
+        """Return the key under which a request may be merged; None: not at all."""
+        if self.verified:
+            return parsed.key
+        if self.only is not None and self.only[0] == parsed.key and self.only[1] == digest_of(parsed):
+            return parsed.key + self.only[1]
+        return None
+
+    def looks(self, now: float) -> bool:
+        """Whether the next answer to a request sent alone is looked at."""
+        return now >= self.pace.look_at
+
+    def answered_alone(self, sample: Sample) -> Difference | None:
+        """Take an answer that has as many rows as its request; a difference from an earlier one to the same rows."""
+        self.pace.answers += 1
+        return self.samples.add(sample, self.tolerance)
+
+    def next_trial(self, now: float, *, cap: int, room: int) -> Trial | None:
+        """Return what to send next, if anything: batches have ``cap`` rows at most, trials ``room`` more in all."""
+        pace = self.pace
+        if self.verified or pace.under_way or now < pace.try_at or cap < 2 or pace.answers < LONE:
+            return None
+        group = self.samples.group()
+        trial = None
+        if len(group) > 1:
+            # The second trial begins with another request: of two, the parts are swapped.
+            middle = len(group) // 2 if self.agreed else 0
+            trial = _composed(Kind.MIXED, group[middle:] + group[:middle], cap)
+        elif self.only is None and (same := self.samples.repeated()) is not None and same.seen >= SEEN:
+            trial = _composed(Kind.SAME, [same, same], cap)
+        if trial is None or trial.rows > room:
+            return None
+        pace.under_way = True
+        return trial
+
+    def live_trial(self, ride: Ride, piece: Piece, facts: Facts, now: float, *, rows: int, room: int) -> Trial | None:
+        """Return rows to send alone that just were in a batch of ``rows``."""
+        span = min(ride.stop - ride.start, SPAN)
+        if self.pace.under_way or now < self.pace.try_at or span > room:
+            return None
+        self.pace.under_way = True
+        self.live.begun(rows, now)
+        expected = part(ride.parsed, piece, 0, span)
+        # A copy: the whole batch's answer is not kept for a part of it.
+        expected = expected._replace(parts=[b"".join(expected.parts)])
+        return Trial(Kind.LIVE, [Ride(ride.parsed, ride.start, ride.start + span)], [expected], facts)
+
+    def said_nothing(self, why: str, now: float) -> None:
+        """Take a trial that failed for reasons of its own: it is sent again later."""
+        self.pace.under_way = False
+        self.pace.failed(now)
+        self.trouble = why
+
+    def was_rejected(self, why: str, now: float) -> bool:
+        """Take a trial answered with an error; True: once too often."""
+        self.said_nothing(why, now)
+        self.rejected += 1
+        return self.rejected >= REJECTIONS
+
+    def has_agreed(self, trial: Trial) -> bool:
+        """Take a trial that gave every row the answer it got before; True: with it the check is verified."""
+        self.pace.under_way = False
+        self.pace.failures = 0
+        self.rejected = 0
+        self.trouble = ""
+        if trial.kind is Kind.SAME:
+            parsed = trial.rides[0].parsed
+            self.only = (parsed.key, digest_of(parsed))
+        elif trial.kind is Kind.MIXED:
+            self.agreed += 1
+            if self.agreed >= TRIALS and not self.verified:
+                self.verified = True
+                self.only = None
+                self.samples.clear()
+                return True
+        return False
+
+    @property
+    def evidence(self) -> str:
+        """A sentence on what was seen so far."""
+        if self.verified:
+            return f"{TRIALS} batches gave every row the answer it got alone"
+        if self.trouble:
+            return f"not verified yet: {self.trouble}"
+        if self.pace.answers < LONE:
+            return f"not verified yet: {self.pace.answers} of {LONE} requests were answered alone"
+        if self.only is not None:
+            return "only identical requests are merged: others whose answers differ were not seen yet"
+        if len(self.samples.group()) < 2:
+            return (
+                f"not verified yet: {self.pace.answers} answers had the right rows, but no two requests of one shape "
+                "had different answers, so that a batch could not show a mix-up"
+            )
+        return f"not verified yet: {self.agreed} of {TRIALS} trial batches agreed"
+
+
+def _composed(kind: Kind, samples: list[Sample], cap: int) -> Trial:
+    """Make a batch in the order A B C ... A A: rows from the beginning of each, and from the end of A at last."""
+    first = samples[0]
+    few = TRIAL_BYTES // max(sample.size for sample in samples)
+    distinct = max(min(len(samples), cap - 2, TRIAL_ROWS - 2, few), 2)
+    span = max(min(cap, TRIAL_ROWS) // (distinct + 2), 1)
+    rides: list[Ride] = []
+    expected: list[Message] = []
+    for sample, from_end in [*((each, False) for each in samples[:distinct]), (first, False), (first, True)][:cap]:
+        rows = sample.parsed.rows
+        size = min(rows, span)
+        start = rows - size if from_end else 0
+        rides.append(Ride(sample.parsed, start, start + size))
+        expected.append(sample.part(start, start + size))
+    return Trial(kind, rides, expected, first.facts)

@@ -1,0 +1,89 @@
+"""What was seen of one model version's batches: a check for each form of its requests, and what refuted it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from carpool_sidecar.verification.check import Check
+
+if TYPE_CHECKING:
+    from carpool_sidecar.verification.samples import Shelf
+
+UNVERIFIED = "axis-unverified"
+"""The reason of requests that are sent alone until their batches were verified."""
+
+REFUTED = "axis-refuted"
+"""The reason of requests whose model was seen to answer rows otherwise in a batch than alone."""
+
+MAX_FORMS = 16
+"""Forms checked at a time that are not verified, and that are: callers make forms up, a parameter is enough."""
+
+FREE_ROWS = 64
+"""Rows that trials may have before the share below counts."""
+SHARE = 0.01
+"""Of the rows served, those that trials may have besides."""
+
+
+class Verified(StrEnum):
+    """What is known of whether a model's requests can share a batch."""
+
+    UNVERIFIED = "unverified"
+    VERIFIED = "verified"
+    REFUTED = "refuted"
+    ASSERTED = "asserted"
+    """The policy says so: what is checked is only reported."""
+    OFF = "off"
+    """Nothing is checked: the policy believes the server."""
+
+
+MERGING = frozenset({Verified.VERIFIED, Verified.ASSERTED, Verified.OFF})
+"""States in which requests are merged."""
+
+
+class Record:
+    """The checks of one model version, and the rows that they have cost."""
+
+    __slots__ = ("checks", "disagreed", "rows")
+
+    def __init__(self) -> None:
+        self.checks: dict[object, Check] = {}
+        self.rows = 0
+        """Of trials."""
+        self.disagreed = ""
+        """Where an answer alone and one in a batch differed; "" while none did."""
+
+    def admit(self, form: object, tolerance: float, shelf: Shelf, *, asserted: bool) -> Check:
+        """Begin a check; where there are too many, the one that has come least far makes room."""
+        rivals = [key for key, check in self.checks.items() if check.verified == asserted]
+        if len(rivals) >= MAX_FORMS:
+            least = min(rivals, key=lambda key: self.checks[key].pace.answers)
+            self.checks.pop(least).samples.clear()
+        check = self.checks[form] = Check(tolerance, shelf, asserted=asserted)
+        return check
+
+    def room(self, served: int) -> int:
+        """Return the rows that trials may have now, of a model that has served so many."""
+        return int(FREE_ROWS + SHARE * served) - self.rows
+
+    def clear(self) -> None:
+        """Let go of all requests kept."""
+        for check in self.checks.values():
+            check.samples.clear()
+
+    @property
+    def state(self) -> Verified:
+        """The state of the form that has come farthest."""
+        if self.disagreed:
+            return Verified.REFUTED
+        return Verified.VERIFIED if any(check.verified for check in self.checks.values()) else Verified.UNVERIFIED
+
+    @property
+    def evidence(self) -> str:
+        """A sentence on it."""
+        if self.disagreed:
+            return self.disagreed
+        checks = sorted(
+            self.checks.values(), key=lambda check: (not check.verified, -check.agreed, -check.pace.answers)
+        )
+        return checks[0].evidence if checks else "not verified yet: no request was answered alone"

@@ -1,0 +1,296 @@
+"""Sends copies of a few requests through the Batcher, compares what comes back, and acts on it.
+
+Everything here happens behind the callers' backs: their requests wait for none of it, and a fault of it costs none of
+them. What a trial costs the model is bounded by ``Record.room``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from carpool.policy import Axis, VerificationMode
+from carpool_sidecar.protocols import CODECS
+from carpool_sidecar.protocols.agreement import ELEMENTS, disagreement
+from carpool_sidecar.protocols.common import UNREADABLE, Ride, TooLarge, WrongRows
+from carpool_sidecar.verification.check import Kind
+from carpool_sidecar.verification.record import REFUTED, Record, Verified
+from carpool_sidecar.verification.samples import MAX_SAMPLE, Sample, Shelf, digest_of, part
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable, Sequence
+
+    from carpool.policy import BatchingPolicy
+    from carpool_sidecar.answers import UpstreamAnswer
+    from carpool_sidecar.models import Entry
+    from carpool_sidecar.protocols.common import Headers, Message, Parsed, Piece
+    from carpool_sidecar.protocols.headers import Facts
+    from carpool_sidecar.protocols.limits import Limits
+    from carpool_sidecar.verification.check import Check, Trial
+
+AGREED, DISAGREED, FAILED = "agreed", "disagreed", "failed"
+
+REFUSED = frozenset({400, 405, 413, 415, 422, 500})
+"""Statuses of a trial that may be the model's word on batches; others are about this moment, or about the caller."""
+
+
+class Courier(Protocol):
+    """Who sends trials: the driver. ``limits`` bounds what is read of answers."""
+
+    limits: Limits
+
+    def carry(
+        self, entry: Entry, trial: Trial, message: Message, answered: Callable[[UpstreamAnswer | None], None]
+    ) -> None:
+        """Send a copy; ``answered`` gets the upstream's answer, or None where there was none."""
+
+    def cap(self, entry: Entry) -> int:
+        """Return the rows that a batch of a model may have."""
+
+    def served(self, entry: Entry) -> int:
+        """Return the rows that a model has served."""
+
+    def quarantine(self, entry: Entry, *, on: bool) -> None:
+        """Merge nothing of a model, what waits already included; or merge it again."""
+
+
+class Verifier:
+    """Decides which requests may be merged, from what is seen of the answers to them."""
+
+    def __init__(
+        self, courier: Courier, policy: BatchingPolicy, clock: Callable[[], float], log: logging.Logger
+    ) -> None:
+        self.results: dict[tuple[str, str], int] = {}
+        """Comparisons by model and result."""
+        self._courier = courier
+        self._policy = policy
+        self._clock = clock
+        self._log = log
+        self._shelf = Shelf()
+        self._faults = 0
+
+    # ------------------------------------------------------------------------------------------------- questions
+
+    @property
+    def off(self) -> bool:
+        """Whether nothing is checked."""
+        return self._policy.verification.mode is VerificationMode.NEVER
+
+    def admit(self, entry: Entry, parsed: Parsed[Any]) -> tuple[bytes | None, Check | None]:
+        """Return the key under which a request may be merged (None: not at all), and who looks at its answer."""
+        if self.off:
+            return parsed.key, None
+        record = entry.record
+        form = (parsed.endpoint.target, parsed.form)
+        check = record.checks.get(form) or record.admit(form, self._share, self._shelf, asserted=_asserted(entry))
+        return check.key_of(parsed), check
+
+    def state(self, entry: Entry) -> tuple[Verified, str]:
+        """Return what is known of a model, and a sentence on it."""
+        if self.off:
+            return Verified.OFF, "the policy says verification mode Never"
+        record = entry.record
+        if _asserted(entry):
+            seen = f", although {record.disagreed}" if record.disagreed else ""
+            return Verified.ASSERTED, f"the policy says axis {Axis.FIRST}{seen}"
+        if not self._policy.idempotent and not record.disagreed:
+            return Verified.UNVERIFIED, (
+                "the policy says that requests are not idempotent, so no copies are sent to verify batches: "
+                f"if dim 0 of every tensor is the batch, set axis {Axis.FIRST} for the model"
+            )
+        return record.state, record.evidence
+
+    # ------------------------------------------------------------------------------------------------- observations
+
+    def configure(self, policy: BatchingPolicy, entries: Sequence[Entry]) -> None:
+        """Take a new policy; what was verified under other rules is verified anew."""
+        before, self._policy = self._policy, policy
+        same = (before.verification, before.idempotent) == (policy.verification, policy.idempotent)
+        for entry in entries:
+            checks = entry.record.checks.values()
+            if not same or any(check.asserted != _asserted(entry) for check in checks):
+                if entry.record.disagreed:
+                    self._courier.quarantine(entry, on=False)
+                self.forget(entry)
+
+    def forget(self, entry: Entry) -> None:
+        """Verify a model anew: it is another one now, or other rules hold."""
+        entry.record.clear()
+        entry.record = Record()
+        entry.configure(entry.configured)
+
+    def answered_alone(
+        self, entry: Entry, check: Check, parsed: Parsed[Any], facts: Facts, headers: Headers, body: bytes
+    ) -> None:
+        """Look at a good answer to a request that was sent alone."""
+        now = self._clock()
+        size = parsed.size + len(body)
+        if not check.looks(now) or size > MAX_SAMPLE or self._refuted(entry):
+            return
+        check.pace.looked(now, settled=check.verified or not self._policy.idempotent)
+        try:
+            rides = [Ride(parsed, 0, parsed.rows)]
+            (piece,) = CODECS[parsed.endpoint.protocol].split(rides, headers, body, self._courier.limits)
+            if check.verified or not self._policy.idempotent:
+                return  # it has its rows, and that is all there is to see
+            difference = check.answered_alone(Sample(parsed, facts, piece, digest_of(parsed), size))
+        except TooLarge as error:
+            check.trouble = str(error)
+        except WrongRows as error:
+            if error.reason == UNREADABLE:
+                check.trouble = f"answers can't be shared out: {error}"
+            else:
+                self._disagrees(entry, check, f"of a request sent alone, {error}")
+        except Exception:  # noqa: BLE001 - a comparison that fails must not cost anybody an answer
+            self._fault()
+        else:
+            if difference is not None:
+                again = f"{difference.alone} once, {difference.batched} the next time"
+                self._disagrees(
+                    entry,
+                    check,
+                    "two equal requests, both sent alone, had different answers: "
+                    f"output {difference.output!r}, row {difference.row}: {again}",
+                )
+            self._go_on(entry, check, now)
+
+    def answered_together(self, entry: Entry, check: Check, ride: Ride, piece: Piece, facts: Facts, rows: int) -> None:
+        """Take note of a batch of ``rows`` that was answered and shared out; ``ride`` was its last member.
+
+        The last, since it must not depend on what went before it.
+        """
+        now = self._clock()
+        if not check.live.due(rows, now) or not self._policy.idempotent or ride.parsed.size > MAX_SAMPLE:
+            return
+        try:
+            trial = check.live_trial(ride, piece, facts, now, rows=rows, room=self._room(entry))
+        except Exception:  # noqa: BLE001 - likewise
+            self._fault()
+            return
+        if trial is not None:
+            self._send(entry, check, trial)
+
+    def shared_out_wrong(self, entry: Entry, check: Check, error: WrongRows) -> None:
+        """Take note of a batch whose answer could not be shared out."""
+        if error.reason != UNREADABLE and not self._refuted(entry):
+            self._disagrees(entry, check, f"of a batch, {error}")
+
+    # ------------------------------------------------------------------------------------------------- trials
+
+    @property
+    def _share(self) -> float:
+        return self._policy.verification.tolerance_percent / 100
+
+    def _room(self, entry: Entry) -> int:
+        return entry.record.room(self._courier.served(entry))
+
+    def _go_on(self, entry: Entry, check: Check, now: float) -> None:
+        """Send the next trial, if there is one to send."""
+        if entry.record.disagreed or not self._policy.idempotent:
+            return
+        trial = check.next_trial(now, cap=self._courier.cap(entry), room=self._room(entry))
+        if trial is not None:
+            self._send(entry, check, trial)
+
+    def _send(self, entry: Entry, check: Check, trial: Trial) -> None:
+        record = entry.record
+        record.rows += trial.rows
+        message = CODECS[trial.rides[0].parsed.endpoint.protocol].merge(trial.rides)
+
+        def answered(answer: UpstreamAnswer | None) -> None:
+            if entry.record is record and not self._refuted(entry):  # else the model is another one by now
+                try:
+                    self._concluded(entry, check, trial, answer)
+                except Exception:  # noqa: BLE001 - likewise
+                    self._fault()
+                    check.said_nothing("comparing answers failed: the sidecar's log says why", self._clock())
+
+        self._courier.carry(entry, trial, message, answered)
+
+    def _concluded(self, entry: Entry, check: Check, trial: Trial, answer: UpstreamAnswer | None) -> None:
+        """Compare what a trial was answered with what its rows were answered before."""
+        now = self._clock()
+        rejected = ""
+        if answer is None:
+            self._count(entry, FAILED)
+            check.said_nothing("the last trial was not answered", now)
+            return
+        if not 200 <= answer.status < 300:
+            rejected = f"status {answer.status}"
+        else:
+            codec = CODECS[trial.rides[0].parsed.endpoint.protocol]
+            try:
+                pieces = codec.split(trial.rides, answer.headers, answer.body, self._courier.limits)
+            except TooLarge as error:
+                self._count(entry, FAILED)
+                check.said_nothing(str(error), now)
+                return
+            except WrongRows as error:
+                if error.reason != UNREADABLE:
+                    self._disagrees(entry, check, f"of a {self._name(trial)}, {error}")
+                    return
+                rejected = str(error)
+        if rejected:
+            why = f"a {self._name(trial)}, made of requests that were answered, was answered with {rejected}"
+            counts = trial.kind is not Kind.LIVE and (answer.status in REFUSED or answer.status < 300)
+            if not counts:
+                check.said_nothing(why, now)
+            elif check.was_rejected(why, now):
+                self._disagrees(entry, check, why)
+                return
+            self._count(entry, FAILED)
+            return
+        # 2. The answers, row by row
+        for ride, before, piece in zip(trial.rides, trial.expected, pieces, strict=True):
+            after = part(ride.parsed, piece, 0, ride.stop - ride.start)
+            alone, batched = (after, before) if trial.kind is Kind.LIVE else (before, after)
+            elements = ELEMENTS // len(trial.rides)
+            difference = disagreement(ride.parsed.endpoint.protocol, alone, batched, check.tolerance, elements)
+            if difference is not None:
+                self._disagrees(entry, check, f"in {self._name(trial)}, {difference}")
+                return
+        self._count(entry, AGREED)
+        if check.has_agreed(trial):
+            self._log.info(
+                "batches verified", extra={"model": entry.model, "version": entry.version, "detail": check.evidence}
+            )
+        self._go_on(entry, check, now)
+
+    @staticmethod
+    def _refuted(entry: Entry) -> bool:
+        """Whether nothing of a model is merged any more: what is still under way shows nothing new."""
+        return entry.alone == REFUTED
+
+    @staticmethod
+    def _name(trial: Trial) -> str:
+        return "batch of live traffic" if trial.kind is Kind.LIVE else f"trial batch of {trial.rows} rows"
+
+    def _disagrees(self, entry: Entry, check: Check, why: str) -> None:
+        """Stop merging at once; where the policy asserts the axis, only say so."""
+        self._count(entry, DISAGREED)
+        check.said_nothing(why, self._clock())
+        asserted = _asserted(entry)
+        if not entry.record.disagreed:
+            entry.record.disagreed = why
+            effect = "merged all the same, as the policy says axis First" if asserted else "requests are sent alone"
+            self._log.warning(
+                "a row's answer depends on its batch: " + effect,
+                extra={"model": entry.model, "version": entry.version, "detail": why},
+            )
+        if not asserted:
+            entry.record.clear()
+            entry.configure(entry.configured)
+            self._courier.quarantine(entry, on=True)
+
+    def _count(self, entry: Entry, result: str) -> None:
+        key = (entry.lane, result)
+        self.results[key] = self.results.get(key, 0) + 1
+
+    def _fault(self) -> None:
+        self._faults += 1
+        if self._faults.bit_count() == 1:  # the 1st, 2nd, 4th, 8th
+            self._log.exception("a fault in verifying batches; requests are served", extra={"count": self._faults})
+
+
+def _asserted(entry: Entry) -> bool:
+    return entry.configured is not None and entry.configured.axis is Axis.FIRST
