@@ -332,7 +332,8 @@ class Driver:
             rows=trial.rows,
             deadline=now + self.timeout,
             model=entry.lane,
-            priority=Priority.LOW if trial.kind is Kind.LIVE else Priority.HIGH,
+            # Before all others: until a trial is answered none of them can share a batch.
+            priority=Priority.NORMAL if trial.kind is Kind.LIVE else Priority.HIGH,
             size=size_of(message.parts),
             mergeable=False,
             shadow=True,

@@ -206,6 +206,7 @@ class World:
 
     until = staticmethod(until)
     binary = staticmethod(binary)
+    parsed = staticmethod(parse)
 
     def __init__(self, tmp_path) -> None:
         self.tmp_path = tmp_path

@@ -64,6 +64,8 @@ class Verifier:
         """Comparisons by model and result."""
         self._courier = courier
         self._policy = policy
+        self.off = _is_off(policy)
+        """Whether nothing is checked."""
         self._clock = clock
         self._log = log
         self._shelf = Shelf()
@@ -71,19 +73,15 @@ class Verifier:
 
     # ------------------------------------------------------------------------------------------------- questions
 
-    @property
-    def off(self) -> bool:
-        """Whether nothing is checked."""
-        return self._policy.verification.mode is VerificationMode.NEVER
-
     def admit(self, entry: Entry, parsed: Parsed[Any]) -> tuple[bytes | None, Check | None]:
         """Return the key under which a request may be merged (None: not at all), and who looks at its answer."""
         if self.off:
             return parsed.key, None
-        record = entry.record
         form = (parsed.endpoint.target, parsed.form)
-        check = record.checks.get(form) or record.admit(form, self._share, self._shelf, asserted=_asserted(entry))
-        return check.key_of(parsed), check
+        check = entry.record.checks.get(form)
+        if check is None:
+            check = entry.record.admit(form, self._share, self._shelf, asserted=_asserted(entry))
+        return parsed.key if check.verified else check.key_of(parsed), check
 
     def state(self, entry: Entry) -> tuple[Verified, str]:
         """Return what is known of a model, and a sentence on it."""
@@ -105,6 +103,7 @@ class Verifier:
     def configure(self, policy: BatchingPolicy, entries: Sequence[Entry]) -> None:
         """Take a new policy; what was verified under other rules is verified anew."""
         before, self._policy = self._policy, policy
+        self.off = _is_off(policy)
         same = (before.verification, before.idempotent) == (policy.verification, policy.idempotent)
         for entry in entries:
             checks = entry.record.checks.values()
@@ -290,6 +289,10 @@ class Verifier:
         self._faults += 1
         if self._faults.bit_count() == 1:  # the 1st, 2nd, 4th, 8th
             self._log.exception("a fault in verifying batches; requests are served", extra={"count": self._faults})
+
+
+def _is_off(policy: BatchingPolicy) -> bool:
+    return policy.verification.mode is VerificationMode.NEVER
 
 
 def _asserted(entry: Entry) -> bool:

@@ -226,3 +226,8 @@ def compare():
 
 def _alone(outputs):
     return {name: array if array.ndim else array.reshape(()) for name, array in _named(outputs).items()}
+
+
+@pytest.fixture(name="ask_v1")
+def _ask_v1():
+    return ask_v1
