@@ -155,7 +155,7 @@ def of_groups(shares, rate, point, *, rows=1, shed=False):
     [
         (300.0, parameters(16, 0.1), 1),
         (450.0, parameters(16, 0.0), 1),
-        (300.0, parameters(15, 0.1), 3),
+        (300.0, parameters(16, 0.1), 3),
         (60.0, parameters(8, 0.0, passing=True), 1),
     ],
 )
