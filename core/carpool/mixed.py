@@ -54,6 +54,7 @@ def serve(
     kinds: Sequence[Kind],
     *,
     cap: int,
+    full: int,
     wait: float,
     slots: int,
     executors: int,
@@ -65,11 +66,13 @@ def serve(
 ) -> Served:
     """Serve requests of equally many rows, ``cap`` a batch, the most urgent kind first.
 
+    A batch is due with ``full`` requests: one more than ``cap`` where those do not fill it to the last row.
+
     Of those that are due, the kind goes first whose oldest would have to start first to be in time at ``target``
     seconds of age. ``shed``: whoever is predicted late is refused, and dropped whom a batch would make late. Arguments
     as of ``queueing.forecast``; one turn of the loop a batch, or an arrival that may be refused.
     """
-    line = _Line(arrivals, kinds, cap, wait, target, shed=shed)
+    line = _Line(arrivals, kinds, cap, full, wait, target, shed=shed)
     queues, first, dues = line.queues, line.first, line.dues
     flight, computing = [-inf] * slots, [-inf] * executors
     multipliers = cycle(draws)
@@ -146,10 +149,19 @@ class _Line:
     """What waits in all queues, and what is still to come where nobody is refused."""
 
     def __init__(
-        self, arrivals: Sequence[float], kinds: Sequence[Kind], cap: int, wait: float, target: float, *, shed: bool
+        self,
+        arrivals: Sequence[float],
+        kinds: Sequence[Kind],
+        cap: int,
+        full: int,
+        wait: float,
+        target: float,
+        *,
+        shed: bool,
     ) -> None:
         self._kinds = kinds
         self._cap = cap
+        self._until_full = full
         self._holds = [[min(wait, target - slow) for slow in kind.slow] for kind in kinds]
         """How long the oldest may wait, by rows waiting with it: until it would be late."""
         self._shed = shed
@@ -181,14 +193,14 @@ class _Line:
         """Let somebody wait."""
         queue = self.queues[which]
         queue.append(now)
-        if len(queue) - self.first[which] <= self._cap:
+        if len(queue) - self.first[which] <= self._until_full:
             self.changed(which)
         else:  # behind a full batch, which leaves when it does
             self._counted(which)
 
     def changed(self, which: int) -> None:
         """Work out anew when a queue's next batch is due: full, or its oldest has waited, or would be late."""
-        queue, at, cap = self.queues[which], self.first[which], self._cap
+        queue, at, full = self.queues[which], self.first[which], self._until_full
         number = len(queue) - at
         self._oldest[which] = queue[at] if number else inf
         if self._shed:
@@ -197,9 +209,9 @@ class _Line:
             self.dues[which] = inf
             return
         oldest, holds = queue[at], self._holds[which]
-        riders = due_with(queue, at, holds, 1, min(number, cap))
+        riders = due_with(queue, at, holds, 1, min(number, full))
         due = max(oldest + holds[riders], queue[at + riders - 1])
-        self.dues[which] = min(due, queue[at + cap - 1]) if number >= cap else due
+        self.dues[which] = min(due, queue[at + full - 1]) if number >= full else due
 
     def _counted(self, which: int) -> None:
         """Work out anew what device time waits in a queue."""

@@ -100,14 +100,14 @@ def mixed(
 
     A kind is a length bucket, and in it one of ``groups`` of callers, whose shares of the requests are given.
     """
-    cap = setting.cap // rows
+    cap, full = setting.cap // rows, -(-setting.cap // rows)
     kinds = [
-        Kind(share * group, _times(own, setting.cap)[::rows], _slow(own, setting.cap)[::rows])
+        Kind(share * group, _times(own, setting.cap)[::rows], _slow(own, full * rows)[::rows])
         for share, own in service.mix or ((1.0, service),)
         for group in groups
     ]
     served = serve(
-        arrivals, kinds, cap=cap, wait=setting.wait, slots=setting.slots, executors=setting.executors,
+        arrivals, kinds, cap=cap, full=full, wait=setting.wait, slots=setting.slots, executors=setting.executors,
         target=setting.target, draws=setting.draws, shed=setting.shed, passing=setting.passing, surely=setting.surely,
     )  # fmt: skip
     run = Run(*served)

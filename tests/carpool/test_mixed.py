@@ -7,6 +7,7 @@ from examples import parameters
 from msgspec.structs import replace
 
 from carpool.arrivals import Poisson, first
+from carpool.company import groups
 from carpool.latency import ServiceTime
 from carpool.mixed import _members
 from carpool.policy import Limits
@@ -132,3 +133,82 @@ def test_what_is_chosen_for_a_mix_holds_at_a_quarter_more_load_though_not_as_one
         assert best.holds_ahead
         found = sum(simulated(275.0, best.parameters, seed=seed).miss_fraction for seed in range(6)) / 6
         assert found == pytest.approx(missed, rel=0.1)
+
+
+# -- groups of callers
+
+
+def of_groups(shares, rate, point, *, rows=1, shed=False):
+    """Play requests with one of several keys event by event."""
+    arrived = times(rate)
+    keys = _members(len(arrived), shares, arrived[0])
+    arrivals = [Arrival(time, rows, key=1 + key) for time, key in zip(arrived, keys, strict=True)]
+    simulation = Simulation(
+        arrivals, Device(seconds), slo=SLO, parameters=point, estimate=curve(0).believed(64), shed_slo=shed
+    )
+    return simulation.run().summary()
+
+
+@pytest.mark.parametrize("shares", [groups(0.7), groups(0.25), groups(0.05)], ids=len)
+@pytest.mark.parametrize(
+    ("rate", "point", "rows"),
+    [
+        (300.0, parameters(16, 0.1), 1),
+        (450.0, parameters(16, 0.0), 1),
+        (300.0, parameters(16, 0.1), 3),
+        (60.0, parameters(8, 0.0, passing=True), 1),
+    ],
+)
+def test_keys_that_share_a_device_are_forecast_as_the_simulator_plays_them(shares, rate, point, rows):
+    arrived = times(rate)
+    each = [rows] * len(arrived) if rows > 1 else None
+    found = forecast(arrived, curve(0), point, SLO, rows=each, groups=shares)
+    truth = of_groups(shares, rate, point, rows=rows)
+    assert found.device_time == pytest.approx(truth.device_busy / truth.answers, rel=0.03)
+    assert found.mean_batch == pytest.approx(truth.rows / truth.batches, rel=0.03)
+    assert found.p50 == pytest.approx(truth.p50, rel=0.06)
+    assert found.p99 == pytest.approx(truth.p99, rel=0.06)
+
+
+def test_many_keys_in_overload_are_forecast_with_what_shedding_leaves():
+    shares = groups(0.05)
+    found = forecast(times(1500.0), curve(0), parameters(16), SLO, groups=shares, shed=True)
+    truth = of_groups(shares, 1500.0, parameters(16), shed=True)
+    assert found.goodput == pytest.approx(truth.goodput, rel=0.1)
+
+
+def test_a_glance_at_keys_says_the_same():
+    whole = forecast(times(300.0), curve(1), parameters(16, 0.1), SLO, groups=groups(0.2))
+    brief = glance(times(300.0), curve(1), parameters(16, 0.1), SLO, groups=groups(0.2))
+    assert brief.miss_fraction == pytest.approx(whole.miss_fraction)
+    assert brief.device_time == pytest.approx(whole.device_time)
+
+
+def test_keys_and_lengths_together_make_smaller_batches_than_either():
+    point = parameters(16, 0.1)
+    sizes = {
+        name: forecast(times(200.0), service, point, SLO, groups=shares).mean_batch
+        for name, service, shares in [
+            ("neither", curve(2.7), (1.0,)),
+            ("keys", curve(2.7), groups(0.25)),
+            ("lengths", mixed(), (1.0,)),
+            ("both", mixed(), groups(0.25)),
+        ]
+    }
+    assert sizes["both"] < min(sizes["keys"], sizes["lengths"]) < sizes["neither"]
+
+
+def test_a_wait_without_company_is_forecast_as_none():
+    situation = Situation(
+        process=Poisson(50.0),
+        service=curve(1),
+        target=0.5,
+        budget=0.005,
+        limits=Limits(1, 64, 0.0, 0.5, 1, 1),
+        share=0.01,
+    )
+    assessor = Assessor(situation)
+    held, unheld = (assessor.assess(parameters(16, wait)) for wait in (0.25, 0.0))
+    assert not assessor.holds(0.25)
+    assert held.now == unheld.now
+    assert held.parameters != unheld.parameters

@@ -54,6 +54,13 @@ def test_the_wire_is_camel_case_with_units():
     assert plain["lanes"]["m"]["parameters"]["maxWait"] == "1ms"
 
 
+def test_what_an_older_sidecar_does_not_count_is_all():
+    plain = msgspec.json.decode(encode(REPORT))
+    del plain["stats"]["models"]["m"]["batchable"]
+    model = decode(msgspec.json.encode(plain)).stats.models["m"]
+    assert model.batchable == model.arrivals == 3
+
+
 def test_what_a_newer_sidecar_adds_is_passed_over():
     plain = msgspec.json.decode(encode(REPORT))
     plain["weather"] = {"rain": True}

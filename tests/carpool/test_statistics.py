@@ -36,7 +36,7 @@ def play(counters: Counters, happened: list[tuple[str, int, float]], now: float 
         now += gap
         match what:
             case "arrive":
-                counters.arrived(now, rows)
+                counters.arrived(now, rows, rows % 2 == 0)
             case "answer":
                 counters.answered(now - gap, now - gap + 0.1, now, ok=True)
             case "fail":
@@ -52,7 +52,8 @@ def play(counters: Counters, happened: list[tuple[str, int, float]], now: float 
 
 def same(one: ModelStats, other: ModelStats) -> bool:
     exact = (
-        "arrivals", "arrivals_squared", "windows", "rows", "served", "hits", "misses", "cold", "stalled", "durations",
+        "arrivals", "batchable", "arrivals_squared", "windows", "rows", "served", "hits", "misses", "cold", "stalled",
+        "durations",
     )  # fmt: skip
     assert {name: getattr(one, name) for name in exact} == {name: getattr(other, name) for name in exact}
     cells, others = one.by_key(), other.by_key()

@@ -131,6 +131,8 @@ def spoilt(**changes):
         lambda report: replace(report, queue=replace(report.queue, rows=-1)),
         lambda report: replace(report, target="other/Deployment/resnet"),
         spoilt(arrivals=-5),
+        spoilt(batchable=-5),
+        spoilt(batchable=10**5),
         spoilt(misses={"late": -1}),
         spoilt(cells=[(0, 8, 1, 0, 3, nan, 1.0)]),
         spoilt(cells=[(0, 8, 1, 0, 3, -1.0, 1.0)]),

@@ -63,6 +63,34 @@ async def test_decisions_that_repeat_are_told_once_with_how_often(world):
     assert len(control.decisions) == KEPT
 
 
+async def test_a_forecast_that_is_off_is_in_metrics_report_and_log_until_it_is_right(world, caplog):
+    caplog.set_level("INFO")
+    sidecar, _ = await world.start(**TUNED)
+    admin = world.client(sidecar.admin_address)
+    sidecar.batcher.lane("m")
+    said = "p99 300ms observed for 10 s, 60ms forecast"
+    for alarm in (said, said, "", ""):
+        sidecar.control._decided("m", decision(change=False, reason=Reason.FORECAST_OFF, alarm=alarm))
+        text = (await admin.get(b"/metrics")).body.decode()
+        assert f'carpool_forecast_alarm{{model="m"}} {1.0 if alarm else 0.0}' in text
+        assert (await admin.get(b"/v1/stats")).json["lanes"]["m"]["forecastAlarm"] == alarm
+    assert (await admin.get(b"/v1/explain")).json["decisions"][-1]["decision"]["reason"] == "ForecastOff"
+    logged = [record.message for record in caplog.records if "forecast" in record.message]
+    assert logged == ["the forecast is off", "the forecast is right again"]
+    sidecar.control._decided("m", decision(change=False, alarm=said))
+    sidecar.control.forget_model("m")
+    assert sidecar.control.alarms == {}
+
+
+async def test_callers_with_keys_of_their_own_are_counted_as_such(world):
+    sidecar, client = await world.start()
+    for number in range(20):
+        headers = [(b"authorization", b"Bearer %d" % number)]
+        assert (await client.predict(b"1", headers=headers)).status == 200
+    stats = sidecar.batcher.stats(sidecar.clock()).models["m"]
+    assert (stats.arrivals, stats.batchable) == (20, 1), "the first is as good as any"
+
+
 async def test_with_fixed_parameters_service_times_are_learned_and_nothing_is_turned(world):
     sidecar, client = await world.start()
     async with asyncio.timeout(60):

@@ -33,6 +33,8 @@ async def test_a_scrape_has_every_metric_and_its_numbers_agree(world):
     m = (("model", "m"),)
     assert seen["arrivals"][m] == 6
     assert seen["rows"][m] == 7
+    assert seen["batchable"][m] == 6, "all have one key"
+    assert seen["forecast_alarm"][m] == 0
     assert seen["slo_hits"][m] == 4
     assert seen["refused"][(("model", "m"), ("reason", "queue-full"))] == 1
     assert seen["cancelled"][m] == 1

@@ -7,7 +7,7 @@ from itertools import accumulate
 import pytest
 
 from carpool.statistics import DURATION_BOUNDS, ModelStats
-from carpool_operator.sources.scrapes import CELLS, COUNTS, DURATIONS, MISSES, MODE, STARTED
+from carpool_operator.sources.scrapes import BATCHABLE, CELLS, COUNTS, DURATIONS, MISSES, MODE, STARTED
 
 EDGES = [*(f"{bound:.6g}" for bound in DURATION_BOUNDS), "+Inf"]
 OF_POD = {"namespace": "shop", "pod": "resnet-0", "container": "carpool", "instance": "10.244.0.9:15090"}
@@ -15,7 +15,7 @@ OF_POD = {"namespace": "shop", "pod": "resnet-0", "container": "carpool", "insta
 
 def model_stats(**counts):
     counts = {"arrivals": 10, "arrivals_squared": 60, "windows": 7, "rows": 12, "dispatched": 10, **counts}
-    counts = {"served": 10, "hits": 9, "queue_seconds": 0.25, "misses": {"late": 1}, **counts}
+    counts = {"batchable": 8, "served": 10, "hits": 9, "queue_seconds": 0.25, "misses": {"late": 1}, **counts}
     durations = [0] * len(EDGES)
     durations[20], durations[-1] = counts["served"] - 1, 1
     cells = [(0, 4, 1, 0, 3, 0.03, 0.0004), (0, 1, 2, 1, 1, 0.01, 0.0001)]
@@ -34,7 +34,7 @@ def scrape(models=None, *, started=1000.0, generation=7, **process):
     found[STARTED, ()] = started
     for model, stats in models.items():
         own = (("model", model),)
-        for field, name in COUNTS.items():
+        for field, name in (*COUNTS.items(), ("batchable", BATCHABLE)):
             found[name, own] = getattr(stats, field)
         found["carpool_queue_wait_seconds_sum", own] = stats.queue_seconds
         found["carpool_max_batch", own] = 8

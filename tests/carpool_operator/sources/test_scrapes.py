@@ -116,11 +116,19 @@ def test_a_reset_is_left_to_whoever_differences(stored):
 
 
 @pytest.mark.parametrize(
-    "drop", sorted(name for name in OWN if name not in {"carpool_mode", "carpool_slo_misses_total"})
+    "drop",
+    sorted(name for name in OWN if name not in {"carpool_mode", "carpool_slo_misses_total", "carpool_batchable_total"}),
 )
 def test_what_is_missing_is_named(stored, drop):
     scrape = {key: value for key, value in stored.scrape().items() if key[0] != drop}
     assert drop in why(stored.matrix({5000.0: scrape}))
+
+
+def test_older_sidecars_do_not_count_what_can_share_a_batch_so_all_can(stored):
+    scrape = {key: value for key, value in stored.scrape().items() if key[0] != "carpool_batchable_total"}
+    assert read_one(stored.matrix({5000.0: stored.scrape()})).stats.models["m"].batchable == 8
+    older = read_one(stored.matrix({5000.0: scrape})).stats.models["m"]
+    assert older.batchable == older.arrivals == 10
 
 
 def test_a_dropped_bucket_is_named(stored):
