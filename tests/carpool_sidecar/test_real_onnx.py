@@ -321,20 +321,146 @@ async def test_a_computation_that_fails_is_500_with_the_runtimes_words(world, tm
     assert (answer.status, "indices" in answer.json["error"]) == (500, True)
 
 
-@pytest.mark.parametrize(
-    ("kind", "shape", "words"),
-    [(TensorProto.FLOAT, [1, 4], "dynamic first dimension"), (TensorProto.BFLOAT16, ["n", 4], "not served")],
-)
-def test_a_file_that_cannot_be_batched_is_refused_with_the_fix(tmp_path, kind, shape, words):
+def test_a_type_that_v2_has_no_name_for_is_refused(tmp_path):
     path = save(
-        tmp_path / "fixed.onnx",
+        tmp_path / "bfloat.onnx",
         [helper.make_node("Identity", ["x"], ["y"])],
-        [("x", kind, shape)],
-        [("y", kind, shape)],
+        [("x", TensorProto.BFLOAT16, ["n", 4])],
+        [("y", TensorProto.BFLOAT16, ["n", 4])],
     )
-    with pytest.raises(PolicyError, match=words) as caught:
+    with pytest.raises(PolicyError, match="not served") as caught:
         OnnxBackend(Onnx(path=path))
     assert caught.value.field == "onnx.path"
+
+
+@pytest.fixture
+def recurrent(tmp_path):
+    """A state beside the rows, and a scalar: neither has a batch in dim 0."""
+    return save(
+        tmp_path / "recurrent.onnx",
+        [
+            helper.make_node("Mul", ["x", "scale"], ["y"]),
+            helper.make_node("Add", ["state", "scale"], ["next"]),
+        ],
+        [
+            ("x", TensorProto.FLOAT, ["batch", 3]),
+            ("state", TensorProto.FLOAT, [2, 4]),
+            ("scale", TensorProto.FLOAT, []),
+        ],
+        [("y", TensorProto.FLOAT, ["batch", 3]), ("next", TensorProto.FLOAT, [2, 4])],
+    )
+
+
+async def test_a_model_with_a_fixed_batch_is_served_without_batching_and_the_fix_is_named(
+    world, tmp_path, gated, caplog
+):
+    path = save(
+        tmp_path / "fixed.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [("x", TensorProto.FLOAT, [1, 4])],
+        [("y", TensorProto.FLOAT, [1, 3])],
+        [("w", WEIGHTS)],
+    )
+    sidecar, client, name = await start(world, path)
+    (line,) = (record for record in caplog.records if record.message == "the model is served without batching")
+    assert 'torch.onnx.export(..., dynamic_axes={"x": {0: "batch"}})' in line.detail
+    assert sidecar.backend.axis.kind == "None"
+    gate = gated(sidecar)
+    rows = [np.full((1, 4), row, dtype=np.float32) for row in range(3)]
+    bodies = [world.binary([("x", "FP32", [1, 4], row.tobytes())]) for row in rows]
+    asked = [client.infer(*body, model=name) for body in bodies]
+    await world.until(lambda: gate.rows)
+    gate.open.set()
+    for row, one in zip(rows, asked, strict=True):
+        answer = await one
+        assert answer.status == 200
+        assert answer.json["outputs"][0]["data"] == pytest.approx((row @ WEIGHTS)[0].tolist(), abs=1e-6)
+    assert gate.rows == [1, 1, 1]
+
+
+async def test_a_model_with_a_state_and_a_scalar_is_served_without_batching(world, recurrent):
+    sidecar, client, name = await start(world, recurrent)
+    assert "dim 0 of input 'state' is fixed to 2" in sidecar.backend.axis.reason
+    inputs = [
+        {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]},
+        {"name": "state", "datatype": "FP32", "shape": [2, 4], "data": [0] * 8},
+        {"name": "scale", "datatype": "FP32", "shape": [], "data": [2]},
+    ]
+    answer = await client.infer(json.dumps({"inputs": inputs}).encode(), model=name)
+    assert answer.status == 200
+    assert [output["shape"] for output in answer.json["outputs"]] == [[1, 3], [2, 4]]
+    columns = json.dumps({"inputs": {"x": [[1, 2, 3]], "state": [[0] * 4] * 2, "scale": 2}}).encode()
+    answer = await client.send(b"POST", f"/v1/models/{name}:predict".encode(), columns)
+    assert answer.json == {"outputs": {"y": [[2, 4, 6]], "next": [[2] * 4] * 2}}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "kind"),
+    [
+        (["batch"], ["batch"], "First"),
+        ([None], ["unk__1"], "First"),
+        (["batch"], ["num_dets"], "None"),
+        (["n"], [3], "None"),
+    ],
+)
+def test_the_names_in_a_file_reach_the_axis(tmp_path, inputs, outputs, kind):
+    path = save(
+        tmp_path / "named.onnx",
+        [helper.make_node("Identity", ["x0"], ["y0"])],
+        [(f"x{index}", TensorProto.FLOAT, [name, 2]) for index, name in enumerate(inputs)],
+        [(f"y{index}", TensorProto.FLOAT, [name, 2]) for index, name in enumerate(outputs)],
+    )
+    assert OnnxBackend(Onnx(path=path)).axis.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "words"),
+    [
+        (b'{"inputs":[', [], "truncated"),
+        (b'{"inputs":["\xff"]}', [], "body: "),
+        (b'{"inputs":' + b"[" * 2000, [], "body: "),
+        (b"{}", [(LENGTH, b"9")], "Inference-Header-Content-Length: '9' for a body of 2 bytes"),
+        (b"{}", [(LENGTH, b"-1")], "Inference-Header-Content-Length: '-1'"),
+        (b"{}trailing", [(LENGTH, b"2")], "body: "),
+    ],
+)
+async def test_what_cannot_be_read_is_refused_by_the_model_server_itself(world, matmul, *, body, headers, words):
+    _, client, name = await start(world, matmul)
+    answer = await client.infer(body, headers, model=name)
+    assert answer.status == 400
+    assert words in answer.json["error"]
+
+
+@pytest.mark.parametrize("size", [-1, "8", 15, 12, 17, None])
+async def test_binary_sizes_that_do_not_fit_are_refused_by_the_model_server_itself(world, matmul, size):
+    _, client, name = await start(world, matmul)
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 4], "parameters": {"binary_data_size": size}}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    answer = await client.infer(head + bytes(16), [(LENGTH, b"%d" % len(head))], model=name)
+    assert answer.status == 400
+    assert "inputs[0]" in answer.json["error"]
+
+
+async def test_longer_json_than_is_read_is_413_and_halves_a_batch(world, matmul, gated):
+    sidecar = await world.sidecar(
+        upstream=None,
+        onnx={"path": matmul, "threads": 1, "maxText": "100"},
+        policy={"models": []},
+        parameters={"*": {"maxBatch": 8, "maxInFlight": 1}},
+    )
+    client, name = world.client(sidecar.address), sidecar.backend.model
+    await client.get(b"/v2/health/ready")
+    gate = gated(sidecar)
+    first = client.predict(b"[1,2,3,4]", model=name)
+    await world.until(lambda: gate.rows)
+    text = b"[1.5,2,3,4.25" + b" " * 40 + b"]"
+    rest = await world.queue(sidecar, *[lambda: client.predict(text, model=name)] * 2)
+    gate.open.set()
+    assert [(await one).status for one in (first, *rest)] == [200] * 3
+    assert gate.rows == [1, 1, 1]
+    assert sidecar.batcher.lane(name).cap == 1
+    long = await client.predict(b"[1.5,2,3,4.25" + b" " * 100 + b"]", model=name)
+    assert (long.status, "onnx.maxText is 100" in long.json["error"]) == (413, True)
 
 
 def test_files_and_devices_that_are_not_there_are_named(tmp_path, matmul):

@@ -45,6 +45,14 @@ BINARY = (b"content-type", b"application/octet-stream")
 class Invalid(Exception):  # noqa: N818 - named after the status it becomes
     """The request does not fit the model: 400, and the text says where."""
 
+    status = 400
+
+
+class TooLong(Invalid):
+    """The request's JSON is longer than what is read: 413."""
+
+    status = 413
+
 
 class Spec(NamedTuple):
     """One input or output: V2 datatype and shape, -1 where any size goes."""
@@ -84,11 +92,24 @@ class Asked(NamedTuple):
     id: str | None
 
 
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def text_size(header_length: bytes | None, body: bytes) -> int:
+    """How many bytes of a body are JSON: all, or as many as Inference-Header-Content-Length says."""
+    if not header_length:
+        return len(body)
+    if not header_length.isdigit() or len(header_length) > 12 or int(header_length) > len(body):
+        shown = header_length[:40].decode("latin-1")
+        raise Invalid(f"Inference-Header-Content-Length: {shown!r} for a body of {len(body)} bytes")
+    return int(header_length)
+
+
 def read_v1(body: bytes, inputs: Sequence[Spec]) -> tuple[dict[str, NDArray[Any]], bool]:
     """Read a ``:predict`` body; also returns whether its columns were named (``inputs``), as its answer's will be."""
     try:
         request = msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         raise Invalid(f"body: {error}") from None
     if not isinstance(request, dict) or len(request.keys() & {"instances", "inputs"}) != 1:
         raise Invalid("body: expected an object with either `instances` or `inputs`")
@@ -114,7 +135,13 @@ def read_v1(body: bytes, inputs: Sequence[Spec]) -> tuple[dict[str, NDArray[Any]
 
 
 def write_v1(outputs: Mapping[str, NDArray[Any]], *, columns: bool) -> tuple[Headers, bytes]:
-    """Write the answer: ``predictions`` by row, or ``outputs`` by column."""
+    """Write the answer: ``predictions`` by row, or ``outputs`` by column.
+
+    Raises ``Invalid`` where rows were asked for and the outputs have none in common.
+    """
+    if not columns and len(outputs) > 1 and len({array.shape[:1] for array in outputs.values()}) > 1:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
+        raise Invalid(f"instances: the model's outputs have no rows in common ({shapes}): send `inputs` instead")
     values = {name: array.tolist() for name, array in outputs.items()}
     answer: Any = next(iter(values.values())) if len(values) == 1 else values
     if not columns and len(values) > 1:
@@ -126,12 +153,12 @@ def read_v2(
     header_length: bytes | None, body: bytes, inputs: Sequence[Spec], outputs: Sequence[Spec]
 ) -> tuple[dict[str, NDArray[Any]], Asked]:
     """Read an ``infer`` body. Binary tensors become views of it."""
-    size = int(header_length) if header_length else len(body)
+    size = text_size(header_length, body)
     if not size:
         raise Invalid("Inference-Header-Content-Length: a body without JSON is not served here: describe its inputs")
     try:
         request = _requests.decode(memoryview(body)[:size])
-    except msgspec.DecodeError as error:
+    except _UNREADABLE as error:
         raise Invalid(f"body: {error}") from None
     specs = {spec.name: spec for spec in inputs}
     arrays: dict[str, NDArray[Any]] = {}
@@ -149,10 +176,20 @@ def read_v2(
         if length is None:
             array = _array(tensor.data, spec, f"inputs[{index}].data", shape)
         else:
-            array = _from_binary(memoryview(body)[at : at + length], spec, shape)
+            where = f"inputs[{index}].parameters.binary_data_size"
+            if type(length) is not int or not 0 <= length <= len(body) - at:
+                raise Invalid(f"{where}: {length!r}, and {len(body) - at} bytes are left of the body")
+            try:
+                array = _from_binary(memoryview(body)[at : at + length], spec, shape)
+            except (ValueError, struct.error):
+                raise Invalid(f"{where}: {length} bytes are no {datatype} {shape}") from None
             at += length
+        if name in arrays:
+            raise Invalid(f"inputs[{index}].name: {name!r} comes twice")
         arrays[name] = _fitting(array, spec, f"inputs[{index}]")
     _complete(arrays, specs)
+    if at != len(body):
+        raise Invalid(f"body: {len(body) - at} bytes follow the binary data that its inputs name")
     binary = request.parameters.get("binary_data_output", False)
     for index, output in enumerate(request.outputs):
         if "classification" in output.parameters:
@@ -262,7 +299,7 @@ def _fitting(array: NDArray[Any], spec: Spec, where: str) -> NDArray[Any]:
 
 
 def _from_binary(data: memoryview, spec: Spec, shape: Sequence[int]) -> NDArray[Any]:
-    """Make an array of a buffer whose size was checked when the request came in."""
+    """Make an array of a buffer. Raises ``ValueError`` or ``struct.error`` where they don't fit."""
     if spec.datatype != "BYTES":
         return np.frombuffer(data, dtype=DTYPES[spec.datatype]).reshape(shape)
     strings, at = [], 0

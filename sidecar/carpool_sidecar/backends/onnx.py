@@ -17,8 +17,20 @@ import msgspec
 import onnxruntime
 
 from carpool.policy import PolicyError
-from carpool_sidecar.backends.arrays import HEADER_LENGTH, JSON, Invalid, Spec, read_v1, read_v2, write_v1, write_v2
+from carpool_sidecar.backends.arrays import (
+    HEADER_LENGTH,
+    JSON,
+    Invalid,
+    Spec,
+    TooLong,
+    read_v1,
+    read_v2,
+    text_size,
+    write_v1,
+    write_v2,
+)
 from carpool_sidecar.backends.base import Document
+from carpool_sidecar.backends.dimensions import Dimension, axis_of
 from carpool_sidecar.http1.messages import find, parts_of
 from carpool_sidecar.protocols import route
 
@@ -59,22 +71,23 @@ class OnnxBackend:
     def __init__(self, config: Onnx) -> None:
         """Load the file.
 
-        Raises ``PolicyError`` where it can't be served: missing, broken, a fixed batch axis, a type that V2 has no name
-        for, or a device that is not there.
+        Raises ``PolicyError`` where it can't be served: missing, broken, a type that V2 has no name for, or a device
+        that is not there.
         """
         self.model = config.model
+        self._max_text = config.max_text
         self._session = _load(config)
-        self.inputs = [_spec(value, config.path) for value in self._session.get_inputs()]
-        self.outputs = [_spec(value, config.path) for value in self._session.get_outputs()]
-        for spec in self.inputs:
-            if not spec.shape or spec.shape[0] != -1:
-                raise PolicyError(
-                    "onnx.path",
-                    f"input {spec.name!r} of {config.path} has the fixed shape {list(spec.shape)}: export it with a "
-                    f'dynamic first dimension (torch.onnx.export(..., dynamic_axes={{"{spec.name}": {{0: "batch"}}}}))',
-                )
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        self.inputs = [_spec(value, config.path) for value in inputs]
+        self.outputs = [_spec(value, config.path) for value in outputs]
+        self.axis = axis_of(self.model, [_first(value) for value in inputs], [_first(value) for value in outputs])
+        """What the file says about its batch axis: First where nothing in it stands against that."""
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="onnx")
         self._log = logging.getLogger("carpool.onnx")
+        if self.axis.kind == "None":
+            self._log.warning(
+                "the model is served without batching", extra={"model": self.model, "detail": self.axis.reason}
+            )
 
     def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver) -> Run:
         """Compute on a thread of the pool."""
@@ -109,6 +122,11 @@ class OnnxBackend:
             return 415, [JSON], _error("content-encoding: bodies are not decoded here: send them as they are")
         try:
             data = b"".join(parts_of(body))
+            size = text_size(find(headers, HEADER_LENGTH) if endpoint.protocol == "v2" else None, data)
+            if size > self._max_text:
+                raise TooLong(  # noqa: TRY301 - one place answers
+                    f"body: {size} bytes of JSON; onnx.maxText is {self._max_text}: raise it, or send binary tensors"
+                )
             if endpoint.protocol == "v1":
                 arrays, columns = read_v1(data, self.inputs)
                 return 200, *write_v1(self._run(arrays, [spec.name for spec in self.outputs]), columns=columns)
@@ -116,7 +134,7 @@ class OnnxBackend:
             names = [name for name, _ in asked.outputs]
             return 200, *write_v2(self.model, self._run(arrays, names), self.outputs, asked)
         except Invalid as error:
-            return 400, [JSON], _error(str(error))
+            return error.status, [JSON], _error(str(error))
         except Exception as error:  # noqa: BLE001 - the runtime raises what it likes, and the caller is to know
             # The runtime's own words for what it could not compute: one item's fault, or the batch's size.
             self._log.warning("the model could not compute a batch", extra={"error": str(error)})
@@ -229,6 +247,13 @@ def _spec(value: Any, path: str) -> Spec:  # noqa: ANN401 - the runtime publishe
     if datatype is None:
         raise PolicyError("onnx.path", f"{value.name!r} of {path} is a {value.type}, which is not served")
     return Spec(value.name, datatype, tuple(size if isinstance(size, int) else -1 for size in value.shape))
+
+
+def _first(value: Any) -> Dimension:  # noqa: ANN401 - the runtime publishes no types
+    if not value.shape:
+        return Dimension(value.name, None, None, scalar=True)
+    size = value.shape[0]
+    return Dimension(value.name, size, None) if isinstance(size, int) else Dimension(value.name, None, size)
 
 
 def _error(text: str) -> bytes:

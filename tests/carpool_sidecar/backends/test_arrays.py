@@ -109,6 +109,15 @@ def test_v1_answers_by_row_or_by_column():
     assert json.loads(write_v1(two, columns=True)[1]) == {"outputs": {"y": [[1.5], [2.0]], "z": [True, False]}}
 
 
+def test_rows_are_not_made_of_outputs_that_have_none_in_common():
+    outputs = {"y": np.zeros((3, 2)), "state": np.zeros((2, 3))}
+    with pytest.raises(Invalid, match=r"no rows in common \(y \[3, 2\], state \[2, 3\]\): send `inputs`"):
+        write_v1(outputs, columns=False)
+    with pytest.raises(Invalid, match="no rows in common"):
+        write_v1({"y": np.zeros((3, 2)), "loss": np.array(1.0)}, columns=False)
+    assert json.loads(write_v1({"loss": np.array(1.0)}, columns=False)[1]) == {"predictions": 1.0}
+
+
 @pytest.mark.parametrize("datatype", [name for name in DTYPES if name != "BYTES"])
 def test_v2_binary_goes_through_byte_for_byte(datatype):
     dtype = np.dtype(DTYPES[datatype])
