@@ -24,7 +24,7 @@ from carpool.riding import (
     fault_kind,
 )
 from carpool.statistics import CANCELLED, FAILED, REJECTED
-from carpool_sidecar.answers import FAILURES, REFUSALS, UNRESOLVED, UpstreamAnswer, retry_after, shareable
+from carpool_sidecar.answers import REFUSALS, UNRESOLVED, UpstreamAnswer, retry_after, shareable
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.messages import forwardable
 from carpool_sidecar.models import OTHER
@@ -95,7 +95,7 @@ class Flight:
         self._rides = rides
         self.call: Call | None = None
 
-    def answered(self, status: int, headers: Headers, body: bytes) -> None:
+    def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
         """Share out an answer, or find out whose fault it is that there is none to share."""
         batch, fault = self._batch, None
         kind = fault_kind(status)
@@ -375,8 +375,8 @@ class Driver:
         match fault.detail:
             case UpstreamAnswer(status=status, headers=headers, body=body):
                 exchange.respond(status, [*forwardable(headers), *marks], body)
-            case UpstreamError(kind=kind) as error:
-                exchange.fail(FAILURES.get(kind, 502), f"upstream-{kind}", str(error), [retry_after(1.0)])
+            case UpstreamError() as error:
+                exchange.fail(error.status, error.reason, str(error), [retry_after(1.0)])
             case WrongRows(reason=reason) as error:
                 exchange.fail(502, reason, f"the model's answer can't be shared out: {error}", marks)
             case _:
@@ -428,7 +428,7 @@ class Driver:
         entry.headers = key
 
 
-def _can_be_shared(parsed: Parsed[Any], headers: Headers, body: bytes) -> bool:
+def _can_be_shared(parsed: Parsed[Any], headers: Headers, body: bytes | memoryview) -> bool:
     try:
         CODECS[parsed.endpoint.protocol].split([Ride(parsed, 0, parsed.rows)], headers, body)
     except WrongRows:

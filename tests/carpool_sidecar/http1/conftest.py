@@ -172,6 +172,9 @@ class Receiver:
         self.events.append(("answered", status, body))
         self.over.set()
 
+    def interim(self, status: int, headers: Any) -> None:
+        self.events.append(("interim", status))
+
     def head(self, status: int, headers: Any) -> None:
         self.events.append(("head", status))
 
