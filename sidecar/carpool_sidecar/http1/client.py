@@ -187,7 +187,9 @@ class Pool:
         elif self._idle:
             call.begin(self._idle.pop())
         elif len(self._waiting) >= self._max_waiting + max(0, self._max_connections - len(self._open)):
-            text = f"{len(self._open)} calls are under way and {len(self._waiting)} wait"
+            text = (
+                f"all {self._max_connections} connections to the upstream are taken, and {self._max_waiting} calls wait"
+            )
             self._loop.call_soon(call.fail, "busy", f"{text}; raise {self._setting} or replicas")
         else:
             call.expires = self.clock() + call.timeout

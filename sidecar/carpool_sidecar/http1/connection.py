@@ -34,6 +34,44 @@ class Connection(asyncio.Protocol):
     `read_deadline` and `write_deadline` are times of the server's clock; the server calls `expire` when one passes.
     """
 
+    __slots__ = (
+        "_aborted",
+        "_app",
+        "_body",
+        "_body_of",
+        "_body_paused",
+        "_body_since",
+        "_budget",
+        "_buffer",
+        "_check",
+        "_clock",
+        "_continue_for",
+        "_counted",
+        "_discarded",
+        "_eof",
+        "_last",
+        "_last_head",
+        "_limits",
+        "_lingering",
+        "_most_queued",
+        "_no_more",
+        "_parsing",
+        "_paused_at",
+        "_queue",
+        "_reading",
+        "_server",
+        "_taken",
+        "_transport",
+        "_unsound",
+        "_waiting_bytes",
+        "_waiting_since",
+        "_written",
+        "_yielded",
+        "read_deadline",
+        "writable",
+        "write_deadline",
+    )
+
     _transport: asyncio.Transport
 
     def __init__(self, server: Server) -> None:
@@ -42,7 +80,6 @@ class Connection(asyncio.Protocol):
         self._limits = server.limits
         self._clock = server.clock
         self._budget = server.budget
-        self._turns = server.turns
         # Input
         self._buffer = b""  # the beginning of a head, or requests beyond the pipelining limit
         self._check: HeadCheck | None = None  # of the head that begins in the buffer
@@ -52,7 +89,7 @@ class Connection(asyncio.Protocol):
         self._last_head = _UNREAD
         self._parsing = False
         self._yielded = False  # goes on with the buffer once others had their turn
-        self._switching: Exchange | None = None  # what comes behind it may be of another protocol
+        self._most_queued = server.limits.max_pipelined  # 1 while what comes next may be of another protocol
         self._reading = True  # the transport is not paused
         self._eof = False
         self._no_more = False  # what else comes in is not a request for us
@@ -252,12 +289,13 @@ class Connection(asyncio.Protocol):
     def write(self, pieces: list[Buffer]) -> None:
         """Hand pieces to the transport, each as it is."""
         transport = self._transport
-        if not transport.is_closing():
-            for piece in pieces:
-                self._written += len(piece)
-                if type(piece) is not bytes and counts_itself(piece):
-                    self._counted = self._written
-                transport.write(piece)
+        if transport.is_closing():
+            return
+        for piece in pieces:
+            self._written += len(piece)
+            transport.write(piece)
+        if len(pieces) > 1 and counts_itself(pieces[-1]):  # before a large body goes a head
+            self._counted = self._written
 
     def keeps_open(self, exchange: Exchange, *, final: bool) -> bool:
         """Say whether the connection outlives this answer; `final`: the rest of the request's body is not wanted."""
@@ -279,8 +317,6 @@ class Connection(asyncio.Protocol):
         queue.popleft()
         if exchange.buffered:
             self._let_go(exchange)
-        if exchange is self._switching:
-            self._switching = None
         now = exchange.sent_at = self._clock()
         if not exchange.keep_alive or (exchange is self._body_of and not self._rest_is_small(exchange)):
             self._finish()
@@ -294,6 +330,7 @@ class Connection(asyncio.Protocol):
         if exchange.known:
             self._app.sent(exchange)
         if not queue:
+            self._most_queued = self._limits.max_pipelined
             if self._server.waited_for:
                 self._server.became_idle()
         elif exchange.keep_alive:
@@ -331,7 +368,7 @@ class Connection(asyncio.Protocol):
         """Read nothing behind this request until it is answered; return False where others are to be answered first."""
         if self._queue[0] is not exchange or self._eof:
             return False
-        self._switching = exchange
+        self._most_queued = 1
         return True
 
     def switch(self, exchange: Exchange, head: bytes, upstream: Upstream, rest: bytes) -> None:
@@ -386,16 +423,16 @@ class Connection(asyncio.Protocol):
                 began = position
                 if self._body_of is not None:
                     position = self._read_body(self._body_of, data, position)
-                elif len(self._queue) >= self._limits.max_pipelined or not self.writable or self._switching is not None:
+                elif len(self._queue) >= self._most_queued or not self.writable:
                     break
                 else:
                     position = self._read_head(data, position)
                     if position == began:
                         break
                 # One read of the socket may hold 10,000 requests, or 40,000 chunks.
-                if position < end and self._turns.over():
+                if position < end and self._server.turns.over():
                     self._yielded = True
-                    self._turns.wait(self._go_on)
+                    self._server.turns.wait(self._go_on)
                     break
         except HttpError as refusal:
             if self._body_of is not None:
@@ -682,8 +719,8 @@ class Connection(asyncio.Protocol):
             self.writable
             and not self._body_paused
             and not self._yielded
-            and (self._switching is None or not self._buffer)
-            and len(self._queue) < self._limits.max_pipelined
+            # With nothing in store one more read does no harm, and tells when the client leaves.
+            and (len(self._queue) < self._most_queued or not self._buffer)
             and self._discarded <= self._limits.drain_bytes
         )
         if want is self._reading or self._transport.is_closing():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from carpool_sidecar.http1.calls import Call, Upload, UpstreamError
-from carpool_sidecar.http1.intermediary import final_answer, hops_left, offer, one_hop_less, upgrade_fields
+from carpool_sidecar.http1.intermediary import COUNTED, final_answer, hops_left, offer, one_hop_less, upgrade_fields
 from carpool_sidecar.http1.messages import (
     CHUNKED,
     Added,
@@ -58,7 +58,7 @@ class Forwarding:
     def begin(self) -> None:
         """Choose how the request is read (in `Application.head`): a small one whole, a larger one as it comes."""
         exchange = self._exchange
-        if hops_left(exchange.method, exchange.headers) == 0:
+        if exchange.method in COUNTED and hops_left(exchange.headers) == 0:
             exchange.respond(200, *final_answer(exchange.method, exchange.target, exchange.headers))
             return
         self._switching = bool(exchange.upgrade) and exchange.await_switch()
@@ -87,7 +87,7 @@ class Forwarding:
     def _send(self, body: Body | Upload, framing: tuple[bytes, bytes] | None, *, retry_stale: bool) -> Call:
         exchange = self._exchange
         headers = forwardable(exchange.headers)
-        if left := hops_left(exchange.method, headers):
+        if exchange.method in COUNTED and (left := hops_left(headers)):
             headers = one_hop_less(headers, left)
         added: Added = () if framing is None else (framing,)
         if self._switching:
@@ -112,12 +112,13 @@ class Forwarding:
 
     def switched(self, headers: Headers, link: Upstream, rest: bytes) -> None:
         """Pass on that the protocol is another one, and then all bytes."""
-        self._exchange.switch([*forwardable(headers), *upgrade_fields(headers)], link, rest)
+        self._exchange.switch(_with_offer(headers), link, rest)
 
     def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
         """Pass on a whole answer."""
         if has_body(self._exchange.method, status):
-            self._exchange.respond(status, _passed_on(status, headers), body)
+            passed = forwardable(headers) if status != UPGRADE_REQUIRED else _with_offer(headers)
+            self._exchange.respond(status, passed, body)
         else:
             # To HEAD and with 304 an upstream tells the length of a body that it does not send.
             self.head(status, headers)
@@ -127,7 +128,8 @@ class Forwarding:
         """Pass on the beginning of an answer."""
         announced = find(headers, b"content-length")
         length = None if announced is None else int(announced)
-        self._exchange.start(status, _passed_on(status, headers), length, self)
+        passed = forwardable(headers) if status != UPGRADE_REQUIRED else _with_offer(headers)
+        self._exchange.start(status, passed, length, self)
 
     def data(self, chunk: bytes) -> None:
         """Pass on a piece of the answer's body."""
@@ -217,9 +219,8 @@ class _Uplink:
         self._exchange.resume_reading()
 
 
-def _passed_on(status: int, headers: Headers) -> Headers:
-    passed = forwardable(headers)
-    return [*passed, *upgrade_fields(headers)] if status == UPGRADE_REQUIRED else passed
+def _with_offer(headers: Headers) -> Headers:
+    return [*forwardable(headers), *upgrade_fields(headers)]
 
 
 class ForwardAll:

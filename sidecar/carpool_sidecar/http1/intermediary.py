@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from carpool_sidecar.http1.messages import Added, Headers, find, tokens
 
-_COUNTED = frozenset({b"TRACE", b"OPTIONS"})
+COUNTED = frozenset({b"TRACE", b"OPTIONS"})
+"""Methods whose hops may be limited."""
 _MOST_DIGITS = 9
 # What a TRACE is for: the hops that a request took, and what they made of it. All else may be a secret by any name.
 _TRACED = frozenset(
@@ -16,10 +17,8 @@ _TRACED = frozenset(
 _METHODS = (b"allow", b"DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT, TRACE")
 
 
-def hops_left(method: bytes, headers: Headers) -> int | None:
+def hops_left(headers: Headers) -> int | None:
     """Return how many more intermediaries may pass on a TRACE or OPTIONS (RFC 9110, 7.6.2); None: nothing limits it."""
-    if method not in _COUNTED:
-        return None
     values = [value for name, value in headers if name.lower() == b"max-forwards"]
     if len(values) != 1 or not values[0].isdigit() or len(values[0]) > _MOST_DIGITS:
         return None

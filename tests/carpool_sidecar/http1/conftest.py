@@ -16,7 +16,7 @@ from carpool_sidecar.http1.limits import ClientLimits, ServerLimits
 from carpool_sidecar.http1.server import Server
 
 # Modules whose tests use real sockets: there, the two loops differ.
-ON_BOTH_LOOPS = {"test_buffered_bytes", "test_client", "test_forward", "test_server", "test_sockets"}
+ON_BOTH_LOOPS = {"test_buffered_bytes", "test_client", "test_forward", "test_server", "test_sockets", "test_tunnel"}
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Any]:
