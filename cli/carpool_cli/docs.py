@@ -36,9 +36,9 @@ from carpool_operator.injector.server import Injector
 from carpool_sidecar import main as sidecar
 from carpool_sidecar import metrics
 from carpool_sidecar.admin import AdminApp
-from carpool_sidecar.answers import FAILURES, OF_ONE_BODY, REFUSALS
+from carpool_sidecar.answers import OF_ONE_BODY, REFUSALS
 from carpool_sidecar.config import FIXED_AT_START, SidecarConfig
-from carpool_sidecar.http1.calls import FailureKind
+from carpool_sidecar.http1.calls import FailureKind, UpstreamError
 from carpool_sidecar.http1.limits import ClientLimits, ServerLimits
 from carpool_sidecar.protocols.headers import DEADLINES, HOP_BY_HOP, IGNORED, IGNORED_PREFIXES
 
@@ -177,6 +177,7 @@ def api() -> str:
             f"| `{method.decode()} {path.decode()}` | {is_open} | {_prose(handler.__doc__)} |"
             for (method, path), handler in routes.items()
         ]
+    failures = [UpstreamError(kind, "", answered_bytes=False) for kind in get_args(FailureKind)]
     lines += [
         "",
         "## Refusals of the sidecar",
@@ -188,11 +189,12 @@ def api() -> str:
         "|---|---|---|",
         *(f"| `{reason}` | {status} | {text} |" for reason, (status, text) in REFUSALS.items()),
         "",
-        "Where the upstream gives no complete answer the reason is `upstream-` and how:",
+        "Where the upstream gives no complete answer, or has no connection left for the call, the reason says how. For",
+        "`buffers-full` it is `bodies.maxBuffered` that has no room: for this answer, or for the request.",
         "",
         "| reason | status |",
         "|---|---|",
-        *(f"| `upstream-{kind}` | {FAILURES.get(kind, 502)} |" for kind in get_args(FailureKind)),
+        *(f"| `{error.reason}` | {error.status} |" for error in failures),
         "",
         "## Headers",
         "",

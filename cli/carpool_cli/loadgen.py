@@ -198,12 +198,12 @@ class _Shot:
         self._generator = generator
         self._index = index
 
-    def answered(self, status: int, headers: Headers, body: bytes) -> None:
+    def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
         self._generator.settle(self._index, status)
         if status == 200:
-            self._generator.verify(self._index, headers, body)
+            self._generator.verify(self._index, headers, bytes(body))
         elif not 200 <= status < 300:
-            self._generator.complain(status, body)
+            self._generator.complain(status, bytes(body[:COMPLAINT]))
 
     def failed(self, error: UpstreamError) -> None:
         self._generator.settle(self._index, -1 - FAILURES.index(error.kind))

@@ -174,11 +174,11 @@ class Standin:
         if self._nastiness.is_down(self._clock()):
             raise Failure(503, "the model is not ready")
         if path == f"/v1/models/{self._model}:predict":
-            return self._predict(method, exchange.body)
+            return self._predict(method, bytes(exchange.body))
         if steps[:2] == ["v2", "models"] and len(steps) > 2 and steps[2] == self._model:
             rest = steps[5:] if steps[3:4] == ["versions"] else steps[3:]
             if rest == ["infer"]:
-                return self._infer(method, exchange.headers, exchange.body)
+                return self._infer(method, exchange.headers, bytes(exchange.body))
             plain: dict[tuple[str, ...], Any] = {
                 (): self._metadata(),
                 ("ready",): {"ready": True},

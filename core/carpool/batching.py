@@ -179,7 +179,9 @@ class Batcher:
         else:
             if fault.kind is FaultKind.ITEM and len(batch.rides) == 1 and batch.rides[0][0].caller is not None:
                 batch.lane.suspects.failed(batch.rides[0][0].caller)
-            verdict = judge(batch, fault, retry_transport=self._retry_transport, idempotent=self.idempotent)
+            verdict = judge(
+                batch, fault, retry_transport=self._retry_transport and self.idempotent, idempotent=self.idempotent
+            )
             batch.rest[:0] = verdict.parts
             for request in verdict.restarted:
                 batch.rest.append(self._restarted(request, batch, now, actions))

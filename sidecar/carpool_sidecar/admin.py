@@ -175,7 +175,7 @@ class AdminApp:
             exchange.fail(403, "read-only", "no publicKey is configured: change the configuration file instead")
             return
         try:
-            sidecar.changes.take(exchange.body, find(exchange.headers, b"x-carpool-signature") or b"")
+            sidecar.changes.take(bytes(exchange.body), find(exchange.headers, b"x-carpool-signature") or b"")
         except Refused as refused:
             exchange.fail(400 if refused.reason == "content" else 403, refused.reason, str(refused))
         else:

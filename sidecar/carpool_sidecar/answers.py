@@ -46,16 +46,13 @@ REFUSALS = {
 }
 """Status and words for each reason to refuse service."""
 
-FAILURES = {"refused": 503, "timeout": 504}
-"""Status by kind of failure of the upstream; 502 for any other."""
-
 
 class UpstreamAnswer(NamedTuple):
     """An upstream's answer, as it came."""
 
     status: int
     headers: Headers
-    body: bytes
+    body: bytes | memoryview
 
 
 def without_text(answer: UpstreamAnswer) -> UpstreamAnswer:

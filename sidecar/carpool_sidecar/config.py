@@ -34,7 +34,9 @@ class Upstream(Camel, frozen=True):
     connect_timeout: Duration = Duration(5.0)
     """For a new connection."""
     max_connections: Annotated[int, Meta(ge=1, le=65536)] = 256
-    """Connections at most; further calls wait for one."""
+    """Connections for inference at most; as many calls may wait for one, further ones get 503."""
+    max_forwarded: Annotated[int, Meta(ge=1, le=65536)] = 1024
+    """Connections for what is forwarded at most, open tunnels included; likewise."""
     retry: bool = False
     """Send a batch once more whose connection died before any byte of an answer; it may be computed twice."""
     ready: str = "/v2/health/ready"
@@ -80,12 +82,12 @@ class Shutdown(Camel, frozen=True):
 
 
 class Bodies(Camel, frozen=True):
-    """How much is buffered: of one body, and of all requests together."""
+    """How much is buffered: of one body, of one answer, and of all of them together."""
 
     max_request: Quantity = Quantity(64 * 2**20)
     """Larger ones get 413."""
     max_buffered: Quantity = Quantity(512 * 2**20)
-    """All requests' bodies together, from their first byte to the end of their answers; who has no room gets 503."""
+    """Everything that is held of requests and answers, until nobody needs it any more. What has no room gets 503."""
     max_answer: Quantity = Quantity(256 * 2**20)
     """Larger ones of the upstream become 502."""
 
@@ -124,7 +126,7 @@ class SidecarConfig(Camel, frozen=True):
     drain_key: Annotated[str, Meta(min_length=16)] | None = None
     """Secret that a preStop hook sends to `/drain` in `x-carpool-drain`, in place of the admin key."""
     bodies: Bodies = field(default_factory=Bodies)
-    """How much is buffered: of one body, and of all requests together."""
+    """How much is buffered: of one body, of one answer, and of all of them together."""
     limits: Limits = field(default_factory=Limits)
     """How much of a request, or of a batch's answer, is read; what is more is forwarded alone, as it came."""
     shutdown: Shutdown = field(default_factory=Shutdown)
@@ -154,12 +156,13 @@ class SidecarConfig(Camel, frozen=True):
             raise PolicyError(
                 "shutdown.limit", f"{self.shutdown.limit} is all taken by lame: none is left to finish in"
             )
-        if self.bodies.max_buffered < self.bodies.max_request:
-            raise PolicyError(
-                "bodies.maxBuffered",
-                f"{self.bodies.max_buffered} has no room for one body of bodies.maxRequest, "
-                f"{self.bodies.max_request}: raise the former or lower the latter",
-            )
+        for name, size in (("maxRequest", self.bodies.max_request), ("maxAnswer", self.bodies.max_answer)):
+            if self.bodies.max_buffered < size:
+                raise PolicyError(
+                    "bodies.maxBuffered",
+                    f"{self.bodies.max_buffered} has no room for one body of bodies.{name}, {size}: "
+                    "raise the former or lower the latter",
+                )
         if self.upstream is not None:
             _validate_url(self.upstream.url)
             if not self.upstream.ready.startswith("/"):

@@ -25,7 +25,6 @@ from carpool.riding import (
 )
 from carpool.statistics import CANCELLED, FAILED, REJECTED
 from carpool_sidecar.answers import (
-    FAILURES,
     REFUSALS,
     UNRESOLVED,
     UpstreamAnswer,
@@ -152,7 +151,7 @@ class Flight:
         entry: Entry = self._sent[0][0].payload.entry
         return entry
 
-    def answered(self, status: int, headers: Headers, body: bytes) -> None:
+    def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
         """Share out an answer, or find out whose fault it is that there is none to share."""
         batch, driver, fault = self._batch, self._driver, None
         first: Rider = self._sent[0][0].payload
@@ -308,6 +307,7 @@ class Driver:
             size=parsed.size,
             tokens=parsed.tokens,
             mergeable=reason is None,
+            caller=exchange.peer,
             payload=Rider(exchange, entry, self.batcher.lane(entry.lane).counters, facts, parsed, check),
         )
         self.do(self.batcher.arrive(request, now))
@@ -397,7 +397,7 @@ class Driver:
         self.batch_rows.pop(model, None)
         self.duration_seconds.pop(model, None)
 
-    def can_be_shared(self, parsed: Parsed[Any], headers: Headers, body: bytes) -> bool:
+    def can_be_shared(self, parsed: Parsed[Any], headers: Headers, body: bytes | memoryview) -> bool:
         """Say whether rows can be told apart in an answer to one request, or only its size stands against that."""
         try:
             CODECS[parsed.endpoint.protocol].split([Ride(parsed, 0, parsed.rows)], headers, body, self.limits)
@@ -517,8 +517,8 @@ class Driver:
         match fault.detail:
             case UpstreamAnswer(status=status, headers=headers, body=body):
                 exchange.respond(status, [*forwardable(headers), *marks], body)
-            case UpstreamError(kind=kind) as error:
-                exchange.fail(FAILURES.get(kind, 502), f"upstream-{kind}", str(error), [retry_after(1.0)])
+            case UpstreamError() as error:
+                exchange.fail(error.status, error.reason, str(error), [retry_after(1.0)])
             case WrongRows(reason=reason) as error:
                 exchange.fail(502, reason, f"the model's answer can't be shared out: {error}", marks)
             case None if fault.kind is FaultKind.ROWS:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from carpool.policy import PolicyError
 from carpool_sidecar.config import SidecarConfig, is_address, parse
+from carpool_sidecar.descriptors import raise_limit
 from carpool_sidecar.logs import set_up
 from carpool_sidecar.sidecar import Sidecar
 from carpool_sidecar.signing import Authority
@@ -114,6 +115,7 @@ def run(
 
     key = _key(config)
     set_up(config.log)
+    raise_limit()
     uvloop.run(_serve(config, path, key, listen=listen, admin=admin))
 
 

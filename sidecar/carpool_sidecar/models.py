@@ -83,6 +83,8 @@ class Entry:
             self.alone = "axis-unknown"
         else:
             self.alone = None if self.axis.kind == "First" else "axis-none"
+            if self.axis.by_file:
+                self.alone_by_protocol = self.alone
 
     @property
     def needed(self) -> bool:

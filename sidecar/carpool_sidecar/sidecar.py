@@ -17,10 +17,13 @@ from carpool_sidecar.backends.upstream import UpstreamBackend
 from carpool_sidecar.changes import Changes
 from carpool_sidecar.config import EVERY_MODEL, address_of
 from carpool_sidecar.control import Control
+from carpool_sidecar.descriptors import ADMIN_CONNECTIONS, open_files, share
 from carpool_sidecar.driver import Driver
 from carpool_sidecar.health import INTERVAL, Health
 from carpool_sidecar.http1.limits import ServerLimits
+from carpool_sidecar.http1.memory import Budget
 from carpool_sidecar.http1.server import Server
+from carpool_sidecar.http1.timing import Turns
 from carpool_sidecar.models import ModelTable, Resolver
 from carpool_sidecar.protocols.headers import Reader
 from carpool_sidecar.protocols.json_scan import prepare
@@ -69,9 +72,20 @@ class Sidecar:
             config.parameters_of(EVERY_MODEL),
             admission=config.policy.admission,
             retry_transport=config.upstream is not None and config.upstream.retry,
+            idempotent=config.policy.idempotent,
         )
         self.models = ModelTable(config.policy.models, self._forget)
-        self.backend = _backend(config)
+        # What callers send and the upstream answers is held in one budget, and read in the same turns.
+        budget = Budget(int(config.bodies.max_buffered))
+        turns = Turns(ServerLimits().turn, monotonic)
+        upstream = config.upstream
+        shares = share(
+            open_files(),
+            0 if upstream is None else upstream.max_connections,
+            0 if upstream is None else upstream.max_forwarded,
+        )
+        self._backlog = shares.backlog
+        self.backend = _backend(config, budget, turns, shares.forwarded)
         self.stalls = StallWatcher()
         self.health = Health(self.backend, self._found, self.log)
         self.driver = Driver(
@@ -101,15 +115,16 @@ class Sidecar:
             )
         )
         self._resolver = Resolver(self.models, self.backend, self._learned, self._changed)
-        limits = ServerLimits(
-            max_body_bytes=int(config.bodies.max_request), max_buffered_bytes=int(config.bodies.max_buffered)
-        )
         self.data = Server(
-            DataApp(self.driver, self.backend, self.models, int(config.bodies.max_request)), limits, clock=monotonic
+            DataApp(self.driver, self.backend, self.models, int(config.bodies.max_request)),
+            ServerLimits(max_body_bytes=int(config.bodies.max_request), max_connections=shares.clients),
+            clock=monotonic,
+            budget=budget,
+            turns=turns,
         )
         self.admin = Server(
             AdminApp(self, api_key, local=self._admin[0] in LOOPBACK),
-            ServerLimits(max_body_bytes=1 << 20, max_buffered_bytes=16 << 20),
+            ServerLimits(max_body_bytes=1 << 20, max_buffered_bytes=16 << 20, max_connections=ADMIN_CONNECTIONS),
             clock=monotonic,
         )
         self._tasks: list[asyncio.Task[None]] = []
@@ -128,8 +143,8 @@ class Sidecar:
         if self.changes is not None:
             # Before anybody comes: a new pod begins with what its older siblings run.
             self.changes.look()
-        await _listen(self.data, "listen", self._listen)
-        await _listen(self.admin, "admin", self._admin)
+        await _listen(self.data, "listen", self._listen, self._backlog)
+        await _listen(self.admin, "admin", self._admin, ADMIN_CONNECTIONS)
         self._spawn(self.health.run())
         self._spawn(self._resolver.run())
         self._spawn(self.control.run())
@@ -249,6 +264,7 @@ class Sidecar:
         self.driver.timeout = config.policy.admission.timeout
         self._read(config)
         self.batcher.admit(config.policy.admission)
+        self.batcher.idempotent = config.policy.idempotent
         self.models.configure(config.policy.models)
         self.driver.verifier.configure(config.policy, list(self.models))
         self.control.configure(config, change)
@@ -296,9 +312,9 @@ class Sidecar:
         self.models.ask_again()
 
 
-async def _listen(server: Server, name: str, address: tuple[str, int]) -> None:
+async def _listen(server: Server, name: str, address: tuple[str, int], backlog: int) -> None:
     try:
-        await server.listen(*address)
+        await server.listen(*address, backlog=backlog)
     except OSError as error:
         # Of the loop's sentence around it only the system's own words are kept.
         why = str(error.strerror).rpartition(": ")[2]
@@ -306,9 +322,16 @@ async def _listen(server: Server, name: str, address: tuple[str, int]) -> None:
         raise OSError(f"{name}: {host}:{port}: {why}: name another address, in the file or with --{name}") from error
 
 
-def _backend(config: SidecarConfig) -> Backend:
+def _backend(config: SidecarConfig, budget: Budget, turns: Turns, forwarded: int) -> Backend:
     if config.upstream is not None:
-        return UpstreamBackend(config.upstream, max_answer=int(config.bodies.max_answer), clock=monotonic)
+        return UpstreamBackend(
+            config.upstream,
+            max_answer=int(config.bodies.max_answer),
+            clock=monotonic,
+            budget=budget,
+            turns=turns,
+            max_forwarded=forwarded,
+        )
     from carpool_sidecar.backends.onnx import OnnxBackend  # noqa: PLC0415 - 60 MiB that an upstream does without
 
     assert config.onnx is not None  # noqa: S101 - for the type checker: validated

@@ -15,7 +15,7 @@ policy:
   models: [{name: resnet, axis: First, maxBatch: 16}]
 parameters:
   resnet: {maxBatch: 4, maxWait: 2ms}
-bodies: {maxRequest: 1Mi, maxBuffered: 1Mi}
+bodies: {maxRequest: 1Mi, maxBuffered: 1Mi, maxAnswer: 1Mi}
 """
 
 
@@ -79,6 +79,7 @@ def test_an_onnx_file_names_its_model():
         (plain(bodies={"maxRequest": "1 MB"}), "bodies.maxRequest", "not a size"),
         (plain(bodies={"maxRequest": "1Gi"}), "bodies.maxBuffered", "one body of bodies.maxRequest, 1Gi: raise"),
         (plain(bodies={"maxBuffered": "63Mi"}), "bodies.maxBuffered", "63Mi has no room"),
+        (plain(bodies={"maxBuffered": "255Mi"}), "bodies.maxBuffered", "one body of bodies.maxAnswer, 256Mi: raise"),
         ("a: [1", "config", "line 1"),
         ("just words", "config", "mapping"),
         ("policy: .nan", "config", "Out of range"),

@@ -338,7 +338,7 @@ async def test_an_oversize_body_is_413_and_not_read_to_its_end(beside, raw, fram
 
 async def test_callers_that_stop_half_way_hold_no_more_than_is_allowed(world, beside, raw):
     """Each stops one byte short; who finds no room is told so, and those who wait in the queue don't notice."""
-    async with beside(bodies={"maxRequest": "1Mi", "maxBuffered": "4Mi"}) as (sidecar, client):
+    async with beside(bodies={"maxRequest": "1Mi", "maxBuffered": "4Mi", "maxAnswer": "1Mi"}) as (sidecar, client):
         held_before = sidecar.data.buffered_bytes
         size = 1 << 20
         slow = []

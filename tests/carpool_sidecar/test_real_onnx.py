@@ -364,7 +364,7 @@ async def test_a_model_with_a_fixed_batch_is_served_without_batching_and_the_fix
     sidecar, client, name = await start(world, path)
     (line,) = (record for record in caplog.records if record.message == "the model is served without batching")
     assert 'torch.onnx.export(..., dynamic_axes={"x": {0: "batch"}})' in line.detail
-    assert sidecar.backend.axis.kind == "None"
+    assert sidecar.backend.axis(sidecar.backend.model).kind == "None"
     gate = gated(sidecar)
     rows = [np.full((1, 4), row, dtype=np.float32) for row in range(3)]
     bodies = [world.binary([("x", "FP32", [1, 4], row.tobytes())]) for row in rows]
@@ -380,7 +380,7 @@ async def test_a_model_with_a_fixed_batch_is_served_without_batching_and_the_fix
 
 async def test_a_model_with_a_state_and_a_scalar_is_served_without_batching(world, recurrent):
     sidecar, client, name = await start(world, recurrent)
-    assert "dim 0 of input 'state' is fixed to 2" in sidecar.backend.axis.reason
+    assert "dim 0 of input 'state' is fixed to 2" in sidecar.backend.axis(sidecar.backend.model).reason
     inputs = [
         {"name": "x", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]},
         {"name": "state", "datatype": "FP32", "shape": [2, 4], "data": [0] * 8},
@@ -410,7 +410,8 @@ def test_the_names_in_a_file_reach_the_axis(tmp_path, inputs, outputs, kind):
         [(f"x{index}", TensorProto.FLOAT, [name, 2]) for index, name in enumerate(inputs)],
         [(f"y{index}", TensorProto.FLOAT, [name, 2]) for index, name in enumerate(outputs)],
     )
-    assert OnnxBackend(Onnx(path=path)).axis.kind == kind
+    backend = OnnxBackend(Onnx(path=path))
+    assert backend.axis(backend.model).kind == kind
 
 
 @pytest.mark.parametrize(

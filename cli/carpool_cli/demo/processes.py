@@ -64,14 +64,14 @@ class _Answer:
         self.body: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._path = path
 
-    def answered(self, status: int, headers: Headers, body: bytes) -> None:  # noqa: ARG002 - a receiver's signature
+    def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:  # noqa: ARG002 - a receiver's signature
         if self.body.done():
             return  # nobody waits any more
         if status == 200:
-            self.body.set_result(body)
+            self.body.set_result(bytes(body))
         else:
             self.body.set_exception(
-                DemoError(f"{self._path} answered {status}: {body[:200].decode('utf-8', 'replace')}")
+                DemoError(f"{self._path} answered {status}: {bytes(body[:200]).decode('utf-8', 'replace')}")
             )
 
     def failed(self, error: UpstreamError) -> None:

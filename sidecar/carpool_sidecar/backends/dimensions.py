@@ -85,4 +85,5 @@ def _none(model: str, why: str) -> Axis:
         "None",
         None,
         f"{why}; or, if dim 0 of every tensor is the batch, set `models: [{{name: {model}, axis: First}}]`",
+        by_file=True,
     )

@@ -80,13 +80,12 @@ class OnnxBackend:
         inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
         self.inputs = [_spec(value, config.path) for value in inputs]
         self.outputs = [_spec(value, config.path) for value in outputs]
-        self.axis = axis_of(self.model, [_first(value) for value in inputs], [_first(value) for value in outputs])
-        """What the file says about its batch axis: First where nothing in it stands against that."""
+        self._axis = axis_of(self.model, [_first(value) for value in inputs], [_first(value) for value in outputs])
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="onnx")
         self._log = logging.getLogger("carpool.onnx")
-        if self.axis.kind == "None":
+        if self._axis.kind == "None":
             self._log.warning(
-                "the model is served without batching", extra={"model": self.model, "detail": self.axis.reason}
+                "the model is served without batching", extra={"model": self.model, "detail": self._axis.reason}
             )
 
     def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver) -> Run:
@@ -100,9 +99,9 @@ class OnnxBackend:
         """Answer what is no inference."""
         return Local(self, exchange)
 
-    def axis(self, model: str) -> Axis | None:  # noqa: ARG002 - the port's signature
-        """Say nothing: the metadata has it."""
-        return None
+    def axis(self, model: str) -> Axis | None:
+        """Return what the file says about its batch axis: First where nothing in it stands against that."""
+        return self._axis if model == self.model else None
 
     async def ask(self, target: bytes) -> Document:
         """Answer a question, as an upstream would."""

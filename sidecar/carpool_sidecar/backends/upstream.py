@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING
 
 from carpool_sidecar.backends.base import Document
@@ -17,41 +18,87 @@ if TYPE_CHECKING:
     from carpool_sidecar.config import Upstream
     from carpool_sidecar.http1.calls import Call, Receiver, UpstreamError
     from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.memory import Budget
     from carpool_sidecar.http1.messages import Body, Headers
+    from carpool_sidecar.http1.timing import Turns
     from carpool_sidecar.protocols.models import Axis
 
 ASK_TIMEOUT = 5.0
 """Seconds that a question about the server or a model may take."""
 
+PROBES = 16
+"""Connections for callers' questions about health and models; their answers are short."""
+QUESTIONS = 2
+"""Connections for the sidecar's own."""
+
+_PROBE = re.compile(
+    rb"/(?:health|healthz|livez|readyz|ping|metrics)?|/v[12]/?|/v2/health/(?:live|ready)"
+    rb"|/v[12]/models(?:/[^/:]+(?:/versions/[^/:]+)?(?:/(?:ready|metadata|config|stats))?)?"
+)
+
 
 class UpstreamBackend:
-    """Sends batches and forwards the rest; questions go over connections of their own, which load can't delay."""
+    """Sends batches and forwards the rest.
 
-    def __init__(self, config: Upstream, *, max_answer: int, clock: Callable[[], float]) -> None:
+    Inference, what is forwarded, probes and the sidecar's own questions have connections apart: whatever hangs or is
+    slow of one, the others don't wait for it. ``budget`` bounds what is held of answers, ``turns`` what is read of them
+    at a time; ``max_forwarded`` stands in for the configuration's where the process may not have as many connections.
+    """
+
+    def __init__(
+        self,
+        config: Upstream,
+        *,
+        max_answer: int,
+        clock: Callable[[], float],
+        budget: Budget | None = None,
+        turns: Turns | None = None,
+        max_forwarded: int | None = None,
+    ) -> None:
         host, port, path = config.address
+        limits = ClientLimits(max_body_bytes=max_answer)
+
+        def pool(most: int, setting: str, connect_timeout: float = config.connect_timeout) -> Pool:
+            return Pool(
+                host,
+                port,
+                path=path,
+                max_connections=most,
+                max_waiting=most,
+                setting=setting,
+                connect_timeout=connect_timeout,
+                limits=limits,
+                clock=clock,
+                budget=budget,
+                turns=turns,
+            )
+
         self._timeout = float(config.timeout)
         self.readiness = config.ready.encode()
-        self._pool = Pool(
-            host,
-            port,
-            path=path,
-            max_connections=config.max_connections,
-            connect_timeout=config.connect_timeout,
-            limits=ClientLimits(max_body_bytes=max_answer),
-            clock=clock,
-        )
-        self._questions = Pool(host, port, path=path, max_connections=2, connect_timeout=2.0, clock=clock)
+        self._inference = pool(config.max_connections, "upstream.maxConnections")
+        self._forwarding = pool(max_forwarded or config.max_forwarded, "upstream.maxForwarded")
+        self._probes = pool(PROBES, "upstream.maxForwarded")
+        self._questions = pool(QUESTIONS, "", 2.0)
 
     def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver) -> Call:
         """Post a request for inference over an idle connection or a new one."""
         head = encode_request_head(b"POST", target, headers, (content_length(size_of(body)),))
         # A connection that the upstream closed while it was idle says nothing of the request: that one is sent again,
         # and so, once, is one that the upstream died over: from here they look the same.
-        return self._pool.send(head, body, receiver, timeout=self._timeout, retry_stale=True)
+        return self._inference.send(head, body, receiver, timeout=self._timeout, retry_stale=True)
 
     def forward(self, exchange: Exchange) -> Forwarding:
         """Stream anything else both ways."""
-        return Forwarding(exchange, self._pool, self._timeout)
+        if self._probes.free and self._is_probe(exchange):
+            return Forwarding(exchange, self._probes, self._timeout, short=True)
+        return Forwarding(exchange, self._forwarding, self._timeout)
+
+    def _is_probe(self, exchange: Exchange) -> bool:
+        """Whether an exchange asks how the server or a model is: such answers are short."""
+        if exchange.method not in {b"GET", b"HEAD"} or exchange.length or exchange.upgrade:
+            return False
+        path = exchange.path
+        return path == self.readiness or _PROBE.fullmatch(path) is not None
 
     def axis(self, model: str) -> Axis | None:  # noqa: ARG002 - the port's signature
         """Say nothing: the server says it."""
@@ -70,17 +117,17 @@ class UpstreamBackend:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._pool.close()
-        await self._questions.close()
+        for pool in (self._inference, self._forwarding, self._probes, self._questions):
+            await pool.close()
 
 
 class _Question:
     def __init__(self) -> None:
         self.answer: asyncio.Future[Document] = asyncio.get_running_loop().create_future()
 
-    def answered(self, status: int, headers: Headers, body: bytes) -> None:  # noqa: ARG002 - the receiver's signature
+    def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:  # noqa: ARG002 - the receiver's signature
         if not self.answer.done():
-            self.answer.set_result(Document(status, body))
+            self.answer.set_result(Document(status, bytes(body)))
 
     def failed(self, error: UpstreamError) -> None:
         if not self.answer.done():

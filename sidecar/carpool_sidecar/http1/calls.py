@@ -13,14 +13,20 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.exchange import Flow
     from carpool_sidecar.http1.upstream import Upstream
 
-FailureKind: TypeAlias = Literal["refused", "reset", "timeout", "protocol", "too-large"]
+FailureKind: TypeAlias = Literal[
+    "refused", "reset", "timeout", "protocol", "too-large", "busy", "buffers-full"
+]  # fmt: skip
+
+STATUS = {"refused": 503, "timeout": 504, "busy": 503, "buffers-full": 503}
+"""Status by kind of failure; 502 for any other."""
 
 
 class UpstreamError(Exception):
     """A call that got no complete answer.
 
     `kind` says how: no connection could be made (refused), the upstream closed or reset it (reset), it was silent
-    (timeout), it sent what is no HTTP or more than one answer (protocol), or more than is accepted (too-large).
+    (timeout), it sent what is no HTTP or more than one answer (protocol), or more than is accepted (too-large);
+    too many calls wait for a connection already (busy), or there is no room to buffer the answer (buffers-full).
     `answered_bytes`: some of an answer had come, so the upstream has seen the request.
     """
 
@@ -29,12 +35,23 @@ class UpstreamError(Exception):
         self.kind = kind
         self.answered_bytes = answered_bytes
 
+    @property
+    def status(self) -> int:
+        """What a client is answered."""
+        return STATUS.get(self.kind, 502)
+
+    @property
+    def reason(self) -> str:
+        """The word for machines that goes with it."""
+        # The one budget has the one reason, whichever way the bytes went.
+        return self.kind if self.kind == "buffers-full" else f"upstream-{self.kind}"
+
 
 class Receiver(Protocol):
     """Who is told of a call's outcome: exactly one of the two, once, and neither after `Call.cancel`."""
 
-    def answered(self, status: int, headers: Headers, body: bytes) -> None:
-        """Take the whole answer."""
+    def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
+        """Take the whole answer; a large body is a read-only view, so that it is held once."""
 
     def failed(self, error: UpstreamError) -> None:
         """Take the failure."""
@@ -44,8 +61,15 @@ class StreamReceiver(Receiver, Protocol):
     """Who is told of an answer as it comes.
 
     Either `answered`, for an answer that came in one piece, or `head`, any number of `data`, `end`. `failed` may
-    come instead of the first or after any of them but the last.
+    come instead of the first or after any of them but the last. Before all that `interim`, any number of times. A call
+    that offers an upgrade may instead end in `switched`.
     """
+
+    def interim(self, status: int, headers: Headers) -> None:
+        """Take an interim response (1xx) other than 100 and 101."""
+
+    def switched(self, headers: Headers, link: Upstream, rest: bytes) -> None:
+        """Take over the connection: what it speaks from now on is no HTTP. `rest` came behind the head."""
 
     def head(self, status: int, headers: Headers) -> None:
         """Take the answer's head."""
@@ -86,6 +110,7 @@ class Call:
         "retry_stale",
         "streamed",
         "timeout",
+        "upgrade",
         "uploading",
     )
 
@@ -99,6 +124,7 @@ class Call:
         *,
         timeout: float,
         retry_stale: bool,
+        upgrade: bool = False,
     ) -> None:
         self._pool = pool
         self._link: Upstream | None = None
@@ -116,6 +142,7 @@ class Call:
         self.receiver = receiver
         self.streamed = streamed
         self.timeout = timeout
+        self.upgrade = upgrade
         self.expires = NEVER  # while the call waits for a connection
         # What was streamed is not kept, so it can't be sent again.
         self.retry_stale = retry_stale and not self.uploading
@@ -126,6 +153,16 @@ class Call:
     def writable(self) -> bool:
         """Whether `write` goes out at once, without piling up."""
         return self._link is not None and self._link.writable
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of a body that comes in pieces and waits for a connection."""
+        return sum(map(len, self._pieces)) if self.streaming else 0
+
+    @property
+    def streaming(self) -> bool:
+        """Whether its body comes, or came, in pieces that nobody holds once they are sent."""
+        return self._flow is not None
 
     def write(self, chunk: Buffer) -> None:
         """Send the next piece of an `Upload`; ignored once the call is over. Raises ValueError beyond its length."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from carpool_sidecar.http1.calls import Call, FailureKind, Receiver, StreamReceiver, Upload
 from carpool_sidecar.http1.limits import ClientLimits
-from carpool_sidecar.http1.timing import Ticker
+from carpool_sidecar.http1.memory import Budget
+from carpool_sidecar.http1.timing import NEVER, Ticker, Turns
 from carpool_sidecar.http1.upstream import Upstream
 
 if TYPE_CHECKING:
@@ -21,8 +23,9 @@ class Pool:
     """Connections to one upstream, by TCP (`host`, `port`) or by a Unix socket (`path`).
 
     The connection used last is used first, so that those beyond the need fall idle and close. A connection is opened
-    when a call finds none idle; at the cap, calls wait, first come, first served. Times are seconds of `clock`, by
-    default the running loop's.
+    when a call finds none idle; at the cap, calls wait, first come, first served, and `max_waiting` of them at most.
+    Times are seconds of `clock`, by default the running loop's. `setting` is what people raise to have more
+    connections. `budget` bounds what is held of answers, `turns` what is read of them at a time.
     """
 
     def __init__(
@@ -32,24 +35,33 @@ class Pool:
         *,
         path: str | None = None,
         max_connections: int = 256,
+        max_waiting: float = NEVER,
+        setting: str = "max_connections",
         connect_timeout: float = 5.0,
         idle_timeout: float = 30.0,
         limits: ClientLimits | None = None,
         clock: Callable[[], float] | None = None,
+        budget: Budget | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self._host = host
         self._port = port
         self._path = path
         self._max_connections = max_connections
+        self._max_waiting = max_waiting
+        self._setting = setting
         self._connect_timeout = connect_timeout
         self._idle_timeout = idle_timeout
         self._loop = asyncio.get_running_loop()
         self.limits = limits or ClientLimits()
         self.clock = clock or self._loop.time
+        self.budget = budget or Budget(NEVER)
+        self.turns = turns or Turns(self.limits.turn, self.clock)
         self._open: set[Upstream] = set()
         self._idle: list[Upstream] = []
         self._waiting: deque[Call] = deque()
         self._connecting: set[asyncio.Task[None]] = set()
+        self._waiting_bytes = 0  # of streamed requests that wait, counted as held
         self._ticker = Ticker(self.limits.tick, self._expire, self.clock)
         self._closed = False
 
@@ -70,6 +82,11 @@ class Pool:
     def idle(self) -> int:
         """How many of them have no call."""
         return len(self._idle)
+
+    @property
+    def free(self) -> bool:
+        """Whether a call would have a connection without waiting for another call's."""
+        return bool(self._idle) or len(self._open) + len(self._connecting) < self._max_connections
 
     @property
     def waiting(self) -> int:
@@ -101,9 +118,15 @@ class Pool:
         *,
         timeout: float = 60.0,
         retry_stale: bool = False,
+        upgrade: bool = False,
     ) -> Call:
-        """Send a request as `send` does; the answer is told piece by piece, unless it comes in one."""
-        return self._place(Call(self, head, body, receiver, receiver, timeout=timeout, retry_stale=retry_stale))
+        """Send a request as `send` does; the answer is told piece by piece, unless it comes in one.
+
+        `upgrade`: the request offers to switch protocols; an upstream that does so unasked breaks the protocol.
+        """
+        return self._place(
+            Call(self, head, body, receiver, receiver, timeout=timeout, retry_stale=retry_stale, upgrade=upgrade)
+        )
 
     async def close(self) -> None:
         """Close everything; calls under way fail with "reset"."""
@@ -152,8 +175,8 @@ class Pool:
         self._connect_as_needed()
 
     def withdraw(self, call: Call) -> None:
-        """Take a cancelled call out of the queue; a closed pool has none."""
-        if not self._closed:
+        """Take a cancelled call out of the queue, unless it was refused a place in it."""
+        with suppress(ValueError):
             self._waiting.remove(call)
 
     # Connections
@@ -163,6 +186,11 @@ class Pool:
             self._loop.call_soon(call.fail, "refused", "the pool is closed")
         elif self._idle:
             call.begin(self._idle.pop())
+        elif len(self._waiting) >= self._max_waiting + max(0, self._max_connections - len(self._open)):
+            text = (
+                f"all {self._max_connections} connections to the upstream are taken, and {self._max_waiting} calls wait"
+            )
+            self._loop.call_soon(call.fail, "busy", f"{text}; raise {self._setting} or replicas")
         else:
             call.expires = self.clock() + call.timeout
             self._waiting.append(call)
@@ -202,10 +230,14 @@ class Pool:
 
     def _expire(self, now: float) -> bool:
         for link in tuple(self._open):
+            link.weigh()
             if now >= link.deadline:
                 link.expire()
         for call in tuple(self._waiting):
             if now >= call.expires and not call.done:
                 self._waiting.remove(call)
                 call.fail("timeout", f"no connection to the upstream was free within {call.timeout:g} s")
+        waiting = sum(call.waiting_bytes for call in self._waiting)
+        self.budget.held += waiting - self._waiting_bytes
+        self._waiting_bytes = waiting
         return bool(self._open or self._waiting or self._connecting)

@@ -10,13 +10,19 @@ import httptools
 
 from carpool_sidecar.http1.bodies import BodyReader
 from carpool_sidecar.http1.exchange import Exchange
+from carpool_sidecar.http1.memory import count_while_alive, counts_itself
 from carpool_sidecar.http1.messages import CONTINUE, Buffer, FieldLines
 from carpool_sidecar.http1.parsing import LONGEST_KEPT, HeadCheck, HttpError, RequestHead, parse_request_head
 from carpool_sidecar.http1.sockets import peer_has_reset, reset
 from carpool_sidecar.http1.timing import NEVER
+from carpool_sidecar.http1.tunnel import splice
 
 if TYPE_CHECKING:
     from carpool_sidecar.http1.server import Server
+    from carpool_sidecar.http1.upstream import Upstream
+
+BUFFERS_FULL = "buffers-full"
+"""The reason of a refusal for want of room in the budget."""
 
 # Stands for a request that could not be read, so that its refusal waits for its turn among the answers.
 _UNREAD = RequestHead(b"", b"", FieldLines(), 1, False, 0, False)
@@ -28,6 +34,45 @@ class Connection(asyncio.Protocol):
     `read_deadline` and `write_deadline` are times of the server's clock; the server calls `expire` when one passes.
     """
 
+    __slots__ = (
+        "_aborted",
+        "_app",
+        "_body",
+        "_body_of",
+        "_body_paused",
+        "_body_since",
+        "_budget",
+        "_buffer",
+        "_check",
+        "_clock",
+        "_continue_for",
+        "_counted",
+        "_discarded",
+        "_eof",
+        "_last",
+        "_last_head",
+        "_limits",
+        "_lingering",
+        "_most_queued",
+        "_no_more",
+        "_parsing",
+        "_paused_at",
+        "_queue",
+        "_reading",
+        "_server",
+        "_taken",
+        "_transport",
+        "_unsound",
+        "_waiting_bytes",
+        "_waiting_since",
+        "_written",
+        "_yielded",
+        "peer",
+        "read_deadline",
+        "writable",
+        "write_deadline",
+    )
+
     _transport: asyncio.Transport
 
     def __init__(self, server: Server) -> None:
@@ -35,6 +80,7 @@ class Connection(asyncio.Protocol):
         self._app = server.app
         self._limits = server.limits
         self._clock = server.clock
+        self._budget = server.budget
         # Input
         self._buffer = b""  # the beginning of a head, or requests beyond the pipelining limit
         self._check: HeadCheck | None = None  # of the head that begins in the buffer
@@ -43,6 +89,8 @@ class Connection(asyncio.Protocol):
         self._last = b""
         self._last_head = _UNREAD
         self._parsing = False
+        self._yielded = False  # goes on with the buffer once others had their turn
+        self._most_queued = server.limits.max_pipelined  # 1 while what comes next may be of another protocol
         self._reading = True  # the transport is not paused
         self._eof = False
         self._no_more = False  # what else comes in is not a request for us
@@ -60,10 +108,16 @@ class Connection(asyncio.Protocol):
         self._queue: deque[Exchange] = deque()  # not answered yet, in order of arrival
         self._aborted: Exchange | None = None  # the answer at which the connection is to be cut
         self._written = 0  # bytes handed to the transport
+        self._counted = 0  # of these, up to the last that are counted elsewhere
         self._taken = 0  # of these, what the client had taken when last looked
         self.writable = True
         self.read_deadline = NEVER
         self.write_deadline = NEVER
+        # What waits for the client, or before its turn: looked at with every tick
+        self._waiting_bytes = 0  # those that are counted as held
+        self._waiting_since = NEVER
+        self.peer: str | None = None
+        """The client's address, without its port."""
 
     # Called by the transport
 
@@ -71,6 +125,8 @@ class Connection(asyncio.Protocol):
         """Begin."""
         # Only stream sockets are served; uvloop's transports are no subclasses of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
+        name = transport.get_extra_info("peername")
+        self.peer = name[0] if isinstance(name, tuple) else None
         self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
         self.read_deadline = self._clock() + self._limits.idle_timeout
         if not self._server.opened(self):
@@ -113,6 +169,9 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
         """Take the end of the connection: nobody waits for the answers that are not complete."""
         self._no_more = True
+        self._buffer = b""
+        self._budget.give(self._waiting_bytes)
+        self._waiting_bytes = 0
         self.writable = False
         self.read_deadline = self.write_deadline = NEVER
         body_of, self._body_of = self._body_of, None
@@ -163,9 +222,43 @@ class Connection(asyncio.Protocol):
         """Cut."""
         self._transport.abort()
 
+    def patience_used(self, now: float) -> float | None:
+        """Say which share of its patience the server has had with a client that asks nothing; None: it does ask.
+
+        A client in a head, or one that has not begun its first, has `head_timeout`; one between requests has
+        `idle_timeout`. A client whose last answer is sent has none.
+        """
+        if self._queue or self._body_of is not None or self._transport.is_closing():
+            return None
+        if self._lingering:
+            return 1.0
+        limits = self._limits
+        if self._buffer:
+            return 1.0 - (self.read_deadline - now) / limits.head_timeout
+        idle = now - (self.read_deadline - limits.idle_timeout)
+        return idle / (limits.idle_timeout if self._written else limits.head_timeout)
+
+    def holds_back(self, now: float, patience: float) -> int:
+        """Return the bytes held for a client that has not taken its answer, or sent its body, for so long."""
+        held = 0
+        if now - self._waiting_since > patience:
+            held = self._transport.get_write_buffer_size()
+        if (exchange := self._body_of) is not None and now - self._body_since > patience:
+            held += exchange.buffered
+        return held
+
+    def make_room(self) -> None:
+        """Give up what is held for this client."""
+        exchange = self._body_of
+        if exchange is None or exchange.buffered < self._transport.get_write_buffer_size():
+            self._transport.abort()
+        else:
+            self._break_body(exchange, self._no_room())
+
     def expire(self, now: float) -> None:
         """Act on deadlines that have passed, and look whether a half-closed client is still there."""
         limits = self._limits
+        self._weigh(now)
         if now >= self.write_deadline:
             taken = self._written - self._transport.get_write_buffer_size()
             if self._lingering or taken == self._taken:
@@ -201,10 +294,13 @@ class Connection(asyncio.Protocol):
     def write(self, pieces: list[Buffer]) -> None:
         """Hand pieces to the transport, each as it is."""
         transport = self._transport
-        if not transport.is_closing():
-            for piece in pieces:
-                self._written += len(piece)
-                transport.write(piece)
+        if transport.is_closing():
+            return
+        for piece in pieces:
+            self._written += len(piece)
+            transport.write(piece)
+        if len(pieces) > 1 and counts_itself(pieces[-1]):  # before a large body goes a head
+            self._counted = self._written
 
     def keeps_open(self, exchange: Exchange, *, final: bool) -> bool:
         """Say whether the connection outlives this answer; `final`: the rest of the request's body is not wanted."""
@@ -239,13 +335,14 @@ class Connection(asyncio.Protocol):
         if exchange.known:
             self._app.sent(exchange)
         if not queue:
+            self._most_queued = self._limits.max_pipelined
             if self._server.waited_for:
                 self._server.became_idle()
         elif exchange.keep_alive:
             self._advance(queue[0])
         if self._parsing:
             return
-        if self._buffer and not self._no_more:
+        if self._buffer and not self._no_more and not self._yielded:
             data, self._buffer = self._buffer, b""
             self._parse(data)
         elif not self._reading:
@@ -259,6 +356,55 @@ class Connection(asyncio.Protocol):
         if self._queue[0] is exchange:
             reset(self._transport)
 
+    def charge(self, exchange: Exchange, extra: int) -> bool:
+        """Count more bytes as held for this exchange, if there is room."""
+        if not self._budget.take(extra):
+            return False
+        exchange.buffered += extra
+        return True
+
+    def refund(self, exchange: Exchange, count: int) -> None:
+        """Count so many of them as held no more."""
+        count = min(count, exchange.buffered)
+        exchange.buffered -= count
+        self._budget.give(count)
+
+    def await_switch(self, exchange: Exchange) -> bool:
+        """Read nothing behind this request until it is answered; return False where others are to be answered first."""
+        if self._queue[0] is not exchange or self._eof:
+            return False
+        self._most_queued = 1
+        return True
+
+    def switch(self, exchange: Exchange, head: bytes, upstream: Upstream, rest: bytes) -> None:
+        """Answer with this head, and from then on pass all bytes between the client and the upstream.
+
+        The exchange stays the connection's first until that ends. `rest` is what the upstream sent behind its head.
+        """
+        self.write([head])
+        self.read_deadline = NEVER
+        exchange.sent_at = self._clock()
+        exchange.ended = True
+        exchange.known = False
+        self._app.sent(exchange)
+        early, self._buffer = self._buffer, b""
+        self._no_more = True
+        client, model = splice(self._transport, self, upstream.transport, upstream)
+        client.take(rest)
+        model.take(early)
+        if self._eof:
+            client.eof_received()
+
+    def stuck(self) -> None:
+        """Give a client on the other side of a tunnel time to read."""
+        self.writable = False
+        self._await_client()
+
+    def moved(self) -> None:
+        """Take note that it has read."""
+        self.writable = True
+        self.write_deadline = NEVER
+
     def pause_body(self, exchange: Exchange) -> None:
         """Stop reading the body of this exchange, if it is being read."""
         if exchange is self._body_of and not self._body_paused:
@@ -271,30 +417,28 @@ class Connection(asyncio.Protocol):
             self._body_paused = False
             self._sync_reading()
 
-    def charge(self, exchange: Exchange, extra: int) -> bool:
-        """Count more bytes as held for this exchange, if there is room for them."""
-        if self._server.buffered_bytes + extra > self._limits.max_buffered_bytes:
-            return False
-        self._server.buffered_bytes += extra
-        exchange.buffered += extra
-        return True
-
     # Input
 
     def _parse(self, data: bytes) -> None:
+        """Read what is here, and yield where that takes longer than a turn."""
         self._parsing = True
         position, end = 0, len(data)
         try:
             while position < end and not self._no_more:
+                began = position
                 if self._body_of is not None:
                     position = self._read_body(self._body_of, data, position)
-                elif len(self._queue) >= self._limits.max_pipelined or not self.writable:
+                elif len(self._queue) >= self._most_queued or not self.writable:
                     break
                 else:
-                    began = position
                     position = self._read_head(data, position)
                     if position == began:
                         break
+                # One read of the socket may hold 10,000 requests, or 40,000 chunks.
+                if position < end and self._server.turns.over():
+                    self._yielded = True
+                    self._server.turns.wait(self._go_on)
+                    break
         except HttpError as refusal:
             if self._body_of is not None:
                 self._break_body(self._body_of, refusal)
@@ -305,6 +449,15 @@ class Connection(asyncio.Protocol):
         if position < end and not self._no_more:
             self._buffer = data[position:]
         self._sync_reading()
+
+    def _go_on(self) -> None:
+        """Read on in what came earlier."""
+        self._yielded = False
+        data, self._buffer = self._buffer, b""
+        if data and not self._no_more:
+            self._parse(data)
+        else:
+            self._sync_reading()
 
     def _read_head(self, data: bytes, position: int) -> int:
         """Read the head that begins here, and a body that is here with it.
@@ -364,12 +517,12 @@ class Connection(asyncio.Protocol):
             return stop
         body = data[position:stop]
         if exchange.streamed_to is None:
-            if (refusal := self._too_much(exchange, head.length)) is not None:
+            if (refusal := self._too_much(exchange, head.length, head.length)) is not None:
                 self._break_body(exchange, refusal)
                 return stop
             exchange.body = body
             exchange.buffered = head.length
-            self._server.buffered_bytes += head.length
+            self._budget.held += head.length
         elif body:
             exchange.streamed_to.data(body)
             if exchange.ended:
@@ -389,7 +542,7 @@ class Connection(asyncio.Protocol):
         self._app.head(exchange)
         if exchange.ended:
             return
-        if exchange.streamed_to is None and (refusal := self._too_much(exchange, head.length)) is not None:
+        if exchange.streamed_to is None and (refusal := self._too_much(exchange, head.length, head.length)) is not None:
             raise refusal
         if self._continue_for is exchange and self._queue[0] is exchange:
             self._advance(exchange)
@@ -403,16 +556,17 @@ class Connection(asyncio.Protocol):
         if exchange.ended:
             pass  # answered already: the rest is skipped
         elif sink is None:
-            kept = body.keep(pieces)
-            if (refusal := self._too_much(exchange, kept)) is not None:
+            try:
+                body.keep(pieces)
+            except OSError:
+                raise self._no_room() from None
+            held = body.held
+            if (refusal := self._too_much(exchange, body.kept, held)) is not None:
                 raise refusal
-            self._server.buffered_bytes += kept - exchange.buffered
-            exchange.buffered = kept
-        else:
-            for piece in pieces:
-                sink.data(bytes(piece))
-                if exchange.ended:
-                    break
+            self._budget.held += held - exchange.buffered
+            exchange.buffered = held
+        elif pieces:
+            sink.data(bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces))
         if body.complete:
             self._end_body(exchange, body)
         return stop
@@ -429,6 +583,10 @@ class Connection(asyncio.Protocol):
         if not exchange.ended:
             if exchange.streamed_to is None:
                 exchange.body = body.join()
+                if counts_itself(exchange.body):
+                    # It is given back when nobody holds it any more, be that before or after the answer.
+                    count_while_alive(exchange.body, self._budget)
+                    self._let_go(exchange)
             self._deliver(exchange)
         elif not self._queue:
             self.read_deadline = now + self._limits.idle_timeout
@@ -450,22 +608,26 @@ class Connection(asyncio.Protocol):
 
     def _let_go(self, exchange: Exchange) -> None:
         """Count the body of this exchange as held no more."""
-        self._server.buffered_bytes -= exchange.buffered
+        self._budget.held -= exchange.buffered
         exchange.buffered = 0
         if exchange is self._body_of:
             self._body.drop()
 
     # Refusals
 
-    def _too_much(self, exchange: Exchange, size: int) -> HttpError | None:
-        """Say why so many bytes of this exchange's body can't be held; None: they can."""
+    def _too_much(self, exchange: Exchange, size: int, held: int) -> HttpError | None:
+        """Say why so much of this exchange's body can't be held, in bytes of content and of memory; None: it can."""
         if size > exchange.limit:
             return HttpError(413, "body-too-large", f"the body is over {exchange.limit} bytes; raise bodies.maxRequest")
-        limit = self._limits.max_buffered_bytes
-        if self._server.buffered_bytes - exchange.buffered + size > limit:
-            text = f"with this body over {limit} bytes would be buffered; raise bodies.maxBuffered or replicas"
-            return HttpError(503, "buffers-full", text, [(b"retry-after", b"1")])
+        budget = self._budget
+        if budget.held - exchange.buffered + held > budget.limit:
+            return self._no_room()
         return None
+
+    def _no_room(self) -> HttpError:
+        self._budget.short = True
+        text = f"with this body over {self._budget.limit} bytes would be buffered; raise bodies.maxBuffered or replicas"
+        return HttpError(503, BUFFERS_FULL, text, [(b"retry-after", b"1")])
 
     def _break_body(self, exchange: Exchange, refusal: HttpError) -> None:
         """Give up a request in its body."""
@@ -514,6 +676,26 @@ class Connection(asyncio.Protocol):
         elif self.writable:
             exchange.resume_writing()
 
+    def _weigh(self, now: float) -> None:
+        """Count what the client does not take, and what it has sent before its turn.
+
+        That is counted late, and without asking for room: it is here already. What could be asked for is.
+        """
+        unsent = self._transport.get_write_buffer_size()
+        waiting = len(self._buffer) + min(unsent, self._written - self._counted)
+        if len(self._queue) > 1:
+            waiting += sum(exchange.held_bytes for exchange in self._queue)
+        if not unsent:
+            self._waiting_since = NEVER
+        elif self._waiting_since == NEVER:
+            self._waiting_since = now
+            if self.write_deadline == NEVER:
+                self._await_client()
+        if not unsent and self.writable and not self._lingering and not self._transport.is_closing():
+            self.write_deadline = NEVER
+        self._budget.held += waiting - self._waiting_bytes
+        self._waiting_bytes = waiting
+
     def _finish(self) -> None:
         """Close behind the last answer."""
         self._no_more = True
@@ -541,7 +723,9 @@ class Connection(asyncio.Protocol):
         want = self._lingering or (
             self.writable
             and not self._body_paused
-            and len(self._queue) < self._limits.max_pipelined
+            and not self._yielded
+            # With nothing in store one more read does no harm, and tells when the client leaves.
+            and (len(self._queue) < self._most_queued or not self._buffer)
             and self._discarded <= self._limits.drain_bytes
         )
         if want is self._reading or self._transport.is_closing():

@@ -25,6 +25,7 @@ from carpool_sidecar.http1.messages import (
 if TYPE_CHECKING:
     from carpool_sidecar.http1.connection import Connection
     from carpool_sidecar.http1.parsing import HttpError, RequestHead
+    from carpool_sidecar.http1.upstream import Upstream
 
 _CLOSE = (b"connection", b"close")
 _KEEP_ALIVE = (b"connection", b"keep-alive")
@@ -85,8 +86,9 @@ class Flow(Protocol):
 class Exchange:
     """One request and its answer.
 
-    `context` is the application's. `body` is complete when `Application.request` is called; `received_at` is then the
-    clock's time of its last byte, `sent_at` that of handing the answer's last byte to the transport (seconds).
+    `context` is the application's. `body` is complete when `Application.request` is called: bytes, or for a large one a
+    read-only view, so that it is held once. `received_at` is then the clock's time of its last byte, `sent_at` that of
+    handing the answer's last byte to the transport (seconds).
     """
 
     __slots__ = (
@@ -119,7 +121,7 @@ class Exchange:
         self.method = head.method
         """The method, in capitals."""
         self.target = head.target
-        """The request target as received."""
+        """The request target in origin-form, as received."""
         self.headers = head.headers
         """The field lines as received."""
         self._sink: Sink | None = None
@@ -130,8 +132,8 @@ class Exchange:
         self._started = False
         self._owed: int | None = None  # bytes still owed of an announced length; None: chunked, or ends with the close
         self.context: Any = None
-        self.body = b""
-        self.buffered = 0  # bytes of the body that are counted as held
+        self.body: Buffer = b""
+        self.buffered = 0  # bytes that are counted as held: of the body, and what the application charged
         self.limit = limit
         self.keep_alive = head.keep_alive
         self.known = True  # to the application
@@ -148,6 +150,11 @@ class Exchange:
         return (1, self._head.minor_version)
 
     @property
+    def peer(self) -> str | None:
+        """The client's address, without its port; None where it has none, as on a Unix socket."""
+        return self._connection.peer
+
+    @property
     def path(self) -> bytes:
         """The target up to the question mark, not decoded."""
         return self._split()[0]
@@ -161,6 +168,11 @@ class Exchange:
     def length(self) -> int:
         """The length of the request's body in bytes, or `parsing.IN_CHUNKS`."""
         return self._head.length
+
+    @property
+    def upgrade(self) -> bytes:
+        """The protocols that the client offers to switch to; empty where it offers none."""
+        return self._head.upgrade
 
     @property
     def streamed_to(self) -> Sink | None:
@@ -186,6 +198,25 @@ class Exchange:
         """Hand the body to `sink` piece by piece; `Application.request` is not called."""
         self._sink = sink
 
+    def charge(self, extra: int) -> bool:
+        """Count `extra` more bytes as held for this exchange, until it is answered or `refund` gives them back.
+
+        Return False, and count nothing, if there is no room for them, or if the exchange is over.
+        """
+        return not self.ended and self._connection.charge(self, extra)
+
+    def refund(self, count: int) -> None:
+        """Count so many of the charged bytes as held no more."""
+        if not self.ended:
+            self._connection.refund(self, count)
+
+    def await_switch(self) -> bool:
+        """Let nothing behind this request be read until it is answered, since that may change the protocol.
+
+        Return False if a switch is not possible: earlier requests are to be answered first.
+        """
+        return self._connection.await_switch(self)
+
     def pause_reading(self) -> None:
         """Stop reading a streamed body; pieces already read (at most one read of the socket) still come."""
         self._connection.pause_body(self)
@@ -193,13 +224,6 @@ class Exchange:
     def resume_reading(self) -> None:
         """Go on."""
         self._connection.resume_body(self)
-
-    def charge(self, extra: int) -> bool:
-        """Count so many more bytes as held for this exchange until it is answered.
-
-        Returns False, and counts nothing, where there is no room for them.
-        """
-        return self._connection.charge(self, extra)
 
     # The answer
 
@@ -230,6 +254,23 @@ class Exchange:
         """Send an error as JSON: `{"error": text for people, "reason": word for machines}`."""
         body = msgspec.json.encode({"error": error, "reason": reason})
         self.respond(status, [*(headers or []), (b"content-type", b"application/json")], body)
+
+    def interim(self, status: int, headers: Headers) -> None:
+        """Send an interim response (1xx) before the answer; clients of HTTP/1.0 do not know them."""
+        if not self.ended and not self._started and self._head.minor_version:
+            self._write([encode_response_head(status, headers)])
+
+    def switch(self, headers: Headers, upstream: Upstream, rest: bytes) -> None:
+        """Answer 101, after `await_switch`, and pass all further bytes between the client and this connection.
+
+        `headers` name the protocol; `rest` is what the upstream sent behind its head.
+        """
+        if self.ended:
+            upstream.close()
+            return
+        self._started = True
+        self.status = 101
+        self._connection.switch(self, encode_response_head(101, headers), upstream, rest)
 
     def start(self, status: int, headers: Headers, length: int | None, flow: Flow | None = None) -> None:
         """Begin an answer that comes in pieces: `write` them, then `end`.
@@ -310,6 +351,11 @@ class Exchange:
             self._connection.answered(self)
 
     # For the connection
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that were written before the turn to be answered had come."""
+        return sum(map(len, self._held)) if self._held else 0
 
     def hold(self) -> None:
         """Keep what is written: an earlier request of the connection is not answered yet."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from carpool_sidecar.http1.calls import Call, Upload, UpstreamError
+from carpool_sidecar.http1.intermediary import COUNTED, final_answer, hops_left, offer, one_hop_less, upgrade_fields
 from carpool_sidecar.http1.messages import (
     CHUNKED,
     Added,
@@ -22,27 +23,34 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.client import Pool
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.parsing import HttpError
+    from carpool_sidecar.http1.upstream import Upstream
 
 # Bodies up to here are read whole first: one write upstream instead of two, and a stale connection may be retried.
 _SMALL = 64 * 1024
+UPGRADE_REQUIRED = 426
 _IDEMPOTENT = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"PUT", b"DELETE"})  # RFC 9110, 9.2.2
-_FAILURES = {"refused": 503, "timeout": 504}  # all else is 502
+_RETRY_AFTER = [(b"retry-after", b"1")]
 
 
 class Forwarding:
     """One exchange on its way through; it receives the upstream's answer and hands it to the client.
 
-    Host and all end-to-end fields go on as sent; those of one hop are dropped. Nothing is added. An upstream that
-    fails before its answer began is answered for with a JSON error (502, 503, 504); one that fails later costs the
-    client its connection, so that no part is taken for the whole.
+    Host and all end-to-end fields go on as sent; those of one hop are dropped. Nothing is added. Interim responses are
+    passed on. An offer to switch protocols is, too, and if the upstream takes it, all bytes pass from then on, both
+    ways. An upstream that fails before its answer began is answered for with a JSON error (502, 503, 504); one that
+    fails later costs the client its connection, so that no part is taken for the whole.
+
+    `short`: the answer is a small one, so it is buffered, and a client that reads slowly occupies no connection.
     """
 
-    __slots__ = ("_call", "_exchange", "_pool", "_timeout")
+    __slots__ = ("_call", "_exchange", "_pool", "_short", "_switching", "_timeout")
 
-    def __init__(self, exchange: Exchange, pool: Pool, timeout: float = 60.0) -> None:
+    def __init__(self, exchange: Exchange, pool: Pool, timeout: float = 60.0, *, short: bool = False) -> None:
         self._exchange = exchange
         self._pool = pool
         self._timeout = timeout
+        self._short = short
+        self._switching = False
         self._call: Call | None = None
 
     # Called by the application
@@ -50,17 +58,19 @@ class Forwarding:
     def begin(self) -> None:
         """Choose how the request is read (in `Application.head`): a small one whole, a larger one as it comes."""
         exchange = self._exchange
+        if exchange.method in COUNTED and hops_left(exchange.headers) == 0:
+            exchange.respond(200, *final_answer(exchange.method, exchange.target, exchange.headers))
+            return
+        self._switching = bool(exchange.upgrade) and exchange.await_switch()
         if 0 <= exchange.length <= _SMALL:
             exchange.buffer(_SMALL)
-            return
-        length = None if exchange.length == IN_CHUNKS else exchange.length
-        uplink = _Uplink(exchange)
-        exchange.stream(uplink)
-        uplink.call = self._send(
-            Upload(length, uplink), CHUNKED if length is None else content_length(length), retry_stale=False
-        )
-        if not uplink.call.writable:
-            exchange.pause_reading()
+        else:
+            exchange.stream(_Uplink(self, exchange))
+
+    def upload(self, uplink: Upload) -> Call:
+        """Pass on a request that comes in pieces."""
+        framing = CHUNKED if uplink.length is None else content_length(uplink.length)
+        return self._send(uplink, framing, retry_stale=False)
 
     def request(self) -> None:
         """Pass on a request that was read whole (in `Application.request`)."""
@@ -77,19 +87,38 @@ class Forwarding:
     def _send(self, body: Body | Upload, framing: tuple[bytes, bytes] | None, *, retry_stale: bool) -> Call:
         exchange = self._exchange
         headers = forwardable(exchange.headers)
+        if exchange.method in COUNTED and (left := hops_left(headers)):
+            headers = one_hop_less(headers, left)
         added: Added = () if framing is None else (framing,)
+        if self._switching:
+            added += offer(exchange.upgrade)
         if exchange.version == (1, 0) and find(headers, b"host") is None:
             added = ((b"host", self._pool.authority), *added)
         head = encode_request_head(exchange.method, exchange.target, headers, added)
-        self._call = self._pool.stream(head, body, self, timeout=self._timeout, retry_stale=retry_stale)
-        return self._call
+        if self._short:
+            call = self._pool.send(head, body, self, timeout=self._timeout, retry_stale=retry_stale)
+        else:
+            call = self._pool.stream(
+                head, body, self, timeout=self._timeout, retry_stale=retry_stale, upgrade=self._switching
+            )
+        self._call = call
+        return call
 
     # Called with the upstream's answer
 
-    def answered(self, status: int, headers: Headers, body: bytes) -> None:
+    def interim(self, status: int, headers: Headers) -> None:
+        """Pass on an interim response."""
+        self._exchange.interim(status, forwardable(headers))
+
+    def switched(self, headers: Headers, link: Upstream, rest: bytes) -> None:
+        """Pass on that the protocol is another one, and then all bytes."""
+        self._exchange.switch(_with_offer(headers), link, rest)
+
+    def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
         """Pass on a whole answer."""
         if has_body(self._exchange.method, status):
-            self._exchange.respond(status, forwardable(headers), body)
+            passed = forwardable(headers) if status != UPGRADE_REQUIRED else _with_offer(headers)
+            self._exchange.respond(status, passed, body)
         else:
             # To HEAD and with 304 an upstream tells the length of a body that it does not send.
             self.head(status, headers)
@@ -99,7 +128,8 @@ class Forwarding:
         """Pass on the beginning of an answer."""
         announced = find(headers, b"content-length")
         length = None if announced is None else int(announced)
-        self._exchange.start(status, forwardable(headers), length, self)
+        passed = forwardable(headers) if status != UPGRADE_REQUIRED else _with_offer(headers)
+        self._exchange.start(status, passed, length, self)
 
     def data(self, chunk: bytes) -> None:
         """Pass on a piece of the answer's body."""
@@ -115,7 +145,8 @@ class Forwarding:
         if exchange.started:
             exchange.abort()
         else:
-            exchange.fail(_FAILURES.get(error.kind, 502), f"upstream-{error.kind}", str(error))
+            headers = _RETRY_AFTER if error.kind in {"busy", "buffers-full"} else None
+            exchange.fail(error.status, error.reason, str(error), headers)
 
     # Called when the client reads too slowly
 
@@ -131,29 +162,65 @@ class Forwarding:
 
 
 class _Uplink:
-    """Hands the body of a request on as it comes, at the upstream's pace."""
+    """Hands the body of a request on as it comes, at the upstream's pace.
 
-    __slots__ = ("_exchange", "call")
+    A connection is taken once there is something to send: of a body of known length so much that sending it is not
+    what takes the time, of any other the first byte, as its sender may wait for an answer to that.
+    """
 
-    call: Call
+    __slots__ = ("_call", "_charged", "_exchange", "_first", "_forwarding", "_size")
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, forwarding: Forwarding, exchange: Exchange) -> None:
+        self._forwarding = forwarding
         self._exchange = exchange
+        self._call: Call | None = None
+        self._first: list[bytes] = []  # what came before there was a call
+        self._size = 0
+        self._charged = 0
 
     def data(self, chunk: bytes) -> None:
-        self.call.write(chunk)
+        if self._call is not None:
+            self._call.write(chunk)
+            return
+        exchange = self._exchange
+        self._first.append(chunk)
+        self._size += len(chunk)
+        if exchange.length == IN_CHUNKS or self._size >= _SMALL:
+            self._begin()
+        elif exchange.charge(len(chunk)):
+            self._charged += len(chunk)
+        else:
+            self._first.clear()
+            text = "there is no room to buffer the beginning of this body; raise bodies.maxBuffered or replicas"
+            exchange.fail(503, "buffers-full", text, _RETRY_AFTER)
 
     def end(self) -> None:
-        self.call.end()
+        (self._call or self._begin()).end()
 
     def aborted(self) -> None:
-        self.call.cancel()
+        if self._call is not None:
+            self._call.cancel()
+
+    def _begin(self) -> Call:
+        exchange, length = self._exchange, self._exchange.length
+        call = self._call = self._forwarding.upload(Upload(None if length == IN_CHUNKS else length, self))
+        for chunk in self._first:
+            call.write(chunk)
+        self._first.clear()
+        exchange.refund(self._charged)
+        if not call.writable:
+            exchange.pause_reading()
+        return call
 
     def pause_writing(self) -> None:
         self._exchange.pause_reading()
 
     def resume_writing(self) -> None:
         self._exchange.resume_reading()
+
+
+def _with_offer(headers: Headers) -> Headers:
+    return [*forwardable(headers), *upgrade_fields(headers)]
 
 
 class ForwardAll:

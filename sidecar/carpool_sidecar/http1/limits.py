@@ -10,7 +10,8 @@ class ServerLimits:
     """Limits of a server. Refusals name a limit as it is called here, or in the configuration if it is set there."""
 
     max_connections: int = 16_384
-    """Connections at a time; one more is answered with 503."""
+    """Connections at a time. One more takes the place of the client that has asked nothing for longest; if every
+    client waits for an answer or sends a body, it is answered with 503."""
     max_pipelined: int = 8
     """Requests of one connection that wait for answers; beyond, the connection is not read."""
     max_target_bytes: int = 8 * 1024
@@ -22,7 +23,7 @@ class ServerLimits:
     max_body_bytes: int = 64 * 1024 * 1024
     """A buffered body for which the application set no limit of its own; 413."""
     max_buffered_bytes: int = 512 * 1024 * 1024
-    """All buffered bodies together, from their first byte to the end of their answers; 503. Streams don't count."""
+    """All that is held of buffered bodies, and of what clients do not read; 503. The sidecar counts answers too."""
     head_timeout: float = 10.0
     """From a head's first byte to its last; 408."""
     body_timeout: float = 30.0
@@ -34,12 +35,17 @@ class ServerLimits:
     balancers, so that they close first and no request meets a closing connection."""
     write_timeout: float = 30.0
     """Without any progress of a client that does not read its answer; the connection is cut."""
-    write_buffer_bytes: int = 256 * 1024
+    write_buffer_bytes: int = 64 * 1024
     """Unsent bytes from which on a streamed answer is paused."""
     drain_bytes: int = 64 * 1024
     """The unread rest of a body up to which it is skipped, to keep the connection; larger, the connection closes."""
     linger_timeout: float = 2.0
     """After a final answer with input still coming: how long to read on, so that the answer is not lost to a reset."""
+    patience: float = 5.0
+    """While there is no room for more bodies: how long a client may take over a body, or to read its answer, before
+    the one that holds most is given up."""
+    turn: float = 0.002
+    """How long the requests beyond each connection's first are read in one pass of the event loop."""
     tick: float = 0.25
     """How often deadlines are looked at; a timeout is up to this much longer."""
 
@@ -52,7 +58,11 @@ class ClientLimits:
     """A response's head."""
     max_body_bytes: int = 256 * 1024 * 1024
     """A response's body where it is buffered."""
-    write_buffer_bytes: int = 256 * 1024
+    max_interim: int = 64
+    """Interim responses (1xx) before an answer; more are no HTTP."""
+    write_buffer_bytes: int = 64 * 1024
     """Unsent bytes from which on a streamed request is paused."""
+    turn: float = 0.002
+    """How long the chunks beyond each connection's first 1,000 are read in one pass of the event loop."""
     tick: float = 0.1
     """How often deadlines are looked at; a timeout is up to this much longer."""

@@ -28,7 +28,11 @@ FIELD_TEXT = rb"[\t\x20-\x7e\x80-\xff]*"
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~%!$&'()*+,;=\-]*|\[[0-9A-Fa-f:.vV]+\])(?::[0-9]*)?")
 
 # The fields that say how a message is to be read.
-_OURS = frozenset({b"content-length", b"host", b"connection", b"transfer-encoding", b"expect"})
+_OURS = frozenset({b"content-length", b"host", b"connection", b"transfer-encoding", b"expect", b"upgrade"})
+# RFC 9112, 3.2.2: scheme, authority, and the rest, which is the origin-form. A fragment is never sent.
+_ABSOLUTE = re.compile(rb"https?://([^/?]*)([/?].*)?", re.IGNORECASE | re.DOTALL)
+# HTTP/2 carries requests that would be read by nobody here, and RFC 9113 has given its upgrade up.
+_NOT_OFFERED = frozenset({b"h2c", b"h2", b"http/2", b"http/2.0"})
 LONGEST_KEPT = 4096
 """Bytes of a head up to which a connection keeps it, in case that it comes again: thousands of connections do."""
 _MOST_DIGITS = 18  # of a Content-Length: the largest 64-bit number has 19
@@ -49,7 +53,11 @@ class HttpError(Exception):
 
 
 class RequestHead(NamedTuple):
-    """The head of a request. `length` is that of the body in bytes, or `IN_CHUNKS`."""
+    """The head of a request.
+
+    `target` is in origin-form, also where it came in absolute-form; Host is then what that named. `length` is that of
+    the body in bytes, or `IN_CHUNKS`. `upgrade`: protocols that may take the place of HTTP, as the field names them.
+    """
 
     method: bytes
     target: bytes
@@ -58,6 +66,7 @@ class RequestHead(NamedTuple):
     keep_alive: bool
     length: int
     expects_continue: bool
+    upgrade: bytes = b""
 
 
 class ResponseHead(NamedTuple):
@@ -117,6 +126,7 @@ def parse_request_head(head: bytes) -> RequestHead:
     codings: list[bytes] = []
     hosts: list[bytes] = []
     connection: list[bytes] = []
+    offers: list[bytes] = []
     expects_continue = False
     for name, value in headers:
         lowered = name.lower()
@@ -130,6 +140,8 @@ def parse_request_head(head: bytes) -> RequestHead:
             connection += tokens(value)
         elif lowered == b"transfer-encoding":
             codings.append(value)
+        elif lowered == b"upgrade":
+            offers += value.split(b",")
         elif lowered == b"expect" and minor_version:
             if value.lower() != b"100-continue":
                 raise HttpError(417, "unknown-expectation", "the only expectation met here is 100-continue")
@@ -138,14 +150,21 @@ def parse_request_head(head: bytes) -> RequestHead:
         raise HttpError(400, "bad-host", f"a request has one Host header; this has {len(hosts)}")
     if hosts and not _HOST.fullmatch(hosts[0]):
         raise HttpError(400, "bad-host", "the Host header is not a host and maybe a port")
+    if not target.startswith((b"/", b"*")) and (absolute := _ABSOLUTE.fullmatch(target)) is not None:
+        target, headers = _origin_form(method, absolute[1], absolute[2] or b"", headers)
+    length = _framing(lengths, codings, minor_version) or 0
+    upgrade = b""
+    if offers and b"upgrade" in connection and minor_version and not length:
+        upgrade = b", ".join(one for offer in offers if (one := offer.strip()) and one.lower() not in _NOT_OFFERED)
     return RequestHead(
         method,
         target,
         headers,
         minor_version,
         b"close" not in connection and (minor_version == 1 or b"keep-alive" in connection),
-        _framing(lengths, codings, minor_version) or 0,
+        length,
         expects_continue,
+        upgrade,
     )
 
 
@@ -190,6 +209,20 @@ def parse_response_head(head: bytes, method: bytes) -> ResponseHead:
     elif length is None:
         length, keep_alive = UNTIL_CLOSE, False
     return ResponseHead(status, headers, keep_alive, length)
+
+
+def _origin_form(method: bytes, authority: bytes, rest: bytes, headers: FieldLines) -> tuple[bytes, FieldLines]:
+    """Return the target and the headers of a request whose target was absolute (RFC 9112, 3.2.2).
+
+    What the target names takes the place of Host: read otherwise, the two could send a request to two places.
+    """
+    if not authority or not _HOST.fullmatch(authority):
+        # With b"user@" among what is refused (RFC 9110, 4.2.4).
+        raise HttpError(400, "bad-host", "the target does not name a host and maybe a port")
+    if not rest.startswith(b"/"):
+        rest = b"*" if method == b"OPTIONS" and not rest else b"/" + rest
+    others = [field for field in headers if field[0].lower() != b"host"]
+    return rest, FieldLines([(b"Host", authority), *others])
 
 
 def _unknown_method() -> HttpError:

@@ -21,6 +21,17 @@ def reset(transport: asyncio.Transport) -> None:
     transport.abort()
 
 
+def keep_alive(transport: asyncio.Transport) -> None:
+    """Let the kernel ask now and then whether the peer is still there: after 60 s of silence, thrice in a minute."""
+    connected = transport.get_extra_info("socket")
+    if connected is None or connected.family == socket.AF_UNIX:
+        return
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 20), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):  # macOS names the first one otherwise
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
 def peer_has_reset(transport: asyncio.Transport) -> bool:
     """Say whether a reset came on a TCP connection that is not read any more, where nothing else would tell."""
     connected = transport.get_extra_info("socket")

@@ -1,4 +1,4 @@
-"""One timer for many deadlines.
+"""One timer for many deadlines, and turns on the loop's thread.
 
 A connection's deadlines are plain numbers; moving one is an assignment. A ticker compares them with the clock a few
 times a second, so a timeout is kept to within one tick, and no request arms or cancels a timer of its own.
@@ -7,6 +7,7 @@ times a second, so a timeout is kept to within one tick, and no request arms or 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,3 +40,46 @@ class Ticker:
         self._handle = None
         if self._tick(self._clock()):
             self.start()
+
+
+class Turns:
+    """Shares the loop's thread among those that have more to do than one step.
+
+    Each does one step whenever the loop calls it. Of further steps all of them together do as many as fit into
+    `length` seconds in one pass of the loop; then they wait for the next pass, first come, first served.
+    """
+
+    def __init__(self, length: float, clock: Callable[[], float]) -> None:
+        self._length = length
+        self._clock = clock
+        self._until = NEVER  # not NEVER: when this pass's turn is over
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._called = False
+
+    def over(self) -> bool:
+        """Say whether to `wait` before the next step."""
+        now = self._clock()
+        if self._until == NEVER:
+            self._until = now + self._length
+            self._call()
+        return now >= self._until
+
+    def wait(self, go_on: Callable[[], None]) -> None:
+        """Call `go_on` in a later pass."""
+        self._waiting.append(go_on)
+        self._call()
+
+    def _call(self) -> None:
+        if not self._called:
+            self._called = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._called = False
+        self._until = NEVER
+        for _ in range(len(self._waiting)):
+            self._waiting.popleft()()
+            if self.over():
+                break
+        if self._waiting:
+            self._call()

@@ -14,12 +14,14 @@ import msgspec
 class Axis(NamedTuple):
     """``First``: dim 0 of every input and output is the batch. ``max_batch``: the most rows the server takes, or None.
 
-    ``reason`` is a sentence for people: where this was read and, for ``None``, what to do about it.
+    ``reason`` is a sentence for people: where this was read and, for ``None``, what to do about it. ``by_file``: the
+    model's own file says so, whatever the protocol says about rows.
     """
 
     kind: Literal["First", "None"]
     max_batch: int | None
     reason: str
+    by_file: bool = False
 
 
 class _Tensor(msgspec.Struct):

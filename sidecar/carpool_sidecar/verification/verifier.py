@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from carpool.policy import BatchingPolicy
     from carpool_sidecar.answers import UpstreamAnswer
     from carpool_sidecar.models import Entry
-    from carpool_sidecar.protocols.common import Headers, Message, Parsed, Piece
+    from carpool_sidecar.protocols.common import Buffer, Headers, Message, Parsed, Piece
     from carpool_sidecar.protocols.headers import Facts
     from carpool_sidecar.protocols.limits import Limits
     from carpool_sidecar.verification.check import Check, Trial
@@ -119,7 +119,7 @@ class Verifier:
         entry.configure(entry.configured)
 
     def answered_alone(
-        self, entry: Entry, check: Check, parsed: Parsed[Any], facts: Facts, headers: Headers, body: bytes
+        self, entry: Entry, check: Check, parsed: Parsed[Any], facts: Facts, headers: Headers, body: Buffer
     ) -> None:
         """Look at a good answer to a request that was sent alone."""
         now = self._clock()

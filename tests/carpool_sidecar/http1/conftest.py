@@ -16,7 +16,7 @@ from carpool_sidecar.http1.limits import ClientLimits, ServerLimits
 from carpool_sidecar.http1.server import Server
 
 # Modules whose tests use real sockets: there, the two loops differ.
-ON_BOTH_LOOPS = {"test_buffered_bytes", "test_client", "test_forward", "test_server", "test_sockets"}
+ON_BOTH_LOOPS = {"test_buffered_bytes", "test_client", "test_forward", "test_server", "test_sockets", "test_tunnel"}
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Any]:
@@ -171,6 +171,9 @@ class Receiver:
         assert type(body) is bytes
         self.events.append(("answered", status, body))
         self.over.set()
+
+    def interim(self, status: int, headers: Any) -> None:
+        self.events.append(("interim", status))
 
     def head(self, status: int, headers: Any) -> None:
         self.events.append(("head", status))

@@ -100,6 +100,8 @@ async def test_at_the_cap_calls_wait_in_order(upstream, kit):
 async def test_answers_of_every_framing(upstream, pool, ask, *, head, answer, close, status, body, stream):
     upstream.script = answering(answer, close=close)
     events = await ask(head, stream=stream)
+    assert (("interim", 103) in events) == (stream and b" 103 " in answer)  # and 100 is nobody's business
+    events = [event for event in events if event != ("interim", 103)]
     if events[0][0] == "answered":
         assert events == [("answered", status, body)]
     else:
@@ -261,14 +263,21 @@ async def test_cancel_while_waiting(upstream, pool, ask, kit):
 
 
 async def test_cancel_from_inside_a_streamed_answer(upstream, pool, kit):
-    upstream.script = answering(CHUNKED_OK[:-7])
     receiver = kit.Receiver()
+    told = receiver.head
+    receiver.head = lambda status, headers: (told(status, headers), call.cancel())
+    upstream.script = lambda peer, received: peer.answer(CHUNKED_OK[:-7]) if b"\r\n\r\n" in received else None
     call = pool.stream(GET, b"", receiver)
-    told = receiver.data
-    receiver.data = lambda chunk: (told(chunk), call.cancel())
     await upstream.connected.wait()
     await upstream.peers[0].lost.wait()
-    assert receiver.events == [("head", 200), b"he"]
+    assert receiver.events == [("head", 200)]
+    receiver = kit.Receiver()
+    told_data = receiver.data
+    receiver.data = lambda chunk: (told_data(chunk), call.cancel())
+    call = pool.stream(GET, b"", receiver)
+    await kit.until(lambda: len(upstream.peers) == 2)
+    await upstream.peers[1].lost.wait()
+    assert receiver.events == [("head", 200), b"hello"]
 
 
 @pytest.mark.parametrize("retry_stale", [False, True])
@@ -396,3 +405,121 @@ async def test_a_large_body_goes_out_uncopied(pool, kit):
     call = pool.send(post(len(large)), [large[:0], large], kit.Receiver())
     assert any(piece is large for piece in call._pieces)
     call.cancel()
+
+
+INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"
+
+
+@pytest.fixture
+async def timed(kit):
+    """A pool by a hand-set clock, and one connection of it without a socket."""
+    clock = kit.Clock()
+    pool = Pool(clock=clock, limits=ClientLimits(tick=1e6))
+    link = kit.MemoryTransport(Upstream(pool))
+    link.pool, link.clock = pool, clock
+
+    def after(seconds):
+        clock.now += seconds
+        pool._expire(clock.now)
+
+    link.after = after
+    yield link
+    await pool.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_interim_responses_are_bounded_in_number(timed, kit, stream, at_once):
+    receiver = kit.Receiver()
+    (timed.pool.stream if stream else timed.pool.send)(GET, b"", receiver)
+    timed.feed(INTERIM * 64)
+    assert not receiver.over.is_set()
+    assert receiver.events == [("interim", 102)] * (64 if stream else 0)
+    timed.feed(INTERIM * 10_000 if at_once else INTERIM)
+    assert receiver.events[-1] == ("failed", "protocol", True)
+    assert receiver.events.count(("interim", 102)) == (64 if stream else 0)
+    assert timed.closing
+
+
+async def test_the_next_call_has_a_count_of_its_own(timed, kit):
+    for _ in range(3):
+        receiver = kit.Receiver()
+        timed.pool.send(GET, b"", receiver)
+        timed.feed(INTERIM * 60 + OK)
+        assert receiver.events == [("answered", 200, b"hello")]
+
+
+async def test_a_head_that_never_ends_does_not_put_the_deadline_off(timed, kit):
+    receiver = kit.Receiver()
+    timed.pool.send(GET, b"", receiver, timeout=10.0)
+    for _ in range(9):
+        timed.feed(
+            b"H" if not timed.protocol._buffer else b"TTP/1.1 200 OK\r\nX: "[len(timed.protocol._buffer) - 1 :][:1]
+        )
+        timed.after(1.0)
+    assert receiver.events == []
+    timed.after(1.5)
+    assert receiver.events == [("failed", "timeout", True)]
+
+
+async def test_interim_responses_are_signs_of_life(timed, kit):
+    receiver = kit.Receiver()
+    timed.pool.send(GET, b"", receiver, timeout=10.0)
+    for _ in range(3):
+        timed.after(9.0)
+        timed.feed(INTERIM)
+    assert receiver.events == []
+    for _ in range(200):
+        timed.after(1.0)
+        timed.feed(INTERIM)
+        if timed.closing:
+            break
+    assert receiver.events == [("failed", "protocol", True)], "but not for ever"
+
+
+async def test_a_body_that_comes_slowly_is_a_sign_of_life_too(timed, kit):
+    receiver = kit.Receiver()
+    timed.pool.send(GET, b"", receiver, timeout=10.0)
+    timed.feed(OK[:-5])
+    for byte in b"hello":
+        timed.after(9.0)
+        timed.feed(bytes([byte]))
+    assert receiver.events == [("answered", 200, b"hello")]
+
+
+async def test_the_queue_for_connections_is_bounded(upstream, kit):
+    upstream.script = lambda peer, received: None
+    pool = Pool("127.0.0.1", upstream.port, max_connections=2, max_waiting=3, setting="upstream.maxForwarded")
+    receivers = [kit.Receiver() for _ in range(8)]
+    calls = [pool.send(GET, b"", receiver) for receiver in receivers]
+    assert pool.waiting == 5
+    await kit.until(lambda: len(upstream.peers) == 2 and not pool.free)
+    await receivers[7].over.wait()
+    assert [receiver.events for receiver in receivers] == [[]] * 5 + [[("failed", "busy", False)]] * 3
+    errors = []
+    late = kit.Receiver()
+    late.failed = lambda error: (errors.append(error), late.over.set())
+    pool.send(GET, b"", late)
+    await late.over.wait()
+    assert (errors[0].status, errors[0].reason) == (503, "upstream-busy")
+    assert "all 2 connections to the upstream are taken, and 3 calls wait; raise upstream.maxForwarded" in str(
+        errors[0]
+    )
+    refused = pool.send(GET, b"", kit.Receiver())
+    refused.cancel()
+    calls[4].cancel()
+    assert pool.waiting == 2
+    pool.send(GET, b"", kit.Receiver())
+    assert pool.waiting == 3
+    await pool.close()
+
+
+async def test_whether_a_call_would_wait(upstream, kit):
+    pool = Pool("127.0.0.1", upstream.port, max_connections=1)
+    assert pool.free
+    receiver = kit.Receiver()
+    pool.send(GET, b"", receiver)
+    assert not pool.free
+    await receiver.over.wait()
+    assert pool.free
+    await pool.close()

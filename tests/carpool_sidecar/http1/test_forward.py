@@ -186,7 +186,7 @@ async def test_a_stale_connection_is_retried_only_for_idempotent_methods(upstrea
 
 async def test_a_client_that_leaves_in_its_request_cancels_the_call(upstream, pool, client):
     upstream.script = lambda peer, received: None
-    client.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\nx")
+    client.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1000000\r\n\r\n" + bytes(70_000))
     await upstream.connected.wait()
     client.transport.abort()
     await upstream.peers[0].lost.wait()
@@ -228,7 +228,7 @@ async def test_a_slow_client_slows_the_upstream(upstream, pool, client, kit):
     await kit.until(lambda: link._response is not None)
     (peer,) = upstream.peers
     sent = 0
-    while link._transport.is_reading():
+    while link.transport.is_reading():
         if peer.writable:
             sent += 1_000_000
             assert sent < 100_000_000

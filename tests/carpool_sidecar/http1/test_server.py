@@ -152,14 +152,28 @@ async def test_slow_heads_and_idle_connections_end_by_the_clock(serve, app):
     assert idle.received == b""
 
 
-async def test_too_many_connections(serve, app):
+async def test_too_many_connections_that_all_wait_for_answers(serve, app, kit):
+    app.answers = False
     server = await serve.start(app, max_connections=1)
-    first, second = await serve.connect(server), await serve.connect(server)
+    first = await serve.connect(server)
+    first.write(GET % 1)
+    await kit.until(lambda: app.exchanges)
+    second = await serve.connect(server)
     await second.until(lambda: second.ended)
     assert second.received.startswith(b"HTTP/1.1 503 ")
-    first.write(GET % 1)
+    app.exchanges[0].respond(200, [])
     await first.until_received(OK0)
     assert ("refused", 503, "too-many-connections") in app.events
+
+
+async def test_a_newcomer_takes_the_place_of_a_client_that_asks_nothing(serve, app):
+    server = await serve.start(app, max_connections=1)
+    idle, newcomer = await serve.connect(server), await serve.connect(server)
+    newcomer.write(GET % 1)
+    await newcomer.until_received(OK0)
+    await idle.until_lost()
+    assert server.connections == 1
+    assert app.events == [("request", b"/1", b""), ("sent", b"/1", 200)]
 
 
 async def test_a_graceful_end_loses_nothing(serve, app, kit):
