@@ -30,13 +30,13 @@ def share(files: int, inference: int, forwarded: int) -> Shares:
     """Share out ``files``, where ``inference`` and ``forwarded`` connections to the upstream are wanted.
 
     Inference gets what it wants. Where there are too few for all, a forwarded request needs one connection of a client
-    and one to the upstream, so these get equal parts. Nobody gets fewer than 16: who starts a process with fewer files
-    than that takes finds it refusing.
+    and one to the upstream, so these get equal parts. Nobody gets fewer than 16: a process that may not even open those
+    files can only refuse.
     """
     left = files - OTHERS - ADMIN_CONNECTIONS - inference
     backlog = max(16, min(BACKLOG, left // 8))
     left -= backlog
-    forwarded = max(16, min(forwarded, left // 2))
+    forwarded = min(forwarded, max(16, left // 2))
     return Shares(max(16, min(MOST_CLIENTS, left - forwarded)), forwarded, backlog)
 
 

@@ -1,9 +1,31 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
-from carpool_sidecar.backends.upstream import UpstreamBackend
+import pytest
+
+from carpool_sidecar.backends.upstream import PROBES, UpstreamBackend
 from carpool_sidecar.config import Upstream
+from carpool_sidecar.http1.calls import UpstreamError
+from carpool_sidecar.http1.memory import Budget
+from carpool_sidecar.http1.server import Server
+
+
+class Asked:
+    """A call under way: await it for status and body."""
+
+    def __init__(self):
+        self.future = asyncio.get_running_loop().create_future()
+
+    def answered(self, status, headers, body):
+        self.future.set_result((status, body))
+
+    def failed(self, error):
+        self.future.set_exception(error)
+
+    def __await__(self):
+        return asyncio.wait_for(self.future, 30.0).__await__()
 
 
 def backend(world, **fields):
@@ -33,3 +55,127 @@ async def test_nobody_there_and_nobody_answering_are_told_apart(world, monkeypat
 async def test_readiness_may_be_asked_elsewhere(world):
     assert backend(world).readiness == b"/v2/health/ready"
     assert backend(world, ready="/healthz").readiness == b"/healthz"
+
+
+PREDICT = b"/v1/models/m:predict"
+
+
+@pytest.fixture
+async def other_server(world):
+    """A backend with two connections of each kind, behind a server that forwards all."""
+    made = backend(world, max_connections=2, max_forwarded=2)
+
+    class All:
+        def head(self, exchange):
+            exchange.context = made.forward(exchange)
+            exchange.context.begin()
+
+        def request(self, exchange):
+            exchange.context.request()
+
+        def sent(self, exchange):
+            pass
+
+        def disconnected(self, exchange):
+            exchange.context.cancel()
+
+        refused = sent
+
+    server = Server(All())
+    await server.listen("127.0.0.1", 0)
+    yield made, world.client("{}:{}".format(*server.addresses[0]))
+    server.stop_accepting()
+    server.abort()
+    await made.close()
+
+
+async def test_what_is_forwarded_and_hangs_costs_no_inference_and_no_probe(world, other_server):
+    made, client = other_server
+    world.model.holding = True
+    hung = [client.send(b"POST", b"/other", b"x") for _ in range(4)]  # two under way, two wait
+    await world.until(lambda: len(world.model.held) == 2 and made._forwarding.waiting == 2)
+    refused = await client.send(b"POST", b"/other", b"x")
+    assert (refused.status, refused.json["reason"]) == (503, "upstream-busy")
+    assert "raise upstream.maxForwarded" in refused.json["error"]
+    assert (await client.get(b"/v2/health/ready")).status == 200
+    asked = Asked()
+    made.send(PREDICT, [(b"host", b"x")], b'{"instances":[1]}', asked)
+    await world.until(lambda: len(world.model.held) == 3)
+    world.model.release()
+    assert (await asked)[0] == 200
+    assert [(await one).status for one in hung] == [200] * 4
+
+
+async def test_inference_that_hangs_costs_nothing_that_is_forwarded(world, other_server):
+    made, client = other_server
+    world.model.holding = True
+    asked = [Asked() for _ in range(5)]
+    for one in asked:
+        made.send(PREDICT, [(b"host", b"x")], b'{"instances":[1]}', one)
+    await world.until(lambda: len(world.model.held) == 2)
+    with pytest.raises(UpstreamError, match=r"raise upstream\.maxConnections") as busy:
+        await asked[4]
+    assert busy.value.kind == "busy"
+    world.model.holding = False
+    assert (await client.send(b"POST", b"/other", b'{"inputs":')).status == 200
+    assert (await client.get(b"/v2/models/m")).status == 200
+    world.model.release()
+    assert [(await one)[0] for one in asked[:4]] == [200] * 4
+
+
+async def test_probes_that_hang_are_forwarded_like_the_rest(world, other_server, monkeypatch):
+    made, client = other_server
+    held = []
+    request = world.model.request
+    hangs = lambda exchange: held.append(exchange) if exchange.target == b"/v2/models/hangs" else request(exchange)  # noqa: E731
+    monkeypatch.setattr(world.model, "request", hangs)
+    hung = [client.get(b"/v2/models/hangs") for _ in range(PROBES)]
+    await world.until(lambda: len(held) == PROBES)
+    assert not made._probes.free
+    assert (await client.get(b"/v2/health/ready")).status == 200
+    for exchange in held:
+        exchange.respond(404, [])
+    assert [(await one).status for one in hung] == [404] * PROBES
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "probe"),
+    [
+        (b"GET", b"/v2/health/ready", True),
+        (b"HEAD", b"/v2/health/live", True),
+        (b"GET", b"/v2", True),
+        (b"GET", b"/", True),
+        (b"GET", b"/metrics", True),
+        (b"GET", b"/v1/models", True),
+        (b"GET", b"/v1/models/m", True),
+        (b"GET", b"/v2/models/m/versions/1/ready", True),
+        (b"GET", b"/v2/models/m/config?x=1", True),
+        (b"GET", b"/custom/ready", True),
+        (b"GET", b"/v2/models/m/generate_stream", False),
+        (b"GET", b"/v1/models/m:predict", False),
+        (b"GET", b"/events", False),
+        (b"POST", b"/v2/health/ready", False),
+        (b"DELETE", b"/v1/models/m", False),
+    ],
+)
+async def test_what_is_a_probe(world, method, target, probe):
+    made = backend(world, ready="/custom/ready")
+    exchange = SimpleNamespace(method=method, path=target.partition(b"?")[0], length=0, upgrade=b"")
+    assert made._is_probe(exchange) is probe
+    exchange.length = 5
+    assert not made._is_probe(exchange)
+    exchange.length, exchange.upgrade = 0, b"websocket"
+    assert not made._is_probe(exchange)
+
+
+async def test_answers_count_in_the_budget_that_is_given(world):
+    budget = Budget(1000)
+    config = Upstream(url=f"http://127.0.0.1:{world.model.port}")
+    made = UpstreamBackend(config, max_answer=1 << 20, clock=asyncio.get_running_loop().time, budget=budget)
+    asked = Asked()
+    made.send(PREDICT, [(b"host", b"x")], b'{"instances":["%b"]}' % (b"x" * 500_000), asked)
+    with pytest.raises(UpstreamError, match=r"raise bodies\.maxBuffered") as full:
+        await asked
+    assert full.value.reason == "buffers-full"
+    assert budget.held == 0
+    await made.close()

@@ -43,6 +43,8 @@ REQUESTS = [
     b"POST /c HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nT: 1\r\n\r\n",
     b"POST /e HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
     b"HEAD / HTTP/1.1\r\nHost: [::1]:8080\r\nConnection: close\r\n\r\n",
+    b"GET http://a:1/x?y HTTP/1.1\r\nHost: b\r\n\r\n",
+    b"GET /w HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
 ]
 RESPONSES = [
     b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n",
@@ -56,6 +58,7 @@ _TEXT = rb"[\t\x20-\x7e\x80-\xff]*"
 _HEAD = re.compile(
     rb"(?:\r\n)*(%b) ([\x21-\x7e\x80-\xff]+) HTTP/1\.[01]\r\n((?:%b:%b\r\n)*)\r\n" % (_TOKEN, _TOKEN, _TEXT)
 )
+_ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#@]*)([/?].*)?", re.DOTALL)
 _CHUNK = re.compile(rb"([0-9A-Fa-f]+)(?:;%b)?\r\n" % _TEXT)
 _TRAILERS = re.compile(rb"(?:%b:%b\r\n)*\r\n" % (_TOKEN, _TEXT))
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
@@ -185,7 +188,11 @@ def by_the_letter(stream: bytes) -> list[tuple[bytes, bytes, bytes]]:
             if end > len(stream):
                 break
             body, position = stream[position:end], end
-        found.append((head[1], head[2], body))
+        target = head[2]
+        if (absolute := _ABSOLUTE.fullmatch(target)) is not None:  # RFC 9112, 3.2.2
+            path = absolute[2] or (b"*" if head[1] == b"OPTIONS" else b"/")
+            target = path if path[:1] != b"?" else b"/" + path
+        found.append((head[1], target, body))
     return found
 
 

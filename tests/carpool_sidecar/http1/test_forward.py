@@ -6,8 +6,9 @@ import json
 import pytest
 
 from carpool_sidecar.http1.client import Pool
-from carpool_sidecar.http1.forward import ForwardAll
+from carpool_sidecar.http1.forward import ForwardAll, Forwarding
 from carpool_sidecar.http1.limits import ClientLimits
+from carpool_sidecar.http1.memory import Budget
 
 GET = b"GET /a?b=c HTTP/1.1\r\nHost: model\r\n\r\n"
 
@@ -246,3 +247,74 @@ async def test_a_slow_upstream_slows_the_client(upstream, pool, client, kit):
     await upstream.connected.wait()
     await kit.until(lambda: pool._open and not next(iter(pool._open)).writable)
     assert client.transport.get_write_buffer_size() > 10_000_000
+
+
+# What an upload takes of the upstream
+
+
+async def test_a_slow_upload_takes_no_connection_before_there_is_something_to_send(upstream, pool, serve, client, kit):
+    slow = [await serve.connect(await serve.start(ForwardAll(pool))) for _ in range(20)]
+    for one in slow:
+        one.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n" + bytes(1000))
+        one.write(b"x")
+    chunked = await serve.connect(await serve.start(ForwardAll(pool)))
+    chunked.write(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n")
+    client.write(GET)
+    await client.until(lambda: b"200 OK" in client.received)
+    assert pool.connections == 1, "only that of the client who asked"
+    slow[0].write(bytes(70_000))
+    await kit.until(lambda: pool.connections == 2 or pool.idle == 0)
+    slow[0].write(bytes(100_000 - 71_001))
+    await slow[0].until(lambda: len(slow[0].received) > 100_000)
+    assert pool.connections <= 2
+
+
+async def test_what_came_of_a_slow_upload_is_counted_and_given_back(upstream, pool, serve, kit):
+    server = await serve.start(ForwardAll(pool), max_buffered_bytes=3000)
+    slow, other = await serve.connect(server), await serve.connect(server)
+    slow.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n" + bytes(2000))
+    await kit.until(lambda: server.buffered_bytes == 2000)
+    other.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n" + bytes(2000))
+    await other.until(lambda: other.ended)
+    assert other.received.startswith(b"HTTP/1.1 503 ")
+    assert b"buffers-full" in other.received
+    slow.write(bytes(98_000))
+    await slow.until(lambda: len(slow.received) > 100_000)
+    assert server.buffered_bytes == 0
+    assert pool.connections == 1
+
+
+async def test_an_upload_that_leaves_before_its_call_is_forgotten(upstream, pool, serve, client, kit):
+    server = await serve.start(ForwardAll(pool))
+    slow = await serve.connect(server)
+    slow.write(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n" + bytes(2000))
+    await kit.until(lambda: server.buffered_bytes == 2000)
+    slow.transport.abort()
+    await kit.until(lambda: not server.connections)
+    assert server.buffered_bytes == 0
+    assert upstream.peers == []
+
+
+async def test_an_empty_chunked_upload(upstream, client):
+    requests = keep(upstream, end=b"0\r\n\r\n")
+    client.write(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+    await client.until_received(b"\r\n\r\n")
+    assert requests[0].endswith(b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n")
+
+
+async def test_an_answer_without_room_is_told_as_such(upstream, serve):
+    pool = Pool("127.0.0.1", upstream.port, budget=Budget(1000))
+    keep(upstream, b"HTTP/1.1 200 OK\r\nContent-Length: 5000\r\n\r\n")
+
+    class Short(ForwardAll):
+        def head(self, exchange):
+            exchange.context = Forwarding(exchange, pool, short=True)
+            exchange.context.begin()
+
+    client = await serve.connect(await serve.start(Short(pool)))
+    client.write(GET)
+    await client.until_received(b"}")
+    assert client.received.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 1\r\n" in client.received
+    assert json.loads(client.received.partition(b"\r\n\r\n")[2])["reason"] == "buffers-full"
+    await pool.close()

@@ -163,6 +163,67 @@ def test_response_heads(head, method, length, keep_alive):
 
 
 @pytest.mark.parametrize(
+    ("line", "target", "host"),
+    [
+        (b"POST http://model:80/v2/models/m/infer", b"/v2/models/m/infer", b"model:80"),
+        (b"GET HTTPS://model", b"/", b"model"),
+        (b"GET http://model?a=b", b"/?a=b", b"model"),
+        (b"GET http://[::1]:8080/a?b", b"/a?b", b"[::1]:8080"),
+        (b"GET http://h/http://other/", b"/http://other/", b"h"),
+        (b"OPTIONS http://model", b"*", b"model"),
+        (b"OPTIONS http://model/", b"/", b"model"),
+        (b"OPTIONS *", b"*", b"other"),
+        (b"GET /http://model/", b"/http://model/", b"other"),
+        (b"GET ftp://model/x", b"ftp://model/x", b"other"),  # not ours to read: as it came
+    ],
+)
+def test_an_absolute_target_is_read_as_the_origins_and_its_host(line, target, host):
+    head = parse_request_head(line + b" HTTP/1.1\r\nA: 1\r\nhOST: other\r\nB: 2\r\n\r\n")
+    assert head.target == target
+    assert [value for name, value in head.headers if name.lower() == b"host"] == [host]
+    assert [field for field in head.headers if field[0] in {b"A", b"B"}] == [(b"A", b"1"), (b"B", b"2")]
+
+
+def test_an_absolute_target_names_the_host_that_http_1_0_left_out():
+    assert parse_request_head(b"GET http://model/x HTTP/1.0\r\n\r\n").headers == [(b"Host", b"model")]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET http:///x HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"GET http://user@model/x HTTP/1.1\r\nHost: model\r\n\r\n",
+        b"GET http://user:secret@model/x HTTP/1.1\r\nHost: model\r\n\r\n",
+        b"GET http://mo\\del/x HTTP/1.1\r\nHost: model\r\n\r\n",
+        b"GET http://model:x/y HTTP/1.1\r\nHost: model\r\n\r\n",
+        b"GET http://model/x HTTP/1.1\r\n\r\n",
+        b"GET http://model/x HTTP/1.1\r\nHost: model\r\nHost: model\r\n\r\n",
+    ],
+)
+def test_absolute_targets_that_are_refused(head):
+    with pytest.raises(HttpError) as refusal:
+        parse_request_head(head)
+    assert refusal.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "offer"),
+    [
+        (b"Connection: upgrade\r\nUpgrade: websocket", b"websocket"),
+        (b"Connection: Upgrade\r\nUpgrade: a/1\r\nUpgrade: b,, c", b"a/1, b, c"),
+        (b"Connection: Upgrade\r\nUpgrade: h2c, H2, HTTP/2.0", b""),
+        (b"Connection: Upgrade", b""),
+        (b"Upgrade: websocket", b""),
+        (b"Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: 1", b""),
+        (b"Connection: Upgrade\r\nUpgrade: websocket\r\nContent-Length: 0", b"websocket"),
+        (b"Connection: Upgrade\r\nUpgrade: websocket\r\nTransfer-Encoding: chunked", b""),
+    ],
+)
+def test_what_is_offered_to_switch_to(fields, offer):
+    assert parse_request_head(b"GET / HTTP/1.1\r\nHost: h\r\n" + fields + b"\r\n\r\n").upgrade == offer
+
+
+@pytest.mark.parametrize(
     "head",
     [
         b"SSH-2.0-OpenSSH\r\n\r\n",
