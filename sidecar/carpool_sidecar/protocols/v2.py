@@ -190,7 +190,7 @@ def assemble(parsed: Parsed[Request], pieces: Sequence[Piece]) -> Message:
         (tensor, [piece.answer.outputs[index].slice(piece.start, piece.stop) for piece in pieces])
         for index, tensor in enumerate(first.outputs)
     ]
-    own = parsed.state.id or (_distinct(first.id, pieces[0].start) if first.several else first.id)
+    own = parsed.state.id or (_distinct(first.id, pieces[0].start) if first.several and first.id else first.id)
     before = [first.fields, b'"id":%b,' % own if own else b"", b'"outputs":[']
     return _written(before, outputs, sum(stop - start for _, start, stop in pieces), b"")
 
@@ -202,11 +202,12 @@ def _written(before: list[bytes], described: list[tuple[Tensor, list[Buffer]]], 
     for index, (tensor, buffers) in enumerate(described):
         if index:
             parts.append(b",")
-        parts += tensor.write(buffers, rows, binary)
-    text = joined([*parts, b"]", after, b"}"])
+        tensor.write(buffers, rows, parts, binary)
+    parts += (b"]", after, b"}")
+    text = joined(parts)
     # Even where a binary tensor is empty its size is named, and the header with it.
     has_binary = any(tensor.form == "binary" for tensor, _ in described)
-    return Message([(HEADER_LENGTH, b"%d" % sum(map(len, text)))] if has_binary else [], [*text, *binary])
+    return Message([(HEADER_LENGTH, b"%d" % sum(map(len, text)))] if has_binary else [], text + binary)
 
 
 def _text_size(header_length: bytes, body: Buffer) -> int:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import example, given
@@ -187,7 +188,7 @@ def test_depth_is_that_of_the_value(value):
 @given(VALUES, st.booleans())
 def test_strings_are_replaced_by_a_letter(value, ascii_only):
     text = json.dumps([value], ensure_ascii=ascii_only).encode()
-    assert json_scan.outside(text) == json_scan.STRING.sub(b"s", text)
+    assert json_scan.outside(text) == re.sub(rb'"[^"\\]*(?:\\.[^"\\]*)*"', b"s", text)
 
 
 def test_an_escaped_name_is_its_name():
