@@ -359,8 +359,8 @@ class BatchingPolicy(Camel, frozen=True):
     admission: Admission = field(default_factory=Admission)
     """Who is refused."""
     batch_across: Annotated[tuple[HeaderName, ...], Meta(max_length=32)] = ()
-    """Request headers, in lower case, in which the requests of a batch may differ, e.g. `authorization`: to the model all
-    callers are equal. The batch is sent with the values of its first request."""
+    """Request headers, in lower case, in which the requests of a batch may differ, e.g. `authorization`: to the model
+    all callers are equal. The batch is sent with the values of its first request."""
     fallback: Fallback = field(default_factory=Fallback)
     """Where an operator goes when its evidence fails; a sidecar by itself does not read it."""
 

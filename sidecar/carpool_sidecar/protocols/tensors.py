@@ -109,7 +109,10 @@ class Tensor:
         return b",".join(self.rows[start:stop])
 
     def write(self, buffers: Sequence[Buffer], count: int, parts: list[Buffer], binary: list[Buffer]) -> None:
-        """Write the JSON object of this tensor with ``count`` rows in ``buffers`` to ``parts``; binary data to ``binary``."""
+        """Write the JSON of this tensor with ``count`` rows in ``buffers`` to ``parts``, binary data to ``binary``.
+
+        What is large is not copied.
+        """
         shape = ",".join(map(str, [count, *self.shape[1:]])).encode()
         parameters = self.parameters
         if self.form == "binary":
@@ -236,7 +239,7 @@ class _Reader:
         return {name: self._text[start:stop] for name, (start, stop) in spans.items()}
 
     def _binary(self, where: str, length: bytes) -> memoryview:
-        """The next bytes behind the JSON."""
+        """Take the next bytes behind the JSON."""
         try:
             size = msgspec.json.decode(length, type=int)
         except msgspec.DecodeError:

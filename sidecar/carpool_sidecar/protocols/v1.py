@@ -13,8 +13,8 @@ Rows are merged and split as slices of the JSON they came in, so that every digi
   rows: then the answer is refused. A request that has its answer to itself gets every field. Of an answer put together
   from several, the other fields are those of the first.
 
-Whatever else comes (no rows, other media types, CloudEvents envelopes, no JSON, more than the limits) is forwarded alone,
-as it came: the server decides.
+Whatever else comes (no rows, other media types, CloudEvents envelopes, no JSON, more than the limits) is forwarded
+alone, as it came: the server decides.
 """
 
 from __future__ import annotations
@@ -110,8 +110,7 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
     if facts.content_type not in _JSON_TYPES and not _is_json(facts.content_type):
         return alone(endpoint, facts, body, "content-type")
     try:
-        if len(body) > limits.max_text:
-            raise json_scan.Beyond("body", "max_text", limits, len(body))
+        json_scan.check_size(len(body), "body", "max_text", limits)
         text = body if type(body) is bytes else bytes(body)
         json_scan.check(text, "body", limits)
         # 1. The rows, and what stands around them
@@ -178,8 +177,7 @@ def split(rides: Sequence[Ride], headers: Headers, body: Buffer, limits: Limits 
     most = max(total, limits.max_rows)
     wanted = [b"predictions", b"outputs"] if rides[0].parsed.state.name == b"inputs" else [b"predictions"]
     try:
-        if len(body) > limits.max_answer_text:
-            raise json_scan.Beyond("answer", "max_answer_text", limits, len(body))
+        json_scan.check_size(len(body), "answer", "max_answer_text", limits)
         text = body if type(body) is bytes else bytes(body)
         if not text.isascii():
             json_scan.check_utf8(text, "answer")
@@ -252,7 +250,7 @@ def _tensor(text: bytes) -> bytes | None:
 
 
 def _field(outline: bytes) -> bytes:
-    """Take the numbers of a field together, in the outline of what follows a string: ``:[,.],`` becomes ``:f[,],``."""
+    """Take a field's numbers together, in the outline of what follows its name: ``:[,.],`` becomes ``:f[,],``."""
     if not outline.startswith(b":") or outline == b":":
         return outline
     value, end, after = outline[1:].partition(b"}")

@@ -1,7 +1,7 @@
 """Bodies made to be dear: time and memory grow with their size at most, and not at all beyond the limits.
 
-CPU time of this thread, the least of several interleaved trials, and ratios with wide margins: linear work takes 4 times
-as long for 4 times as much, quadratic work 16 times.
+CPU time of this thread, the least of several interleaved trials, and ratios with wide margins: linear work takes 4
+times as long for 4 times as much, quadratic work 16 times.
 """
 
 from __future__ import annotations
