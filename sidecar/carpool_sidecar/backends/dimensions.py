@@ -70,7 +70,7 @@ def _said(dim: Dimension) -> bool:
 
 
 def _meaning(name: str) -> str:
-    """Tell what a name says: ``batch``, ``other`` than a batch, ``unknown``, or ``nothing`` where a program made it up."""
+    """Tell what a name says: ``batch``, ``other`` than a batch, ``unknown``, or ``nothing`` if a program made it up."""
     if _GENERATED.fullmatch(name):
         return "nothing"
     if _EXPRESSION.search(name):

@@ -1,9 +1,9 @@
 """Which headers decide what is batched together, and what the others say: one pass over a request's headers.
 
 All headers belong to the batch key but those in ``IGNORED``, those with an ``IGNORED_PREFIXES`` prefix, and those that
-the policy names in ``batchAcross``. Ignored ones never reach the upstream with a batch, since its requests may differ in
-them. The others are equal for all requests and are sent. Those of ``batchAcross`` are sent as the first request of the
-batch has them.
+the policy names in ``batchAcross``. Ignored ones never reach the upstream with a batch, since its requests may differ
+in them. The others are equal for all requests and are sent. Those of ``batchAcross`` are sent as the first request of
+the batch has them.
 """
 
 from __future__ import annotations
@@ -115,11 +115,11 @@ _MILLISECONDS = re.compile(rb"\d{1,12}(?:\.\d{1,9})?")
 class Facts:
     """What a request's headers say.
 
-    ``key``: equal for headers that may share a batch. ``shared``: the headers of the request that the batch makes, names
-    in lower case. ``deadline_s``: the least of the deadline headers, seconds from arrival; what can't be read as a time
-    says nothing, as to any server. ``debug``: whether ``DEBUG`` is among them. ``clash``: a header that comes twice and
-    says two things, so that nobody knows how the body is to be read; or empty. ``reader``: by whose rules they were
-    read. The others as sent, or empty.
+    ``key``: equal for headers that may share a batch. ``shared``: the headers of the request that the batch makes,
+    names in lower case. ``deadline_s``: the least of the deadline headers, seconds from arrival; what can't be read as
+    a time says nothing, as to any server. ``debug``: whether ``DEBUG`` is among them. ``clash``: a header that comes
+    twice and says two things, so that nobody knows how the body is to be read; or empty. ``reader``: by whose rules
+    they were read. The others as sent, or empty.
     """
 
     key: bytes

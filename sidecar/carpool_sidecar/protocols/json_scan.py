@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 WHITESPACE = b" \t\r\n"
 
-STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-# Splits into text, string, text, ..., text.
-STRING_PARTS = re.compile(rb"(" + STRING.pattern + rb")", re.DOTALL)
 _KEY = re.compile(rb'[ \t\r\n]*"([^"\\]*(?:\\.[^"\\]*)*)"[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
 _NEXT = re.compile(rb"[ \t\r\n]*[,}]")
 _CLOSING = ord("}")
@@ -74,6 +71,12 @@ def kind(value: bytes) -> str:
     return _TYPES.get(value[:1], "a number")
 
 
+def check_size(size: int, where: str, name: str, limits: Limits) -> None:
+    """Raise ``Beyond`` for a text of more bytes than the limit of that name allows."""
+    if size > getattr(limits, name):
+        raise Beyond(where, name, limits, size)
+
+
 def check(text: bytes, where: str, limits: Limits) -> None:
     """Raise ``Malformed`` for what is not UTF-8, and ``Beyond`` for what would take too long or nests too deep.
 
@@ -102,7 +105,7 @@ def _count(text: bytes, where: str, limits: Limits) -> int:
 
 
 def check_utf8(text: bytes, where: str) -> None:
-    """Raise ``Malformed`` for what is not UTF-8 without a byte order mark. For texts that are not ASCII: it is slower."""
+    """Raise ``Malformed`` for what is not UTF-8, or begins with a byte order mark. Call it for what is not ASCII."""
     if text.startswith(b"\xef\xbb\xbf"):
         raise Malformed(f"{where}: JSON starts with a byte order mark")
     if text.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -113,11 +116,19 @@ def check_utf8(text: bytes, where: str) -> None:
         raise Malformed(f"{where}: JSON is not UTF-8: {error.reason} (byte {error.start})") from None
 
 
+def parts(text: bytes) -> list[bytes]:
+    """Split valid JSON into text, string, text, ..., text: strings without their quotes, and equal only if they are.
+
+    In escapes, two bytes stand for quotes and backslashes that no JSON has.
+    """
+    if b"\\" in text:
+        text = text.replace(b"\\\\", b"\x01\x01").replace(b'\\"', b"\x02\x02")
+    return text.split(b'"')
+
+
 def outside(text: bytes) -> bytes:
     """Return a JSON text with an ``s`` in place of each string."""
-    if b"\\" in text:
-        text = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")  # which leaves quotes only around strings
-    return b"s".join(text.split(b'"')[::2])
+    return b"s".join(parts(text)[::2])
 
 
 def _deeper(text: bytes, depth: int) -> bool:
@@ -133,7 +144,10 @@ def _deeper(text: bytes, depth: int) -> bool:
 
 
 def _depth(brackets: bytes) -> int:
-    """Count the levels of ``[[][]]``. A pass takes away the innermost level; passes that don't halve it cost too much."""
+    """Count the levels of ``[[][]]``.
+
+    A pass takes away the innermost level. Where one does not halve what is left, passes would be too many.
+    """
     levels = 0
     while brackets:
         outer = brackets.replace(b"[]", b"")
@@ -256,9 +270,9 @@ def _decoded(decoder: msgspec.json.Decoder[Any], text: bytes, where: str, span: 
 def _spans(text: bytes, at: int, fields: dict[str, msgspec.Raw], where: str) -> tuple[dict[str, Span], int]:
     """Find where the members of the next object stand, and where it ends; ``Malformed`` where a name comes twice.
 
-    ``fields`` is what the decoder made of it, where the last value of a name wins. Without duplicates the decoded members
-    are those in the text, one after the other: so each name and value must stand where the walk arrives, and the walk must
-    end at the closing brace.
+    ``fields`` is what the decoder made of it, where the last value of a name wins. Without duplicates the decoded
+    members are those in the text, one after the other: so each name and value must stand where the walk arrives, and
+    the walk must end at the closing brace.
     """
     expected = iter(fields.items())
     spans: dict[str, Span] = {}

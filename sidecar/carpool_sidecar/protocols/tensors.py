@@ -108,24 +108,28 @@ class Tensor:
             return self.data[self.cuts[start] : self.cuts[stop] - 1]
         return b",".join(self.rows[start:stop])
 
-    def write(self, buffers: Sequence[Buffer], count: int, binary: list[Buffer]) -> list[Buffer]:
-        """Write the JSON object of this tensor with ``count`` rows in ``buffers``; binary ones go to ``binary``."""
+    def write(self, buffers: Sequence[Buffer], count: int, parts: list[Buffer], binary: list[Buffer]) -> None:
+        """Write the JSON of this tensor with ``count`` rows in ``buffers`` to ``parts``, binary data to ``binary``.
+
+        What is large is not copied.
+        """
         shape = ",".join(map(str, [count, *self.shape[1:]])).encode()
         parameters = self.parameters
         if self.form == "binary":
             size = b'"binary_data_size":%d' % sum(map(len, buffers))
             parameters = parameters + b"," + size if parameters else size
             binary += buffers
-            return [b'%b,"shape":[%b],"parameters":{%b}}' % (self.head, shape, parameters)]
+            parts.append(b'%b,"shape":[%b],"parameters":{%b}}' % (self.head, shape, parameters))
+            return
         described = b',"parameters":{%b}' % parameters if parameters else b""
+        parts.append(b'%b,"shape":[%b]%b,"data":[' % (self.head, shape, described))
         rows = [buffer for buffer in buffers if buffer]
         if sum(map(len, rows)) <= JOINED:
-            return [b'%b,"shape":[%b]%b,"data":[%b]}' % (self.head, shape, described, b",".join(rows))]
-        parts: list[Buffer] = [b'%b,"shape":[%b]%b,"data":[' % (self.head, shape, described)]
-        for row in rows:
-            parts += (row, b",")
-        parts[-1] = b"]}"
-        return parts
+            parts.append(b",".join(rows))
+        else:
+            for index, row in enumerate(rows):
+                parts += (b",", row) if index else (row,)
+        parts.append(b"]}")
 
     def _cut(self) -> None:
         """Find the rows of JSON data."""
@@ -187,10 +191,12 @@ class _Reader:
         """Read one tensor."""
         text = self._text
         # 1. Name, datatype, shape
-        for name in ("name", "datatype", "shape"):
-            if name not in fields:
-                raise Malformed(f"{where}.{name}: missing")
-        spelt = [text[slice(*fields.pop(name))] for name in ("name", "datatype", "shape")]
+        spelt = []
+        for field_name in ("name", "datatype", "shape"):
+            span = fields.pop(field_name, None)
+            if span is None:
+                raise Malformed(f"{where}.{field_name}: missing")
+            spelt.append(text[span[0] : span[1]])
         name, datatype = json_scan.string(spelt[0], f"{where}.name"), json_scan.string(spelt[1], f"{where}.datatype")
         if datatype not in WIDTHS and not self._any_datatype:
             raise Malformed(f"{where}.datatype: {datatype[:40]!r}, expected one of {', '.join(WIDTHS)}")
@@ -233,7 +239,7 @@ class _Reader:
         return {name: self._text[start:stop] for name, (start, stop) in spans.items()}
 
     def _binary(self, where: str, length: bytes) -> memoryview:
-        """The next bytes behind the JSON."""
+        """Take the next bytes behind the JSON."""
         try:
             size = msgspec.json.decode(length, type=int)
         except msgspec.DecodeError:

@@ -13,8 +13,8 @@ Rows are merged and split as slices of the JSON they came in, so that every digi
   rows: then the answer is refused. A request that has its answer to itself gets every field. Of an answer put together
   from several, the other fields are those of the first.
 
-Whatever else comes (no rows, other media types, CloudEvents envelopes, no JSON, more than the limits) is forwarded alone,
-as it came: the server decides.
+Whatever else comes (no rows, other media types, CloudEvents envelopes, no JSON, more than the limits) is forwarded
+alone, as it came: the server decides.
 """
 
 from __future__ import annotations
@@ -57,9 +57,6 @@ _ONLY = {
     for name in (b"instances", b"inputs", b"predictions", b"outputs")
 }
 _EMPTY = re.compile(rb"\[[ \t\r\n]*\]")
-# What stands between strings most often, and its outline.
-_PLAIN = {text: text.strip() for text in (b":", b": ", b",", b", ", b"}", b"]")}
-_DIGIT = re.compile(rb"\d")
 _NUMBERS = b"0123456789+-.eE" + json_scan.WHITESPACE
 _WHOLE = b"0123456789+-" + json_scan.WHITESPACE
 _POINTS = bytes.maketrans(b"eE", b"..")
@@ -113,8 +110,7 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
     if facts.content_type not in _JSON_TYPES and not _is_json(facts.content_type):
         return alone(endpoint, facts, body, "content-type")
     try:
-        if len(body) > limits.max_text:
-            raise json_scan.Beyond("body", "max_text", limits, len(body))
+        json_scan.check_size(len(body), "body", "max_text", limits)
         text = body if type(body) is bytes else bytes(body)
         json_scan.check(text, "body", limits)
         # 1. The rows, and what stands around them
@@ -181,8 +177,7 @@ def split(rides: Sequence[Ride], headers: Headers, body: Buffer, limits: Limits 
     most = max(total, limits.max_rows)
     wanted = [b"predictions", b"outputs"] if rides[0].parsed.state.name == b"inputs" else [b"predictions"]
     try:
-        if len(body) > limits.max_answer_text:
-            raise json_scan.Beyond("answer", "max_answer_text", limits, len(body))
+        json_scan.check_size(len(body), "answer", "max_answer_text", limits)
         text = body if type(body) is bytes else bytes(body)
         if not text.isascii():
             json_scan.check_utf8(text, "answer")
@@ -224,13 +219,22 @@ def _shape(row: bytes) -> bytes:
 
 
 def _structure(text: bytes) -> bytes:
-    """Outline JSON that is more than numbers."""
-    pieces = json_scan.STRING_PARTS.split(text)
-    out = [_outline(pieces[0])]
-    for string, after in zip(pieces[1::2], pieces[2::2], strict=True):
-        outline = _PLAIN.get(after) or _field(after)
+    """Outline JSON that is more than numbers.
+
+    What stands between strings is outlined at once. Few different outlines are left, each looked at once.
+    """
+    parts = json_scan.parts(text)
+    if len(parts) == 1:
+        return _outline(text)
+    outlines = _outline(b"\0".join(parts[::2])).split(b"\0")
+    seen: dict[bytes, bytes] = {}
+    out = [outlines[0]]
+    for string, outline in zip(parts[1::2], outlines[1:], strict=True):
+        found = seen.get(outline)
+        if found is None:
+            found = seen[outline] = _field(outline)
         # A string before a colon is the name of a field.
-        out += (string if outline.startswith(b":") else b"s", outline)
+        out += (b'"', string, b'"', found) if outline.startswith(b":") else (b"s", found)
     return b"".join(out)
 
 
@@ -245,16 +249,15 @@ def _tensor(text: bytes) -> bytes | None:
     return (b"f" if b"." in text or b"e" in text or b"E" in text else b"i") + bones
 
 
-def _field(text: bytes) -> bytes:
-    """Outline JSON after a string, the numbers of a field taken together: ``: [1, 2.5], `` is ``:f[,],``."""
-    start = text.lstrip(json_scan.WHITESPACE)
-    if start.startswith(b":"):
-        value, end, after = start[1:].partition(b"}")
-        tensor = _tensor(value)
-        # An array still open goes on after the next string: its leaves count one by one.
-        if tensor is not None and _DIGIT.search(value) and tensor.count(b"[") == tensor.count(b"]"):
-            return b":" + tensor + end + (_outline(after) if after else b"")
-    return _outline(text)
+def _field(outline: bytes) -> bytes:
+    """Take a field's numbers together, in the outline of what follows its name: ``:[,.],`` becomes ``:f[,],``."""
+    if not outline.startswith(b":") or outline == b":":
+        return outline
+    value, end, after = outline[1:].partition(b"}")
+    # An array still open goes on after the next string: its leaves count one by one.
+    if value.strip(b"[],.") or value.count(b"[") != value.count(b"]"):
+        return outline
+    return b":" + (b"f" if b"." in value else b"i") + value.replace(b".", b"") + end + after
 
 
 def _outline(text: bytes) -> bytes:

@@ -4,8 +4,8 @@ What decides:
 
 - ``id``, Triton's ``timeout`` and ``priority`` are the caller's: they are not part of the key, never sent with a batch,
   and the ``id`` comes back in the caller's answer. Everything else is part of the key and sent once for the batch.
-- Sequences, shared memory, classification, inputs that differ in dim 0, scalars, JSON whose elements are of another kind
-  than their datatype's, and all that can't be read or is more than the limits, are forwarded alone, as they came.
+- Sequences, shared memory, classification, inputs that differ in dim 0, scalars, JSON whose elements are of another
+  kind than their datatype's, and all that can't be read or is more than the limits, are forwarded alone, as they came.
 - Of an answer, other fields and parameters are about the batch and go to every request as they are, unless they hold an
   array. Of an answer put together from several they are those of the first. An ``id`` that the server made is one
   request's: where several share the answer, those without an own ``id`` get distinct ones made of it.
@@ -95,14 +95,11 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
     try:
         # 1. The JSON header, and the binary data after it
         size = _text_size(facts.header_length, body)
-        if size > limits.max_text:
-            raise json_scan.Beyond("body", "max_text", limits, size)
+        json_scan.check_size(size, "body", "max_text", limits)
         text, tail = _message(size, body, binary=bool(facts.header_length))
         json_scan.check(text, "body", limits)
         fields = json_scan.members(text, "body", limits)
-        if "inputs" not in fields:
-            raise json_scan.Malformed("inputs: missing")
-        inputs = tensors.parse("inputs", text, fields.pop("inputs"), tail, limits)
+        inputs = tensors.parse("inputs", text, _needed("inputs", fields), tail, limits)
         parameters = (
             json_scan.members(text, "parameters", limits, fields.pop("parameters")) if "parameters" in fields else {}
         )
@@ -158,8 +155,7 @@ def split(rides: Sequence[Ride], headers: Headers, body: Buffer, limits: Limits 
     try:
         header_length = find(headers, HEADER_LENGTH) or b""
         size = _text_size(header_length, body)
-        if size > limits.max_answer_text:
-            raise json_scan.Beyond("answer", "max_answer_text", limits, size)
+        json_scan.check_size(size, "answer", "max_answer_text", limits)
         text, tail = _message(size, body, binary=bool(header_length))
         json_scan.check(text, "answer", limits)
         spans = json_scan.members(text, "answer", limits)
@@ -191,7 +187,7 @@ def assemble(parsed: Parsed[Request], pieces: Sequence[Piece]) -> Message:
         (tensor, [piece.answer.outputs[index].slice(piece.start, piece.stop) for piece in pieces])
         for index, tensor in enumerate(first.outputs)
     ]
-    own = parsed.state.id or (_distinct(first.id, pieces[0].start) if first.several else first.id)
+    own = parsed.state.id or (_distinct(first.id, pieces[0].start) if first.several and first.id else first.id)
     before = [first.fields, b'"id":%b,' % own if own else b"", b'"outputs":[']
     return _written(before, outputs, sum(stop - start for _, start, stop in pieces), b"")
 
@@ -203,11 +199,12 @@ def _written(before: list[bytes], described: list[tuple[Tensor, list[Buffer]]], 
     for index, (tensor, buffers) in enumerate(described):
         if index:
             parts.append(b",")
-        parts += tensor.write(buffers, rows, binary)
-    text = joined([*parts, b"]", after, b"}"])
+        tensor.write(buffers, rows, parts, binary)
+    parts += (b"]", after, b"}")
+    text = joined(parts)
     # Even where a binary tensor is empty its size is named, and the header with it.
     has_binary = any(tensor.form == "binary" for tensor, _ in described)
-    return Message([(HEADER_LENGTH, b"%d" % sum(map(len, text)))] if has_binary else [], [*text, *binary])
+    return Message([(HEADER_LENGTH, b"%d" % sum(map(len, text)))] if has_binary else [], text + binary)
 
 
 def _text_size(header_length: bytes, body: Buffer) -> int:
@@ -256,6 +253,12 @@ def _why_alone(
                     if name.startswith("shared_memory"):
                         return "shared-memory"
     return reason
+
+
+def _needed(name: str, fields: dict[str, Span]) -> Span:
+    if name not in fields:
+        raise json_scan.Malformed(f"{name}: missing")
+    return fields.pop(name)
 
 
 def _whole(where: str, text: bytes, span: Span | None) -> int:

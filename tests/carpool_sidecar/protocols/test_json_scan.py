@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import example, given
@@ -100,14 +101,10 @@ def test_the_member_that_comes_twice_is_named(text, name):
 @example([[("a", 1)], [("a", 1), ("a", '..."},{"b":1}')]], (",", ":"), True)
 def test_objects_are_taken_apart_where_they_stand(rows, spaces, ascii_only):
     comma, colon = spaces
-    dumps = [
-        "{%s}"
-        % comma.join(
-            json.dumps(name, ensure_ascii=ascii_only) + colon + json.dumps(value, ensure_ascii=ascii_only)
-            for name, value in pairs
-        )
-        for pairs in rows
-    ]
+    dumps = []
+    for pairs in rows:
+        dump = [json.dumps(name) + colon + json.dumps(value, ensure_ascii=ascii_only) for name, value in pairs]
+        dumps.append("{" + comma.join(dump) + "}")
     text = b'{"before":[{"a":0}],"rows":%b}' % f"[{comma.join(dumps)}]".encode()
     span = (text.index(b'"rows":') + 7, len(text) - 1)
     if any(len({name for name, _ in pairs}) < len(pairs) for pairs in rows):
@@ -187,7 +184,7 @@ def test_depth_is_that_of_the_value(value):
 @given(VALUES, st.booleans())
 def test_strings_are_replaced_by_a_letter(value, ascii_only):
     text = json.dumps([value], ensure_ascii=ascii_only).encode()
-    assert json_scan.outside(text) == json_scan.STRING.sub(b"s", text)
+    assert json_scan.outside(text) == re.sub(rb'"[^"\\]*(?:\\.[^"\\]*)*"', b"s", text)
 
 
 def test_an_escaped_name_is_its_name():
@@ -304,7 +301,7 @@ def test_depth_is_bounded(opening, closing, times):
     fits = opening * times + b"1" + closing * times
     json_scan.check(fits, "x", DEFAULT)
     json_scan.check(b"[" + b",".join([b"[[1],{}]"] * 100) + b"]", "x", DEFAULT)
-    with pytest.raises(Beyond, match="x: over 64; limits.maxDepth is 64"):
+    with pytest.raises(Beyond, match=r"x: over 64; limits\.maxDepth is 64"):
         json_scan.check(b"[" + fits + b"]", "x", DEFAULT)
 
 

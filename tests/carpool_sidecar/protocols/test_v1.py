@@ -282,7 +282,7 @@ def test_an_answer_beyond_the_limit_is_not_read():
     parsed = parse('{"instances":[1]}'), parse('{"instances":[2]}')
     answer = b'{"predictions":[1,2]}' + b" " * 100
     assert v1.split(whole(*parsed), [], answer)
-    with pytest.raises(TooLarge, match="answer: 121; limits.maxAnswerText is 100"):
+    with pytest.raises(TooLarge, match=r"answer: 121; limits\.maxAnswerText is 100"):
         v1.split(whole(*parsed), [], answer, Limits(max_answer_text=100))
     with pytest.raises(TooLarge, match=f"{DEFAULT.max_answer_text + 1}; limits"):
         v1.split(whole(*parsed), [], b" " * (DEFAULT.max_answer_text + 1))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import prod
 from uuid import UUID
 
@@ -517,13 +517,14 @@ def test_large_json_tensors_are_not_copied():
 @pytest.mark.parametrize("nested", [False, True])
 def test_large_json_data_in_spaces_is_cut_at_its_rows(spaces, nested):
     rows = [[row + column / 8 for column in range(FREE)] for row in range(3)]
-    data = spaces + json.dumps(rows if nested else sum(rows, []))[1:-1] + spaces
-    body = '{"inputs":[{"name":"x","shape":[3,%d],"datatype":"FP32","data":%s[%s]%s}]}' % (FREE, spaces, data, spaces)
+    data = spaces + json.dumps(rows if nested else [*chain(*rows)])[1:-1] + spaces
+    tensor_text = f'{{"name":"x","shape":[3,{FREE}],"datatype":"FP32","data":{spaces}[{data}]{spaces}}}'
+    body = f'{{"inputs":[{tensor_text}]}}'
     parsed = parse(body.encode())
     assert parsed.mergeable
     for start, stop in ((0, 1), (1, 3), (0, 3)):
         head, _ = taken_apart(v2.merge([Ride(parsed, start, stop)]))
-        expected = rows[start:stop] if nested else sum(rows[start:stop], [])
+        expected = rows[start:stop] if nested else [*chain(*rows[start:stop])]
         assert head == {"inputs": [tensor(shape=(stop - start, FREE), data=expected)]}
 
 
