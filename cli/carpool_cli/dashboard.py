@@ -15,6 +15,7 @@ from rich.text import Text
 from carpool.policy import format_seconds
 from carpool.report import Report
 from carpool_cli.admin_client import Explanation
+from carpool_cli.explain import not_merged
 from carpool_cli.figures import Figures, duration, figures_of
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class Sight(Struct, frozen=True, kw_only=True):
         ]
         if report.change_error is not None:
             rows.append(("change", Text(report.change_error, "bold red")))
+        rows += [("batches", Text(line, "bold red")) for line in not_merged(report)]
         if self.alone:
             rows.append(("alone", ", ".join(f"{reason} {count}" for reason, count in self.alone.items())))
         if report.stalls.count:
@@ -136,7 +138,7 @@ class Sight(Struct, frozen=True, kw_only=True):
         if not self.explanation.tuned:
             text.append(" (fixed)")
         if lane.quarantined:
-            text.append("  quarantined: its answers had too few rows, requests ride alone", "bold red")
+            text.append("  quarantined: its requests are sent alone", "bold red")
         return text
 
     def _decisions(self) -> Table:

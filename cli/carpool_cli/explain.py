@@ -74,6 +74,8 @@ def command(
         click.echo("nothing is tuned here: parameters are fixed, or the mode is Hold")
     for gone in after.rolled_back:
         click.echo(taken_back(gone))
+    for line in not_merged(after):
+        click.echo(line)
     if not shown:
         click.echo("no decision yet: the tuner has not seen a request")
     for each in shown:
@@ -98,6 +100,16 @@ def taken_back(rolled_back: RolledBack) -> str:
         f"{rolled_back.model or 'model'}  taken back: {rolled_back.rejected.describe()} (generation "
         f"{rolled_back.generation}) to {rolled_back.back_to.describe()}: {rolled_back.reason}"
     )
+
+
+def not_merged(report: Report) -> list[str]:
+    """Return a line for each model whose batches were not verified, or were seen to give other answers."""
+    return [
+        f"{entry.name or 'model'}{f' version {entry.version}' if entry.version else ''}  "
+        f"batches {entry.verified}: {entry.evidence}"
+        for entry in report.models
+        if entry.verified in {"unverified", "refuted", "contradicted"}
+    ]
 
 
 def text_of(each: Explained) -> str:

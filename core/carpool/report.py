@@ -55,7 +55,8 @@ class ModelEntry(Struct, frozen=True, rename="camel", kw_only=True):
     max_batch: int | None
     axis: str
     verified: str = ""
-    """Whether batches gave the same answers: unverified, verified, refuted, asserted, off; "" from an older sidecar."""
+    """Whether batches gave the same answers: unverified, verified, refuted, asserted (by the policy), contradicted
+    (asserted, and seen not to), off; "" from an older sidecar."""
     evidence: str = ""
     """A sentence on it: what was compared, or what differed."""
 

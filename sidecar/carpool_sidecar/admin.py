@@ -15,7 +15,6 @@ from carpool.policy import to_plain
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.metrics import Exposition
 from carpool_sidecar.signing import SCHEME, Refused
-from carpool_sidecar.verification.record import MERGING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -250,7 +249,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
                 name=entry.model,
                 version=entry.version,
                 lane=entry.lane,
-                merges=entry.alone is None and verified in MERGING,
+                merges=verifier.merges(entry),
                 max_batch=entry.max_batch,
                 axis=entry.reason,
                 verified=verified.value,

@@ -192,6 +192,33 @@ def test_rule_3_without_a_batch_axis_requests_ride_alone_and_whole() -> None:
 # ------------------------------------------------------------------------------------------------- rules 4 and 5
 
 
+def test_rule_3_a_shadow_takes_a_slot_and_is_counted_as_nobody() -> None:
+    """The driver's own requests: their batches are samples like any, their ends are no promise kept or broken."""
+    to = batcher(admission=Admission(max_queued_rows=4))
+
+    def shadow(now: float, **fields: Any) -> Request:
+        return request(now, mergeable=False, shadow=True, rows=4, **fields)
+
+    (first,) = batches(send(to, 0.0, shadow(0.0)))
+    assert to.in_flight == 1
+    real, late = request(0.0), shadow(0.0, deadline=0.5)
+    assert send(to, 0.0, real, late) == [Refusal(late, Refused.QUEUE_FULL, 1.0)]
+    (second,) = batches(to.complete(first, 0.1))
+    assert [rider for rider, _, _ in second.rides] == [real]
+    expiring = shadow(0.1, deadline=0.5)
+    send(to, 0.1, expiring)
+    assert Refusal(expiring, Refused.EXPIRED) in to.poll(0.6)
+    to.learn("m", estimate(), 0.6)
+    hopeless = shadow(0.6, deadline=0.601)
+    assert [action.reason for action in send(to, 0.6, hopeless) if isinstance(action, Refusal)] == [Refused.LATE]
+    dropped = shadow(0.7, deadline=0.75)
+    send(to, 0.7, dropped)
+    assert refusals(to.complete(second, 0.749)) == [(dropped, Refused.LATE)]
+    counted = to.stats(1.0).models["m"]
+    assert (counted.arrivals, counted.rows, counted.misses) == (1, 1, {})
+    assert {(rows, batches) for _, rows, _, _, batches, *_ in counted.cells} <= {(4, 1), (1, 1)}
+
+
 def test_rule_4_ray_the_next_batch_grows_until_a_slot_is_free() -> None:
     to = batcher(max_batch=8)
     first = occupied(to)

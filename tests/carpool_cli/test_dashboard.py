@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from carpool.policy import Duration, Parameters
-from carpool.report import Alone, Lane, Queue, Report, RolledBack, Stalls
+from carpool.report import Alone, Lane, ModelEntry, Queue, Report, RolledBack, Stalls
 from carpool.statistics import DURATION_BOUNDS, ModelStats, Stats
 from carpool.tuning import Reason
 from carpool_cli.admin_client import Decided, Explained, Explanation
@@ -105,6 +105,12 @@ def test_what_is_out_of_the_ordinary_is_told():
         lanes={"m": replace(LANE, pass_through=True, quarantined=True, service_seconds=None)},
         alone=[Alone("m", "no batch axis", 12), Alone("m", "encoded", 5)],
         stalls=Stalls(3, 0.25),
+        models=[
+            ModelEntry(
+                name="m", version="", lane="m", merges=False, max_batch=None, axis="a", verified=how, evidence=why
+            )
+            for how, why in (("refuted", "row 0: 1 alone, 2 in a batch"), ("verified", "all is well"))
+        ],
         ready=False,
         readiness="the model does not accept connections",
     )
@@ -116,10 +122,12 @@ def test_what_is_out_of_the_ordinary_is_told():
         "pass-through (fixed)  quarantined",
         "t(b) not known yet",
         "alone    no batch axis 10\n",
+        "m  batches refuted: row 0: 1 alone, 2 in a batch",
         "paused 3 times, 250ms in all",
         "nothing is tuned",
     ):
         assert part in text
+    assert "all is well" not in text
 
 
 def test_the_hint_goes_with_the_first_request():

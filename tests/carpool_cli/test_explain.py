@@ -5,11 +5,11 @@ import json
 from msgspec.structs import replace
 
 from carpool.policy import Duration, Parameters
-from carpool.report import Queue, Report, RolledBack
+from carpool.report import ModelEntry, Queue, Report, RolledBack
 from carpool.statistics import ModelStats, Stats
 from carpool.tuning import Reason
 from carpool_cli.admin_client import Decided, Explained, Explanation, Predicted
-from carpool_cli.explain import compared, news, observe, taken_back, text_of
+from carpool_cli.explain import compared, news, not_merged, observe, taken_back, text_of
 
 PREDICTED = Predicted(
     p50=0.01, p99=0.03, p99_ahead=None, miss_fraction=0.001, goodput=299.0, device_time=0.0012, mean_batch=4.0
@@ -83,6 +83,39 @@ def test_what_was_taken_back_says_what_and_why():
         "model  taken back: batch 64, wait 0s, 1 in flight (generation 4) to batch 8, wait 0s, 1 in flight: "
         "12 of 200 requests were late"
     )
+
+
+def test_models_whose_batches_are_not_verified_are_told():
+    def entry(verified, version=""):
+        return ModelEntry(
+            name="m",
+            version=version,
+            lane="m",
+            merges=False,
+            max_batch=None,
+            axis="",
+            verified=verified,
+            evidence="why",
+        )
+
+    states = ["", "off", "asserted", "verified", "unverified", "refuted", "contradicted"]
+    report = Report(
+        stats=Stats(at=10.0),
+        uptime_seconds=10.0,
+        ready=True,
+        readiness="ready",
+        generation=1,
+        slo_seconds=0.05,
+        queue=Queue(rows=0, in_flight=0, slots=1),
+        lanes={},
+        models=[*map(entry, states), entry("refuted", "2")],
+    )
+    assert not_merged(report) == [
+        "m  batches unverified: why",
+        "m  batches refuted: why",
+        "m  batches contradicted: why",
+        "m version 2  batches refuted: why",
+    ]
 
 
 def test_following_tells_each_decision_once():

@@ -9,6 +9,7 @@ from carpool.policy import Axis, Model
 from carpool_sidecar.backends.base import Document
 from carpool_sidecar.models import MAX_ENTRIES, OTHER, ModelTable, Resolver
 from carpool_sidecar.protocols.common import Endpoint
+from carpool_sidecar.protocols.models import Axis as BatchAxis
 
 
 def endpoint(model, version=""):
@@ -89,6 +90,28 @@ async def test_the_policy_goes_before_what_the_server_says(forgotten):
     assert (a.alone, b.alone) == (None, "axis-none")
     table.configure([])
     assert (a.alone, b.alone, b.alone_by_protocol) == ("axis-none", None, None)
+
+
+async def test_what_the_backend_knows_of_the_axis_goes_before_metadata(forgotten):
+    table = ModelTable([], forgotten.append)
+    entry = table.entry(endpoint("m"))
+    server = Server(m=Document(200, metadata([-1, 3])))
+    server.known = BatchAxis("None", None, "dim 0 is named 'time': export it as 'batch'")
+    await resolver(table, server).resolve(entry)
+    assert (entry.alone, entry.reason) == ("axis-none", "dim 0 is named 'time': export it as 'batch'")
+    assert server.asked == [b"/v2/models/m"]
+
+
+async def test_what_was_refuted_is_not_merged_unless_the_policy_says_so(forgotten):
+    table = ModelTable([], forgotten.append)
+    entry = table.entry(endpoint("m"))
+    await resolver(table, Server(m=Document(200, metadata([-1, 3])))).resolve(entry)
+    entry.record.disagreed = "row 0: 1 alone, 2 in a batch"
+    entry.configure(None)
+    assert (entry.alone, entry.alone_by_protocol) == ("axis-refuted", "axis-refuted")
+    for axis, alone in ((Axis.FIRST, None), (Axis.NONE, "axis-none"), (Axis.AUTO, "axis-refuted")):
+        table.configure([Model(name="m", axis=axis)])
+        assert (entry.alone, entry.alone_by_protocol) == (alone, alone)
 
 
 @pytest.mark.parametrize("answer", [Document(0), Document(503), Document(400)])

@@ -33,12 +33,10 @@ class Verified(StrEnum):
     REFUTED = "refuted"
     ASSERTED = "asserted"
     """The policy says so: what is checked is only reported."""
+    CONTRADICTED = "contradicted"
+    """The policy says so, and a batch gave another answer: requests are merged all the same."""
     OFF = "off"
-    """Nothing is checked: the policy believes the server."""
-
-
-MERGING = frozenset({Verified.VERIFIED, Verified.ASSERTED, Verified.OFF})
-"""States in which requests are merged."""
+    """Nothing is checked: the policy believes the server, or there is nothing to merge."""
 
 
 class Record:

@@ -89,14 +89,26 @@ class Verifier:
             return Verified.OFF, "the policy says verification mode Never"
         record = entry.record
         if _asserted(entry):
-            seen = f", although {record.disagreed}" if record.disagreed else ""
-            return Verified.ASSERTED, f"the policy says axis {Axis.FIRST}{seen}"
+            if record.disagreed:
+                return Verified.CONTRADICTED, f"the policy says axis {Axis.FIRST}, but {record.disagreed}"
+            return Verified.ASSERTED, f"the policy says axis {Axis.FIRST}"
+        if entry.alone not in {None, REFUTED} and not record.checks:
+            return Verified.OFF, "its requests are not merged"
         if not self._policy.idempotent and not record.disagreed:
             return Verified.UNVERIFIED, (
                 "the policy says that requests are not idempotent, so no copies are sent to verify batches: "
                 f"if dim 0 of every tensor is the batch, set axis {Axis.FIRST} for the model"
             )
         return record.state, record.evidence
+
+    def merges(self, entry: Entry) -> bool:
+        """Whether any requests of a model are merged now."""
+        match self.state(entry)[0]:
+            case Verified.VERIFIED:
+                return True  # those of one protocol, if the axis is not known for the others
+            case Verified.UNVERIFIED | Verified.REFUTED:
+                return False
+        return entry.alone is None
 
     # ------------------------------------------------------------------------------------------------- observations
 

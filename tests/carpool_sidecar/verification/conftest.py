@@ -161,17 +161,15 @@ class Told(NamedTuple):
 def served(world):
     """Start a sidecar in front of a function, everything but the batch size at its default."""
 
-    async def served(model, *, slow=True, policy=None, **fields):
-        documents = world.model.documents
-        documents[b"/v2/models/m"] = (
-            200,
-            {
-                "name": "m",
-                "versions": ["1"],
-                "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
-                "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}],
-            },
-        )
+    async def served(model, *, slow=True, policy=None, metadata=True, **fields):
+        # What every exporter with a dynamic first dimension writes, whatever it means.
+        described = {
+            "name": "m",
+            "versions": ["1"],
+            "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
+            "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}],
+        }
+        world.model.documents[b"/v2/models/m"] = (200, described) if metadata else (404, {})
         behave = answering(model)
 
         def later(exchange):

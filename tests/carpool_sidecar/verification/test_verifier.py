@@ -243,8 +243,10 @@ async def test_an_axis_that_the_policy_asserts_is_merged_at_once_and_only_warned
     told = await load(client, "v1")
     assert any(one.batch > len(one.rows) for one in told[:20])
     assert sidecar.driver.verifier.results["m", "disagreed"] >= 1
-    assert state(sidecar)[0] == "asserted"
-    assert "although in batch of live traffic, output 'predictions', row 0: " in state(sidecar)[1]
+    assert state(sidecar)[0] == "contradicted"
+    assert (
+        "the policy says axis First, but in batch of live traffic, output 'predictions', row 0: " in state(sidecar)[1]
+    )
     assert not sidecar.batcher.lane("m").quarantined
     assert [record.message for record in caplog.records if record.name == "carpool" and record.levelname == "WARNING"][
         -1
@@ -379,3 +381,22 @@ async def test_extra_calls_are_under_one_percent_of_the_rows(world, served, load
     (entry,) = sidecar.models
     assert entry.record.rows <= 64 + 0.01 * sidecar.batcher.lane("m").served_rows
     assert sum(rows_of(call) for call in world.model.received) == rows + entry.record.rows
+
+
+async def test_of_a_server_without_metadata_v1_is_verified_and_v2_has_no_axis(world, served, load, compare):
+    sidecar, client = await served(LINEAR, metadata=False)
+    await load(client, "v2", callers=1, requests=1)
+    await world.until(lambda: all(entry.alone == "axis-none" for entry in sidecar.models))
+    (model,) = await models(world, sidecar)
+    assert (model["merges"], model["verified"], model["evidence"]) == (False, "off", "its requests are not merged")
+    told = await load(client, "v1")
+    assert any(one.batch > len(one.rows) for one in told)
+    (model,) = await models(world, sidecar)
+    assert (model["merges"], model["verified"]) == (True, "verified")
+    told = await load(client, "v2", requests=4)
+    assert all(compare(LINEAR, one) and one.batch == len(one.rows) for one in told)
+    assert sidecar.driver.alone["m", "axis-none"] == len(told)
+
+
+async def models(world, sidecar):
+    return (await world.client(sidecar.admin_address).get(b"/v1/stats")).json["models"]
