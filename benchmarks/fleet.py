@@ -183,7 +183,16 @@ class Fleets:
         total = ModelStats(durations=[0] * len(intervals[0].durations))
         cells: dict[tuple[int, ...], list[float]] = {}
         for count, part in zip(times, intervals, strict=True):
-            for name in ("arrivals", "arrivals_squared", "windows", "rows", "dispatched", "served", "hits"):
+            for name in (
+                "arrivals",
+                "batchable",
+                "arrivals_squared",
+                "windows",
+                "rows",
+                "dispatched",
+                "served",
+                "hits",
+            ):
                 setattr(total, name, getattr(total, name) + count * getattr(part, name))
             total.durations = [a + count * b for a, b in zip(total.durations, part.durations, strict=True)]
             for *key, batches, busy, squared in part.cells:

@@ -22,7 +22,7 @@ def two_models(world, share=0.5):
         for name, part in (("bert", share), ("resnet", 1 - share)):
             counts = {
                 field: int(getattr(stats, field) * part)
-                for field in ("arrivals", "arrivals_squared", "rows", "hits", "served", "dispatched")
+                for field in ("arrivals", "batchable", "arrivals_squared", "rows", "hits", "served", "dispatched")
             }
             parts[name] = replace(stats, **counts)
         lane = report.lanes[""]
