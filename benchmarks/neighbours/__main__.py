@@ -43,9 +43,6 @@ from neighbours.catalogue import NEIGHBOURS, RATE
 
 RESULTS = Path(__file__).parents[1] / "results" / "neighbours.json"
 
-TRIALS = 3
-"""At most so many where CPU time alone is beyond its limit: other work on the machine can only add to it."""
-
 
 def main() -> int:
     """Play the neighbours asked for; print the table; keep the results of a whole run."""
@@ -92,7 +89,7 @@ def play(neighbour: trials.Neighbour, seconds: float) -> verdict.Row:
     while True:
         seen.append(uvloop.run(trials.behind_sidecar(neighbour, seconds)))
         row = verdict.row(neighbour, seen, server, played)
-        if len(seen) == TRIALS or not verdict.only_noise(row):
+        if len(seen) == verdict.TRIALS or not verdict.only_noise(row):
             return row
 
 

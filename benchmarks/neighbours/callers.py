@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 PATIENCE = 12.0
 """Seconds a caller waits: more than the 10 s after which a sidecar gives up by default, so that its reason is seen."""
 
+REUSED = 20
+"""Requests on one connection, after which the caller opens another: new callers have to get in, too."""
+
 
 class Callers:
     """Sends ``rate`` requests a second to ``port`` for ``warm_up`` and ``seconds``; only the latter have latencies.
@@ -61,10 +64,10 @@ class Callers:
             outcome = f"connection lost: {type(error).__name__}"
         else:
             outcome = judge(question, status, answer)
-        if outcome == "ok":
+        if outcome == "ok" and timed:
+            self.latencies.append(time.monotonic() - due)
+        if outcome == "ok" and line.answers < REUSED:
             self._idle.append(line)
-            if timed:
-                self.latencies.append(time.monotonic() - due)
         else:
             line.close()
         self.outcomes[outcome] += 1

@@ -12,6 +12,8 @@ class Line:
     """One connection to ``port`` of 127.0.0.1, opened on first use."""
 
     def __init__(self, port: int) -> None:
+        self.answers = 0
+        """How many it has read."""
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
@@ -45,7 +47,9 @@ class Line:
             if status >= 200:
                 break
         length = _LENGTH.search(head)
-        return status, head + (await reader.readexactly(int(length[1])) if length else b"")
+        answer = head + (await reader.readexactly(int(length[1])) if length else b"")
+        self.answers += 1
+        return status, answer
 
     def close(self) -> None:
         """Cut the connection; the next request opens another one."""

@@ -55,6 +55,8 @@ def probe(port: int, pid: int, seconds: float) -> tuple[float, float]:
             connection.close()
             connection = None
         time.sleep(max(now + INTERVAL - time.monotonic(), 0.0))
+    if connection is not None:
+        connection.close()
     return max(gap, time.monotonic() - answered), dearest
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
@@ -19,6 +19,9 @@ from carpool.simulation import Arrival, Device, Simulation, linear
 from neighbours.catalogue import RATE
 from neighbours.server import FIXED, PER_ROW
 from neighbours.trials import MAX_BATCH, MAX_IN_FLIGHT, MAX_WAIT
+
+if TYPE_CHECKING:
+    from carpool.outcome import Outcome
 
 SECONDS = 60.0
 SLO = 5.0
@@ -42,30 +45,31 @@ class Played(Struct, frozen=True):
     """Requests without an answer."""
 
 
-def _at(rate: float, rng: Random) -> list[float]:
+def at(rate: float, rng: Random) -> list[float]:
+    """Return when requests of independent callers arrive."""
     return until(Poisson(rate), SECONDS, rng)
 
 
-def _alike(times: list[float]) -> list[Arrival]:
-    """Return requests that may share batches with healthy ones."""
+def alike(times: list[float]) -> list[Arrival]:
+    """Return requests as healthy callers send them: they may share batches with one another."""
     return [Arrival(time, length=index % OTHER) for index, time in enumerate(times)]
 
 
 def _poison(share: float) -> Crowd:
     rate = RATE * share / (1 - share)
-    return lambda rng: [each._replace(poisoned=True) for each in _alike(_at(rate, rng))]
+    return lambda rng: [each._replace(poisoned=True) for each in alike(at(rate, rng))]
 
 
 def _cancels(rng: Random) -> list[Arrival]:
     return [
         Arrival(time, length=OTHER if index % 2 else V1, patience=rng.uniform(0, 0.15))
-        for index, time in enumerate(_at(200.0, rng))
+        for index, time in enumerate(at(200.0, rng))
     ]
 
 
 def _flood(length: int, priority: int) -> Crowd:
     # 640 requests of 32 rows a second take 8 seconds of the device.
-    return lambda rng: [Arrival(time, rows=32, length=length, priority=priority) for time in _at(640.0, rng)]
+    return lambda rng: [Arrival(time, rows=32, length=length, priority=priority) for time in at(640.0, rng)]
 
 
 CROWDS: dict[str, Crowd] = {
@@ -83,28 +87,24 @@ def play(name: str, seed: int = 1) -> Played | None:
     if crowd is None:
         return None
     rng = Random(seed)
-    healthy = _alike(_at(RATE, rng))
-    before, _ = _healthy(healthy, [])
-    p99, failed = _healthy(healthy, crowd(rng))
+    healthy = alike(at(RATE, rng))
+    before, _ = beside(healthy, [])
+    p99, failed = beside(healthy, crowd(rng))
     return Played(round(p99 * 1e3, 1), round(p99 / before, 3), failed)
 
 
-def _healthy(healthy: list[Arrival], others: list[Arrival]) -> tuple[float, int]:
-    """Return the p99 of healthy requests' answers, and how many got none."""
-    mixed = sorted(
-        [*((each, True) for each in healthy), *((each, False) for each in others)], key=lambda each: each[0].time
-    )
-    simulation = Simulation(
-        [arrival for arrival, _ in mixed], DEVICE, slo=SLO, parameters=PARAMETERS,
-        estimate=DEVICE.estimate(MAX_BATCH),
-    )  # fmt: skip
-    outcome = simulation.run()
-    good = {End.HIT, End.LATE}
-    latencies, failed = [], 0
-    for index, (_, theirs) in enumerate(mixed):
-        if theirs and ENDS[outcome.ends[index]] in good:
-            latencies.append(outcome.latencies[index])
-        elif theirs:
-            failed += 1
-    latencies.sort()
-    return latencies[int(0.99 * len(latencies))] if latencies else SLO, failed
+def beside(healthy: list[Arrival], others: list[Arrival]) -> tuple[float, int]:
+    """Play both; return the p99 of the answers to healthy requests in seconds, and how many of them got none."""
+    marked = [*((arrival, True) for arrival in healthy), *((arrival, False) for arrival in others)]
+    marked.sort(key=lambda each: each[0].time)
+    outcome = simulate([arrival for arrival, _ in marked])
+    theirs = [index for index, (_, good) in enumerate(marked) if good]
+    answered = [index for index in theirs if ENDS[outcome.ends[index]] in {End.HIT, End.LATE}]
+    latencies = sorted(outcome.latencies[index] for index in answered)
+    return latencies[int(0.99 * len(latencies))] if latencies else 0.0, len(theirs) - len(answered)
+
+
+def simulate(arrivals: list[Arrival]) -> Outcome:
+    """Play arrivals with the sidecar's parameters, which knows how long batches take."""
+    estimate = DEVICE.estimate(MAX_BATCH)
+    return Simulation(arrivals, DEVICE, slo=SLO, parameters=PARAMETERS, estimate=estimate).run()
