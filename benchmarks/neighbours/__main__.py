@@ -39,7 +39,7 @@ from evidence import commit, machine, today
 
 from carpool_cli.neighbours_page import HEADS, cells
 from neighbours import trials, verdict, virtual
-from neighbours.catalogue import NEIGHBOURS, RATE
+from neighbours.catalogue import NEIGHBOURS, RATE, Neighbour
 
 RESULTS = Path(__file__).parents[1] / "results" / "neighbours.json"
 
@@ -81,7 +81,7 @@ def main() -> int:
     return int(bool(broken))
 
 
-def play(neighbour: trials.Neighbour, seconds: float) -> verdict.Row:
+def play(neighbour: Neighbour, seconds: float) -> verdict.Row:
     """Play one neighbour at the server, in virtual time, and at a sidecar."""
     server = uvloop.run(trials.alone(neighbour, seconds))
     played = virtual.play(neighbour.name)

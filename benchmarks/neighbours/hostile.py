@@ -164,8 +164,7 @@ async def flood(port: int, *, low: bool = False) -> None:
     """
     rows = [[7, index] for index in range(32)]
     question = v2(rows, priority=3) if low else v1(rows)
-    headers = b"" if low else b"Authorization: Bearer flood\r\n"
-    message = post(question.target, question.body, headers)
+    message = post(question.target, question.body, b"" if low else b"Authorization: Bearer flood\r\n")
 
     async def one(_: int) -> None:
         line = Line(port)
@@ -173,8 +172,8 @@ async def flood(port: int, *, low: bool = False) -> None:
             start = time.monotonic()
             try:
                 async with asyncio.timeout(PATIENCE):
-                    status, _ = await line.ask(message)
-                    outcomes[str(status)] += 1
+                    answered = await line.ask(message)
+                    outcomes[str(answered[0])] += 1
             except LOST:
                 outcomes["broken off"] += 1
                 line.close()
