@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CACHE := $(HOME)/.cache/carpool
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster cluster check format docs crds bench converge proof proof-quick oracle peers soak fuzz clients triton clean
+.PHONY: help setup demo test test-cluster cluster check format docs crds bench converge proof proof-quick oracle peers neighbours soak fuzz clients triton clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -75,6 +75,9 @@ oracle: $(STAMP) ## Search the whole grid again for what the proof compares with
 
 peers: $(STAMP) ## Real engines before the same model, Carpool among them (an hour); ENGINE=mosec for one
 	$(BIN)/python benchmarks/peers $(or $(ENGINE),--all)
+
+neighbours: $(STAMP) ## What callers who misbehave cost healthy ones, one kind at a time (10 minutes); NEIGHBOUR=flood for one
+	$(BIN)/python benchmarks/neighbours $(if $(NEIGHBOUR),--only $(NEIGHBOUR))
 
 soak: $(STAMP) ## A million random steps through the Batcher
 	$(BIN)/python tests/carpool/soak.py --steps 1000000

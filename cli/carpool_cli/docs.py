@@ -21,7 +21,7 @@ from msgspec import NODEFAULT, Struct
 from carpool import policy
 from carpool.policy import Duration, Quantity
 from carpool.schema import attribute_texts, one_line
-from carpool_cli import peers_page
+from carpool_cli import neighbours_page, peers_page
 from carpool_cli.device_profile import load
 from carpool_cli.kubectl.main import main as plugin
 from carpool_cli.main import main as group
@@ -283,6 +283,7 @@ def benchmarks() -> str:
                 f"| {row['goodput_share']:.1%} | {saving} "
                 f"| {row['misses']:.2%} | {row['flips']} | {row['settled_at']:.0f} s |"
             )
+    lines += ["", *neighbours_page.section(_read(folder / "results" / "neighbours.json"))]
     lines += ["", "## Device profiles", "", "| file | executors | ms by rows | where from |", "|---|---|---|---|"]
     for path in sorted((folder / "profiles").glob("*.json")):
         profile = load(path)

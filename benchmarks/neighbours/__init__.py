@@ -1,0 +1,1 @@
+"""`make neighbours`: healthy callers beside callers that misbehave, one kind after the other."""
