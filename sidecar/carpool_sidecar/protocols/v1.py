@@ -263,7 +263,7 @@ def _field(outline: bytes) -> bytes:
 def _outline(text: bytes) -> bytes:
     """Outline JSON between two strings: ``, 1, 2.5, true, `` is ``,,.,b,``.
 
-    A whole number leaves nothing between its commas and brackets, one with a fraction a point; an empty array is marked.
+    A whole number leaves nothing between its commas and brackets, a fraction leaves a point; an empty array is marked.
     """
     if b"u" in text or b"l" in text:
         text = text.replace(b"true", b"b").replace(b"false", b"b").replace(b"null", b"n")
