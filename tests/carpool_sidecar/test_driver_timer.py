@@ -21,6 +21,7 @@ ENDPOINT = Endpoint("v1", "m", "", b"/v1/models/m:predict")
 class Exchange:
     def __init__(self, row, now, headers=()):
         self.headers = FieldLines(headers)
+        self.peer = None
         self.body = b'{"instances":[%d]}' % row
         self.received_at = now
         self.context = None

@@ -214,7 +214,7 @@ async def test_a_deadline_that_cannot_be_read_says_nothing(world, line):
 
 async def test_a_body_of_which_there_is_no_room_for_the_parts_is_forwarded(world):
     """8,000 rows are 16 kB, and half a megabyte once they are told apart."""
-    sidecar, client = await world.start(bodies={"maxRequest": "128Ki", "maxBuffered": "128Ki"})
+    sidecar, client = await world.start(bodies={"maxRequest": "128Ki", "maxAnswer": "128Ki", "maxBuffered": "128Ki"})
     text = b",".join([b"1"] * 8000)
     answer = await client.predict(text)
     assert answer.json == {"predictions": [1] * 8000}

@@ -145,7 +145,7 @@ async def test_an_answer_alone_with_other_rows_stops_merging_at_once(world, serv
     check_of(sidecar).pace.look_at = 0.0
     short = True
     await asked(sidecar, client, load, requests=1)
-    assert state(sidecar) == ("refuted", "of a request sent alone, answer has 0 predictions for 1 rows")
+    assert state(sidecar) == ("refuted", "of a request sent alone, 0 predictions for 1 rows")
 
 
 async def test_a_batch_with_other_rows_stops_merging_at_once(world, served, load):
@@ -155,7 +155,7 @@ async def test_a_batch_with_other_rows_stops_merging_at_once(world, served, load
     short = True
     await load(client, "v1", requests=2, draw=singles)
     assert state(sidecar)[0] == "refuted"
-    assert state(sidecar)[1].startswith("of a batch, answer has 1 predictions for ")
+    assert state(sidecar)[1].startswith("of a batch, 1 predictions for ")
 
 
 async def test_trials_that_the_model_is_too_busy_for_are_sent_again(world, served, load):
