@@ -89,7 +89,9 @@ def flat() -> bytes:
 
 def keys() -> bytes:
     """Return a V1 request with five million other members."""
-    members = b",".join(b'"%07d":1' % index for index in range(BOMB // 12))
+    # A thousand members at a time: written one by one they take seconds, in which nobody is harmed.
+    thousand = b",".join(b'"####%03d":1' % index for index in range(1000))
+    members = b",".join(thousand.replace(b"####", b"%04d" % index) for index in range(BOMB // 12_000))
     return post(V1_TARGET % b"m", b'{"instances":[[1,2]],%b}' % members)
 
 

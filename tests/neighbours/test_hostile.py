@@ -32,18 +32,18 @@ def test_bombs_fill_the_limit_of_a_body_and_do_not_exceed_it(name):
 
 
 def small(name, monkeypatch):
-    monkeypatch.setattr(hostile, "BOMB", 1200)
+    monkeypatch.setattr(hostile, "BOMB", 24_000)
     return json.loads(body(BOMBS[name]()))
 
 
 def test_bombs_are_well_formed(monkeypatch):
-    assert small("escapes", monkeypatch) == {"instances": [["\u00e9" * 200]]}
-    assert small("empty", monkeypatch) == {"instances": [[""] * 402]}
-    assert small("flat", monkeypatch) == {"instances": [1] * 602}
-    assert len(small("keys", monkeypatch)) == 101
+    assert small("escapes", monkeypatch) == {"instances": [["\u00e9" * 4000]]}
+    assert small("empty", monkeypatch) == {"instances": [[""] * 8002]}
+    assert small("flat", monkeypatch) == {"instances": [1] * 12002}
+    assert len(small("keys", monkeypatch)) == 2001
     (tensor,) = small("bytes", monkeypatch)["inputs"]
     assert tensor["shape"] == [1, len(tensor["data"])]
-    assert len(tensor["data"]) == 300
+    assert len(tensor["data"]) == 6000
 
 
 def test_inputs_are_as_many_as_asked_for_and_all_have_names_of_their_own():

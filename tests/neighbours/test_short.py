@@ -22,11 +22,11 @@ SECONDS = {
     # Four seconds of requests are more than the queue takes, so that a blocked slot is seen.
     "hanging": 4.0,
     "streams": 4.0,
-    "slow-loris": 2.0,
+    "slow-loris": 4.0,
     "flood": 1.0,
     "large": 2.0,
 }
-"""How long each neighbour acts: 40 s in all, starts included."""
+"""How long each neighbour acts: 45 s in all, starts included."""
 
 pytestmark = [pytest.mark.real, pytest.mark.xdist_group("neighbours")]
 
