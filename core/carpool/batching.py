@@ -48,6 +48,9 @@ LEAST_OVERDUE = 1.0
 OVERDUE_UNKNOWN = 5.0
 """Seconds after which a call of unknown duration is overdue."""
 
+LAST = 1e9
+"""Seconds by which a flood is less urgent than anything else."""
+
 WRONG_ROWS = Fault(FaultKind.ROWS)
 """The fault of an answer to several requests that came after the model was known not to answer by rows."""
 
@@ -133,6 +136,10 @@ class Batcher:
             lane.counters.arrived(now, request.rows, shares)
         queue = self._waiting.get(key) or Queue(key, lane, merge=merge, bucket=request.bucket if merge else None)
         refused = self._refuses(queue, request, now)
+        for _ in range(request.rows):
+            if refused is not Refused.QUEUE_FULL or not self._pushes_out(queue, now, actions):
+                break
+            refused = self._refuses(queue, request, now)
         if refused is not None:
             request.ended = True
             if not request.shadow:
@@ -356,6 +363,22 @@ class Batcher:
             return Refused.LATE
         return None
 
+    def _pushes_out(self, queue: Queue, now: float, actions: list[Action]) -> bool:
+        """Refuse the latest request of a flood in favor of another key's; return whether there was one."""
+        for flood in self._waiting.values():
+            if flood.lane is queue.lane and flood is not queue and flood.floods:
+                latest = flood.classes[max(flood.classes)][-1]
+                if latest.taken:
+                    return False
+                flood.remove(latest)
+                if not flood.classes:
+                    del self._waiting[flood.key]
+                latest.ended = True
+                queue.lane.counters.refused(Refused.QUEUE_FULL, now)
+                actions.append(Refusal(latest, Refused.QUEUE_FULL, self._drain_time(now)))
+                return True
+        return False
+
     def _span(self, queue: Queue, request: Request, estimate: Estimate) -> float:
         """Service time of a request alone, in as many batches as it needs."""
         lane = queue.lane
@@ -371,7 +394,8 @@ class Batcher:
         What makes that batch larger comes later, and is refused or dropped first; taking it to be full from the start
         refuses whom the model has time for (decision 8). The drop at dispatch, with the real batch, is the exact half
         of the rule. While a slot is free nothing waits but what is held for company: it leaves in time with this one.
-        Models take turns: another one's queue delays this one's by as much as waits here, and one batch.
+        Models take turns, and so do keys with a flood: another one's queue delays this one's by as much as waits here,
+        and one batch.
         """
         lane = queue.lane
         servers = min(estimate.executors, lane.parameters.max_in_flight)
@@ -385,20 +409,23 @@ class Batcher:
         if not alone:
             own = max(own, time_of(estimate.times, min(queue.rows % cap + request.rows, cap)))
         ahead = 0.0
-        others: dict[Lane, float] = {}
+        turns: dict[Lane | Queue, float] = {}
         for other in self._waiting.values():
             known = other.estimate
             if known is not None:
                 work = other.work(known.times, priority=request.priority, joins=other is queue)
-                if other.lane is lane:
-                    ahead += work
+                if other.lane is not lane:
+                    turns[other.lane] = turns.get(other.lane, 0.0) + work
+                elif other is not queue and other.floods:
+                    turns[other] = work
                 else:
-                    others[other.lane] = others.get(other.lane, 0.0) + work
-        if others:
+                    ahead += work
+        if turns:
             own_work = ahead
-            for each, work in others.items():
-                if each.estimate is not None and not each.stuck:
-                    ahead += min(work, own_work + time_of(each.estimate.times, each.cap))
+            for each, work in turns.items():
+                other_lane = each if isinstance(each, Lane) else each.lane
+                if other_lane.estimate is not None and not other_lane.stuck:
+                    ahead += min(work, own_work + time_of(other_lane.estimate.times, each.cap))
         if request.sheddable and not alone and queue.rows >= cap:
             own *= estimate.surely  # it is not the one that fills the batch
         return start + ahead / servers + own
@@ -473,12 +500,14 @@ class Batcher:
             self._compose(chosen, now, actions)
 
     def _urgency(self, queue: Queue, now: float) -> float:
-        """When a queue's first request must start to be in time; who is classes above goes before."""
+        """When a queue's first request must start to be in time; classes above go before, a flood goes last."""
         head = queue.first(now, self._ageing)[0]
         limit = min(head.deadline, head.due)
         estimate = queue.estimate
         if estimate is not None:
             limit -= time_of(estimate.times, head.rows if queue.alone else min(queue.rows, queue.cap))
+        if queue.floods:
+            limit += LAST
         return limit + (head.priority - Priority.NORMAL) * self._ageing
 
     def _compose(self, queue: Queue, now: float, actions: list[Action]) -> None:

@@ -504,6 +504,48 @@ def test_rule_6_a_long_batch_must_start_earlier() -> None:
     assert riders(batch)[0].key == "long"
 
 
+def test_rule_6_a_flood_of_one_key_goes_behind_the_others() -> None:
+    to = batcher(max_batch=4)
+    first = occupied(to)
+    flood = [request(key="flood") for _ in range(40)]
+    send(to, 0.0, *flood)
+    late = request(0.001, key="other", slo=9.0)
+    to.arrive(late, 0.001)
+    groups = [riders(batch) for batch in one_after_another(to, first)]
+    assert groups[0] == [late]
+    assert [each for group in groups[1:] for each in group] == flood
+
+
+def test_rule_6_two_keys_that_wait_for_as_much_are_served_by_urgency() -> None:
+    to = batcher(max_batch=4)
+    first = occupied(to)
+    one, two = [request(key="one") for _ in range(12)], [request(key="two", slo=0.04) for _ in range(12)]
+    send(to, 0.0, *one, *two)
+    assert riders(batches(to.complete(first, 0.01))[0]) == two[:4]
+
+
+def test_rule_7_a_flood_of_one_key_fills_no_queue_for_the_others() -> None:
+    to = batcher(max_batch=4, admission=Admission(max_queued_rows=20))
+    first = occupied(to)
+    flood = [request(key="flood", rows=2) for _ in range(10)]
+    send(to, 0.0, *flood)
+    other = request(key="other", rows=3)
+    assert refusals(to.arrive(other, 0.0)) == [(flood[9], Refused.QUEUE_FULL), (flood[8], Refused.QUEUE_FULL)]
+    assert refusals(to.arrive(late := request(key="flood"), 0.0)) == []  # 19 of 20 wait
+    assert refusals(to.arrive(more := request(key="flood"), 0.0)) == [(more, Refused.QUEUE_FULL)]
+    served = [each for group in one_after_another(to, first) for each in riders(group)]
+    assert served == [other, *flood[:8], late]
+
+
+def test_rule_7_a_flood_of_one_key_delays_forecasts_of_others_by_one_batch() -> None:
+    to = held(max_batch=4, max_wait=0.0)
+    occupied(to)
+    send(to, 0.0, *(request(key="flood", deadline=60.0) for _ in range(40)))
+    # 5.5 ms for what runs, 7 for a batch of the flood, 5.5 for itself.
+    assert refusals(to.arrive(request(key="other", deadline=0.0181), 0.0)) == []
+    assert refusals(to.arrive(request(key="third", deadline=0.0179), 0.0)) != []
+
+
 def test_rule_6_triton_the_head_of_one_key_never_cuts_another_s_batch() -> None:
     to = batcher(max_batch=4)
     first = occupied(to)
