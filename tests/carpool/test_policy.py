@@ -56,6 +56,15 @@ def policy(**spec: Any) -> BatchingPolicy:
     return from_plain({"slo": {"latency": {"p99": "50ms"}}, **spec}, BatchingPolicy, what="policy")
 
 
+def test_headers_that_say_how_a_body_is_read_cannot_differ_in_a_batch() -> None:
+    assert policy(batchAcross=["authorization", "x-tenant"]).validate().batch_across == ("authorization", "x-tenant")
+    with pytest.raises(PolicyError, match=r"batchAcross\[1\]: content-type says how a body is to be read"):
+        policy(batchAcross=["authorization", "content-type"]).validate()
+    for name in ("Authorization", "a b", "", "a" * 129, "a:"):
+        with pytest.raises(PolicyError, match=r"batchAcross\[...\]|batchAcross\[0\]"):
+            policy(batchAcross=[name])
+
+
 # ------------------------------------------------------------------------------------------------- durations and sizes
 
 

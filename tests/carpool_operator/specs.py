@@ -73,6 +73,7 @@ specs = st.fixed_dictionaries(
             timeout=waits,
             shedAt=st.sampled_from(["Automatic", "SLO", "Deadline"]),
         ),
+        "batchAcross": st.lists(st.sampled_from(["authorization", "x-tenant", "content-type"]), max_size=3),
         "metrics": some(source=st.sampled_from(["Sidecar", "Prometheus"]), staleAfter=waits, prometheus=prometheus),
         "fallback": some(failureThreshold=slots, behavior=st.sampled_from(["HoldLast", "Baseline"])),
         "canary": some(enabled=st.booleans(), percent=st.integers(1, 50), minRequests=rows),

@@ -129,6 +129,8 @@ def _v2(*tensors, **members):
         (_v2({**TENSOR, "shape": [1] * 65}), "malformed", "65 dimensions, expected at most 64"),
         (_v2(TENSOR, TENSOR), "malformed", "inputs[1].name: 'x' comes twice"),
         (_v2(TENSOR, parameters={"timeout": -5}), "malformed", "parameters.timeout: expected an integer from 0"),
+        (_v2(*[{**TENSOR, "name": f"x{n}"} for n in range(20_000)]), "limits", "limits.maxStrings is 8192"),
+        (_v2(*[{**TENSOR, "name": f"x{n}"} for n in range(40_000)]), "limits", "limits.maxText is 2Mi"),
     ],
 )
 async def test_what_is_no_v2_is_forwarded(among, body, reason, words):

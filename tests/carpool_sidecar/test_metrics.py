@@ -48,8 +48,7 @@ async def test_a_scrape_has_every_metric_and_its_numbers_agree(world):
 
 
 async def test_sizes_that_callers_choose_do_not_add_up(world):
-    limits = {"maxRows": 10_000}
-    sidecar, client = await world.start(policy={"models": [{"name": "m", "axis": "None"}]}, limits=limits)
+    sidecar, client = await world.start(policy={"models": [{"name": "m", "axis": "None"}]}, limits={"maxRows": 16384})
     for rows in (1, 2, 3, 4, 100, 101, 5000, 9000):
         assert (await client.predict(b",".join([b"1"] * rows))).status == 200
     text = Exposition(sidecar).text().decode()

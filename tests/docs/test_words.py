@@ -69,16 +69,18 @@ def test_every_code_that_people_meet_is_explained():
 
 
 _ALONE = (
-    r'_alone\(endpoint, facts, body, "([a-z-]+)"\)',
+    r'\balone\(endpoint, facts, body, "([a-z-]+)"',
+    r'^    reason = "([a-z-]+)"$',
+    r'^ +"([a-z-]+)" if mixed else None,$',
     r'\balone(?:_by_protocol)? = (?:[\w.]+ or |None if .* else )?"([a-z-]+)"',
     r'^ +return "([a-z-]+)"$',
 )
 
 
 def reasons():
-    """Reasons to ride alone, as the code writes them."""
+    """Reasons not to be batched, as the code writes them."""
     found = set()
-    for name in ("models.py", "protocols/v1.py", "protocols/v2.py", "protocols/tensors.py"):
+    for name in ("models.py", "protocols/v1.py", "protocols/v2.py", "protocols/tensors.py", "protocols/json_scan.py"):
         text = (ROOT / "sidecar" / "carpool_sidecar" / name).read_text("utf-8")
         for pattern in _ALONE:
             found |= set(re.findall(pattern, text, re.MULTILINE))
@@ -110,7 +112,8 @@ def test_the_reasons_of_policies_are_found():
     }
 
 
-def test_the_reasons_to_ride_alone_are_found():
-    assert {"axis-none", "axis-unknown", "too-many-models", "encoded", "mixed-rows", "sequence", "scalar"} <= {
-        *reasons()
-    }
+def test_the_reasons_not_to_be_batched_are_found():
+    assert {
+        "axis-none", "axis-unknown", "too-many-models", "encoded", "mixed-rows", "sequence", "scalar", "malformed",
+        "limits", "surrogates", "empty",
+    } <= {*reasons()}  # fmt: skip

@@ -19,7 +19,7 @@ FREE = 4096
 class Limits(Camel, frozen=True):
     """What a request may hold and still share a batch. Beyond that it is forwarded alone, as it came."""
 
-    max_text: Quantity = Quantity(2**20)
+    max_text: Quantity = Quantity(2 * 2**20)
     """JSON text of one request. Binary tensors are not read, so their size doesn't count."""
     max_answer_text: Quantity = Quantity(2 * 2**20)
     """JSON text of a batch's answer. A larger answer halves the batch and lowers the model's largest batch."""

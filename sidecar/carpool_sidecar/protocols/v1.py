@@ -250,7 +250,7 @@ def _tensor(text: bytes) -> bytes | None:
 
 
 def _field(outline: bytes) -> bytes:
-    """Take a field's numbers together, in the outline of what follows its name: ``:[,.],`` becomes ``:f[,],``."""
+    """Take a field's numbers together, in the outline of what follows its name: ``:[,.],`` is ``:f[,],``."""
     if not outline.startswith(b":") or outline == b":":
         return outline
     value, end, after = outline[1:].partition(b"}")
@@ -263,7 +263,7 @@ def _field(outline: bytes) -> bytes:
 def _outline(text: bytes) -> bytes:
     """Outline JSON between two strings: ``, 1, 2.5, true, `` is ``,,.,b,``.
 
-    A whole number leaves nothing between its commas and brackets, a fraction leaves a point; an empty array is marked.
+    A whole number leaves nothing between its commas, one with a fraction a point; an empty array is marked.
     """
     if b"u" in text or b"l" in text:
         text = text.replace(b"true", b"b").replace(b"false", b"b").replace(b"null", b"n")

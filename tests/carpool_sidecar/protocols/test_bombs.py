@@ -75,14 +75,14 @@ def test_forty_thousand_inputs_are_not_read():
 
 @pytest.mark.parametrize("name", bombs.REQUESTS)
 def test_beyond_the_limits_the_cost_does_not_grow(name):
-    """2 MiB, and four times as much: nothing of them is looked at."""
+    """3 MiB, and four times as much: nothing of them is looked at."""
     protocol, body_of = bombs.REQUESTS[name]
     unit = (len(body_of(1001)) - len(body_of(1))) / 1000
-    bodies = [body_of(int(mebi * 2**20 / unit)) for mebi in (2, 8)]
+    bodies = [body_of(int(mebi * 2**20 / unit)) for mebi in (3, 12)]
     for body in bodies:
         parsed = bombs.parse(protocol, body)
         assert (parsed.alone, parsed.size, parsed.expansion) == ("limits", len(body), 0)
-        assert "limits.maxText is 1Mi" in parsed.why
+        assert "limits.maxText is 2Mi" in parsed.why
         assert bombs.peak(lambda body=body: bombs.parse(protocol, body)) < SMALL
     times = [bombs.cost(lambda body=body: bombs.parse(protocol, body), trials=20) for body in bodies]
     assert times[1] < 3 * max(times[0], UNMEASURED), times

@@ -233,7 +233,7 @@ def test_another_charset_is_forwarded():
         (b'{"instances":' + b"[" * 60_000, "limits", "limits.maxDepth is 64"),
         (b'{"instances":[' + b"1," * 8192 + b"1]}", "limits", "instances: over 8192; limits.maxRows is 8192"),
         (b'{"instances":[' + b"1," * 20000 + b"1]}", "limits", "instances: over 8192; limits.maxRows is 8192"),
-        (b'{"instances":[1]}' + b" " * 2**20, "limits", "body: 1048593; limits.maxText is 1Mi"),
+        (b'{"instances":[1]}' + b" " * 2**21, "limits", "body: 2097169; limits.maxText is 2Mi"),
     ],
 )
 def test_what_cannot_be_read_is_forwarded_and_the_reason_kept(body, reason, why):

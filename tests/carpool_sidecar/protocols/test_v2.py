@@ -274,7 +274,7 @@ def test_what_cannot_be_read_is_forwarded_and_the_reason_kept(body, message):
     ("body", "message"),
     [
         (b'{"inputs":' + b"[" * 100 + b"]" * 100 + b"}", "body: over 64; limits.maxDepth is 64"),
-        (b'{"inputs":[]}' + b" " * 2**20, "body: 1048589; limits.maxText is 1Mi"),
+        (b'{"inputs":[]}' + b" " * 2**21, "body: 2097165; limits.maxText is 2Mi"),
         ({"inputs": [tensor(f"x{index}") for index in range(257)]}, "inputs: over 256; limits.maxTensors is 256"),
         ({"inputs": [tensor()], "parameters": {str(n): 0 for n in range(2049)}}, "parameters: 2049; limits.maxKeys is"),
         (
