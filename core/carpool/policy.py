@@ -303,11 +303,11 @@ class Admission(Camel, frozen=True):
     """Bounds of the queue and the default deadline."""
 
     max_queued_rows: Annotated[int, Meta(ge=1)] = 1024
-    """Rows that may wait; from 80 % of it low priority is refused."""
+    """Rows of a model that may wait; from 80 % of it low priority is refused."""
     max_queued_bytes: Quantity = Quantity(256 * 2**20)
-    """Bytes of requests that may wait, likewise."""
+    """Bytes of a model's requests that may wait, likewise."""
     max_queued_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Payload elements that may wait, likewise; unset: not bounded."""
+    """Payload elements of a model that may wait, likewise; unset: not bounded."""
     timeout: Duration = Duration(10.0)
     """Deadline of a request that names none; one that names a later one gets this."""
     shed_at: ShedAt = ShedAt.AUTOMATIC
