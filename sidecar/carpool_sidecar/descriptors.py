@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from typing import NamedTuple
 
-ADMIN_CONNECTIONS = 256
+ADMIN_CONNECTIONS = 64
 """Connections to the admin port at a time."""
 
 MOST_CLIENTS = 16_384

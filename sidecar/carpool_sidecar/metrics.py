@@ -76,7 +76,7 @@ METRICS = (
     Metric("batch_size", "histogram", ("model",), "Rows of the batches sent"),
     Metric("queue_rows", "gauge", (), "Rows waiting"),
     Metric("queue_bytes", "gauge", (), "Bytes of the requests waiting"),
-    Metric("buffered_bytes", "gauge", (), "Bytes held of requests' bodies: still being read, or not answered yet"),
+    Metric("buffered_bytes", "gauge", (), "Bytes held of requests and answers, against bodies.maxBuffered"),
     Metric("in_flight_batches", "gauge", (), "Slots taken, abandoned calls that the model still computes included"),
     Metric("refused", "counter", ("model", "reason"), "Requests refused service, by reason"),
     Metric("expired", "counter", ("model",), "Requests whose deadline passed"),

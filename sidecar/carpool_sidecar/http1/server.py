@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from heapq import nsmallest
+from heapq import heappush, heappushpop
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.exchange import Application
 
 
-# Connections looked at in one pass of the loop: less than a millisecond.
-_AT_ONCE = 1024
+# Connections looked at in one pass of the loop: a millisecond at most.
+_AT_ONCE = 256
+# Share of the connections allowed from which on it is noted which ones could be dispensed with.
+_CROWDED = 7 / 8
 
 
 class Server:
@@ -48,7 +50,10 @@ class Server:
         self.waited_for = False  # somebody waits for the last answer
         self._connections: set[Connection] = set()
         self._sweep: Iterator[Connection] | None = None  # through the connections, at this tick
-        self._dispensable: list[Connection] = []  # when last looked; the most dispensable is the last
+        # Clients that ask nothing, with the share of patience they have used: as of the last sweep, the worst last, and
+        # as far as this one has come. Only noted where connections are scarce.
+        self._dispensable: list[tuple[float, int, Connection]] = []
+        self._seen: list[tuple[float, int, Connection]] = []
         self._none_dispensable_until = -NEVER
         self._listeners: list[asyncio.Server] = []
         self._idle = asyncio.Event()
@@ -125,9 +130,10 @@ class Server:
 
     def opened(self, connection: Connection) -> bool:
         """Count a new connection in; return whether there was room for it, or could be made."""
+        has_room = len(self._connections) < self.limits.max_connections or self._dispense_with_one()
         self._connections.add(connection)
         self._ticker.start()
-        return len(self._connections) <= self.limits.max_connections or self._dispense_with_one(connection)
+        return has_room
 
     def closed(self, connection: Connection) -> None:
         """Count a connection out."""
@@ -140,29 +146,26 @@ class Server:
 
     # Rooms that are full
 
-    def _dispense_with_one(self, newcomer: Connection) -> bool:
-        """Cut the client that has asked nothing for longest; return whether there was one.
-
-        All are looked at once for many newcomers: at 16,384 connections that takes 10 ms.
-        """
+    def _dispense_with_one(self) -> bool:
+        """Cut the client that has asked nothing for longest; return whether there was one."""
         now = self.clock()
-        for _ in range(2):
+        looked = now < self._none_dispensable_until
+        while True:
             while self._dispensable:
-                connection = self._dispensable.pop()
-                if connection in self._connections and connection.patience_used(now) is not None:
+                share, _, connection = self._dispensable.pop()
+                used = connection.patience_used(now) if connection in self._connections else None
+                if used is not None and used >= share:  # it has not asked since
                     connection.abort()
                     return True
-            if now < self._none_dispensable_until:
-                return False
-            shares = (
-                (-share, id(one), one)
-                for one in self._connections
-                if one is not newcomer and (share := one.patience_used(now)) is not None
-            )
-            worst = nsmallest(1 + len(self._connections) // 16, shares)
-            self._dispensable = [one for _, _, one in reversed(worst)]
-            if not worst:
-                self._none_dispensable_until = now + self.limits.tick
+            if not self._seen and self._sweep is None and not looked:
+                looked = True
+                self._expire(now)
+            elif self._seen:
+                self._dispensable, self._seen = sorted(self._seen), []
+            else:
+                break
+        if self._sweep is None:
+            self._none_dispensable_until = now + self.limits.tick
         return False
 
     def _make_room(self, now: float) -> None:
@@ -188,13 +191,21 @@ class Server:
     def _go_through(self, now: float) -> None:
         """Let the next connections look at their deadlines; the others have their turn in the next pass of the loop."""
         assert self._sweep is not None  # noqa: S101 - for the type checker
+        count = len(self._connections)
+        crowded = count > _CROWDED * self.limits.max_connections
         looked_at = 0
         for connection in islice(self._sweep, _AT_ONCE):
             looked_at += 1
-            if connection in self._connections:
-                connection.expire(now)
+            if connection not in self._connections:
+                continue
+            connection.expire(now)
+            if crowded and (share := connection.patience_used(now)) is not None:
+                (heappushpop if len(self._seen) > count // 8 else heappush)(
+                    self._seen, (share, id(connection), connection)
+                )
         if looked_at == _AT_ONCE:
             asyncio.get_running_loop().call_soon(self._go_through, now)
-        else:
-            self._sweep = None
-            self._make_room(now)
+            return
+        self._sweep = None
+        self._dispensable, self._seen = sorted(self._seen), []
+        self._make_room(now)
