@@ -30,6 +30,8 @@ PROBES = 16
 """Connections for callers' questions about health and models; their answers are short."""
 QUESTIONS = 2
 """Connections for the sidecar's own."""
+LONGEST_DOCUMENT = 16 * 2**20
+"""Bytes of an answer to one of these."""
 
 _PROBE = re.compile(
     rb"/(?:health|healthz|livez|readyz|ping|metrics)?|/v[12]/?|/v2/health/(?:live|ready)"
@@ -58,7 +60,7 @@ class UpstreamBackend:
         host, port, path = config.address
         limits = ClientLimits(max_body_bytes=max_answer)
 
-        def pool(most: int, setting: str, connect_timeout: float = config.connect_timeout) -> Pool:
+        def pool(most: int, setting: str) -> Pool:
             return Pool(
                 host,
                 port,
@@ -66,7 +68,7 @@ class UpstreamBackend:
                 max_connections=most,
                 max_waiting=most,
                 setting=setting,
-                connect_timeout=connect_timeout,
+                connect_timeout=config.connect_timeout,
                 limits=limits,
                 clock=clock,
                 budget=budget,
@@ -78,7 +80,16 @@ class UpstreamBackend:
         self._inference = pool(config.max_connections, "upstream.maxConnections")
         self._forwarding = pool(max_forwarded or config.max_forwarded, "upstream.maxForwarded")
         self._probes = pool(PROBES, "upstream.maxForwarded")
-        self._questions = pool(QUESTIONS, "", 2.0)
+        # Not in the budget: whether the model is ready must not depend on how much callers have it hold.
+        self._questions = Pool(
+            host,
+            port,
+            path=path,
+            max_connections=QUESTIONS,
+            connect_timeout=2.0,
+            limits=ClientLimits(max_body_bytes=LONGEST_DOCUMENT),
+            clock=clock,
+        )
 
     def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver) -> Call:
         """Post a request for inference over an idle connection or a new one."""
@@ -89,7 +100,7 @@ class UpstreamBackend:
 
     def forward(self, exchange: Exchange) -> Forwarding:
         """Stream anything else both ways."""
-        if self._probes.free and self._is_probe(exchange):
+        if self._is_probe(exchange) and self._probes.free:
             return Forwarding(exchange, self._probes, self._timeout, short=True)
         return Forwarding(exchange, self._forwarding, self._timeout)
 
