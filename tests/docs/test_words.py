@@ -13,7 +13,7 @@ from carpool.tuning import Reason
 from carpool_cli.main import COMMANDS
 from carpool_operator import metrics as operator_metrics
 from carpool_operator.status import DEFECTS
-from carpool_sidecar.http1.calls import FailureKind
+from carpool_sidecar.http1.calls import FailureKind, UpstreamError
 from carpool_sidecar.metrics import METRICS
 from carpool_sidecar.signing import Reason as Refusal
 
@@ -58,7 +58,10 @@ def test_commands_that_are_named_exist():
 def test_every_code_that_people_meet_is_explained():
     pages = {
         "docs/tuning.md": list(Reason),
-        "docs/admission.md": [*Refused, *(f"upstream-{kind}" for kind in get_args(FailureKind))],
+        "docs/admission.md": [
+            *Refused,
+            *(UpstreamError(kind, "", answered_bytes=False).reason for kind in get_args(FailureKind)),
+        ],
         "docs/protocols.md": reasons(),
         "docs/troubleshooting.md": cluster_reasons(),
     }
