@@ -14,7 +14,7 @@ from carpool_sidecar.http1.memory import count_while_alive, counts_itself
 from carpool_sidecar.http1.messages import CONTINUE, Buffer, FieldLines
 from carpool_sidecar.http1.parsing import LONGEST_KEPT, HeadCheck, HttpError, RequestHead, parse_request_head
 from carpool_sidecar.http1.sockets import peer_has_reset, reset
-from carpool_sidecar.http1.timing import NEVER
+from carpool_sidecar.http1.timing import BULK, NEVER
 from carpool_sidecar.http1.tunnel import splice
 
 if TYPE_CHECKING:
@@ -434,8 +434,8 @@ class Connection(asyncio.Protocol):
                     position = self._read_head(data, position)
                     if position == began:
                         break
-                # One read of the socket may hold 10,000 requests, or 40,000 chunks.
-                if position < end and self._server.turns.over():
+                # One read of the socket may hold 10,000 requests, or 40,000 chunks; a large one has more behind it.
+                if (position < end or end >= BULK) and self._server.turns.over():
                     self._yielded = True
                     self._server.turns.wait(self._go_on)
                     break

@@ -42,6 +42,10 @@ class Ticker:
             self.start()
 
 
+BULK = 64 * 1024
+"""Bytes of one read of a socket from which more is likely to be there: the loop would read on, 8 MiB in one pass."""
+
+
 class Turns:
     """Shares the loop's thread among those that have more to do than one step.
 

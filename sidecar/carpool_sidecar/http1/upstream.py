@@ -17,7 +17,7 @@ from carpool_sidecar.http1.parsing import (
     ResponseHead,
     parse_response_head,
 )
-from carpool_sidecar.http1.timing import NEVER
+from carpool_sidecar.http1.timing import BULK, NEVER
 
 if TYPE_CHECKING:
     from carpool_sidecar.http1.calls import Call, FailureKind, StreamReceiver
@@ -46,6 +46,7 @@ class Upstream(asyncio.Protocol):
         self._held = 0  # bytes of the answer that are counted as held
         self._waiting_bytes = 0  # bytes of a streamed request that the upstream has not taken, likewise
         self._rest = b""  # what is read once others had their turn
+        self._yielded = False  # others have their turn
         self._flow_paused = False
         self._patience = 0.0  # for what stands behind a tunnel and does not read
         self.deadline = NEVER
@@ -162,7 +163,7 @@ class Upstream(asyncio.Protocol):
             self._hear(call)
 
     def _sync_reading(self) -> None:
-        transport, want = self.transport, not (self._flow_paused or self._rest)
+        transport, want = self.transport, not (self._flow_paused or self._yielded)
         if not transport.is_closing() and transport.is_reading() is not want:
             (transport.resume_reading if want else transport.pause_reading)()
 
@@ -196,12 +197,13 @@ class Upstream(asyncio.Protocol):
             self.deadline = self._clock() + call.timeout
 
     def _go_on(self) -> None:
-        """Read on in what came earlier."""
+        """Read on, first in what came earlier."""
         data, self._rest = self._rest, b""
+        self._yielded = False
         call = self._call
         if call is not None and data:
             self._read(call, data)
-            self._sync_reading()
+        self._sync_reading()
 
     def _read_head(self, call: Call, data: bytes) -> None:
         # Whether there is a body depends on the method, which for those kept was another than HEAD.
@@ -272,13 +274,16 @@ class Upstream(asyncio.Protocol):
                 self._keep(call, response, pieces)
             else:
                 self._tell(call, call.streamed, response, pieces)
-            if self._call is not call or position == len(data):
+            if self._call is not call or (position == len(data) and position < BULK):
                 return
-            # One read may hold 40,000 chunks.
+            # One read may hold 40,000 chunks; a large one has more behind it.
             if self._pool.turns.over():
                 self._rest = data[position:]
+                self._yielded = True
                 self._pool.turns.wait(self._go_on)
                 self._sync_reading()
+                return
+            if position == len(data):
                 return
 
     def _keep(self, call: Call, response: ResponseHead, pieces: list[Buffer]) -> None:

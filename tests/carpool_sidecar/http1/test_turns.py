@@ -186,3 +186,43 @@ def test_turns_end_by_the_clock_and_begin_anew():
         assert not turns.over()
 
     asyncio.run(take_turns())
+
+
+async def test_large_reads_of_many_uploads_share_one_turn(busy):
+    uploads = [busy.connect() for _ in range(20)]
+    piece, size = bytes(256 * 1024), 8 * 256 * 1024
+    for upload in uploads:
+        upload.feed(b"POST /u HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % size)
+    await asyncio.sleep(0)
+    for upload in uploads:
+        upload.feed(piece)
+    # What the kernel has more of is not read in this pass, of none of those that came after the turn was over.
+    assert [upload.paused for upload in uploads[-10:]] == [True] * 10
+    assert busy.connect().feed(GET % 1) == OK0
+    for _ in range(7):
+        for upload in uploads:
+            await passes(lambda upload=upload: not upload.paused)
+            upload.feed(piece)
+    assert all(upload.written.endswith(b"\r\n\r\n" + bytes(size)) for upload in uploads), "each had its body echoed"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_large_reads_of_many_answers_share_one_turn(kit, stream):
+    pool = Pool(turns=Turns(0.002, Working()))
+    links = [kit.MemoryTransport(Upstream(pool)) for _ in range(20)]
+    receivers = [kit.Receiver() for _ in links]
+    for receiver in receivers:
+        (pool.stream if stream else pool.send)(ASK, b"", receiver)
+    piece, pieces = bytes(256 * 1024), 4
+    for link in links:
+        link.feed(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (pieces * len(piece)))
+    for link in links:
+        link.feed(piece)
+    assert [link.paused for link in links[-5:]] == [True] * 5
+    for _ in range(pieces - 1):
+        for link in links:
+            await passes(lambda link=link: not link.paused)
+            link.feed(piece)
+    assert all(receiver.over.is_set() for receiver in receivers)
+    assert pool.idle == 20
+    await pool.close()
