@@ -125,9 +125,10 @@ class Batcher:
         merge = request.mergeable and not lane.quarantined
         key = (request.model, request.key if merge else ALONE)
         known = request.key if merge else None
-        if merge and request.rows <= lane.cap:  # a larger one has to be cut
-            suspects = lane.suspects.left
-            if suspects and request.caller in suspects:
+        suspects = lane.suspects.left
+        # One larger than a batch has to be cut, whatever it is.
+        if merge and (suspects or len(self._waiting) >= MAX_KINDS) and request.rows <= lane.cap:
+            if request.caller in suspects:
                 merge, key, known = False, (request.model, ALONE), None
             elif len(self._waiting) >= MAX_KINDS and key not in self._waiting:
                 merge, key = False, (request.model, ALONE)  # it is of a kind all the same, which is counted
@@ -136,10 +137,8 @@ class Batcher:
             lane.counters.arrived(now, request.rows, shares)
         queue = self._waiting.get(key) or Queue(key, lane, merge=merge, bucket=request.bucket if merge else None)
         refused = self._refuses(queue, request, now)
-        for _ in range(request.rows):
-            if refused is not Refused.QUEUE_FULL or not self._pushes_out(queue, now, actions):
-                break
-            refused = self._refuses(queue, request, now)
+        if refused is Refused.QUEUE_FULL:
+            refused = self._refuses_even(queue, request, now, actions)
         if refused is not None:
             request.ended = True
             if not request.shadow:
@@ -362,6 +361,15 @@ class Batcher:
         if limit < inf and self._predicted_finish(queue, request, estimate, now) > limit:
             return Refused.LATE
         return None
+
+    def _refuses_even(self, queue: Queue, request: Request, now: float, actions: list[Action]) -> Refused | None:
+        """Say why a request is refused for which the queue is full, even if a flood makes room for it."""
+        refused: Refused | None = Refused.QUEUE_FULL
+        for _ in range(request.rows):
+            if refused is not Refused.QUEUE_FULL or not self._pushes_out(queue, now, actions):
+                break
+            refused = self._refuses(queue, request, now)
+        return refused
 
     def _pushes_out(self, queue: Queue, now: float, actions: list[Action]) -> bool:
         """Refuse the latest request of a flood in favor of another key's; return whether there was one."""
