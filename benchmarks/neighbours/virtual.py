@@ -60,6 +60,15 @@ def _poison(share: float) -> Crowd:
     return lambda rng: [each._replace(poisoned=True) for each in alike(at(rate, rng))]
 
 
+def _short(share: float) -> Crowd:
+    rate = RATE * share / (1 - share)
+    return lambda rng: [each._replace(short=True) for each in alike(at(rate, rng))]
+
+
+def _hanging(rng: Random) -> list[Arrival]:
+    return [Arrival(time, length=OTHER, model="other", hangs=True) for time in at(4.0, rng)]
+
+
 def _cancels(rng: Random) -> list[Arrival]:
     return [
         Arrival(time, length=OTHER if index % 2 else V1, patience=rng.uniform(0, 0.15))
@@ -74,6 +83,8 @@ def _flood(length: int, priority: int) -> Crowd:
 
 CROWDS: dict[str, Crowd] = {
     **{f"poison-{status}-{percent:g}": _poison(percent / 100) for status in (422, 500) for percent in (0.3, 1, 3, 10)},
+    **{f"short-{percent:g}": _short(percent / 100) for percent in (0.3, 3)},
+    "hanging": _hanging,
     "cancels": _cancels,
     "flood": _flood(OTHER, Priority.NORMAL),
     "flood-low": _flood(V2, Priority.LOW),
