@@ -81,6 +81,10 @@ class Shutdown(Camel, frozen=True):
     """For all of the drain; what is unanswered then is cut off."""
 
 
+MAX_ANSWER = Quantity(256 * 2**20)
+"""Bytes of the largest answer, where neither it nor less room is configured."""
+
+
 class Bodies(Camel, frozen=True):
     """How much is buffered: of one body, of one answer, and of all of them together."""
 
@@ -88,8 +92,13 @@ class Bodies(Camel, frozen=True):
     """Larger ones get 413."""
     max_buffered: Quantity = Quantity(512 * 2**20)
     """Everything that is held of requests and answers, until nobody needs it any more. What has no room gets 503."""
-    max_answer: Quantity = Quantity(256 * 2**20)
-    """Larger ones of the upstream become 502."""
+    max_answer: Quantity | None = None
+    """Larger ones of the upstream become 502. Unset: 256Mi, or `maxBuffered` where that is less."""
+
+    @property
+    def largest_answer(self) -> Quantity:
+        """Bytes of the largest answer that is buffered."""
+        return min(MAX_ANSWER, self.max_buffered) if self.max_answer is None else self.max_answer
 
 
 class SidecarConfig(Camel, frozen=True):
@@ -156,7 +165,7 @@ class SidecarConfig(Camel, frozen=True):
             raise PolicyError(
                 "shutdown.limit", f"{self.shutdown.limit} is all taken by lame: none is left to finish in"
             )
-        for name, size in (("maxRequest", self.bodies.max_request), ("maxAnswer", self.bodies.max_answer)):
+        for name, size in (("maxRequest", self.bodies.max_request), ("maxAnswer", self.bodies.largest_answer)):
             if self.bodies.max_buffered < size:
                 raise PolicyError(
                     "bodies.maxBuffered",

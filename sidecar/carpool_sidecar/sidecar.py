@@ -326,7 +326,7 @@ def _backend(config: SidecarConfig, budget: Budget, turns: Turns, forwarded: int
     if config.upstream is not None:
         return UpstreamBackend(
             config.upstream,
-            max_answer=int(config.bodies.max_answer),
+            max_answer=int(config.bodies.largest_answer),
             clock=monotonic,
             budget=budget,
             turns=turns,

@@ -79,7 +79,11 @@ def test_an_onnx_file_names_its_model():
         (plain(bodies={"maxRequest": "1 MB"}), "bodies.maxRequest", "not a size"),
         (plain(bodies={"maxRequest": "1Gi"}), "bodies.maxBuffered", "one body of bodies.maxRequest, 1Gi: raise"),
         (plain(bodies={"maxBuffered": "63Mi"}), "bodies.maxBuffered", "63Mi has no room"),
-        (plain(bodies={"maxBuffered": "255Mi"}), "bodies.maxBuffered", "one body of bodies.maxAnswer, 256Mi: raise"),
+        (
+            plain(bodies={"maxBuffered": "255Mi", "maxAnswer": "256Mi"}),
+            "bodies.maxBuffered",
+            "one body of bodies.maxAnswer, 256Mi: raise",
+        ),
         ("a: [1", "config", "line 1"),
         ("just words", "config", "mapping"),
         ("policy: .nan", "config", "Out of range"),
@@ -114,3 +118,9 @@ def test_what_a_running_process_cannot_change_is_named():
 def test_an_address_may_be_ipv6():
     assert address_of("[::1]:80") == ("::1", 80)
     assert address_of("localhost:0") == ("localhost", 0)
+
+
+def test_less_room_than_the_largest_answer_by_default_is_no_contradiction():
+    bodies = parse(plain(bodies={"maxBuffered": "100Mi"})).bodies
+    assert bodies.largest_answer == 100 * 2**20
+    assert parse(plain()).bodies.largest_answer == 256 * 2**20
