@@ -173,7 +173,9 @@ class Flight:
             try:
                 pieces = codec.split(self._rides, headers, body, driver.limits)
             except TooLarge as error:
-                fault = Fault(FaultKind.SIZE, detail=error)  # a smaller batch has a smaller answer
+                # A smaller batch has a smaller answer; but this one was computed already.
+                kind = FaultKind.SIZE if driver.batcher.idempotent else FaultKind.ROWS
+                fault = Fault(kind, detail=error)
             except WrongRows as error:
                 # No JSON, as with a NaN in it: one rider's rows may be why, and alone its answer passes as it is.
                 one_riders = error.reason == UNREADABLE and not self._alone

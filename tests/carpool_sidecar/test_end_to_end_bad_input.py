@@ -264,6 +264,31 @@ async def test_where_one_answer_is_too_large_for_two_requests_are_sent_one_by_on
     assert sidecar.batcher.lane("m").cap == 1
 
 
+async def test_what_may_not_be_sent_again_is_not_halved_for_a_large_answer(world):
+    policy = {"idempotent": False, "models": [{"name": "m", "axis": "First"}]}
+    sidecar, client = await world.start(limits={"maxAnswerText": "20"}, policy=policy)
+    first, rest = await world.queue_behind(sidecar, client, [b"1", b"2"])
+    world.model.release()
+    await first
+    for one in rest:
+        assert ((await one).status, (await one).json["reason"]) == (502, "limits")
+    assert [len(call.rows) for call in world.model.received] == [1, 2]
+    assert (await client.predict(b"3")).status == 200
+
+
+async def test_a_poisoned_batch_that_may_not_be_sent_again_shares_its_status(world):
+    sidecar, client = await world.start(policy={"idempotent": False, "models": [{"name": "m", "axis": "First"}]})
+    first, rest = await world.queue_behind(sidecar, client, [b"1", b"666"])
+    world.model.behave = lambda exchange: exchange.respond(422, [], b'{"error":"666 is bad"}')
+    world.model.release()
+    await first
+    for one in rest:
+        answer = await one
+        assert (answer.status, answer.header(b"x-carpool-fault")) == (422, b"unresolved")
+        assert b"666" not in answer.body
+    assert [len(call.rows) for call in world.model.received] == [1, 2]
+
+
 # ------------------------------------------------------------------------------------------------------------ the wire
 
 
