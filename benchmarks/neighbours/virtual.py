@@ -27,7 +27,7 @@ SECONDS = 60.0
 SLO = 5.0
 
 V1, V2, OTHER = range(3)
-"""Lengths, which are keys here: only equal ones share a batch. Healthy requests are V1 and V2 in turn."""
+"""Keys: only requests with equal ones share a batch. Healthy requests are V1 and V2 in turn."""
 
 DEVICE = Device(linear(FIXED, PER_ROW))
 PARAMETERS = Parameters(max_batch=MAX_BATCH, max_wait=Duration(MAX_WAIT), max_in_flight=MAX_IN_FLIGHT)
@@ -52,7 +52,7 @@ def at(rate: float, rng: Random) -> list[float]:
 
 def alike(times: list[float]) -> list[Arrival]:
     """Return requests as healthy callers send them: they may share batches with one another."""
-    return [Arrival(time, length=index % OTHER) for index, time in enumerate(times)]
+    return [Arrival(time, key=index % OTHER) for index, time in enumerate(times)]
 
 
 def _poison(share: float) -> Crowd:
@@ -66,19 +66,19 @@ def _short(share: float) -> Crowd:
 
 
 def _hanging(rng: Random) -> list[Arrival]:
-    return [Arrival(time, length=OTHER, model="other", hangs=True) for time in at(4.0, rng)]
+    return [Arrival(time, key=OTHER, model="other", hangs=True) for time in at(4.0, rng)]
 
 
 def _cancels(rng: Random) -> list[Arrival]:
     return [
-        Arrival(time, length=OTHER if index % 2 else V1, patience=rng.uniform(0, 0.15))
+        Arrival(time, key=OTHER if index % 2 else V1, patience=rng.uniform(0, 0.15))
         for index, time in enumerate(at(200.0, rng))
     ]
 
 
-def _flood(length: int, priority: int) -> Crowd:
+def _flood(key: int, priority: int) -> Crowd:
     # 640 requests of 32 rows a second take 8 seconds of the device.
-    return lambda rng: [Arrival(time, rows=32, length=length, priority=priority) for time in at(640.0, rng)]
+    return lambda rng: [Arrival(time, rows=32, key=key, priority=priority) for time in at(640.0, rng)]
 
 
 CROWDS: dict[str, Crowd] = {

@@ -48,8 +48,8 @@ LEAST_OVERDUE = 1.0
 OVERDUE_UNKNOWN = 5.0
 """Seconds after which a call of unknown duration is overdue."""
 
-LAST = 1e9
-"""Seconds by which a flood is less urgent than anything else."""
+FLOOD = 2
+"""Full batches that wait in a queue from which it may be a flood."""
 
 WRONG_ROWS = Fault(FaultKind.ROWS)
 """The fault of an answer to several requests that came after the model was known not to answer by rows."""
@@ -362,21 +362,39 @@ class Batcher:
             return Refused.LATE
         return None
 
+    def _floods(self, queue: Queue, newcomer: Queue | None = None) -> bool:
+        """Whether a queue holds most of what waits for its model, and more than leaves soon: other keys go before it.
+
+        Two keys that wait for as much are served by urgency. A length bucket is no other key: the same callers fill it.
+        ``newcomer``: the queue of a request that arrives, which may not wait yet.
+        """
+        rows = queue.rows
+        if rows <= FLOOD * queue.cap:
+            return False
+        bucket = queue.bucket or 0
+        rivals = [*self._waiting.values()] if newcomer is None else [*self._waiting.values(), newcomer]
+        others = [
+            other.rows
+            for other in rivals
+            if other is not queue and other.lane is queue.lane and (other.bucket or 0) == bucket
+        ]
+        return bool(others) and rows > sum(others)
+
     def _refuses_even(self, queue: Queue, request: Request, now: float, actions: list[Action]) -> Refused | None:
         """Say why a request is refused for which the queue is full, even if a flood makes room for it."""
         refused: Refused | None = Refused.QUEUE_FULL
         for _ in range(request.rows):
-            if refused is not Refused.QUEUE_FULL or not self._pushes_out(queue, now, actions):
+            if refused is not Refused.QUEUE_FULL or not self._pushes_out(queue, request, now, actions):
                 break
             refused = self._refuses(queue, request, now)
         return refused
 
-    def _pushes_out(self, queue: Queue, now: float, actions: list[Action]) -> bool:
-        """Refuse the latest request of a flood in favor of another key's; return whether there was one."""
+    def _pushes_out(self, queue: Queue, request: Request, now: float, actions: list[Action]) -> bool:
+        """Refuse a flood's latest request in favor of another key's, of no lower class; say whether there was one."""
         for flood in self._waiting.values():
-            if flood.lane is queue.lane and flood is not queue and flood.floods:
+            if flood.lane is queue.lane and flood is not queue and self._floods(flood, queue):
                 latest = flood.classes[max(flood.classes)][-1]
-                if latest.taken:
+                if latest.taken or latest.priority < request.priority:
                     return False
                 flood.remove(latest)
                 if not flood.classes:
@@ -424,7 +442,7 @@ class Batcher:
                 work = other.work(known.times, priority=request.priority, joins=other is queue)
                 if other.lane is not lane:
                     turns[other.lane] = turns.get(other.lane, 0.0) + work
-                elif other is not queue and other.floods:
+                elif other is not queue and self._floods(other, queue):
                     turns[other] = work
                 else:
                     ahead += work
@@ -508,14 +526,17 @@ class Batcher:
             self._compose(chosen, now, actions)
 
     def _urgency(self, queue: Queue, now: float) -> float:
-        """When a queue's first request must start to be in time; classes above go before, a flood goes last."""
+        """When a queue's first request must start to be in time; classes above go before.
+
+        A flood's requests count as if they had come just now: those of other keys have waited longer.
+        """
         head = queue.first(now, self._ageing)[0]
         limit = min(head.deadline, head.due)
         estimate = queue.estimate
         if estimate is not None:
             limit -= time_of(estimate.times, head.rows if queue.alone else min(queue.rows, queue.cap))
-        if queue.floods:
-            limit += LAST
+        if self._floods(queue):
+            limit += now - head.arrived
         return limit + (head.priority - Priority.NORMAL) * self._ageing
 
     def _compose(self, queue: Queue, now: float, actions: list[Action]) -> None:

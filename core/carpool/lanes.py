@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from carpool.policy import Parameters
     from carpool.riding import Batch, Estimate
 
-FLOOD = 2
-"""Full batches that wait in a queue from which it may be a flood."""
-
 HOPELESS = 1.5
 """Times what a batch seldom exceeds, from which it has waited for an executor that was only hoped for."""
 
@@ -118,16 +115,6 @@ class Queue:
         """Return ``rows``, or what poison among its requests leaves of them; a larger request is not cut for that."""
         isolation = self.lane.isolated.get(self.key)
         return rows if isolation is None or isolation.limit is None else min(rows, isolation.limit)
-
-    @property
-    def floods(self) -> bool:
-        """Whether it holds most of what waits for its model, and more than leaves soon: others go before it.
-
-        Two keys that wait for as much are served by urgency; a key that waits for more than all others yields to them,
-        and goes on once they wait for as much.
-        """
-        rows = self.rows
-        return rows > FLOOD * self.cap and 2 * rows > self.lane.backlog.rows
 
     @property
     def splits(self) -> bool:

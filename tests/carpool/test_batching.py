@@ -29,6 +29,7 @@ from carpool.riding import (
     Fault,
     FaultKind,
     Finish,
+    Priority,
     Refusal,
     Refused,
     Request,
@@ -509,7 +510,7 @@ def test_rule_6_a_flood_of_one_key_goes_behind_the_others() -> None:
     first = occupied(to)
     flood = [request(key="flood") for _ in range(40)]
     send(to, 0.0, *flood)
-    late = request(0.001, key="other", slo=9.0)
+    late = request(0.001, key="other")
     to.arrive(late, 0.001)
     groups = [riders(batch) for batch in one_after_another(to, first)]
     assert groups[0] == [late]
@@ -535,6 +536,26 @@ def test_rule_7_a_flood_of_one_key_fills_no_queue_for_the_others() -> None:
     assert refusals(to.arrive(more := request(key="flood"), 0.0)) == [(more, Refused.QUEUE_FULL)]
     served = [each for group in one_after_another(to, first) for each in riders(group)]
     assert served == [other, *flood[:8], late]
+
+
+def test_rule_6_a_flood_goes_before_lower_classes_and_loses_nothing_to_them() -> None:
+    to = batcher(max_batch=4, admission=Admission(max_queued_rows=20))
+    first = occupied(to)
+    flood = [request(key="flood") for _ in range(15)]
+    low = request(key="other", priority=Priority.LOW)
+    send(to, 0.0, *flood, low)
+    another = request(key="other", priority=Priority.LOW)
+    assert refusals(to.arrive(another, 0.0)) == [(another, Refused.QUEUE_FULL)]
+    served = [each for group in one_after_another(to, first) for each in riders(group)]
+    assert served[-1] is low or served.index(low) > 11, "only what is left of a flood is none"
+
+
+def test_rule_6_a_length_is_no_other_key() -> None:
+    to = batcher(max_batch=4)
+    first = occupied(to)
+    many = [request(key=0, bucket=0) for _ in range(40)]
+    send(to, 0.0, *many, request(0.001, key=1, bucket=1))
+    assert riders(batches(to.complete(first, 0.01))[0]) == many[:4]
 
 
 def test_rule_7_a_flood_of_one_key_delays_forecasts_of_others_by_one_batch() -> None:

@@ -556,8 +556,8 @@ def test_every_request_ends_once_and_the_counters_agree(crowd, device, chosen, r
     for end, arrival in zip(ends_of(outcome), crowd, strict=True):
         alone = device.largest is not None and arrival.rows > device.largest
         assert end is not End.FAILED or arrival.poisoned or alone or device.failures, "an innocent request failed"
-    quarantines = any(kind is FaultKind.ROWS for kind, _ in device.failures) or any(each.short for each in crowd)
-    if not quarantines:  # such a model serves requests whole
+    whole = any(kind in {FaultKind.ROWS, FaultKind.SIZE} for kind, _ in device.failures) or any(x.short for x in crowd)
+    if not whole:  # a model that is not batched any more, or one row of a request too large: requests are served whole
         assert all(0 < rows <= chosen.max_batch for rows in outcome.batch_rows)
     if not device.stalls:  # what the host slept through is late for the caller alone
         assert ends[End.LATE] - cold <= misses[LATE] <= ends[End.LATE]

@@ -161,6 +161,8 @@ RULES = [
     ("canary.percent", 51, 50, "spec.canary.percent", "less than or equal to 50"),
     ("models", [{"name": str(i)} for i in range(65)], [{"name": str(i)} for i in range(64)], "spec.models",
      "at most 64 items"),
+    ("batchAcross", ["content-length"], ["authorization"], "spec.batchAcross",
+     "names a header that says how a body is to be read"),
     ("bounds.maxBach", {"max": 8}, None, 'unknown field "spec.bounds.maxBach"', ""),
 ]  # fmt: skip
 
