@@ -132,7 +132,7 @@ class Fifo(ABC):
         if not self.in_flight:
             self._busy += now - self._busy_since
         if fault is None:
-            lane.served(batch.rows)
+            lane.served(batch.key, batch.rows)
             if batch.family is not None:
                 batch.family.succeeded += 1
                 if batch.family.succeeded == 2:
@@ -147,10 +147,11 @@ class Fifo(ABC):
             if not stalled:
                 self.completed(batch, now)
         else:
-            parts, failed, unresolved = judge(batch, fault, retry_transport=False)
-            batch.rest[:0] = parts
+            verdict = judge(batch, fault, retry_transport=False)
+            batch.rest[:0] = verdict.parts
+            failed = [*verdict.failed, *verdict.restarted]  # they ask nobody again who was answered by the wrong rows
             if failed:
-                actions.append(Failure(failed, fault, unresolved))
+                actions.append(Failure(failed, fault, verdict.unresolved))
                 for request in failed:
                     self._leave(request)
         part = next_part(batch.rest)
