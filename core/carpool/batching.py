@@ -555,6 +555,9 @@ class Batcher:
         rides = boarding.rides
         if rides:
             lane.begun()
+            if (cap := queue.cap) < lane.parameters.max_batch and queue.merge:
+                lane.counters.limited += 1
+                lane.counters.limited_rows += cap
             lane.counters.dispatched += boarding.begun
             lane.counters.queue_seconds += boarding.waited
             self._dispatch(Batch(lane, queue.key, rides[0][0].bucket, rides, boarding.rows), start, now, actions)

@@ -95,6 +95,10 @@ class ModelStats(Struct):
     """By reason: late, cold, failed, rejected, cancelled, or a refusal's reason."""
     cells: list[tuple[int, int, int, int, int, float, float]] = field(default_factory=list)
     """(bucket, rows, in_flight, executors, batches, busy, busy_squared)."""
+    limited: int = 0
+    """Batches composed while fewer rows than ``max_batch`` were allowed: a size limit, or poisoned requests."""
+    limited_rows: int = 0
+    """Sum over those batches of the rows that were allowed."""
     cold: int = 0
     stalled: int = 0
     padded_rows: int = 0
@@ -188,7 +192,7 @@ def combine(parts: list[ModelStats]) -> ModelStats:
 
 _SUMMED = (
     "arrivals", "batchable", "arrivals_squared", "windows", "rows", "dispatched", "queue_seconds", "served", "hits",
-    "cold", "stalled", "padded_rows", "bisections",
+    "limited", "limited_rows", "cold", "stalled", "padded_rows", "bisections",
 )  # fmt: skip
 
 
@@ -216,8 +220,8 @@ class Counters:
 
     __slots__ = (
         "_window", "_window_arrivals", "arrivals", "arrivals_squared", "batchable", "bisections", "cells", "cold",
-        "dispatched", "durations", "excess", "excess_until", "hits", "misses", "padded_rows", "queue_seconds", "recent",
-        "rows", "served", "stalled", "windows",
+        "dispatched", "durations", "excess", "excess_until", "hits", "limited", "limited_rows", "misses", "padded_rows",
+        "queue_seconds", "recent", "rows", "served", "stalled", "windows",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -232,6 +236,8 @@ class Counters:
         self.hits = 0
         self.misses: dict[str, int] = {}
         self.cells: dict[tuple[int, int, int, int], Cell] = {}
+        self.limited = 0
+        self.limited_rows = 0
         self.cold = 0
         self.stalled = 0
         self.padded_rows = 0

@@ -20,6 +20,7 @@ from carpool.policy import Duration, Parameters, PassThroughMode, ShedAt, Tuning
 from carpool.queueing import stability
 from carpool.riding import PROBES, Refused
 from carpool.search import Choice, choose
+from carpool.size_limit import SizeLimit
 from carpool.statistics import COLD, LATE
 from carpool.steps import WORTH, gain, is_clearly_worth, is_worth, toward, why, without_vain_wait
 from carpool.tuning import KEPT, Assessment, Assessor, Reason, Situation
@@ -92,6 +93,7 @@ class Tuner:
         self._obey(policy, model)
         self.parameters = self._limits.clamp(parameters or policy.baseline)
         self._sharing = Sharing()
+        self._size_limit = SizeLimit()
         self._check = ForecastCheck()
         self._service: ServiceTime | None = None
         self._estimate: Estimate | None = None
@@ -184,6 +186,7 @@ class Tuner:
             observation.replicas,
         )
         share_moved = self._sharing.observe(observation.seconds / observation.replicas, stats.arrivals, stats.batchable)
+        limit_moved = self._size_limit.observe(observation.seconds / observation.replicas, stats)
         self._cold = self._cold or COLD in stats.misses
         model_moved = self._learner.observe(now, stats.by_key()) != 1.0
         self._requests_since += stats.arrivals
@@ -197,7 +200,7 @@ class Tuner:
             return self._idle(now, service)
         if model_moved:
             self._left.clear()
-        if load_moved or model_moved or share_moved or is_another(service, self._tried_with):
+        if load_moved or model_moved or share_moved or limit_moved or is_another(service, self._tried_with):
             self._new_epoch(service)
         # Misses contradict the forecast that was made for these parameters, not what was late before them.
         late = sum(stats.misses.get(reason, 0) for reason in TOO_LATE)
@@ -218,7 +221,16 @@ class Tuner:
         if model_moved:
             self._check.forget(now)
         probing = self._probe is not None and self._probe.rows
-        if load_moved or share_moved or told or self._dares.trying or probing or expelled or COLD in stats.misses:
+        if (
+            load_moved
+            or share_moved
+            or limit_moved
+            or told
+            or self._dares.trying
+            or probing
+            or expelled
+            or COLD in stats.misses
+        ):
             self._check.changed(now)
         if stats.stalled or observation.paused > PAUSED * observation.seconds:
             self._check.paused(now)
@@ -238,6 +250,7 @@ class Tuner:
             or hoped
             or model_moved
             or share_moved
+            or limit_moved
             or checked
             or alarmed
             or forgives
@@ -387,6 +400,10 @@ class Tuner:
         if self._sharing.share <= NONE:
             # No size differs from another, and company may come again.
             limits = replace(limits, min_batch=size, max_batch=size)
+        elif (largest := self._size_limit.largest) is not None:
+            # Larger batches are not made now: nothing is to be gained by a larger maximum, nor to be learned.
+            most = max(min(largest, limits.max_batch), limits.min_batch)
+            limits = replace(limits, max_batch=most)
         return replace(limits, max_wait=limits.min_wait) if self._mistaken else limits
 
     def _holds(self, wait: float) -> bool:
@@ -413,6 +430,7 @@ class Tuner:
             rows=max(1, round(self._load.rows)),
             quantiles=self._quantiles,
             share=self._sharing.share,
+            largest=self._size_limit.largest,
         )
         self._assessor = Assessor(situation)
         # Where the SLO is not kept something has to be done, and what was left before is no answer.
@@ -430,6 +448,7 @@ class Tuner:
         if not self._choice.best.holds_now:
             # Beyond the capacity requests are late whatever is set: that speaks against nothing that was tried.
             self._choice = choose(self._assessor, self.parameters)
+        self._choice = replace(self._choice, best=self._with_size_in_force(self._assessor, self._choice.best))
         target = self._target_of(self._assessor, self._choice)
         leaves = target.parameters != self.parameters and self._worth(self._choice.current, target, is_clearly_worth)
         self._brighter = self._hope_for(self._assessor, self._choice, target) if leaves else None
@@ -437,6 +456,16 @@ class Tuner:
         if moving:
             self._dared_at = self._load.rate
         self._look_for_tries(moving=moving)
+
+    def _with_size_in_force(self, assessor: Assessor, best: Assessment) -> Assessment:
+        """Return ``best`` with the ``max_batch`` in force where smaller batches than either are made for now.
+
+        The limit passes with what it came from; the maximum would then have to be raised again, step by step.
+        """
+        largest, present = self._size_limit.largest, self.parameters.max_batch
+        if largest is None or not best.parameters.max_batch >= assessor.situation.limits.max_batch < present:
+            return best
+        return assessor.assess(replace(best.parameters, max_batch=present))
 
     def _hope_for(self, assessor: Assessor, choice: Choice, target: Assessment) -> Assessment | None:
         """Return what is to be turned to in place of the target, for what few batches leave open of t(b)."""

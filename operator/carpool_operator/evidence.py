@@ -39,8 +39,8 @@ QUORUM = 0.5
 """Share of the ready pods that has to be readable: the few that answer may be those that fare well, or badly."""
 
 _COUNTS = (
-    "arrivals", "batchable", "arrivals_squared", "windows", "rows", "dispatched", "served", "hits", "cold", "stalled",
-    "padded_rows", "bisections",
+    "arrivals", "batchable", "arrivals_squared", "windows", "rows", "dispatched", "served", "hits", "limited",
+    "limited_rows", "cold", "stalled", "padded_rows", "bisections",
 )  # fmt: skip
 
 
@@ -277,6 +277,8 @@ def _absurd(stats: ModelStats, seconds: float) -> str:
         return f"{stats.arrivals} requests in {seconds:.3g} s"
     if stats.batchable > stats.arrivals:
         return f"{stats.batchable} batchable requests of {stats.arrivals}"
+    if stats.limited_rows < stats.limited:
+        return f"{stats.limited} limited batches with {stats.limited_rows} rows allowed"
     if stats.windows * WINDOW > 2 * seconds + 1.0:
         return f"{stats.windows} windows of {WINDOW} s in {seconds:.3g} s"
     for cell in stats.cells:

@@ -45,6 +45,14 @@ METRICS = (
     Metric("arrivals_squared", "counter", ("model",), "Sum over windows of 100 ms of the squared number of arrivals"),
     Metric("windows", "counter", ("model",), "Windows of 100 ms that were counted"),
     Metric("rows", "counter", ("model",), "Rows that arrived"),
+    Metric(
+        "limited_batches",
+        "counter",
+        ("model",),
+        "Batches composed while fewer rows than carpool_max_batch were allowed: requests fail their batches, "
+        "or the upstream refuses large ones",
+    ),
+    Metric("limited_batch_rows", "counter", ("model",), "Rows that were allowed, summed over those batches"),
     Metric("batches", "counter", _CELL, "Batches answered, neither cold nor stalled"),
     Metric("batch_busy_seconds", "counter", _CELL, "Their seconds with the upstream"),
     Metric(
@@ -167,6 +175,8 @@ class Collector:
             model, counted = lane.name, stats.models[lane.name]
             for name in ("arrivals", "batchable", "arrivals_squared", "windows", "rows", "padded_rows", "bisections"):
                 put(name, getattr(counted, name), model)
+            put("limited_batches", counted.limited, model)
+            put("limited_batch_rows", counted.limited_rows, model)
             put("cold_batches", counted.cold, model)
             put("stalled_batches", counted.stalled, model)
             for *key, batches, busy, squared in counted.cells:
