@@ -44,8 +44,8 @@ check: $(STAMP) ## Lint, types, layers, generated files
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m carpool_cli.docs --check
-	$(BIN)/python -m carpool_operator.crd --check
+	$(BIN)/python tools/reference.py --check
+	$(BIN)/python -m carpool_operator.api.crd --check
 	$(BIN)/python benchmarks/proof --check-report
 
 format: $(STAMP) ## Format and fix what can be fixed
@@ -53,10 +53,10 @@ format: $(STAMP) ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 docs: $(STAMP) ## Regenerate the tables in docs/reference
-	$(BIN)/python -m carpool_cli.docs
+	$(BIN)/python tools/reference.py
 
 crds: $(STAMP) ## Regenerate the CRD, in crds/ and in the chart
-	$(BIN)/python -m carpool_operator.crd
+	$(BIN)/python -m carpool_operator.api.crd
 
 bench: $(STAMP) ## Measure costs against their limits; results land in benchmarks/results
 	$(BIN)/python benchmarks/run.py

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from proof import experiments, kept, oracle
 from tiny_world import SCENARIO, SEED, small  # noqa: F401 - a fixture
 
-from carpool.policy import Duration
+from carpool.policy.durations import Duration
 
 
 @pytest.fixture(scope="module")
