@@ -2,8 +2,8 @@
 
 A kind is a length bucket, with a t(b) of its own, or a group of callers with one key (``batchable_share``). Each is a
 queue, and all queues share the slots. Played as one queue, in which any two share a batch, batches come out several
-times too large: with four buckets of heavy-tailed texts the device time a request was forecast at a third of what it is, and the
-largest batches seemed to be the best. With a hundred keys a wait seemed to save 94 %, and saved nothing.
+times too large: with four buckets of heavy-tailed texts the device time a request was forecast at a third of what it
+is, and the largest batches seemed to be the best. With a hundred keys a wait seemed to save 94 %, and saved nothing.
 """
 
 from __future__ import annotations
