@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from carpool.policy.spec import BatchingPolicy
     from carpool_sidecar.answers import UpstreamAnswer
     from carpool_sidecar.models import Entry
-    from carpool_sidecar.protocols.common import Buffer, Headers, Message, Parsed, Piece
-    from carpool_sidecar.protocols.headers import Facts
+    from carpool_sidecar.protocols.common import Buffer, Message, Parsed, Piece
+    from carpool_sidecar.protocols.headers import Facts, Headers
     from carpool_sidecar.protocols.limits import Limits
     from carpool_sidecar.verification.check import Check, Trial
 
