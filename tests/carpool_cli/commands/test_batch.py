@@ -111,8 +111,8 @@ def test_the_profile_gives_the_size(echo, tiny, carpool, rows, tmp_path):
 
 DYING = """
 import os, signal
-from carpool_cli import batch_job
-from carpool_cli.batch_journal import Journal
+from carpool_cli.batch import job
+from carpool_cli.batch.journal import Journal
 from carpool_cli.main import main
 
 left = {steps}
@@ -126,7 +126,7 @@ def dying(real):
         return real(*arguments)
     return call
 
-batch_job.COMMIT_EVERY = 0.0
+job.COMMIT_EVERY = 0.0
 os.fsync = dying(os.fsync)
 Journal.append = dying(Journal.append)
 main()
