@@ -364,6 +364,6 @@ class BatchingPolicy(Camel, frozen=True):
                 )
 
 
-def for_p99(target: float) -> BatchingPolicy:
-    """Return the policy of somebody who names nothing but a p99 (seconds)."""
-    return BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(target)))).validate()
+def for_p99(target: float, objective: Objective = Objective.BALANCED) -> BatchingPolicy:
+    """Return the policy of somebody who names nothing but a p99 (seconds), and perhaps an objective."""
+    return BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(target))), objective=objective).validate()

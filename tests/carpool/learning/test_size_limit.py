@@ -8,7 +8,7 @@ from carpool.batching.counters import ModelStats
 from carpool.learning.arrivals import Poisson, until
 from carpool.learning.size_limit import SizeLimit
 from carpool.policy.durations import Duration
-from carpool.policy.spec import SLO, BatchingPolicy, Latency
+from carpool.policy.spec import SLO, BatchingPolicy, Latency, Objective
 from carpool.simulation.simulator import Arrival, Device, linear
 from carpool.simulation.twin import tuned
 
@@ -65,7 +65,7 @@ def poisoned():
     arrivals = [
         Arrival(at, poisoned=20 < at < 50 and rng.random() < 0.03, caller=each) for each, at in enumerate(times)
     ]
-    policy = BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(0.1)))).validate()
+    policy = BatchingPolicy(objective=Objective.EFFICIENCY, slo=SLO(latency=Latency(p99=Duration(0.1)))).validate()
     return tuned(arrivals, Device(linear(0.005, 0.0005)), policy)
 
 
