@@ -114,14 +114,29 @@ def fastest(
     if mode is PassThroughMode.NEVER or assessor.passing_load() > PASSING_LOAD:
         return best
     situation = assessor.situation
-    alone = assessor.assess(
-        passing(present, situation.service, situation.limits), KEPT if present.pass_through else 1.0
-    )
+    leniency = KEPT if present.pass_through else 1.0
+    through = assessor.assess(passing(present, situation.service, situation.limits), leniency)
+    # Forecast as merging what a backlog brings; how it serves those who come meanwhile, single requests tell.
+    alone = assessor.assess(Parameters(situation.rows, Duration(0.0), _known(assessor)), leniency)
     if alone.holds_ahead and aim.keeps_target(alone):
         limit = 1 + (FASTER if present.pass_through else ALIKE)
-        if best is None or aim.latency(alone) <= limit * aim.latency(best):
-            return alone
+        if situation.service.largest_measured <= situation.rows:
+            # Nothing tells what merging would take. Where requests seldom meet it hardly matters; where they do, the
+            # few that meet are merged without a wait, and tell.
+            meet = alone.now.mean > limit * situation.service.time(situation.rows)
+            return _pairs(assessor, present) if meet else through
+        if best is None or (
+            aim.latency(alone) <= limit * aim.latency(best) and alone.now.p99 <= (1 + FASTER) * limit * best.now.p99
+        ):
+            return through
     return best
+
+
+def _pairs(assessor: Assessor, present: Parameters) -> Assessment:
+    """Return what merges requests that meet, without a wait."""
+    rows = assessor.situation.rows
+    size = present.max_batch if present.max_batch > rows and not present.pass_through else 2 * rows
+    return assessor.assess(assessor.situation.limits.clamp(Parameters(size, Duration(0.0), _known(assessor))))
 
 
 def _fastest_batching(assessor: Assessor, aim: Aim, choice: Choice, avoid: Collection[Parameters]) -> Assessment | None:
