@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from itertools import islice
 from math import inf
 from pathlib import Path
 from random import Random
@@ -56,10 +57,14 @@ WAITS = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Shares of the longest wait."""
 BUDGET = 0.005
 """Misses that a grid point may have, now and at 1.25 times the load."""
-SCREENED = 2000
+SCREENED = 3000
 """Requests over which every grid point is measured."""
 REFINED = 3
 """Best points whose neighbours are measured too."""
+PLAYED = 6
+"""Points that are played over the whole course, at most: the best that keeps everything there is the oracle's."""
+CLOSE = 0.005
+"""Utilization beyond the target that chance may add."""
 RESULTS = Path(__file__).parent / "results" / "balanced.json"
 QUICK = ("bert-large-a100-loose", "resnet50-t4-one-in-flight", "ocr-1-core", "cliff", "square wave")
 
@@ -279,7 +284,7 @@ class Course:
                 if each not in seen:
                     seen[each] = self.screened(each)
             room = [
-                each for each in seen if seen[each].utilization <= TARGET + 0.02 and seen[each].misses <= 2 * BUDGET
+                each for each in seen if seen[each].utilization <= TARGET + CLOSE and seen[each].misses <= 2 * BUDGET
             ]
             return sorted(room, key=lambda each: seen[each].mean)
 
@@ -291,11 +296,10 @@ class Course:
             for factor in (0.75, 1, 1.5)
             for stretch in (0.75, 1, 1.4)
         ]
-        for one in measure(near):
-            if self.screened(one, 1.25).misses > BUDGET:
-                continue
+        room = (one for one in measure(near) if self.screened(one, 1.25).misses <= BUDGET)
+        for one in islice(room, PLAYED):
             found = self.fixed(one)
-            if found.utilization <= TARGET and found.misses <= BUDGET:
+            if found.utilization <= TARGET + CLOSE and found.misses <= BUDGET:
                 return one, found
         return None
 

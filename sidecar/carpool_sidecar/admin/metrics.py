@@ -109,6 +109,18 @@ METRICS = (
     Metric("max_wait_seconds", "gauge", ("model",), "Age at which the oldest request stops waiting for company"),
     Metric("max_in_flight", "gauge", ("model",), "Batches of a model that may be with the upstream at once"),
     Metric(
+        "forecast_utilization_ratio",
+        "gauge",
+        ("model",),
+        "Share of its time for which the device is forecast to be busy, with all who use it",
+    ),
+    Metric(
+        "target_utilization_ratio",
+        "gauge",
+        ("model",),
+        "Utilization up to which the objective puts latency first; 0: it has no such target",
+    ),
+    Metric(
         "forecast_alarm",
         "gauge",
         ("model",),
@@ -197,6 +209,9 @@ class Collector:
             put("max_wait_seconds", lane.parameters.max_wait, model)
             put("max_in_flight", lane.parameters.max_in_flight, model)
             put("overdue_calls", lane.gave_back, model)
+            if (utilization := control.utilization.get(model)) is not None:
+                put("forecast_utilization_ratio", utilization.forecast, model)
+                put("target_utilization_ratio", utilization.target, model)
             put("forecast_alarm", model in control.alarms, model)
             put("model_replaced", control.replaced(model), model)
         # 2. By other things

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, deque
 from contextlib import contextmanager
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -49,6 +49,14 @@ class Explained(msgspec.Struct):
     times: int = 1
 
 
+class Utilization(NamedTuple):
+    """Share of its time for which the device is busy, 0 to 1."""
+
+    forecast: float
+    target: float
+    """0: the objective has none."""
+
+
 class Control:
     """The loop around the tuner.
 
@@ -71,6 +79,8 @@ class Control:
         """Observations and decisions lost to faults of ours."""
         self.alarms: dict[str, str] = {}
         """By model: what was observed in place of what was forecast, while it is."""
+        self.utilization: dict[str, Utilization] = {}
+        """By model, of its last forecast."""
         self.link = TunerLink(self._heard, self._introduce, log)
         self._driver = driver
         self._batcher: Batcher = driver.batcher
@@ -142,6 +152,7 @@ class Control:
         self._replaced[model] += 1
         self._mixed.add(model)
         self.alarms.pop(model, None)
+        self.utilization.pop(model, None)
 
     def replaced(self, model: str) -> int:
         """Return how often the model, or the server that it is of, was found to be another one."""
@@ -214,6 +225,7 @@ class Control:
         policy = self._config.policy
         self._generation += 1
         self.alarms.clear()
+        self.utilization.clear()
         if not self.tunes:
             policy = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
         self.link.send(Setup(to_plain(policy)))
@@ -245,6 +257,8 @@ class Control:
                 extra={"model": model, "reason": decision.reason.value, "detail": decision.message},
             )
         self._driver.do(self._batcher.learn(model, decision.estimate, now, shed_slo=decision.shed_slo))
+        if decision.predicted is not None:
+            self.utilization[model] = Utilization(decision.predicted.utilization, decision.target_utilization)
         self._compare(model, decision)
         self._remember(model, decision)
 
