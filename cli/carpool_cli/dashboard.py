@@ -17,6 +17,7 @@ from carpool.report import Report
 from carpool_cli.admin_client import Explanation
 from carpool_cli.explain import not_merged
 from carpool_cli.figures import Figures, duration, figures_of
+from carpool_cli.first_call import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -130,7 +131,7 @@ class Sight(Struct, frozen=True, kw_only=True):
             grid.add_row(label, value)
         page.add_row(grid)
         if self.hint and not any(model.arrivals for model in report.stats.models.values()):
-            page.add_row(Text(f"no request yet; try\n{self.hint}", "cyan", overflow="fold"))
+            page.add_row(Text(f"no request yet; try\n{wrapped(self.hint, width)}", "cyan", overflow="fold"))
         return page
 
     def _parameters(self, lane: Lane) -> Text:

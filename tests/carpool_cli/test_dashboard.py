@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import io
+import json
+import shlex
+import subprocess
 
 import pytest
 from msgspec.structs import replace
@@ -143,6 +146,18 @@ HISTORY = [
     decided(4.0, Reason.CONVERGED, model="n"),
     decided(5.0, Reason.CONVERGED, times=9),
 ]
+
+
+def test_the_hint_can_be_pasted_from_a_narrow_screen():
+    body = '{"inputs":[{"name":"input","shape":[1,8],"datatype":"FP32","data":[0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5]}]}'
+    hint = f"curl http://127.0.0.1:8080/v2/models/m/infer -d {shlex.quote(body)}"
+    lines = drawn(Watch("carpool").look(report(1.0), NONE, 0.0, hint=hint), width=60)
+    first = next(index for index, text in enumerate(lines) if text.startswith("curl"))
+    pasted = "\n".join(lines[first : lines.index("decisions")])
+    shell = f"curl() {{ printf '%s\\0' \"$@\"; }}\n{pasted}"
+    told = subprocess.check_output(["/bin/bash", "-c", shell], text=True)  # noqa: S603 - our own line
+    url, option, sent, _ = told.split("\0")
+    assert [url, option, json.loads(sent)] == [*shlex.split(hint)[1:3], json.loads(body)]
 
 
 def test_changes_are_told_and_what_each_model_does_now():
