@@ -27,7 +27,7 @@ class AdminError(Exception):
     """Nobody answers on the admin port, or not as a sidecar would."""
 
 
-class Predicted(Struct, frozen=True):
+class Predicted(Struct, frozen=True, rename="camel"):
     """A forecast; ``None`` stands for no end, as in an overload."""
 
     p50: float | None
@@ -39,7 +39,7 @@ class Predicted(Struct, frozen=True):
     mean_batch: float
 
 
-class Decided(Struct, frozen=True):
+class Decided(Struct, frozen=True, rename="camel"):
     """A decision of the tuner, without what only the Batcher needs of it."""
 
     parameters: Parameters

@@ -34,7 +34,7 @@ Examples:
 @click.argument("output", metavar="OUTPUT", type=OUTPUT_FILE)
 @click.option("--onnx", type=INPUT_FILE, help="Run the model in this ONNX file.")
 @click.option("--upstream", type=ADDRESS, help="Ask this server.")
-@click.option("--model", default="standin", show_default=True, help="Model to ask, with --upstream.")
+@click.option("--model", default="standin", show_default=True, help="Name of the model, with --upstream.")
 @click.option(
     "--protocol",
     type=click.Choice(servers.PROTOCOLS),

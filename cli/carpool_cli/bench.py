@@ -299,7 +299,7 @@ def _document(report: Report, goal: Goal, slo: float) -> bytes:
         "machine": platform.platform(),
         "python": platform.python_version(),
         "carpool": version("carpool-serving"),
-        "slo": slo,
+        "sloSeconds": slo,
     }
     return msgspec.json.format(msgspec.json.encode({**context, **msgspec.to_builtins(report)}), indent=1) + b"\n"
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from carpool.report import Report, RolledBack
     from carpool_cli.admin_client import AdminClient, Explained, Explanation
 
+RARE = 0.01
+"""Share of misses up to which a forecast meets a p99. Its own p99 is of the requests that are answered."""
+
 POLL = 1.0
 """Seconds between two questions of --follow: the tuner decides once a second."""
 
@@ -79,7 +82,7 @@ def command(
     if not shown:
         click.echo("no decision yet: the tuner has not seen a request")
     for each in shown:
-        click.echo(text_of(each))
+        click.echo(text_of(each, after.slo_seconds))
     click.echo()
     for line in compared(explanation, observed):
         click.echo(line)
@@ -112,8 +115,8 @@ def not_merged(report: Report) -> list[str]:
     ]
 
 
-def text_of(each: Explained) -> str:
-    """Return a decision as lines for people."""
+def text_of(each: Explained, slo: float) -> str:
+    """Return a decision as lines for people. ``slo``: seconds that the p99 is to keep."""
     decision = each.decision
     when = datetime.fromtimestamp(each.at, UTC).astimezone().strftime("%H:%M:%S")
     again = f" ({each.times} times in a row)" if each.times > 1 else ""
@@ -123,12 +126,21 @@ def text_of(each: Explained) -> str:
         predicted = decision.predicted
         lines.append(
             f"          at {number(decision.rate)}/s: p99 {duration(predicted.p99)}, {duration(predicted.p99_ahead)} "
-            f"at 1.25x; {duration(predicted.device_time)} of device a request, {predicted.mean_batch:.3g} rows a batch"
+            f"at 1.25x, {predicted.miss_fraction:.2%} late or refused; {duration(predicted.device_time)} of device a "
+            f"request, {predicted.mean_batch:.3g} rows a batch"
         )
     if decision.capped_by and decision.uncapped is not None:
         lines.append(f"          would be {decision.uncapped.describe()}; kept from it by: {decision.capped_by}")
     if decision.shed_slo:
-        lines.append("          nothing holds the SLO: who would be late is refused")
+        # Refusing outlasts its cause: a queue of late requests would make those behind it late as well.
+        forecast = decision.predicted
+        good = (
+            forecast is not None and forecast.p99 is not None and forecast.p99 <= slo and forecast.miss_fraction <= RARE
+        )
+        why = "it was missed or the queue too long moments ago, or the policy's shedAt is SLO"
+        lines.append(
+            f"          requests late for the SLO are refused early: {why if good else 'the forecast misses it'}"
+        )
     return "\n".join(lines)
 
 
@@ -189,7 +201,8 @@ def news(explanation: Explanation, told: dict[str, Explained]) -> list[Explained
 
 def _follow(client: AdminClient, as_json: bool) -> None:
     told: dict[str, Explained] = {}
+    slo = client.report().slo_seconds
     while True:
         for each in news(client.explanation(), told):
-            click.echo(msgspec.json.encode(each, enc_hook=str).decode() if as_json else text_of(each))
+            click.echo(msgspec.json.encode(each, enc_hook=str).decode() if as_json else text_of(each, slo))
         time.sleep(POLL)

@@ -11,6 +11,7 @@ from carpool.policy import Duration, Parameters, PassThroughMode, format_seconds
 from carpool.queueing import stability
 from carpool.reach import SIZES, WAITS, spoken_for
 from carpool.search import choose
+from carpool.steps import shortfall
 from carpool.tuner import ENTER_PASS_THROUGH, NO_WAIT, PASSING_IN_FLIGHT, PASSING_LOAD
 from carpool.tuning import HEADROOM, Assessor
 
@@ -190,8 +191,8 @@ def _reasons(assessor: Assessor, best: Assessment) -> list[str]:
         gain = service.per_row(1) / service.per_row(inflection)
         reasons.append(f"a row in a batch of {inflection} costs {gain:.2g} times less than alone")
     if not best.holds_now:
-        most = "this one has the most goodput, with shedding"
-        reasons.append(f"no configuration{within} holds the SLO at this load: {most}")
+        most = "this one has the most goodput"
+        reasons.append(f"{shortfall(best, within)}; {most}")
     elif not best.holds_ahead:
         reasons.append(f"no configuration{within} holds at {HEADROOM:g}x the load: this one has the most margin now")
     elif parameters.max_wait and not parameters.pass_through:

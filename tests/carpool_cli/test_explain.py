@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from msgspec.structs import replace
 
 from carpool.policy import Duration, Parameters
@@ -10,6 +11,8 @@ from carpool.statistics import ModelStats, Stats
 from carpool.tuning import Reason
 from carpool_cli.admin_client import Decided, Explained, Explanation, Predicted
 from carpool_cli.explain import compared, news, not_merged, observe, taken_back, text_of
+
+SLO = 0.05
 
 PREDICTED = Predicted(
     p50=0.01, p99=0.03, p99_ahead=None, miss_fraction=0.001, goodput=299.0, device_time=0.0012, mean_batch=4.0
@@ -28,16 +31,33 @@ KEPT = Decided(Parameters(max_batch=8), change=False, reason=Reason.CONVERGED, m
 
 
 def test_a_decision_reads_when_what_why_and_what_keeps_it():
-    lines = text_of(Explained("m", 0.0, replace(CHANGED, shed_slo=True))).splitlines()
+    lines = text_of(Explained("m", 0.0, CHANGED), SLO).splitlines()
     assert lines[0].split("  ", 1)[1] == "m  changed, SavesDeviceTime: device time falls 20%"
-    assert lines[1].strip() == "at 300/s: p99 30ms, - at 1.25x; 1.2ms of device a request, 4 rows a batch"
+    assert (
+        lines[1].strip()
+        == "at 300/s: p99 30ms, - at 1.25x, 0.10% late or refused; 1.2ms of device a request, 4 rows a batch"
+    )
     assert lines[2].strip().endswith("kept from it by: twice the largest size measured")
     assert "batch 64, wait 10ms" in lines[2]
-    assert "refused" in lines[3]
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("predicted", "says"),
+    [
+        (PREDICTED, "it was missed or the queue too long moments ago, or the policy's shedAt is SLO"),
+        (replace(PREDICTED, p99=0.051), "the forecast misses it"),
+        (replace(PREDICTED, miss_fraction=0.4), "the forecast misses it"),
+        (replace(PREDICTED, p99=None), "the forecast misses it"),
+    ],
+)
+def test_that_requests_are_refused_is_explained_by_the_forecast_beside_it(predicted, says):
+    text = text_of(Explained("m", 0.0, replace(CHANGED, predicted=predicted, shed_slo=True)), SLO)
+    assert text.splitlines()[-1].strip() == f"requests late for the SLO are refused early: {says}"
 
 
 def test_what_is_decided_again_and_again_says_how_often():
-    assert "model  kept, Converged (7 times in a row): nothing is better" in text_of(Explained("", 0.0, KEPT, 7))
+    assert "model  kept, Converged (7 times in a row): nothing is better" in text_of(Explained("", 0.0, KEPT, 7), SLO)
 
 
 def test_what_was_predicted_stands_beside_what_is_so():
