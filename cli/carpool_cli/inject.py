@@ -49,6 +49,13 @@ class Wrong(click.ClickException):
     exit_code = 2
 
 
+class NotManifests(Exception):  # noqa: N818 - what the input is
+    """The input is no YAML, or YAML of something else; one line with the place."""
+
+
+MANIFESTS = "give Kubernetes manifests, YAML or JSON"
+
+
 @click.command(
     epilog="""\b
 Examples:
@@ -99,7 +106,10 @@ def command(
     )
     text = _read(source)
     outcomes: list[Outcome] = []
-    printed = "".join(_documents(text, settings, namespace, outcomes))
+    try:
+        printed = "".join(_documents(text, settings, namespace, outcomes))
+    except NotManifests as error:
+        raise Wrong(f"{'standard input' if source == '-' else source}: {error}: {MANIFESTS}") from None
     click.echo(printed, nl=False)
     for outcome in outcomes:
         if outcome.why is not None:
@@ -159,7 +169,11 @@ def _documents(text: str, settings: Settings, namespace: str | None, outcomes: l
         except (yaml.YAMLError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
             line = text.count("\n", 0, position) + (1 if mark is None else mark.line + 1)
-            raise Wrong(f"line {line}: {getattr(error, 'problem', None) or 'no YAML'}") from None
+            problem = getattr(error, "problem", None) or "it is nested too deeply"
+            raise NotManifests(f"line {line} is not YAML, {problem}") from None
+        if not isinstance(old, dict | list | None):
+            line = text.count("\n", 0, position) + 1
+            raise NotManifests(f"what begins in line {line} is not a manifest, which is a mapping with a kind")
         new = _injected(old, settings, namespace, outcomes)
         yield document if new == old else edited(document, new)
         if separator is not None:

@@ -13,6 +13,9 @@ from msgspec import Meta, field
 from carpool.policy import BatchingPolicy, Camel, Duration, Parameters, PolicyError, Quantity, from_plain
 from carpool_sidecar.protocols.limits import Limits
 
+MAPPINGS = {"upstream": "url", "onnx": "path"}
+"""Fields that are mappings, by the one in them that people write in place of all."""
+
 NO_ADDRESS = "is not host:port: write e.g. 127.0.0.1:8080"
 
 EVERY_MODEL = "*"
@@ -225,6 +228,8 @@ def read(text: str) -> SidecarConfig:
         field, _, why = str(error).partition(": ")
         if field in {"listen", "admin"}:
             raise PolicyError(field, f"{plain[field]!r} {NO_ADDRESS}") from None
+        if field in MAPPINGS and isinstance(plain[field], str):
+            raise PolicyError(field, f'write {field}: {{{MAPPINGS[field]}: "{plain[field]}"}}') from None
         if field.startswith("parameters[...]"):
             field = field.replace("[...]", f"[{_first_wrong(plain['parameters'])}]", 1)
         raise PolicyError(field, why) from None
@@ -274,5 +279,11 @@ def _validate_url(url: str) -> None:
         _ = parts.port
     except ValueError:
         good = False
+    if url.startswith("https:"):
+        raise PolicyError(
+            "upstream.url",
+            f"{url!r}: TLS is not supported; write the server's plain port, http://host:port, or put a proxy between "
+            "that speaks TLS to it",
+        )
     if not good:
         raise PolicyError("upstream.url", f"{url!r}: write http://host:port or unix:/path, without a path behind it")

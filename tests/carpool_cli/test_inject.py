@@ -190,3 +190,22 @@ def test_wrong_input_is_named_in_a_line(inject, text, options, said):
 def test_a_file_that_is_not_there(carpool):
     result = carpool("inject", "-f", "nowhere.yaml", "--slo-p99", "50ms")
     assert (result.exit_code, result.stderr) == (2, "Error: nowhere.yaml: No such file or directory\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("just words\n", "what begins in line 1 is not a manifest"),
+        ("kind: ConfigMap\n---\nwords\n", "what begins in line 3 is not a manifest"),
+        ("[project]\nname = 'x'\n", "line 2 is not YAML"),
+        ("a: 1\n---\n# Title\n\n*Words*\n", "line 5 is not YAML"),
+    ],
+)
+def test_a_file_that_is_no_manifest_is_named_with_the_line(carpool, tmp_path, text, says):
+    path = tmp_path / "file"
+    path.write_text(text)
+    result = carpool("inject", "-f", path, "--slo-p99", "50ms")
+    assert result.exit_code == 2
+    assert result.output.startswith(f"Error: {path}: {says}")
+    assert result.output.endswith(": give Kubernetes manifests, YAML or JSON\n")
+    assert result.output.count("\n") == 1
