@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from carpool import report
 from carpool.policy import BatchingPolicy, Parameters, PolicyError, from_plain
-from carpool.statistics import RECENT_ARRIVALS
+from carpool.statistics import RECENT_ARRIVALS, ModelStats
 from carpool.tuning import Reason
 from carpool_cli.options import need
 
@@ -62,11 +62,21 @@ class Explained(Struct, frozen=True):
     times: int = 1
 
 
-class Explanation(Struct, frozen=True):
-    """``/v1/explain``: decisions, oldest first."""
+class LastBusy(Struct, frozen=True):
+    """A model's last minute with requests: when it ended (seconds since the epoch), its length, and its forecast."""
+
+    at: float
+    seconds: float
+    stats: ModelStats
+    predicted: Predicted | None = None
+
+
+class Explanation(Struct, frozen=True, rename="camel"):
+    """``/v1/explain``: decisions, oldest first, and the last busy minute by model."""
 
     tuned: bool
     decisions: list[Explained]
+    last_busy: dict[str, LastBusy] = {}
 
 
 class AdminClient:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
+from msgspec import Struct
 
-from carpool_cli.admin_client import AdminError, client_of
+from carpool.policy import format_seconds
+from carpool_cli.admin_client import AdminError, Predicted, client_of
 from carpool_cli.figures import Figures, duration, figures_of, number
 from carpool_cli.options import ADDRESS, DURATION, Address, opening
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from carpool.report import Report, RolledBack
-    from carpool_cli.admin_client import AdminClient, Explained, Explanation
+    from carpool_cli.admin_client import AdminClient, Explained, Explanation, LastBusy
 
 RARE = 0.01
 """Share of misses up to which a forecast meets a p99. Its own p99 is of the requests that are answered."""
@@ -52,7 +54,8 @@ def command(
     """Say what the sidecar whose admin port is at ADMIN (http://127.0.0.1:9090 by default) decided, when and why.
 
     Each decision comes with what it predicted; where the tuner would be if it could go at once, and what keeps it. At
-    the end, what the last decision predicted stands beside what is observed.
+    the end, what the last decision predicted stands beside what is observed; of a model without requests now, beside
+    its last busy minute.
     """
     client = client_of(admin, key_file, workload)
     try:
@@ -70,7 +73,12 @@ def command(
     observed = observe(before, after)
     shown = explanation.decisions[-last:]
     if as_json:
-        document = {"tuned": explanation.tuned, "decisions": shown, "observed": observed}
+        document = {
+            "tuned": explanation.tuned,
+            "decisions": shown,
+            "observed": observed,
+            "lastBusy": {name: minute_of(each) for name, each in explanation.last_busy.items()},
+        }
         click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
         return
     if not explanation.tuned:
@@ -84,7 +92,7 @@ def command(
     for each in shown:
         click.echo(text_of(each, after.slo_seconds))
     click.echo()
-    for line in compared(explanation, observed):
+    for line in compared(explanation, observed, time.time()):
         click.echo(line)
 
 
@@ -144,12 +152,38 @@ def text_of(each: Explained, slo: float) -> str:
     return "\n".join(lines)
 
 
-def compared(explanation: Explanation, observed: dict[str, Figures]) -> Iterable[str]:
-    """Set the last prediction for each model beside what is observed."""
+class Minute(Struct, frozen=True):
+    """A model's last minute with requests. ``at``: when it ended, seconds since the epoch."""
+
+    at: float
+    observed: Figures
+    predicted: Predicted | None
+
+
+def minute_of(busy: LastBusy) -> Minute:
+    """Return the figures of a last busy minute."""
+    return Minute(busy.at, figures_of([busy.stats], busy.seconds), busy.predicted)
+
+
+def compared(explanation: Explanation, observed: dict[str, Figures], now: float) -> Iterable[str]:
+    """Set the last prediction for each model beside what is observed, or was in its last busy minute.
+
+    ``now`` in seconds since the epoch.
+    """
+    rows: list[tuple[str, Figures, Predicted | None]] = []
     for name, found in observed.items():
         last = next((each for each in reversed(explanation.decisions) if each.model == name), None)
         predicted = last.decision.predicted if last is not None else None
-        yield f"{name or 'model'}, observed over {duration(found.seconds)} (predicted):"
+        rows.append((f"{name or 'model'}, observed over {duration(found.seconds)} (predicted):", found, predicted))
+    for name, each in explanation.last_busy.items():
+        if name not in observed:
+            minute = minute_of(each)
+            ago = format_seconds(max(round(now - minute.at), 0))
+            over = duration(minute.observed.seconds)
+            title = f"{name or 'model'}, no request for {ago}; its last busy minute, observed over {over} (predicted):"
+            rows.append((title, minute.observed, minute.predicted))
+    for title, found, predicted in rows:
+        yield title
         is_so = _lines(found.p50, found.p99, found.goodput, found.miss_share, found.mean_batch)
         if predicted is None:
             was_said = ["nothing"] * len(is_so)
@@ -159,8 +193,8 @@ def compared(explanation: Explanation, observed: dict[str, Figures]) -> Iterable
             )
         for label, left, right in zip(COMPARED, is_so, was_said, strict=True):
             yield f"  {label:13} {left:>9}  ({right})"
-    if not observed:
-        yield "no request came meanwhile: --over 0s compares with all since the start"
+    if not rows:
+        yield "no request has come yet"
 
 
 COMPARED = ("p50", "p99", "goodput", "misses", "rows a batch")

@@ -189,7 +189,9 @@ def _reasons(assessor: Assessor, best: Assessment) -> list[str]:
         reasons.append("a row is never cheaper in a batch than alone on this device")
     else:
         gain = service.per_row(1) / service.per_row(inflection)
-        reasons.append(f"a row in a batch of {inflection} costs {gain:.2g} times less than alone")
+        known = service.largest_measured
+        guess = f" (extrapolated: measured up to {known} rows)" if inflection > known else ""
+        reasons.append(f"a row in a batch of {inflection} costs {gain:.2g} times less than alone{guess}")
     if not best.holds_now:
         most = "this one has the most goodput"
         reasons.append(f"{shortfall(best, within)}; {most}")

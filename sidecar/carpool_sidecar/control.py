@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from carpool.decision import Decision, Observation
 from carpool.policy import TuningMode, to_plain
 from carpool.tuner import INTERVAL
+from carpool_sidecar.busy import BusyMinutes
 from carpool_sidecar.config import EVERY_MODEL
 from carpool_sidecar.guard import Guard
 from carpool_sidecar.models import OTHER
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from carpool.batching import Batcher
+    from carpool.decision import Forecasted
     from carpool.policy import Parameters
     from carpool.statistics import ModelStats, Stats
     from carpool_sidecar.config import SidecarConfig
@@ -87,6 +89,7 @@ class Control:
         self._mixed: set[str] = set()
         """Models replaced since they were last observed: their service times are partly those of another."""
         self._before: Stats = driver.batcher.stats(clock())
+        self.busy = BusyMinutes(self._before.at)
         self._stalled_before = self._stalled_looked = stalls.total
         self._apply()
         self._introduce()
@@ -155,6 +158,7 @@ class Control:
         """Tell the tuner what was counted since the last time."""
         now = self._clock()
         stats = self._batcher.stats(now)
+        self.busy.look(stats, time(), self._predicted)
         since = stats.since(self._before)
         seconds = now - self._before.at
         paused = self._stalls.total - self._stalled_before
@@ -182,6 +186,11 @@ class Control:
         self._before = stats
         self._stalled_before = self._stalls.total
         self._mixed.clear()
+
+    def _predicted(self, model: str) -> Forecasted | None:
+        """Return what the last decision on a model expects."""
+        last = next((each.decision for each in reversed(self.decisions) if each.model == model), None)
+        return None if last is None else last.predicted
 
     def _measured(self, model: str, stats: ModelStats) -> ModelStats:
         """Return an interval's counts; of a model replaced in it its load, and no service times."""

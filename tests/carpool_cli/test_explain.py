@@ -9,7 +9,7 @@ from carpool.policy import Duration, Parameters
 from carpool.report import ModelEntry, Queue, Report, RolledBack
 from carpool.statistics import ModelStats, Stats
 from carpool.tuning import Reason
-from carpool_cli.admin_client import Decided, Explained, Explanation, Predicted
+from carpool_cli.admin_client import Decided, Explained, Explanation, LastBusy, Predicted
 from carpool_cli.explain import compared, news, not_merged, observe, taken_back, text_of
 
 SLO = 0.05
@@ -75,7 +75,7 @@ def test_what_was_predicted_stands_beside_what_is_so():
     after = replace(before, stats=Stats(at=12.0, models={"m": model, "idle": ModelStats()}))
     observed = observe(before, after)
     assert list(observed) == ["m"]
-    said = list(compared(Explanation(True, [Explained("m", 0.0, CHANGED)]), observed))
+    said = list(compared(Explanation(True, [Explained("m", 0.0, CHANGED)]), observed, 0.0))
     assert said[0] == "m, observed over 2s (predicted):"
     assert [line.split() for line in said[3:]] == [
         ["goodput", "297/s", "(299/s)"],
@@ -83,10 +83,18 @@ def test_what_was_predicted_stands_beside_what_is_so():
         ["rows", "a", "batch", "4", "(4)"],
     ]
     assert said[1].endswith("(10ms)")
-    assert "nothing" in next(iter(list(compared(Explanation(True, []), observed))[1:]))
-    assert list(compared(Explanation(True, []), {})) == [
-        "no request came meanwhile: --over 0s compares with all since the start"
-    ]
+    assert "nothing" in next(iter(list(compared(Explanation(True, []), observed, 0.0))[1:]))
+    assert list(compared(Explanation(True, []), {}, 0.0)) == ["no request has come yet"]
+
+
+def test_after_the_load_its_last_busy_minute_stands_beside_its_forecast():
+    model = ModelStats(arrivals=600, served=600, hits=594, misses={"late": 6}, cells=[(0, 4, 1, 0, 150, 0.0, 0.0)])
+    kept = {"m": LastBusy(at=1000.0, seconds=60.0, stats=model, predicted=PREDICTED)}
+    said = list(compared(Explanation(True, [Explained("m", 1200.0, KEPT)], kept), {}, 1300.0))
+    assert said[0] == "m, no request for 300s; its last busy minute, observed over 60s (predicted):"
+    assert said[3].split() == ["goodput", "9.9/s", "(299/s)"]
+    assert said[4].split() == ["misses", "1.00%", "(0.10%)"]
+    assert len(said) == 6
 
 
 def test_what_was_taken_back_says_what_and_why():
@@ -155,7 +163,7 @@ def test_a_running_sidecar_explains_itself(up, carpool):
     assert told.output
     document = json.loads(carpool("explain", up.admin, "--over", "0s", "--json").output)
     assert document["tuned"] is True
-    assert set(document) == {"tuned", "decisions", "observed"}
+    assert set(document) == {"tuned", "decisions", "observed", "lastBusy"}
 
 
 def test_nobody_there_is_one_line(carpool):

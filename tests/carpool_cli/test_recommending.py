@@ -109,6 +109,7 @@ def test_beyond_what_was_measured_it_warns():
     policy = for_p99(0.05)
     found = recommend(Situation(process=Poisson(800), service=short, target=0.05, budget=0.005, limits=policy.limits()))
     assert any("profile larger sizes" in doubt for doubt in found.doubts)
+    assert any(reason.endswith("less than alone (extrapolated: measured up to 8 rows)") for reason in found.reasons)
     # 16 rows in 13 ms are 1,230/s; 64 would serve all.
     alone = replace(short, largest_in_flight=2)
     found = recommend(
