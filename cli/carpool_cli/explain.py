@@ -11,12 +11,13 @@ import msgspec
 from msgspec import Struct
 
 from carpool.policy import format_seconds
+from carpool.tuning import Reason
 from carpool_cli.admin_client import AdminError, Predicted, client_of
-from carpool_cli.figures import Figures, duration, figures_of, number
+from carpool_cli.figures import Figures, duration, figures_of, number, passed_on
 from carpool_cli.options import ADDRESS, DURATION, Address, opening
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
     from carpool.report import Report, RolledBack
@@ -77,20 +78,21 @@ def command(
             "tuned": explanation.tuned,
             "decisions": shown,
             "observed": observed,
+            "forwarded": passed_on(before, after, over or after.uptime_seconds),
             "lastBusy": {name: minute_of(each) for name, each in explanation.last_busy.items()},
         }
         click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
         return
+    for line in [*not_merged(after), *posted(after)]:
+        click.echo(line)
     if not explanation.tuned:
         click.echo("nothing is tuned here: parameters are fixed, or the mode is Hold")
     for gone in after.rolled_back:
         click.echo(taken_back(gone))
-    for line in not_merged(after):
-        click.echo(line)
     if not shown:
         click.echo("no decision yet: the tuner has not seen a request")
     for each in shown:
-        click.echo(text_of(each, after.slo_seconds))
+        click.echo(text_of(each, after.slo_seconds, not_batched(after)))
     click.echo()
     for line in compared(explanation, observed, time.time()):
         click.echo(line)
@@ -114,22 +116,55 @@ def taken_back(rolled_back: RolledBack) -> str:
 
 
 def not_merged(report: Report) -> list[str]:
-    """Return a line for each model whose batches were not verified, or were seen to give other answers."""
+    """Return a line for each model that can't be batched, is not verified yet, or was seen to give other answers."""
+    lines = []
+    for entry in report.models:
+        name = f"{entry.name or 'model'}{f' version {entry.version}' if entry.version else ''}"
+        fix = f"if dim 0 of every tensor is the batch: carpool up --axis {entry.name}=First"
+        if entry.verified in {"unverified", "refuted", "contradicted"}:
+            lines.append(f"{name}  batches {entry.verified}: {entry.evidence}")
+            if entry.verified == "unverified":
+                lines[-1] += f"; to batch without that, {fix}"
+        elif not entry.merges:
+            lines.append(f"{name}  is not batched: {entry.axis}")
+            if "axis: First" in entry.axis:
+                lines[-1] += f" ({fix})"
+    return lines
+
+
+def not_batched(report: Report) -> set[str]:
+    """Return the models of which no request is batched, whatever the tuner does."""
+    merged = {entry.lane for entry in report.models if entry.merges}
+    return {entry.lane for entry in report.models} - merged
+
+
+def message_of(each: Explained, unbatched: Collection[str]) -> str:
+    """Return what a decision says; that of a model which is not batched at all has nothing to do with the gain."""
+    if each.model in unbatched and each.decision.reason is Reason.PASSES_THROUGH:
+        return "its requests are not batched: see the line on this model"
+    return each.decision.message
+
+
+def posted(report: Report) -> list[str]:
+    """Return a line for each path that requests were posted to and passed on, since the start."""
     return [
-        f"{entry.name or 'model'}{f' version {entry.version}' if entry.version else ''}  "
-        f"batches {entry.verified}: {entry.evidence}"
-        for entry in report.models
-        if entry.verified in {"unverified", "refuted", "contradicted"}
+        f"{each.name}: {number(each.requests)} requests, p99 {duration(each.p99)}, {each.good_share:.2%} good within "
+        "the SLO; not batched: not a path of V1 or V2 (docs/protocols.md)"
+        for each in passed_on(None, report, report.uptime_seconds)
+        if each.name.startswith("POST ") or each.name == "<other>"
     ]
 
 
-def text_of(each: Explained, slo: float) -> str:
-    """Return a decision as lines for people. ``slo``: seconds that the p99 is to keep."""
+def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str:
+    """Return a decision as lines for people.
+
+    ``slo``: seconds that the p99 is to keep. ``unbatched``: models of which no request is batched.
+    """
     decision = each.decision
     when = datetime.fromtimestamp(each.at, UTC).astimezone().strftime("%H:%M:%S")
     again = f" ({each.times} times in a row)" if each.times > 1 else ""
     verb = "changed" if decision.change else "kept"
-    lines = [f"{when}  {each.model or 'model'}  {verb}, {decision.reason}{again}: {decision.message}"]
+    lines = [f"{when}  {each.model or 'model'}  {verb}, {decision.reason}{again}: {message_of(each, unbatched)}"]
     if decision.predicted is not None:
         predicted = decision.predicted
         lines.append(
@@ -235,8 +270,9 @@ def news(explanation: Explanation, told: dict[str, Explained]) -> list[Explained
 
 def _follow(client: AdminClient, as_json: bool) -> None:
     told: dict[str, Explained] = {}
-    slo = client.report().slo_seconds
     while True:
+        report = client.report()
         for each in news(client.explanation(), told):
-            click.echo(msgspec.json.encode(each, enc_hook=str).decode() if as_json else text_of(each, slo))
+            said = text_of(each, report.slo_seconds, not_batched(report))
+            click.echo(msgspec.json.encode(each, enc_hook=str).decode() if as_json else said)
         time.sleep(POLL)

@@ -71,6 +71,19 @@ class Alone(Struct, frozen=True, omit_defaults=True):
     """What was the matter with the last of them, where the reason doesn't say it all."""
 
 
+class Forwarded(Struct, frozen=True, kw_only=True):
+    """Requests that were passed on and never batched, of one path; all that has no room is ``<other>``."""
+
+    method: str
+    path: str
+    requests: int
+    """Answered, whatever the status."""
+    hits: int
+    """With success, in the SLO's time."""
+    durations: list[int]
+    """By duration, as in the models' counters."""
+
+
 class Stalls(Struct, frozen=True):
     """Pauses of the sidecar's host."""
 
@@ -120,6 +133,7 @@ class Report(Struct, frozen=True, rename="camel", kw_only=True):
     """By model; requests of none are ``""``."""
     models: list[ModelEntry] = field(default_factory=list)
     alone: list[Alone] = field(default_factory=list)
+    forwarded: list[Forwarded] = field(default_factory=list)
     stalls: Stalls = Stalls(0, 0.0)
 
 

@@ -272,6 +272,12 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
             report.Alone(*cause, requests, sidecar.driver.why.get(cause, ""))
             for cause, requests in sidecar.driver.alone.items()
         ],
+        forwarded=[
+            report.Forwarded(
+                method=method, path=path, requests=counts.requests, hits=counts.hits, durations=list(counts.durations)
+            )
+            for (method, path), counts in sidecar.forwarded.paths.items()
+        ],
         stalls=report.Stalls(sidecar.stalls.count, sidecar.stalls.total),
     )
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from carpool.policy import Duration, Parameters
-from carpool.report import Alone, Lane, ModelEntry, Queue, Report, RolledBack, Stalls
+from carpool.report import Alone, Forwarded, Lane, ModelEntry, Queue, Report, RolledBack, Stalls
 from carpool.statistics import DURATION_BOUNDS, ModelStats, Stats
 from carpool.tuning import Reason
 from carpool_cli.admin_client import Decided, Explained, Explanation
@@ -131,6 +131,24 @@ def test_what_is_out_of_the_ordinary_is_told():
     ):
         assert part in text
     assert "all is well" not in text
+
+
+def test_what_is_passed_on_has_its_rate_latency_and_share_in_time():
+    def passing(requests, hits):
+        durations = [0] * (len(DURATION_BOUNDS) + 1)
+        durations[18] = requests
+        return [Forwarded(method="POST", path="/embed", requests=requests, hits=hits, durations=durations)]
+
+    watch = Watch("carpool")
+    watch.look(report(1.0, forwarded=passing(100, 100)), NONE, 0.0)
+    lines = drawn(watch.look(report(3.0, forwarded=passing(140, 130)), NONE, 0.0))
+    shown = "forwarded  POST /embed: 20/s, p50 10.4ms, p99 11.3ms, 75.00% good within the SLO"
+    assert line(lines, "forwarded") == shown
+    again = drawn(watch.look(report(30.0, forwarded=passing(140, 130)), NONE, 0.0))
+    assert not [
+        each for each in drawn(watch.look(report(60.0, forwarded=passing(140, 130)), NONE, 0.0)) if "embed" in each
+    ]
+    assert again
 
 
 def test_the_hint_goes_with_the_first_request():

@@ -6,13 +6,15 @@ import pytest
 from msgspec.structs import replace
 
 from carpool.policy import Duration, Parameters
-from carpool.report import ModelEntry, Queue, Report, RolledBack
-from carpool.statistics import ModelStats, Stats
+from carpool.report import Forwarded, ModelEntry, Queue, Report, RolledBack
+from carpool.statistics import DURATION_BOUNDS, ModelStats, Stats
 from carpool.tuning import Reason
 from carpool_cli.admin_client import Decided, Explained, Explanation, LastBusy, Predicted
-from carpool_cli.explain import compared, news, not_merged, observe, taken_back, text_of
+from carpool_cli.explain import compared, news, not_batched, not_merged, observe, posted, taken_back, text_of
 
 SLO = 0.05
+
+FIX = "if dim 0 of every tensor is the batch: carpool up --axis m=First"
 
 PREDICTED = Predicted(
     p50=0.01, p99=0.03, p99_ahead=None, miss_fraction=0.001, goodput=299.0, device_time=0.0012, mean_batch=4.0
@@ -119,9 +121,9 @@ def test_models_whose_batches_are_not_verified_are_told():
             name="m",
             version=version,
             lane="m",
-            merges=False,
+            merges=verified == "verified",
             max_batch=None,
-            axis="",
+            axis="no axis",
             verified=verified,
             evidence="why",
         )
@@ -139,11 +141,51 @@ def test_models_whose_batches_are_not_verified_are_told():
         models=[*map(entry, states), entry("refuted", "2")],
     )
     assert not_merged(report) == [
-        "m  batches unverified: why",
+        "m  is not batched: no axis",
+        "m  is not batched: no axis",
+        "m  is not batched: no axis",
+        f"m  batches unverified: why; to batch without that, {FIX}",
         "m  batches refuted: why",
         "m  batches contradicted: why",
         "m version 2  batches refuted: why",
     ]
+
+
+def of(models=(), forwarded=()):
+    return Report(
+        stats=Stats(at=10.0),
+        uptime_seconds=10.0,
+        ready=True,
+        readiness="ready",
+        generation=1,
+        slo_seconds=0.05,
+        queue=Queue(rows=0, in_flight=0, slots=1),
+        lanes={},
+        models=list(models),
+        forwarded=list(forwarded),
+    )
+
+
+def test_a_model_that_cannot_be_batched_names_the_option_and_not_the_gain():
+    why = "its metadata is missing: set `models: [{name: m, axis: First}]`"
+    entry = ModelEntry(name="m", version="", lane="m", merges=False, max_batch=None, axis=why, verified="off")
+    report = of([entry])
+    assert not_merged(report) == [f"m  is not batched: {why} ({FIX})"]
+    passing = replace(KEPT, reason=Reason.PASSES_THROUGH, message="merging would save 0.0%")
+    assert text_of(Explained("m", 0.0, passing), SLO).endswith("PassesThrough: merging would save 0.0%")
+    assert text_of(Explained("m", 0.0, passing), SLO, not_batched(report)).endswith(
+        "PassesThrough: its requests are not batched: see the line on this model"
+    )
+    assert not_batched(of([entry, replace(entry, version="2", merges=True)])) == set()
+
+
+def test_what_is_posted_and_not_batched_is_told():
+    durations = [0] * (len(DURATION_BOUNDS) + 1)
+    durations[18] = 22
+    embed = Forwarded(method="POST", path="/embed", requests=22, hits=11, durations=durations)
+    (said,) = posted(of(forwarded=[embed, replace(embed, method="GET", path="/v2/health/ready")]))
+    assert said.startswith("POST /embed: 22 requests, p99 ")
+    assert said.endswith("50.00% good within the SLO; not batched: not a path of V1 or V2 (docs/protocols.md)")
 
 
 def test_following_tells_each_decision_once():
@@ -163,7 +205,7 @@ def test_a_running_sidecar_explains_itself(up, carpool):
     assert told.output
     document = json.loads(carpool("explain", up.admin, "--over", "0s", "--json").output)
     assert document["tuned"] is True
-    assert set(document) == {"tuned", "decisions", "observed", "lastBusy"}
+    assert set(document) == {"tuned", "decisions", "observed", "lastBusy", "forwarded"}
 
 
 def test_nobody_there_is_one_line(carpool):

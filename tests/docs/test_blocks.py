@@ -7,6 +7,7 @@ import yaml
 from pages import ROOT, WRITTEN, Shell, blocks, runnable
 
 from carpool.policy import BatchingPolicy
+from carpool_cli import docs
 from carpool_operator.api import KIND, read_policy
 from carpool_sidecar.config import SidecarConfig, parse
 
@@ -59,3 +60,15 @@ def test_configurations_are_accepted(block):
         whole |= plain
         whole["policy"] = {"slo": {"latency": {"p99": "50ms"}}} | plain.get("policy", {})
         parse(yaml.safe_dump(whole))
+
+
+@pytest.mark.parametrize("page", docs.SHOWN)
+def test_the_output_shown_is_what_the_command_prints(page):
+    text = (ROOT / page).read_text("utf-8")
+    assert docs.shown(text) == text, "run: make docs"
+
+
+def test_every_output_that_is_shown_is_compared():
+    assert {block.page.name for page in WRITTEN for block in blocks(page) if block.note == "its output"} == {
+        *docs.SHOWN
+    }
