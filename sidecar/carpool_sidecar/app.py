@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from carpool.riding import Request
-from carpool_sidecar.forwarded import Forwarded
+from carpool.batching.requests import Request
+from carpool_sidecar.admin.forwarded import Forwarded
 from carpool_sidecar.protocols import route
 from carpool_sidecar.protocols.common import Endpoint
 

@@ -7,9 +7,11 @@ import logging
 
 import pytest
 
-from carpool.batching import Batcher
-from carpool.policy import Axis, Duration, Model, Parameters, for_p99
-from carpool.riding import Estimate
+from carpool.batching.batcher import Batcher
+from carpool.batching.requests import Estimate
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import Axis, Model, for_p99
 from carpool_sidecar.driver import RESOLUTION, Driver
 from carpool_sidecar.http1.messages import FieldLines
 from carpool_sidecar.models import ModelTable
@@ -40,7 +42,7 @@ class Backend:
         self.clock = clock
         self.cancelled = 0
 
-    def send(self, target, headers, body, receiver):
+    def send(self, target, headers, body, receiver, *, idempotent=True):
         self.sent.append((self.clock(), b"".join([body] if isinstance(body, bytes) else body), receiver))
         return self
 

@@ -6,10 +6,10 @@ import pytest
 import yaml
 from pages import ROOT, WRITTEN, Shell, blocks, runnable
 
-from carpool.policy import BatchingPolicy
-from carpool_cli import docs
-from carpool_operator.api import KIND, read_policy
-from carpool_sidecar.config import SidecarConfig, parse
+import reference
+from carpool.policy.spec import BatchingPolicy
+from carpool_operator.api.spec import KIND, read_policy
+from carpool_sidecar.config.settings import SidecarConfig, parse
 
 LANGUAGES = {"bash", "python", "yaml", "json", "text", "promql", "http"}
 
@@ -62,13 +62,13 @@ def test_configurations_are_accepted(block):
         parse(yaml.safe_dump(whole))
 
 
-@pytest.mark.parametrize("page", docs.SHOWN)
+@pytest.mark.parametrize("page", reference.SHOWN)
 def test_the_output_shown_is_what_the_command_prints(page):
     text = (ROOT / page).read_text("utf-8")
-    assert docs.shown(text) == text, "run: make docs"
+    assert reference.shown(text) == text, "run: make docs"
 
 
 def test_every_output_that_is_shown_is_compared():
     assert {block.page.name for page in WRITTEN for block in blocks(page) if block.note == "its output"} == {
-        *docs.SHOWN
+        *reference.SHOWN
     }

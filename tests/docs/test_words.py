@@ -8,14 +8,14 @@ from typing import get_args
 import pytest
 from pages import ROOT, WRITTEN
 
-from carpool.riding import Refused
-from carpool.tuning import Reason
+from carpool.batching.requests import Refused
+from carpool.exchange.decision import Reason
 from carpool_cli.main import COMMANDS
-from carpool_operator import metrics as operator_metrics
-from carpool_operator.status import DEFECTS
+from carpool_operator.api.status import DEFECTS
+from carpool_operator.reporting import metrics as operator_metrics
+from carpool_sidecar.admin.metrics import METRICS
+from carpool_sidecar.admin.signing import Reason as Refusal
 from carpool_sidecar.http1.calls import FailureKind, UpstreamError
-from carpool_sidecar.metrics import METRICS
-from carpool_sidecar.signing import Reason as Refusal
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
@@ -102,7 +102,7 @@ _OF_A_POLICY = (
 def cluster_reasons():
     """Reasons of conditions, decisions and events, and of changes that sidecars refuse, as the code writes them."""
     found = {*get_args(Refusal), *DEFECTS}
-    for path in (ROOT / "operator" / "carpool_operator").glob("*.py"):
+    for path in (ROOT / "operator" / "carpool_operator").rglob("*.py"):
         text = path.read_text("utf-8")
         for pattern in _OF_A_POLICY:
             found |= set(re.findall(pattern, text, re.MULTILINE))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import onnxruntime
 
-from carpool.policy import PolicyError
+from carpool.policy.plain import PolicyError
 from carpool_sidecar.backends.arrays import (
     HEADER_LENGTH,
     JSON,
@@ -35,7 +35,7 @@ from carpool_sidecar.http1.messages import find, parts_of
 from carpool_sidecar.protocols import route
 
 if TYPE_CHECKING:
-    from carpool_sidecar.config import Onnx
+    from carpool_sidecar.config.settings import Onnx
     from carpool_sidecar.http1.calls import Receiver
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.messages import Body, Headers
@@ -88,7 +88,15 @@ class OnnxBackend:
                 "the model is served without batching", extra={"model": self.model, "detail": self._axis.reason}
             )
 
-    def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver) -> Run:
+    def send(
+        self,
+        target: bytes,
+        headers: Headers,
+        body: Body,
+        receiver: Receiver,
+        *,
+        idempotent: bool = True,  # noqa: ARG002 - nothing is computed twice here
+    ) -> Run:
         """Compute on a thread of the pool."""
         run = Run(receiver)
         future = asyncio.get_running_loop().run_in_executor(self._threads, self.serve, target, headers, body)

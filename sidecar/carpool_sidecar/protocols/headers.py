@@ -9,14 +9,15 @@ the batch has them.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from carpool_sidecar.protocols.common import Headers
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 HOP_BY_HOP = frozenset(
     {

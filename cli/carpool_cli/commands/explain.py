@@ -1,0 +1,278 @@
+"""`carpool explain`: the last decisions of a running sidecar."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+from msgspec import Struct
+
+from carpool.exchange.decision import Reason
+from carpool.policy.durations import format_seconds
+from carpool_cli.live.admin_client import AdminError, Predicted, client_of
+from carpool_cli.live.figures import Figures, duration, figures_of, number, passed_on
+from carpool_cli.options import ADDRESS, DURATION, Address, opening
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+    from pathlib import Path
+
+    from carpool.exchange.report import Report, RolledBack
+    from carpool_cli.live.admin_client import AdminClient, Explained, Explanation, LastBusy
+
+RARE = 0.01
+"""Share of misses up to which a forecast meets a p99. Its own p99 is of the requests that are answered."""
+
+POLL = 1.0
+"""Seconds between two questions of --follow: the tuner decides once a second."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  carpool explain
+  carpool explain http://127.0.0.1:9090 --last 5 --over 10s
+  carpool explain --follow
+"""
+)
+@click.argument("admin", type=ADDRESS, default="http://127.0.0.1:9090")
+@click.option("--last", type=click.IntRange(1, 1000), default=10, show_default=True, help="Decisions to show.")
+@click.option(
+    "--over",
+    type=DURATION,
+    default=2.0,
+    help="Observe for so long, to compare with what was predicted; 0s: all since the start.  [default: 2s]",
+)
+@click.option("--follow", is_flag=True, help="Go on, and print decisions as they are taken.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --follow one object a line.")
+@opening
+def command(
+    *, admin: Address, last: int, over: float, follow: bool, as_json: bool, key_file: Path | None, workload: str | None
+) -> None:
+    """Say what the sidecar whose admin port is at ADMIN (http://127.0.0.1:9090 by default) decided, when and why.
+
+    Each decision comes with what it predicted; where the tuner would be if it could go at once, and what keeps it. At
+    the end, what the last decision predicted stands beside what is observed; of a model without requests now, beside
+    its last busy minute.
+    """
+    client = client_of(admin, key_file, workload)
+    try:
+        if follow:
+            _follow(client, as_json)
+            return
+        before = client.report() if over else None
+        if over:
+            time.sleep(over)
+        after, explanation = client.report(), client.explanation()
+    except AdminError as error:
+        raise click.ClickException(str(error)) from None
+    except KeyboardInterrupt:
+        return
+    observed = observe(before, after)
+    shown = explanation.decisions[-last:]
+    if as_json:
+        document = {
+            "tuned": explanation.tuned,
+            "decisions": shown,
+            "observed": observed,
+            "forwarded": passed_on(before, after, over or after.uptime_seconds),
+            "lastBusy": {name: minute_of(each) for name, each in explanation.last_busy.items()},
+        }
+        click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
+        return
+    for line in [*not_merged(after), *posted(after)]:
+        click.echo(line)
+    if not explanation.tuned:
+        click.echo("nothing is tuned here: parameters are fixed, or the mode is Hold")
+    for gone in after.rolled_back:
+        click.echo(taken_back(gone))
+    if not shown:
+        click.echo("no decision yet: the tuner has not seen a request")
+    for each in shown:
+        click.echo(text_of(each, after.slo_seconds, not_batched(after)))
+    click.echo()
+    for line in compared(explanation, observed, time.time()):
+        click.echo(line)
+
+
+def observe(before: Report | None, after: Report) -> dict[str, Figures]:
+    """Return what each model did between two looks; without the first, since the start."""
+    stats = after.stats if before is None else after.stats.since(before.stats)
+    seconds = after.uptime_seconds if before is None else after.stats.at - before.stats.at
+    return {
+        name: figures_of([model], seconds) for name, model in stats.models.items() if model.arrivals or model.served
+    }
+
+
+def taken_back(rolled_back: RolledBack) -> str:
+    """Return a roll-back as a line for people."""
+    return (
+        f"{rolled_back.model or 'model'}  taken back: {rolled_back.rejected.describe()} (generation "
+        f"{rolled_back.generation}) to {rolled_back.back_to.describe()}: {rolled_back.reason}"
+    )
+
+
+def not_merged(report: Report) -> list[str]:
+    """Return a line for each model that can't be batched, is not verified yet, or was seen to give other answers."""
+    lines = []
+    for entry in report.models:
+        name = f"{entry.name or 'model'}{f' version {entry.version}' if entry.version else ''}"
+        fix = f"if dim 0 of every tensor is the batch: carpool up --axis {entry.name}=First"
+        if entry.verified in {"unverified", "refuted", "contradicted"}:
+            lines.append(f"{name}  batches {entry.verified}: {entry.evidence}")
+            if entry.verified == "unverified":
+                lines[-1] += f"; to batch without that, {fix}"
+        elif not entry.merges:
+            lines.append(f"{name}  is not batched: {entry.axis}")
+            if "axis: First" in entry.axis:
+                lines[-1] += f" ({fix})"
+    return lines
+
+
+def not_batched(report: Report) -> set[str]:
+    """Return the models of which no request is batched, whatever the tuner does."""
+    merged = {entry.lane for entry in report.models if entry.merges}
+    return {entry.lane for entry in report.models} - merged
+
+
+def message_of(each: Explained, unbatched: Collection[str]) -> str:
+    """Return what a decision says; that of a model which is not batched at all has nothing to do with the gain."""
+    if each.model in unbatched and each.decision.reason is Reason.PASSES_THROUGH:
+        return "its requests are not batched: see the line on this model"
+    return each.decision.message
+
+
+def posted(report: Report) -> list[str]:
+    """Return a line for each path that requests were posted to and passed on, since the start."""
+    return [
+        f"{each.name}: {number(each.requests)} requests, p99 {duration(each.p99)}, {each.good_share:.2%} good within "
+        "the SLO; not batched: not a path of V1 or V2 (docs/protocols.md)"
+        for each in passed_on(None, report, report.uptime_seconds)
+        if each.name.startswith("POST ") or each.name == "<other>"
+    ]
+
+
+def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str:
+    """Return a decision as lines for people.
+
+    ``slo``: seconds that the p99 is to keep. ``unbatched``: models of which no request is batched.
+    """
+    decision = each.decision
+    when = datetime.fromtimestamp(each.at, UTC).astimezone().strftime("%H:%M:%S")
+    again = f" ({each.times} times in a row)" if each.times > 1 else ""
+    verb = "changed" if decision.change else "kept"
+    lines = [f"{when}  {each.model or 'model'}  {verb}, {decision.reason}{again}: {message_of(each, unbatched)}"]
+    if decision.predicted is not None:
+        predicted = decision.predicted
+        lines.append(
+            f"          at {number(decision.rate)}/s: p99 {duration(predicted.p99)}, {duration(predicted.p99_ahead)} "
+            f"at 1.25x, {predicted.miss_fraction:.2%} late or refused; {duration(predicted.device_time)} of device a "
+            f"request, {predicted.mean_batch:.3g} rows a batch"
+        )
+    if decision.capped_by and decision.uncapped is not None:
+        lines.append(f"          would be {decision.uncapped.describe()}; kept from it by: {decision.capped_by}")
+    if decision.shed_slo:
+        # Refusing outlasts its cause: a queue of late requests would make those behind it late as well.
+        forecast = decision.predicted
+        good = (
+            forecast is not None and forecast.p99 is not None and forecast.p99 <= slo and forecast.miss_fraction <= RARE
+        )
+        why = "it was missed or the queue too long moments ago, or the policy's shedAt is SLO"
+        lines.append(
+            f"          requests late for the SLO are refused early: {why if good else 'the forecast misses it'}"
+        )
+    return "\n".join(lines)
+
+
+class Minute(Struct, frozen=True):
+    """A model's last minute with requests. ``at``: when it ended, seconds since the epoch."""
+
+    at: float
+    observed: Figures
+    predicted: Predicted | None
+
+
+def minute_of(busy: LastBusy) -> Minute:
+    """Return the figures of a last busy minute."""
+    return Minute(busy.at, figures_of([busy.stats], busy.seconds), busy.predicted)
+
+
+def compared(explanation: Explanation, observed: dict[str, Figures], now: float) -> Iterable[str]:
+    """Set the last prediction for each model beside what is observed, or was in its last busy minute.
+
+    ``now`` in seconds since the epoch.
+    """
+    rows: list[tuple[str, Figures, Predicted | None]] = []
+    for name, found in observed.items():
+        last = next((each for each in reversed(explanation.decisions) if each.model == name), None)
+        predicted = last.decision.predicted if last is not None else None
+        rows.append((f"{name or 'model'}, observed over {duration(found.seconds)} (predicted):", found, predicted))
+    for name, each in explanation.last_busy.items():
+        if name not in observed:
+            minute = minute_of(each)
+            ago = format_seconds(max(round(now - minute.at), 0))
+            over = duration(minute.observed.seconds)
+            title = f"{name or 'model'}, no request for {ago}; its last busy minute, observed over {over} (predicted):"
+            rows.append((title, minute.observed, minute.predicted))
+    for title, found, predicted in rows:
+        yield title
+        is_so = _lines(found.p50, found.p99, found.goodput, found.miss_share, found.mean_batch)
+        if predicted is None:
+            was_said = ["nothing"] * len(is_so)
+        else:
+            was_said = _lines(
+                predicted.p50, predicted.p99, predicted.goodput, predicted.miss_fraction, predicted.mean_batch
+            )
+        for label, left, right in zip(COMPARED, is_so, was_said, strict=True):
+            yield f"  {label:13} {left:>9}  ({right})"
+    if not rows:
+        yield "no request has come yet"
+
+
+COMPARED = ("p50", "p99", "goodput", "misses", "rows a batch")
+
+
+def _lines(
+    p50: float | None, p99: float | None, goodput: float, miss_share: float | None, mean_batch: float | None
+) -> list[str]:
+    """Write what is compared."""
+    return [
+        duration(p50),
+        duration(p99),
+        f"{number(goodput)}/s",
+        "-" if miss_share is None else f"{miss_share:.2%}",
+        "-" if mean_batch is None else f"{mean_batch:.3g}",
+    ]
+
+
+def news(explanation: Explanation, told: dict[str, Explained]) -> list[Explained]:
+    """Return the decisions not told yet, and note them in ``told``, the last one by model.
+
+    One that is taken again and again with the same reason is told once.
+    """
+    found = []
+    for each in explanation.decisions:
+        last = told.get(each.model)
+        if last is not None:
+            if each.at <= last.at:
+                continue
+            same = not each.decision.change and not last.decision.change
+            if same and each.decision.reason is last.decision.reason:
+                told[each.model] = each
+                continue
+        told[each.model] = each
+        found.append(each)
+    return found
+
+
+def _follow(client: AdminClient, as_json: bool) -> None:
+    told: dict[str, Explained] = {}
+    while True:
+        report = client.report()
+        for each in news(client.explanation(), told):
+            said = text_of(each, report.slo_seconds, not_batched(report))
+            click.echo(msgspec.json.encode(each, enc_hook=str).decode() if as_json else said)
+        time.sleep(POLL)

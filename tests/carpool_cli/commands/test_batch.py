@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+
+def lines(path):
+    return path.read_text().splitlines()
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(f"[{number}, 1.10]\n" for number in range(200)))
+    return path
+
+
+def leftovers(output):
+    return sorted(path.name for path in output.parent.iterdir() if path.name.startswith(output.name))
+
+
+def test_v1_answers_come_in_order_and_digit_for_digit(echo, carpool, rows, tmp_path):
+    output = tmp_path / "out.jsonl"
+    result = carpool("batch", rows, output, "--upstream", echo, "--concurrency", 3)
+    assert result.exit_code == 0, result.output
+    assert [line.replace(",", ", ").replace(",  ", ", ") for line in lines(output)] == lines(rows)
+    assert "200 rows answered" in result.output
+    assert leftovers(output) == ["out.jsonl"]
+
+
+@pytest.mark.parametrize("protocol", ["v2", "v2-binary"])
+def test_v2_answers_come_in_order(echo, carpool, tmp_path, protocol):
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(f"[{number}, 0.5]\n" for number in range(20)) + "[1]\n[2]\n")
+    result = carpool("batch", path, output, "--upstream", echo, "--protocol", protocol, "--batch-size", 8)
+    assert result.exit_code == 0, result.output
+    assert [json.loads(line) for line in lines(output)] == [json.loads(line) for line in lines(path)]
+
+
+def test_an_onnx_file_answers_as_it_does_alone(double, carpool, tmp_path):
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text("".join(f"[{number}, 1, 2]\n" for number in range(50)))
+    result = carpool("batch", path, output, "--onnx", double)
+    assert result.exit_code == 0, result.output
+    assert [json.loads(line) for line in lines(output)] == [[2.0 * number, 2.0, 4.0] for number in range(50)]
+
+
+def test_npz_in_and_out(double, carpool, tmp_path):
+    path, output = tmp_path / "in.npz", tmp_path / "out.npz"
+    given = np.arange(30, dtype=np.float32).reshape(10, 3)
+    np.savez(path, x=given)
+    result = carpool("batch", path, output, "--onnx", double, "--batch-size", 4)
+    assert result.exit_code == 0, result.output
+    with np.load(output) as found:
+        assert (found["y"] == 2 * given).all()
+
+
+def test_bad_rows_are_skipped_and_named(nasty, carpool, tmp_path):
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text("[1]\noops\n\n[666]\n[4]\n[5]\n[666]\n")
+    with nasty("--poison", "666") as url:
+        result = carpool("batch", path, output, "--upstream", url, "--batch-size", 8)
+    assert result.exit_code == 3
+    assert lines(output) == ["[1]", "null", "", "null", "[4]", "[5]", "null"]
+    errors = [json.loads(line) for line in lines(tmp_path / "out.jsonl.errors.jsonl")]
+    assert [error["line"] for error in errors] == [2, 4, 7]
+    assert "malformed" in errors[0]["error"]
+    assert "status 500" in errors[1]["error"]
+    assert "3 bad rows skipped" in result.output
+
+
+def test_too_many_bad_rows_stop_it_and_what_is_done_is_kept(nasty, carpool, tmp_path):
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text("[1]\n[666]\n[666]\n[4]\n")
+    with nasty("--poison", "666") as url:
+        job = ("batch", path, output, "--upstream", url, "--batch-size", 1)
+        result = carpool(*job, "--max-bad", 1)
+        assert result.exit_code == 1
+        assert "--max-bad 1" in result.output
+        result = carpool(*job)
+    assert result.exit_code == 3
+    assert "going on behind row 3" in result.output
+    assert lines(output) == ["[1]", "null", "null", "[4]"]
+
+
+def test_a_server_that_loses_rows_in_batches_is_asked_for_single_ones(nasty, carpool, tmp_path, rows):
+    output = tmp_path / "out.jsonl"
+    with nasty("--wrong-rows") as url:
+        result = carpool("batch", rows, output, "--upstream", url, "--batch-size", 16)
+    assert result.exit_code == 0
+    assert len(lines(output)) == 200
+    assert "batches of 1" in result.output
+
+
+def test_nobody_there_keeps_what_is_done(carpool, rows, tmp_path):
+    result = carpool("batch", rows, tmp_path / "out.jsonl", "--upstream", "127.0.0.1:1", "--retries", 0)
+    assert result.exit_code == 1
+    assert "the same command goes on" in result.output
+
+
+def test_the_profile_gives_the_size(echo, tiny, carpool, rows, tmp_path):
+    result = carpool("batch", rows, tmp_path / "out.jsonl", "--upstream", echo, "--profile", tiny)
+    assert result.exit_code == 0
+    assert "batches of 57" in result.output  # t(b) of `tiny` is nearly flat
+
+
+DYING = """
+import os, signal
+from carpool_cli.batch import job
+from carpool_cli.batch.journal import Journal
+from carpool_cli.main import main
+
+left = {steps}
+
+def dying(real):
+    def call(*arguments):
+        global left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments)
+    return call
+
+job.COMMIT_EVERY = 0.0
+os.fsync = dying(os.fsync)
+Journal.append = dying(Journal.append)
+main()
+"""
+
+
+def test_killed_at_any_step_it_loses_and_repeats_nothing(nasty, tmp_path):
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    poisoned = range(5, 300, 97)
+    path.write_text("".join(f"[{-1 if number in poisoned else number}]\n" for number in range(300)))
+    deaths = 0
+    with nasty("--poison", "-1") as url:
+        arguments = ["batch", path, output, "--upstream", url, "--batch-size", "8"]
+        while True:
+            # A batch is five steps (append, four syncs), so each step of one is hit, wherever the last run got to.
+            code = DYING.format(steps=21 + 11 * deaths)
+            process = subprocess.run([sys.executable, "-c", code, *arguments], check=False, capture_output=True)  # noqa: S603 - our own command
+            if process.returncode != -signal.SIGKILL:
+                break
+            deaths += 1
+    assert process.returncode == 3, process.stderr
+    assert deaths > 3
+    assert lines(output) == ["null" if number in poisoned else f"[{number}]" for number in range(300)]
+    numbers = [json.loads(line)["line"] for line in lines(tmp_path / "out.jsonl.errors.jsonl")]
+    assert numbers == [number + 1 for number in poisoned]
+    assert leftovers(output) == ["out.jsonl", "out.jsonl.errors.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["in.jsonl", "out.jsonl"], "one of the two"),
+        (["in.jsonl", "out.npz", "--upstream", "x:1"], "both in .npz"),
+        (["no.jsonl", "out.jsonl", "--upstream", "x:1"], "no.jsonl: No such file"),
+        (["in.jsonl", "in.jsonl", "--upstream", "x:1"], "the same file"),
+        (["in.jsonl", "out.jsonl", "--onnx", "no.onnx"], "there is no file no.onnx"),
+    ],
+)
+def test_wrong_options_are_named(carpool, tmp_path, monkeypatch, rows, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    result = carpool("batch", *arguments)
+    assert result.exit_code in {1, 2}
+    assert says in result.output
+
+
+def test_an_output_that_exists_is_not_touched(echo, carpool, rows, tmp_path):
+    output = tmp_path / "out.jsonl"
+    output.write_text("mine")
+    result = carpool("batch", rows, output, "--upstream", echo)
+    assert (result.exit_code, output.read_text()) == (1, "mine")
+    assert "exists already" in result.output
