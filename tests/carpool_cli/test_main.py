@@ -9,14 +9,14 @@ import click
 import msgspec
 import pytest
 
-from carpool_cli.bench_report import Report
-from carpool_cli.device_profile import DeviceProfile
 from carpool_cli.live.admin_client import Explained
 from carpool_cli.live.figures import Figures
+from carpool_cli.load.report import Report
 from carpool_cli.main import COMMANDS, main
 from carpool_cli.planning.recommending import Recommendation
+from carpool_cli.planning.simulating import Figures as Simulated
 from carpool_cli.planning.what_if import WhatIf
-from carpool_cli.simulating import Figures as Simulated
+from carpool_cli.profiling.device_profile import DeviceProfile
 
 HEAVY = ("numpy", "onnxruntime", "matplotlib", "rich", "uvloop")
 
