@@ -160,6 +160,8 @@ def _documents(text: str, settings: Settings, namespace: str | None, outcomes: l
         except ValueError:
             pass  # YAML has braces, too
         else:
+            if "kind" not in old:
+                raise NotManifests("what begins in line 1 is not a manifest, which is a mapping with a kind")
             new = _injected(old, settings, namespace, outcomes)
             yield text if new == old else json.dumps(new, indent=4, ensure_ascii=False) + "\n"
             return
@@ -171,9 +173,8 @@ def _documents(text: str, settings: Settings, namespace: str | None, outcomes: l
         except (yaml.YAMLError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
             line = text.count("\n", 0, position) + (1 if mark is None else mark.line + 1)
-            problem = getattr(error, "problem", None) or "it is nested too deeply"
-            raise NotManifests(f"line {line} is not YAML, {problem}") from None
-        if not isinstance(old, dict | list | None):
+            raise NotManifests(f"line {line} is not YAML, {_problem(error)}") from None
+        if old is not None and not (isinstance(old, dict) and "kind" in old):
             line = text.count("\n", 0, position) + 1
             raise NotManifests(f"what begins in line {line} is not a manifest, which is a mapping with a kind")
         new = _injected(old, settings, namespace, outcomes)
@@ -181,6 +182,13 @@ def _documents(text: str, settings: Settings, namespace: str | None, outcomes: l
         if separator is not None:
             yield separator[0]
             position = separator.end()
+
+
+def _problem(error: Exception) -> str:
+    """Return what is the matter with YAML."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return "it has characters that no text has"
+    return getattr(error, "problem", None) or "it is nested too deeply"
 
 
 def _injected(thing: Any, settings: Settings, namespace: str | None, outcomes: list[Outcome]) -> Any:  # noqa: ANN401 - any YAML

@@ -185,7 +185,7 @@ def test_wrong_options_are_named(echo, carpool, options, says):
 def test_a_wrong_url_is_named(carpool):
     result = carpool("bench", "https://127.0.0.1:1")
     assert result.exit_code == 2
-    assert "plain http" in result.output
+    assert "TLS is not supported; name the server's plain port" in result.output
 
 
 def test_a_model_that_is_not_ready_is_no_wrong_option(nasty, carpool):

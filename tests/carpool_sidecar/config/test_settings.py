@@ -61,6 +61,7 @@ def test_an_onnx_file_names_its_model():
             "upstream.url",
             "TLS is not supported; write the server's plain port, http",
         ),
+        (plain(upstream="https://h:1"), "upstream", "TLS is not supported"),
         (plain(upstream="http://h:1"), "upstream", 'write upstream: {url: "http://h:1"}'),
         (plain(upstream=None, onnx="m.onnx"), "onnx", 'write onnx: {path: "m.onnx"}'),
         (plain(upstream={"url": "http://h:1/path"}), "upstream.url", "without a path"),
