@@ -9,7 +9,8 @@ import click
 import msgspec
 import pytest
 
-from carpool_cli.live.admin_client import Explained
+from carpool.exchange.report import Report as Counted
+from carpool_cli.live.admin_client import Explanation
 from carpool_cli.live.figures import Figures
 from carpool_cli.load.report import Report
 from carpool_cli.main import COMMANDS, main
@@ -128,7 +129,9 @@ def walk(kind):
             yield from walk(getattr(kind, name))
 
 
-@pytest.mark.parametrize("kind", [Report, Explained, Figures, Recommendation, WhatIf, Simulated, DeviceProfile])
+@pytest.mark.parametrize(
+    "kind", [Report, Counted, Explanation, Figures, Recommendation, WhatIf, Simulated, DeviceProfile]
+)
 def test_all_that_is_written_as_json_has_keys_in_camel_case(kind):
     keys = list(keys_of(kind, set()))
     assert len(keys) > 3
