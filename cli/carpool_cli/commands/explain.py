@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from carpool.exchange.decision import Reason
+from carpool.exchange.report import NOT_FOUND, OTHER
 from carpool.policy.durations import format_seconds
 from carpool_cli.live.admin_client import AdminError, Predicted, client_of
 from carpool_cli.live.figures import Figures, duration, figures_of, number, passed_on
@@ -120,15 +121,15 @@ def not_merged(report: Report) -> list[str]:
     lines = []
     for entry in report.models:
         name = f"{entry.name or 'model'}{f' version {entry.version}' if entry.version else ''}"
-        fix = f"if dim 0 of every tensor is the batch: carpool up --axis {entry.name}=First"
+        fix = f"carpool up --axis {entry.name}=First"
         if entry.verified in {"unverified", "refuted", "contradicted"}:
             lines.append(f"{name}  batches {entry.verified}: {entry.evidence}")
             if entry.verified == "unverified":
-                lines[-1] += f"; to batch without that, {fix}"
+                lines[-1] += f"; to batch without that, if dim 0 of every tensor is the batch: {fix}"
         elif not entry.merges:
             lines.append(f"{name}  is not batched: {entry.axis}")
             if "axis: First" in entry.axis:
-                lines[-1] += f" ({fix})"
+                lines[-1] += f", or start it with: {fix}"
     return lines
 
 
@@ -140,19 +141,24 @@ def not_batched(report: Report) -> set[str]:
 
 def message_of(each: Explained, unbatched: Collection[str]) -> str:
     """Return what a decision says; that of a model which is not batched at all has nothing to do with the gain."""
-    if each.model in unbatched and each.decision.reason is Reason.PASSES_THROUGH:
+    if each.model in unbatched and each.decision.reason in {Reason.PASSES_THROUGH, Reason.NO_COMPANY}:
         return "its requests are not batched: see the line on this model"
     return each.decision.message
 
 
 def posted(report: Report) -> list[str]:
     """Return a line for each path that requests were posted to and passed on, since the start."""
-    return [
-        f"{each.name}: {number(each.requests)} requests, p99 {duration(each.p99)}, {each.good_share:.2%} good within "
-        "the SLO; not batched: not a path of V1 or V2 (docs/protocols.md)"
-        for each in passed_on(None, report, report.uptime_seconds)
-        if each.name.startswith("POST ") or each.name == "<other>"
-    ]
+    lines = []
+    for each in passed_on(None, report, report.uptime_seconds):
+        count = f"{number(each.requests)} request{'' if each.requests == 1 else 's'}"
+        if each.name == f"POST {NOT_FOUND}":
+            lines.append(f"{count} to paths that the server does not have (404 or 405): not batched; check the path")
+        elif each.name.startswith("POST ") or each.name == OTHER:
+            lines.append(
+                f"{each.name}: {count}, p99 {duration(each.p99)}, {each.good_share:.2%} good within the SLO; "
+                "not batched: not a path of V1 or V2 (docs/protocols.md)"
+            )
+    return lines
 
 
 def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str:

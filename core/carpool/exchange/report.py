@@ -72,8 +72,15 @@ class Alone(Struct, frozen=True, omit_defaults=True):
     """What was the matter with the last of them, where the reason doesn't say it all."""
 
 
+NOT_FOUND = "<not found>"
+"""In place of all paths that the upstream answers with 404 or 405 only: callers make them up."""
+
+OTHER = "<other>"
+"""In place of paths that there is no room for."""
+
+
 class Forwarded(Struct, frozen=True, kw_only=True):
-    """Requests that were passed on and never batched, of one path; all that has no room is ``<other>``."""
+    """Requests that were forwarded and not batched, of one path, of ``NOT_FOUND`` or of ``OTHER``."""
 
     method: str
     path: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from carpool.batching.counters import DURATION_BOUNDS
+from carpool.exchange.report import NOT_FOUND, OTHER
 
 MOST = 32
 """Paths told apart; callers make paths up."""
@@ -12,11 +13,11 @@ MOST = 32
 LONGEST = 128
 """Bytes of a path that is told apart."""
 
-OTHER = ("", "<other>")
-"""Method and path of all that is not told apart."""
-
 ABSENT = frozenset({404, 405})
-"""Statuses of what the upstream does not serve: such a path takes no room."""
+"""Statuses of what the upstream does not serve: such paths are counted together."""
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Methods that are counted apart where paths are not; callers make methods up, too."""
 
 
 class Counts:
@@ -43,14 +44,19 @@ class Forwarded:
 
     def __init__(self) -> None:
         self.paths: dict[tuple[str, str], Counts] = {}
+        self._apart = 0
 
     def count(self, method: bytes, path: bytes, status: int, seconds: float, due: float) -> None:
         """Count an answer that took ``seconds`` from the request's last byte; ``due`` is what the SLO leaves."""
         key = (method.decode("latin-1"), path.decode("latin-1"))
         counts = self.paths.get(key)
         if counts is None:
-            if status in ABSENT or len(self.paths) >= MOST or len(path) > LONGEST or len(method) > LONGEST:
-                key = OTHER
+            if status in ABSENT:
+                key = (key[0] if key[0] in METHODS else "", NOT_FOUND)
+            elif self._apart >= MOST or len(path) > LONGEST or len(method) > LONGEST:
+                key = ("", OTHER)
+            else:
+                self._apart += 1
             counts = self.paths.setdefault(key, Counts())
         counts.statuses[status] = counts.statuses.get(status, 0) + 1
         counts.hits += 200 <= status < 300 and seconds <= due

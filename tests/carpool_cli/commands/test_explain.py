@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from carpool.batching.counters import DURATION_BOUNDS, ModelStats, Stats
 from carpool.exchange.decision import Reason
-from carpool.exchange.report import Forwarded, ModelEntry, Queue, Report, RolledBack
+from carpool.exchange.report import NOT_FOUND, Forwarded, ModelEntry, Queue, Report, RolledBack
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool_cli.commands.explain import compared, news, not_batched, not_merged, observe, posted, taken_back, text_of
@@ -15,7 +15,7 @@ from carpool_cli.live.admin_client import Decided, Explained, Explanation, LastB
 
 SLO = 0.05
 
-FIX = "if dim 0 of every tensor is the batch: carpool up --axis m=First"
+FIX = "carpool up --axis m=First"
 
 PREDICTED = Predicted(
     p50=0.01, p99=0.03, p99_ahead=None, miss_fraction=0.001, goodput=299.0, device_time=0.0012, mean_batch=4.0
@@ -145,7 +145,7 @@ def test_models_whose_batches_are_not_verified_are_told():
         "m  is not batched: no axis",
         "m  is not batched: no axis",
         "m  is not batched: no axis",
-        f"m  batches unverified: why; to batch without that, {FIX}",
+        f"m  batches unverified: why; to batch without that, if dim 0 of every tensor is the batch: {FIX}",
         "m  batches refuted: why",
         "m  batches contradicted: why",
         "m version 2  batches refuted: why",
@@ -171,12 +171,13 @@ def test_a_model_that_cannot_be_batched_names_the_option_and_not_the_gain():
     why = "its metadata is missing: set `models: [{name: m, axis: First}]`"
     entry = ModelEntry(name="m", version="", lane="m", merges=False, max_batch=None, axis=why, verified="off")
     report = of([entry])
-    assert not_merged(report) == [f"m  is not batched: {why} ({FIX})"]
-    passing = replace(KEPT, reason=Reason.PASSES_THROUGH, message="merging would save 0.0%")
-    assert text_of(Explained("m", 0.0, passing), SLO).endswith("PassesThrough: merging would save 0.0%")
-    assert text_of(Explained("m", 0.0, passing), SLO, not_batched(report)).endswith(
-        "PassesThrough: its requests are not batched: see the line on this model"
-    )
+    assert not_merged(report) == [f"m  is not batched: {why}, or start it with: {FIX}"]
+    for reason in (Reason.PASSES_THROUGH, Reason.NO_COMPANY):
+        passing = Explained("m", 0.0, replace(KEPT, reason=reason, message="merging would save 0.0%"))
+        assert text_of(passing, SLO).endswith(f"{reason}: merging would save 0.0%")
+        assert text_of(passing, SLO, not_batched(report)).endswith(
+            f"{reason}: its requests are not batched: see the line on this model"
+        )
     assert not_batched(of([entry, replace(entry, version="2", merges=True)])) == set()
 
 
@@ -187,6 +188,10 @@ def test_what_is_posted_and_not_batched_is_told():
     (said,) = posted(of(forwarded=[embed, replace(embed, method="GET", path="/v2/health/ready")]))
     assert said.startswith("POST /embed: 22 requests, p99 ")
     assert said.endswith("50.00% good within the SLO; not batched: not a path of V1 or V2 (docs/protocols.md)")
+    wrong = replace(embed, path=NOT_FOUND, requests=1)
+    assert posted(of(forwarded=[wrong])) == [
+        "1 request to paths that the server does not have (404 or 405): not batched; check the path"
+    ]
 
 
 def test_following_tells_each_decision_once():

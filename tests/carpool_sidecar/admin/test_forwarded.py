@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from carpool_sidecar.admin.forwarded import LONGEST, MOST, OTHER, Forwarded
+from carpool.exchange.report import NOT_FOUND, OTHER
+from carpool_sidecar.admin.forwarded import LONGEST, MOST, Forwarded
 
 
 def test_what_is_passed_on_is_counted_by_path():
@@ -15,12 +16,16 @@ def test_what_is_passed_on_is_counted_by_path():
 
 def test_paths_that_callers_make_up_take_no_room():
     forwarded = Forwarded()
-    forwarded.count(b"GET", b"/nothing", 404, 0.0, 1.0)
+    for method in (b"GET", b"POST", b"MADE", b"UP"):
+        forwarded.count(method, b"/nothing", 404, 0.0, 1.0)
     forwarded.count(b"GET", b"/" + b"x" * LONGEST, 200, 0.0, 1.0)
     for number in range(2 * MOST):
         forwarded.count(b"GET", b"/%d" % number, 200, 0.0, 1.0)
-    assert len(forwarded.paths) == MOST
-    assert forwarded.paths[OTHER].requests == 2 + 2 * MOST - (MOST - 1)
+    assert len(forwarded.paths) == MOST + 4
+    assert forwarded.paths["", OTHER].requests == 1 + MOST
+    assert {method: forwarded.paths[method, NOT_FOUND].requests for method in ("GET", "POST", "")} == {
+        "GET": 1, "POST": 1, "": 2
+    }  # fmt: skip
 
 
 def test_a_known_path_keeps_its_name_whatever_it_answers():
