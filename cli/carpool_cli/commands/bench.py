@@ -208,6 +208,8 @@ def command(
         click.echo(_document(report, goal, slo), nl=False)
     else:
         _show(report, slo, goal.url)
+        if not goal.known:
+            click.echo(f"POST {goal.target} is not a path of V1 or V2: Carpool forwards it and does not batch it")
     if recording.stopped_at is not None:
         sys.exit(STOPPED)
     if not report.ok or MISMATCH in report.errors:

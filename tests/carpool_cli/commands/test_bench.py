@@ -120,6 +120,7 @@ def test_any_other_path_gets_the_body_given(echo, carpool, tmp_path):
     result = carpool("bench", f"{echo}/embed", *QUICK, "--requests", 5, "--body", body)
     assert result.exit_code == 1
     assert f"status 404: 5 from POST {echo}/embed; the first: " in result.output
+    assert "POST /embed is not a path of V1 or V2: Carpool forwards it and does not batch it\n" in result.output
     result = carpool("bench", f"{echo}/embed", *QUICK, "--requests", 5)
     assert result.exit_code == 2
     assert "give the body to send with --body FILE" in result.output
