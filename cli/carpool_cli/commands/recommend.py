@@ -13,8 +13,9 @@ import yaml
 from carpool.policy.durations import format_seconds
 from carpool.policy.plain import to_plain
 from carpool.tuning.assessment import Situation
+from carpool.tuning.objective import Aim
 from carpool_cli.live.figures import number
-from carpool_cli.options import DURATION
+from carpool_cli.options import DURATION, objective_options
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.recommending import recommend
 from carpool_cli.profiling import device_profile
@@ -40,6 +41,7 @@ Examples:
     help="Profile of the device (JSON), of `carpool profile`.",
 )
 @click.option("--slo-p99", "slo", type=DURATION, required=True, help="Latency that 99 % must keep, e.g. 50ms.")
+@objective_options
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second; rescales a --trace.")
 @click.option(
     "--cv",
@@ -59,6 +61,8 @@ def command(
     *,
     path: Path,
     slo: float,
+    objective: str | None,
+    target_utilization: int | None,
     rate: float | None,
     cv: float,
     trace: Path | None,
@@ -69,7 +73,7 @@ def command(
     max_in_flight: int | None,
     as_json: bool,
 ) -> None:
-    """Choose the parameters with the least device time among those that hold the SLO, now and at 1.25x the load.
+    """Choose parameters among those that hold the SLO, now and at 1.25x the load, by an objective.
 
     Says why, what it saves, up to which load it holds, what bounds it, and prints the configuration to paste. It is
     where the tuner would settle by itself.
@@ -92,6 +96,8 @@ def command(
         largest_batch=min(bounds, default=rows if rows > 64 else None),
         longest_wait=max_wait,
         most_in_flight=max_in_flight or (profile.executors if profile.executors > 8 else None),
+        objective=objective,
+        target_utilization=target_utilization,
     )
     situation = Situation(
         process=process,
@@ -101,7 +107,7 @@ def command(
         limits=policy.limits(),
         rows=rows,
     )
-    found = recommend(situation, profile.largest_safe)
+    found = recommend(situation, profile.largest_safe, aim=Aim.of(policy))
     pasted = _configuration(policy, found)
     if as_json:
         document = {
@@ -125,6 +131,8 @@ def _configuration(policy: BatchingPolicy, found: Recommendation) -> dict[str, o
     return {
         "policy": {
             "slo": to_plain(policy.slo),
+            "objective": policy.objective.value,
+            "targetUtilizationPercent": policy.target_utilization_percent,
             **({"bounds": bounds} if bounds else {}),
             "baseline": to_plain(found.parameters),
         }
@@ -145,6 +153,9 @@ def _show(found: Recommendation, pasted: dict[str, object]) -> None:
             format_seconds(found.zero_wait_device_time),
             format_seconds(found.alone_device_time),
         ),
+        ("device busy", f"{found.utilization:.0%}", f"{found.zero_wait_utilization:.0%}", ""),
+        ("p50", format_seconds(found.p50), format_seconds(found.zero_wait_p50), ""),
+        ("p99", format_seconds(found.p99), format_seconds(found.zero_wait_p99), ""),
         (
             "meets the SLO, with margin",
             _yes(found.holds),

@@ -23,7 +23,7 @@ from carpool_cli.commands.top import watch
 from carpool_cli.live.admin_client import AdminClient, AdminError, key_of
 from carpool_cli.live.first_call import curl_line
 from carpool_cli.live.launch import Child, LaunchError, event_of, explained, readable
-from carpool_cli.options import DURATION, Address
+from carpool_cli.options import DURATION, Address, objective_options
 from carpool_sidecar.admin.health import UNASKED
 from carpool_sidecar.config.settings import SidecarConfig, address_of, read
 
@@ -100,6 +100,7 @@ Ctrl-C drains: no new connections, everybody here is answered. A second one ends
     callback=_axes,
     help="MODEL=First: its rows lie in dim 0; MODEL=None: never merge. Repeatable.  [default: ask the model]",
 )
+@objective_options
 @click.option("--max-batch", type=click.IntRange(1, 65536), help="Rows at most; with --fixed: the batch.")
 @click.option("--max-wait", type=DURATION, help="Wait at most; with --fixed: the wait.")
 @click.option("--max-in-flight", type=click.IntRange(1, 1024), help="Batches sent at once at most.")
@@ -190,6 +191,10 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
     policy = plain["policy"]
     if options["slo"] is not None:
         policy["slo"] = {"latency": {"p99": str(Duration(options["slo"]))}}
+    if options["objective"] is not None:
+        policy["objective"] = options["objective"]
+    if options["target_utilization"] is not None:
+        policy["targetUtilizationPercent"] = options["target_utilization"]
     if options["axes"]:
         others = [model for model in policy.get("models", ()) if model["name"] not in options["axes"]]
         policy["models"] = [*others, *({"name": name, "axis": str(axis)} for name, axis in options["axes"].items())]
@@ -227,6 +232,7 @@ def _put(plain: dict[str, Any], dotted: str, value: object) -> None:
 
 OPTIONS = {
     "policy.slo.latency": "--slo-p99",
+    "policy.targetUtilizationPercent": "--target-utilization",
     "policy.bounds.maxWait.max": "--max-wait",
     "upstream.url": "--upstream",
     "onnx.name": "--model",

@@ -160,6 +160,12 @@ class Stats(Struct, rename="camel"):
         busy = self.device_busy - earlier.device_busy
         return Stats(self.at, busy if busy >= 0 else self.device_busy, models, self.queued_rows)
 
+    def others_busy(self, model: str) -> float:
+        """Return the device time (seconds) of all models but one: the whole, shared by the time of their batches."""
+        seconds = {name: sum(cell[5] for cell in stats.cells) for name, stats in self.models.items()}
+        whole = sum(seconds.values())
+        return self.device_busy * (1 - seconds.get(model, 0.0) / whole) if whole else 0.0
+
 
 LATE = "late"
 COLD = "cold"

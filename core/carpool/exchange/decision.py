@@ -21,6 +21,8 @@ class Reason(StrEnum):
     MORE_MARGIN = "MoreMargin"
     EXPLORES = "Explores"
     PASSES_THROUGH = "PassesThrough"
+    LOWERS_LATENCY = "LowersLatency"
+    LOWERS_UTILIZATION = "LowersUtilization"
     MISSES_CONFIRMED = "MissesConfirmed"
     NO_COMPANY = "NoCompany"
     FORECAST_OFF = "ForecastOff"
@@ -52,6 +54,8 @@ class Observation(Struct, frozen=True):
     """Seconds of it that the counting host paused; of several replicas, the sum of theirs."""
     queued_rows: int = 0
     """Rows that wait at its end; of several replicas, the mean."""
+    others_busy: float = 0.0
+    """Seconds of device time that other models behind the same sidecars used; of several replicas, the sum."""
     replicas: int = 1
     """Whose counters are summed up in ``stats``. All rates are of one."""
 
@@ -66,6 +70,10 @@ class Forecasted(Struct, frozen=True, rename="camel"):
     goodput: float
     device_time: float
     mean_batch: float
+    mean: float = 0.0
+    """Latency."""
+    utilization: float = 0.0
+    """Share of its time, 0 to 1, for which the device is busy, with all who use it."""
 
 
 class Decision(Struct, frozen=True, rename="camel"):
@@ -91,5 +99,9 @@ class Decision(Struct, frozen=True, rename="camel"):
     and at the upper confidence of t(b) these miss more, or they go beyond what was measured."""
     share: float = 1.0
     """Of the arrivals, those that can share a batch with another, as believed."""
+    target_utilization: float = 0.0
+    """Utilization up to which latency comes first, 0 to 1; 0: the objective has none."""
+    alternative: str = ""
+    """What another objective would do; ``""``: nothing that is worth a word."""
     alarm: str = ""
     """What was observed in place of what was forecast, while that differs by more than 20 %; ``""``: nothing."""

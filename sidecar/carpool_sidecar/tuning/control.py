@@ -174,6 +174,7 @@ class Control:
                         stalled=paused > STALLED_SHARE * seconds,
                         paused=paused,
                         queued_rows=stats.queued_rows,
+                        others_busy=since.others_busy(lane.name),
                     ),
                     lane.parameters,
                     self._generation_of(lane.name),
