@@ -54,6 +54,8 @@ class AddressType(click.ParamType[Address]):
         """Read ``http://127.0.0.1:8000``, ``127.0.0.1:8000``, or ``:8000`` on this machine."""
         host = f"127.0.0.1{value}" if value.startswith(":") else value
         url = urlsplit(host if "://" in host else f"http://{host}")
+        if url.scheme == "https":
+            self.fail(f"{value!r}: TLS is not supported; name the server's plain port, http://host:port", param, ctx)
         if url.scheme != "http" or not url.hostname or url.query or url.fragment:
             self.fail(
                 f"{value!r} is not a server's base URL: write e.g. http://127.0.0.1:8000 (plain http)", param, ctx

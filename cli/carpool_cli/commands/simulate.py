@@ -56,7 +56,7 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
     type=ADDRESS,
     help="Take load, device, policy and present parameters from the sidecar with this admin port instead.",
 )
-@click.option("--model", help="Of the running sidecar, where it serves several.")
+@click.option("--model", help="Name of the model, where the running sidecar serves several.")
 @click.option("--slo-p99", "slo", type=DURATION, help="Latency that 99 % must keep, e.g. 50ms.")
 @click.option(
     "--config",
@@ -66,8 +66,6 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second; rescales a --trace.")
 @click.option(
     "--cv",
-    "--gamma-cv",
-    "cv",
     type=click.FloatRange(0.05, 20),
     default=1.0,
     show_default=True,

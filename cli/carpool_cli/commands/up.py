@@ -73,7 +73,7 @@ def _settings(_: click.Context, parameter: click.Parameter, values: tuple[str, .
 @click.command(
     epilog="""\b
 Examples:
-  carpool up --model model.onnx --slo-p99 50ms
+  carpool up --onnx model.onnx --slo-p99 50ms
   carpool up --upstream http://127.0.0.1:9000 --slo-p99 50ms --port 8080 --axis resnet=First
   carpool up --upstream http://127.0.0.1:9000 --slo-p99 50ms --fixed --max-batch 16 --max-wait 2ms
   carpool up --config sidecar.yaml --set policy.tuning.mode=Recommend
@@ -81,8 +81,8 @@ Examples:
 Ctrl-C drains: no new connections, everybody here is answered. A second one ends it at once.
 """
 )
-@click.option("--model", type=click.Path(path_type=Path), help="ONNX file to serve in the sidecar itself.")
-@click.option("--name", help="Name of the ONNX model.  [default: the file's]")
+@click.option("--onnx", type=click.Path(path_type=Path), help="ONNX file to serve in the sidecar itself.")
+@click.option("--model", help="Name of the model, with --onnx.  [default: the file's]")
 @click.option("--upstream", help="Model server to stand in front of: http://host:port or unix:/path.")
 @click.option("--slo-p99", "slo", type=DURATION, help="Latency that 99 % must keep, e.g. 50ms.")
 @click.option(
@@ -173,20 +173,20 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
         plain["admin"] = f"127.0.0.1:{options['admin_port']}"
     before = msgspec.json.encode(plain)
     # 3. What stands behind
-    if options["model"] is not None and options["upstream"] is not None:
-        raise click.UsageError("name --model or --upstream, one of the two")
-    if options["model"] is not None:
+    if options["onnx"] is not None and options["upstream"] is not None:
+        raise click.UsageError("name --onnx or --upstream, one of the two")
+    if options["onnx"] is not None:
         plain.pop("upstream", None)
-        plain["onnx"] = {**plain.get("onnx", {}), "path": str(options["model"])}
+        plain["onnx"] = {**plain.get("onnx", {}), "path": str(options["onnx"])}
     if options["upstream"] is not None:
         plain.pop("onnx", None)
         plain["upstream"] = {**plain.get("upstream", {}), "url": options["upstream"]}
-    if options["name"] is not None:
+    if options["model"] is not None:
         if not plain.get("onnx"):
-            raise click.UsageError("--name is for a --model: a server names its models itself")
-        plain["onnx"]["name"] = options["name"]
+            raise click.UsageError("--model names the model of --onnx: a server names its models itself")
+        plain["onnx"]["name"] = options["model"]
     if not plain.get("onnx") and not plain.get("upstream"):
-        raise click.UsageError("name what to serve: --model FILE.onnx, or --upstream http://127.0.0.1:9000")
+        raise click.UsageError("name what to serve: --onnx FILE, or --upstream http://127.0.0.1:9000")
     # 4. The policy
     policy = plain["policy"]
     if options["slo"] is not None:
@@ -235,8 +235,8 @@ OPTIONS = {
     "policy.targetUtilizationPercent": "--target-utilization",
     "policy.bounds.maxWait.max": "--max-wait",
     "upstream.url": "--upstream",
-    "onnx.name": "--name",
-    "onnx.path": "--model",
+    "onnx.name": "--model",
+    "onnx.path": "--onnx",
 }
 """Options that set a field."""
 

@@ -16,7 +16,7 @@ from carpool.tuning.assessment import HEADROOM, Assessor
 from carpool.tuning.candidate_range import SIZES, WAITS, spoken_for
 from carpool.tuning.objective import Aim
 from carpool.tuning.search import Choice, choose
-from carpool.tuning.steps import is_worth
+from carpool.tuning.steps import is_worth, shortfall
 from carpool.tuning.tuner import ENTER_PASS_THROUGH
 
 if TYPE_CHECKING:
@@ -227,10 +227,12 @@ def _reasons(assessor: Assessor, best: Assessment) -> list[str]:
         reasons.append("a row is never cheaper in a batch than alone on this device")
     else:
         gain = service.per_row(1) / service.per_row(inflection)
-        reasons.append(f"a row in a batch of {inflection} costs {gain:.2g} times less than alone")
+        known = service.largest_measured
+        guess = f" (extrapolated: measured up to {known} rows)" if inflection > known else ""
+        reasons.append(f"a row in a batch of {inflection} costs {gain:.2g} times less than alone{guess}")
     if not best.holds_now:
-        most = "this one has the most goodput, with shedding"
-        reasons.append(f"no configuration{within} holds the SLO at this load: {most}")
+        most = "this one has the most goodput"
+        reasons.append(f"{shortfall(best, within)}; {most}")
     elif not best.holds_ahead:
         reasons.append(f"no configuration{within} holds at {HEADROOM:g}x the load: this one has the most margin now")
     elif parameters.max_wait and not parameters.pass_through:

@@ -363,8 +363,8 @@ def _tell(found: Running, answer: WhatIf) -> None:
         for index in dict.fromkeys((0, len(service.rows) - 1))
     )
     click.echo(
-        f"t(b): {ends} rows, of {service.batches:,.0f} batches; {service.executors} computed at once, "
-        f"single ones vary by {service.noise:.0%}"
+        f"t(b): {ends} rows, of {service.batches:,.0f} batches, extrapolated beyond {service.rows[-1]} rows; "
+        f"{service.executors} computed at once, single ones vary by {service.noise:.0%}"
     )
     click.echo(f"answers since it began: p50 {duration(found.p50)}, p99 {duration(found.p99)}")
     if found.decision is not None:

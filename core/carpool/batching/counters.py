@@ -75,7 +75,7 @@ ALL = -1
 """Left out, as by sidecars of older versions, which do not count it: every arrival."""
 
 
-class ModelStats(Struct):
+class ModelStats(Struct, rename="camel"):
     """A snapshot (or a difference of two, or a sum over replicas) of one model's counters."""
 
     arrivals: int = 0
@@ -137,7 +137,7 @@ class ModelStats(Struct):
         return DURATION_BOUNDS[-1]
 
 
-class Stats(Struct):
+class Stats(Struct, rename="camel"):
     """A snapshot of one upstream's counters."""
 
     at: float

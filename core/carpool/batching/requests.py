@@ -241,7 +241,7 @@ PROBES = 8
 """Batches of which one is of another size than the rest, where it is to be told what that takes."""
 
 
-class Estimate(Struct, frozen=True):
+class Estimate(Struct, frozen=True, rename="camel"):
     """What is believed of a model's service time.
 
     ``times[b]`` is the seconds a batch of b rows takes (index 0 unused), ``upper[b]`` what it seldom exceeds, used

@@ -60,7 +60,7 @@ class Observation(Struct, frozen=True):
     """Whose counters are summed up in ``stats``. All rates are of one."""
 
 
-class Forecasted(Struct, frozen=True):
+class Forecasted(Struct, frozen=True, rename="camel"):
     """What a decision expects. Seconds and requests per second."""
 
     p50: float
@@ -76,7 +76,7 @@ class Forecasted(Struct, frozen=True):
     """Share of its time, 0 to 1, for which the device is busy, with all who use it."""
 
 
-class Decision(Struct, frozen=True):
+class Decision(Struct, frozen=True, rename="camel"):
     """What to turn and why.
 
     ``parameters`` are to be applied when ``change``; ``uncapped`` is where the tuner would be if it could go at once,

@@ -95,6 +95,16 @@ METRICS = (
         ("model",),
         "Calls that took four times their forecast, at least a second, and gave their slots to others",
     ),
+    Metric(
+        "forwarded_requests", "counter", ("method", "path", "code"), "Answers to requests passed on and never batched"
+    ),
+    Metric(
+        "forwarded_duration_seconds",
+        "histogram",
+        ("method", "path"),
+        "Of these, from the request's last byte in to the answer's last byte out",
+    ),
+    Metric("forwarded_slo_hits", "counter", ("method", "path"), "Of these, answered with success in the SLO's time"),
     Metric("alone", "counter", ("model", "reason"), "Requests that may not be merged, by reason"),
     Metric(
         "axis_checks",
@@ -230,6 +240,13 @@ class Collector:
                 put("changes_rejected", count, why)
         for model, count in control.guard.counts.items():
             put("rollbacks", count, sidecar.models.label(model))
+        for path, counts in sidecar.forwarded.paths.items():
+            for code, count in counts.statuses.items():
+                put("forwarded_requests", count, *path, code)
+            put("forwarded_slo_hits", counts.hits, *path)
+            families["forwarded_duration_seconds"].add_metric(
+                list(path), _cumulative(DURATION_BOUNDS, counts.durations), counts.seconds
+            )
         # 3. Of the whole process
         put("device_busy_seconds", stats.device_busy)
         put("queue_rows", batcher.queued_rows)

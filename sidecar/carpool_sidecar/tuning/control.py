@@ -17,6 +17,7 @@ from carpool.policy.spec import TuningMode
 from carpool.tuning.tuner import INTERVAL
 from carpool_sidecar.config.settings import EVERY_MODEL
 from carpool_sidecar.models import OTHER
+from carpool_sidecar.tuning.busy import BusyMinutes
 from carpool_sidecar.tuning.guard import Guard
 from carpool_sidecar.tuning.messages import Decided, Observations, Observed, Setup
 from carpool_sidecar.tuning.tuner_link import TunerLink
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from carpool.batching.batcher import Batcher
     from carpool.batching.counters import ModelStats, Stats
+    from carpool.exchange.decision import Forecasted
     from carpool.policy.parameters import Parameters
     from carpool_sidecar.config.settings import SidecarConfig
     from carpool_sidecar.driver import Driver
@@ -98,6 +100,7 @@ class Control:
         self._mixed: set[str] = set()
         """Models replaced since they were last observed: their service times are partly those of another."""
         self._before: Stats = driver.batcher.stats(clock())
+        self.busy = BusyMinutes(self._before.at)
         self._stalled_before = self._stalled_looked = stalls.total
         self._apply()
         self._introduce()
@@ -167,6 +170,7 @@ class Control:
         """Tell the tuner what was counted since the last time."""
         now = self._clock()
         stats = self._batcher.stats(now)
+        self.busy.look(stats, time(), self._predicted)
         since = stats.since(self._before)
         seconds = now - self._before.at
         paused = self._stalls.total - self._stalled_before
@@ -195,6 +199,11 @@ class Control:
         self._before = stats
         self._stalled_before = self._stalls.total
         self._mixed.clear()
+
+    def _predicted(self, model: str) -> Forecasted | None:
+        """Return what the last decision on a model expects."""
+        last = next((each.decision for each in reversed(self.decisions) if each.model == model), None)
+        return None if last is None else last.predicted
 
     def _measured(self, model: str, stats: ModelStats) -> ModelStats:
         """Return an interval's counts; of a model replaced in it its load, and no service times."""
