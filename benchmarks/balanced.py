@@ -149,13 +149,13 @@ class Served(NamedTuple):
     utilization: float
 
 
-def served(outcome: Outcome, start: float, stop: float, replicas: int) -> Served:
-    """Sum up what came in [start, stop)."""
+def served(outcome: Outcome, start: float, stop: float, executors: int) -> Served:
+    """Sum up what came in [start, stop); ``executors``: of all replicas."""
     summary = outcome.summary(start, stop)
     low = next((index for index, time in enumerate(outcome.times) if time >= start), 0)
     answered = [seconds for seconds in outcome.latencies[low:] if seconds < inf]
     mean = sum(answered) / len(answered) if answered else inf
-    busy = summary.device_busy / (stop - start) / replicas
+    busy = summary.executor_busy / (stop - start) / executors
     return Served(mean, summary.p50, summary.p99, summary.miss_fraction, busy)
 
 
@@ -230,6 +230,7 @@ class Course:
         self.rate = load * world.capacity
         self.seconds = max(120.0, 200 * world.policy.slo.due)
         self.start = self.seconds / 2
+        self.executors = sum(device.executors for device in world.device)
         self.arrivals = world.arrivals(self.rate, self.seconds)
 
     def simulation(
@@ -267,7 +268,7 @@ class Course:
         """Serve its first requests, so many times as fast."""
         arrivals = [_sooner(one, faster) for one in self.arrivals[:SCREENED]]
         outcome = self.simulation(parameters, self.world.estimate, arrivals).run()
-        return served(outcome, 0.0, outcome.seconds, len(self.world.device))
+        return served(outcome, 0.0, outcome.seconds, self.executors)
 
     def best(self) -> tuple[Parameters, Served] | None:
         """Return the oracle's setting; ``None``: none keeps SLO and target."""
@@ -304,7 +305,7 @@ class Course:
         return None
 
     def _served(self, outcome: Outcome) -> Served:
-        return served(outcome, self.start, self.seconds, len(self.world.device))
+        return served(outcome, self.start, self.seconds, self.executors)
 
 
 def _sooner(one: float | tuple[float, ...], faster: float) -> float | tuple[float, ...]:
