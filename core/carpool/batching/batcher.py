@@ -496,7 +496,7 @@ class Batcher:
         if (
             lane.parameters.max_wait <= 0.0
             or estimate is None
-            or queue.rows >= queue.full
+            or queue.rows >= queue.cap
             or queue.alone
             or self._draining
             or (lane.company.share < MOSTLY and not lane.company.likely(lane.parameters.max_wait))
@@ -560,7 +560,6 @@ class Batcher:
             actions.append(Refusal(request, Refused.LATE, self._drain_time(now)))
         rides = boarding.rides
         if rides:
-            lane.begun()
             if (cap := queue.cap) < lane.parameters.max_batch and queue.merge:
                 lane.counters.limited += 1
                 lane.counters.limited_rows += cap

@@ -5,12 +5,10 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from carpool.batching.batchable import Company
 from carpool.batching.counters import Counters
 from carpool.batching.isolation import EXTRA_ROWS, EXTRA_SHARE, MAX_ISOLATED, Isolation, Suspects
-from carpool.batching.requests import PROBES, time_of
+from carpool.batching.requests import time_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -45,8 +43,8 @@ class Lane:
     __slots__ = (
         "at_ceiling", "backlog", "ceiling", "cold_batches", "cold_slow", "company", "counters",
         "estimate", "extra_rows", "gave_back", "hopeless", "isolated", "max_batch", "max_tokens", "most_served", "name",
-        "overdue", "parameters", "passing", "probe_after", "probing", "proven", "quarantined", "queued", "seen",
-        "served_rows", "shed_slo", "since_probe", "suspects", "taken",
+        "overdue", "parameters", "passing", "probe_after", "proven", "quarantined", "queued", "seen",
+        "served_rows", "shed_slo", "suspects", "taken",
     )  # fmt: skip
 
     def __init__(self, name: str, parameters: Parameters) -> None:
@@ -85,10 +83,6 @@ class Lane:
         self.isolated: dict[Hashable, Isolation] = {}
         """Batch keys with poisoned requests, the latest last."""
         self.suspects = Suspects()
-        self.probing = 0
-        """Rows with which the next batch is full, where it is one that tells what they take; else 0."""
-        self.since_probe = 0
-        """Batches since the last of these."""
         self.seen: set[tuple[int, int]] = set()
         """(bucket, rows) served at least once: the first of each is cold."""
         self.cold_batches = 0
@@ -98,19 +92,13 @@ class Lane:
         self.company = Company()
 
     def obey(self, parameters: Parameters) -> None:
-        """Run with other parameters from here on; what was to be probed was chosen for those before."""
-        if parameters != self.parameters:
-            self.probing = 0
-            if self.estimate is not None and self.estimate.probed:
-                self.estimate = replace(self.estimate, probed=0)
+        """Run with other parameters from here on."""
         self.parameters = parameters
         self.passing = parameters.pass_through
 
     def believe(self, estimate: Estimate | None) -> None:
         """Plan by an estimate from here on, less the hope that was disappointed already."""
         self.estimate = estimate
-        if estimate is None or estimate.probed != self.probing:
-            self.probing = 0
         if estimate is not None and estimate.hoped:
             known = estimate.executors - estimate.hoped
             if self.hopeless == (estimate.executors, known):
@@ -168,24 +156,6 @@ class Lane:
         if self.ceiling is not None and self.ceiling < cap:
             cap = self.ceiling
         return cap
-
-    @property
-    def full(self) -> int:
-        """Rows with which the next batch is full."""
-        if not self.probing:
-            return self.cap
-        return min(bound for bound in (self.probing, self.max_batch, self.ceiling) if bound is not None)
-
-    def begun(self) -> None:
-        """Count a batch that was composed, and say whether the next one is to tell what another size takes."""
-        estimate = self.estimate
-        self.probing = 0
-        if estimate is None or not estimate.probed:
-            return
-        self.since_probe += 1
-        if self.since_probe >= PROBES:
-            self.since_probe = 0
-            self.probing = estimate.probed
 
     @property
     def free(self) -> bool:
@@ -251,7 +221,6 @@ class Lane:
         self.seen.clear()
         self.cold_batches = self.cold_slow = 0
         self.estimate = None
-        self.probing = 0
         self.hopeless = (0, 0)
         self.ceiling = None
         self.at_ceiling = self.proven = self.most_served = 0

@@ -80,12 +80,6 @@ class Queue:
         lane = self.lane
         return self._isolated(lane.cap) if lane.isolated else lane.cap
 
-    @property
-    def full(self) -> int:
-        """Rows with which its next batch is full."""
-        lane = self.lane
-        return self._isolated(lane.full) if lane.isolated else lane.full
-
     def _isolated(self, rows: int) -> int:
         """Return ``rows``, or what poison among its requests leaves of them; a larger request is not cut for that."""
         isolation = self.lane.isolated.get(self.key)
@@ -140,7 +134,7 @@ class Queue:
         cap = lane.cap
         alone = self.alone
         splits = self.splits
-        room = full = self.full
+        room = full = self.cap
         if lane.picky and not alone:
             room = lane.familiar(next(iter(self)).bucket, min(self.rows, full))
         budget = lane.max_tokens

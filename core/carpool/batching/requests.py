@@ -237,10 +237,6 @@ def seldom_exceeded(noise: float) -> float:
     return 1 + 2 * noise
 
 
-PROBES = 8
-"""Batches of which one is of another size than the rest, where it is to be told what that takes."""
-
-
 class Estimate(Struct, frozen=True, rename="camel"):
     """What is believed of a model's service time.
 
@@ -257,8 +253,6 @@ class Estimate(Struct, frozen=True, rename="camel"):
     hoped: int = 0
     """Of the executors, those that nobody has seen yet."""
     buckets: dict[int, Estimate] = {}
-    probed: int = 0
-    """Rows with which one batch in ``PROBES`` is full, in place of ``max_batch``, to tell what they take; 0: none."""
 
     def of(self, bucket: int | None) -> Estimate:
         """Return what is believed of one length bucket; of one not met, and of several together, what is of all."""

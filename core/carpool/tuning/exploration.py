@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from carpool.batching.requests import PROBES
 from carpool.learning.change_detection import width
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.tuning.assessment import Assessor
 from carpool.tuning.candidate_range import SIZES, spoken_for
-from carpool.tuning.search import LEAST
 from carpool.tuning.steps import WORTH, gain, is_worth
 
 if TYPE_CHECKING:
@@ -60,25 +58,6 @@ class _Try(NamedTuple):
     """Batches between these to be seen yet."""
 
 
-class Probe(NamedTuple):
-    """A size that one batch in ``PROBES`` is to have, within the configuration in force."""
-
-    rows: int = 0
-    """0: none is worth it."""
-    paid: bool = False
-    """Whether an error budget pays for it: with such batches alone the SLO might not be kept."""
-    batches: float = 0.0
-    """As many stood behind that size when it was chosen."""
-
-    def told(self, service: ServiceTime) -> bool:
-        """Whether what it brought may have settled it."""
-        return bool(self.rows) and _batches(service, self.rows) >= max(2 * self.batches, TELLING)
-
-    def overdrawn(self, spare: float) -> bool:
-        """Whether the error budget that pays for it is used up."""
-        return self.paid and spare < _harm(self.rows)
-
-
 class Dares:
     """Which sizes never measured were tried, and what is being tried now. Times in seconds."""
 
@@ -87,8 +66,6 @@ class Dares:
         self._now: _Try | None = None
         self._pauses: dict[int, tuple[float, float]] = {}
         """By size: not again before, and for how long after a try that told nothing."""
-        self._told: set[int] = set()
-        """Sizes that single batches told of, which are not hoped for again though what they told fades."""
 
     @property
     def trying(self) -> bool:
@@ -122,14 +99,6 @@ class Dares:
         self._now = None
         return True
 
-    def told(self, size: int) -> None:
-        """Note that single batches of that size have told what they take."""
-        self._told.add(size)
-
-    def tells(self, size: int) -> bool:
-        """Whether single batches of that size may tell anything: they have not yet."""
-        return size not in self._told
-
     def stop(self) -> None:
         """Break off: the load moved, or the SLO is not kept. What was not told may be tried again."""
         if self._now is not None:
@@ -140,7 +109,6 @@ class Dares:
         """Let everything be tried again: the model is another."""
         self._now = None
         self._pauses = {}
-        self._told.clear()
 
 
 def bolder(
@@ -211,72 +179,6 @@ def brighter(
         if more.share >= -WORTH and most < promised < inf:
             found, most = one, promised
     return found
-
-
-def to_probe(
-    assessor: Assessor, current: Assessment, spare: float, may: Callable[[int], bool] = lambda _: True
-) -> Probe:
-    """Return the size that single batches had better have, within the configuration in force; see ``Probe``.
-
-    Which of them may save the most for all that is open of t(b): ``WORTH`` of device time, or less where it is expected
-    to, too little to be sure of. Who rests at one size learns nothing of any other. Single batches cost nearly nothing
-    where with such alone the SLO would be kept, at the upper confidence of t(b) with no more late ones than it allows;
-    and what was never measured is paid for with ``spare``: as many as might have been late, and were not. Where there
-    is no room for more load, a size never measured has to promise that, or in overload more good answers. ``may``:
-    which of these ``may`` be tried again.
-    """
-    situation, present = assessor.situation, current.parameters.max_batch
-    limits, service = situation.limits, situation.service
-    told = service.told(TELLING)
-    cheapest = min(service.per_row(rows) for rows in range(1, present + 1))
-    found, most = Probe(), 0.0
-    for size in SIZES:
-        hopes = size not in told
-        farthest = spoken_for(service, limits) if hopes else 2 * present
-        if size == present or not max(present / 2, limits.min_batch) <= size <= min(farthest, limits.max_batch):
-            continue
-        least = min(service.lower(size), _quick(service, size)) if hopes else service.lower(size)
-        beaten = cheapest if size > present else service.per_row(present)
-        if least / size >= (1 - LEAST) * beaten or (hopes and not may(size)):
-            continue
-        one = assessor.assess(replace(current.parameters, max_batch=size))
-        harmless = one.holds_ahead and assessor.risk(one.parameters) <= 2 * situation.budget
-        if not current.holds_now:
-            harmless = (one.outlook.excess - current.outlook.excess) / PROBES <= GAIN
-        expected = promised = 0.0
-        if harmless and current.holds_ahead and _tells_soon(one):
-            more = gain(one, current)
-            expected, promised = more.share, more.share + 2 * more.error
-        if hopes and (harmless or (current.holds_now and spare >= _harm(size))):
-            promised = max(promised, _hope(assessor, current, size))
-        if (promised > WORTH or expected > LEAST) and most < promised < inf:
-            found, most = Probe(size, not harmless, _batches(service, size)), promised
-    return found
-
-
-def _hope(assessor: Assessor, current: Assessment, size: int) -> float:
-    """Return what a size may bring if as quick as it may be, relative to what there is; 0 where nobody would see it."""
-    hopeful = replace(assessor.situation, service=_hopeful(assessor.situation.service, size))
-    hoped = Assessor(hopeful).assess(replace(current.parameters, max_batch=size))
-    if not _tells_soon(hoped):
-        return 0.0
-    if not current.holds_now:
-        return hoped.now.goodput / max(current.now.goodput, 1.0) - 1
-    if not hoped.holds_ahead:
-        return 0.0
-    return 1 - hoped.device_time / current.device_time if current.holds_ahead else 1.0 / size
-
-
-def _harm(size: int) -> int:
-    """Return how many requests may be late for ``TELLING`` batches: all aboard, and as many behind them."""
-    return 2 * TELLING * size
-
-
-def _batches(service: ServiceTime, size: int) -> float:
-    """Return how many batches stand behind a size; ``inf`` where it is known."""
-    if size not in service.sizes:
-        return 0.0
-    return service.counts[service.sizes.index(size)] if service.counts else inf
 
 
 def _tells_soon(one: Assessment) -> bool:

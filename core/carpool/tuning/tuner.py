@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from carpool.batching.counters import COLD, LATE
-from carpool.batching.requests import PROBES, Refused
+from carpool.batching.requests import Refused
 from carpool.exchange.decision import Decision, Forecasted, Observation, Reason
 from carpool.forecasting.accuracy import PAUSED, ForecastCheck
 from carpool.forecasting.queueing import stability
@@ -22,7 +22,7 @@ from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.spec import Objective, PassThroughMode, ShedAt, TuningMode
 from carpool.tuning import objective
 from carpool.tuning.assessment import KEPT, Assessment, Assessor, Situation
-from carpool.tuning.exploration import LASTS, RISE, Dares, Probe, below, bolder, brighter, to_probe
+from carpool.tuning.exploration import LASTS, RISE, Dares, below, bolder, brighter
 from carpool.tuning.safety_margin import Caution
 from carpool.tuning.search import Choice, choose
 from carpool.tuning.steps import WORTH, gain, is_clearly_worth, is_worth, toward, why, without_vain_wait
@@ -114,8 +114,6 @@ class Tuner:
         """What is turned to in place of the best: as good for all that is known, and less of it is."""
         self._hopes_until = inf
         """When it is no more in place of pass-through; ``inf``: not begun; ``-inf``: over, until load or t(b) move."""
-        self._probe: Probe | None = None
-        """Of the present parameters; ``None``: to be looked for."""
         self._bold: Parameters | None = None
         self._dares = Dares()
         self._dared_at = inf
@@ -220,14 +218,12 @@ class Tuner:
         expelled = self.parameters.pass_through and not observation.passing
         if model_moved:
             self._check.forget(now)
-        probing = self._probe is not None and self._probe.rows
         if (
             load_moved
             or share_moved
             or limit_moved
             or told
             or self._dares.trying
-            or probing
             or expelled
             or COLD in stats.misses
         ):
@@ -237,9 +233,6 @@ class Tuner:
         lasted = observation.seconds / observation.replicas
         checked = self._check.observe(now, lasted, stats.durations, self._expected)
         # 3. Search anew where there is news.
-        probe_told = self._probe is not None and self._probe.told(service)
-        if self._probe is not None and probe_told:
-            self._dares.told(self._probe.rows)
         forgives = not alarmed and self._caution.is_over(now)
         better_told = self._assessor is None or self._load.process != self._assessor.situation.process
         hoped = now >= self._hopes_until > -inf
@@ -267,12 +260,8 @@ class Tuner:
             self._search()
         elif self._spare >= 2 * max(self._offered, 1.0) and not self._dares.trying:
             self._look_for_tries(moving=False)
-        elif probe_told or (self._probe is not None and self._probe.overdrawn(self._spare)):
-            self._probe = None
         # 4. Move.
         decision = self._move(now, alarmed=alarmed, expelled=expelled)
-        if not decision.change:
-            decision = self._probing(decision)
         if self._assessor is not None:
             # What is in force is told of more surely with every decision that needs no search.
             if not news:
@@ -286,7 +275,6 @@ class Tuner:
         if parameters == self.parameters:
             return
         self.parameters = parameters
-        self._probe = None
         self._dared = False
         self._choice = None
         self._changed_at = self._seen_at
@@ -353,10 +341,7 @@ class Tuner:
         # A size below all that was measured is turned to in the hope that it takes so much less.
         if self.parameters.max_batch < service.sizes[0]:
             estimate = estimate.hopeful(service.sizes[0])
-        return replace(
-            estimate.computed(executors, hoped=executors - service.executors),
-            probed=self._probe.rows if self._probe else 0,
-        )
+        return estimate.computed(executors, hoped=executors - service.executors)
 
     def _new_epoch(self, service: ServiceTime) -> None:
         """Forget what was tried: the load or the model moved, and what was found wanting may be right now."""
@@ -485,7 +470,7 @@ class Tuner:
     def _look_for_tries(self, *, moving: bool) -> None:
         """Ask which size never measured is worth a try, for as much as may be lost by it."""
         assessor, choice = self._assessor, self._choice
-        self._bold, self._offered, self._probe = None, self._spare, None
+        self._bold, self._offered = None, self._spare
         if assessor is None or choice is None or self._held or self._check.alarm is not None:
             return
         if self._fast is not None:
@@ -500,22 +485,6 @@ class Tuner:
                 spare=self._spare,
                 may=lambda size: self._dares.may(size, self._seen_at),
             )
-
-    def _probing(self, decision: Decision) -> Decision:
-        """Have single batches tell of another size, where parameters stay."""
-        assessor, probe = self._assessor, self._probe
-        if probe is None and assessor is not None:
-            current = assessor.assess(self.parameters, KEPT)
-            applies = not self._held and self._policy.tuning.mode is TuningMode.APPLY and not self._dares.trying
-            applies = applies and self._check.alarm is None and self._fast is None
-            # Nor where a size makes others late the first time, or more are late than was forecast.
-            sound = (not self._cold and self._caution.none) or not current.holds_now
-            at_all = applies and sound and not self.parameters.pass_through
-            probe = self._probe = to_probe(assessor, current, self._spare, self._dares.tells) if at_all else Probe()
-        if probe is None or not probe.rows:
-            return decision
-        message = f"{decision.message}; one batch in {PROBES} is of {probe.rows} rows, to tell what they take"
-        return replace(decision, message=message, estimate=self._believed())
 
     # ------------------------------------------------------------------------------------------------- movement
 
@@ -683,7 +652,6 @@ class Tuner:
     def _turn(self, now: float, parameters: Parameters) -> None:
         self._before = [self.parameters]
         self.parameters = parameters
-        self._probe = None
         self._dared = False
         self._changed_at = now
         self._requests_since = 0
