@@ -7,7 +7,7 @@ from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.learning.arrivals import Gamma, OnOff, Poisson, WindowCounts
+from carpool.learning.arrivals import Gamma, Poisson, WindowCounts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -44,13 +44,6 @@ ENOUGH_INTERVALS = 10
 UNTOLD = 4.0
 """Dispersion that arrivals may have for all that is known before: gaps with a CV of 2."""
 
-BURSTS = 1.5
-"""Dispersion of the counts of intervals over that of windows from which bursts outlast the windows: the gaps of no
-renewal process whose spread shows in a window make more than a few percent."""
-
-LONGEST_BURST = 2.0
-"""Seconds of correlation beyond which rates are changes of the load, not bursts within it."""
-
 ANOTHER_SPREAD = 2.0
 """Factor between dispersions of intervals: a forecast moves by more than chance makes of 30 s."""
 
@@ -81,7 +74,7 @@ class Load:
         self.tolerance = tolerance
         self._intervals: deque[_Interval] = deque()
         self._local: deque[_Interval] = deque()
-        self._believed: Poisson | Gamma | OnOff | None = None
+        self._believed: Poisson | Gamma | None = None
         self._news = 0.0
         """Rate that was last reported as news."""
         self._evidence = 0
@@ -99,7 +92,7 @@ class Load:
         return self._believed.rate if self._believed is not None else 0.0
 
     @property
-    def process(self) -> Poisson | Gamma | OnOff | None:
+    def process(self) -> Poisson | Gamma | None:
         """The arrival process to forecast with; ``None`` without arrivals."""
         return self._believed
 
@@ -265,57 +258,21 @@ class Load:
             self._news = self.rate
         return news
 
-    def _process(self, rate: float, told: Collection[_Interval]) -> Poisson | Gamma | OnOff:
-        """Return the simplest process that fits the counts of windows and of intervals."""
-        parts = [interval for interval in told if interval.counts.windows > 1]
+    def _process(self, rate: float, told: Collection[_Interval]) -> Poisson | Gamma:
+        """Return the simplest process that fits the counts of windows."""
         total = _windows(told)
         if total.windows >= ENOUGH_WINDOWS and total.arrivals < THIN * total.windows:
             return Poisson(rate)
         if total.windows < ENOUGH_WINDOWS or total.arrivals < total.windows:
             return at_rate(self._believed, rate)
-        short, long = total.dispersion, self._between(parts)
-        error = math.sqrt(2 / len(parts))
-        if long > max(max(BURSTS, 1 + 3 * error) * short, 1 + 4 * error):
-            window = sum(part.counts.windows for part in parts) / len(parts)
-            return _bursts(rate, short, long, window * total.window, total.window)
         return Poisson(rate) if total.looks_poisson else Gamma(rate, min(max(total.cv, 0.1), 10.0))
 
 
-def at_rate(process: Poisson | Gamma | OnOff | None, rate: float) -> Poisson | Gamma | OnOff:
+def at_rate(process: Poisson | Gamma | None, rate: float) -> Poisson | Gamma:
     """Return the same spread at another rate."""
     if isinstance(process, Gamma):
         return Gamma(rate, process.cv)
-    if isinstance(process, OnOff):
-        return process.scaled(rate / process.rate)
     return Poisson(rate)
-
-
-def _bursts(rate: float, short: float, long: float, interval: float, window: float) -> OnOff:
-    """Find the bursts whose counts spread so much in windows and in intervals (seconds).
-
-    Of a rate with variance v and correlation exp(-t/T), counts over w have the dispersion 1 + 2 v T/rate f(w/T), with
-    f(x) = 1 - (1 - exp(-x))/x (Cox and Isham, Point Processes, 1980, 3.3). Two of them tell T and v.
-    """
-
-    def shape(over: float) -> float:
-        return 1 - (1 - math.exp(-over)) / over
-
-    ratio = (long - 1) / max(short - 1, 1e-3)
-    low, high = window / 10, LONGEST_BURST
-    for _ in range(30):
-        lasting = (low + high) / 2
-        if shape(interval / lasting) / shape(window / lasting) < ratio:
-            low = lasting
-        else:
-            high = lasting
-    variance = (long - 1) * rate / (2 * lasting * shape(interval / lasting))
-    # As much above the mean as below it, half of the time each, as long as the lulls have something left; beyond that
-    # nobody comes in them, and they are longer.
-    spread = math.sqrt(variance)
-    if spread <= rate:
-        return OnOff(rate + spread, 2 * lasting, 2 * lasting, rate - spread)
-    share = 1 / (1 + variance / rate**2)
-    return OnOff(rate / share, lasting / (1 - share), lasting / share)
 
 
 def _windows(intervals: Collection[_Interval]) -> WindowCounts:

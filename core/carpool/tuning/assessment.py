@@ -40,18 +40,11 @@ REQUESTS = 4000
 PROMISES = 40
 """Times the SLO that it lasts, at least: of two overloads, that which grows more slowly shows later."""
 
-ROUNDS = 40
-"""Bursts and lulls that it lasts, at least: where bursts bring more than is served, a backlog outlasts several."""
-
 MOST_REQUESTS = 16_000
 """Requests that it plays through at most: a fifth of a second of one core, for a search."""
 
 LOTS = 8
 """Times that many requests by which a miss fraction near the budget is judged, at most."""
-
-WEIGHED = 5
-"""Lots by which a saving is weighed that something would be changed for: of two settings the difference from one lot
-is off by 1 % (two executors, gaps with a CV of 2), and the best of thirty is the one that this favours."""
 
 TOGETHER = 3.0
 """Requests that miss at once, at least; how many do is seen where any miss. A busy spell makes seven late, or hundreds,
@@ -77,7 +70,7 @@ differ, so that a forecast near the edge does not turn the parameters back and f
 class Situation(Struct, frozen=True):
     """What a choice is made for. Seconds and requests per second."""
 
-    process: arrivals.Poisson | arrivals.Gamma | arrivals.OnOff
+    process: arrivals.Poisson | arrivals.Gamma
     service: ServiceTime
     target: float
     """The due time of the SLO's highest percentile, in seconds from arrival."""
@@ -100,7 +93,6 @@ class _Outlook:
     def __init__(self, assessor: Assessor, parameters: Parameters) -> None:
         self._assessor = assessor
         self._parameters = parameters
-        self._weighed = False
 
     @cached_property
     def first(self) -> Glance | Forecast:
@@ -111,12 +103,6 @@ class _Outlook:
     def glance(self) -> Glance | Forecast:
         """What matters most of ``present``."""
         return self._assessor.judge(self._parameters, self.first)
-
-    def weigh(self) -> None:
-        """Tell the device time from more requests than those by which candidates were chosen."""
-        if not self._weighed:
-            self._weighed = True
-            self.glance = self._assessor.weighed(self._parameters, self.glance)
 
     @cached_property
     def glance_ahead(self) -> Glance | Forecast:
@@ -286,8 +272,6 @@ class Assessor:
         situation = self.situation
         process = situation.process
         lasting = PROMISES * situation.target * process.rate
-        if isinstance(process, arrivals.OnOff):
-            lasting = max(lasting, ROUNDS * (process.mean_on + process.mean_off) * process.rate)
         # In powers of two, so that loads which differ little share their arrivals.
         return min(REQUESTS << max(math.ceil(math.log2(lasting / REQUESTS)), 0), MOST_REQUESTS)
 
@@ -430,35 +414,17 @@ class Assessor:
         Device time stays that of the first lot: that is what candidates differ in.
         """
         one = first
-        at_once = self._at_once(parameters, HEADROOM if ahead else 1.0)
         budget, misses, squares = self.situation.budget, 0.0, 0.0
         for lots in range(1, self._most_lots + 1):
             misses += one.miss_fraction
-            squares += one.miss_fraction * (one.together if isinstance(one, Glance) else at_once)
-            together = max(squares / misses, at_once) if misses else at_once
+            squares += one.miss_fraction * (one.together if isinstance(one, Glance) else TOGETHER)
+            together = max(squares / misses, TOGETHER) if misses else TOGETHER
             doubt = DECIDES * math.sqrt(budget * together / (lots * self._requests))
             if lots == self._most_lots or abs(misses / lots - budget) >= doubt:
                 break
             one = self._glance(parameters, *self._lot(lots, ahead=ahead))
         more = {"miss_fraction": misses / lots}
         return first._replace(**more) if isinstance(first, Glance) else replace(first, **more)
-
-    def _at_once(self, parameters: Parameters, load: float) -> float:
-        """Return how many miss at once, at least: of bursts that bring more than is served, those of a burst."""
-        service, process = self.situation.service, self.situation.process
-        if isinstance(process, arrivals.OnOff):
-            cap, in_flight = parameters.max_batch, parameters.max_in_flight
-            served = min(service.executors_for(in_flight), in_flight) * cap / service.time(cap) / self.situation.rows
-            if load * process.rate_on > served:
-                return max(TOGETHER, load * process.rate_on * process.mean_on)
-        return TOGETHER
-
-    def weighed(self, parameters: Parameters, found: Glance | Forecast) -> Glance | Forecast:
-        """Return what was found with a device time from more lots: those that all candidates met chose the luckiest."""
-        lots = range(1, min(WEIGHED, self._most_lots))
-        others = [self._glance(parameters, *self._lot(lot, ahead=False)).device_time for lot in lots]
-        more = {"device_time": (found.device_time + sum(others)) / (1 + len(others))}
-        return found._replace(**more) if isinstance(found, Glance) else replace(found, **more)
 
     def _glance(
         self,

@@ -5,11 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from carpool.learning.latency_model import WORTHWHILE
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Limits, Parameters
 
@@ -36,20 +32,6 @@ def grid(values: tuple[int, ...], low: int, high: int, *, also: int) -> list[int
     return sorted({low, high, *(value for value in values if low <= value <= high), min(max(also, low), high)})
 
 
-def valleys(service: ServiceTime, sizes: Sequence[int]) -> list[int]:
-    """List measured sizes between those usually tried whose rows surely cost less than those of all of these.
-
-    Of a matrix unit that computes rows in waves the 52nd may fill one, and the 53rd begin another: none between 48 and
-    64 is usually tried.
-    """
-    cheapest = min(service.per_row(size) for size in sizes)
-    return [
-        size
-        for size in service.sizes
-        if sizes[0] < size < sizes[-1] and size not in sizes and service.upper(size) / size < cheapest
-    ]
-
-
 def productive(service: ServiceTime, reach: int) -> int:
     """Return the largest size up to ``reach`` whose rows aren't clearly dearer than those of a smaller batch."""
     cheapest, largest = math.inf, 1
@@ -58,14 +40,6 @@ def productive(service: ServiceTime, reach: int) -> int:
             largest = rows
         cheapest = min(cheapest, service.per_row(rows))
     return largest
-
-
-def first_valley(service: ServiceTime, sizes: Sequence[int]) -> int:
-    """Return the smallest size whose rows cost less than those of its neighbours, and hardly more than the cheapest."""
-    costs = [service.per_row(size) for size in sizes]
-    enough = WORTHWHILE * min(costs)
-    larger = zip(sizes, costs, [*costs[1:], math.inf], strict=True)
-    return next(size for size, mine, right in larger if mine <= min(right, enough))
 
 
 def flights_worth(service: ServiceTime, limits: Limits, current: Parameters, *, hoped: bool = True) -> list[int]:

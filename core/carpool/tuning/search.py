@@ -15,12 +15,10 @@ from carpool.tuning.assessment import FINE, KEPT, Assessment, Assessor
 from carpool.tuning.candidate_range import (
     SIZES,
     WAITS,
-    first_valley,
     flights_worth,
     grid,
     productive,
     spoken_for,
-    valleys,
 )
 
 if TYPE_CHECKING:
@@ -30,9 +28,6 @@ if TYPE_CHECKING:
 LEAST = 0.003
 """Relative saving of device time below which nothing is changed, however sure it is: a change is a message to every
 replica, and a setting that comes from a forecast of 4,000 requests is not better known than that."""
-
-SAFER = 0.25
-"""Share of the budget of misses by which one of two equals has to make fewer late to be preferred."""
 
 
 class Choice(Struct, frozen=True):
@@ -58,8 +53,6 @@ def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters
     limits, service = situation.limits, situation.service
     reach = max(productive(service, spoken_for(service, limits)), limits.min_batch)
     sizes = grid(SIZES, limits.min_batch, reach, also=current.max_batch)
-    if between := valleys(service, sizes):
-        sizes = sorted([*sizes, min(between, key=service.per_row)])
     present = assessor.assess(current, KEPT)
     best = _search(assessor, sizes, current, avoid)
     if unused and present.holds_now and best is not None and best.parameters.max_batch not in service.sizes:
@@ -68,9 +61,6 @@ def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters
             best = _search(assessor, used, current, avoid)
     if best is not None and present.holds_now and not _is_bearable(assessor, best):
         best = _sober(assessor, sizes, current, avoid, best.parameters.max_in_flight)
-    if best is not None and present.holds_ahead and best.holds_ahead and best.device_time < present.device_time:
-        best.outlook.weigh()
-        present.outlook.weigh()
     return Choice(best=best or assessor.assess(current), current=present, sizes=tuple(sizes))
 
 
@@ -163,8 +153,6 @@ def _search(
     # By what is believed, and by what is sure: of sizes hardly measured the luckiest looks cheapest.
     begins = {sizes[-1], min(sizes, key=lambda size: (service.per_row(size), size))}
     begins.add(min(sizes, key=lambda size: (service.upper(size) / size, size)))
-    # And in the first that is nearly as deep: smaller batches take less time, which may be what holds a higher load.
-    begins.add(first_valley(service, sizes))
     starts = []
     for flights in in_flight or flights_worth(service, limits, current):
         if room := frontier(flights):
@@ -188,14 +176,6 @@ def _search(
             step = _best(around(here), than=here, share=0.001)
         if here is not None and (best is None or is_better(here, best, 0.005)):
             best = here
-    # Where several executors keep the device busy all the time, no setting takes less of it: fewer late ones decide.
-    dearest = (1 + LEAST) * best.device_time if best is not None and best.holds_ahead else 0.0
-    while best is not None and dearest and best.misses > SAFER * assessor.situation.budget:
-        cheap = [one for one in around(best) if one.looks <= dearest and one.device_time <= dearest]
-        safer = [one for one in cheap if is_safer(one, best)]
-        if not safer:
-            break
-        best = min(safer, key=lambda one: one.misses)
     return best
 
 
@@ -212,16 +192,6 @@ def _best(candidates: list[Assessment], than: Assessment | None = None, share: f
     holding = [one for one in candidates if one.holds_now]
     first = min(holding or candidates, key=lambda one: one.rank, default=None)
     return first if first is None or than is None or is_better(first, than, share) else None
-
-
-def is_safer(one: Assessment, other: Assessment) -> bool:
-    """Whether of two that keep the SLO at a higher load too ``one`` makes far fewer late, for as good as no more."""
-    return (
-        other.holds_ahead
-        and other.misses - one.misses > SAFER * one.situation.budget
-        and one.holds_ahead
-        and one.device_time <= (1 + LEAST) * other.device_time
-    )
 
 
 def is_better(one: Assessment, other: Assessment, share: float) -> bool:

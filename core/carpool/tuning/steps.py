@@ -12,7 +12,7 @@ from carpool.exchange.decision import Reason
 from carpool.learning.change_detection import width
 from carpool.policy.durations import Duration, format_seconds, whole_microseconds
 from carpool.policy.parameters import Parameters
-from carpool.tuning.search import LEAST, is_better, is_safer
+from carpool.tuning.search import LEAST, is_better
 
 if TYPE_CHECKING:
     from carpool.tuning.assessment import Assessment, Assessor
@@ -46,10 +46,9 @@ class Gain(NamedTuple):
 def is_worth(target: Assessment, current: Assessment) -> bool:
     """Whether the target is enough of a gain to change anything for it.
 
-    Where both hold at a higher load too, a small saving of device time is, if it exceeds what chance leaves open of it;
-    and far fewer late ones for the same device time are.
+    Where both hold at a higher load too, a small saving of device time is, if it exceeds what chance leaves open of it.
     """
-    if is_clearly_worth(target, current) or is_safer(target, current):
+    if is_clearly_worth(target, current):
         return True
     if not (current.holds_ahead and target.holds_ahead and is_better(target, current, LEAST)):
         return False
@@ -123,9 +122,6 @@ def why(choice: Choice, target: Assessment) -> tuple[Reason, str]:
         return Reason.RESTORES_SLO, f"the present configuration is forecast to miss the SLO; {ahead}"
     if target.holds_ahead and not current.holds_ahead:
         return Reason.MORE_MARGIN, f"holds at 1.25x the load too; {ahead}"
-    if target.holds_ahead and saving < LEAST and is_safer(target, current):
-        late = f"{current.misses:.2%} to {target.misses:.2%} late"
-        return Reason.MORE_MARGIN, f"{late} for the same device time, {times}; {ahead}"
     if target.holds_ahead:
         # Executors' time may be what is saved, while at least one of them is busy all the same.
         falls = f"falls {saving:.{0 if saving >= 0.01 else 1}%}, " if saving >= LEAST else ""

@@ -127,8 +127,6 @@ class Tuner:
         self._failed: list[Parameters] = []
         self._before: list[Parameters] = []
         """What was in force before the present parameters, if anything: no try leads back to it."""
-        self._left: set[Parameters] = set()
-        """What was in force before, at whatever load, since policy or t(b) was another: no small gain leads back."""
 
     def _obey(self, policy: BatchingPolicy, model: Model | None) -> None:
         self._policy = policy
@@ -150,7 +148,6 @@ class Tuner:
         self._choice = None
         self._assessor = None
         self._check.forget(self._seen_at)
-        self._left.clear()
         known, self._service = self._service, None  # the Batcher's tables may be longer or shorter now
         if known is not None:
             self._new_epoch(known)
@@ -196,8 +193,6 @@ class Tuner:
         if self._load.process is None or now - self._last_arrival > SILENCE:
             self._install(service)
             return self._idle(now, service)
-        if model_moved:
-            self._left.clear()
         if load_moved or model_moved or share_moved or limit_moved or is_another(service, self._tried_with):
             self._new_epoch(service)
         # Misses contradict the forecast that was made for these parameters, not what was late before them.
@@ -218,15 +213,7 @@ class Tuner:
         expelled = self.parameters.pass_through and not observation.passing
         if model_moved:
             self._check.forget(now)
-        if (
-            load_moved
-            or share_moved
-            or limit_moved
-            or told
-            or self._dares.trying
-            or expelled
-            or COLD in stats.misses
-        ):
+        if load_moved or share_moved or limit_moved or told or self._dares.trying or expelled or COLD in stats.misses:
             self._check.changed(now)
         if stats.stalled or observation.paused > PAUSED * observation.seconds:
             self._check.paused(now)
@@ -351,7 +338,6 @@ class Tuner:
         self._dares.stop()
         if is_another(service, self._tried_with):
             self._dares.forget()
-            self._left.clear()
         self._tried_with = service
         self._caution.reset()
         self._misses.restart()
@@ -451,7 +437,7 @@ class Tuner:
 
     def _hope_for(self, assessor: Assessor, choice: Choice, target: Assessment) -> Assessment | None:
         """Return what is to be turned to in place of the target, for what few batches leave open of t(b)."""
-        current, avoid = choice.current, {*self._failed, *self._tried, *self._left}
+        current, avoid = choice.current, {*self._failed, *self._tried}
         if not current.holds_now or self._check.alarm is not None or self._fast is not None:
             return None
         if target is choice.best:
@@ -636,7 +622,7 @@ class Tuner:
             return objective.is_gain(self._aim, target, current)
         if target.parameters.max_wait < waits and not self._holds(waits):
             return True
-        return (is_clearly_worth if target.parameters in self._left else enough)(target, current)
+        return enough(target, current)
 
     def _change(
         self, now: float, step: Assessment, target: Assessment, reason: Reason, message: str, capped_by: str
@@ -645,7 +631,6 @@ class Tuner:
         if self._policy.tuning.mode is TuningMode.RECOMMEND:
             return self._decision(now, step, Reason.RECOMMEND_ONLY, message, target, capped_by)
         self._tried.append(self.parameters)
-        self._left.add(self.parameters)
         self._turn(now, step.parameters)
         return replace(self._decision(now, step, reason, message, target, capped_by), change=True)
 
