@@ -11,8 +11,6 @@ from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 from carpool.batching.batcher import ALONE, Batcher
 from carpool.batching.isolation import EXTRA_ROWS, EXTRA_SHARE
 from carpool.batching.requests import (
@@ -61,7 +59,6 @@ class Driver:
         """Rows of each live request that were dispatched for the first time, in order from 0."""
         self.calls: dict[Batch, Fault | None] = {}
         """Every call under way, with what the upstream makes of it."""
-        self.probed: Counter[str] = Counter()
         """Rows that single batches of a model may have to tell what they take."""
         self.ended: Counter[str] = Counter()
         self.arrivals = 0
@@ -112,7 +109,6 @@ class Driver:
         self.obey(self.batcher.configure(parameters, self.now, model=model))
 
     def learn(self, model: str, belief: Estimate | None, *, shed_slo: bool) -> None:
-        self.probed[model] = belief.probed if belief is not None else 0
         self.obey(self.batcher.learn(model, belief, self.now, shed_slo=shed_slo))
 
     def restarted(self) -> None:
@@ -185,7 +181,7 @@ class Driver:
         else:
             isolation = lane.isolated.get(batch.key)
             assert len(rides) == 1 or isolation is None or self._is_part(rides) or batch.rows <= (isolation.limit or 64)
-            largest = max(lane.parameters.max_batch, self.probed[lane.name])
+            largest = lane.parameters.max_batch
             assert batch.rows <= min(bound for bound in (largest, lane.max_batch, lane.ceiling) if bound is not None)
         if batch.whole and self.sent[rides[0][0]]:
             request = rides[0][0]
@@ -327,8 +323,6 @@ def random_step(driver: Driver, random: Random) -> None:
         driver.configure(random_parameters(random), random.choice((None, *MODELS)))
     elif draw < 0.99:
         belief = random.choice((None, estimate(), estimate(0.001, 0.004), estimate(executors=4)))
-        if belief is not None:
-            belief = replace(belief, probed=random.choice((0, 0, 1, 3, 12, 24)))
         driver.learn(random.choice(MODELS), belief, shed_slo=random.random() < 0.5)
     elif draw < 0.992:
         driver.max_tokens = random.choice((None, 40, 200))

@@ -18,7 +18,6 @@ from carpool.batching.batcher import LEAST_OVERDUE, MAX_KINDS, OVERDUE_UNKNOWN, 
 from carpool.batching.counters import CANCELLED, MAX_CELLS
 from carpool.batching.isolation import EXTRA_ROWS, EXTRA_SHARE, MAX_ISOLATED
 from carpool.batching.requests import (
-    PROBES,
     Abort,
     Action,
     Batch,
@@ -427,22 +426,6 @@ def test_rule_5_a_drain_holds_nothing() -> None:
     assert batches(to.drain(0.001))
     to.close()
     assert refusals(to.arrive(request(0.002), 0.002))[0][1] is Refused.DRAINING
-
-
-def test_a_batch_that_is_to_tell_what_more_rows_take_waits_for_them_and_no_longer() -> None:
-    to = held(max_batch=2, slots=1)
-    to.learn("m", replace(estimate(), probed=3), 0.0)
-
-    def fill() -> Batch:
-        while True:
-            for batch in batches(send(to, 0.0, request())):
-                to.complete(batch, 0.0)
-                return batch
-
-    assert [fill().rows for _ in range(2 * PROBES)] == [*[2] * PROBES, 3, *[2] * (PROBES - 1)]
-    assert not batches(send(to, 0.0, request(), request())), "the next one is to tell again"
-    assert to.wake_at() == pytest.approx(0.02)
-    assert [batch.rows for batch in batches(to.poll(0.02))] == [2]
 
 
 # ------------------------------------------------------------------------------------------------- rule 6
@@ -1642,12 +1625,9 @@ class Riding(RuleBasedStateMachine):
     @rule(
         model=st.sampled_from(MODELS),
         belief=st.sampled_from([None, estimate(), estimate(0.001, 0.004), estimate(executors=3)]),
-        probed=st.sampled_from([0, 1, 3, 12]),
         shed_slo=st.booleans(),
     )
-    def learn(self, model: str, belief: Estimate | None, probed: int, shed_slo: bool) -> None:
-        if belief is not None:
-            belief = replace(belief, probed=probed)
+    def learn(self, model: str, belief: Estimate | None, shed_slo: bool) -> None:
         self.driver.learn(model, belief, shed_slo=shed_slo)
 
     @rule(tokens=st.sampled_from([None, 40]))

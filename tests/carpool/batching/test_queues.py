@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 from machine import estimate
-from msgspec.structs import replace
 
 from carpool.batching.model_state import PROBE_AFTER, Lane
 from carpool.batching.queues import Queue
-from carpool.batching.requests import PROBES, Batch, Request
+from carpool.batching.requests import Batch, Request
 from carpool.policy.parameters import Parameters
 
 
@@ -209,57 +208,3 @@ def test_a_request_of_many_rows_is_not_cut_for_the_sake_of_a_familiar_size() -> 
     waiting = queue(request(rows=5), request(rows=6), of=of)
     assert waiting.board(0.05, 0.05, 1.0).rows == 5
     assert waiting.board(0.05, 0.05, 1.0).rows == 6
-
-
-def test_one_batch_in_several_is_of_the_size_to_be_told() -> None:
-    of = lane(8)
-    of.believe(replace(estimate(), probed=12))
-    sizes = []
-    for _ in range(3 * PROBES):
-        sizes.append(of.full)
-        of.begun()
-    assert [index for index, size in enumerate(sizes) if size == 12] == [PROBES, 2 * PROBES]
-    assert {*sizes} == {8, 12}
-    assert of.cap == 8
-
-
-def test_no_probe_goes_beyond_what_fits() -> None:
-    of = lane(8)
-    of.believe(replace(estimate(), probed=12))
-    of.probing = 12
-    of.max_batch = 10
-    assert of.full == 10
-    of.too_large(12, works=6)
-    assert of.full == 6
-
-
-def test_a_probe_ends_with_what_it_was_chosen_for() -> None:
-    of = lane(8)
-    probed = replace(estimate(), probed=12)
-    for end in (
-        lambda: of.believe(estimate()),
-        lambda: of.believe(replace(estimate(), probed=6)),
-        lambda: of.obey(Parameters(max_batch=4)),
-        of.forget,
-    ):
-        of.obey(Parameters(max_batch=8))
-        of.believe(probed)
-        of.probing = 12
-        end()
-        assert of.full == of.cap
-    assert not of.probing
-    of.obey(Parameters(max_batch=8))
-    of.believe(probed)
-    of.probing = 12
-    of.believe(replace(probed, executors=2))
-    of.obey(Parameters(max_batch=8))
-    assert of.full == 12, "nothing of it changed"
-
-
-def test_no_request_is_cut_to_probe_a_smaller_size() -> None:
-    of = lane(8)
-    of.probing = 4
-    waiting = queue(request(rows=3), request(rows=6), request(rows=2), of=of)
-    assert waiting.board(0.0, 0.0, 1.0).rows == 3
-    assert waiting.board(0.0, 0.0, 1.0).rows == 6
-    assert waiting.board(0.0, 0.0, 1.0).rows == 2

@@ -39,28 +39,6 @@ def test_a_doubled_load_is_believed_within_two_seconds_and_from_what_came_after_
     assert load.rate == pytest.approx(800.0, rel=0.1)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_rise_passes_for_no_burst(seed):
-    # Half a second of it spreads all counts so far twice as much as chance does: with bursts believed in, everything
-    # after it would be one.
-    load = Load()
-    feed(load, Poisson(190.0), 15.0, seed=seed)
-    feed(load, Poisson(320.0), 3.0, seed=100 + seed)
-    assert not isinstance(load.process, OnOff)
-    assert load.rate == pytest.approx(320.0, rel=0.15)
-
-
-def test_a_load_that_rises_in_steps_is_seldom_taken_for_a_bursty_one():
-    believed = []
-    for seed in range(6):
-        load = Load()
-        for number, rate in enumerate((300.0, 340.0, 385.0, 440.0, 500.0, 570.0)):
-            for part in range(8):
-                feed(load, Gamma(rate, 2.0), 2.5, seed=1000 * seed + 10 * number + part)
-                believed.append(isinstance(load.process, OnOff))
-    assert sum(believed) <= 0.03 * len(believed)
-
-
 @pytest.mark.parametrize("step", [0.5, 2.0, 5.0, 15.0])
 def test_a_quarter_more_is_believed_soon_however_long_an_observation_lasts(step):
     load = Load()
@@ -112,27 +90,6 @@ def test_a_jump_leaves_the_spread_what_it_was():
     feed(load, Poisson(400.0), 60.0)
     feed(load, Poisson(800.0), 4.0, seed=2)
     assert isinstance(load.process, Poisson), "the jump itself must not look like burstiness"
-
-
-def test_bursts_are_told_from_chance():
-    load = Load()
-    feed(load, Gamma(400.0, 3.0), 60.0)
-    assert isinstance(load.process, Gamma)
-    assert load.process.cv == pytest.approx(3.0, rel=0.3)
-    bursty = Load()
-    feed(bursty, OnOff(rate_on=800.0, mean_on=0.5, mean_off=0.5), 60.0)
-    assert isinstance(bursty.process, OnOff)
-    assert bursty.process.rate_off == 0.0
-    assert bursty.process.rate_on == pytest.approx(800.0, rel=0.25)
-    assert bursty.process.mean_on == pytest.approx(0.5, rel=0.5)
-
-
-def test_slow_waves_are_told_from_bursts_without_a_lull():
-    load = Load()
-    feed(load, OnOff(rate_on=500.0, mean_on=0.4, mean_off=0.4, rate_off=300.0), 120.0)
-    assert isinstance(load.process, OnOff)
-    assert load.process.rate_on == pytest.approx(500.0, rel=0.15)
-    assert load.process.rate_off == pytest.approx(300.0, rel=0.15)
 
 
 def test_before_its_spread_is_known_a_load_may_come_in_crowds():

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from carpool.forecasting import refinement, sampling
 from carpool.forecasting.queueing import Glance, forecast
-from carpool.learning.arrivals import Gamma, OnOff, Poisson, first, until
+from carpool.learning.arrivals import Gamma, Poisson, first
 from carpool.learning.latency_model import ServiceTime
 from carpool.tuning.assessment import Assessor
 
@@ -139,17 +139,6 @@ def test_a_busy_spell_makes_many_late_at_once_so_that_one_lot_tells_little(monke
     # As if each came by itself, the first lot would have decided.
     monkeypatch.setattr(Glance, "together", 1.0)
     assert Assessor(bursty).assess(point).outlook.glance_ahead.miss_fraction == found[0]
-
-
-def test_a_lot_without_a_backlog_of_several_bursts_says_nothing_of_one():
-    # 24 rows of 17 ms are 1,412 a second: bursts of 1,700 leave a backlog, lulls work it off, if not always in time.
-    bursty, point = replace(situation(1.0, process=OnOff(1700.0, 0.2, 0.4)), target=0.2), parameters(24)
-    true = forecast(until(bursty.process, 600, Random(1)), CURVE, point, bursty.target).miss_fraction
-    assessor = Assessor(bursty)
-    assert assessor.glance(point).miss_fraction < bursty.budget / 10 < bursty.budget < true / 2
-    assert assessor.assess(point).outlook.glance.miss_fraction > true / 3
-    # What serves any burst as it comes never has one.
-    assert assessor._at_once(parameters(64), 0.8) < assessor._at_once(point, 1.0) == 340
 
 
 def test_where_the_budget_is_clearly_kept_no_more_requests_are_played(monkeypatch):

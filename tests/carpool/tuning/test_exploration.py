@@ -25,7 +25,7 @@ from carpool.policy.spec import (
 from carpool.simulation.simulator import Device
 from carpool.simulation.twin import flips, tuned
 from carpool.tuning.assessment import Assessor, Situation
-from carpool.tuning.exploration import LASTS, TELLING, Dares, Probe, bolder, brighter, to_probe
+from carpool.tuning.exploration import LASTS, TELLING, Dares, bolder, brighter
 from carpool.tuning.search import choose
 from carpool.tuning.steps import WORTH
 
@@ -274,101 +274,10 @@ def test_a_trickle_passes_whatever_it_leaves_open():
 # -- what single batches tell at rest
 
 
-def probed(service, rate=620, target=0.02, spare=0.0, may=lambda _: True):
-    """Return the best but for four rows, and what single batches had better have there."""
-    assessor = Assessor(situation(rate, service, target))
-    best = choose(assessor, Parameters(), [Parameters(max_batch=4)]).best
-    return best.parameters.max_batch, to_probe(assessor, best, spare, may)
-
-
-def few(batches, size=4):
-    """The core with so many batches behind one size."""
-    service = unlucky()
-    return replace(service, counts=tuple(batches if rows == size else 1000.0 for rows in service.sizes))
-
-
-def test_at_rest_single_batches_tell_of_what_few_stand_behind():
-    assert probed(few(20.0)) == (3, Probe(rows=4, batches=20.0))
-
-
-@pytest.mark.parametrize(
-    "service",
-    [unlucky(width=0.005), unlucky(by=1.1), ServiceTime.measured(CORE)],
-    ids=["too little to hope for", "clearly dearer", "all known"],
-)
-def test_what_is_known_well_enough_is_not_probed(service):
-    assert not probed(service)[1].rows
-
-
-def test_a_probe_is_over_once_it_brought_as_much_again():
-    probe = Probe(rows=4, batches=20.0)
-    assert [probe.told(few(batches)) for batches in (20.0, 39.0, 40.0)] == [False, False, True]
-    hoped = Probe(rows=4)
-    assert [hoped.told(few(batches)) for batches in (0.0, TELLING - 1.0, TELLING)] == [False, False, True]
-    assert not Probe().told(few(1000.0))
-
-
-BENT = {rows: 0.00128 + 0.00066 * rows for rows in range(1, 9)}
 """A ranking tower up to eight rows. Larger ones cost a third more each, or 14 % less: who is to say?"""
 
 
-def test_what_was_never_measured_is_probed_for_what_it_may_save():
-    tower = ServiceTime.measured(BENT)
-    assessor = Assessor(situation(280, tower, target=0.1))
-    resting = assessor.assess(Parameters(max_batch=8, max_wait=Duration(0.05)))
-    assert to_probe(assessor, resting, 0.0) == Probe(rows=16)
-    assert to_probe(assessor, resting, 0.0, lambda size: size != 16) == Probe(rows=12)
-    assert not to_probe(assessor, resting, 0.0, lambda _: False).rows, "tried before"
-    # At 20 requests/s nobody would fill such batches.
-    assert not to_probe(Assessor(situation(20, tower, target=0.1)), resting, 0.0).rows
-
-
-def test_what_would_make_many_late_is_paid_for_with_those_who_were_not():
-    # Bursts fill 12 rows at times; as slow as the line has them, 9.2 ms after a wait of 7.5, many would be late.
-    bursty = replace(situation(280, ServiceTime.measured(BENT), target=0.015), process=Gamma(280, 2.0))
-    assessor = Assessor(bursty)
-    resting = assessor.assess(Parameters(max_batch=8, max_wait=Duration(0.0075)))
-    assert resting.holds_ahead
-    assert not to_probe(assessor, resting, 10.0).rows
-    probe = to_probe(assessor, resting, 1000.0)
-    assert probe == Probe(rows=12, paid=True)
-    assert not probe.overdrawn(1000.0)
-    assert probe.overdrawn(10.0)
-    assert not Probe(rows=12).overdrawn(10.0)
-
-
-def test_in_overload_single_batches_look_behind_what_gets_dearer_and_dearer():
-    # Five rows in 11 ms carry 450/s. Ten were seen twice, and 16 as slow as the line has them would lose a third more.
-    counts = (14.0, 15.0, 27.0, 74.0, 2464.0, 815.0, 27.0, 103.0, 2.0, 2.0)
-    means = (*TILES[:8], 0.0234, 0.0283)
-    service = replace(ServiceTime.measured(dict(enumerate(means, 1))), counts=counts)
-    assessor = Assessor(situation(600, service))
-    drowning = assessor.assess(Parameters(max_batch=5, max_wait=Duration(0.06)))
-    assert not drowning.holds_now
-    assert to_probe(assessor, drowning, 0.0).rows == 16
-    assert bolder(assessor, choose(assessor, drowning.parameters), (), moving=False) is None, "all at once it might be"
-    # Near the capacity what may be late is paid for, and there has to be room for more load behind it.
-    near = Assessor(situation(420, service))
-    resting = near.assess(Parameters(max_batch=5, max_wait=Duration(0.03)))
-    assert resting.holds_now
-    assert not resting.holds_ahead
-    assert not to_probe(near, resting, 10.0).rows
-    assert to_probe(near, resting, 1000.0).paid
-
-
 # -- with the tuner
-
-
-def test_at_rest_single_batches_tell_what_a_larger_tile_takes():
-    # By the line through the first nine rows 16 of them take 36 ms and more; a tile takes 28.5. Nothing else moves.
-    outcome, decisions = tuned(list(until(Poisson(230), 40, Random(1))), TILED, LIMITED, seed=1)
-    probed = [decision for decision in decisions if decision.estimate and decision.estimate.probed > 9]
-    assert probed
-    assert not any(decision.change for decision in probed)
-    assert "one batch in 8 is of" in probed[0].message
-    assert decisions[-1].estimate.times[16] == pytest.approx(0.0285, rel=0.1)
-    assert outcome.summary().miss_fraction < 0.01
-    assert flips(decisions) == 0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 6, 7])

@@ -4,11 +4,10 @@ import pytest
 from examples import CURVE, LIMITS, parameters, situation, tiled
 from msgspec.structs import replace
 
-from carpool.forecasting.queueing import Glance, glance
-from carpool.learning.arrivals import Gamma
+from carpool.forecasting.queueing import Glance
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.parameters import Limits
-from carpool.tuning.assessment import WEIGHED, Assessor
+from carpool.tuning.assessment import Assessor
 from carpool.tuning.candidate_range import SIZES, WAITS, spoken_for
 from carpool.tuning.search import choose, is_better
 
@@ -89,19 +88,6 @@ def test_where_one_figure_is_hardly_better_the_next_one_decides():
     assert not is_better(one, other, 0.02)
 
 
-def test_of_equals_that_which_makes_fewer_late_is_chosen():
-    # One of four executors is always busy: no setting takes less of the device, but 48 rows are late at times.
-    service = ServiceTime.measured({rows: 0.02 + 0.002 * rows for rows in range(1, 65)}, noise=0.4, executors=4)
-    limits = replace(LIMITS, max_wait=0.15, max_in_flight=8)
-    assessor = Assessor(situation(950.0, service=replace(service, largest_in_flight=5), target=0.3, limits=limits))
-    chosen = choose(assessor, parameters(32, 0.15, flights=4)).best
-    assert chosen.holds_ahead
-    assert chosen.misses < 0.001
-    dear = [assessor.assess(parameters(48, wait, flights=4)) for wait in (0.075, 0.15)]
-    assert all(one.misses > 0.002 for one in dear)
-    assert all(one.device_time > 0.997 * chosen.device_time for one in dear)
-
-
 def test_in_overload_the_most_goodput_is_chosen():
     chosen = best(3000.0)
     assert not chosen.holds_now
@@ -149,26 +135,6 @@ def test_more_in_flight_is_tried_only_while_nobody_knows_better():
     assert best(3000.0, service=unknown).parameters.max_in_flight == 4
     serial = replace(CURVE, executors=1, largest_in_flight=4)
     assert best(1000.0, service=serial).parameters.max_in_flight == 1
-
-
-def test_a_saving_is_weighed_over_other_requests_than_those_that_chose_it():
-    noisy = replace(CURVE, noise=0.2, executors=2, largest_in_flight=2)
-    bursty = situation(600.0, process=Gamma(600.0, 2.0), service=noisy)
-    assessor = Assessor(bursty)
-    choice = choose(assessor, parameters(4, 0.0, 2))
-    for one in (choice.best, choice.current):
-        lots = [Assessor(bursty)._lot(number, ahead=False) for number in range(WEIGHED)]
-        found = [
-            glance(times, noisy, one.parameters, bursty.target, noise_draws=draws).device_time for times, draws in lots
-        ]
-        assert one.device_time == pytest.approx(sum(found) / len(found))
-        assert one.device_time != pytest.approx(found[0], rel=1e-3)
-
-
-def test_where_nothing_would_be_changed_nothing_is_weighed(monkeypatch):
-    best = choose(Assessor(situation(300.0)), parameters(8)).best.parameters
-    monkeypatch.delattr(Assessor, "weighed")
-    assert choose(Assessor(situation(300.0)), best).best.parameters == best
 
 
 def test_sizes_spoken_for_are_those_usually_tried():

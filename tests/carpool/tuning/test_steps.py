@@ -3,13 +3,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from examples import CURVE, LIMITS, parameters, situation
+from examples import CURVE, parameters, situation
 from msgspec.structs import replace
 
 from carpool.exchange.decision import Reason
-from carpool.forecasting.queueing import Glance
 from carpool.learning.latency_model import ServiceTime
-from carpool.tuning.assessment import Assessor, _Outlook
+from carpool.tuning.assessment import Assessor
 from carpool.tuning.search import Choice, choose, is_better
 from carpool.tuning.steps import LEAST, WORTH, gain, is_worth, toward, why
 
@@ -50,34 +49,6 @@ def test_less_than_the_least_is_not_however_sure():
     larger, smaller = assessed(200.0, 24, 12)
     assert 0 < 1 - larger.device_time / smaller.device_time < LEAST
     assert not is_worth(larger, smaller)
-
-
-@pytest.mark.parametrize(("before", "after", "dearer", "worth"), [
-    (0.004, 0.001, 0.0, True),
-    (0.004, 0.001, LEAST / 2, True),
-    (0.004, 0.001, 2 * LEAST, False),
-    (0.002, 0.001, 0.0, False),
-])  # fmt: skip
-def test_fewer_late_ones_are_worth_a_change_that_costs_nothing(before, after, dearer, worth):
-    target, current = assessed(200.0, 12, 12)
-    target = target._replace(outlook=_Outlook(None, target.parameters))
-    for one, misses, seconds in ((current, before, 0.001), (target, after, 0.001 * (1 + dearer))):
-        one.outlook.__dict__.update(glance=Glance(misses, seconds), glance_ahead=Glance(misses, seconds), mix=[])
-    assert is_worth(target, current) is worth
-
-
-def test_fewer_late_ones_are_what_such_a_change_is_for():
-    # One of four executors is always busy, and 48 noisy rows are late at times.
-    service = ServiceTime.measured({rows: 0.02 + 0.002 * rows for rows in range(1, 65)}, noise=0.4, executors=4)
-    limits = replace(LIMITS, max_wait=0.15, max_in_flight=8)
-    assessor = Assessor(situation(950.0, service=replace(service, largest_in_flight=5), target=0.3, limits=limits))
-    choice = choose(assessor, parameters(48, 0.15, flights=4))
-    assert choice.current.holds_ahead
-    assert is_worth(choice.best, choice.current)
-    assert not is_better(choice.best, choice.current, LEAST)
-    reason, message = why(choice, choice.best)
-    assert reason is Reason.MORE_MARGIN
-    assert "late for the same device time" in message
 
 
 @pytest.mark.parametrize(("low", "high", "worth"), [(1, 8, True), (12, 20, False), (30, 64, True)])

@@ -8,7 +8,6 @@ import pytest
 from carpool.batching.counters import ModelStats
 from carpool.exchange.decision import Observation, Reason
 from carpool.learning.arrivals import Poisson, until
-from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import (
@@ -30,7 +29,7 @@ from carpool.policy.spec import (
 )
 from carpool.simulation.simulator import Device, Noise, Simulation, linear
 from carpool.simulation.twin import Pilot, flips, tuned
-from carpool.tuning.assessment import Assessor, Situation
+from carpool.tuning.assessment import Assessor
 from carpool.tuning.tuner import ENTER_PASS_THROUGH, INTERVAL, Tuner
 
 GPU = Device(times=linear(0.005, 0.0005))
@@ -527,22 +526,3 @@ def test_sizes_that_are_slow_the_first_time_neither_alarm_nor_are_met_again_and_
     assert len(set(outcome.batch_rows)) <= 24
     for begin, end in ((20, 40), (60, 80)):
         assert outcome.summary(begin, end).miss_fraction < 0.01
-
-
-def test_a_small_gain_never_brings_back_what_was_left():
-    # 0.8 % of the device time from 12 to 24 rows: enough to go on to, too little to go back to.
-    device = ServiceTime.measured({rows: 0.005 + 0.0005 * rows for rows in range(1, 65)})
-    limits = policy().limits(None)
-    assessor = Assessor(Situation(Poisson(300.0), device, target=0.05, budget=0.005, limits=limits))
-    smaller, larger = (assessor.assess(Parameters(size, Duration(0.025), 1)) for size in (12, 24))
-    tuner = Tuner(policy(), parameters=smaller.parameters)
-    assert tuner._worth(smaller, larger)
-    tuner._left.add(larger.parameters)
-    assert not tuner._worth(smaller, larger)
-    # Under another policy it may be what is wanted.
-    tuner.follow(policy(0.06))
-    assert tuner._worth(smaller, larger)
-    tuner._left.add(larger.parameters)
-    # What is clearly better may be turned back to.
-    slow = assessor.assess(Parameters(4, Duration(0.025), 1))
-    assert tuner._worth(slow, larger)
