@@ -136,6 +136,16 @@ class Course(NamedTuple):
             first = beyond
         return Run(latencies, sizes, self.busy(), work, max(self.finishes))
 
+    def sums(self, arrivals: Sequence[float], setting: Setting) -> tuple[float, float]:
+        """Sum up the latencies of all requests, and the times of all batches (seconds)."""
+        answered = work = 0.0
+        first = 0
+        for beyond, finish, draw in zip(self.ends, self.finishes, cycle(setting.draws), strict=False):
+            answered += (beyond - first) * finish
+            work += setting.times[beyond - first] * draw
+            first = beyond
+        return answered - math.fsum(arrivals), work
+
     def late(self, arrivals: Sequence[float], limit: float) -> tuple[int, int]:
         """Count requests that took longer than ``limit``, and sum the squares of how many did so in a row of batches.
 
