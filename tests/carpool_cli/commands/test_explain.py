@@ -30,6 +30,12 @@ CHANGED = Decided(
     predicted=PREDICTED,
     rate=300.0,
 )
+BUSY = replace(
+    CHANGED,
+    predicted=replace(PREDICTED, utilization=0.6),
+    target_utilization=0.6,
+    alternative="Efficiency would free 25% of the device for 6.6ms more p50",
+)
 KEPT = Decided(Parameters(max_batch=8), change=False, reason=Reason.CONVERGED, message="nothing is better")
 
 
@@ -43,6 +49,12 @@ def test_a_decision_reads_when_what_why_and_what_keeps_it():
     assert lines[2].strip().endswith("kept from it by: twice the largest size measured")
     assert "batch 64, wait 10ms" in lines[2]
     assert len(lines) == 3
+
+
+def test_utilization_target_and_what_another_objective_would_do_are_shown():
+    lines = text_of(Explained("m", 0.0, BUSY), SLO).splitlines()
+    expected = "device 60% busy (target 60%); Efficiency would free 25% of the device for 6.6ms more p50"
+    assert lines[2].strip() == expected
 
 
 @pytest.mark.parametrize(
