@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from typing import NamedTuple
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from carpool.riding import Refused
 
@@ -91,15 +91,15 @@ class ModelStats(Struct):
     served: int = 0
     """Requests answered, whatever the status."""
     hits: int = 0
-    misses: dict[str, int] = field(default_factory=dict)
+    misses: dict[str, int] = {}
     """By reason: late, cold, failed, rejected, cancelled, or a refusal's reason."""
-    cells: list[tuple[int, int, int, int, int, float, float]] = field(default_factory=list)
+    cells: list[tuple[int, int, int, int, int, float, float]] = []
     """(bucket, rows, in_flight, executors, batches, busy, busy_squared)."""
     cold: int = 0
     stalled: int = 0
     padded_rows: int = 0
     bisections: int = 0
-    durations: list[int] = field(default_factory=list)
+    durations: list[int] = []
     """Requests answered by duration; one more entry than ``DURATION_BOUNDS``, the last beyond them all."""
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ class Stats(Struct):
     """When it was taken, seconds of the counting process's monotonic clock."""
     device_busy: float = 0.0
     """Wall seconds with at least one batch in flight."""
-    models: dict[str, ModelStats] = field(default_factory=dict)
+    models: dict[str, ModelStats] = {}
     queued_rows: int = 0
     """Rows waiting at that moment."""
 

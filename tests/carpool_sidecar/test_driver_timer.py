@@ -11,7 +11,7 @@ from carpool.batching import Batcher
 from carpool.policy import Axis, Duration, Model, Parameters, for_p99
 from carpool.riding import Estimate
 from carpool_sidecar.driver import RESOLUTION, Driver
-from carpool_sidecar.http1.messages import FieldLines
+from carpool_sidecar.http1.fields import FieldLines
 from carpool_sidecar.models import ModelTable
 from carpool_sidecar.protocols.common import Endpoint
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
 
 from carpool_sidecar.http1.messages import LAST_CHUNK, Body, Buffer, Headers, chunk_of, gather, message
 from carpool_sidecar.http1.timing import NEVER
@@ -81,8 +80,7 @@ class StreamReceiver(Receiver, Protocol):
         """Take note that the body is complete."""
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
+class Upload(NamedTuple):
     """In place of a request's body: it will be streamed by `Call.write` and `Call.end`.
 
     `length` is what the head's Content-Length says; None for a head that says chunked. `flow` is told of backpressure;

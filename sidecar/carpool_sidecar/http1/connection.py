@@ -10,8 +10,9 @@ import httptools
 
 from carpool_sidecar.http1.bodies import BodyReader
 from carpool_sidecar.http1.exchange import Exchange
+from carpool_sidecar.http1.fields import FieldLines
 from carpool_sidecar.http1.memory import count_while_alive, counts_itself
-from carpool_sidecar.http1.messages import CONTINUE, Buffer, FieldLines
+from carpool_sidecar.http1.messages import CONTINUE, Buffer
 from carpool_sidecar.http1.parsing import LONGEST_KEPT, HeadCheck, HttpError, RequestHead, parse_request_head
 from carpool_sidecar.http1.sockets import peer_has_reset, reset
 from carpool_sidecar.http1.timing import BULK, NEVER

@@ -9,9 +9,8 @@ the batch has them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -111,8 +110,7 @@ _GRPC_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n"
 _MILLISECONDS = re.compile(rb"\d{1,12}(?:\.\d{1,9})?")
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What a request's headers say.
 
     ``key``: equal for headers that may share a batch. ``shared``: the headers of the request that the batch makes,

@@ -17,7 +17,6 @@ Sources: the protocol's ``inference_rest.md``; Triton's extensions ``binary_data
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid5
@@ -62,26 +61,30 @@ _PER_TENSOR, _PER_CUT = 800, 40
 """Bytes that one tensor, and the place of one row in it, take."""
 
 
-@dataclass(slots=True)
 class Request:
     """Inputs of a request; ``rest``: the members after them as sent with a batch; ``id``: a JSON string or empty."""
 
-    inputs: list[Tensor]
-    rest: bytes
-    id: bytes
+    __slots__ = ("id", "inputs", "rest")
+
+    def __init__(self, inputs: list[Tensor], rest: bytes, own: bytes) -> None:
+        self.inputs = inputs
+        self.rest = rest
+        self.id = own
 
 
-@dataclass(slots=True)
 class Answer:
     """The outputs of an answer; ``fields``: the members before them; ``id``: the server's own, or empty.
 
     ``several``: whether more than one request shares it.
     """
 
-    outputs: list[Tensor]
-    fields: bytes
-    id: bytes
-    several: bool
+    __slots__ = ("fields", "id", "outputs", "several")
+
+    def __init__(self, outputs: list[Tensor], fields: bytes, own: bytes, several: bool) -> None:
+        self.outputs = outputs
+        self.fields = fields
+        self.id = own
+        self.several = several
 
 
 def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAULT) -> Parsed[Request] | Parsed[None]:
