@@ -39,13 +39,14 @@ cluster: programs ## Open a cluster with the chart and a model in it, and a shel
 programs: $(STAMP)
 	@PYTHONPATH=tests/cluster $(BIN)/python -m minicluster.binaries --get
 
-check: $(STAMP) ## Lint, types, layers, generated files
+check: $(STAMP) ## Lint, types, layers, import cycles, generated files
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m carpool_cli.docs --check
-	$(BIN)/python -m carpool_operator.crd --check
+	$(BIN)/python tools/import_cycles.py
+	$(BIN)/python tools/reference.py --check
+	$(BIN)/python -m carpool_operator.api.crd --check
 	$(BIN)/python benchmarks/proof --check-report
 
 format: $(STAMP) ## Format and fix what can be fixed
@@ -53,10 +54,10 @@ format: $(STAMP) ## Format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 docs: $(STAMP) ## Regenerate the tables in docs/reference
-	$(BIN)/python -m carpool_cli.docs
+	$(BIN)/python tools/reference.py
 
 crds: $(STAMP) ## Regenerate the CRD, in crds/ and in the chart
-	$(BIN)/python -m carpool_operator.crd
+	$(BIN)/python -m carpool_operator.api.crd
 
 bench: $(STAMP) ## Measure costs against their limits; results land in benchmarks/results
 	$(BIN)/python benchmarks/run.py

@@ -24,7 +24,17 @@ from evidence import CACHE, UNUSED
 
 PACKAGE = Path(__file__).parents[1] / "core" / "carpool"
 
-MODULES = ("batching", "bisection", "lanes", "mixed", "recursion", "riding", "simulation", "smoothing")
+MODULES = (
+    "batching.batcher",
+    "batching.bisection",
+    "batching.model_state",
+    "batching.queues",
+    "batching.requests",
+    "forecasting.mixed",
+    "forecasting.recursion",
+    "learning.smoothing",
+    "simulation.simulator",
+)
 """What is worth it. Only modules whose structs nobody hashes, reads or writes: mypyc drops what a class statement says
 beside its bases, such as that a struct is frozen."""
 
@@ -61,7 +71,7 @@ def folder() -> Path:
 
 def _compile(where: Path) -> None:
     """Make machine code of the copy in a folder, in place."""
-    files = [f"{PACKAGE.name}/{module}.py" for module in MODULES]
+    files = [f"{PACKAGE.name}/{module.replace('.', '/')}.py" for module in MODULES]
     done = subprocess.run(
         [sys.executable, "-m", "mypyc", *files],
         cwd=where,
@@ -96,7 +106,7 @@ def use(made: str | None) -> None:
 
 def is_used() -> bool:
     """Whether this process runs the machine code."""
-    return import_module(f"{PACKAGE.name}.{MODULES[0]}").__file__ != str(PACKAGE / f"{MODULES[0]}.py")
+    return import_module(f"{PACKAGE.name}.{MODULES[0]}").__file__ != str(PACKAGE / f"{MODULES[0].replace('.', '/')}.py")
 
 
 def _forget() -> None:

@@ -20,17 +20,19 @@ import msgspec
 from evidence import Machine, commit, machine, today
 from msgspec import Struct
 
-from carpool import arrivals
-from carpool.latency import ServiceTime
-from carpool.policy import Duration, Parameters, for_p99
-from carpool.queueing import forecast
-from carpool.simulation import Device, Simulation, linear
-from carpool.twin import flips, tuned
+from carpool.forecasting.queueing import forecast
+from carpool.learning import arrivals
+from carpool.learning.latency_model import ServiceTime
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import for_p99
+from carpool.simulation.simulator import Device, Simulation, linear
+from carpool.simulation.twin import flips, tuned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from carpool.outcome import Outcome
+    from carpool.simulation.outcome import Outcome
 
 SLO = 0.050
 FIXED, PER_ROW = 0.005, 0.0005

@@ -18,21 +18,23 @@ from typing import TYPE_CHECKING
 from evidence import Figure, conclude
 from msgspec.structs import replace
 
-from carpool import report as reports
-from carpool.arrivals import Poisson, until
-from carpool.policy import SLO, Duration, Latency, Parameters
-from carpool.report import Lane, Queue, Report, Stalls
-from carpool.simulation import Device, Simulation, linear
-from carpool.statistics import ModelStats, Stats
-from carpool_operator.annotations import INJECT
-from carpool_operator.api import PolicySpec, TargetRef
-from carpool_operator.assignment import assign
+from carpool.batching.counters import ModelStats, Stats
+from carpool.exchange import report as reports
+from carpool.exchange.report import Lane, Queue, Report, Stalls
+from carpool.learning.arrivals import Poisson, until
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import SLO, Latency
+from carpool.simulation.simulator import Device, Simulation, linear
+from carpool_operator.api.annotations import INJECT
+from carpool_operator.api.model import Pod, Policy, Reading, Target, View, Workload
+from carpool_operator.api.spec import PolicySpec, TargetRef
 from carpool_operator.controller import Controller
-from carpool_operator.model import Pod, Policy, Reading, Target, View, Workload
+from carpool_operator.tuning.assignment import assign
 
 if TYPE_CHECKING:
-    from carpool.change import Change
-    from carpool.outcome import Setting
+    from carpool.exchange.change import Change
+    from carpool.simulation.outcome import Setting
 
 HERE = Path(__file__).parent
 LIMITS = HERE / "limits.json"

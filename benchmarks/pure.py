@@ -15,19 +15,21 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+from chain import greedy
 from evidence import Figure, Skipped, least
 
-from carpool import arrivals
-from carpool.batching import Batcher
-from carpool.chain import greedy
-from carpool.decision import Observation
-from carpool.latency import ServiceTime
-from carpool.outcome import Setting
-from carpool.policy import Duration, Parameters, for_p99
-from carpool.riding import Batch, Estimate, Finish, Request
-from carpool.simulation import Arrival, Device, Simulation, linear
-from carpool.statistics import Stats
-from carpool.tuner import INTERVAL, Tuner
+from carpool.batching.batcher import Batcher
+from carpool.batching.counters import Stats
+from carpool.batching.requests import Batch, Estimate, Finish, Request
+from carpool.exchange.decision import Observation
+from carpool.learning import arrivals
+from carpool.learning.latency_model import ServiceTime
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import for_p99
+from carpool.simulation.outcome import Setting
+from carpool.simulation.simulator import Arrival, Device, Simulation, linear
+from carpool.tuning.tuner import INTERVAL, Tuner
 
 FIXED, PER_ROW = 0.005, 0.0005
 SLO = 0.050

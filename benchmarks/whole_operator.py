@@ -26,11 +26,11 @@ from aiohttp import web
 from evidence import Figure, conclude
 from fleet import INTERVAL, LIMITS, LOADS, PODS, Fleets
 
-from carpool import report as reports
-from carpool.change import Change, read_change
-from carpool.policy import Parameters
-from carpool.report import Lane, Queue, Report, Stalls
-from carpool.statistics import ModelStats, Stats
+from carpool.batching.counters import ModelStats, Stats
+from carpool.exchange import report as reports
+from carpool.exchange.change import Change, read_change
+from carpool.exchange.report import Lane, Queue, Report, Stalls
+from carpool.policy.parameters import Parameters
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "whole_operator.json"

@@ -32,14 +32,15 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `python benchmarks/neighbours` has only this folder there
+sys.path.append(str(Path(__file__).parents[2] / "tools"))
 
 import msgspec
 import uvloop
 from evidence import commit, machine, today
 
-from carpool_cli.neighbours_page import HEADS, cells
 from neighbours import trials, verdict, virtual
 from neighbours.catalogue import NEIGHBOURS, RATE, Neighbour
+from neighbours_page import HEADS, cells
 
 RESULTS = Path(__file__).parents[1] / "results" / "neighbours.json"
 

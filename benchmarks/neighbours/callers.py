@@ -11,7 +11,7 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
 
-from carpool.arrivals import Poisson, until
+from carpool.learning.arrivals import Poisson, until
 from neighbours.line import Line
 from neighbours.model import healthy, judge
 

@@ -9,7 +9,7 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
 
-from carpool.arrivals import Poisson, until
+from carpool.learning.arrivals import Poisson, until
 from neighbours.line import Line
 from neighbours.model import LARGE, V1_TARGET, V2_TARGET, head, post, v1, v2
 

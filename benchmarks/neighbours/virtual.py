@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
-from carpool.arrivals import Poisson, until
-from carpool.outcome import ENDS, End
-from carpool.policy import Duration, Parameters
-from carpool.riding import Priority
-from carpool.simulation import Arrival, Device, Simulation, linear
+from carpool.batching.requests import Priority
+from carpool.learning.arrivals import Poisson, until
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool.simulation.outcome import ENDS, End
+from carpool.simulation.simulator import Arrival, Device, Simulation, linear
 from neighbours.catalogue import RATE
 from neighbours.server import FIXED, PER_ROW
 from neighbours.trials import MAX_BATCH, MAX_IN_FLIGHT, MAX_WAIT
 
 if TYPE_CHECKING:
-    from carpool.outcome import Outcome
+    from carpool.simulation.outcome import Outcome
 
 SECONDS = 60.0
 SLO = 5.0

@@ -15,9 +15,9 @@ from peers.engines import row_of
 from peers.results import Faults, Trial
 from peers.running import TICK
 
-from carpool_cli.bench_report import summarize
-from carpool_cli.loadgen import FAILURES, MISMATCH, LoadGenerator, due_times
-from carpool_cli.servers import Request
+from carpool_cli.load.loadgen import FAILURES, MISMATCH, LoadGenerator, due_times
+from carpool_cli.load.report import summarize
+from carpool_cli.load.servers import Request
 from carpool_sidecar.http1.client import Pool
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from peers.running import Device, Running
 
-    from carpool_cli.loadgen import Recording
+    from carpool_cli.load.loadgen import Recording
     from carpool_sidecar.http1.messages import Headers
 
 TIMEOUT = 3.0

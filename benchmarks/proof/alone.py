@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from carpool import arrivals
-from carpool.outcome import Setting
-from carpool.policy import Duration, Parameters
-from carpool.probation import Probation
-from carpool.settling import Settling
-from carpool.tuner import INTERVAL, TOO_LATE
-from carpool.tuning import Assessor, Situation
+from carpool.exchange.probation import Probation
+from carpool.forecasting.refinement import Settling
+from carpool.learning import arrivals
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool.simulation.outcome import Setting
+from carpool.tuning.assessment import Assessor, Situation
+from carpool.tuning.tuner import INTERVAL, TOO_LATE
 from proof import courses, measures, oracle
 from proof import scenario as suite
 from proof.measures import TOLERATED
@@ -26,7 +27,7 @@ from proof.world import Stretch, estimate, knowledge, play
 if TYPE_CHECKING:
     from random import Random
 
-    from carpool.statistics import ModelStats, Stats
+    from carpool.batching.counters import ModelStats, Stats
     from proof.ourselves import Carpool
     from proof.scenario import Scenario
     from proof.world import Knowledge, Maker

@@ -30,7 +30,7 @@ from proof.world import Stretch, play
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool.outcome import Outcome, Setting
+    from carpool.simulation.outcome import Outcome, Setting
     from proof.scenario import Scenario
     from proof.world import Rival
 

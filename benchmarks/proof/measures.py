@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from carpool.outcome import End
-from carpool.smoothing import isotonic
+from carpool.learning.smoothing import isotonic
+from carpool.simulation.outcome import End
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from carpool.outcome import Outcome, Setting, Summary
-    from carpool.policy import Parameters
+    from carpool.policy.parameters import Parameters
+    from carpool.simulation.outcome import Outcome, Setting, Summary
 
 TOLERATED = 0.01
 """Share of requests that a p99 allows to miss."""

@@ -27,19 +27,20 @@ from evidence import Machine, commit, machine, today
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.outcome import Setting
-from carpool.policy import Duration, Parameters, whole_microseconds
-from carpool.queueing import forecast, glance
-from carpool.reach import SIZES, WAITS
-from carpool.simulation import Noise
+from carpool.forecasting.queueing import forecast, glance
+from carpool.policy.durations import Duration, whole_microseconds
+from carpool.policy.parameters import Parameters
+from carpool.simulation.outcome import Setting
+from carpool.simulation.simulator import Noise
+from carpool.tuning.candidate_range import SIZES, WAITS
 from proof.scenario import HERE, Scenario, Trace, load_all, own_hash, recording, suite_hash
 from proof.world import Stretch, arrival_times, estimate, knowledge, play
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from carpool.latency import ServiceTime
-    from carpool.statistics import Stats
+    from carpool.batching.counters import Stats
+    from carpool.learning.latency_model import ServiceTime
     from proof.world import Knowledge, Maker
 
 RESULTS = HERE / "results" / "oracle.json"

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from carpool.outcome import Setting
-from carpool.policy import SLO, BatchingPolicy, Bounds, Duration, IntRange, Latency
-from carpool.tuner import INTERVAL, Tuner
-from carpool.twin import Pilot
+from carpool.policy.durations import Duration
+from carpool.policy.spec import SLO, BatchingPolicy, Bounds, IntRange, Latency
+from carpool.simulation.outcome import Setting
+from carpool.simulation.twin import Pilot
+from carpool.tuning.tuner import INTERVAL, Tuner
 from proof.world import Rival
 
 if TYPE_CHECKING:
     from random import Random
 
-    from carpool.decision import Decision
-    from carpool.latency import LatencyLearner
-    from carpool.load import Load
-    from carpool.statistics import Stats
+    from carpool.batching.counters import Stats
+    from carpool.exchange.decision import Decision
+    from carpool.learning.latency_model import LatencyLearner
+    from carpool.learning.load import Load
     from proof.world import Knowledge
 
 
@@ -54,4 +55,4 @@ def _maker(known: Knowledge, rng: Random) -> Carpool:  # noqa: ARG001 - the tune
     return Carpool(known)
 
 
-CARPOOL = Rival("Carpool", "this project: core/carpool/tuner.py", _maker)
+CARPOOL = Rival("Carpool", "this project: core/carpool/tuning/tuner.py", _maker)

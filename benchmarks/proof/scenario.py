@@ -17,14 +17,17 @@ import click
 import msgspec
 from msgspec import Meta
 
-from carpool.latency import ServiceTime
-from carpool.policy import Camel, Duration, PolicyError, from_plain
-from carpool.simulation import Noise
-from carpool_cli import device_profile, planning
+from carpool.learning.latency_model import ServiceTime
+from carpool.policy.durations import Duration
+from carpool.policy.plain import Camel, PolicyError, from_plain
+from carpool.simulation.simulator import Noise
+from carpool_cli.planning import assumptions
+from carpool_cli.profiling import device_profile
 
 if TYPE_CHECKING:
-    from carpool.policy import BatchingPolicy, Limits
-    from carpool_cli.device_profile import DeviceProfile
+    from carpool.policy.parameters import Limits
+    from carpool.policy.spec import BatchingPolicy
+    from carpool_cli.profiling.device_profile import DeviceProfile
 
 HERE = Path(__file__).parent.parent
 SCENARIOS = HERE / "scenarios"
@@ -156,7 +159,7 @@ class Scenario(Camel, frozen=True):
     @property
     def policy(self) -> BatchingPolicy:
         """What a user would write: the promise, and how many batches the server takes."""
-        return planning.slo_policy(float(self.slo), most_in_flight=self.max_in_flight)
+        return assumptions.slo_policy(float(self.slo), most_in_flight=self.max_in_flight)
 
     @property
     def limits(self) -> Limits:
@@ -217,8 +220,8 @@ def recording() -> Recording:
 
     Raises ``click.ClickException`` that says where to get it.
     """
-    own, _ = planning.read_trace(AZURE, None)
-    times, _ = planning.read_trace(AZURE, 1.0)
+    own, _ = assumptions.read_trace(AZURE, None)
+    times, _ = assumptions.read_trace(AZURE, 1.0)
     return Recording(tuple(times), (len(own) - 1) / (own[-1] - own[0]))
 
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from carpool.latency import LatencyLearner, ServiceTime
-from carpool.load import Load, at_rate
+from carpool.learning.latency_model import LatencyLearner, ServiceTime
+from carpool.learning.load import Load, at_rate
 from proof.ourselves import Carpool
 from proof.rows import TOLD_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from carpool.arrivals import Gamma, OnOff, Poisson
-    from carpool.statistics import Cell, CellKey
+    from carpool.batching.counters import Cell, CellKey
+    from carpool.learning.arrivals import Gamma, OnOff, Poisson
     from proof.world import Knowledge, Maker, Stretch
 
 

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
-from carpool import arrivals
-from carpool.simulation import Device, Dispatcher, Simulation
-from carpool_cli import planning
+from carpool.learning import arrivals
+from carpool.simulation.simulator import Device, Dispatcher, Simulation
+from carpool_cli.planning import assumptions
 from proof import scenario as suite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from carpool.latency import ServiceTime
-    from carpool.outcome import Outcome, Setting
-    from carpool.policy import Limits
-    from carpool.riding import Estimate
-    from carpool.statistics import Stats
+    from carpool.batching.counters import Stats
+    from carpool.batching.requests import Estimate
+    from carpool.learning.latency_model import ServiceTime
+    from carpool.policy.parameters import Limits
+    from carpool.simulation.outcome import Outcome, Setting
     from proof.scenario import Scenario
 
 FINENESS = 48
@@ -149,7 +149,7 @@ def devices(scenario: Scenario, course: Sequence[Stretch]) -> list[Device]:
         every, lasting = float(scenario.stalls.every), float(scenario.stalls.lasting)
         stalls = tuple((every * number, lasting) for number in range(1, int(at / every) + 1))
     profile = suite.profile_of(scenario.profile)
-    times = planning.device(profile).times
+    times = assumptions.device(profile).times
     lengths = scenario.lengths
     device = Device(
         times if lengths is None else lambda rows, bucket: times(lengths.rows(rows, bucket), 0),

@@ -24,16 +24,20 @@ class Entry(NamedTuple):
 
 # The summaries stand here so that `carpool --help` imports none of the modules: numpy alone costs 0.1 s.
 COMMANDS = {
-    "up": Entry("carpool_cli.up", "Serve a model with batching that tunes itself to a p99."),
-    "top": Entry("carpool_cli.top", "Watch a running sidecar."),
-    "explain": Entry("carpool_cli.explain", "Say what a running sidecar decided, and why."),
-    "profile": Entry("carpool_cli.profile", "Measure what a batch costs, by its size: t(b)."),
-    "bench": Entry("carpool_cli.bench", "Measure a server under open-loop load."),
-    "batch": Entry("carpool_cli.batch", "Run a file of inputs through a model, offline and resumable."),
-    "recommend": Entry("carpool_cli.recommend", "Choose parameters for a profile, a load and an SLO, with reasons."),
-    "simulate": Entry("carpool_cli.simulate", "Forecast what a configuration or the tuner would do, by simulation."),
-    "inject": Entry("carpool_cli.inject", "Put a sidecar into Kubernetes manifests."),
-    "standin": Entry("carpool_cli.standin", "Serve an echo that takes as long as a given accelerator."),
+    "up": Entry("carpool_cli.commands.up", "Serve a model with batching that tunes itself to a p99."),
+    "top": Entry("carpool_cli.commands.top", "Watch a running sidecar."),
+    "explain": Entry("carpool_cli.commands.explain", "Say what a running sidecar decided, and why."),
+    "profile": Entry("carpool_cli.commands.profile", "Measure what a batch costs, by its size: t(b)."),
+    "bench": Entry("carpool_cli.commands.bench", "Measure a server under open-loop load."),
+    "batch": Entry("carpool_cli.commands.batch", "Run a file of inputs through a model, offline and resumable."),
+    "recommend": Entry(
+        "carpool_cli.commands.recommend", "Choose parameters for a profile, a load and an SLO, with reasons."
+    ),
+    "simulate": Entry(
+        "carpool_cli.commands.simulate", "Forecast what a configuration or the tuner would do, by simulation."
+    ),
+    "inject": Entry("carpool_cli.commands.inject", "Put a sidecar into Kubernetes manifests."),
+    "standin": Entry("carpool_cli.commands.standin", "Serve an echo that takes as long as a given accelerator."),
 }
 
 

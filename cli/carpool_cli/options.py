@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from carpool.policy import Duration
+from carpool.policy.durations import Duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from carpool.policy import PolicyError, from_plain
-from carpool_operator.api import written
-from carpool_operator.assignment import targets_of
-from carpool_operator.conditions import (
+from carpool.policy.plain import PolicyError, from_plain
+from carpool_operator.api.model import Event, Outcome, Policy, Target
+from carpool_operator.api.spec import written
+from carpool_operator.api.status import ConditionStatus, ConditionType, Status
+from carpool_operator.reporting.conditions import (
     UNKNOWN,
     Finding,
     accepted,
@@ -24,18 +25,17 @@ from carpool_operator.conditions import (
     slo_met,
     worst,
 )
-from carpool_operator.model import Event, Outcome, Policy, Target
-from carpool_operator.reporting import Reporter, timestamp
-from carpool_operator.status import ConditionStatus, ConditionType, Status
-from carpool_operator.steering import Steering
+from carpool_operator.reporting.decisions import Reporter, timestamp
+from carpool_operator.tuning.assignment import targets_of
+from carpool_operator.tuning.steering import Steering
 
 if TYPE_CHECKING:
-    from carpool.change import Change
-    from carpool_operator.api import PolicySpec
-    from carpool_operator.conditions import Delivery
-    from carpool_operator.model import Document, View
-    from carpool_operator.status import Condition
-    from carpool_operator.steering import Happening
+    from carpool.exchange.change import Change
+    from carpool_operator.api.model import Document, View
+    from carpool_operator.api.spec import PolicySpec
+    from carpool_operator.api.status import Condition
+    from carpool_operator.reporting.conditions import Delivery
+    from carpool_operator.tuning.steering import Happening
 
 NOTHING = Finding(UNKNOWN, "NoTargets", "none of its targets is there and its own")
 

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from carpool_operator.api import API_VERSION, KIND, PLURAL, MetricsSource
-from carpool_operator.assignment import assign, targets_of
-from carpool_operator.events import LASTING, About
-from carpool_operator.fleet import KINDS, POLICIES
-from carpool_operator.kube import MERGE, ApiError, path_of
-from carpool_operator.merging import difference, without_nulls
-from carpool_operator.model import View
-from carpool_operator.objects import Key, RawPolicy
-from carpool_operator.owned import Owned, drop, keep
-from carpool_operator.publishing import Published, config_map
-from carpool_operator.writing import NotLeading
+from carpool_operator.api.model import View
+from carpool_operator.api.spec import API_VERSION, KIND, PLURAL, MetricsSource
+from carpool_operator.cluster.fleet import KINDS, POLICIES
+from carpool_operator.cluster.kube import MERGE, ApiError, path_of
+from carpool_operator.cluster.merging import difference, without_nulls
+from carpool_operator.cluster.objects import Key, RawPolicy
+from carpool_operator.cluster.owned import Owned, drop, keep
+from carpool_operator.cluster.writing import NotLeading
+from carpool_operator.delivery.publishing import Published, config_map
+from carpool_operator.reporting.events import LASTING, About
+from carpool_operator.tuning.assignment import assign, targets_of
 
 if TYPE_CHECKING:
     import logging
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from typing import Any
 
-    from carpool.change import Change
+    from carpool.exchange.change import Change
+    from carpool_operator.api.model import Document, Event, Missed, Outcome, Pod, Policy, Target, Workload
+    from carpool_operator.cluster.fleet import Fleet
+    from carpool_operator.cluster.owned import Keep
+    from carpool_operator.cluster.writing import Backoff, Writer
     from carpool_operator.controller import Controller
-    from carpool_operator.events import Recorder
-    from carpool_operator.fleet import Fleet
-    from carpool_operator.inspection import Inspector
-    from carpool_operator.metrics import Metrics
-    from carpool_operator.model import Document, Event, Missed, Outcome, Pod, Policy, Target, Workload
-    from carpool_operator.owned import Keep
-    from carpool_operator.publishing import ConfigMaps, Pusher
-    from carpool_operator.signing import Signer
-    from carpool_operator.sources.choice import Sources
-    from carpool_operator.writing import Backoff, Writer
+    from carpool_operator.delivery.publishing import ConfigMaps, Pusher
+    from carpool_operator.delivery.signing import Signer
+    from carpool_operator.reporting.events import Recorder
+    from carpool_operator.reporting.inspection import Inspector
+    from carpool_operator.reporting.metrics import Metrics
+    from carpool_operator.tuning.sources.choice import Sources
 
 AT_ONCE = 16
 """Policies whose pods are asked at a time: the pods' reports are held until they are decided on."""

@@ -10,8 +10,8 @@ import socket
 import sys
 import uuid
 
-from carpool.policy import Duration
-from carpool_operator.kube import ConfigException, connect
+from carpool.policy.durations import Duration
+from carpool_operator.cluster.kube import ConfigException, connect
 from carpool_operator.logs import LEVELS, set_up
 from carpool_operator.process import Settings, run
 

@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING
 import aiohttp
 from msgspec import Struct
 
+from carpool_operator.cluster.election import Candidate, Election
+from carpool_operator.cluster.fleet import PODS, Fleet, Sync, watch_pods
+from carpool_operator.cluster.handlers import Kopf
+from carpool_operator.cluster.kube import ApiError
+from carpool_operator.cluster.writing import Backoff, NotLeading, Writer
 from carpool_operator.controller import Controller
-from carpool_operator.election import Candidate, Election
-from carpool_operator.events import Recorder
-from carpool_operator.fleet import PODS, Fleet, Sync, watch_pods
-from carpool_operator.handlers import Kopf
-from carpool_operator.health import Health
-from carpool_operator.inspection import Inspector
-from carpool_operator.kube import ApiError
+from carpool_operator.delivery.publishing import ConfigMaps, Pusher
+from carpool_operator.delivery.signing import BadKey, Signer, obtain
 from carpool_operator.loop import Loop, Parts
-from carpool_operator.metrics import Metrics
-from carpool_operator.publishing import ConfigMaps, Pusher
-from carpool_operator.signing import BadKey, Signer, obtain
-from carpool_operator.sources.choice import Sources
-from carpool_operator.sources.prometheus import open_session
-from carpool_operator.sources.sidecar import Sidecars
-from carpool_operator.writing import Backoff, NotLeading, Writer
+from carpool_operator.reporting.events import Recorder
+from carpool_operator.reporting.health import Health
+from carpool_operator.reporting.inspection import Inspector
+from carpool_operator.reporting.metrics import Metrics
+from carpool_operator.tuning.sources.choice import Sources
+from carpool_operator.tuning.sources.prometheus import open_session
+from carpool_operator.tuning.sources.sidecar import Sidecars
 
 if TYPE_CHECKING:
-    from carpool_operator.kube import Kube
-    from carpool_operator.model import Pod
-    from carpool_operator.watching import Watch
+    from carpool_operator.api.model import Pod
+    from carpool_operator.cluster.kube import Kube
+    from carpool_operator.cluster.watching import Watch
 
 CONNECTIONS = 64
 """Pods that are talked to at a time."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from carpool.riding import Refused
+from carpool.batching.requests import Refused
 from carpool_sidecar.http1.messages import forwardable
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from carpool.riding import Request
+from carpool.batching.requests import Request
 from carpool_sidecar.protocols import route
 from carpool_sidecar.protocols.common import Endpoint
 

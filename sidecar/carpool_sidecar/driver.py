@@ -10,7 +10,8 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from carpool.riding import (
+from carpool.batching.counters import CANCELLED, FAILED, REJECTED
+from carpool.batching.requests import (
     Abort,
     Batch,
     Failure,
@@ -23,7 +24,6 @@ from carpool.riding import (
     callers_fault,
     fault_kind,
 )
-from carpool.statistics import CANCELLED, FAILED, REJECTED
 from carpool_sidecar.answers import (
     REFUSALS,
     UNRESOLVED,
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Callable, Iterable
 
-    from carpool.batching import Batcher
-    from carpool.policy import BatchingPolicy
-    from carpool.riding import Action
-    from carpool.statistics import Counters
+    from carpool.batching.batcher import Batcher
+    from carpool.batching.counters import Counters
+    from carpool.batching.requests import Action
+    from carpool.policy.spec import BatchingPolicy
     from carpool_sidecar.backends.base import Backend, Call
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.messages import Body, Headers

@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from carpool.policy import PolicyError
-from carpool_sidecar.config import SidecarConfig, is_address, parse
-from carpool_sidecar.descriptors import raise_limit
+from carpool.policy.plain import PolicyError
+from carpool_sidecar.admin.signing import Authority
+from carpool_sidecar.config.descriptors import raise_limit
+from carpool_sidecar.config.settings import SidecarConfig, is_address, parse
 from carpool_sidecar.logs import set_up
 from carpool_sidecar.sidecar import Sidecar
-from carpool_sidecar.signing import Authority
 
 OK, WRONG_CONFIG, CANNOT_START, CUT_SHORT = 0, 2, 3, 4
 """Exit codes: drained; the configuration is wrong; a port or file can't be had; a second signal ended it at once."""

@@ -12,14 +12,14 @@ from urllib.parse import quote
 
 import msgspec
 
-from carpool.policy import Axis as AxisChoice
+from carpool.policy.spec import Axis as AxisChoice
 from carpool_sidecar.protocols.models import Axis, axis_from_config, axis_from_metadata
 from carpool_sidecar.verification.record import REFUTED, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from carpool.policy import Model
+    from carpool.policy.spec import Model
     from carpool_sidecar.backends.base import Backend
     from carpool_sidecar.protocols.common import Endpoint
 

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from carpool.batching import Batcher
-from carpool_sidecar.admin import LOOPBACK, AdminApp
+from carpool.batching.batcher import Batcher
+from carpool_sidecar.admin.app import LOOPBACK, AdminApp
+from carpool_sidecar.admin.changes import Changes
+from carpool_sidecar.admin.health import INTERVAL, Health
+from carpool_sidecar.admin.signing import Authority
 from carpool_sidecar.app import DataApp
 from carpool_sidecar.backends.upstream import UpstreamBackend
-from carpool_sidecar.changes import Changes
-from carpool_sidecar.config import EVERY_MODEL, address_of
-from carpool_sidecar.control import Control
-from carpool_sidecar.descriptors import ADMIN_CONNECTIONS, open_files, share
+from carpool_sidecar.config.descriptors import ADMIN_CONNECTIONS, open_files, share
+from carpool_sidecar.config.settings import EVERY_MODEL, address_of
+from carpool_sidecar.config.watching import ConfigFile, watch
 from carpool_sidecar.driver import Driver
-from carpool_sidecar.health import INTERVAL, Health
 from carpool_sidecar.http1.limits import ServerLimits
 from carpool_sidecar.http1.memory import Budget
 from carpool_sidecar.http1.server import Server
@@ -27,16 +28,15 @@ from carpool_sidecar.http1.timing import Turns
 from carpool_sidecar.models import ModelTable, Resolver
 from carpool_sidecar.protocols.headers import Reader
 from carpool_sidecar.protocols.json_scan import prepare
-from carpool_sidecar.signing import Authority
-from carpool_sidecar.stalls import StallWatcher
-from carpool_sidecar.watching import ConfigFile, watch
+from carpool_sidecar.tuning.control import Control
+from carpool_sidecar.tuning.stalls import StallWatcher
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from carpool.change import Change
+    from carpool.exchange.change import Change
     from carpool_sidecar.backends.base import Backend
-    from carpool_sidecar.config import SidecarConfig
+    from carpool_sidecar.config.settings import SidecarConfig
     from carpool_sidecar.models import Entry
 
 OUTLIVED = 2.0

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from carpool.arrivals import Gamma, Poisson
-from carpool.latency import ServiceTime
-from carpool.policy import Duration, Limits, Parameters
-from carpool.tuning import Assessor, Situation
+from carpool.learning.arrivals import Gamma, Poisson
+from carpool.learning.latency_model import ServiceTime
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Limits, Parameters
+from carpool.tuning.assessment import Assessor, Situation
 
 LIMITS = Limits(1, 64, 0.0, 0.025, 1, 8)
 # One executor, and known to be: eight batches were seen in flight.

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from carpool.batching import ALONE, Batcher
-from carpool.poison import EXTRA_ROWS, EXTRA_SHARE
-from carpool.policy import Admission, Duration, Parameters, Quantity
-from carpool.riding import (
+from carpool.batching.batcher import ALONE, Batcher
+from carpool.batching.isolation import EXTRA_ROWS, EXTRA_SHARE
+from carpool.batching.requests import (
     Abort,
     Action,
     Batch,
@@ -30,6 +29,9 @@ from carpool.riding import (
     Request,
     Ride,
 )
+from carpool.policy.durations import Duration, Quantity
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import Admission
 
 if TYPE_CHECKING:
     from random import Random

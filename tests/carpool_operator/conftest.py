@@ -13,8 +13,8 @@ from fake_api import FakeApi
 from fake_pod import FakePod
 from times import Clock
 
-from carpool_operator.signing import Signer, new_key
-from carpool_operator.writing import Writer
+from carpool_operator.cluster.writing import Writer
+from carpool_operator.delivery.signing import Signer, new_key
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import kubernetes.client
 from aiohttp import web
 
-from carpool_operator.kube import Kube
+from carpool_operator.cluster.kube import Kube
 
 PLURALS = {
     ("v1", "configmaps"): "ConfigMap",

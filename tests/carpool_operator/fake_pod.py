@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from carpool.policy import Parameters
-from carpool.report import Lane, Queue, Report, encode
-from carpool.statistics import Stats
-from carpool_sidecar.signing import Authority, Refused
+from carpool.batching.counters import Stats
+from carpool.exchange.report import Lane, Queue, Report, encode
+from carpool.policy.parameters import Parameters
+from carpool_sidecar.admin.signing import Authority, Refused
 
 WALL = 1_800_000_000.0
 

@@ -6,18 +6,20 @@ from random import Random
 
 from msgspec.structs import replace
 
-from carpool.arrivals import Poisson, until
-from carpool.outcome import Setting
-from carpool.policy import SLO, Duration, Latency, Parameters
-from carpool.report import Lane, Queue, Report, RolledBack, Stalls
-from carpool.simulation import Device, Simulation, linear
-from carpool.statistics import DURATION_BOUNDS, ModelStats, Stats, combine
-from carpool_operator.annotations import INJECT
-from carpool_operator.api import PolicySpec, TargetRef
-from carpool_operator.assignment import assign
+from carpool.batching.counters import DURATION_BOUNDS, ModelStats, Stats, combine
+from carpool.exchange.report import Lane, Queue, Report, RolledBack, Stalls
+from carpool.learning.arrivals import Poisson, until
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import SLO, Latency
+from carpool.simulation.outcome import Setting
+from carpool.simulation.simulator import Device, Simulation, linear
+from carpool_operator.api.annotations import INJECT
+from carpool_operator.api.model import Pod, Policy, Reading, Target, View, Workload
+from carpool_operator.api.spec import PolicySpec, TargetRef
 from carpool_operator.controller import Controller
-from carpool_operator.documents import EVERY
-from carpool_operator.model import Pod, Policy, Reading, Target, View, Workload
+from carpool_operator.delivery.documents import EVERY
+from carpool_operator.tuning.assignment import assign
 
 RESNET = Target("vision", "Deployment", "resnet")
 GPU = Device(times=linear(0.005, 0.0005))

@@ -6,8 +6,8 @@ import re
 
 from hypothesis import strategies as st
 
-from carpool.policy import PolicyError
-from carpool_operator.api import read_policy
+from carpool.policy.plain import PolicyError
+from carpool_operator.api.spec import read_policy
 
 # Few values, so that bounds, baselines and promises often meet, cross and contradict each other.
 waits = st.sampled_from(["0s", "1ms", "10ms", "25ms", "26ms", "50ms", "100ms", "1s", "1m30s", "1h1m1s1ms"])

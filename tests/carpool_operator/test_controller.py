@@ -4,12 +4,13 @@ import pytest
 from fleets import RESNET, SimulatedPod, World, pod_of, policy_of, spec, workload_of
 from msgspec.structs import replace
 
-from carpool.policy import Tuning, TuningMode, from_plain
-from carpool.statistics import Stats
-from carpool_operator.api import written
+from carpool.batching.counters import Stats
+from carpool.policy.plain import from_plain
+from carpool.policy.spec import Tuning, TuningMode
+from carpool_operator.api.model import Target
+from carpool_operator.api.spec import written
+from carpool_operator.api.status import Status
 from carpool_operator.controller import Controller
-from carpool_operator.model import Target
-from carpool_operator.status import Status
 
 
 def settle(world, steps=4):

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from carpool.policy import Fallback, FallbackBehavior, Tuning, TuningMode
-from carpool.statistics import Stats
-from carpool_operator.assignment import assign
+from carpool.batching.counters import Stats
+from carpool.policy.spec import Fallback, FallbackBehavior, Tuning, TuningMode
 from carpool_operator.controller import Controller
-from carpool_operator.documents import EVERY
+from carpool_operator.delivery.documents import EVERY
+from carpool_operator.tuning.assignment import assign
 
 RATES = [0, 3, 40, 300, 1500]
 

@@ -14,22 +14,22 @@ from fake_api import FakeApi
 from fake_pod import WALL, FakePod
 from things import CONFIG_MAP, DEPLOYMENT, POD, POLICY, deployment, pod, policy
 
-from carpool.change import Change, read_change
-from carpool.policy import Parameters
+from carpool.exchange.change import Change, read_change
+from carpool.policy.parameters import Parameters
 from carpool_operator import loop
-from carpool_operator.events import Recorder
-from carpool_operator.fleet import Fleet, Sync
-from carpool_operator.inspection import Inspector
-from carpool_operator.kube import ApiError
+from carpool_operator.api.model import Document, Event, Missed, Outcome, Target
+from carpool_operator.cluster.fleet import Fleet, Sync
+from carpool_operator.cluster.kube import ApiError
+from carpool_operator.cluster.objects import Key
+from carpool_operator.cluster.writing import Backoff, Writer
+from carpool_operator.delivery.publishing import ConfigMaps, Pusher
+from carpool_operator.delivery.signing import Signer, new_key
 from carpool_operator.loop import Loop, Parts
-from carpool_operator.metrics import Metrics
-from carpool_operator.model import Document, Event, Missed, Outcome, Target
-from carpool_operator.objects import Key
-from carpool_operator.publishing import ConfigMaps, Pusher
-from carpool_operator.signing import Signer, new_key
-from carpool_operator.sources.choice import Sources
-from carpool_operator.sources.sidecar import Sidecars
-from carpool_operator.writing import Backoff, Writer
+from carpool_operator.reporting.events import Recorder
+from carpool_operator.reporting.inspection import Inspector
+from carpool_operator.reporting.metrics import Metrics
+from carpool_operator.tuning.sources.choice import Sources
+from carpool_operator.tuning.sources.sidecar import Sidecars
 
 WEB = Target("ns", "Deployment", "web")
 KEY = new_key()

@@ -10,10 +10,10 @@ import pytest
 from fake_pod import FakePod
 from things import CONFIG_MAP, DEPLOYMENT, POD, POLICY, deployment, pod, policy
 
-from carpool_operator import objects
+from carpool_operator.cluster import objects
+from carpool_operator.cluster.watching import Watch
+from carpool_operator.delivery.signing import PUBLIC, PUBLIC_MAP
 from carpool_operator.process import STUCK, Operator, Settings
-from carpool_operator.signing import PUBLIC, PUBLIC_MAP
-from carpool_operator.watching import Watch
 
 LEASE = ("coordination.k8s.io/v1", "leases", "carpool-operator", "carpool")
 

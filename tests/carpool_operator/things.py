@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from carpool_operator.objects import RawPod, RawWorkload
+from carpool_operator.cluster.objects import RawPod, RawWorkload
 
 POLICY = ("carpool.dev/v1alpha1", "batchingpolicies")
 DEPLOYMENT = ("apps/v1", "deployments")

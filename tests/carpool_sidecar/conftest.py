@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import uvloop
 
-from carpool_sidecar.config import parse
+from carpool_sidecar.config.settings import parse
 from carpool_sidecar.http1.client import Pool
 from carpool_sidecar.http1.messages import content_length, encode_request_head, find
 from carpool_sidecar.http1.server import Server

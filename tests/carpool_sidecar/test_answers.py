@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.riding import Refused
+from carpool.batching.requests import Refused
 from carpool_sidecar.answers import REFUSALS, retry_after, shareable
 
 

@@ -9,9 +9,9 @@ import json
 
 import pytest
 
-from carpool.riding import Estimate
+from carpool.batching.requests import Estimate
 from carpool_sidecar.backends.base import Document
-from carpool_sidecar.config import parse
+from carpool_sidecar.config.settings import parse
 from carpool_sidecar.driver import Flight, Rider
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.models import MAX_ENTRIES, OTHER

@@ -7,9 +7,11 @@ import logging
 
 import pytest
 
-from carpool.batching import Batcher
-from carpool.policy import Axis, Duration, Model, Parameters, for_p99
-from carpool.riding import Estimate
+from carpool.batching.batcher import Batcher
+from carpool.batching.requests import Estimate
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import Axis, Model, for_p99
 from carpool_sidecar.driver import RESOLUTION, Driver
 from carpool_sidecar.http1.fields import FieldLines
 from carpool_sidecar.models import ModelTable

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from carpool.policy import Axis, Model
+from carpool.policy.spec import Axis, Model
 from carpool_sidecar.backends.base import Document
 from carpool_sidecar.models import MAX_ENTRIES, OTHER, ModelTable, Resolver
 from carpool_sidecar.protocols.common import Endpoint

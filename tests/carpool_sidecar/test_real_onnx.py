@@ -16,10 +16,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from carpool.policy import PolicyError
+from carpool.policy.plain import PolicyError
 from carpool_sidecar.backends import onnx as onnx_backend
 from carpool_sidecar.backends.onnx import OnnxBackend
-from carpool_sidecar.config import Onnx
+from carpool_sidecar.config.settings import Onnx
 from carpool_sidecar.main import CUT_SHORT, OK
 
 pytestmark = pytest.mark.real

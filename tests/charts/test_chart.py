@@ -9,7 +9,7 @@ import pytest
 import yaml
 from chart import CHART
 
-from carpool_operator.annotations import KNOWN, KNOWN_IN_TEMPLATE, PREFIX
+from carpool_operator.api.annotations import KNOWN, KNOWN_IN_TEMPLATE, PREFIX
 
 VALUES = {
     "default": {},

@@ -13,8 +13,8 @@ from chart import CHART
 
 from carpool_operator.injector.decide import Settings
 from carpool_operator.injector.server import Injector
-from carpool_operator.metrics import Metrics
-from carpool_sidecar.metrics import METRICS, PREFIX
+from carpool_operator.reporting.metrics import Metrics
+from carpool_sidecar.admin.metrics import METRICS, PREFIX
 
 ALERTS = CHART / "monitoring" / "alerts.yaml"
 DASHBOARD = json.loads((CHART / "monitoring" / "dashboard.json").read_text("utf-8"))

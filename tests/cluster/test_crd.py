@@ -12,9 +12,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from minicluster.client import ApiError
 
-from carpool.policy import PolicyError
-from carpool_operator import cel, crd
-from carpool_operator.api import API_VERSION, KIND, read_policy, written
+from carpool.policy.plain import PolicyError
+from carpool_operator.api import cel, crd
+from carpool_operator.api.spec import API_VERSION, KIND, read_policy, written
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "carpool_operator"))
 

@@ -13,9 +13,9 @@ import requests
 from minicluster import carpool
 from minicluster.traffic import Traffic
 
+from carpool_operator.delivery.signing import Signer, new_key
 from carpool_operator.injector.certificates import LIFE, issue
 from carpool_operator.injector.decide import DATA_PORT
-from carpool_operator.signing import Signer, new_key
 
 CHART = str(Path(__file__).parents[2] / "charts" / "carpool")
 HOME = "carpool-system"

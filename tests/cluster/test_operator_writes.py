@@ -21,7 +21,7 @@ from minicluster import carpool
 from minicluster.faults import FaultProxy
 from minicluster.waiting import eventually
 
-from carpool_operator.signing import PRIVATE, PUBLIC_MAP, SECRET, Signer, new_key
+from carpool_operator.delivery.signing import PRIVATE, PUBLIC_MAP, SECRET, Signer, new_key
 
 CRD = Path(__file__).parents[2] / "crds" / "carpool.dev_batchingpolicies.yaml"
 COMMAND = Path(sys.executable).parent / "carpool-operator"

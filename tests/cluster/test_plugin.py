@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from carpool.policy import Duration, Parameters
-from carpool_operator import crd
-from carpool_operator.api import API_VERSION, KIND, written
-from carpool_operator.status import (
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool_operator.api import crd
+from carpool_operator.api.spec import API_VERSION, KIND, written
+from carpool_operator.api.status import (
     Applied,
     Condition,
     ConditionStatus,

@@ -16,7 +16,7 @@ from minicluster import carpool
 from minicluster.operated import ADMITS
 from minicluster.traffic import Traffic
 
-from carpool_operator.api import API_VERSION, KIND
+from carpool_operator.api.spec import API_VERSION, KIND
 
 DOCS = Path(__file__).parents[2] / "docs"
 PATH = "/v1/models/standin:predict"

@@ -32,8 +32,8 @@ from minicluster.operated import (
 from minicluster.traffic import Traffic
 from minicluster.waiting import eventually
 
-from carpool.report import encode
-from carpool_operator.documents import FIRST_REPEAT
+from carpool.exchange.report import encode
+from carpool_operator.delivery.documents import FIRST_REPEAT
 
 CRDS = Path(__file__).parents[2] / "crds" / "carpool.dev_batchingpolicies.yaml"
 PATH = "/v1/models/standin:predict"

@@ -29,9 +29,9 @@ from minicluster.operated import (
 )
 from minicluster.waiting import eventually
 
-from carpool.change import Ticket, encode
-from carpool_operator.model import Target
-from carpool_operator.signing import Signer, new_key
+from carpool.exchange.change import Ticket, encode
+from carpool_operator.api.model import Target
+from carpool_operator.delivery.signing import Signer, new_key
 
 OURS, OTHERS = "trust-ours", "trust-others"
 STILL = {"baseline": {"maxBatch": 6, "maxWait": "3ms", "maxInFlight": 2}, "tuning": {"mode": "Hold"}}

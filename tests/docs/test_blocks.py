@@ -6,9 +6,9 @@ import pytest
 import yaml
 from pages import ROOT, WRITTEN, Shell, blocks, runnable
 
-from carpool.policy import BatchingPolicy
-from carpool_operator.api import KIND, read_policy
-from carpool_sidecar.config import SidecarConfig, parse
+from carpool.policy.spec import BatchingPolicy
+from carpool_operator.api.spec import KIND, read_policy
+from carpool_sidecar.config.settings import SidecarConfig, parse
 
 LANGUAGES = {"bash", "python", "yaml", "json", "text", "promql", "http"}
 

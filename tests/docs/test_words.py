@@ -8,14 +8,14 @@ from typing import get_args
 import pytest
 from pages import ROOT, WRITTEN
 
-from carpool.riding import Refused
-from carpool.tuning import Reason
+from carpool.batching.requests import Refused
+from carpool.exchange.decision import Reason
 from carpool_cli.main import COMMANDS
-from carpool_operator import metrics as operator_metrics
-from carpool_operator.status import DEFECTS
+from carpool_operator.api.status import DEFECTS
+from carpool_operator.reporting import metrics as operator_metrics
+from carpool_sidecar.admin.metrics import METRICS
+from carpool_sidecar.admin.signing import Reason as Refusal
 from carpool_sidecar.http1.calls import FailureKind, UpstreamError
-from carpool_sidecar.metrics import METRICS
-from carpool_sidecar.signing import Reason as Refusal
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))

@@ -9,7 +9,7 @@ import pytest
 from neighbours import hostile
 from neighbours.catalogue import NEIGHBOURS
 
-from carpool_sidecar.config import Bodies
+from carpool_sidecar.config.settings import Bodies
 
 BOMBS = {
     "escapes": hostile.escapes,

@@ -8,7 +8,7 @@ import pytest
 from neighbours import verdict, virtual
 from neighbours.catalogue import NEIGHBOURS
 
-from carpool.simulation import Arrival
+from carpool.simulation.simulator import Arrival
 
 
 @pytest.mark.parametrize("name", virtual.CROWDS)

@@ -11,7 +11,7 @@ from peers.results import Faults, Peer, Setting, Trial, Tried, best
 from peers.running import Device, label
 from peers.trials import GIVEN_UP, tally
 
-from carpool_cli.loadgen import FAILURES, MISMATCH
+from carpool_cli.load.loadgen import FAILURES, MISMATCH
 
 KEPT = sorted((Path(__file__).parents[2] / "benchmarks" / "results" / "peers").glob("*.json"))
 

@@ -11,7 +11,7 @@ import profiled_model
 import pytest
 from profiled_model import POISON, Model, ServiceTime
 
-from carpool_cli import device_profile
+from carpool_cli.profiling import device_profile
 
 PROFILES = sorted((Path(__file__).parents[2] / "benchmarks" / "profiles").glob("*.json"))
 

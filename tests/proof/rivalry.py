@@ -6,10 +6,10 @@ from math import inf
 
 from proof.world import Knowledge
 
-from carpool.latency import ServiceTime
-from carpool.policy import Limits
-from carpool.riding import Batch, Refusal, Request
-from carpool.statistics import ModelStats, Stats
+from carpool.batching.counters import ModelStats, Stats
+from carpool.batching.requests import Batch, Refusal, Request
+from carpool.learning.latency_model import ServiceTime
+from carpool.policy.parameters import Limits
 
 
 def service(rows):

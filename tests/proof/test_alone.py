@@ -9,8 +9,9 @@ from proof.scenario import Gamma, OnOff
 from proof.world import Stretch, estimate, knowledge, play
 from tiny_world import SCENARIO, SEED, small  # noqa: F401 - a fixture
 
-from carpool.outcome import Setting
-from carpool.policy import Duration, Parameters
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool.simulation.outcome import Setting
 
 SHEDDING = Setting(Parameters(max_batch=32), estimate(knowledge(SCENARIO)), shed_slo=True)
 

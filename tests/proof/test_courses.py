@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from proof import courses
 from proof.scenario import Diurnal, OnOff, Phase, Poisson, Scenario
 
-from carpool.policy import Duration
+from carpool.policy.durations import Duration
 
 PLAIN = Scenario(
     name="plain",

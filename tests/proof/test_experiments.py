@@ -8,7 +8,7 @@ from proof.scenario import OnOff
 from proof.verdict import top
 from tiny_world import CAPACITY, SCENARIO, SEED, small  # noqa: F401 - a fixture
 
-from carpool.policy import Duration
+from carpool.policy.durations import Duration
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ import pytest
 from proof.measures import Tally, add, converged, flips, highest, overload, saving, seconds_of, settings, tally
 from tiny import step
 
-from carpool.outcome import Outcome, Setting
-from carpool.policy import Parameters
-from carpool.simulation import Device, Simulation, linear
+from carpool.policy.parameters import Parameters
+from carpool.simulation.outcome import Outcome, Setting
+from carpool.simulation.simulator import Device, Simulation, linear
 
 A, B, C = (Parameters(max_batch=size) for size in (1, 2, 3))
 

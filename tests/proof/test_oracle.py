@@ -7,7 +7,7 @@ from proof import scenario as suite
 from proof.oracle import Bench, Entry, Level, OutdatedError, Point, find_capacity, find_level
 from proof.world import Stretch, play
 
-from carpool.simulation import Noise
+from carpool.simulation.simulator import Noise
 
 SCENARIOS = {each.name: each for each in suite.load_all()}
 POISSON = SCENARIOS["synthetic-1-executor"]

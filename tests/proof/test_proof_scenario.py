@@ -6,7 +6,7 @@ import pytest
 from proof import scenario as suite
 from proof.scenario import ScenarioError, load, load_all, own_hash, suite_hash
 
-from carpool.simulation import Noise
+from carpool.simulation.simulator import Noise
 
 RIGHT = {
     "name": "one",

@@ -9,10 +9,10 @@ import pytest
 from proof.rivals import RIVALS
 from rivalry import known, service
 
-from carpool import arrivals
-from carpool.latency import ServiceTime
-from carpool.outcome import ENDS, End
-from carpool.simulation import Arrival, Device, Simulation
+from carpool.learning import arrivals
+from carpool.learning.latency_model import ServiceTime
+from carpool.simulation.outcome import ENDS, End
+from carpool.simulation.simulator import Arrival, Device, Simulation
 
 
 def simulate(name, requests, *, knowledge=None, device=None, replicas=1, seconds=0.0, **options):

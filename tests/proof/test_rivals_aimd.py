@@ -5,7 +5,7 @@ from random import Random
 from proof.rivals.aimd import contender
 from rivalry import counted, known
 
-from carpool.statistics import Stats
+from carpool.batching.counters import Stats
 
 
 class Traffic:

@@ -5,7 +5,7 @@ from math import inf
 from proof.rivals.fifo import Fifo, Verdict
 from rivalry import batches, come, refusals, request, sizes
 
-from carpool.riding import Failure, Fault, FaultKind, Finish, Refused
+from carpool.batching.requests import Failure, Fault, FaultKind, Finish, Refused
 
 
 class AtLeast(Fifo):

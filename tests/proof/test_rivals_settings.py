@@ -6,7 +6,8 @@ import pytest
 from proof.rivals import settings
 from rivalry import known
 
-from carpool.policy import Duration, Parameters
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
 
 
 def parameters(maker, knowledge):

@@ -5,8 +5,8 @@ from proof import experiments, measures, rows, told
 from proof.world import Stretch, knowledge
 from tiny_world import SCENARIO, SEED, small  # noqa: F401 - a fixture
 
-from carpool.arrivals import Gamma
-from carpool.statistics import Cell, CellKey
+from carpool.batching.counters import Cell, CellKey
+from carpool.learning.arrivals import Gamma
 
 COURSE = (Stretch(10.0, 100.0), Stretch(10.0, 300.0, device=2.0), Stretch(10.0, 300.0))
 

@@ -11,9 +11,11 @@ from proof import world
 from proof.ourselves import CARPOOL
 from proof.world import Stretch, arrival_times, play, timeline
 
-from carpool.outcome import End, Setting
-from carpool.policy import Duration, Parameters, for_p99
-from carpool.twin import tuned
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import for_p99
+from carpool.simulation.outcome import End, Setting
+from carpool.simulation.twin import tuned
 
 POISSON = next(each for each in suite.load_all() if each.name == "synthetic-1-executor")
 

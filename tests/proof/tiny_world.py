@@ -7,7 +7,7 @@ from proof import alone, courses, oracle
 from proof.oracle import Entry, Level, Point
 from proof.scenario import Phase, Poisson, Scenario
 
-from carpool.policy import Duration
+from carpool.policy.durations import Duration
 
 SCENARIO = Scenario(
     name="tiny",

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from carpool.statistics import combine
+from carpool.batching.counters import combine
 from proof.rivals.settings import half_slo_batch, setting
 
 if TYPE_CHECKING:
     from random import Random
 
-    from carpool.outcome import Setting
-    from carpool.simulation import Dispatcher
-    from carpool.statistics import ModelStats, Stats
+    from carpool.batching.counters import ModelStats, Stats
+    from carpool.simulation.outcome import Setting
+    from carpool.simulation.simulator import Dispatcher
     from proof.world import Knowledge
 
 DECREASE = 0.9

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from random import Random
 
-    from carpool.riding import Batch
+    from carpool.batching.requests import Batch
     from proof.rivals.fifo import Line
     from proof.world import Knowledge
 

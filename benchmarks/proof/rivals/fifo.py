@@ -11,11 +11,12 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.bisection import judge, next_part
-from carpool.lanes import Lane
-from carpool.policy import Admission, Parameters
-from carpool.riding import Action, Batch, Estimate, Failure, Fault, Finish, Refusal, Refused, Request, Ride
-from carpool.statistics import CANCELLED, Stats
+from carpool.batching.bisection import judge, next_part
+from carpool.batching.counters import CANCELLED, Stats
+from carpool.batching.model_state import Lane
+from carpool.batching.requests import Action, Batch, Estimate, Failure, Fault, Finish, Refusal, Refused, Request, Ride
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import Admission
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from carpool.riding import Action, Request
+    from carpool.batching.requests import Action, Request
     from proof.rivals.fifo import Line
     from proof.world import Knowledge
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from math import exp, log
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.statistics import combine
+from carpool.batching.counters import combine
 from proof.rivals.settings import half_slo_batch, setting
 
 if TYPE_CHECKING:
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     import optuna
 
-    from carpool.outcome import Setting
-    from carpool.simulation import Dispatcher
-    from carpool.statistics import Stats
+    from carpool.batching.counters import Stats
+    from carpool.simulation.outcome import Setting
+    from carpool.simulation.simulator import Dispatcher
     from proof.world import Knowledge
 
 TRIALS = 12

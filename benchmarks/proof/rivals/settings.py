@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from carpool.outcome import Setting
-from carpool.policy import Duration, Parameters
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool.simulation.outcome import Setting
 from proof.world import estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from carpool.simulation import Dispatcher
-    from carpool.statistics import Stats
+    from carpool.batching.counters import Stats
+    from carpool.simulation.simulator import Dispatcher
     from proof.world import Knowledge
 
 

@@ -10,7 +10,7 @@ from proof.rivals.settings import Still, half_slo_batch, latencies, setting
 if TYPE_CHECKING:
     from random import Random
 
-    from carpool.riding import Batch
+    from carpool.batching.requests import Batch
     from proof.rivals.fifo import Line
     from proof.world import Knowledge
 

@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from carpool.policy import format_seconds
-from carpool_cli import device_profile
-from carpool_cli.arrays import random_rows, to_tensors
+from carpool.policy.durations import format_seconds
 from carpool_cli.demo.load import Aim, drive, report_on
 from carpool_cli.demo.observed import decisions, look
 from carpool_cli.demo.processes import Client
-from carpool_cli.loadgen import due_times
-from carpool_cli.servers import InputSpec, request_of
+from carpool_cli.load.loadgen import due_times
+from carpool_cli.load.servers import InputSpec, request_of
+from carpool_cli.profiling import device_profile
+from carpool_cli.profiling.arrays import random_rows, to_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from carpool.policy import Parameters
-    from carpool_cli.bench_report import Report
+    from carpool.policy.parameters import Parameters
     from carpool_cli.demo.load import Driven
     from carpool_cli.demo.processes import Processes
     from carpool_cli.demo.screen import Screen
-    from carpool_cli.device_profile import DeviceProfile
+    from carpool_cli.load.report import Report
+    from carpool_cli.profiling.device_profile import DeviceProfile
 
 MODEL = "standin"
 SLO = 0.25

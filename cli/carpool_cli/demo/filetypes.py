@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import magika
 import numpy as np
 
-from carpool_cli.arrays import to_tensors
 from carpool_cli.demo.processes import DemoError
 from carpool_cli.demo.real_models import RealModel, direct
-from carpool_cli.servers import request_of
+from carpool_cli.load.servers import request_of
+from carpool_cli.profiling.arrays import to_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

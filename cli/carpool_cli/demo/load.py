@@ -6,16 +6,16 @@ import asyncio
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from carpool_cli.bench_report import summarize
-from carpool_cli.loadgen import LoadGenerator, Recording
+from carpool_cli.load.loadgen import LoadGenerator, Recording
+from carpool_cli.load.report import summarize
 from carpool_sidecar.http1.client import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from carpool_cli.bench_report import Report
     from carpool_cli.demo.processes import Running
-    from carpool_cli.servers import Request
+    from carpool_cli.load.report import Report
+    from carpool_cli.load.servers import Request
     from carpool_sidecar.http1.messages import Headers
 
 TIMEOUT = 5.0

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from carpool.policy import Parameters, from_plain
-from carpool.statistics import Stats
+from carpool.batching.counters import Stats
+from carpool.policy.parameters import Parameters
+from carpool.policy.plain import from_plain
 
 if TYPE_CHECKING:
     from carpool_cli.demo.processes import Client, Running

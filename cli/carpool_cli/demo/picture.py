@@ -15,9 +15,9 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import NullFormatter
 from PIL import Image
 
-from carpool_cli.bench_report import percentiles
 from carpool_cli.demo.day import SLO, SLOWER
 from carpool_cli.demo.load import STALL
+from carpool_cli.load.report import percentiles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,27 +13,27 @@ import onnxruntime
 from rich.padding import Padding
 from rich.table import Table
 
-from carpool.latency import ServiceTime
-from carpool.policy import format_seconds
-from carpool_cli import tensors
-from carpool_cli.arrays import from_tensors
+from carpool.learning.latency_model import ServiceTime
+from carpool.policy.durations import format_seconds
 from carpool_cli.demo.load import Aim, drive, report_on
 from carpool_cli.demo.observed import Look, Span, between, decisions, look
 from carpool_cli.demo.processes import Client, DemoError
-from carpool_cli.loadgen import due_times
-from carpool_cli.measuring import interleave
+from carpool_cli.load import tensors
+from carpool_cli.load.loadgen import due_times
+from carpool_cli.profiling.arrays import from_tensors
+from carpool_cli.profiling.measuring import interleave
 from carpool_sidecar.http1.messages import find
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from carpool_cli.arrays import Array, Arrays
-    from carpool_cli.bench_report import Report
     from carpool_cli.demo.load import Driven
     from carpool_cli.demo.processes import Processes
     from carpool_cli.demo.screen import Screen
-    from carpool_cli.servers import Request
+    from carpool_cli.load.report import Report
+    from carpool_cli.load.servers import Request
+    from carpool_cli.profiling.arrays import Array, Arrays
 
 SLO = 0.15
 """Room for a shared CPU's pauses, whose misses say nothing of batching. With much more, a batch waits so long that what

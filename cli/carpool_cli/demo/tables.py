@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from carpool.policy import format_seconds
+from carpool.policy.durations import format_seconds
 from carpool_cli.demo.day import FIXED, SLO, SLOWER
 from carpool_cli.demo.load import STALL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool_cli.bench_report import Percentiles, Report
     from carpool_cli.demo.day import Arm, Day, Hour
     from carpool_cli.demo.real_models import Outcome
+    from carpool_cli.load.report import Percentiles, Report
 
 NEXT_TO_NOTHING = 1.1
 """Worth of batching below which it is called that: rows that cost a tenth less do not pay for a wait."""

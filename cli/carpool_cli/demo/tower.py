@@ -8,9 +8,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from carpool_cli.arrays import to_tensors
 from carpool_cli.demo.real_models import RealModel, direct
-from carpool_cli.servers import request_of
+from carpool_cli.load.servers import request_of
+from carpool_cli.profiling.arrays import to_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from carpool_operator.annotations import PREFIX
-from carpool_operator.api import GROUP, PLURAL
+from carpool_operator.api.annotations import PREFIX
+from carpool_operator.api.spec import GROUP, PLURAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from carpool_cli.figures import duration, number
 from carpool_cli.kubectl import policies
 from carpool_cli.kubectl.cluster import cluster_options, here
 from carpool_cli.kubectl.output import FORMATS, document
 from carpool_cli.kubectl.screen import STRONG, show, table, text
-from carpool_operator.status import Figures
+from carpool_cli.live.figures import duration, number
+from carpool_operator.api.status import Figures
 
 if TYPE_CHECKING:
     from carpool_cli.kubectl.policies import Policy

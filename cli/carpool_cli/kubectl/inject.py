@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from carpool_cli import inject
+from carpool_cli.commands import inject
 from carpool_cli.kubectl.cluster import ForbiddenError, NotFoundError, cluster_options, here
 
 if TYPE_CHECKING:

@@ -9,15 +9,15 @@ import click
 import msgspec
 from msgspec import Struct, field
 
-from carpool.policy import PolicyError, from_plain
+from carpool.policy.plain import PolicyError, from_plain
 from carpool_cli.kubectl.cluster import PAUSED
-from carpool_operator.status import DEFECTS, ConditionStatus, ConditionType, Status
+from carpool_operator.api.status import DEFECTS, ConditionStatus, ConditionType, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from carpool_cli.kubectl.cluster import Cluster
-    from carpool_operator.status import Condition
+    from carpool_operator.api.status import Condition
 
 KINDS = {
     name: kind

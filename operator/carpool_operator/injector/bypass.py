@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool_operator import annotations as names
+from carpool_operator.api import annotations as names
 from carpool_operator.injector.decide import DATA_PORT, annotations_of
 
 if TYPE_CHECKING:

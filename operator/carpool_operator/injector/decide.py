@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from carpool.policy import BatchingPolicy, Quantity
-from carpool_operator import annotations as names
+from carpool.policy.durations import Quantity
+from carpool.policy.spec import BatchingPolicy
+from carpool_operator.api import annotations as names
+from carpool_operator.api.model import Target
 from carpool_operator.injector.reasons import Reason, Skip
-from carpool_operator.model import Target
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

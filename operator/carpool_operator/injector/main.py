@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from carpool.policy import Quantity
+from carpool.policy.durations import Quantity
+from carpool_operator.cluster.kube import ApiError, ConfigException, connect
 from carpool_operator.injector import store
 from carpool_operator.injector.certificates import Pair
 from carpool_operator.injector.decide import MIN_MEMORY, Settings
 from carpool_operator.injector.server import Injector
 from carpool_operator.injector.tls import ServingContext
-from carpool_operator.kube import ApiError, ConfigException, connect
 from carpool_operator.logs import set_up
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import copy
 import json
 from typing import TYPE_CHECKING, Any
 
-from carpool.policy import Quantity, to_plain
-from carpool_operator import annotations as names
+from carpool.policy.durations import Quantity
+from carpool.policy.plain import to_plain
+from carpool_operator.api import annotations as names
 from carpool_operator.injector.decide import ADMIN_PORT, DATA_PORT, SIDECAR, VOLUME, annotations_of, handlers
 from carpool_operator.injector.reasons import Note
 

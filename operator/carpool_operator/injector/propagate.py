@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
-from carpool_operator import annotations as names
+from carpool_operator.api import annotations as names
 from carpool_operator.injector.decide import annotations_of
 
 if TYPE_CHECKING:

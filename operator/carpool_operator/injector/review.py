@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from carpool_operator import annotations as names
+from carpool_operator.api import annotations as names
+from carpool_operator.api.model import Target
 from carpool_operator.injector.decide import annotations_of, decide, target_of
 from carpool_operator.injector.jsonpatch import diff
 from carpool_operator.injector.patch import patch, skipped
 from carpool_operator.injector.propagate import asks, propagate
 from carpool_operator.injector.reasons import Skip
-from carpool_operator.model import Target
 
 if TYPE_CHECKING:
     from carpool_operator.injector.decide import Json, Settings

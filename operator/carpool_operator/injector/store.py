@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 from msgspec import Struct, field
 
+from carpool_operator.cluster.kube import JSON, ApiError, path_of
 from carpool_operator.injector.certificates import Material, read, renewed
-from carpool_operator.kube import JSON, ApiError, path_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

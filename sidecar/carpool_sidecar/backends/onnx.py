@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import onnxruntime
 
-from carpool.policy import PolicyError
+from carpool.policy.plain import PolicyError
 from carpool_sidecar.backends.arrays import (
     HEADER_LENGTH,
     JSON,
@@ -35,7 +35,7 @@ from carpool_sidecar.http1.messages import find, parts_of
 from carpool_sidecar.protocols import route
 
 if TYPE_CHECKING:
-    from carpool_sidecar.config import Onnx
+    from carpool_sidecar.config.settings import Onnx
     from carpool_sidecar.http1.calls import Receiver
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.messages import Body, Headers

@@ -15,7 +15,7 @@ from carpool_sidecar.http1.messages import content_length, encode_request_head, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from carpool_sidecar.config import Upstream
+    from carpool_sidecar.config.settings import Upstream
     from carpool_sidecar.http1.calls import Call, Receiver, UpstreamError
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.memory import Budget

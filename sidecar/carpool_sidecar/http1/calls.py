@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from carpool_sidecar.http1.messages import LAST_CHUNK, Body, Buffer, Headers, chunk_of, gather, message
 from carpool_sidecar.http1.timing import NEVER
@@ -80,15 +80,18 @@ class StreamReceiver(Receiver, Protocol):
         """Take note that the body is complete."""
 
 
-class Upload(NamedTuple):
+class Upload:
     """In place of a request's body: it will be streamed by `Call.write` and `Call.end`.
 
     `length` is what the head's Content-Length says; None for a head that says chunked. `flow` is told of backpressure;
     as long as the call waits for a connection, `Call.writable` is False, and `flow` hears when that changes.
     """
 
-    length: int | None
-    flow: Flow
+    __slots__ = ("flow", "length")
+
+    def __init__(self, length: int | None, flow: Flow) -> None:
+        self.length = length
+        self.flow = flow
 
 
 class Call:

@@ -7,18 +7,18 @@ more than a few milliseconds (:mod:`carpool_sidecar.protocols.limits`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from carpool_sidecar.protocols import json_scan
 
 if TYPE_CHECKING:
-    from carpool_sidecar.protocols.headers import Facts
+    from collections.abc import Sequence
+
+    from carpool_sidecar.protocols.headers import Facts, Headers
     from carpool_sidecar.protocols.limits import Limits
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 State = TypeVar("State")
 
 LONGEST_WHY = 240

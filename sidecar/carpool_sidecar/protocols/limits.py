@@ -10,7 +10,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from carpool.policy import Camel, Quantity
+from carpool.policy.durations import Quantity
+from carpool.policy.plain import Camel
 
 FREE = 4096
 """Bytes up to which a text can't exceed the limits that are counted in it: none of these may be set lower."""

@@ -46,8 +46,8 @@ from carpool_sidecar.protocols.limits import DEFAULT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool_sidecar.protocols.common import Buffer, Headers
-    from carpool_sidecar.protocols.headers import Facts
+    from carpool_sidecar.protocols.common import Buffer
+    from carpool_sidecar.protocols.headers import Facts, Headers
     from carpool_sidecar.protocols.json_scan import Span
     from carpool_sidecar.protocols.limits import Limits
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from carpool.policy import Axis, VerificationMode
+from carpool.policy.spec import Axis, VerificationMode
 from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.agreement import ELEMENTS, disagreement
 from carpool_sidecar.protocols.common import UNREADABLE, Ride, TooLarge, WrongRows
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Callable, Sequence
 
-    from carpool.policy import BatchingPolicy
+    from carpool.policy.spec import BatchingPolicy
     from carpool_sidecar.answers import UpstreamAnswer
     from carpool_sidecar.models import Entry
-    from carpool_sidecar.protocols.common import Buffer, Headers, Message, Parsed, Piece
-    from carpool_sidecar.protocols.headers import Facts
+    from carpool_sidecar.protocols.common import Buffer, Message, Parsed, Piece
+    from carpool_sidecar.protocols.headers import Facts, Headers
     from carpool_sidecar.protocols.limits import Limits
     from carpool_sidecar.verification.check import Check, Trial
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from carpool_sidecar.backends.upstream import PROBES, UpstreamBackend
-from carpool_sidecar.config import Upstream
+from carpool_sidecar.config.settings import Upstream
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.memory import Budget
 from carpool_sidecar.http1.server import Server

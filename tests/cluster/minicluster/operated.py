@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import requests
 
-from carpool import report
-from carpool_operator.model import Target
-from carpool_operator.signing import Signer
+from carpool.exchange import report
+from carpool_operator.api.model import Target
+from carpool_operator.delivery.signing import Signer
 from minicluster.carpool import SYSTEM
 
 if TYPE_CHECKING:

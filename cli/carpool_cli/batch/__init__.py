@@ -1,0 +1,1 @@
+"""Offline batch jobs: file formats, the job, and its journal."""

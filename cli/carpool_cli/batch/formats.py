@@ -1,0 +1,235 @@
+"""The files of an offline job: rows in and answers out, as JSON lines or as npz."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+
+from carpool_cli.load.servers import Request
+from carpool_cli.profiling import arrays
+from carpool_cli.profiling.arrays import DTYPES
+from carpool_cli.profiling.targets import ServerTarget, TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from carpool_cli.load.servers import InputSpec
+    from carpool_cli.profiling.arrays import Arrays
+    from carpool_cli.profiling.targets import Target
+
+Row: TypeAlias = Any
+"""A row on its way to the model, or its answer: JSON text, or a dict of arrays by name, as the job has it."""
+
+
+class BadRow(NamedTuple):
+    """A row that can't be answered: its number as people count (lines from 1, npz rows from 0), and why."""
+
+    number: int
+    error: str
+
+
+class Item(NamedTuple):
+    """A row of the input. ``position``: where to read on behind it."""
+
+    number: int
+    position: int
+    row: Row
+
+
+class Source(Protocol):
+    """Rows in their order, and the form of their answers."""
+
+    size: int
+    """Positions in all."""
+
+    @property
+    def assemble(self) -> Callable[[Path, Path], None] | None:
+        """What turns the journal's part into the output, where they differ in form."""
+
+    def read(self, count: int) -> tuple[list[Item], list[BadRow]]:
+        """Return the next rows, at most ``count``, and those among them that can't be read; none at the end."""
+
+    def encode(self, answers: Sequence[Row]) -> bytes:
+        """Return answers in the output's form."""
+
+    def close(self) -> None:
+        """Let go of the file."""
+
+    @property
+    def position(self) -> int:
+        """Where to read on."""
+
+    @property
+    def number(self) -> int:
+        """Number of the last row read."""
+
+
+class JsonLines:
+    """One instance a line; blank lines are passed over. With ``specs``, rows become arrays of these inputs."""
+
+    assemble = None
+
+    def __init__(self, path: Path, position: int, number: int, specs: list[InputSpec] | None) -> None:
+        self._stream = path.open("rb")
+        self._stream.seek(position)
+        self.size = path.stat().st_size
+        self.position = position
+        self.number = number
+        self._specs = specs
+
+    def read(self, count: int) -> tuple[list[Item], list[BadRow]]:
+        """Read lines."""
+        items: list[Item] = []
+        bad: list[BadRow] = []
+        while len(items) + len(bad) < count and (line := self._stream.readline()):
+            self.position += len(line)
+            self.number += 1
+            if not line.strip():
+                continue
+            try:
+                items.append(Item(self.number, self.position, self._row(line.strip())))
+            except (ValueError, OverflowError, TypeError) as error:
+                bad.append(BadRow(self.number, str(error)))
+        return items, bad
+
+    def encode(self, answers: Sequence[Row]) -> bytes:
+        """One answer a line: as it came, or the only output's value, or an object of all outputs."""
+        lines = []
+        for answer in answers:
+            if isinstance(answer, dict):
+                values = {name: value.tolist() for name, value in answer.items()}
+                lines.append(msgspec.json.encode(values if len(values) > 1 else next(iter(values.values()))))
+            else:
+                lines.append(bytes(answer))
+        return b"".join(line + b"\n" for line in lines)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._stream.close()
+
+    def _row(self, line: bytes) -> Row:
+        try:
+            value = msgspec.json.decode(line)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"not JSON: {error}") from None
+        if self._specs is None:
+            return line
+        if len(self._specs) > 1 or isinstance(value, dict):
+            if not isinstance(value, dict):
+                raise ValueError(f"expected an object with {', '.join(spec.name for spec in self._specs)}")
+            missing = [spec.name for spec in self._specs if spec.name not in value]
+            if missing:
+                raise ValueError(f"no {missing[0]!r} in it")
+        else:
+            value = {self._specs[0].name: value}
+        return {spec.name: np.array(value[spec.name], DTYPES.get(spec.datatype)) for spec in self._specs}
+
+
+class Npz:
+    """Arrays by input name, dim 0 the rows; the output has the answers' arrays by output name.
+
+    Until it is complete the output is a row of npz files, each behind its length in 8 bytes.
+    """
+
+    def __init__(self, given: Arrays, position: int) -> None:
+        self._given = given
+        self.size = arrays.rows_of(given)
+        self.position = position
+
+    @property
+    def number(self) -> int:
+        """Number of the last row read."""
+        return self.position - 1
+
+    def read(self, count: int) -> tuple[list[Item], list[BadRow]]:
+        """Slice rows off."""
+        first = self.position
+        self.position = min(first + count, self.size)
+        return [
+            Item(row, row + 1, {name: array[row] for name, array in self._given.items()})
+            for row in range(first, self.position)
+        ], []
+
+    def encode(self, answers: Sequence[Row]) -> bytes:
+        """Return an npz file of these rows behind its length."""
+        if not answers:
+            return b""
+        stream = io.BytesIO()
+        np.savez(stream, **_storable(_stacked(answers)))  # type: ignore[arg-type] # numpy's stub takes allow_pickle for one
+        return stream.tell().to_bytes(8, "little") + stream.getvalue()
+
+    def close(self) -> None:
+        """Nothing is open: all was read."""
+
+    @staticmethod
+    def assemble(part: Path, output: Path) -> None:
+        """Concatenate the pieces."""
+        pieces: list[Arrays] = []
+        with part.open("rb") as stream:
+            while length := stream.read(8):
+                with np.load(io.BytesIO(stream.read(int.from_bytes(length, "little"))), allow_pickle=False) as found:
+                    pieces.append({name: found[name] for name in found.files})
+        whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in (pieces[0] if pieces else ())}
+        with output.open("wb") as made:
+            np.savez(made, **whole)  # type: ignore[arg-type] # as above
+
+
+def run_arrays(target: Target, rows: Sequence[Row]) -> list[Row]:
+    """Answer rows of arrays in one batch; rows of different shapes in one batch a shape, order kept.
+
+    Raises ``TargetError``, also where the answer lacks rows.
+    """
+    answers: list[Row] = []
+    start = 0
+    while start < len(rows):
+        shapes = {name: value.shape for name, value in rows[start].items()}
+        stop = start + 1
+        while stop < len(rows) and {name: value.shape for name, value in rows[stop].items()} == shapes:
+            stop += 1
+        outputs = target.prepare(_stacked(rows[start:stop]))()
+        for name, value in outputs.items():
+            if not value.ndim or value.shape[0] != stop - start:
+                raise TargetError(
+                    f"output {name!r} has shape {list(value.shape)} for {stop - start} rows", input_fault=True
+                )
+        answers += [{name: value[row] for name, value in outputs.items()} for row in range(stop - start)]
+        start = stop
+    return answers
+
+
+def run_json(target: ServerTarget, rows: Sequence[Row]) -> list[Row]:
+    """Answer V1 instances in one batch, each as the text it is; so are the predictions.
+
+    Raises ``TargetError``, also where the answer lacks rows.
+    """
+    body = b'{"instances":[%b]}' % b",".join(rows)
+    _, answer = target.post(Request(body, [(b"content-type", b"application/json")]))
+    try:
+        predictions = _predictions.decode(answer).predictions
+    except msgspec.DecodeError as error:
+        raise TargetError(f"the answer is no V1 answer: {error}", input_fault=False) from None
+    if len(predictions) != len(rows):
+        raise TargetError(f"{len(predictions)} predictions for {len(rows)} rows", input_fault=True)
+    # One line an answer: a server may format its JSON over several, and strings can't hold a raw line break.
+    return [bytes(one).replace(b"\n", b" ") for one in predictions]
+
+
+class _RawPredictions(msgspec.Struct):
+    predictions: list[Raw]
+
+
+_predictions = msgspec.json.Decoder(_RawPredictions)
+
+
+def _stacked(rows: Sequence[Row]) -> Arrays:
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def _storable(found: Arrays) -> Arrays:
+    """Texts as numpy's own strings: npz files with Python objects can't be read safely."""
+    return {name: array.astype(str) if array.dtype == object else array for name, array in found.items()}

@@ -1,0 +1,203 @@
+"""An offline job: rows in order through a model, at the size where a row is cheapest, bad rows set aside."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from carpool.learning.latency_model import ServiceTime
+from carpool_cli.batch.formats import BadRow
+from carpool_cli.profiling.targets import TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from carpool_cli.batch.formats import Item, Row, Source
+    from carpool_cli.batch.journal import Journal
+
+TRIALS = 3
+COMMIT_EVERY = 1.0
+"""Seconds between checkpoints: each waits for the disk."""
+
+
+class SizeSearch:
+    """Finds the batch size by serving: 1, 2, 4, ... rows, each ``TRIALS`` times, then the cheapest a row.
+
+    It stops growing when a row has become dearer twice in a row, and never exceeds ``most``.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._seconds: dict[int, float] = {}
+        self._trials = 0
+        self.size = 1
+        self.settled = most == 1
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Learn from a batch of ``rows`` that took ``seconds``; one of another size than asked for tells nothing."""
+        if self.settled or rows != self.size:
+            return
+        self._seconds[rows] = min(seconds, self._seconds.get(rows, seconds))
+        self._trials += 1
+        if self._trials < TRIALS:
+            return
+        self._trials = 0
+        costs = [taken / size for size, taken in self._seconds.items()]
+        dearer = len(costs) > 2 and costs[-1] > costs[-2] > costs[-3]
+        if rows == self._most or dearer:
+            self.settled = True
+            curve = ServiceTime.measured(self._seconds)
+            self.size = min(self._seconds, key=lambda size: (curve.per_row(size) > 1.05 * min(costs), size))
+        else:
+            self.size = min(2 * rows, self._most)
+
+    def refuse(self, rows: int) -> None:
+        """Take note that ``rows`` at once are too many, though each of them is fine."""
+        self._most = max(rows // 2, 1)
+        self.size = min(self.size, self._most)
+        self.settled = self.settled or self._most == 1
+
+
+class Served(NamedTuple):
+    """What became of one batch, in the order of its rows. ``seconds`` is None where it had to be taken apart."""
+
+    items: list[Item]
+    bad: list[BadRow]
+    answers: list[Row]
+    seconds: float | None
+    too_large: bool
+    position: int
+    number: int
+
+
+class Stopped(Exception):  # noqa: N818 - no fault of this program
+    """The job can't go on now; what was done is kept."""
+
+
+class Job:
+    """Runs the rows of a source through ``run`` into a journal.
+
+    ``run`` answers a batch or raises ``TargetError``. ``concurrency`` batches are under way at once; answers keep the
+    order. Failures that are not the input's are retried ``retries`` times, after 1, 2, 4, ... seconds.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        run: Callable[[Sequence[Row]], list[Row]],
+        journal: Journal,
+        sizes: SizeSearch,
+        *,
+        concurrency: int,
+        retries: int,
+        max_bad: int | None,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._source = source
+        self._run = run
+        self._journal = journal
+        self._sizes = sizes
+        self._concurrency = concurrency
+        self._retries = retries
+        self._max_bad = max_bad
+        self._clock = clock
+        self._sleep = sleep
+        self.answered = journal.progress.answered
+        self.skipped = journal.progress.skipped
+
+    def go(self, tell: Callable[[int], None]) -> None:
+        """Run to the end of the source; ``tell`` hears the position after each batch.
+
+        Raises ``Stopped``.
+        """
+        committed = self._clock()
+        under_way: deque[Future[Served]] = deque()
+        with ThreadPoolExecutor(self._concurrency) as threads:
+            try:
+                more = True
+                while more or under_way:
+                    while more and len(under_way) < self._concurrency:
+                        items, bad = self._source.read(self._sizes.size)
+                        more = bool(items or bad)
+                        if more:
+                            position, number = self._source.position, self._source.number
+                            under_way.append(threads.submit(self._serve, items, bad, position, number))
+                    if under_way:
+                        served = under_way.popleft().result()
+                        self._take(served)
+                        tell(served.position)
+                        if self._clock() - committed >= COMMIT_EVERY:
+                            self._commit(served.position, served.number)
+                            committed = self._clock()
+                        if self._max_bad is not None and self.skipped > self._max_bad:
+                            self._commit(served.position, served.number)
+                            raise Stopped(f"{self.skipped} rows are bad: mend them, or raise --max-bad {self._max_bad}")
+            finally:
+                for waiting in under_way:
+                    waiting.cancel()
+        self._commit(self._source.position, self._source.number)
+
+    def _take(self, served: Served) -> None:
+        errors = b"".join(
+            msgspec.json.encode({"line": number, "error": error}) + b"\n" for number, error in sorted(served.bad)
+        )
+        self._journal.append(self._source.encode(served.answers), errors)
+        self.answered += len(served.answers)
+        self.skipped += len(served.bad)
+        if served.too_large:
+            self._sizes.refuse(len(served.items))
+        elif served.seconds is not None:
+            self._sizes.observe(len(served.items), served.seconds)
+
+    def _commit(self, position: int, number: int) -> None:
+        self._journal.commit(position=position, number=number, answered=self.answered, skipped=self.skipped)
+
+    def _serve(self, items: list[Item], bad: list[BadRow], position: int, number: int) -> Served:
+        """Answer a batch; where the model refuses it, find out which rows it means."""
+        if not items:
+            return Served(items, bad, [], None, too_large=False, position=position, number=number)
+        started = self._clock()
+        try:
+            answers = self._patiently(items)
+        except TargetError as error:
+            found, culprits = self._apart(items, error)
+            return Served(
+                items, [*bad, *culprits], found, None, too_large=not culprits, position=position, number=number
+            )
+        seconds = self._clock() - started
+        return Served(items, bad, answers, seconds, too_large=False, position=position, number=number)
+
+    def _apart(self, items: list[Item], error: TargetError) -> tuple[list[Row], list[BadRow]]:
+        """Halve a batch that failed until the culprits stand alone."""
+        if len(items) == 1:
+            return [], [BadRow(items[0].number, str(error))]
+        answers: list[Row] = []
+        bad: list[BadRow] = []
+        for half in (items[: len(items) // 2], items[len(items) // 2 :]):
+            try:
+                answers += self._patiently(half)
+            except TargetError as again:
+                more, culprits = self._apart(half, again)
+                answers += more
+                bad += culprits
+        return answers, bad
+
+    def _patiently(self, items: list[Item]) -> list[Row]:
+        """Run a batch, waiting out what is not its fault.
+
+        Raises ``TargetError`` for what is, ``Stopped`` when patience ends.
+        """
+        for attempt in range(self._retries + 1):
+            try:
+                return self._run([item.row for item in items])
+            except TargetError as error:
+                if error.input_fault:
+                    raise
+                if attempt == self._retries:
+                    raise Stopped(str(error)) from None
+                self._sleep(2.0**attempt)
+        raise AssertionError  # the loop returns or raises

@@ -1,0 +1,214 @@
+"""`carpool batch`: a file of inputs through a model, offline."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from carpool.policy.durations import format_seconds
+from carpool_cli.batch.journal import Journal
+from carpool_cli.live.figures import number
+from carpool_cli.load import servers
+from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
+from carpool_cli.profiling import device_profile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from carpool_cli.batch.formats import Row, Source
+    from carpool_cli.profiling.targets import Target
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  carpool batch rows.jsonl answers.jsonl --onnx model.onnx
+  carpool batch rows.npz answers.npz --onnx model.onnx --profile profile.json
+  carpool batch rows.jsonl answers.jsonl --upstream http://127.0.0.1:9000 --model bert --protocol v1
+"""
+)
+@click.argument("source_path", metavar="INPUT", type=INPUT_FILE)
+@click.argument("output", metavar="OUTPUT", type=OUTPUT_FILE)
+@click.option("--onnx", type=INPUT_FILE, help="Run the model in this ONNX file.")
+@click.option("--upstream", type=ADDRESS, help="Ask this server.")
+@click.option("--model", default="standin", show_default=True, help="Model to ask, with --upstream.")
+@click.option(
+    "--protocol",
+    type=click.Choice(servers.PROTOCOLS),
+    default="v1",
+    show_default=True,
+    help="How to ask, with --upstream.",
+)
+@click.option(
+    "--batch-size", type=click.IntRange(1, 65536), help="Rows a batch.  [default: the cheapest, measured while running]"
+)
+@click.option("--max-batch", type=click.IntRange(1, 65536), default=64, show_default=True, help="Largest size to try.")
+@click.option(
+    "--profile",
+    "profile_path",
+    type=INPUT_FILE,
+    help="Take batch size and concurrency from this profile.",
+)
+@click.option(
+    "--concurrency", type=click.IntRange(1, 64), help="Batches at once.  [default: the profile's executors, or 1]"
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Threads of one ONNX run; 0: onnxruntime's choice.",
+)
+@click.option("--shape", type=SHAPE, help="Shape of one row of a V2 server without metadata.")
+@click.option("--max-bad", type=click.IntRange(0), help="Stop after more bad rows than this.  [default: never]")
+@click.option(
+    "--retries",
+    type=click.IntRange(0, 16),
+    default=5,
+    show_default=True,
+    help="Of a batch that a server can't take now; waits 1 s, 2 s, 4 s, ...",
+)
+@click.option("--timeout", type=DURATION, default=60.0, help="For one batch of a server.  [default: 60s]")
+def command(
+    *,
+    source_path: Path,
+    output: Path,
+    onnx: Path | None,
+    upstream: Address | None,
+    model: str,
+    protocol: servers.Protocol,
+    batch_size: int | None,
+    max_batch: int,
+    profile_path: Path | None,
+    concurrency: int | None,
+    threads: int,
+    shape: tuple[int, ...] | None,
+    max_bad: int | None,
+    retries: int,
+    timeout: float,
+) -> None:
+    """Run every row of INPUT through a model and write the answers, in order, to OUTPUT.
+
+    INPUT and OUTPUT are JSON lines (.jsonl: one V1 instance a line; several inputs as an object by name) or .npz
+    (arrays by input name, dim 0 the rows). A row that the model refuses is skipped and told in OUTPUT.errors.jsonl,
+    with its line (npz: row, from 0) and the error. Killed at any point, the same command goes on where it was.
+
+    Exits 0 when every row was answered, 3 when bad rows were skipped, 1 when it could not go on, 2 for wrong options.
+    """
+    from carpool_cli.batch import formats  # noqa: PLC0415 - numpy is not for --help
+    from carpool_cli.batch.job import Job, SizeSearch, Stopped  # noqa: PLC0415 - likewise
+
+    if (onnx is None) == (upstream is None):
+        raise click.UsageError("name --onnx FILE or --upstream URL, one of the two")
+    kinds = {path.suffix for path in (source_path, output)}
+    if kinds not in ({".jsonl"}, {".npz"}):
+        raise click.UsageError("INPUT and OUTPUT must both end in .jsonl, or both in .npz")
+    if source_path.resolve() == output.resolve():
+        raise click.UsageError("INPUT and OUTPUT are the same file: name another OUTPUT")
+    profile = device_profile.load(profile_path) if profile_path is not None else None
+    try:
+        stat = source_path.stat()
+    except OSError as error:
+        raise click.ClickException(f"{source_path}: {error.strerror}") from None
+    inputs = [source_path.resolve(), stat.st_size, stat.st_mtime_ns]
+    identity = " ".join(map(str, [*inputs, onnx and onnx.resolve(), upstream, model, protocol]))
+    # 1. The size: given, the profile's, or found while running
+    sizes = SizeSearch(max_batch)
+    fixed = batch_size or (profile.service_time().inflection(profile.largest_safe) if profile is not None else None)
+    if fixed is not None:
+        sizes = SizeSearch(fixed)
+        sizes.size, sizes.settled = fixed, True
+    with Journal(output, identity) as journal:
+        if journal.progress.complete:
+            # The last run was killed between its last answer and its last rename.
+            journal.complete(formats.Npz.assemble if output.suffix == ".npz" else None)
+            _summary(journal.progress.answered, journal.progress.skipped, output, "complete already")
+            return
+        source, target, run = _opened(source_path, journal, onnx, upstream, model, protocol, threads, shape, timeout)
+        job = Job(
+            source,
+            run,
+            journal,
+            sizes,
+            concurrency=concurrency or (profile.executors if profile is not None else 1),
+            retries=retries,
+            max_bad=max_bad,
+            clock=time.monotonic,
+            sleep=time.sleep,
+        )
+        if journal.resumed:
+            click.echo(f"going on behind row {journal.progress.number}: {journal.progress.answered} are answered")
+        before, started = job.answered, time.monotonic()
+        try:
+            _with_bar(job.go, source)
+        except Stopped as error:
+            raise click.ClickException(f"stopped: {error}. What is done is kept; the same command goes on") from None
+        except KeyboardInterrupt:
+            raise click.ClickException("stopped. What is done is kept; the same command goes on") from None
+        finally:
+            source.close()
+            target.close()
+        seconds = time.monotonic() - started
+        journal.finish(source.assemble)
+    rate = (job.answered - before) / max(seconds, 1e-9)
+    how = f"{format_seconds(seconds)}, {number(rate)} rows/s, batches of {sizes.size}"
+    _summary(job.answered, job.skipped, output, how)
+
+
+def _opened(
+    path: Path,
+    journal: Journal,
+    onnx: Path | None,
+    upstream: Address | None,
+    model: str,
+    protocol: servers.Protocol,
+    threads: int,
+    shape: tuple[int, ...] | None,
+    timeout: float,
+) -> tuple[Source, Target, Callable[[Sequence[Row]], list[Row]]]:
+    """Open the input where the journal says, and the model."""
+    from carpool_cli.batch import formats  # noqa: PLC0415 - numpy is not for --help
+    from carpool_cli.profiling import arrays, targets  # noqa: PLC0415 - numpy is not for --help
+
+    given = arrays.load_npz(path) if path.suffix == ".npz" else None
+    progress = journal.progress
+    target: Target
+    if onnx is not None:
+        target = targets.OnnxTarget(onnx, threads, {})
+    else:
+        assert upstream is not None  # noqa: S101 - one of the two, for the type checker
+        if protocol == "v1" and given is None:
+            server = targets.ServerTarget(upstream, model, protocol, [], timeout)
+            lines = formats.JsonLines(path, progress.position, progress.number, None)
+            return lines, server, lambda rows: formats.run_json(server, rows)
+        specs = targets.described(upstream, model, protocol, shape, given, timeout)
+        target = targets.ServerTarget(upstream, model, protocol, specs, timeout)
+    source: Source = (
+        formats.Npz(targets.check_names(target, given), progress.position)
+        if given is not None
+        else formats.JsonLines(path, progress.position, progress.number, target.inputs)
+    )
+    return source, target, lambda rows: formats.run_arrays(target, rows)
+
+
+def _with_bar(go: Callable[[Callable[[int], None]], None], source: Source) -> None:
+    from rich.console import Console  # noqa: PLC0415 - not for --help
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn  # noqa: PLC0415 - likewise
+
+    console = Console(stderr=True)
+    with Progress(
+        BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), console=console, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("rows", total=source.size, completed=source.position)
+        go(lambda position: bar.update(task, completed=position))
+
+
+def _summary(answered: int, skipped: int, output: Path, how: str) -> None:
+    click.echo(f"{answered} rows answered ({how}): {output}")
+    if skipped:
+        click.echo(f"{skipped} bad rows skipped, named in {output}.errors.jsonl")
+        sys.exit(3)

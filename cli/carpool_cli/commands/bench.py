@@ -1,0 +1,301 @@
+"""`carpool bench`: open-loop load on a V1 or V2 server."""
+
+from __future__ import annotations
+
+import math
+import platform
+import random
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from carpool.policy.durations import format_seconds
+from carpool_cli.load import servers
+from carpool_cli.load.loadgen import MISMATCH, LoadGenerator, Recording, due_times
+from carpool_cli.load.report import Report, summarize
+from carpool_cli.load.servers import InputSpec, Protocol, Request
+from carpool_cli.load.tensors import Malformed
+from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
+from carpool_cli.planning import assumptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from carpool_cli.load.report import Percentiles
+    from carpool_sidecar.http1.messages import Headers
+
+MOST_REQUESTS = 5_000_000
+BODIES = 64
+"""Different bodies made up and sent in turn: enough that a mixed-up answer shows."""
+
+
+def _rates(_: click.Context, parameter: click.Parameter, value: str | None) -> tuple[float, ...] | None:
+    if value is None:
+        return None
+    try:
+        rates = tuple(float(part) for part in value.split(","))
+    except ValueError:
+        rates = ()
+    if not rates or not all(0 <= rate < math.inf for rate in rates) or not any(rates):
+        raise click.BadParameter(f"{value!r}: write requests per second, e.g. 200 or 100,400,100", param=parameter)
+    return rates
+
+
+def _headers(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> Headers:
+    fields = []
+    for value in values:
+        name, colon, content = value.partition(":")
+        if not colon or not name or "\r" in value or "\n" in value:
+            raise click.BadParameter(f"{value!r}: write e.g. 'x-api-key: secret'", param=parameter)
+        fields.append((name.strip().encode(), content.strip().encode()))
+    return fields
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  carpool bench http://127.0.0.1:9000 --rate 200 --for 20s --slo 50ms
+  carpool bench :9000 --model bert --protocol v2-binary --rate 100,400,100 --for 30s --json out.json
+  carpool bench http://127.0.0.1:9000 --trace arrivals.txt --rate 300 --body request.json
+"""
+)
+@click.argument("server", type=ADDRESS)
+@click.option("--model", default="standin", show_default=True, help="Model to ask.")
+@click.option(
+    "--protocol", type=click.Choice(servers.PROTOCOLS), default="v1", show_default=True, help="Form of the bodies."
+)
+@click.option(
+    "--rate", "rates", callback=_rates, help="Requests per second; several share the time: 100,400,100.  [default: 100]"
+)
+@click.option(
+    "--cv",
+    "--gamma-cv",
+    "cv",
+    type=click.FloatRange(0, 20),
+    default=1.0,
+    show_default=True,
+    help="Of the gaps: 1 Poisson, above: bursts (gamma), 0: even.",
+)
+@click.option(
+    "--trace",
+    type=INPUT_FILE,
+    help="Recorded arrivals: seconds, one a line, or `azure`, as simulate takes it. --rate rescales.",
+)
+@click.option("--for", "seconds", type=DURATION, help="Length of the measured part.  [default: 10s]")
+@click.option(
+    "--requests", type=click.IntRange(1, MOST_REQUESTS), help="Measure this many instead of a time; one --rate."
+)
+@click.option("--warm-up", type=DURATION, default=2.0, help="Load before it that does not count.  [default: 2s]")
+@click.option(
+    "--slo", "--slo-p99", "slo", type=DURATION, default=0.05, help="Latency within which it is good.  [default: 50ms]"
+)
+@click.option(
+    "--timeout", type=DURATION, default=10.0, help="Silence after which a request has failed.  [default: 10s]"
+)
+@click.option(
+    "--connections", type=click.IntRange(1, 16384), default=1024, show_default=True, help="Connections at most."
+)
+@click.option(
+    "--body",
+    "bodies",
+    type=INPUT_FILE,
+    multiple=True,
+    help="File with a request's body; several are sent in turn.",
+)
+@click.option("--rows", type=click.IntRange(1, 65536), default=1, show_default=True, help="Rows of a made-up request.")
+@click.option("--shape", type=SHAPE, help="Shape of a made-up row.  [default: 8; V2: as the model's metadata says]")
+@click.option("--datatype", default="FP32", show_default=True, help="Datatype of made-up rows, with --shape.")
+@click.option("--input", "input_name", default="input", show_default=True, help="V2 input's name, with --shape.")
+@click.option(
+    "--header", "headers", multiple=True, callback=_headers, help="Header field to add, 'name: value'; repeatable."
+)
+@click.option("--verify", is_flag=True, help="The server is an echo: check every answer, count others as mismatch.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrivals and made-up bodies.")
+@click.option("--json", "out", type=OUTPUT_FILE, help="Write the whole report to this file.")
+def command(
+    *,
+    server: Address,
+    model: str,
+    protocol: Protocol,
+    rates: tuple[float, ...] | None,
+    cv: float,
+    trace: Path | None,
+    seconds: float | None,
+    requests: int | None,
+    warm_up: float,
+    slo: float,
+    timeout: float,
+    connections: int,
+    bodies: tuple[Path, ...],
+    rows: int,
+    shape: tuple[int, ...] | None,
+    datatype: str,
+    input_name: str,
+    headers: Headers,
+    verify: bool,
+    seed: int,
+    out: Path | None,
+) -> None:
+    """Send open-loop load to SERVER and report latency, goodput and errors.
+
+    Requests leave when they are due, whether or not earlier ones were answered; latency counts from then, so it is
+    never too short, and up to 1 ms too long (timers). Says when this host paused, and when the generator was the
+    bottleneck rather than the server.
+
+    Exits 0 when something was answered well, 1 when nothing was or --verify found a wrong answer.
+    """
+    if requests is not None and (seconds is not None or trace is not None or (rates and len(rates) > 1)):
+        raise click.UsageError("--requests goes with a single --rate, without --for and --trace")
+    rng = random.Random(seed)  # noqa: S311 - load, not secrets
+    # 1. When
+    if requests is not None:
+        rate = (rates or (100.0,))[0]
+        due = _some(rate, cv, warm_up, requests, rng)
+        seconds = max(due[-1] - warm_up, 1e-3) * (requests + 1) / requests
+    else:
+        seconds = 10.0 if seconds is None else seconds
+        horizon = warm_up + seconds
+        if trace is not None:
+            if rates and len(rates) > 1:
+                raise click.UsageError("--trace goes with a single --rate")
+            recorded, _ = assumptions.read_trace(trace, rates[0] if rates else None)
+            due = list(takewhile(lambda time: time < horizon, recorded))
+        else:
+            rates = rates or (100.0,)
+            if max(rates) * horizon > MOST_REQUESTS:
+                raise click.UsageError(f"that is over {MOST_REQUESTS} requests: lower --rate or --for")
+            due = due_times(rates[:1], cv, warm_up, rng) if warm_up else []
+            due += [warm_up + time for time in due_times(rates, cv, seconds, rng)]
+    if not due or due[-1] < warm_up:
+        raise click.ClickException(f"no request is due in {format_seconds(seconds)}: raise --rate or --for")
+    # 2. What
+    prepared = _prepared(server, model, protocol, bodies, rows, shape, datatype, input_name, timeout, rng)
+    # 3. Go
+    if sys.stderr.isatty():
+        click.echo(f"sending {len(due)} requests in {format_seconds(warm_up + seconds)} ...", err=True)
+    recording = _run(server, model, protocol, prepared, due, timeout, connections, headers, verify)
+    report = summarize(recording, slo=slo, warm_up=warm_up, seconds=seconds, connections=connections)
+    if out is not None:
+        out.write_bytes(_document(report, server, slo))
+    _show(report, slo)
+    if not report.ok or MISMATCH in report.errors:
+        sys.exit(1)
+
+
+def _some(rate: float, cv: float, warm_up: float, count: int, rng: random.Random) -> list[float]:
+    """Draw a warm-up and then exactly ``count`` arrivals."""
+    due = due_times((rate,), cv, warm_up, rng) if warm_up else []
+    length = 2 * count / rate
+    while len(measured := due_times((rate,), cv, length, rng)) < count:
+        length *= 2  # rare: half as many as expected came
+    return due + [warm_up + time for time in measured[:count]]
+
+
+def _prepared(
+    server: Address,
+    model: str,
+    protocol: Protocol,
+    bodies: tuple[Path, ...],
+    rows: int,
+    shape: tuple[int, ...] | None,
+    datatype: str,
+    input_name: str,
+    timeout: float,
+    rng: random.Random,
+) -> list[Request]:
+    """Read or make up the bodies."""
+    if bodies:
+        found = []
+        for path in bodies:
+            try:
+                found.append(servers.request_from(protocol, path.read_bytes()))
+            except OSError as error:
+                raise click.ClickException(f"{path}: {error.strerror}") from None
+            except Malformed as error:
+                raise click.ClickException(f"{path} is no body for --protocol {protocol}: {error}") from None
+        return found
+    if shape is None and protocol != "v1":
+        inputs = servers.inputs_of(server, model, timeout)
+    else:
+        inputs = [InputSpec(input_name, datatype, (servers.GUESSED_DIM,) if shape is None else shape)]
+    return [
+        servers.request_of(protocol, [servers.random_tensor(spec, rows, rng) for spec in inputs]) for _ in range(BODIES)
+    ]
+
+
+def _run(
+    server: Address,
+    model: str,
+    protocol: Protocol,
+    prepared: list[Request],
+    due: list[float],
+    timeout: float,
+    connections: int,
+    headers: Headers,
+    verify: bool,
+) -> Recording:
+    import uvloop  # noqa: PLC0415 - not for --help
+
+    from carpool_sidecar.http1.client import Pool  # noqa: PLC0415 - likewise
+
+    async def run() -> Recording:
+        pool = Pool(server.host, server.port, max_connections=connections)
+        target = servers.target(server, protocol, model)
+        generator = LoadGenerator(
+            pool, target, prepared, due, protocol=protocol, timeout=timeout, headers=headers, verify=verify
+        )
+        recording = await generator.run()
+        await pool.close()
+        return recording
+
+    return uvloop.run(run())
+
+
+def _document(report: Report, server: Address, slo: float) -> bytes:
+    """Return the report as JSON, with what it takes to repeat it."""
+    context: dict[str, Any] = {
+        "command": sys.argv,
+        "server": str(server),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": platform.platform(),
+        "python": platform.python_version(),
+        "carpool": version("carpool-serving"),
+        "slo": slo,
+    }
+    return msgspec.json.format(msgspec.json.encode({**context, **msgspec.to_builtins(report)}), indent=1) + b"\n"
+
+
+def _show(report: Report, slo: float) -> None:
+    click.echo(
+        f"{report.requests} requests in {format_seconds(report.seconds)}: intended {report.intended_rate:.1f}/s, "
+        f"achieved {report.achieved_rate:.1f}/s"
+    )
+    click.echo(f"goodput {report.goodput:.1f}/s: {report.good_share:.2%} answered well within {format_seconds(slo)}")
+    _show_latency("latency", report.latency)
+    stalled = sum(window.stalled for window in report.windows)
+    if stalled:
+        total = sum(span.seconds for span in report.stalls)
+        worst = max((span.seconds for span in report.stalls), default=0.0)
+        click.echo(
+            f"this host paused {len(report.stalls)} times, {format_seconds(total)} in all, "
+            f"up to {format_seconds(worst)}; {stalled} of {len(report.windows)} seconds were touched"
+        )
+        _show_latency("without them", report.steady)
+    for name, count in report.errors.items():
+        said = f", the first: {report.complaints[name]}" if name in report.complaints else ""
+        click.echo(f"{'status ' + name if name.isdigit() else name}: {count}{said}")
+    for limit in report.generator_limits:
+        click.echo(f"THE GENERATOR WAS A BOTTLENECK: {limit}")
+
+
+def _show_latency(label: str, found: Percentiles | None) -> None:
+    if found is None:
+        click.echo(f"{label}: no answers to tell by")
+        return
+    named = {"p50": found.p50, "p90": found.p90, "p99": found.p99, "p99.9": found.p999, "max": found.max}
+    click.echo(f"{label}: " + ", ".join(f"{name} {format_seconds(value)}" for name, value in named.items()))

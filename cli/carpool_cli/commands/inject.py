@@ -1,0 +1,205 @@
+"""`carpool inject`: sidecars into manifests, without a cluster."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import secrets
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+import yaml
+
+from carpool.policy.durations import Duration
+from carpool.policy.plain import PolicyError
+from carpool.policy.spec import SLO, BatchingPolicy, Latency
+from carpool_cli.options import DURATION
+from carpool_cli.yaml_edit import edited
+from carpool_operator.api.annotations import STATUS
+from carpool_operator.api.model import Target
+from carpool_operator.api.spec import TargetKind
+from carpool_operator.injector.decide import Settings, decide, target_of
+from carpool_operator.injector.patch import patch
+from carpool_operator.injector.reasons import NOTES, Note, Skip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SKIPPED = 3
+"""Exit code: a workload was to have a sidecar and can't."""
+
+WITH_TEMPLATE = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
+
+_SEPARATOR = re.compile(r"^---(?=\s|$).*\n?", re.MULTILINE)
+
+
+class Outcome(NamedTuple):
+    """What became of one workload: ``why`` is ``None`` where it has its sidecar now, with what is to be known of it."""
+
+    name: str
+    why: Skip | None
+    notes: tuple[Note, ...] = ()
+
+
+class Wrong(click.ClickException):
+    """The input can't be read; what it says names the place."""
+
+    exit_code = 2
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  carpool inject -f model.yaml --slo-p99 50ms | kubectl apply -f -
+  kubectl get deployment resnet -o yaml | carpool inject -f - --public-key key.txt | kubectl apply -f -
+  kubectl -n carpool-system get configmap carpool-public-key -o 'jsonpath={.data.publicKey}' > key.txt
+"""
+)
+@click.option(
+    "-f",
+    "--filename",
+    "source",
+    required=True,
+    metavar="FILE",
+    help="Manifests, YAML or JSON, any number of documents; - is the standard input.",
+)
+@click.option("--slo-p99", type=DURATION, help="Sidecars that tune themselves to this, without any operator.")
+@click.option(
+    "--public-key",
+    metavar="HEX|FILE",
+    help="Sidecars that pass all through until the operator with this key tells them more: a policy, by its signature.",
+)
+@click.option("-n", "--namespace", help="Of what names none; needed with --public-key, which a namespace belongs to.")
+@click.option("--image", help="The sidecar's.  [default: carpool-sidecar:VERSION]")
+def command(
+    *, source: str, slo_p99: float | None, public_key: str | None, namespace: str | None, image: str | None
+) -> None:
+    """Put a sidecar into Deployments, StatefulSets and Pods as the webhook does, and print the manifests.
+
+    What is not changed is printed as it was, comments included. Who has a sidecar, or says carpool.dev/inject: "false"
+    in its pod template, is left alone; the annotations of the template (carpool.dev/container, -/port, ...) count.
+
+    Without --public-key the operator's word would be anybody's, so nothing is taken from outside: name --slo-p99 then,
+    and each sidecar tunes itself.
+
+    Exits 0 when all have their sidecars, 3 when some can't, 2 for wrong input. The standard error has the reasons, and
+    what is to be known of those that have theirs, such as a port without a name, which Services reach past the sidecar.
+    """
+    if (slo_p99 is None) == (public_key is None):
+        raise click.UsageError(
+            "name --slo-p99 50ms (sidecars that tune themselves) or --public-key (an operator tunes them), one of them"
+        )
+    settings = Settings(
+        image=image or f"carpool-sidecar:{version('carpool-serving')}",
+        version=version("carpool-serving"),
+        public_key=None if public_key is None else _key(public_key),
+        policy=None if slo_p99 is None else _policy(slo_p99),
+    )
+    text = _read(source)
+    outcomes: list[Outcome] = []
+    printed = "".join(_documents(text, settings, namespace, outcomes))
+    click.echo(printed, nl=False)
+    for outcome in outcomes:
+        if outcome.why is not None:
+            click.echo(f"{outcome.name}: {outcome.why}", err=True)
+        for note in outcome.notes:
+            click.echo(f"{outcome.name}: {note}: {NOTES[note].cause} {NOTES[note].fix}", err=True)
+    if not outcomes:
+        click.echo("nothing here has pods: there is no Deployment, StatefulSet or Pod", err=True)
+    if any(outcome.why is not None and outcome.why.told for outcome in outcomes):
+        sys.exit(SKIPPED)
+
+
+def _read(source: str) -> str:
+    try:
+        return sys.stdin.read() if source == "-" else Path(source).read_text("utf-8")
+    except OSError as error:
+        raise Wrong(f"{source}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Wrong(f"{source}: not UTF-8") from None
+
+
+def _key(given: str) -> str:
+    if re.fullmatch(r"[0-9a-fA-F]{64}", given):
+        return given.lower()
+    try:
+        text = Path(given).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        text = ""
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
+        raise click.UsageError(f"--public-key: {given!r} is neither 64 hex digits nor a file with them")
+    return text.lower()
+
+
+def _policy(p99: float) -> BatchingPolicy:
+    try:
+        return BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(p99)))).validate()
+    except PolicyError as error:
+        raise click.UsageError(f"--slo-p99: {error}") from None
+
+
+def _documents(text: str, settings: Settings, namespace: str | None, outcomes: list[Outcome]) -> Iterator[str]:
+    """Yield the input again, piece by piece, changed where a sidecar came in."""
+    if text.lstrip().startswith("{"):
+        try:
+            old = json.loads(text)
+        except ValueError:
+            pass  # YAML has braces, too
+        else:
+            new = _injected(old, settings, namespace, outcomes)
+            yield text if new == old else json.dumps(new, indent=4, ensure_ascii=False) + "\n"
+            return
+    position = 0
+    for separator in (*_SEPARATOR.finditer(text), None):
+        document = text[position : len(text) if separator is None else separator.start()]
+        try:
+            old = yaml.safe_load(document)
+        except (yaml.YAMLError, RecursionError) as error:
+            mark = getattr(error, "problem_mark", None)
+            line = text.count("\n", 0, position) + (1 if mark is None else mark.line + 1)
+            raise Wrong(f"line {line}: {getattr(error, 'problem', None) or 'no YAML'}") from None
+        new = _injected(old, settings, namespace, outcomes)
+        yield document if new == old else edited(document, new)
+        if separator is not None:
+            yield separator[0]
+            position = separator.end()
+
+
+def _injected(thing: Any, settings: Settings, namespace: str | None, outcomes: list[Outcome]) -> Any:  # noqa: ANN401 - any YAML
+    """Return an object with its sidecar, or of a list all of them."""
+    kind = thing.get("kind") if isinstance(thing, dict) else None
+    if kind == "List" and isinstance(thing.get("items"), list):
+        return {**thing, "items": [_injected(each, settings, namespace, outcomes) for each in thing["items"]]}
+    if kind not in {*WITH_TEMPLATE, "Pod"}:
+        return thing
+    changed = copy.deepcopy(thing)
+    try:
+        name = f"{kind.lower()}/{changed['metadata'].get('name') or changed['metadata'].get('generateName')}"
+        pod = changed if kind == "Pod" else changed["spec"]["template"]
+        where = changed["metadata"].get("namespace") or namespace
+        target = None
+        if settings.policy is None:
+            if where is None:
+                raise Wrong(f"{name} names no namespace, and the operator's word is for one: add -n NAMESPACE")
+            target = target_of(pod, where) if kind == "Pod" else _target(where, kind, changed["metadata"]["name"])
+        decision = decide(pod, target, settings, asked=True)
+        if isinstance(decision, Skip):
+            outcomes.append(Outcome(name, decision))
+            return thing
+        pod_changed = patch(pod, decision, settings, secrets.token_hex(16))
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError):
+        raise Wrong(f"a {kind} is not as Kubernetes has it: check it with kubectl apply --dry-run=server") from None
+    notes = json.loads(pod_changed["metadata"]["annotations"][STATUS])["notes"]
+    outcomes.append(Outcome(name, None, tuple(Note(note) for note in notes)))
+    if kind == "Pod":
+        return pod_changed
+    changed["spec"]["template"] = pod_changed
+    return changed
+
+
+def _target(namespace: str, kind: str, name: str) -> Target | None:
+    return Target(namespace, kind, name) if kind in set(TargetKind) else None

@@ -1,0 +1,278 @@
+"""`carpool profile`: measure t(b) of an ONNX file or of a server."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from datetime import UTC, datetime
+from statistics import median
+from typing import TYPE_CHECKING
+
+import click
+
+from carpool.policy.durations import format_seconds
+from carpool_cli.live.figures import number
+from carpool_cli.load import servers
+from carpool_cli.options import ADDRESS, DIMS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
+from carpool_cli.profiling import device_profile, memory
+from carpool_cli.profiling.device_profile import DeviceProfile
+from carpool_cli.profiling.measuring import Timing, advise, executors_of, interleave, sizes_up_to, throughputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from carpool_cli.profiling.arrays import Arrays
+    from carpool_cli.profiling.memory import MemoryFit
+    from carpool_cli.profiling.targets import Target
+
+VERIFIED_ROWS = 8
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  carpool profile model.onnx --slo-p99 50ms --plot t.png
+  carpool profile model.onnx --inputs samples.npz --max-batch 128 --out profile.json --verify
+  carpool profile --upstream http://127.0.0.1:9000 --model bert --protocol v2-binary --concurrency 4
+"""
+)
+@click.argument("onnx", type=INPUT_FILE, required=False)
+@click.option("--upstream", type=ADDRESS, help="Measure this server instead of an ONNX file.")
+@click.option("--model", default="standin", show_default=True, help="Model to ask, with --upstream.")
+@click.option(
+    "--protocol",
+    type=click.Choice(servers.PROTOCOLS),
+    default="v2-binary",
+    show_default=True,
+    help="How to ask, with --upstream.",
+)
+@click.option("--max-batch", type=click.IntRange(1, 65536), default=64, show_default=True, help="Largest batch, rows.")
+@click.option(
+    "--rounds", type=click.IntRange(3, 100_000), default=40, show_default=True, help="Times each size is run at most."
+)
+@click.option(
+    "--for", "budget", type=DURATION, default=20.0, help="Time for the rounds, at least 3 of them.  [default: 20s]"
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 64),
+    default=2,
+    show_default=True,
+    help="Callers at once, to find executors.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Threads of one ONNX run; 0: onnxruntime's choice.",
+)
+@click.option("--inputs", "inputs_path", type=INPUT_FILE, help="npz file with rows to use.  [default: random]")
+@click.option("--shape", type=SHAPE, help="Shape of one random row, for a server without metadata.  [default: 8]")
+@click.option(
+    "--dim", "dims", type=DIMS, multiple=True, help="Size of an open ONNX dimension, e.g. sequence=128; repeatable."
+)
+@click.option("--slo-p99", "slo", type=DURATION, help="Recommend a batch size for this p99, e.g. 50ms.")
+@click.option("--verify", is_flag=True, help="Compare single with merged answers: is batching safe for this model?")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0),
+    default=1e-3,
+    show_default=True,
+    help="Of --verify: difference over the largest value.",
+)
+@click.option("--timeout", type=DURATION, default=60.0, help="For one batch of a server.  [default: 60s]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of random rows.")
+@click.option("--out", type=OUTPUT_FILE, help="Write the profile (JSON) for simulate, recommend and standin.")
+@click.option("--plot", type=OUTPUT_FILE, help="Draw t(b) and the time a row to this PNG.")
+def command(
+    *,
+    onnx: Path | None,
+    upstream: Address | None,
+    model: str,
+    protocol: servers.Protocol,
+    max_batch: int,
+    rounds: int,
+    budget: float,
+    concurrency: int,
+    threads: int,
+    inputs_path: Path | None,
+    shape: tuple[int, ...] | None,
+    dims: tuple[tuple[str, int], ...],
+    slo: float | None,
+    verify: bool,
+    tolerance: float,
+    timeout: float,
+    seed: int,
+    out: Path | None,
+    plot: Path | None,
+) -> None:
+    """Measure what a batch of 1, 2, 4, ... rows costs on the model in the file ONNX, or on a server.
+
+    Says where growing the batch stops paying, what memory allows, how many batches are computed at once, and, with
+    --slo-p99, which batch size to use. Times are the minimum over interleaved rounds; the median stands beside it.
+
+    Exits 1 when --verify finds that merged answers differ.
+    """
+    from carpool_cli.profiling import arrays, targets  # noqa: PLC0415 - numpy is not for --help
+
+    if (onnx is None) == (upstream is None):
+        raise click.UsageError("name an ONNX file or --upstream URL, one of the two")
+    given = arrays.load_npz(inputs_path) if inputs_path is not None else None
+    target: Target
+    if onnx is not None:
+        onnx_target = targets.OnnxTarget(onnx, threads, dict(dims))
+        target = onnx_target
+        meter: memory.Meter | None = (memory.gpu() if onnx_target.device == "gpu" else None) or memory.HostMemory()
+    else:
+        assert upstream is not None  # noqa: S101 - one of the two, for the type checker
+        specs = targets.described(upstream, model, protocol, shape, given, timeout)
+        target = targets.ServerTarget(upstream, model, protocol, specs, timeout)
+        # A server's own memory can't be seen from here, the GPU that it shares with this host's processes can.
+        meter = memory.gpu() if upstream.host in {"127.0.0.1", "localhost", "::1"} else None
+    sample = (
+        arrays.random_rows(target.inputs, max(VERIFIED_ROWS, 16), seed)
+        if given is None
+        else targets.check_names(target, given)
+    )
+    # 1. Safe at all?
+    safe = not verify or _verified(target, arrays.repeated(sample, VERIFIED_ROWS), tolerance)
+    if sys.stderr.isatty():
+        click.echo(f"measuring for about {format_seconds(budget)} ...", err=True)
+    # 2. Cold runs, ascending; the first size that fails ends it
+    runs, cold, used, stopped = _cold_runs(target, sample, max_batch, meter)
+    # 3. Rounds and concurrency
+    timings = interleave(runs, cold, rounds=rounds, budget=budget, clock=time.perf_counter)
+    best = min(timings, key=lambda timing: timing.best / timing.rows)
+    rates = throughputs(
+        runs[best.rows], concurrency, seconds=max(0.2, 4 * best.best), trials=2, clock=time.perf_counter
+    )
+    fitted = memory.fit(used, meter.limit) if meter is not None else None
+    profile = DeviceProfile(
+        name=target.name,
+        source=f"measured by carpool profile: minimum of {timings[0].rounds} interleaved rounds",
+        executors=executors_of(rates),
+        rows=tuple(timing.rows for timing in timings),
+        seconds=tuple(round(timing.best, 7) for timing in timings),
+        cv=round(median(timing.spread for timing in timings), 4),
+        largest_safe=fitted.rows if fitted is not None else None,
+        measured={
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": platform.platform(),
+            "command": " ".join(sys.argv),
+        },
+    )
+    target.close()
+    # 4. What it says
+    _show(profile, timings, rates, best.rows, stopped)
+    if meter is not None:
+        _show_memory(meter, fitted)
+    curve = profile.service_time()
+    if slo is not None:
+        advice = advise(curve, slo=slo, limit=profile.largest_safe)
+        click.echo(f"for a p99 of {format_seconds(slo)}: {advice.text}")
+        click.echo(
+            f"  {number(advice.rows_per_second)} rows/s at most; {advice.gain:.2f} times what single rows would give"
+        )
+    if out is not None:
+        device_profile.save(profile, out)
+        click.echo(f"wrote {out}; next: carpool recommend --profile {out} --slo-p99 50ms --rate 100")
+    if plot is not None:
+        from carpool_cli.planning import plots  # noqa: PLC0415 - matplotlib is not for every run
+
+        plots.service_time(plot, target.name, timings, curve.inflection(), slo)
+        click.echo(f"drew {plot}")
+    if not safe:
+        sys.exit(1)
+
+
+def _verified(target: Target, rows: Arrays, tolerance: float) -> bool:
+    from carpool_cli.profiling import verifying  # noqa: PLC0415 - numpy is not for --help
+    from carpool_cli.profiling.targets import TargetError  # noqa: PLC0415 - likewise
+
+    try:
+        verdict = verifying.compare(lambda batch: target.prepare(batch)(), rows, tolerance)
+    except TargetError as error:
+        raise click.ClickException(f"{target.name}: {error}") from None
+    if verdict.why:
+        click.echo(f"NOT SAFE to batch: {verdict.why}")
+    else:
+        same = "exactly" if not verdict.worst else f"within {verdict.worst:.2g} of the largest value, with equal argmax"
+        click.echo(f"safe to batch: {verdict.rows} rows answered alone and merged agree {same}")
+    return not verdict.why
+
+
+def _cold_runs(
+    target: Target, sample: Arrays, max_batch: int, meter: memory.Meter | None
+) -> tuple[dict[int, Callable[[], Arrays]], dict[int, float], dict[int, int], str]:
+    """Run each size once, ascending: calls, cold seconds and memory by rows, and why it stopped short, if it did."""
+    from carpool_cli.profiling.arrays import repeated  # noqa: PLC0415 - numpy is not for --help
+    from carpool_cli.profiling.targets import TargetError  # noqa: PLC0415 - likewise
+
+    runs: dict[int, Callable[[], Arrays]] = {}
+    cold: dict[int, float] = {}
+    used: dict[int, int] = {}
+    for rows in sizes_up_to(max_batch):
+        run = target.prepare(repeated(sample, rows))
+        before = time.perf_counter()
+        try:
+            run()
+        except TargetError as error:
+            if rows == 1:
+                raise click.ClickException(f"{target.name}: {error}") from None
+            return runs, cold, used, f"a batch of {rows} failed: {error}"
+        cold[rows] = time.perf_counter() - before
+        runs[rows] = run
+        if meter is not None:
+            used[rows] = meter.used()
+    return runs, cold, used, ""
+
+
+def _show(profile: DeviceProfile, timings: list[Timing], rates: dict[int, float], at: int, stopped: str) -> None:
+    from rich.console import Console  # noqa: PLC0415 - not for --help
+    from rich.table import Table  # noqa: PLC0415 - likewise
+
+    table = Table(title=profile.name, title_justify="left")
+    for heading in ("rows", "first run", "minimum", "median", "a row", "rows/s"):
+        table.add_column(heading, justify="right")
+    for timing in timings:
+        table.add_row(
+            str(timing.rows),
+            *(format_seconds(value) for value in (timing.cold, timing.best, timing.middle, timing.best / timing.rows)),
+            number(timing.rows / timing.best),
+        )
+    Console(width=100).print(table)
+    if stopped:
+        click.echo(stopped)
+    curve = profile.service_time()
+    inflection = curve.inflection()
+    largest = curve.largest_measured
+    if largest > 1:
+        gain = curve.per_row(1) / curve.per_row(inflection)
+        if inflection == 1:
+            loss = curve.per_row(largest) / curve.per_row(1)
+            click.echo(
+                f"batching gains nothing: a row in a batch of {largest} costs {loss:.2f} times what it does alone"
+            )
+        else:
+            edge = " (about the largest measured: raise --max-batch)" if inflection >= 0.9 * largest else ""
+            click.echo(
+                f"growing the batch stops paying at {inflection} rows{edge}: a row costs {gain:.2f} times less there"
+            )
+    if len(rates) > 1:
+        shown = ", ".join(f"{callers}: {number(rate * at)}" for callers, rate in rates.items())
+        click.echo(f"rows/s by callers at once, in batches of {at}: {shown}; executors: {profile.executors}")
+        if profile.executors == len(rates):
+            click.echo("  as many as were tried: there may be more, raise --concurrency")
+
+
+def _show_memory(meter: memory.Meter, fitted: MemoryFit | None) -> None:
+    if fitted is None:
+        click.echo(f"{meter.name} memory: no growth with the batch; it sets no limit here")
+        return
+    click.echo(
+        f"{meter.name} memory: {fitted.per_row / 2**20:.3g} MiB a row and {fitted.fixed / 2**20:.4g} MiB without; "
+        f"80 % of {fitted.limit / 2**30:.3g} GiB holds {fitted.rows} rows"
+    )

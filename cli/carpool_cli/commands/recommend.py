@@ -1,0 +1,180 @@
+"""`carpool recommend`: parameters for a known device, load and SLO."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+import yaml
+
+from carpool.policy.durations import format_seconds
+from carpool.policy.plain import to_plain
+from carpool.tuning.assessment import Situation
+from carpool_cli.live.figures import number
+from carpool_cli.options import DURATION
+from carpool_cli.planning import assumptions
+from carpool_cli.planning.recommending import recommend
+from carpool_cli.profiling import device_profile
+
+if TYPE_CHECKING:
+    from carpool.policy.spec import BatchingPolicy
+    from carpool_cli.planning.recommending import Recommendation
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  carpool recommend --profile benchmarks/profiles/bert-large-128-a100.json --slo-p99 50ms --rate 800
+  carpool recommend --profile p.json --slo-p99 20ms --rate 300 --cv 2 --largest-batch 32 --json
+  carpool recommend --profile p.json --slo-p99 50ms --trace azure --rate 300
+"""
+)
+@click.option(
+    "--profile",
+    "path",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Profile of the device (JSON), of `carpool profile`.",
+)
+@click.option("--slo-p99", "slo", type=DURATION, required=True, help="Latency that 99 % must keep, e.g. 50ms.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second; rescales a --trace.")
+@click.option(
+    "--cv",
+    "--gamma-cv",
+    "cv",
+    type=click.FloatRange(0.05, 20),
+    default=1.0,
+    show_default=True,
+    help="Of the gaps: 1 Poisson, above: bursts (gamma).",
+)
+@click.option("--trace", type=click.Path(path_type=Path), help="Take rate and burstiness from arrivals, or `azure`.")
+@click.option("--rows", type=click.IntRange(1, 65536), default=1, show_default=True, help="Rows of a usual request.")
+@click.option("--executors", type=click.IntRange(1, 256), help="Batches computed at once.  [default: the profile's]")
+@click.option(
+    "--largest-batch", type=click.IntRange(1, 65536), help="Rows at most.  [default: 64, and what memory holds]"
+)
+@click.option("--longest-wait", type=DURATION, help="Wait at most.  [default: half the SLO]")
+@click.option("--most-in-flight", type=click.IntRange(1, 1024), help="Batches sent at once at most.  [default: 8]")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(
+    *,
+    path: Path,
+    slo: float,
+    rate: float | None,
+    cv: float,
+    trace: Path | None,
+    rows: int,
+    executors: int | None,
+    largest_batch: int | None,
+    longest_wait: float | None,
+    most_in_flight: int | None,
+    as_json: bool,
+) -> None:
+    """Choose the parameters with the least device time among those that hold the SLO, now and at 1.25x the load.
+
+    Says why, what it saves, up to which load it holds, what bounds it, and prints the configuration to paste. It is
+    where the tuner would settle by itself.
+
+    Exits 1 when no configuration holds the SLO at this load.
+    """
+    profile = device_profile.load(path)
+    if executors is not None:
+        profile = msgspec.structs.replace(profile, executors=executors)
+    if trace is not None:
+        times, _ = assumptions.read_trace(trace, rate)
+        process = assumptions.burstiness(times)
+    elif rate is None:
+        raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
+    else:
+        process = assumptions.process_of(rate, cv)
+    bounds = [bound for bound in (largest_batch, profile.largest_safe) if bound is not None]
+    policy = assumptions.slo_policy(
+        slo,
+        largest_batch=min(bounds, default=rows if rows > 64 else None),
+        longest_wait=longest_wait,
+        most_in_flight=most_in_flight or (profile.executors if profile.executors > 8 else None),
+    )
+    situation = Situation(
+        process=process,
+        service=assumptions.known(profile),
+        target=slo,
+        budget=assumptions.budget(policy),
+        limits=policy.limits(),
+        rows=rows,
+    )
+    found = recommend(situation, profile.largest_safe)
+    pasted = _configuration(policy, found)
+    if as_json:
+        document = {
+            "profile": profile.name,
+            "sloSeconds": slo,
+            "rate": process.rate,
+            "recommendation": found,
+            "config": pasted,
+        }
+        click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
+    else:
+        click.echo(f"{profile.name} at {number(process.rate)} requests/s; SLO p99 {format_seconds(slo)}")
+        _show(found, pasted)
+    if not found.holds:
+        sys.exit(1)
+
+
+def _configuration(policy: BatchingPolicy, found: Recommendation) -> dict[str, object]:
+    """Return what to put into a sidecar's file, but for what stands behind it."""
+    bounds = {name: value for name, value in to_plain(policy.bounds).items() if value}
+    return {
+        "policy": {
+            "slo": to_plain(policy.slo),
+            **({"bounds": bounds} if bounds else {}),
+            "baseline": to_plain(found.parameters),
+        }
+    }
+
+
+def _show(found: Recommendation, pasted: dict[str, object]) -> None:
+    click.echo(f"\n  {found.parameters.describe()}\n")
+    for reason in found.reasons:
+        click.echo(f"- {reason}")
+    for doubt in found.doubts:
+        click.echo(f"- beware: {doubt}")
+    rows = [
+        ("", "this", "zero wait", "no batching"),
+        (
+            "device a request",
+            format_seconds(found.device_time),
+            format_seconds(found.zero_wait_device_time),
+            format_seconds(found.alone_device_time),
+        ),
+        (
+            "holds the SLO",
+            _yes(found.holds),
+            _yes(found.zero_wait_holds),
+            _yes(found.alone_holds),
+        ),
+        (
+            "device time saved",
+            "",
+            assumptions.percent(found.saving_over_zero_wait),
+            assumptions.percent(found.saving_over_alone),
+        ),
+    ]
+    click.echo(f"\n{assumptions.lines(rows)}\n")
+    click.echo(
+        f"forecast: p50 {format_seconds(found.p50)}, p99 {format_seconds(found.p99)}, at 1.25x the load "
+        f"{format_seconds(found.p99_ahead)}; {1 - found.miss_fraction:.2%} in time, "
+        f"{found.mean_batch:.3g} rows a batch, device {found.utilization:.0%} busy"
+    )
+    click.echo(f"highest load that any configuration holds: {number(found.highest_load)} requests/s")
+    click.echo(
+        "\n# sidecar.yaml, for `carpool up --config sidecar.yaml --upstream http://127.0.0.1:9000` (or --model)."
+    )
+    click.echo("# the tuner goes on from this baseline; `tuning: {mode: Hold}` beside it freezes it")
+    click.echo(yaml.safe_dump(pasted, sort_keys=False).rstrip())
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "no"

@@ -1,0 +1,282 @@
+"""`carpool simulate`: the digital twin, for a load and a device that exist as numbers, or behind a running sidecar."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+from click.core import ParameterSource
+
+from carpool.policy.durations import Duration, format_seconds
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import ShedAt
+from carpool.tuning.assessment import Assessor, Situation
+from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, Address, opening
+from carpool_cli.planning import assumptions
+from carpool_cli.planning.recommending import best_of
+from carpool_cli.planning.replaying import How
+from carpool_cli.planning.simulating import TYPICAL, Twin, distinct, show
+from carpool_cli.profiling import device_profile
+
+BROUGHT = ("path", "config", "rate", "cv", "trace", "rows", "executors", "shed_at", "timeout")
+"""What a running sidecar brings along."""
+
+ITS_OWN = ("model", "factor", "how", "plot", "key_file", "workload")
+"""What only a running sidecar takes."""
+
+LARGEST = 32
+"""Rows of a batch, where neither a sidecar nor an option says."""
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  carpool simulate --profile benchmarks/profiles/bert-large-128-a100.json --slo-p99 50ms --rate 800 --tune
+  carpool simulate --profile p.json --slo-p99 50ms --rate 800 --cv 2 --max-batch 8 --max-wait 5ms
+  carpool simulate --profile p.json --slo-p99 50ms --trace azure --rate 300 --for 2m --compare
+  carpool simulate --from-running http://127.0.0.1:9090 --plot what-if.png
+  carpool simulate --from-running :9090 --model bert --load 1.25 --max-batch 16 --max-wait 5ms
+
+Traces: seconds, one a line, or the Azure LLM inference trace of 2023; `--trace azure` looks for it in the folder that
+CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
+"""
+)
+@click.option(
+    "--profile",
+    "path",
+    type=click.Path(path_type=Path),
+    help="Profile of the device (JSON), of `carpool profile`.",
+)
+@click.option(
+    "--from-running",
+    "admin",
+    type=ADDRESS,
+    help="Take load, device, policy and present parameters from the sidecar with this admin port instead.",
+)
+@click.option("--model", help="Of the running sidecar, where it serves several.")
+@click.option("--slo-p99", "slo", type=DURATION, help="Latency that 99 % must keep, e.g. 50ms.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="A sidecar's configuration instead: its policy, and what it starts with.",
+)
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second; rescales a --trace.")
+@click.option(
+    "--cv",
+    "--gamma-cv",
+    "cv",
+    type=click.FloatRange(0.05, 20),
+    default=1.0,
+    show_default=True,
+    help="Of the gaps: 1 Poisson, above: bursts (gamma).",
+)
+@click.option("--trace", type=click.Path(path_type=Path), help="Recorded arrivals, or `azure`.")
+@click.option("--rows", type=click.IntRange(1, 65536), default=1, show_default=True, help="Rows of each request.")
+@click.option("--executors", type=click.IntRange(1, 256), help="Batches computed at once.  [default: the profile's]")
+@click.option(
+    "--max-batch",
+    type=click.IntRange(1, 65536),
+    help="Largest batch, rows.  [default: 32; of a running sidecar its own, as the next two]",
+)
+@click.option("--max-wait", type=DURATION, help="How long the oldest waits for company.  [default: 0s]")
+@click.option("--max-in-flight", type=click.IntRange(1, 1024), help="Batches sent at once.  [default: 1]")
+@click.option("--pass-through", is_flag=True, help="Merge nothing and hold nothing.")
+@click.option(
+    "--load",
+    "factor",
+    type=click.FloatRange(0.01, 100),
+    default=1.0,
+    show_default=True,
+    help="Play a running sidecar's arrivals so many times as fast, e.g. 1.25.",
+)
+@click.option(
+    "--arrivals",
+    "how",
+    type=click.Choice([each.value for each in How]),
+    help="How to play them: as they came, over and over, or a process like them, the latter two for --for.  "
+    "[default: once; with --tune, --compare or --for repeated]",
+)
+@click.option("--tune", is_flag=True, help="Put the tuner in the loop; it starts from the three above.")
+@click.option("--compare", is_flag=True, help="Set side by side: no batching, zero-wait, by hand, the best, the tuner.")
+@click.option(
+    "--shed-at",
+    type=click.Choice([each.value for each in ShedAt], case_sensitive=False),
+    default=ShedAt.AUTOMATIC.value,
+    show_default=True,
+    help="Refuse who will miss this. Automatic: the SLO while more waits than it leaves time for, else the deadline.",
+)
+@click.option("--timeout", type=DURATION, default=10.0, help="Deadline of requests.  [default: 10s]")
+@click.option("--for", "seconds", type=DURATION, default=60.0, help="How long requests come.  [default: 60s]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrivals and service times.")
+@click.option(
+    "--plot", type=OUTPUT_FILE, help="Draw the plane of (max_batch, max_wait) of a running sidecar (PNG, SVG or PDF)."
+)
+@opening
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@click.pass_context
+def command(
+    context: click.Context,
+    *,
+    path: Path | None,
+    admin: Address | None,
+    model: str | None,
+    slo: float | None,
+    config: Path | None,
+    rate: float | None,
+    cv: float,
+    trace: Path | None,
+    rows: int,
+    executors: int | None,
+    max_batch: int | None,
+    max_wait: float | None,
+    max_in_flight: int | None,
+    pass_through: bool,
+    factor: float,
+    how: str | None,
+    tune: bool,
+    compare: bool,
+    shed_at: str,
+    timeout: float,
+    seconds: float,
+    seed: int,
+    plot: Path | None,
+    key_file: Path | None,
+    workload: str | None,
+    as_json: bool,
+) -> None:
+    """Forecast what a configuration, or the tuner, would do to a load, by simulating both.
+
+    Batcher and tuner are the sidecar's own; only the device and the clock are not real. A minute takes a few seconds.
+    The same arguments give the same figures.
+
+    With --from-running, the load is what a running sidecar has seen last (up to 4,096 requests), the device what it has
+    learned of t(b). The present configuration, the one given and the one recommended stand side by side, and the plane
+    of all sizes and waits shows what would hold the SLO, and what a request would cost.
+    """
+    _check(context, path, admin, plot)
+    if admin is not None:
+        from carpool_cli.live.admin_client import client_of  # noqa: PLC0415 - likewise
+        from carpool_cli.planning import what_if  # noqa: PLC0415 - rich is not for every run
+
+        wanted = what_if.Asked(
+            max_batch=max_batch,
+            max_wait=max_wait,
+            max_in_flight=max_in_flight,
+            pass_through=pass_through,
+            slo=slo,
+            tune=tune,
+            compare=compare,
+            factor=factor,
+            how=_how(how, lasts=tune or compare or _typed(context, "seconds")),
+            seconds=seconds,
+            seed=seed,
+        )
+        what_if.run(client_of(admin, key_file, workload), model, wanted, plot, as_json=as_json)
+        return
+    # 1. The load, the device and the policy
+    assert path is not None  # noqa: S101 - for the type checker: it was checked
+    profile = device_profile.load(path)
+    if executors is not None:
+        profile = msgspec.structs.replace(profile, executors=executors)
+    load = assumptions.arrivals(rate, cv, trace, seconds, seed)
+    if (slo is None) == (config is None):
+        raise click.UsageError("name --slo-p99 or --config, one of the two")
+    if config is not None:
+        policy, asked = assumptions.configured(config)
+    else:
+        asked = Parameters(
+            max_batch=max_batch or LARGEST,
+            max_wait=Duration(max_wait or 0.0),
+            max_in_flight=max_in_flight or 1,
+            pass_through=pass_through,
+        )
+        policy = assumptions.slo_policy(
+            slo or 0.0,
+            largest_batch=profile.largest_safe or max(64, asked.max_batch),
+            timeout=timeout,
+            shed_at=ShedAt(shed_at),
+        )
+    if asked.max_batch > 2 * profile.rows[-1] and not as_json:
+        click.echo(f"{path} ends at {profile.rows[-1]} rows: what lies beyond follows its last slope", err=True)
+    arrivals: list[float | tuple[float, ...]] = [*load.times] if rows == 1 else [(time, rows) for time in load.times]
+    twin = Twin(assumptions.device(profile, rows), policy, arrivals, seconds=seconds, seed=seed)
+    # 2. What is asked for
+    if compare:
+        count = len(load.times) / load.times[-1]
+        situation = Situation(
+            process=assumptions.burstiness(load.times) if trace is not None else assumptions.process_of(count, cv),
+            service=assumptions.known(profile),
+            target=policy.slo.due,
+            budget=assumptions.budget(policy),
+            limits=policy.limits(),
+            rows=rows,
+        )
+        named = distinct(
+            [
+                ("no batching", Parameters(max_batch=rows, max_in_flight=profile.executors)),
+                ("zero wait", Parameters(max_batch=policy.limits().max_batch, max_in_flight=profile.executors)),
+                ("by hand", TYPICAL),
+                ("as given", asked),
+                ("best fixed", best_of(Assessor(situation)).parameters),
+            ]
+        )
+        found = [twin.fixed(name, parameters) for name, parameters in named]
+        found.append(twin.tuned("tuned", asked))
+    else:
+        found = [twin.tuned("tuned", asked) if tune else twin.fixed("fixed", asked)]
+    # 3. Say it
+    if as_json:
+        document = {
+            "profile": profile.name,
+            "sloSeconds": policy.slo.due,
+            "load": load.described,
+            "requests": len(load.times),
+            "seconds": seconds,
+            "seed": seed,
+            "results": found,
+        }
+        click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
+        return
+    click.echo(f"{profile.name}; {load.described}, {len(load.times)} requests; due in {format_seconds(policy.slo.due)}")
+    show(found, policy.slo.due, 1 - policy.slo.percentiles[-1][0])
+
+
+def _how(how: str | None, *, lasts: bool) -> How:
+    """Return how arrivals are played: what has to last plays them over and over."""
+    if how is None:
+        return How.REPEATED if lasts else How.ONCE
+    return How(how)
+
+
+def _typed(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def _check(context: click.Context, path: Path | None, admin: Address | None, plot: Path | None) -> None:
+    """Refuse what does not go together.
+
+    Raises ``click.UsageError`` naming the option, and what to do.
+    """
+    typed = {
+        parameter.name: parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name and _typed(context, parameter.name)
+    }
+    if (path is None) == (admin is None):
+        raise click.UsageError("name --profile or --from-running, one of the two")
+    if admin is None:
+        for name in ITS_OWN:
+            if name in typed:
+                raise click.UsageError(f"{typed[name]} goes with --from-running")
+    else:
+        for name in BROUGHT:
+            if name in typed:
+                faster = ": --load 1.25 plays it faster" if name == "rate" else ""
+                raise click.UsageError(f"{typed[name]} does not go with --from-running, which brings its own{faster}")
+        if "seconds" in typed and context.params["how"] == How.ONCE:
+            raise click.UsageError("--for goes with --arrivals repeated or fitted")
+    if plot is not None and plot.suffix not in PICTURES:
+        raise click.UsageError(f"--plot {plot}: end it with {', '.join(PICTURES)}")

@@ -1,0 +1,131 @@
+"""`carpool standin`: an echo that takes as long as a given accelerator."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+import uvloop
+
+from carpool.policy.durations import Duration
+from carpool_cli.load.standin_server import Device, Nastiness, Standin
+from carpool_cli.options import DURATION, INPUT_FILE
+from carpool_cli.profiling import device_profile
+from carpool_sidecar.http1.server import Server
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from carpool_cli.profiling.device_profile import DeviceProfile
+
+
+async def serve(
+    profile: DeviceProfile, nastiness: Nastiness, *, model: str, max_batch: int, host: str, port: int, seed: int
+) -> None:
+    """Serve until SIGTERM or SIGINT. Prints the address once it listens."""
+    device = Device(profile.service_time(), random.Random(seed), nastiness.cold)  # noqa: S311 - noise, not a secret
+    started = time.monotonic()
+    app = Standin(model, device, nastiness, max_batch, lambda: time.monotonic() - started)
+    server = Server(app)
+    await server.listen(host, port)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    name, bound = server.addresses[0][:2]
+    click.echo(f"standin for {profile.name}: model {model!r} at http://{name}:{bound}")
+    await stop.wait()
+    server.stop_accepting()
+    server.abort()
+    device.close()
+
+
+def _outage(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[float, float], ...]:
+    spans = []
+    for value in values:
+        start, dash, stop = value.partition("-")
+        try:
+            span = (float(Duration.parse(start)), float(Duration.parse(stop)))
+        except ValueError as error:
+            raise click.BadParameter(
+                f"{value!r}: {error}; an outage is FROM-TO, e.g. 10s-15s", param=parameter
+            ) from None
+        if not dash or span[0] >= span[1]:
+            raise click.BadParameter(f"{value!r} must end after it begins, e.g. 10s-15s", param=parameter)
+        spans.append(span)
+    return tuple(spans)
+
+
+def _poison(_: click.Context, __: click.Parameter, value: str | None) -> str | float | None:
+    try:
+        return float(value) if value is not None else None
+    except ValueError:
+        return value
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  carpool standin --profile benchmarks/profiles/bert-large-128-a100.json --port 9000
+  curl -d '{"instances": [[1, 2]]}' http://127.0.0.1:9000/v1/models/standin:predict
+  carpool standin --profile benchmarks/profiles/synthetic-5-0.5.json --poison 666
+"""
+)
+@click.option("--profile", "path", type=INPUT_FILE, required=True, help="Profile file (JSON) with t(b).")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=9000, show_default=True, help="Port to listen on; 0: any free one."
+)
+@click.option("--model", default="standin", show_default=True, help="Name of the model served.")
+@click.option(
+    "--executors", type=click.IntRange(1, 256), help="Batches served at once.  [default: as the profile says]"
+)
+@click.option(
+    "--max-batch",
+    type=click.IntRange(1),
+    default=65536,
+    show_default=True,
+    help="Rows a request may have; more is a 400.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the service times' noise.")
+@click.option("--poison", callback=_poison, help="A request holding this value fails as a whole with 500.")
+@click.option("--wrong-rows", is_flag=True, help="Leave the last row out of answers to more than one.")
+@click.option("--cold", type=DURATION, default=0.0, help="Extra time of the first batch of each size.  [default: none]")
+@click.option("--ready-after", type=DURATION, default=0.0, help="503 for this long after the start.  [default: none]")
+@click.option(
+    "--outage", multiple=True, callback=_outage, help="503 FROM-TO after the start, e.g. 10s-15s; repeatable."
+)
+def command(
+    *,
+    path: Path,
+    host: str,
+    port: int,
+    model: str,
+    executors: int | None,
+    max_batch: int,
+    seed: int,
+    poison: str | float | None,
+    wrong_rows: bool,
+    cold: float,
+    ready_after: float,
+    outage: tuple[tuple[float, float], ...],
+) -> None:
+    """Serve an echo of every request after the time that a device's profile gives for its rows.
+
+    Speaks KServe V1 and Open Inference V2 (JSON and binary tensors) with metadata and health. V1 predictions are the
+    instances; V2 outputs are the inputs, by the same names. GET /stats tells the batches served and the device's busy
+    seconds. The options below --seed make it misbehave, to test what stands in front of it.
+    """
+    profile = device_profile.load(path)
+    if executors is not None:
+        profile = msgspec.structs.replace(profile, executors=executors)
+    nastiness = Nastiness(poison, wrong_rows, cold, ready_after, outage)
+    try:
+        uvloop.run(serve(profile, nastiness, model=model, max_batch=max_batch, host=host, port=port, seed=seed))
+    except OSError as error:
+        raise click.ClickException(f"can't listen on {host}:{port}: {error.strerror}; name another --port") from None

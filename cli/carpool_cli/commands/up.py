@@ -1,0 +1,385 @@
+"""`carpool up`: a sidecar with its tuner, and a live view of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+import yaml
+
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool.policy.plain import PolicyError, from_plain, to_plain
+from carpool.policy.spec import Axis
+from carpool_cli.commands.top import watch
+from carpool_cli.live.admin_client import AdminClient, AdminError, key_of
+from carpool_cli.live.first_call import curl_line
+from carpool_cli.live.launch import Child, LaunchError, event_of, explained, readable
+from carpool_cli.options import DURATION, Address
+from carpool_sidecar.admin.health import UNASKED
+from carpool_sidecar.config.settings import SidecarConfig, address_of, read
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DATA = "127.0.0.1:8080"
+"""Where requests are taken unless something else is named."""
+
+ASKED = 3.0
+"""Seconds that the first look at the model may take before the endpoints are printed."""
+
+NOTES = 3
+"""Lines of the log below the live view."""
+
+DECISION = "parameters changed"
+"""What the log calls a decision of the tuner."""
+
+
+def _axes(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, Axis]:
+    found = {}
+    for value in values:
+        model, _equals, axis = value.rpartition("=")
+        known = {each.value.lower(): each for each in Axis}
+        if not model or axis.lower() not in known:
+            raise click.BadParameter(f"{value!r}: write MODEL=Auto, MODEL=First or MODEL=None", param=parameter)
+        found[model] = known[axis.lower()]
+    return found
+
+
+def _settings(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> list[tuple[str, object]]:
+    found = []
+    for value in values:
+        path, equals, text = value.partition("=")
+        try:
+            plain = yaml.safe_load(text)
+        except yaml.YAMLError:
+            plain = text
+        if not path or not equals:
+            raise click.BadParameter(
+                f"{value!r}: write a field's path and value, e.g. policy.tuning.mode=Hold", param=parameter
+            )
+        found.append((path, plain))
+    return found
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  carpool up --model model.onnx --slo-p99 50ms
+  carpool up --upstream http://127.0.0.1:9000 --slo-p99 50ms --port 8080 --axis resnet=First
+  carpool up --upstream http://127.0.0.1:9000 --slo-p99 50ms --fixed --max-batch 16 --max-wait 2ms
+  carpool up --config sidecar.yaml --set policy.tuning.mode=Recommend
+
+Ctrl-C drains: no new connections, everybody here is answered. A second one ends it at once.
+"""
+)
+@click.option("--model", type=click.Path(path_type=Path), help="ONNX file to serve in the sidecar itself.")
+@click.option("--name", help="Name of the ONNX model.  [default: the file's]")
+@click.option("--upstream", help="Model server to stand in front of: http://host:port or unix:/path.")
+@click.option("--slo-p99", "slo", type=DURATION, help="Latency that 99 % must keep, e.g. 50ms.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="Configuration file; watched, unless options stand over it.",
+)
+@click.option("--host", help="Address of the data port; 0.0.0.0: reachable from elsewhere.  [default: 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Data port; 0: any free one.  [default: 8080]")
+@click.option("--admin-port", type=click.IntRange(0, 65535), help="Admin port, on loopback.  [default: 9090]")
+@click.option(
+    "--axis",
+    "axes",
+    multiple=True,
+    callback=_axes,
+    help="MODEL=First: its rows lie in dim 0; MODEL=None: never merge. Repeatable.  [default: ask the model]",
+)
+@click.option("--max-batch", type=click.IntRange(1, 65536), help="Rows at most; with --fixed: the batch.")
+@click.option("--max-wait", type=DURATION, help="Wait at most; with --fixed: the wait.")
+@click.option("--max-in-flight", type=click.IntRange(1, 1024), help="Batches sent at once at most.")
+@click.option("--fixed", is_flag=True, help="Tune nothing: use these three as they are.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    callback=_settings,
+    help="Any field of the configuration: PATH=VALUE, e.g. policy.admission.timeout=2s. Repeatable.",
+)
+@click.option("--plain", is_flag=True, help="No live view: logs, as without a terminal.")
+@click.pass_context
+def command(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 - the options above, by name
+    """Serve a model, merge its requests into batches, and tune that to a p99.
+
+    Prints the endpoints and a line to try. On a terminal it then shows a live view; elsewhere logs go to stderr, one
+    JSON object a line.
+
+    Exits 0 when drained, 2 for a wrong configuration, 3 when a port or file can't be had, 4 after a second Ctrl-C.
+    """
+    try:
+        plain, watched = _plain(options)
+        config = from_plain(plain, SidecarConfig, what="config").validate()
+    except PolicyError as error:
+        file = "" if options["config"] is None else f"{options['config']}: "
+        raise click.UsageError(f"{file}{hint(str(error))}") from None
+    if config.listen == config.admin and address_of(config.listen)[1]:
+        raise click.UsageError(f"{config.listen} is both: name different ports with --port and --admin-port")
+    key = key_of(None if config.api_key_file is None else Path(config.api_key_file))
+    with tempfile.TemporaryDirectory(prefix="carpool-") as folder:
+        path = watched
+        if path is None:
+            path = Path(folder) / "sidecar.json"
+            path.write_bytes(msgspec.json.encode(plain))
+        if options["config"] is not None and watched is None:
+            click.echo(f"{options['config']} is not watched: options stand over what it says")
+        ports = {address_of(config.listen)[1]: "--port", address_of(config.admin)[1]: "--admin-port"}
+        arguments = ["--config", str(path), "--listen", config.listen, "--admin", config.admin]
+        context.exit(_serve(config, key, arguments, path, ports, plain=options["plain"]))
+
+
+def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
+    """Return the configuration as plain data, and the file to watch if it says all of it.
+
+    Raises ``click.UsageError`` where options contradict each other.
+    """
+    # 1. The ground: a file, or an SLO
+    watched: Path | None = options["config"]
+    plain: dict[str, Any]
+    if watched is not None:
+        try:
+            ground = read(watched.read_text("utf-8"))
+        except OSError as error:
+            raise click.UsageError(f"{watched}: {error.strerror}: name a file with --config") from None
+        except (PolicyError, UnicodeDecodeError) as error:
+            raise click.UsageError(f"{watched}: {error}") from None
+        plain = {**to_plain(ground), "listen": ground.listen}
+    elif options["slo"] is None:
+        raise click.UsageError("name the latency to keep: --slo-p99 50ms, or a --config file")
+    else:
+        # Nobody has to notice that this one goes: there is no load balancer to wait for.
+        plain = {"policy": {}, "listen": DATA, "shutdown": {"lame": "0s"}}
+    # 2. Ports, which are told beside a watched file
+    if options["host"] is not None or options["port"] is not None:
+        host, _, port = plain["listen"].rpartition(":")
+        host = host if options["host"] is None else options["host"]
+        plain["listen"] = f"{host}:{port if options['port'] is None else options['port']}"
+    if options["admin_port"] is not None:
+        plain["admin"] = f"127.0.0.1:{options['admin_port']}"
+    before = msgspec.json.encode(plain)
+    # 3. What stands behind
+    if options["model"] is not None and options["upstream"] is not None:
+        raise click.UsageError("name --model or --upstream, one of the two")
+    if options["model"] is not None:
+        plain.pop("upstream", None)
+        plain["onnx"] = {**plain.get("onnx", {}), "path": str(options["model"])}
+    if options["upstream"] is not None:
+        plain.pop("onnx", None)
+        plain["upstream"] = {**plain.get("upstream", {}), "url": options["upstream"]}
+    if options["name"] is not None:
+        if not plain.get("onnx"):
+            raise click.UsageError("--name is for a --model: a server names its models itself")
+        plain["onnx"]["name"] = options["name"]
+    if not plain.get("onnx") and not plain.get("upstream"):
+        raise click.UsageError("name what to serve: --model FILE.onnx, or --upstream http://127.0.0.1:9000")
+    # 4. The policy
+    policy = plain["policy"]
+    if options["slo"] is not None:
+        policy["slo"] = {"latency": {"p99": str(Duration(options["slo"]))}}
+    if options["axes"]:
+        others = [model for model in policy.get("models", ()) if model["name"] not in options["axes"]]
+        policy["models"] = [*others, *({"name": name, "axis": str(axis)} for name, axis in options["axes"].items())]
+    turned = {
+        "maxBatch": options["max_batch"],
+        "maxWait": None if options["max_wait"] is None else str(Duration(options["max_wait"])),
+        "maxInFlight": options["max_in_flight"],
+    }
+    given = {name: value for name, value in turned.items() if value is not None}
+    if options["fixed"]:
+        plain["parameters"] = {"*": to_plain(Parameters()) | given}
+    elif given:
+        bounds = policy.setdefault("bounds", {})
+        for name, value in given.items():
+            bounds[name] = {**bounds.get(name, {}), "max": value}
+    for dotted, value in options["settings"]:
+        _put(plain, dotted, value)
+    changed = msgspec.json.encode(plain) != before
+    return plain, None if changed else watched
+
+
+def _put(plain: dict[str, Any], dotted: str, value: object) -> None:
+    """Set one field by its path.
+
+    Raises ``click.UsageError`` where something on the way holds no fields.
+    """
+    *way, last = dotted.split(".")
+    inside: Any = plain
+    for name in way:
+        inside = inside.setdefault(name, {})
+        if not isinstance(inside, dict):
+            raise click.UsageError(f"--set {dotted}: {name} holds no fields of its own; set it whole, as YAML")
+    inside[last] = value
+
+
+OPTIONS = {
+    "policy.slo.latency": "--slo-p99",
+    "policy.bounds.maxWait.max": "--max-wait",
+    "upstream.url": "--upstream",
+    "onnx.name": "--name",
+    "onnx.path": "--model",
+}
+"""Options that set a field."""
+
+
+def hint(error: str) -> str:
+    """Return what is wrong with a field, and the option that sets it: ``upstream.url: ... (--upstream)``."""
+    option = OPTIONS.get(error.partition(": ")[0])
+    return f"{error} ({option})" if option is not None else error
+
+
+def _serve(
+    config: SidecarConfig,
+    key: str | None,
+    arguments: list[str],
+    path: Path,
+    ports: dict[int, str],
+    *,
+    plain: bool,
+) -> int:
+    """Run the sidecar to its end; returns its exit code."""
+    live = not plain and sys.stdout.isatty()
+    asked = False
+
+    def log(line: str) -> None:
+        if not live:
+            click.echo(readable(line) if sys.stderr.isatty() else line, err=True)
+
+    def end() -> None:
+        nonlocal asked
+        while os.read(signals, 1):
+            asked = True
+            child.end()
+
+    signals = _signals()
+    child = Child(arguments, log)
+    threading.Thread(target=end, daemon=True).start()
+    try:
+        child.wait_until_listening()
+        return _attend(child, config, key, live=live, asked=lambda: asked)
+    except LaunchError as error:
+        if asked:
+            return 0
+        click.echo(f"Error: {hint(explained(str(error), path, ports))}", err=True)
+        return error.code
+    finally:
+        # Whatever happened here, a closed pipe for one, it does not outlive this process.
+        child.end()
+        child.wait()
+
+
+def _signals() -> int:
+    """Return a file descriptor with a byte for each signal to end.
+
+    A handler in Python would wait for its turn, and one that is due just before ``waitpid`` doesn't interrupt it.
+    """
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    signal.set_wakeup_fd(sink)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    return source
+
+
+def _attend(child: Child, config: SidecarConfig, key: str | None, *, live: bool, asked: Callable[[], bool]) -> int:
+    """Tell of a sidecar that listens until it ends; returns its exit code."""
+    server, admin = _reachable(child.data), _reachable(child.admin)
+    client = AdminClient(admin, key)
+    first = Hint(config, server, admin)
+    for line in _endpoints(config, server, client, first):
+        click.echo(line)
+    if live:
+        _watch(child, client, f"carpool {server} for {_served(config)}", first)
+    code = child.wait()
+    if code < 0:
+        click.echo(f"Error: the sidecar was ended by {signal.Signals(-code).name}; start it again", err=True)
+        return 128 - code
+    if live:
+        if code and not asked():
+            for line in list(child.lines)[-NOTES:]:
+                click.echo(readable(line), err=True)
+        click.echo("drained: everybody was answered" if code == 0 else f"the sidecar ended with {code}")
+    return code
+
+
+def _watch(child: Child, client: AdminClient, title: str, first: Hint) -> None:
+    def notes() -> list[str]:
+        # The view itself tells of decisions.
+        told = [line for line in list(child.lines) if event_of(line).get("event") != DECISION]
+        return [readable(line) for line in told[-NOTES:]]
+
+    while child.runs:
+        try:
+            watch(client, title, hint=first, goes_on=lambda: child.runs, notes=notes)
+        except AdminError:
+            time.sleep(1.0)  # a paused host; whether the sidecar lives, its process tells
+
+
+def _served(config: SidecarConfig) -> str:
+    if config.onnx is not None:
+        return f"{config.onnx.model} ({config.onnx.path})"
+    assert config.upstream is not None  # noqa: S101 - for the type checker: validated
+    return config.upstream.url
+
+
+def _endpoints(config: SidecarConfig, server: Address, client: AdminClient, first: Hint) -> list[str]:
+    """Return what to print once it listens; waits a little for a first word of the model."""
+    deadline = time.monotonic() + ASKED
+    readiness, ready = UNASKED, False
+    while readiness == UNASKED and time.monotonic() < deadline:
+        try:
+            report = client.report()
+        except AdminError:
+            break
+        readiness, ready = report.readiness, report.ready
+        time.sleep(0.05)
+    lines = [
+        f"serving {_served(config)}",
+        f"  requests  {server}",
+        f"  admin     {client.address}  (/metrics, /readyz; carpool explain {client.address})",
+        f"  try       {first(ready)}",
+    ]
+    if not ready:
+        lines.append(f"  waiting for {_served(config)}: {readiness}; requests get 503 until it is ready")
+    return lines
+
+
+class Hint:
+    """A line to try: for inference once the model is there to say what it takes, for its readiness before."""
+
+    def __init__(self, config: SidecarConfig, server: Address, admin: Address) -> None:
+        self._server = server
+        self._admin = admin
+        self._models = [model.name for model in config.policy.models]
+        if config.onnx is not None:
+            self._models.insert(0, config.onnx.model)
+        self._found = ""
+
+    def __call__(self, ready: bool) -> str:
+        """Return the line; the model is asked once, when it is ``ready``."""
+        if ready and not self._found:
+            self._found = curl_line(self._server, self._models) or self._readiness
+        return self._found or self._readiness
+
+    @property
+    def _readiness(self) -> str:
+        return f"curl -i {self._admin}/readyz"
+
+
+def _reachable(listening: str) -> Address:
+    """Return where to reach what listens; on every address: on loopback."""
+    host, port = address_of(listening)
+    return Address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port, "")  # noqa: S104 - read, not bound

@@ -1,0 +1,1 @@
+"""A running sidecar: how it is started, asked and shown."""

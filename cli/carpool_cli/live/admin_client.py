@@ -1,0 +1,209 @@
+"""Asks a sidecar's admin port, and reads what it answers as types."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+from msgspec import Struct
+
+from carpool.batching.counters import RECENT_ARRIVALS
+from carpool.exchange import report
+from carpool.exchange.decision import Reason
+from carpool.policy.parameters import Parameters
+from carpool.policy.plain import PolicyError, from_plain
+from carpool.policy.spec import BatchingPolicy
+from carpool_cli.options import need
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from carpool.exchange.report import Report
+    from carpool_cli.options import Address
+
+
+class AdminError(Exception):
+    """Nobody answers on the admin port, or not as a sidecar would."""
+
+
+class Predicted(Struct, frozen=True):
+    """A forecast; ``None`` stands for no end, as in an overload."""
+
+    p50: float | None
+    p99: float | None
+    p99_ahead: float | None
+    miss_fraction: float
+    goodput: float
+    device_time: float | None
+    mean_batch: float
+
+
+class Decided(Struct, frozen=True):
+    """A decision of the tuner, without what only the Batcher needs of it."""
+
+    parameters: Parameters
+    change: bool
+    reason: Reason
+    message: str
+    uncapped: Parameters | None = None
+    capped_by: str = ""
+    predicted: Predicted | None = None
+    shed_slo: bool = False
+    rate: float = 0.0
+
+
+class Explained(Struct, frozen=True):
+    """A decision, when it was taken last (seconds since the epoch), and how often in a row."""
+
+    model: str
+    at: float
+    decision: Decided
+    times: int = 1
+
+
+class Explanation(Struct, frozen=True):
+    """``/v1/explain``: decisions, oldest first."""
+
+    tuned: bool
+    decisions: list[Explained]
+
+
+class AdminClient:
+    """Asks one admin port, a connection a question. ``timeout`` in seconds.
+
+    ``ticket``: a whole ``Authorization`` header, as the operator signs them, in place of the admin ``key``.
+    """
+
+    def __init__(
+        self, address: Address, key: str | None = None, timeout: float = 5.0, *, ticket: str | None = None
+    ) -> None:
+        self.address = address
+        self._known = key is not None or ticket is not None
+        authorization = ticket or f"Bearer {key}"
+        self._headers = {"Authorization": authorization} if self._known else {}
+        self._timeout = timeout
+
+    def report(self, *, arrivals: bool = False) -> Report:
+        """Return what was counted so far, and the present state; with the last ``arrivals`` of each model if asked.
+
+        Raises ``AdminError``.
+        """
+        try:
+            return report.decode(self._ask(f"/v1/stats?arrivals={RECENT_ARRIVALS}" if arrivals else "/v1/stats"))
+        except PolicyError as error:
+            raise self._differs("/v1/stats", error) from None
+
+    def policy(self) -> BatchingPolicy:
+        """Return the policy in force.
+
+        Raises ``AdminError``.
+        """
+        document = self.get("/v1/config")
+        try:
+            return from_plain(document["config"]["policy"], BatchingPolicy, what="policy").validate()
+        except PolicyError as error:
+            raise self._differs("/v1/config", error) from None
+        except (KeyError, TypeError):
+            raise AdminError(f"{self.address}/v1/config does not answer as a sidecar's admin port would") from None
+
+    def explanation(self) -> Explanation:
+        """Return the last decisions.
+
+        Raises ``AdminError``.
+        """
+        try:
+            return from_plain(self.get("/v1/explain"), Explanation, what="/v1/explain")
+        except PolicyError as error:
+            raise self._differs("/v1/explain", error) from None
+
+    def get(self, path: str) -> Any:  # noqa: ANN401 - whatever the document holds
+        """Return a JSON document.
+
+        Raises ``AdminError`` naming what to do.
+        """
+        try:
+            return msgspec.json.decode(self._ask(path))
+        except msgspec.DecodeError:
+            raise AdminError(f"{self.address}{path} does not answer as a sidecar's admin port would") from None
+
+    def _ask(self, path: str) -> bytes:
+        connection = http.client.HTTPConnection(self.address.host, self.address.port, timeout=self._timeout)
+        try:
+            connection.request("GET", self.address.path + path, headers=self._headers)
+            answer = connection.getresponse()
+            body = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise AdminError(f"no sidecar answers at {self.address}: {error}; name its admin port") from None
+        finally:
+            connection.close()
+        if answer.status in {401, 403}:
+            raise AdminError(self._refused(answer.status, _words(body)))
+        if answer.status == 404 and "the admin port serves" in _words(body):
+            if self.address.path:
+                raise AdminError(f"{self.address} is a page of a sidecar's admin port: leave the path out")
+            raise AdminError(f"{self.address} is an older sidecar's, without {path.partition('?')[0]}: update it")
+        if answer.status != 200:
+            raise AdminError(f"{self.address}{path} answers {answer.status}: that is no sidecar's admin port")
+        return body
+
+    def _refused(self, status: int, words: str) -> str:
+        """Say what opens the port; ``words`` are the sidecar's own."""
+        if self._known:
+            return f"{self.address} does not take this key ({words}): give the one that it was started with"
+        if status == 403 and "ticket" in words:
+            return (
+                f"{self.address} is an injected sidecar's, which wants a ticket: give the operator's private key "
+                "(--key-file) and whose sidecar it is (--workload NAMESPACE/Deployment/NAME)"
+            )
+        if status == 403:
+            return f"{self.address} refuses: {words}"
+        return f"{self.address} wants the admin key: give --key-file"
+
+    def _differs(self, path: str, error: PolicyError) -> AdminError:
+        return AdminError(f"{self.address}{path} does not answer as this version would: {error}")
+
+
+def _words(body: bytes) -> str:
+    """Return what an answer that is no 200 says."""
+    try:
+        return str(msgspec.json.decode(body)["error"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return body[:200].decode("utf-8", "replace")
+
+
+def client_of(address: Address, key_file: Path | None, workload: str | None) -> AdminClient:
+    """Return a client that shows what opens the port: the admin key, or a ticket for a ``workload``'s sidecars.
+
+    Raises ``click.ClickException`` where the file can't be read, or is not what signs tickets.
+    """
+    key = key_of(key_file)
+    if workload is None:
+        return AdminClient(address, key)
+    if key is None:
+        raise click.UsageError("--workload needs --key-file: the operator's private key signs the ticket")
+    parts = workload.split("/")
+    if len(parts) != 3 or not all(parts):
+        raise click.UsageError(f"--workload {workload!r}: write e.g. shop/Deployment/resnet")
+    signing = need("carpool_operator.delivery.signing", "operator")
+    from carpool_operator.api.model import Target  # noqa: PLC0415 - comes with the extra, too
+
+    try:
+        return AdminClient(address, ticket=signing.Signer(key.encode()).ticket(Target(*parts), time.time()))
+    except signing.BadKey as error:
+        raise click.ClickException(f"{key_file}: {error}") from None
+
+
+def key_of(path: Path | None) -> str | None:
+    """Read the admin key.
+
+    Raises ``click.ClickException`` where the file can't be read.
+    """
+    try:
+        return None if path is None else path.read_text("utf-8").strip()
+    except OSError as error:
+        raise click.ClickException(f"no admin key in {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise click.ClickException(f"no admin key in {path}: it is not text") from None

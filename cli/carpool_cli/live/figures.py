@@ -1,0 +1,69 @@
+"""Figures for people, out of two looks at a sidecar's counters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from carpool.batching.counters import combine
+from carpool.policy.durations import format_seconds
+
+if TYPE_CHECKING:
+    from carpool.batching.counters import ModelStats
+
+
+class Figures(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What was counted in ``seconds``; seconds, requests per second, shares; ``None`` where there is none to tell."""
+
+    seconds: float
+    rate: float
+    goodput: float
+    p50: float | None
+    p99: float | None
+    miss_share: float | None
+    """Of the requests that ended."""
+    misses: dict[str, int]
+    sizes: dict[int, int]
+    """Batches by rows."""
+    mean_batch: float | None
+    device_seconds_per_request: float | None
+    """Only where the counters are those of all models: they share the device."""
+    device_busy_share: float
+
+
+def figures_of(models: list[ModelStats], seconds: float, device_busy: float = 0.0) -> Figures:
+    """Return the figures of models' counters, and of the seconds in which the device was busy for them.
+
+    Rates are 0 where no time has passed.
+    """
+    total = combine(models)
+    sizes: dict[int, int] = {}
+    for _, rows, _, executors, batches, _, _ in total.cells:
+        if not executors:  # the others count the same batches again
+            sizes[rows] = sizes.get(rows, 0) + batches
+    batches = sum(sizes.values())
+    ended = total.hits + total.missed
+    return Figures(
+        seconds=seconds,
+        rate=total.arrivals / seconds if seconds else 0.0,
+        goodput=total.hits / seconds if seconds else 0.0,
+        p50=total.quantile(0.5),
+        p99=total.quantile(0.99),
+        miss_share=total.missed / ended if ended else None,
+        misses={reason: count for reason, count in sorted(total.misses.items()) if count},
+        sizes=dict(sorted(sizes.items())),
+        mean_batch=sum(rows * count for rows, count in sizes.items()) / batches if batches else None,
+        device_seconds_per_request=device_busy / total.served if total.served and device_busy else None,
+        device_busy_share=device_busy / seconds if seconds else 0.0,
+    )
+
+
+def number(value: float) -> str:
+    """Return a number to four digits, never in powers of ten: ``0.1235``, ``12.35``, ``49,760``."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds with three digits, as many as measured ones are good for: ``22.7ms``; ``-`` for none."""
+    return "-" if seconds is None else format_seconds(float(f"{seconds:.3g}"))

@@ -1,0 +1,209 @@
+"""Open-loop load: requests go out when they are due, whatever became of those before.
+
+A generator that waits for answers slows down with the server and never sees the queue it would have met (coordinated
+omission). Here the times are drawn beforehand, and latency counts from the time a request was *due*, so that a late
+generator makes a server look worse, never better, and its lateness is recorded beside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from array import array
+from typing import TYPE_CHECKING, NamedTuple, get_args
+
+from carpool.learning.arrivals import Gamma, Poisson, until
+from carpool_cli.load import tensors
+from carpool_cli.load.servers import is_echo
+from carpool_sidecar.http1.calls import FailureKind
+from carpool_sidecar.http1.messages import content_length, encode_request_head, find
+from carpool_sidecar.tuning.stalls import Stall, StallWatcher
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from random import Random
+
+    from carpool_cli.load.servers import Protocol, Request
+    from carpool_sidecar.http1.calls import Call, UpstreamError
+    from carpool_sidecar.http1.client import Pool
+    from carpool_sidecar.http1.messages import Headers
+
+MISMATCH = "mismatch"
+FAILURES: tuple[str, ...] = (*get_args(FailureKind), MISMATCH)
+"""What a request that got no usable answer came to; the n-th has status -(n + 1)."""
+
+COMPLAINT = 200
+"""Bytes kept of an answer that is an error."""
+
+
+class Recording(NamedTuple):
+    """What became of each request, in the order they were due; times are seconds from the start.
+
+    ``status``: HTTP status, or minus the place in ``FAILURES``, counted from 1.
+    """
+
+    due: Sequence[float]
+    sent: Sequence[float]
+    done: Sequence[float]
+    status: Sequence[int]
+    stalls: list[Stall]
+    cpu_seconds: float
+    """CPU time of this process."""
+    seconds: float
+    """Wall time from the start to the last answer."""
+    most_outstanding: int
+    complaints: Mapping[int, str] = {}
+    """How the first answer of each status but 2xx began."""
+
+
+def due_times(rates: Sequence[float], cv: float, seconds: float, rng: Random) -> list[float]:
+    """Draw when requests are due: each rate (per second) in turn for an equal share of ``seconds``.
+
+    Gaps are exponential for ``cv`` 1, gamma with that coefficient of variation else, even for 0.
+    """
+    share = seconds / len(rates)
+    times: list[float] = []
+    for index, rate in enumerate(rates):
+        start = index * share
+        if rate == 0:
+            continue
+        if cv == 0:
+            times += [start + step / rate for step in range(math.ceil(share * rate))]
+        else:
+            process = Poisson(rate) if cv == 1 else Gamma(rate, cv)
+            times += [start + time for time in until(process, share, rng)]
+    return times
+
+
+class LoadGenerator:
+    """Sends ``requests`` in turn through a pool, one at each of the ``due`` times, and records what comes back.
+
+    With ``verify`` an answer must be an echo, or it counts as a mismatch. No call lasts longer than about twice
+    ``timeout`` seconds: as long for a connection, and as long for an answer.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        target: str,
+        requests: Sequence[Request],
+        due: Sequence[float],
+        *,
+        protocol: Protocol,
+        timeout: float,
+        headers: Headers,
+        verify: bool,
+    ) -> None:
+        self._pool = pool
+        self._due = due
+        self._timeout = timeout
+        self._protocol = protocol
+        self._requests = requests
+        self._verify = verify
+        host = (b"host", pool.authority)
+        self._heads = [
+            encode_request_head(
+                b"POST", target.encode(), [host, *headers, *request.headers, content_length(len(request.body))]
+            )
+            for request in requests
+        ]
+        self._sent = array("d", bytes(8 * len(due)))
+        self._done = array("d", bytes(8 * len(due)))
+        self._status = array("h", bytes(2 * len(due)))
+        self._outstanding: dict[int, Call] = {}
+        self._most_outstanding = 0
+        self._complaints: dict[int, str] = {}
+        self._started = 0.0
+        self._settled = asyncio.Event()
+
+    async def run(self) -> Recording:
+        """Send everything, wait for the answers, and return what was recorded."""
+        loop = asyncio.get_running_loop()
+        cpu = time.process_time()
+        watcher = StallWatcher()
+        watcher.start()
+        try:
+            self._started = time.monotonic()
+            for index, due in enumerate(self._due):
+                # Loops sleep whole milliseconds and may round down: up, so as never to send early.
+                while (  # noqa: ASYNC110 - nothing but time is waited for
+                    wait := due - (time.monotonic() - self._started)
+                ) > 0:
+                    await asyncio.sleep(math.ceil(wait * 1e3) / 1e3)
+                self._send(index)
+                if not index % 32:
+                    await asyncio.sleep(0)  # when behind, let answers in
+            deadline = loop.time() + 2 * self._timeout
+            while self._outstanding and loop.time() < deadline:
+                self._settled.clear()
+                loop.call_later(0.1, self._settled.set)
+                await self._settled.wait()
+            for index, call in list(self._outstanding.items()):
+                call.cancel()
+                self.settle(index, -1 - FAILURES.index("timeout"))
+            seconds = time.monotonic() - self._started
+        finally:
+            watcher.stop()
+        stalls = [Stall(stall.start - self._started, stall.end - self._started) for stall in watcher.recent]
+        return Recording(
+            self._due,
+            self._sent,
+            self._done,
+            self._status,
+            stalls,
+            time.process_time() - cpu,
+            seconds,
+            self._most_outstanding,
+            self._complaints,
+        )
+
+    def _send(self, index: int) -> None:
+        which = index % len(self._requests)
+        self._sent[index] = time.monotonic() - self._started
+        call = self._pool.send(
+            self._heads[which], self._requests[which].body, _Shot(self, index), timeout=self._timeout, retry_stale=True
+        )
+        if not call.done:
+            self._outstanding[index] = call
+            self._most_outstanding = max(self._most_outstanding, len(self._outstanding))
+
+    # Called by the shots
+
+    def settle(self, index: int, status: int) -> None:
+        """Record the end of a request."""
+        self._done[index] = time.monotonic() - self._started
+        self._status[index] = status
+        self._outstanding.pop(index, None)
+        if not self._outstanding:
+            self._settled.set()
+
+    def complain(self, status: int, body: bytes) -> None:
+        """Keep what an answer that is none says."""
+        self._complaints.setdefault(status, " ".join(body[:COMPLAINT].decode("utf-8", "replace").split()))
+
+    def verify(self, index: int, headers: Headers, body: bytes) -> None:
+        """Check a good answer, where that was asked for; its time has been taken already."""
+        request = self._requests[index % len(self._requests)]
+        if self._verify and not is_echo(self._protocol, request, find(headers, tensors.HEADER_LENGTH), body):
+            self._status[index] = -1 - FAILURES.index(MISMATCH)
+
+
+class _Shot:
+    """One request under way."""
+
+    __slots__ = ("_generator", "_index")
+
+    def __init__(self, generator: LoadGenerator, index: int) -> None:
+        self._generator = generator
+        self._index = index
+
+    def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
+        self._generator.settle(self._index, status)
+        if status == 200:
+            self._generator.verify(self._index, headers, bytes(body))
+        elif not 200 <= status < 300:
+            self._generator.complain(status, bytes(body[:COMPLAINT]))
+
+    def failed(self, error: UpstreamError) -> None:
+        self._generator.settle(self._index, -1 - FAILURES.index(error.kind))

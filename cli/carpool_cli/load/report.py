@@ -1,0 +1,187 @@
+"""What a recording of a load test says: percentiles, goodput, stalls, and whether the generator was the bottleneck."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from carpool_cli.load.loadgen import FAILURES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from carpool_cli.load.loadgen import Recording
+
+WINDOW = 1.0
+"""Seconds of one window of the report."""
+
+LATE = 0.005
+"""Seconds that one request in a hundred may leave late before the generator is named: timers have 1 ms."""
+
+BUSY = 0.85
+"""Share of a core beyond which the generator is named: Python is one core, and the last of it is queueing."""
+
+
+class Percentiles(Struct, frozen=True):
+    """Seconds from due to answered, of answers with status 2xx (nearest rank); how many there were."""
+
+    count: int
+    p50: float
+    p90: float
+    p99: float
+    p999: float
+    max: float
+
+
+class Window(Struct, frozen=True):
+    """One second of the test, by the time requests were due. ``stalled``: a pause of this host falls on it."""
+
+    start: float
+    requests: int
+    good: int
+    p50: float | None
+    p99: float | None
+    stalled: bool
+
+
+class StallSpan(Struct, frozen=True):
+    """A pause of this host, seconds from the start."""
+
+    start: float
+    seconds: float
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """Of the requests due in the measured part of a test. Times are seconds, rates per second.
+
+    ``good`` counts answers 2xx by their SLO, goodput is that per second. ``steady`` is ``latency`` without the windows
+    in which this host stalled, ``None`` where none is left.
+    """
+
+    seconds: float
+    requests: int
+    intended_rate: float
+    achieved_rate: float
+    """Requests sent by the end of the measured part, per second of it."""
+    ok: int
+    good: int
+    goodput: float
+    good_share: float
+    errors: dict[str, int]
+    complaints: dict[str, str]
+    """How the first answer of each status in ``errors`` began."""
+    latency: Percentiles | None
+    steady: Percentiles | None
+    steady_good_share: float | None
+    windows: list[Window]
+    stalls: list[StallSpan]
+    lateness_p99: float
+    """Seconds that a request in a hundred left later than due, stalled windows aside."""
+    cpu_share: float
+    most_outstanding: int
+    generator_limits: list[str]
+    """Why the figures may be the generator's rather than the server's; empty when it kept up."""
+
+
+def percentiles(latencies: Sequence[float]) -> Percentiles | None:
+    """Summarize latencies, ``None`` without any."""
+    if not latencies:
+        return None
+    ordered = sorted(latencies)
+    p50, p90, p99, p999 = (nearest_rank(ordered, q) for q in (0.5, 0.9, 0.99, 0.999))
+    return Percentiles(len(ordered), p50, p90, p99, p999, ordered[-1])
+
+
+def nearest_rank(ordered: Sequence[float], q: float) -> float:
+    """Return the smallest of the ascending values (at least one) that a share ``q`` of them does not exceed."""
+    return ordered[max(math.ceil(q * len(ordered)) - 1, 0)]
+
+
+def summarize(recording: Recording, *, slo: float, warm_up: float, seconds: float, connections: int) -> Report:
+    """Report on the requests due from ``warm_up`` on, for ``seconds``; at least one.
+
+    ``connections`` is how many the generator could have open.
+    """
+    due, done, status = recording.due, recording.done, recording.status
+    measured = [index for index in range(len(due)) if due[index] >= warm_up]
+    # 1. Windows, and which of them a stall touched: while it lasted, or through a request that was under way.
+    by_window: dict[int, list[int]] = {int(step): [] for step in range(math.ceil(round(seconds / WINDOW, 6)))}
+    for index in measured:
+        by_window.setdefault(int((due[index] - warm_up) / WINDOW), []).append(index)
+    windows, steady_indices = [], []
+    for number, members in sorted(by_window.items()):
+        start = warm_up + number * WINDOW
+        stop = max((done[index] for index in members), default=start)
+        stalled = any(stall.start < max(stop, start + WINDOW) and stall.end > start for stall in recording.stalls)
+        latencies = percentiles([done[index] - due[index] for index in members if _ok(status[index])])
+        good = sum(_ok(status[index]) and done[index] - due[index] <= slo for index in members)
+        windows.append(
+            Window(
+                round(start - warm_up, 6),
+                len(members),
+                good,
+                latencies.p50 if latencies else None,
+                latencies.p99 if latencies else None,
+                stalled,
+            )
+        )
+        if not stalled:
+            steady_indices += members
+    # 2. Outcomes
+    ok = [index for index in measured if _ok(status[index])]
+    good = sum(window.good for window in windows)
+    errors = Counter(_name(status[index]) for index in measured if not _ok(status[index]))
+    steady = [index for index in steady_indices if _ok(status[index])]
+    steady_good = sum(done[index] - due[index] <= slo for index in steady)
+    # 3. The generator itself
+    end = warm_up + seconds
+    sent = sum(recording.sent[index] <= end for index in measured)
+    lateness = sorted(recording.sent[index] - due[index] for index in steady_indices or measured)
+    late = nearest_rank(lateness, 0.99)
+    cpu = recording.cpu_seconds / recording.seconds
+    limits = []
+    if late > LATE:
+        limits.append(f"one request in a hundred left over {late * 1e3:.1f} ms late: lower --rate or free this machine")
+    if cpu > BUSY:
+        limits.append(f"this process used {cpu:.0%} of a core: lower --rate or run several")
+    if recording.most_outstanding > connections:
+        limits.append(
+            f"{recording.most_outstanding} requests were under way on {connections} connections, the rest waited here: "
+            "raise --connections"
+        )
+    return Report(
+        seconds=seconds,
+        requests=len(measured),
+        intended_rate=len(measured) / seconds,
+        achieved_rate=sent / seconds,
+        ok=len(ok),
+        good=good,
+        goodput=good / seconds,
+        good_share=good / len(measured),
+        errors=dict(errors.most_common()),
+        complaints={_name(code): text for code, text in recording.complaints.items() if _name(code) in errors and text},
+        latency=percentiles([done[index] - due[index] for index in ok]),
+        steady=percentiles([done[index] - due[index] for index in steady]),
+        steady_good_share=steady_good / len(steady_indices) if steady_indices else None,
+        windows=windows,
+        stalls=[
+            StallSpan(stall.start - warm_up, stall.end - stall.start)
+            for stall in recording.stalls
+            if stall.end > warm_up
+        ],
+        lateness_p99=late,
+        cpu_share=cpu,
+        most_outstanding=recording.most_outstanding,
+        generator_limits=limits,
+    )
+
+
+def _ok(status: int) -> bool:
+    return 200 <= status < 300
+
+
+def _name(status: int) -> str:
+    return str(status) if status > 0 else FAILURES[-1 - status]

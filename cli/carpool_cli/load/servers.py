@@ -1,0 +1,189 @@
+"""What a V1 or V2 server is asked, by a client that needs no more than a request and its answer."""
+
+from __future__ import annotations
+
+import http.client
+import math
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import click
+import msgspec
+from msgspec import Struct
+
+from carpool_cli.load import tensors
+from carpool_cli.load.tensors import SIZES, Malformed, Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from random import Random
+
+    from carpool_cli.options import Address
+
+Protocol: TypeAlias = Literal["v1", "v2", "v2-binary"]
+PROTOCOLS: tuple[Protocol, ...] = ("v1", "v2", "v2-binary")
+
+GUESSED_DIM = 8
+"""Size of a trailing dimension that the model leaves open and nobody named."""
+
+
+class InputSpec(NamedTuple):
+    """An input of a model: ``row`` is the shape of one row, without the batch axis."""
+
+    name: str
+    datatype: str
+    row: tuple[int, ...]
+
+
+class Request(Struct, frozen=True):
+    """A body to send, with the header fields that it needs."""
+
+    body: bytes
+    headers: list[tuple[bytes, bytes]]
+
+
+class _Described(Struct):
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class _Metadata(Struct):
+    inputs: list[_Described]
+
+
+def target(address: Address, protocol: Protocol, model: str) -> str:
+    """Return the request target of inference."""
+    return (
+        f"{address.path}/v1/models/{model}:predict" if protocol == "v1" else f"{address.path}/v2/models/{model}/infer"
+    )
+
+
+def inputs_of(address: Address, model: str, timeout: float) -> list[InputSpec]:
+    """Ask a V2 server for the inputs of a model; open dimensions other than the rows get ``GUESSED_DIM``.
+
+    Raises ``click.ClickException`` naming what to do instead.
+    """
+    path = f"{address.path}/v2/models/{model}"
+    try:
+        connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read()
+        connection.close()
+    except OSError as error:
+        raise click.ClickException(f"no answer from {address}: {error}; is the server up?") from None
+    if answer.status == 503:
+        raise click.ClickException(f"model {model!r} at {address} is not ready (status 503): try again once it serves")
+    try:
+        if answer.status != 200:
+            raise Malformed(f"status {answer.status}")  # noqa: TRY301 - one message for both ways to fail
+        described = msgspec.json.decode(body, type=_Metadata).inputs
+    except (Malformed, msgspec.DecodeError) as error:
+        raise click.ClickException(
+            f"no metadata of model {model!r} at {address} ({error}): check --model, or describe its input by --shape"
+        ) from None
+    return [
+        InputSpec(one.name, one.datatype, tuple(GUESSED_DIM if dim < 0 else dim for dim in one.shape[1:]))
+        for one in described
+    ]
+
+
+def random_tensor(spec: InputSpec, rows: int, rng: Random) -> Tensor:
+    """Return random values of an input's type: small numbers that every type holds exactly enough."""
+    shape = (rows, *spec.row)
+    count = math.prod(shape)
+    values: list[Any]
+    if spec.datatype == "BOOL":
+        values = [rng.random() < 0.5 for _ in range(count)]
+    elif spec.datatype == "BYTES":
+        values = [f"text {rng.randrange(10_000)}" for _ in range(count)]
+    elif spec.datatype.startswith("FP"):
+        # Multiples of 1/8 are exact in half precision too, so that an echo can be compared value by value.
+        values = [rng.randrange(-64, 64) / 8 for _ in range(count)]
+    elif spec.datatype in SIZES:
+        values = [rng.randrange(100) for _ in range(count)]
+    else:
+        raise click.ClickException(f"input {spec.name!r} is {spec.datatype}, which can't be made up: give a --body")
+    return Tensor(spec.name, spec.datatype, shape, json=msgspec.json.encode(values))
+
+
+def request_of(protocol: Protocol, inputs: Sequence[Tensor]) -> Request:
+    """Build an inference request of tensors; V1 takes one, whose rows become the instances."""
+    if protocol == "v1":
+        (one,) = inputs
+        rows = nested(one.values(), one.shape)
+        return Request(msgspec.json.encode({"instances": rows}), [(b"content-type", b"application/json")])
+    binary = protocol == "v2-binary"
+    fields = {"parameters": {"binary_data_output": True}} if binary else {}
+    body, header_length = tensors.encode(fields, "inputs", [(tensor, binary) for tensor in inputs])
+    if header_length is None:
+        return Request(body, [(b"content-type", b"application/json")])
+    return _binary_request(body, header_length)
+
+
+def request_from(protocol: Protocol, body: bytes) -> Request:
+    """Wrap a body from a file.
+
+    Raises ``Malformed`` where it is not what the protocol says.
+    """
+    if protocol == "v2-binary":
+        # The JSON header's length is told by a header field, which a file does not have: it ends where the object does.
+        depth, quoted, escaped = 0, False, False
+        for position, byte in enumerate(body):
+            if escaped:
+                escaped = False
+            elif quoted:
+                escaped, quoted = byte == ord("\\"), byte != ord('"')
+            elif byte == ord('"'):
+                quoted = True
+            elif byte in b"{}":
+                depth += 1 if byte == ord("{") else -1
+                if not depth:
+                    request = _binary_request(body, position + 1)
+                    tensors.decode_request(body, b"%d" % (position + 1))
+                    return request
+        raise Malformed("no JSON header at its beginning")
+    if protocol == "v2":
+        tensors.decode_request(body, None)
+    elif not isinstance(_decoded(body), dict):
+        raise Malformed("not a JSON object")
+    return Request(body, [(b"content-type", b"application/json")])
+
+
+def is_echo(protocol: Protocol, request: Request, header_length: bytes | None, body: bytes) -> bool:
+    """Say whether an answer gives back the request's rows, in their order, value by value."""
+    try:
+        if protocol == "v1":
+            asked = _decoded(request.body)
+            return bool(_decoded(body).get("predictions") == asked.get("instances"))
+        sent = dict(request.headers).get(tensors.HEADER_LENGTH)
+        asked_tensors = tensors.decode_request(request.body, sent).tensors
+        given = {tensor.name: tensor for tensor in tensors.decode_answer(body, header_length).tensors}
+        return all(
+            (answer := given.get(tensor.name)) is not None
+            and (answer.datatype, answer.shape) == (tensor.datatype, tensor.shape)
+            and answer.as_binary() == tensor.as_binary()
+            for tensor in asked_tensors
+        )
+    except Malformed:
+        return False
+
+
+def nested(values: Sequence[Any], shape: tuple[int, ...]) -> Any:  # noqa: ANN401 - lists as deep as the shape is long
+    """Nest flat values as their shape says."""
+    if len(shape) <= 1:
+        return list(values) if shape else values[0]
+    step = len(values) // shape[0]
+    return [nested(values[index * step : (index + 1) * step], shape[1:]) for index in range(shape[0])]
+
+
+def _decoded(body: bytes) -> Any:  # noqa: ANN401 - any JSON
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise Malformed(str(error)) from None
+
+
+def _binary_request(body: bytes, header_length: int) -> Request:
+    content_type = (b"content-type", b"application/octet-stream")
+    return Request(body, [content_type, (tensors.HEADER_LENGTH, b"%d" % header_length)])

@@ -1,0 +1,1 @@
+"""Forecasts and recommendations for a load, a device and a policy."""

@@ -1,0 +1,220 @@
+"""What `simulate` and `recommend` have in common: a load, a device and a policy, from what was typed."""
+
+from __future__ import annotations
+
+import math
+import os
+from itertools import takewhile
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+from msgspec.structs import replace
+
+from carpool.learning.arrivals import Gamma, Poisson, Trace, WindowCounts, azure_llm_2023, scaled, until
+from carpool.policy.durations import Duration, format_seconds
+from carpool.policy.plain import PolicyError
+from carpool.policy.spec import (
+    SLO,
+    Admission,
+    BatchingPolicy,
+    Bounds,
+    DurationRange,
+    IntRange,
+    Latency,
+    ShedAt,
+    TuningMode,
+)
+from carpool.simulation.simulator import Device, table
+from carpool_cli.live.figures import number
+from carpool_sidecar.config.settings import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from carpool.learning.arrivals import TokenTrace
+    from carpool.learning.latency_model import ServiceTime
+    from carpool.policy.parameters import Parameters
+    from carpool_cli.profiling.device_profile import DeviceProfile
+
+MOST_REQUESTS = 2_000_000
+"""Half a minute of simulation."""
+
+TRACES = "CARPOOL_TRACES"
+"""Environment variable naming the folder in which traces are looked for."""
+
+AZURE = "AzureLLMInferenceTrace_conv.csv"
+
+NO_TRACE = (
+    f"no such file, neither here nor in the folder that {TRACES} names; the Azure LLM inference traces are at "
+    "https://github.com/Azure/AzurePublicDataset (data/AzureLLMInferenceTrace_conv.csv, CC-BY-4.0)"
+)
+
+
+def slo_policy(
+    slo: float,
+    *,
+    largest_batch: int | None = None,
+    longest_wait: float | None = None,
+    most_in_flight: int | None = None,
+    timeout: float = 10.0,
+    shed_at: ShedAt = ShedAt.AUTOMATIC,
+) -> BatchingPolicy:
+    """Return the policy of a p99 (seconds) and bounds.
+
+    Raises ``click.ClickException`` naming the field that contradicts another.
+    """
+    policy = BatchingPolicy(
+        slo=SLO(latency=Latency(p99=Duration(slo))),
+        bounds=Bounds(
+            max_batch=IntRange(max=largest_batch),
+            max_wait=DurationRange(max=None if longest_wait is None else Duration(longest_wait)),
+            max_in_flight=IntRange(max=most_in_flight),
+        ),
+        admission=Admission(timeout=Duration(timeout), shed_at=shed_at),
+    )
+    try:
+        # The default baseline may lie outside of narrow bounds, and nobody named it.
+        return replace(policy, baseline=policy.limits().clamp(policy.baseline)).validate()
+    except PolicyError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def held(policy: BatchingPolicy, parameters: Parameters) -> BatchingPolicy:
+    """Return a policy that is held at ``parameters``, wherever its own bounds are."""
+    size, wait, slots = parameters.max_batch, parameters.max_wait, parameters.max_in_flight
+    return replace(
+        policy,
+        bounds=Bounds(
+            max_batch=IntRange(min=size, max=size),
+            max_wait=DurationRange(min=wait, max=wait),
+            max_in_flight=IntRange(min=slots, max=slots),
+        ),
+        tuning=replace(policy.tuning, mode=TuningMode.HOLD),
+    )
+
+
+def configured(path: Path) -> tuple[BatchingPolicy, Parameters]:
+    """Return the policy of a sidecar's file, and what a model that it does not name starts with.
+
+    Raises ``click.ClickException`` naming the field.
+    """
+    try:
+        config = parse(path.read_text("utf-8"))
+    except OSError as error:
+        raise click.ClickException(f"{path}: {error.strerror}") from None
+    except (PolicyError, UnicodeDecodeError) as error:
+        raise click.ClickException(f"{path}: {error}") from None
+    return config.policy, config.parameters_of("")
+
+
+def budget(policy: BatchingPolicy) -> float:
+    """Return the share of requests that a plan may miss: half of what the SLO allows, as the tuner plans."""
+    quantile, _ = policy.slo.percentiles[-1]
+    return (1 - quantile) / 2
+
+
+def known(profile: DeviceProfile) -> ServiceTime:
+    """Return a profile's curve as one whose executors are in no doubt: more in flight would only queue."""
+    return replace(profile.service_time(), largest_in_flight=2 * profile.executors)
+
+
+def device(profile: DeviceProfile, largest_request: int = 1) -> Device:
+    """Return a device that takes the profile's times, for batches and single requests of any size in use."""
+    largest = max(1024, 2 * profile.rows[-1], largest_request)
+    return Device(
+        times=table(profile.service_time().table(largest)),
+        executors=profile.executors,
+        cv=profile.cv,
+        largest=profile.largest_safe,
+    )
+
+
+class Arrivals(NamedTuple):
+    """When requests come, seconds from 0, and how one would call that."""
+
+    times: list[float]
+    described: str
+
+
+def arrivals(rate: float | None, cv: float, trace: Path | None, seconds: float, seed: int) -> Arrivals:
+    """Draw or read the arrivals of the first ``seconds``.
+
+    Raises ``click.ClickException`` where there are none, or too many to play.
+    """
+    if trace is not None:
+        times, described = read_trace(trace, rate)
+        times = list(takewhile(lambda time: time < seconds, times))
+    else:
+        if rate is None:
+            raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
+        if rate * seconds > MOST_REQUESTS:
+            raise click.ClickException(f"that is over {MOST_REQUESTS} requests: lower --rate or --for")
+        times = until(process_of(rate, cv), seconds, Random(seed))  # noqa: S311 - load, not secrets
+        described = f"{'Poisson' if cv == 1 else f'gamma, cv {cv:g}'} at {rate:g}/s"
+    if not times:
+        raise click.ClickException(f"no request comes in {format_seconds(seconds)}: raise --rate or --for")
+    if len(times) > MOST_REQUESTS:
+        raise click.ClickException(f"that is over {MOST_REQUESTS} requests: lower --rate or --for")
+    return Arrivals(times, described)
+
+
+def process_of(rate: float, cv: float) -> Poisson | Gamma:
+    """Return the process whose gaps have a coefficient of variation of ``cv``."""
+    return Poisson(rate) if cv == 1 else Gamma(rate, cv)
+
+
+def burstiness(times: list[float]) -> Poisson | Gamma:
+    """Return the simplest process that a recording could be of, as the tuner would see it."""
+    return WindowCounts.of(times, times[-1]).process()
+
+
+def read_trace(path: Path, rate: float | None) -> tuple[list[float], str]:
+    """Read recorded arrivals: seconds, one a line, or the Azure LLM trace of 2023; rescaled to ``rate`` if given.
+
+    Raises ``click.ClickException`` naming the file and the line.
+    """
+    found = _find(path)
+    try:
+        lines = found.read_text("utf-8").splitlines()
+        azure: TokenTrace | None = azure_llm_2023(lines) if lines and "," in lines[0] else None
+        recorded = list(azure.times) if azure else sorted(float(line) for line in lines if line.strip())
+    except OSError as error:
+        raise click.ClickException(f"{found}: {error.strerror}") from None
+    except ValueError as error:
+        raise click.ClickException(f"{found}: {error}; a trace has one arrival a line, in seconds") from None
+    if len(recorded) < 2 or recorded[0] == recorded[-1] or not all(map(math.isfinite, recorded)):
+        raise click.ClickException(f"{found}: needs at least two arrivals at different times")
+    if rate is None:
+        mean = (len(recorded) - 1) / (recorded[-1] - recorded[0])
+        return scaled(recorded, 1.0), f"{found.name} at its own pace, {number(mean)}/s"
+    trace = Trace.at_rate(recorded, rate)
+    # A factor of 0.01: an hour in 36 s. What is slower than the queue is squeezed with the rest, so it is named.
+    return list(trace.recorded), f"{found.name} at {number(rate)}/s, its clock times {trace.factor:.4g}"
+
+
+def _find(path: Path) -> Path:
+    named = Path(AZURE) if str(path) == "azure" else path
+    folders = (Path(), Path(os.environ.get(TRACES, "../shared/data")))
+    for candidate in (folder / named for folder in folders):
+        if candidate.is_file():
+            return candidate
+    raise click.ClickException(f"{named}: {NO_TRACE}")
+
+
+def percent(share: float) -> str:
+    """Return a share as a person reads it: ``0.35 %``."""
+    return f"{share * 100:.3g} %"
+
+
+def lines(rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a table, first column to the left, the others to the right, no wider than they need be."""
+    listed = list(rows)
+    widths = [max(len(row[column]) for row in listed) for column in range(len(listed[0]))]
+    return "\n".join(
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in listed
+    )

@@ -1,0 +1,270 @@
+"""What to set for a known device, load and SLO, and why: the tuner's own search, on a curve that is not in doubt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from carpool.forecasting.queueing import stability
+from carpool.policy.durations import Duration, format_seconds, whole_microseconds
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import PassThroughMode
+from carpool.tuning.assessment import HEADROOM, Assessor
+from carpool.tuning.candidate_range import SIZES, WAITS, spoken_for
+from carpool.tuning.search import choose
+from carpool.tuning.tuner import ENTER_PASS_THROUGH, NO_WAIT, PASSING_IN_FLIGHT, PASSING_LOAD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from carpool.tuning.assessment import Assessment, Situation
+
+SCAN = 0.97
+"""Loads are tried from the capacity downwards, each this share of the one before."""
+
+TIGHT = 0.9
+"""Share of the capacity beyond which small errors of t(b) decide."""
+
+
+class Recommendation(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What to set. Seconds, and requests per second; ``device_time`` is of one request.
+
+    ``zero_wait`` and ``alone`` (no batching) are what else there is, and ``*_holds`` whether they hold the SLO at this
+    load; ``highest_load`` is up to where some configuration does.
+    """
+
+    parameters: Parameters
+    holds: bool
+    """The SLO, now."""
+    holds_ahead: bool
+    """The SLO at 1.25 times the load."""
+    p50: float
+    p99: float
+    p99_ahead: float
+    goodput: float
+    miss_fraction: float
+    device_time: float
+    mean_batch: float
+    utilization: float
+    zero_wait: Parameters
+    zero_wait_device_time: float
+    zero_wait_holds: bool
+    alone_device_time: float
+    alone_holds: bool
+    highest_load: float
+    bounded_by: str
+    reasons: list[str]
+    doubts: list[str]
+
+    @property
+    def saving_over_zero_wait(self) -> float:
+        """Share of device time."""
+        return 1 - self.device_time / self.zero_wait_device_time
+
+    @property
+    def saving_over_alone(self) -> float:
+        """Share of device time."""
+        return 1 - self.device_time / self.alone_device_time
+
+
+def recommend(
+    situation: Situation,
+    largest_safe: int | None = None,
+    *,
+    assess: Callable[[Situation], Assessor] = Assessor,
+    passing_mode: PassThroughMode = PassThroughMode.AUTOMATIC,
+) -> Recommendation:
+    """Choose; ``largest_safe`` is the memory's bound in rows, which the situation's limits respect already.
+
+    ``assess`` makes what forecasts a situation.
+    """
+    assessor = assess(situation)
+    service, limits = situation.service, situation.limits
+    start = limits.clamp(Parameters(max_in_flight=service.executors))
+    best = best_of(assessor, assess)
+    # 1. What else there is
+    greedy = [
+        assessor.assess(limits.clamp(replace(start, max_batch=size, max_wait=NO_WAIT)))
+        for size in (limits.max_batch, service.inflection(limits.max_batch))
+    ]
+    zero_wait = min(greedy, key=lambda one: one.rank)
+    alone = assessor.assess(replace(start, max_batch=situation.rows, max_wait=NO_WAIT))
+    # 2. Step aside? By the tuner's own rule, so that it settles on what is recommended here.
+    reasons = []
+    passing = assessor.assess(
+        replace(
+            best.parameters,
+            max_wait=NO_WAIT,
+            max_in_flight=max(service.executors, min(limits.max_in_flight, PASSING_IN_FLIGHT)),
+            pass_through=True,
+        )
+    )
+    if passing_mode is PassThroughMode.ALWAYS:
+        reasons.append("the policy says so: requests pass one by one")
+        best = passing
+    elif (
+        passing_mode is PassThroughMode.AUTOMATIC
+        and passing.holds_ahead
+        and assessor.passing_load() <= PASSING_LOAD
+        and assessor.saving(best, passing) < ENTER_PASS_THROUGH
+    ):
+        reasons.append(
+            f"merging would save {max(assessor.saving(best, passing), 0):.1%} of the device time at this load: "
+            "requests pass one by one"
+        )
+        best = passing
+    bounded_by = _bound(assessor, best, largest_safe)
+    reasons += _reasons(assessor, best)
+    reasons.append(bounded_by)
+    return Recommendation(
+        parameters=best.parameters,
+        holds=best.holds_now,
+        holds_ahead=best.holds_ahead,
+        p50=best.now.p50,
+        p99=best.now.p99,
+        p99_ahead=best.ahead.p99,
+        goodput=best.now.goodput,
+        miss_fraction=best.now.miss_fraction,
+        device_time=best.now.device_time,
+        mean_batch=best.now.mean_batch,
+        utilization=best.now.utilization,
+        zero_wait=zero_wait.parameters,
+        zero_wait_device_time=zero_wait.now.device_time,
+        zero_wait_holds=zero_wait.holds_now,
+        alone_device_time=alone.now.device_time,
+        alone_holds=alone.holds_now,
+        highest_load=highest_load(situation, assess),
+        bounded_by=bounded_by,
+        reasons=reasons,
+        doubts=_doubts(situation, best),
+    )
+
+
+def best_of(assessor: Assessor, assess: Callable[[Situation], Assessor] = Assessor) -> Assessment:
+    """Return the best configuration within the situation's limits.
+
+    A search starts at the largest size. Where large batches cost more a row it may stay among those that hold nothing,
+    so that another one starts where a row is cheapest.
+    """
+    situation = assessor.situation
+    limits, service = situation.limits, situation.service
+    found = []
+    for largest in {limits.max_batch, max(service.inflection(limits.max_batch), limits.min_batch)}:
+        within = replace(limits, max_batch=largest)
+        start = within.clamp(Parameters(max_in_flight=service.executors))
+        found.append(choose(assess(replace(situation, limits=within)), start).best)
+    return min((assessor.assess(one.parameters) for one in found), key=lambda one: one.rank)
+
+
+def highest_load(situation: Situation, assess: Callable[[Situation], Assessor] = Assessor) -> float:
+    """Return the highest load (requests/s) at which some configuration holds the SLO; 0 where none does.
+
+    Whether one holds is not monotone in the load, so loads are scanned downwards and not bisected. Near the capacity
+    queues fill batches, so those that wait for no company are all that has to be tried.
+    """
+    service, limits = situation.service, situation.limits
+    sizes = sorted({limits.max_batch, *(size for size in SIZES if limits.min_batch <= size <= limits.max_batch)})
+    capacity = max(stability(1.0, service, size).capacity for size in sizes) / situation.rows
+    rate = capacity
+    while rate > capacity / 100:
+        assessor = assess(replace(situation, process=replace(situation.process, rate=rate)))
+        for size in reversed(sizes):
+            if stability(rate * situation.rows, service, size).stable:
+                greedy = limits.clamp(Parameters(max_batch=size, max_in_flight=service.executors))
+                if assessor.assess(greedy).holds_now:
+                    return rate
+        rate *= SCAN
+    return 0.0
+
+
+def _reasons(assessor: Assessor, best: Assessment) -> list[str]:
+    """Say what the load and the curve have to do with it."""
+    service, parameters = assessor.situation.service, best.parameters
+    reasons = []
+    reach = _beyond_reach(assessor.situation)
+    within = f" of up to {reach} rows, which is as far as t(b) speaks," if reach else ""
+    inflection = service.inflection(assessor.situation.limits.max_batch)
+    if inflection == 1:
+        reasons.append("a row is never cheaper in a batch than alone on this device")
+    else:
+        gain = service.per_row(1) / service.per_row(inflection)
+        reasons.append(f"a row in a batch of {inflection} costs {gain:.2g} times less than alone")
+    if not best.holds_now:
+        most = "this one has the most goodput, with shedding"
+        reasons.append(f"no configuration{within} holds the SLO at this load: {most}")
+    elif not best.holds_ahead:
+        reasons.append(f"no configuration{within} holds at {HEADROOM:g}x the load: this one has the most margin now")
+    elif parameters.max_wait and not parameters.pass_through:
+        reasons.append(
+            f"waiting {format_seconds(parameters.max_wait)} gathers {best.now.mean_batch:.3g} rows a batch on average"
+        )
+    return reasons
+
+
+def _beyond_reach(situation: Situation) -> int:
+    """Return the largest size that t(b) speaks for, where larger ones are allowed and may serve more; else 0."""
+    service, limits = situation.service, situation.limits
+    most = spoken_for(service, limits)
+    return most if most < limits.max_batch and service.inflection(limits.max_batch) > most else 0
+
+
+def _doubts(situation: Situation, best: Assessment) -> list[str]:
+    """Say what the forecast stands on that may not bear it."""
+    service, parameters = situation.service, best.parameters
+    found = []
+    if parameters.max_batch > service.largest_measured and not parameters.pass_through:
+        found.append(f"batches beyond {service.largest_measured} rows were not measured: profile larger sizes")
+    rows_per_second = situation.process.rate * situation.rows
+    used = stability(rows_per_second, service, parameters.max_batch).utilization
+    if used > TIGHT:
+        found.append(f"the load is {used:.0%} of what such batches can serve: small errors of t(b) decide")
+    return found
+
+
+def _bound(assessor: Assessor, best: Assessment, largest_safe: int | None) -> str:
+    """Say what keeps the batch from being larger or the wait longer."""
+    situation, parameters = assessor.situation, best.parameters
+    limits, size = situation.limits, parameters.max_batch
+    alone = situation.service.time(situation.rows)
+    if alone >= situation.target:
+        return (
+            f"bounded by the device: a request takes {format_seconds(alone)} there all alone, "
+            f"so that no configuration holds {format_seconds(situation.target)} at any load"
+        )
+    reach = _beyond_reach(situation)
+    if not best.holds_ahead and reach:
+        return f"bounded by what was measured: t(b) speaks for {reach} rows at most, and larger ones may hold more"
+    if not best.holds_now:
+        return "bounded by the device: this load is more than it can do within the SLO"
+    if not best.holds_ahead and situation.service.inflection(limits.max_batch) > 1:
+        p99 = format_seconds(best.ahead.p99)
+        return f"bounded by the SLO at {HEADROOM:g}x the load, which nothing holds: p99 with this would be {p99}"
+    larger = [step for step in SIZES if step > size and step <= limits.max_batch]
+    if not larger and size == largest_safe:
+        return f"bounded by memory: {largest_safe} rows is all it holds"
+    if not larger and best.now.mean_batch > 0.9 * size:
+        return f"bounded by the largest batch allowed: batches fill to {best.now.mean_batch:.3g} of {size}; raise it"
+    longer = [whole_microseconds(share * limits.max_wait) for share in WAITS]
+    neighbours = [(f"{rows} rows", replace(parameters, max_batch=rows)) for rows in larger[:1]]
+    neighbours += [
+        (f"a wait of {format_seconds(wait)}", replace(parameters, max_wait=Duration(wait)))
+        for wait in longer
+        if wait > parameters.max_wait and not parameters.pass_through
+    ][:1]
+    for name, neighbour in neighbours:
+        there = assessor.assess(neighbour)
+        if not there.holds_now:
+            return f"bounded by the SLO: p99 with {name} would be {format_seconds(there.now.p99)}"
+        if best.holds_ahead and not there.holds_ahead:
+            p99 = format_seconds(there.ahead.p99)
+            return f"bounded by the SLO at {HEADROOM:g}x the load: p99 with {name} would be {p99}"
+    if larger and situation.service.per_row(larger[0]) >= situation.service.per_row(size):
+        return f"bounded by the device: a row in a batch of {larger[0]} costs no less than in one of {size}"
+    if parameters.max_wait >= limits.max_wait and not parameters.pass_through:
+        return (
+            f"bounded by the longest wait allowed, {format_seconds(limits.max_wait)} (by default half the SLO): "
+            f"batches fill to {best.now.mean_batch:.3g} rows"
+        )
+    return f"bounded by the load: batches fill to {best.now.mean_batch:.3g} rows, and a larger one would save no more"

@@ -1,0 +1,158 @@
+"""Arrivals that a sidecar recorded, played again: as they came, over and over, or by a process like them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cached_property
+from itertools import count
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+from msgspec.structs import replace
+
+from carpool.batching.counters import RECENT_ARRIVALS
+from carpool.learning.arrivals import Gamma, Poisson, scaled, until
+from carpool.tuning.assessment import HEADROOM, Assessor
+from carpool_cli.live.figures import duration, number
+from carpool_cli.planning import assumptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from carpool.tuning.assessment import Situation
+
+PLAYED = 2 * RECENT_ARRIVALS
+"""Arrivals that a forecast plays at most: all that a sidecar remembers, twice. A search and a plane have hundreds of
+forecasts, and played more often than that a recording tells nothing new; the simulation plays all."""
+
+TELLS_BURSTS = 1.0
+"""Seconds of arrivals below which their spread is not asked for: ten windows."""
+
+
+class How(StrEnum):
+    """How recorded arrivals are played."""
+
+    ONCE = "once"
+    REPEATED = "repeated"
+    FITTED = "fitted"
+
+
+class Load(NamedTuple):
+    """What is played."""
+
+    times: list[float]
+    """Seconds from 0."""
+    rows: list[int] | None
+    """Of each; ``None`` where every request has one row."""
+    process: Poisson | Gamma
+    """The simplest that it could be of, at its very rate."""
+    usual_rows: int
+    how: How
+    recorded: int
+    """Arrivals that it was made of."""
+    span: float
+    """Seconds that these took, as they are played."""
+
+    @property
+    def described(self) -> str:
+        """Say it in a line."""
+        process, lasts = self.process, duration(self.span)
+        kind = "Poisson" if isinstance(process, Poisson) else f"gamma, cv {process.cv:.2g}"
+        said = f"{number(self.recorded)} arrivals over {lasts}, {number(process.rate)}/s ({kind})"
+        if self.usual_rows > 1 or self.rows is not None:
+            said += f", {self.usual_rows} rows each on average"
+        match self.how:
+            case How.ONCE:
+                return f"{said}, played once"
+            case How.REPEATED:
+                over = self.times[-1] / self.span
+                return f"{said}, played " + ("once" if over <= 1 else f"{over:.2g} times over")
+            case _:
+                return f"{number(len(self.times))} drawn of what {said} look like"
+
+    @property
+    def arrivals(self) -> Sequence[float | tuple[float, ...]]:
+        """As a simulation takes them."""
+        return self.times if self.rows is None else list(zip(self.times, self.rows, strict=True))
+
+    def assessor(self, situation: Situation) -> Assessor:
+        """Return what forecasts a situation with these arrivals, at the situation's rate."""
+        if self.how is How.FITTED:
+            return Assessor(situation)
+        return Replay(situation, self.times[:PLAYED], self.rows and self.rows[:PLAYED], self.process.rate)
+
+
+def load(
+    recorded: Sequence[tuple[float, int]],
+    how: How = How.ONCE,
+    *,
+    factor: float = 1.0,
+    seconds: float = 60.0,
+    seed: int = 0,
+) -> Load:
+    """Make a load of recorded (seconds, rows), ascending and not all at once, ``factor`` times as fast as it came.
+
+    What is ``REPEATED`` or ``FITTED`` lasts ``seconds``; rows are then those recorded, in turn.
+
+    Raises ``click.ClickException`` where that would be too many to play.
+    """
+    times = scaled([time for time, _ in recorded], 1.0)
+    rows = [each for _, each in recorded]
+    rate = (len(times) - 1) / times[-1]
+    seen: Poisson | Gamma = assumptions.burstiness(times) if times[-1] >= TELLS_BURSTS else Poisson(rate)
+    process = replace(seen, rate=rate * factor)
+    times = [time / factor for time in times]
+    span = times[-1]
+    if how is not How.ONCE and process.rate * seconds > assumptions.MOST_REQUESTS:
+        raise click.ClickException(f"that is over {assumptions.MOST_REQUESTS} requests: lower --load or --for")
+    if how is How.REPEATED:
+        times = _repeated(times, seconds)
+    elif how is How.FITTED:
+        times = until(process, seconds, Random(seed)) or [0.0]  # noqa: S311 - load, not secrets
+    played = [rows[index % len(rows)] for index in range(len(times))]
+    return Load(
+        times=times,
+        rows=played if any(each > 1 for each in rows) else None,
+        process=process,
+        usual_rows=max(1, round(sum(rows) / len(rows))),
+        how=how,
+        recorded=len(rows),
+        span=span,
+    )
+
+
+def _repeated(times: list[float], seconds: float) -> list[float]:
+    """Play times over and over, a mean gap between the end and the beginning, until ``seconds``; at least once."""
+    period = times[-1] * len(times) / (len(times) - 1)
+    played = list(times)
+    for turn in count(1):
+        start = turn * period
+        if start + times[0] >= seconds:
+            break
+        played += [start + time for time in times if start + time < seconds]
+    return played
+
+
+class Replay(Assessor):
+    """Forecasts with given arrivals instead of drawn ones: ``times`` at ``rate``, put closer for a higher one."""
+
+    _most_lots = 1
+
+    def __init__(self, situation: Situation, times: Sequence[float], rows: Sequence[int] | None, rate: float) -> None:
+        super().__init__(situation)
+        factor = rate / situation.process.rate
+        self._played = [time * factor for time in times]
+        self._played_rows = rows
+
+    @cached_property
+    def _now(self) -> list[float]:
+        return self._played
+
+    @cached_property
+    def _ahead(self) -> list[float]:
+        return [time / HEADROOM for time in self._played]
+
+    @cached_property
+    def _rows(self) -> list[int] | None:
+        return None if self._played_rows is None else list(self._played_rows)

@@ -1,0 +1,404 @@
+"""`carpool simulate --from-running`: what a running sidecar's recent requests would have met with other parameters."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from carpool.forecasting.queueing import too_few_arrivals
+from carpool.policy.durations import Duration, format_seconds
+from carpool.policy.parameters import Parameters
+from carpool.policy.plain import PolicyError
+from carpool.policy.spec import SLO, Latency, ShedAt
+from carpool.simulation.simulator import Device, table
+from carpool.tuning.assessment import KEPT, Situation
+from carpool.tuning.steps import is_worth
+from carpool_cli.live import running
+from carpool_cli.live.admin_client import AdminError
+from carpool_cli.live.figures import duration, number
+from carpool_cli.planning import assumptions, parameter_map
+from carpool_cli.planning.parameter_map import Plane
+from carpool_cli.planning.recommending import Recommendation, recommend
+from carpool_cli.planning.replaying import How, load
+from carpool_cli.planning.simulating import TYPICAL, Figures, Twin, distinct, show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from carpool.tuning.assessment import Assessor
+    from carpool_cli.live.admin_client import AdminClient
+    from carpool_cli.live.running import Running
+    from carpool_cli.planning.replaying import Load
+
+SHORT = 30.0
+"""Seconds of arrivals below which it is said what that means: the tuner itself measures a steady load for so long."""
+
+UNLIKE = 1.25
+"""Factor between forecast and observation from which it is said: the sidecar's histogram is good for 19 %."""
+
+QUARTERS = 4
+"""Parts of a recording whose percentiles are set side by side, from ``ENOUGH`` arrivals each."""
+ENOUGH = 100
+
+
+class Asked(NamedTuple):
+    """What is to be tried. ``None``: as the sidecar has it."""
+
+    max_batch: int | None
+    max_wait: float | None
+    max_in_flight: int | None
+    pass_through: bool
+    slo: float | None
+    """Seconds that the p99 is to keep in place of what the policy promises."""
+    tune: bool
+    compare: bool
+    factor: float
+    """How much faster the arrivals come than they did."""
+    how: How
+    seconds: float
+    seed: int
+
+
+class Curve(Struct, frozen=True, rename="camel"):
+    """t(b) as it was learned."""
+
+    rows: tuple[int, ...]
+    """Sizes that were measured."""
+    seconds: tuple[float, ...]
+    noise: float
+    executors: int
+    batches: float
+
+
+class Played(Struct, frozen=True, rename="camel"):
+    """The load; seconds, and requests per second."""
+
+    described: str
+    recorded: int
+    requests: int
+    rate: float
+    seconds: float
+    rows: int
+
+
+class WhatIf(Struct, frozen=True, kw_only=True, rename="camel"):
+    """All that is found."""
+
+    sidecar: str
+    model: str
+    slo_seconds: float
+    percentile: str
+    load: Played
+    service: Curve
+    current: Parameters
+    recommendation: Recommendation
+    stays: bool
+    """Whether the present configuration is as good but for what the tuner would not change anything for."""
+    results: list[Figures]
+    """By simulation, of each configuration asked for."""
+    planes: list[Plane]
+    """By forecast: with the present number in flight, and with the recommended one where that is another."""
+    notes: list[str]
+    """What these figures do not know, or stand on."""
+
+
+def run(client: AdminClient, model: str | None, asked: Asked, plot: Path | None, *, as_json: bool) -> None:
+    """Read a sidecar, forecast, print and draw.
+
+    Raises ``click.ClickException`` saying what to do.
+    """
+    try:
+        found = running.read(client, model)
+    except AdminError as error:
+        raise click.ClickException(str(error)) from None
+    if asked.slo is not None:
+        found = _promising(found, asked.slo)
+    played = load(
+        found.arrivals,
+        asked.how,
+        factor=asked.factor,
+        seconds=asked.seconds,
+        seed=asked.seed,
+    )
+    with _progress() as step:
+        answer = what_if(found, played, asked, step)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(answer, enc_hook=str), indent=1))
+    else:
+        _tell(found, answer)
+    if plot is not None:
+        from carpool_cli.planning import plots  # noqa: PLC0415 - matplotlib is not for every run
+
+        title = f"{found.name} at {number(played.process.rate)} requests/s; {answer.percentile} SLO "
+        title += format_seconds(answer.slo_seconds)
+        try:
+            plots.what_if(plot, title, answer.planes, _marked(answer), answer.slo_seconds)
+        except OSError as error:
+            raise click.ClickException(f"{plot} could not be written: {error.strerror or error}") from None
+        click.echo(f"drew {plot}", err=as_json)
+
+
+def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], object] = lambda _: None) -> WhatIf:
+    """Forecast; ``step`` is told how many points are still to come, after each."""
+    policy, service, limits = found.policy, found.service, found.limits
+    quantile, target = policy.slo.percentiles[-1]
+    situation = Situation(
+        process=played.process,
+        service=service,
+        target=target,
+        budget=assumptions.budget(policy),
+        limits=limits,
+        rows=played.usual_rows,
+        quantiles=policy.slo.percentiles[:-1],
+    )
+    # 1. Where the tuner would settle, by its own search over these very arrivals
+    best = recommend(situation, found.largest_safe, assess=played.assessor, passing_mode=policy.pass_through.mode)
+    given = _given(found.parameters, asked)
+    # 2. The sidecar's own Batcher with each configuration
+    device = Device(
+        times=table(service.table(max(1024, 2 * service.largest_measured))),
+        executors=service.executors,
+        cv=service.noise,
+        largest=found.largest_safe,
+    )
+    twin = Twin(device, policy, played.arrivals, seconds=played.times[-1], seed=asked.seed)
+    assessor = played.assessor(situation)
+    named = [("now", found.parameters), ("as given", given), ("recommended", best.parameters)]
+    if asked.compare:
+        rows, executors = played.usual_rows, service.executors
+        named[1:1] = [
+            ("no batching", Parameters(max_batch=rows, max_in_flight=executors)),
+            ("zero wait", Parameters(max_batch=limits.max_batch, max_in_flight=executors)),
+            ("by hand", TYPICAL),
+        ]
+    results = [
+        twin.known(name, parameters, service, shed_slo=_sheds(found, assessor, parameters))
+        for name, parameters in distinct(named)
+    ]
+    if asked.tune or asked.compare:
+        results.append(twin.tuned("tuned", given))
+    # 3. All sizes and waits
+    percentile = parameter_map.PERCENTILES[quantile]
+    flights = list(dict.fromkeys((given.max_in_flight, best.parameters.max_in_flight)))
+    sizes, waits = parameter_map.grid(limits, (found.parameters, given, best.parameters))
+    left = iter(range(len(flights) * len(sizes) * len(waits) - 1, -1, -1))
+    drawn = [
+        parameter_map.plane(assessor, slots, sizes, waits, percentile, lambda: step(next(left))) for slots in flights
+    ]
+    return WhatIf(
+        sidecar=found.address,
+        model=found.model,
+        slo_seconds=target,
+        percentile=percentile,
+        load=Played(
+            described=played.described,
+            recorded=played.recorded,
+            requests=len(played.times),
+            rate=played.process.rate,
+            seconds=played.times[-1],
+            rows=played.usual_rows,
+        ),
+        service=Curve(service.sizes, service.means, service.noise, service.executors, service.samples),
+        current=found.parameters,
+        recommendation=best,
+        stays=not is_worth(assessor.assess(best.parameters), assessor.assess(found.parameters, KEPT)),
+        results=results,
+        planes=drawn,
+        notes=[
+            *found.notes,
+            *(_observed(found, results[0].p99) if asked.factor == 1 else ()),
+            *_trust(played, situation, found.parameters, percentile, quantile),
+            *_reach(drawn[0]),
+        ],
+    )
+
+
+def _given(current: Parameters, asked: Asked) -> Parameters:
+    """Return the present parameters with what was typed in their place; sizes and waits are of merging."""
+    typed: dict[str, int | float | bool] = {}
+    if asked.max_batch is not None:
+        typed["max_batch"] = asked.max_batch
+    if asked.max_wait is not None:
+        typed["max_wait"] = Duration(asked.max_wait)
+    if asked.max_in_flight is not None:
+        typed["max_in_flight"] = asked.max_in_flight
+    if asked.pass_through or asked.max_batch is not None or asked.max_wait is not None:
+        typed["pass_through"] = asked.pass_through
+    return replace(current, **typed)
+
+
+def _promising(found: Running, slo: float) -> Running:
+    """Return the same with another promise; where the tuner may go follows from it.
+
+    Raises ``click.ClickException`` naming the bound that contradicts it.
+    """
+    policy = replace(found.policy, slo=SLO(latency=Latency(p99=Duration(slo))))
+    model = next((each for each in policy.models if each.name == found.model), None)
+    try:
+        # The baseline of the old promise is not asked for.
+        policy = replace(policy, baseline=policy.limits().clamp(policy.baseline)).validate()
+    except PolicyError as error:
+        raise click.ClickException(f"its policy does not go with --slo-p99 {format_seconds(slo)}: {error}") from None
+    limits = policy.limits(model)
+    return found._replace(
+        policy=policy, limits=replace(found.limits, min_wait=limits.min_wait, max_wait=limits.max_wait)
+    )
+
+
+def _sheds(found: Running, assessor: Assessor, parameters: Parameters) -> bool:
+    """Whether a sidecar that stays with these would refuse who misses the SLO, as its tuner tells it to."""
+    mode = found.policy.admission.shed_at
+    if mode is ShedAt.AUTOMATIC:
+        return not assessor.assess(parameters, KEPT).holds_now
+    return mode is ShedAt.SLO
+
+
+# ------------------------------------------------------------------------------------------------- trust
+
+
+def _observed(found: Running, forecast: float) -> Iterator[str]:
+    """Say so where answers really took longer than ``forecast`` seconds, the p99 of what is in force."""
+    if found.p99 is not None and found.p99 > UNLIKE * forecast:
+        paused = f" ({found.stalls.count}, {duration(found.stalls.seconds)} in all)" if found.stalls.count else ""
+        yield (
+            f"since it began the p99 has been {duration(found.p99)}, where {duration(forecast)} is forecast for what "
+            f"is in force: pauses of the host{paused}, another load or other parameters before are not in the forecast"
+        )
+
+
+def _trust(played: Load, situation: Situation, current: Parameters, percentile: str, quantile: float) -> Iterator[str]:
+    """Say what the recording is good for."""
+    recorded, span = played.recorded, duration(played.span)
+    if played.how is How.FITTED:
+        yield (
+            f"arrivals are drawn at random; what the {number(recorded)} recorded ones did besides (a trend, a pause, "
+            "company that always comes together) is not in them"
+        )
+        if too_few_arrivals(len(played.times), quantile):
+            needed = 10 / (1 - quantile)
+            yield (
+                f"{number(len(played.times))} drawn do not bear a {percentile}, which takes {needed:,.0f}: "
+                f"--for {math.ceil(needed / played.process.rate)}s draws as many"
+            )
+        return
+    others = [how for how in (How.REPEATED, How.FITTED) if how is not played.how]
+    words = {
+        How.REPEATED: "--arrivals repeated plays them over and over, so that queues settle",
+        How.FITTED: "--arrivals fitted draws as many as it takes of a process like them",
+    }
+    offered = "; ".join(words[how] for how in others)
+    if too_few_arrivals(recorded, quantile):
+        beyond = recorded * (1 - quantile)
+        yield (
+            f"{number(recorded)} arrivals do not bear a {percentile}: {beyond:.2g} lie beyond it, and it takes 10, of "
+            f"{10 / (1 - quantile):,.0f}. Let more come, or: {offered}"
+        )
+    elif played.span < SHORT:
+        yield (
+            f"the recording is {span} long: bursts and lulls that are rarer than that are not in its {percentile}. "
+            f"Look again at other times, or: {offered}"
+        )
+    if played.how is How.REPEATED and len(played.times) > recorded:
+        yield f"played over and over, no arrival is more independent than the {number(recorded)} recorded ones"
+    size = recorded // QUARTERS
+    if size < ENOUGH:
+        return
+    parts = []
+    for part in range(QUARTERS):
+        here = slice(part * size, (part + 1) * size)
+        times, rows = played.times[here], played.rows and played.rows[here]
+        quarter = played._replace(times=times, rows=rows).assessor(situation)
+        parts.append(getattr(quarter.assess(current).outlook.present, percentile))
+    yield (
+        f"by quarters of the recording the present {percentile} would be {duration(min(parts))} to "
+        f"{duration(max(parts))}"
+    )
+
+
+def _reach(drawn: Plane) -> Iterator[str]:
+    """Say which part of the plane is a guess."""
+    low, high = drawn.measured
+    beyond = [size for size in drawn.sizes if drawn.extrapolated(size)]
+    if beyond:
+        yield (
+            f"t(b) was measured from {low} to {high} rows: {', '.join(map(str, beyond))} follow its slope there; the "
+            f"tuner goes to {2 * high} at most before it has measured more"
+        )
+
+
+# ------------------------------------------------------------------------------------------------- words
+
+
+def _marked(answer: WhatIf) -> dict[str, Parameters]:
+    """Return the configurations that stand on the planes."""
+    marked = {each.name: each.parameters for each in answer.results if each.name in parameter_map.MARKS}
+    return marked | {"now": answer.current, "recommended": answer.recommendation.parameters}
+
+
+def _tell(found: Running, answer: WhatIf) -> None:
+    from rich.console import Console  # noqa: PLC0415 - not for --help
+
+    service, best = answer.service, answer.recommendation
+    promise = f"{answer.percentile} {format_seconds(answer.slo_seconds)}"
+    click.echo(f"{found.name} at {answer.sidecar}: {answer.current.describe()}; SLO {promise}")
+    click.echo(f"load: {answer.load.described}")
+    ends = ", ".join(
+        f"{duration(service.seconds[index])} at {service.rows[index]}"
+        for index in dict.fromkeys((0, len(service.rows) - 1))
+    )
+    click.echo(
+        f"t(b): {ends} rows, of {service.batches:,.0f} batches; {service.executors} computed at once, "
+        f"single ones vary by {service.noise:.0%}"
+    )
+    click.echo(f"answers since it began: p50 {duration(found.p50)}, p99 {duration(found.p99)}")
+    if found.decision is not None:
+        decision = found.decision.decision
+        verb = "changed" if decision.change else "kept"
+        ago = duration(max(round(time.time() - found.decision.at), 0))
+        click.echo(f"its tuner, {ago} ago: {verb}, {decision.reason}: {decision.message}")
+    click.echo()
+    show(answer.results, answer.slo_seconds, 1 - found.policy.slo.percentiles[-1][0])
+    click.echo(f"\nrecommended: {best.parameters.describe()}")
+    for line in (*best.reasons, *(f"beware: {doubt}" for doubt in best.doubts)):
+        click.echo(f"- {line}")
+    if answer.stays:
+        click.echo("- the present configuration is not clearly worse: the tuner would stay with it")
+    beyond = "" if found.limits.max_batch <= service.rows[-1] else f"; beyond {service.rows[-1]} rows t(b) is a guess"
+    click.echo(f"- highest load that any configuration holds: {number(best.highest_load)} requests/s{beyond}\n")
+    console = Console(width=max(Console().width, 110), highlight=False)
+    marked = _marked(answer)
+    console.print(*parameter_map.drawn(answer.planes[-1], marked), sep="\n")
+    click.echo(parameter_map.LEGEND)
+    for name, parameters in marked.items():
+        if answer.planes[-1].place(parameters) is None:
+            click.echo(
+                f"{name}, with {parameters.max_in_flight} in flight, is on another plane: --plot and --json have it"
+            )
+    for note in answer.notes:
+        click.echo(f"beware: {note}")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int], object]]:
+    """Show on a terminal how many points are done."""
+    from rich.console import Console  # noqa: PLC0415 - not for --help
+    from rich.progress import Progress  # noqa: PLC0415 - likewise
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not (console.is_terminal and sys.stderr.isatty())) as bar:
+        task = bar.add_task("searching", total=None)
+
+        def step(left: int) -> None:
+            total = bar.tasks[task].total or left + 1
+            bar.update(task, description="forecasting", total=total, completed=total - left)
+
+        yield step

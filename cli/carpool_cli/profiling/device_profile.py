@@ -1,0 +1,69 @@
+"""Profile files: how long a device takes for a batch. Measured by `carpool profile`, or typed from a source."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated
+
+import click
+import msgspec
+from msgspec import Meta, Struct
+
+from carpool.learning.latency_model import ServiceTime
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class DeviceProfile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """t(b) of one model on one device.
+
+    ``rows``: batch sizes, ascending. ``seconds``: the mean service time of each. ``cv``: standard deviation of single
+    batches over their mean. ``executors``: how many batches the device computes at once without slowing each other.
+    ``source``: where the figures come from, as a reader could look them up; "synthetic" where nothing was measured.
+    """
+
+    name: str
+    source: str
+    executors: Annotated[int, Meta(ge=1, le=256)] = 1
+    rows: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(min_length=1)]
+    seconds: tuple[Positive, ...]
+    cv: Annotated[float, Meta(ge=0, le=10)] = 0.0
+    largest_safe: int | None = None
+    """Rows of the largest batch that memory allows, where that is known."""
+    measured: dict[str, str | float] | None = None
+    """How it was measured: machine, date, command. For people."""
+
+    def service_time(self) -> ServiceTime:
+        """Return the curve: straight lines between the sizes given."""
+        curve = dict(zip(self.rows, self.seconds, strict=True))
+        return ServiceTime.measured(curve, noise=self.cv, executors=self.executors)
+
+
+def load(path: Path) -> DeviceProfile:
+    """Read a profile file.
+
+    Raises ``click.ClickException`` naming the file, the field and what it takes.
+    """
+    try:
+        profile = msgspec.json.decode(path.read_bytes(), type=DeviceProfile)
+    except OSError as error:
+        raise click.ClickException(f"{path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise click.ClickException(
+            f"{path}: {error}. A profile has name, source, executors, rows, seconds, cv; `carpool profile` writes one"
+        ) from None
+    if len(profile.rows) != len(profile.seconds):
+        raise click.ClickException(
+            f"{path}: {len(profile.rows)} rows but {len(profile.seconds)} seconds: give one time for each batch size"
+        )
+    if any(after <= before for before, after in pairwise(profile.rows)):
+        raise click.ClickException(f"{path}: rows must ascend")
+    return profile
+
+
+def save(profile: DeviceProfile, path: Path) -> None:
+    """Write a profile file."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")

@@ -1,0 +1,150 @@
+"""Timing a model: sizes interleaved, cold runs apart, concurrency by throughput; and what the times say.
+
+Hosts pause and speeds drift. Each round visits every size once, so a slow minute hits all alike, and the minimum of
+many rounds is what the model takes when it is left alone.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.learning.latency_model import WORTHWHILE, ServiceTime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+LEAST_ROUNDS = 3
+
+
+class Timing(NamedTuple):
+    """Seconds of batches of one size. ``cold``: the first ever, which may build kernels or grow memory."""
+
+    rows: int
+    cold: float
+    best: float
+    middle: float
+    spread: float
+    """Median absolute deviation over the median, scaled to a standard deviation: pauses of the host hardly count."""
+    rounds: int
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """Return powers of two and the largest: 1, 2, 4, ..., most."""
+    return sorted({2**step for step in range(most.bit_length())} | {most})
+
+
+def interleave(
+    runs: Mapping[int, Callable[[], object]],
+    cold: Mapping[int, float],
+    *,
+    rounds: int,
+    budget: float,
+    clock: Callable[[], float],
+) -> list[Timing]:
+    """Time each size in turn, ``rounds`` times or for ``budget`` seconds, at least ``LEAST_ROUNDS`` times.
+
+    Rounds alternate up and down, so that no size always follows the largest.
+    """
+    seconds: dict[int, list[float]] = {size: [] for size in runs}
+    started = clock()
+    for number in range(rounds):
+        if number >= LEAST_ROUNDS and clock() - started > budget:
+            break
+        for size in sorted(runs, reverse=bool(number % 2)):
+            before = clock()
+            runs[size]()
+            seconds[size].append(clock() - before)
+    timings = []
+    for size, found in sorted(seconds.items()):
+        middle = median(found)
+        spread = 1.4826 * median(abs(value - middle) for value in found) / middle
+        timings.append(Timing(size, cold[size], min(found), middle, spread, len(found)))
+    return timings
+
+
+def throughputs(
+    run: Callable[[], object], most: int, *, seconds: float, trials: int, clock: Callable[[], float]
+) -> dict[int, float]:
+    """Measure batches per second with 1 to ``most`` callers at once: the best of interleaved trials."""
+    best = dict.fromkeys(range(1, most + 1), 0.0)
+    for _ in range(trials):
+        for callers in best:
+            best[callers] = max(best[callers], _throughput(run, callers, seconds, clock))
+    return best
+
+
+def _throughput(run: Callable[[], object], callers: int, seconds: float, clock: Callable[[], float]) -> float:
+    """Count batches completed by callers that each send the next when the last is answered."""
+    finished: list[int] = []
+    failures: list[Exception] = []
+    started = clock()
+
+    def call() -> None:
+        count = 0
+        try:
+            while not count or clock() - started < seconds:
+                run()
+                count += 1
+        except Exception as error:  # noqa: BLE001 - told to the caller's thread below
+            failures.append(error)
+        finished.append(count)
+
+    threads = [threading.Thread(target=call) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return sum(finished) / (clock() - started)
+
+
+def executors_of(rates: dict[int, float]) -> int:
+    """Say how many batches are computed at once: the whole number of single callers' throughputs that the best is.
+
+    Below 0.7 of one more it is overlap (decoding, the network), not another executor.
+    """
+    return max(math.floor(max(rates.values()) / rates[1] + 0.3), 1)
+
+
+class Advice(NamedTuple):
+    """What a curve recommends. ``gain``: device time a row at batch 1 over that at ``max_batch``."""
+
+    max_batch: int
+    gain: float
+    rows_per_second: float
+    fits: bool
+    """Whether a request that just missed a batch still answers in time: two service times within the SLO."""
+    text: str
+
+
+def advise(curve: ServiceTime, *, slo: float, limit: int | None) -> Advice:
+    """Recommend a batch size for a p99 (seconds) and, where memory sets one, a limit in rows.
+
+    At full load a request waits out the batch before its own: 2 t(b) must lie within the SLO.
+    """
+    top = min(curve.largest_measured, limit or curve.largest_measured)
+    sizes = range(1, top + 1)
+    inflection = curve.inflection(top)
+    allowed = [rows for rows in sizes if rows <= inflection and 2 * curve.time(rows) <= slo]
+    best = max(allowed, default=1)
+    gain = curve.per_row(1) / curve.per_row(best)
+    rate = best * curve.executors / curve.time(best)
+    slowest = max(sizes, key=curve.per_row)
+    if not allowed:
+        text = (
+            f"even two batches of one row take {2 * curve.time(1) * 1e3:.3g} ms: under load this p99 can't be held; "
+            "serve single rows and keep the utilization low, or relax it"
+        )
+    elif inflection == 1:
+        loss = curve.per_row(slowest) / curve.per_row(1)
+        worse = f"; a row in a batch of {slowest} costs {loss:.2g} times as much" if loss > WORTHWHILE else ""
+        text = f"don't batch: a row is never cheaper than alone{worse}"
+    elif best < inflection:
+        text = f"max_batch {best}: the p99 leaves no room for {inflection}, where a row would be cheapest"
+    else:
+        text = f"max_batch {best}, where growing the batch stops paying"
+    return Advice(best, gain, rate, bool(allowed), text)

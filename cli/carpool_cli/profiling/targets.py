@@ -1,0 +1,224 @@
+"""Models to run batches on, one call at a time from each thread: an ONNX file in this process, or a V1 or V2 server."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+import msgspec
+import numpy as np
+
+from carpool_cli.load import servers, tensors
+from carpool_cli.load.servers import InputSpec, Request
+from carpool_cli.load.tensors import Malformed
+from carpool_cli.options import need
+from carpool_cli.profiling.arrays import DTYPES, from_tensors, to_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from carpool_cli.options import Address
+    from carpool_cli.profiling.arrays import Arrays
+
+_ONNX = {
+    "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64", "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64", "tensor(float16)": "FP16", "tensor(float)": "FP32", "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}  # fmt: skip
+
+
+class TargetError(Exception):
+    """A batch that got no answer. ``input_fault``: the model looked at it and refused, so other rows may do."""
+
+    def __init__(self, message: str, *, input_fault: bool) -> None:
+        super().__init__(message)
+        self.input_fault = input_fault
+
+
+class Target(Protocol):
+    """A model. ``prepare`` encodes a batch, so that the call that it returns can be timed alone."""
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+
+    @property
+    def inputs(self) -> list[InputSpec]:
+        """What it takes."""
+
+    def prepare(self, batch: Arrays) -> Callable[[], Arrays]:
+        """Return the call that runs a batch and returns its outputs; it raises ``TargetError``."""
+
+    def close(self) -> None:
+        """Let go of connections."""
+
+
+class OnnxTarget:
+    """A session of onnxruntime, on CUDA where that is present.
+
+    Raises ``click.ClickException`` for a file that does not load or whose batch axis is fixed.
+    """
+
+    def __init__(self, path: Path, threads: int, dims: dict[str, int]) -> None:
+        runtime = need("onnxruntime", "onnx")
+        if not path.is_file():
+            raise click.ClickException(f"there is no file {path}")
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        wanted = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+        available = [name for name in wanted if name in runtime.get_available_providers()]
+        try:
+            self._session: Any = runtime.InferenceSession(str(path), options, providers=available)
+        except Exception as error:  # noqa: BLE001 - onnxruntime's errors share no base class
+            raise click.ClickException(f"{path} does not load as ONNX: {_one_line(error)}") from None
+        self.name = path.name
+        self.inputs = [_spec(path, node, dims) for node in self._session.get_inputs()]
+        self._outputs = [node.name for node in self._session.get_outputs()]
+        self.device = "gpu" if available[0] == wanted[0] else "cpu"
+
+    def prepare(self, batch: Arrays) -> Callable[[], Arrays]:
+        """Return the call."""
+
+        def run() -> Arrays:
+            try:
+                values = self._session.run(None, batch)
+            except Exception as error:  # noqa: BLE001 - onnxruntime's errors share no base class
+                raise TargetError(_one_line(error), input_fault=True) from None
+            return dict(zip(self._outputs, values, strict=True))
+
+        return run
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class ServerTarget:
+    """A model behind HTTP. V1 takes one input, whose name is nobody's business, or columns as objects."""
+
+    def __init__(
+        self, address: Address, model: str, protocol: servers.Protocol, inputs: list[InputSpec], timeout: float
+    ) -> None:
+        self.name = f"{model} at {address}"
+        self.inputs = inputs
+        self._address = address
+        self._protocol = protocol
+        self._path = servers.target(address, protocol, model)
+        self._timeout = timeout
+        self._local = threading.local()
+        self._connections: list[http.client.HTTPConnection] = []
+
+    def prepare(self, batch: Arrays) -> Callable[[], Arrays]:
+        """Return the call: encoded before, decoded after; its time is the server's and the way there."""
+        if self._protocol == "v1" and len(batch) > 1:
+            columns = {name: array.tolist() for name, array in batch.items()}
+            rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+            request = Request(msgspec.json.encode({"instances": rows}), [(b"content-type", b"application/json")])
+        else:
+            request = servers.request_of(self._protocol, to_tensors(batch))
+        return lambda: self._decoded(*self.post(request))
+
+    def post(self, request: Request) -> tuple[bytes | None, bytes]:
+        """Send a body; return the answer's ``tensors.HEADER_LENGTH`` and body.
+
+        Raises ``TargetError``.
+        """
+        connection = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = http.client.HTTPConnection(self._address.host, self._address.port, timeout=self._timeout)
+            self._local.connection = connection
+            self._connections.append(connection)
+        try:
+            fields = {name.decode(): value.decode() for name, value in request.headers}
+            connection.request("POST", self._path, request.body, fields)
+            answer = connection.getresponse()
+            body = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()  # the next request opens it again
+            raise TargetError(
+                f"no answer from {self._address}: {error or type(error).__name__}", input_fault=False
+            ) from None
+        if answer.status != 200:
+            said = body[:200].decode("utf-8", "replace")
+            # 4xx but a few, and 500, are about this input; 429, 503 and the like are about now.
+            fault = answer.status in {400, 413, 415, 422, 500}
+            hint = f" (check --model: {self.name})" if answer.status == 404 else ""
+            raise TargetError(f"status {answer.status}: {said}{hint}", input_fault=fault)
+        length = answer.headers.get(tensors.HEADER_LENGTH.decode())
+        return (length.encode() if length is not None else None), body
+
+    def close(self) -> None:
+        """Close each thread's connection."""
+        for connection in self._connections:
+            connection.close()
+
+    def _decoded(self, header_length: bytes | None, body: bytes) -> Arrays:
+        try:
+            if self._protocol != "v1":
+                return from_tensors(tensors.decode_answer(body, header_length).tensors)
+            rows = msgspec.json.decode(body, type=_Predictions).predictions
+            try:
+                array = np.array(rows)
+            except ValueError:  # ragged
+                array = np.empty(len(rows), object)
+                array[:] = rows
+        except (Malformed, msgspec.DecodeError) as error:
+            raise TargetError(f"the answer is no {self._protocol} answer: {error}", input_fault=False) from None
+        return {"predictions": array}
+
+
+class _Predictions(msgspec.Struct):
+    predictions: list[Any]
+
+
+def described(
+    address: Address,
+    model: str,
+    protocol: servers.Protocol,
+    row: tuple[int, ...] | None,
+    given: Arrays | None,
+    timeout: float,
+) -> list[InputSpec]:
+    """Return the inputs of a server's model: as given, else of the shape given, else what its metadata says."""
+    if given is not None:
+        datatypes = {tensor.name: tensor.datatype for tensor in to_tensors(given)}
+        return [InputSpec(name, datatypes[name], array.shape[1:]) for name, array in given.items()]
+    if protocol == "v1" or row is not None:
+        return [InputSpec("input", "FP32", row or (servers.GUESSED_DIM,))]
+    return servers.inputs_of(address, model, timeout)
+
+
+def check_names(target: Target, given: Arrays) -> Arrays:
+    """Return the inputs given, cast to what the model takes.
+
+    Raises ``click.ClickException`` where names are missing.
+    """
+    missing = [spec.name for spec in target.inputs if spec.name not in given]
+    if missing:
+        raise click.ClickException(f"{target.name} takes {missing[0]!r}; the inputs given are {', '.join(given)}")
+    return {
+        spec.name: given[spec.name].astype(DTYPES[spec.datatype], copy=False)
+        for spec in target.inputs
+        if spec.datatype in DTYPES
+    }
+
+
+def _spec(path: Path, node: Any, dims: dict[str, int]) -> InputSpec:  # noqa: ANN401 - onnxruntime has no types
+    shape: Sequence[int | str | None] = node.shape
+    if not shape or isinstance(shape[0], int):
+        raise click.ClickException(
+            f"{path}: input {node.name!r} has the fixed shape {list(shape)}, so it can't be batched. Export it again "
+            f"with a dynamic first axis: torch.onnx.export(..., dynamic_axes={{{node.name!r}: {{0: 'batch'}}}})"
+        )
+    if node.type not in _ONNX:
+        raise click.ClickException(f"{path}: input {node.name!r} is a {node.type}; only plain tensors can be batched")
+    row = tuple(dim if isinstance(dim, int) else dims.get(str(dim), servers.GUESSED_DIM) for dim in shape[1:])
+    return InputSpec(node.name, _ONNX[node.type], row)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

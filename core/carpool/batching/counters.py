@@ -1,0 +1,315 @@
+"""Additive counters: all that is learned is learned from these.
+
+They sum over replicas, survive scraping and restarts of whoever reads them, and are what Prometheus carries. The hot
+path counts once, here; everything else reads snapshots and differences of snapshots.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from carpool.batching.requests import Refused
+
+WINDOW = 0.1
+"""Seconds of one arrival-count window: long against a service time, short against a change of load."""
+
+SUPPOSED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of executors that service times are counted for; finer steps would not change a decision."""
+
+DURATION_BOUNDS = tuple(0.0005 * 2 ** (step / 4) for step in range(65))
+"""Upper bounds (seconds) of the duration histogram: 0.5 ms to 32 s, a factor of 1.19 apart."""
+
+RECENT_ARRIVALS = 4096
+
+MAX_CELLS = 16_384
+"""Kinds of batches told apart by a model's counters: 64 sizes at 8 in flight make 2,048. Callers whose requests ride
+alone choose the size, and each kind is three lines of a scrape."""
+
+
+EXCUSED = 10.0
+"""Times what a cold batch took too long, for which lateness is put down to it at most."""
+
+
+class CellKey(NamedTuple):
+    """Which service time a batch is a sample of."""
+
+    bucket: int
+    """Length bucket, 0 where lengths play no part."""
+    rows: int
+    in_flight: int
+    """Batches in flight when it was dispatched, itself included."""
+    executors: int = 0
+    """0: seconds from dispatch to completion. e < in_flight: seconds from when it would have begun, were there e
+    executors that serve first come, first served. Where that is the truth, these are the batch's own, and don't spread.
+    """
+
+
+class Cell:
+    """Batches of one kind: how many, and the sum and sum of squares of their seconds from dispatch to completion."""
+
+    __slots__ = ("batches", "busy", "busy_squared")
+
+    def __init__(self, batches: int = 0, busy: float = 0.0, busy_squared: float = 0.0) -> None:
+        self.batches = batches
+        self.busy = busy
+        self.busy_squared = busy_squared
+
+    def __repr__(self) -> str:
+        return f"Cell({self.batches}, {self.busy:.6g}, {self.busy_squared:.6g})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cell) and (self.batches, self.busy, self.busy_squared) == (
+            other.batches,
+            other.busy,
+            other.busy_squared,
+        )
+
+    __hash__ = None  # type: ignore[assignment] # mutable
+
+
+ALL = -1
+"""Left out, as by sidecars of older versions, which do not count it: every arrival."""
+
+
+class ModelStats(Struct):
+    """A snapshot (or a difference of two, or a sum over replicas) of one model's counters."""
+
+    arrivals: int = 0
+    batchable: int = ALL
+    """Arrivals whose key was that of a recent arrival: these could share a batch. At most ``arrivals``."""
+    arrivals_squared: int = 0
+    """Sum over finished windows of the squared arrival count."""
+    windows: int = 0
+    rows: int = 0
+    dispatched: int = 0
+    """Requests handed to the upstream (a split request once)."""
+    queue_seconds: float = 0.0
+    served: int = 0
+    """Requests answered, whatever the status."""
+    hits: int = 0
+    misses: dict[str, int] = {}
+    """By reason: late, cold, failed, rejected, cancelled, or a refusal's reason."""
+    cells: list[tuple[int, int, int, int, int, float, float]] = []
+    """(bucket, rows, in_flight, executors, batches, busy, busy_squared)."""
+    cold: int = 0
+    stalled: int = 0
+    padded_rows: int = 0
+    bisections: int = 0
+    durations: list[int] = []
+    """Requests answered by duration; one more entry than ``DURATION_BOUNDS``, the last beyond them all."""
+
+    def __post_init__(self) -> None:
+        """Fill in what older sidecars do not count."""
+        if self.batchable == ALL:
+            self.batchable = self.arrivals
+
+    @property
+    def missed(self) -> int:
+        """Requests that missed the SLO, for whatever reason but the caller's own doing."""
+        return sum(count for reason, count in self.misses.items() if reason not in CALLERS)
+
+    def by_key(self) -> dict[CellKey, Cell]:
+        """Cells by what they are samples of."""
+        return {CellKey(*key): Cell(batches, busy, squared) for *key, batches, busy, squared in self.cells}
+
+    def quantile(self, q: float) -> float | None:
+        """Duration (seconds) below which a share ``q`` of the answers lie, to the histogram's resolution of 19 %.
+
+        For people to read: decisions count misses instead. ``None`` while nothing was answered.
+        """
+        total = sum(self.durations)
+        if not total:
+            return None
+        rank = q * total
+        seen = 0
+        for bound, count in zip(DURATION_BOUNDS, self.durations, strict=False):
+            if seen + count >= rank and count:
+                return bound * 2 ** (-0.25 * (1 - (rank - seen) / count))
+            seen += count
+        return DURATION_BOUNDS[-1]
+
+
+class Stats(Struct):
+    """A snapshot of one upstream's counters."""
+
+    at: float
+    """When it was taken, seconds of the counting process's monotonic clock."""
+    device_busy: float = 0.0
+    """Wall seconds with at least one batch in flight."""
+    models: dict[str, ModelStats] = {}
+    queued_rows: int = 0
+    """Rows waiting at that moment."""
+
+    def since(self, earlier: Stats) -> Stats:
+        """Return what was counted after ``earlier``.
+
+        A counter that went backwards was reset: everything counted since the reset is what is returned then.
+        """
+        models = {}
+        for name, now in self.models.items():
+            before = earlier.models.get(name)
+            models[name] = now if before is None or _went_back(now, before) else _difference(now, before)
+        busy = self.device_busy - earlier.device_busy
+        return Stats(self.at, busy if busy >= 0 else self.device_busy, models, self.queued_rows)
+
+
+LATE = "late"
+COLD = "cold"
+"""Late, or refused for it, behind a first batch of its size that took longer than believed: no parameters' fault."""
+FAILED = "failed"
+REJECTED = "rejected"
+CANCELLED = "cancelled"
+CALLERS = frozenset({REJECTED, CANCELLED})
+"""Ends that are the caller's doing: no promise was broken."""
+
+
+def combine(parts: list[ModelStats]) -> ModelStats:
+    """Sum over replicas or models."""
+    total = ModelStats(durations=[0] * (len(DURATION_BOUNDS) + 1))
+    cells: dict[tuple[int, int, int, int], list[float]] = {}
+    for part in parts:
+        for name in _SUMMED:
+            setattr(total, name, getattr(total, name) + getattr(part, name))
+        for reason, count in part.misses.items():
+            total.misses[reason] = total.misses.get(reason, 0) + count
+        for index, count in enumerate(part.durations):
+            total.durations[index] += count
+        for each in part.cells:
+            cell = cells.setdefault(each[:4], [0, 0.0, 0.0])
+            for index, value in enumerate(each[4:]):
+                cell[index] += value
+    total.cells = [(*key, int(n), busy, squared) for key, (n, busy, squared) in cells.items()]
+    return total
+
+
+_SUMMED = (
+    "arrivals", "batchable", "arrivals_squared", "windows", "rows", "dispatched", "queue_seconds", "served", "hits",
+    "cold", "stalled", "padded_rows", "bisections",
+)  # fmt: skip
+
+
+def _went_back(now: ModelStats, before: ModelStats) -> bool:
+    # A busy restart can overtake one counter between two snapshots, seldom all of them.
+    return any(getattr(now, name) < getattr(before, name) for name in _SUMMED)
+
+
+def _difference(now: ModelStats, before: ModelStats) -> ModelStats:
+    result = ModelStats(**{name: getattr(now, name) - getattr(before, name) for name in _SUMMED})
+    result.misses = {
+        reason: delta for reason, count in now.misses.items() if (delta := count - before.misses.get(reason, 0))
+    }
+    result.durations = [a - b for a, b in zip(now.durations, before.durations, strict=True)]
+    earlier = {cell[:4]: cell[4:] for cell in before.cells}
+    for cell in now.cells:
+        n, busy, squared = earlier.get(cell[:4], (0, 0.0, 0.0))
+        if cell[4] > n:
+            result.cells.append((*cell[:4], cell[4] - n, cell[5] - busy, cell[6] - squared))
+    return result
+
+
+class Counters:
+    """One model's counters as the hot path increments them. What is counted only grows."""
+
+    __slots__ = (
+        "_window", "_window_arrivals", "arrivals", "arrivals_squared", "batchable", "bisections", "cells", "cold",
+        "dispatched", "durations", "excess", "excess_until", "hits", "misses", "padded_rows", "queue_seconds", "recent",
+        "rows", "served", "stalled", "windows",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.arrivals = 0
+        self.batchable = 0
+        self.arrivals_squared = 0
+        self.windows = 0
+        self.rows = 0
+        self.dispatched = 0
+        self.queue_seconds = 0.0
+        self.served = 0
+        self.hits = 0
+        self.misses: dict[str, int] = {}
+        self.cells: dict[tuple[int, int, int, int], Cell] = {}
+        self.cold = 0
+        self.stalled = 0
+        self.padded_rows = 0
+        self.bisections = 0
+        self.durations = [0] * (len(DURATION_BOUNDS) + 1)
+        self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_ARRIVALS)
+        self.excess = 0.0
+        """Seconds by which first batches of their size took longer than believed, while what waited for them is not
+        worked off; not looked at from ``excess_until`` on."""
+        self.excess_until = 0.0
+        self._window = -1
+        self._window_arrivals = 0
+
+    def arrived(self, now: float, rows: int, batchable: bool = True) -> None:
+        """Count an arrival, admitted or not; ``batchable``: whether it could share a batch with a recent one."""
+        window = int(now / WINDOW)
+        if window != self._window:
+            self._close_window(window)
+        self._window_arrivals += 1
+        self.arrivals += 1
+        self.batchable += batchable
+        self.rows += rows
+        self.recent.append((now, rows))
+
+    def answered(self, arrived: float, due: float, now: float, ok: bool, failure: str = FAILED) -> None:
+        """Count an answer whose last byte left at ``now``: a hit when it is a success by its due time.
+
+        ``failure``: the reason that an answer which is no success counts under.
+        """
+        self.served += 1
+        self.durations[bisect_left(DURATION_BOUNDS, now - arrived)] += 1
+        if ok and now <= due:
+            self.hits += 1
+        elif ok:
+            self.missed(COLD if now < self.excess_until and now - self.excess <= due else LATE)
+        else:
+            self.missed(failure)
+
+    def exceeded(self, seconds: float, now: float) -> None:
+        """Note that a first batch of its size, which just ended, took so much longer than believed."""
+        # At 90 % utilization a backlog of c seconds is worked off in 9 c more.
+        self.excess = seconds + (self.excess if now < self.excess_until else 0.0)
+        self.excess_until = now + EXCUSED * self.excess
+
+    def missed(self, reason: str) -> None:
+        """Count a request that ended without a good answer in time."""
+        self.misses[reason] = self.misses.get(reason, 0) + 1
+
+    def refused(self, reason: str, now: float) -> None:
+        """Count a refusal; whom a cold batch's backlog would make late, no parameters would have served."""
+        self.missed(COLD if reason == Refused.LATE and now < self.excess_until else reason)
+
+    def sample(self, key: tuple[int, int, int, int], seconds: float) -> None:
+        """Count a batch's service, ``key`` being a ``CellKey``; where there are ``MAX_CELLS``, no new kind is begun."""
+        cell = self.cells.get(key)
+        if cell is None:
+            if len(self.cells) >= MAX_CELLS:
+                return
+            cell = self.cells[key] = Cell()
+        cell.batches += 1
+        cell.busy += seconds
+        cell.busy_squared += seconds * seconds
+
+    def snapshot(self, now: float) -> ModelStats:
+        """Copy the counters; the window that is under way is not in the squares yet."""
+        window = int(now / WINDOW)
+        if window != self._window:
+            self._close_window(window)
+        return ModelStats(
+            **{name: getattr(self, name) for name in _SUMMED},
+            misses=dict(self.misses),
+            durations=list(self.durations),
+            cells=[(*key, cell.batches, cell.busy, cell.busy_squared) for key, cell in self.cells.items()],
+        )
+
+    def _close_window(self, window: int) -> None:
+        if self._window >= 0:
+            self.arrivals_squared += self._window_arrivals**2
+            self.windows += window - self._window
+        self._window = window
+        self._window_arrivals = 0

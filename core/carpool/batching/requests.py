@@ -1,0 +1,299 @@
+"""What goes into the Batcher and what comes out: requests, batches, faults, and the actions it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from enum import IntEnum, StrEnum
+from math import inf
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from msgspec.structs import replace
+
+from carpool.policy.plain import Frozen
+
+if TYPE_CHECKING:
+    from carpool.batching.model_state import Lane
+
+
+class Priority(IntEnum):
+    """Classes, most urgent first. A request that names none is ``NORMAL``."""
+
+    HIGH = 1
+    NORMAL = 2
+    LOW = 3
+
+
+class Request:
+    """One caller's request while it waits and rides.
+
+    ``key``: only requests with equal keys merge. ``rows`` along the batch axis. ``size`` in bytes, ``tokens`` in the
+    unit of the token budget. ``arrived``, ``due`` (arrival plus the SLO's target) and ``deadline`` (when the caller
+    stops waiting) are seconds on the clock that every ``now`` is read from. ``mergeable`` requests may be merged and
+    split; others go alone, whole. ``caller``: who sent it, as far as that is known; ``None``: not at all. A ``shadow``
+    is a request of the driver's own: it takes a slot like any other, and is not counted as an arrival, a refusal or a
+    miss. ``payload`` belongs to whoever made the request.
+    """
+
+    __slots__ = (
+        "arrived", "bucket", "caller", "deadline", "due", "ended", "exempt", "hold_until", "key", "mergeable", "model",
+        "payload", "priority", "rows", "shadow", "sheddable", "size", "taken", "tokens", "unserved",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        key: Hashable,
+        arrived: float,
+        due: float,
+        rows: int = 1,
+        deadline: float = inf,
+        model: str = "",
+        priority: int = Priority.NORMAL,
+        size: int = 0,
+        tokens: int = 0,
+        bucket: int = 0,
+        mergeable: bool = True,
+        caller: Hashable = None,
+        shadow: bool = False,
+        payload: Any = None,  # noqa: ANN401 - opaque here
+    ) -> None:
+        self.key = key
+        self.arrived = arrived
+        self.due = due
+        self.rows = rows
+        self.deadline = deadline
+        self.model = model
+        self.priority = priority
+        self.size = size
+        self.tokens = tokens
+        self.bucket = bucket
+        self.mergeable = mergeable
+        self.caller = caller
+        self.shadow = shadow
+        self.payload = payload
+        self.hold_until = arrived
+        """When it stops waiting for company; set on admission, and only ever brought forward."""
+        self.exempt = False
+        """Whether it arrived at an idle upstream and so is never shed. Set on admission."""
+        self.sheddable = False
+        """Whether it could have met its due time alone, so that missing it may shed it. Set when shedding begins, or on
+        admission from then on."""
+        self.taken = 0
+        """Rows handed to the upstream so far."""
+        self.unserved = rows
+        """Rows not answered yet."""
+        self.ended = False
+
+
+Ride: TypeAlias = tuple[Request, int, int]
+"""Rows ``start:stop`` of a request, in one batch."""
+
+
+class Batch:
+    """Rows that go to the upstream in one call. As an action: send it, then report it ``complete``."""
+
+    __slots__ = (
+        "aborted", "attempt", "bucket", "cold", "completed_before", "dispatched", "family", "finish", "in_flight",
+        "key", "lane", "number", "overdue", "overdue_at", "rest", "rides", "rows",
+    )  # fmt: skip
+
+    def __init__(self, lane: Lane, key: Hashable, bucket: int, rides: list[Ride], rows: int) -> None:
+        self.lane = lane
+        self.key = key
+        self.bucket = bucket
+        self.rides = rides
+        self.rows = rows
+        self.number = 0
+        """Counts dispatches of this Batcher."""
+        self.dispatched = 0.0
+        self.in_flight = 1
+        """Batches in flight at its dispatch, itself included."""
+        self.completed_before = 0
+        """Calls that had ended by then."""
+        self.finish = inf
+        """Predicted; ``inf`` while its service time is unknown."""
+        self.overdue = False
+        """Whether it gave its slot back, since it takes far longer than forecast."""
+        self.overdue_at = inf
+        self.cold = False
+        self.aborted = False
+        self.attempt = 1
+        self.rest: list[Batch] = []
+        """What the slot serves next: the remaining parts of a batch that failed."""
+        self.family: Family | None = None
+
+    @property
+    def model(self) -> str:
+        """Name of the model it calls."""
+        return self.lane.name
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is one request, entire: its original bytes can be sent."""
+        return len(self.rides) == 1 and self.rides[0][2] - self.rides[0][1] == self.rides[0][0].rows
+
+
+class Family:
+    """The two halves of a batch that failed: when both succeed, its size was the fault."""
+
+    __slots__ = ("largest", "rows", "succeeded")
+
+    def __init__(self, rows: int, largest: int) -> None:
+        self.rows = rows
+        """Of the batch that failed."""
+        self.largest = largest
+        """Rows of the larger half."""
+        self.succeeded = 0
+
+
+class FaultKind(StrEnum):
+    """Whose fault a failed batch is, which says what to do with it."""
+
+    ITEM = "item"
+    """One rider's: bisect."""
+    SIZE = "size"
+    """The batch is too large: halve it, through a request if need be; lower the ceiling when both halves succeed."""
+    SHARED = "shared"
+    """Every rider's alike: all get the answer."""
+    ROWS = "rows"
+    """The answer has the wrong number of rows: the model can't be batched."""
+    TRANSPORT = "transport"
+    """The upstream's: never bisected; retried once where nothing was answered and the policy allows it."""
+
+
+class Fault(Frozen, frozen=True):
+    """Why a batch failed. ``detail`` belongs to the driver and comes back with the riders."""
+
+    kind: FaultKind
+    retryable: bool = False
+    detail: Any = None
+
+
+def fault_kind(status: int) -> FaultKind | None:
+    """Classify an upstream's status for a batch; ``None`` is success."""
+    if 200 <= status < 300:
+        return None
+    if status == 413:
+        return FaultKind.SIZE
+    if status in {400, 422, 500}:
+        return FaultKind.ITEM
+    if status in {502, 503, 504}:
+        return FaultKind.TRANSPORT
+    return FaultKind.SHARED
+
+
+def callers_fault(status: int) -> bool:
+    """Whether an upstream's status for one request blames its caller: 4xx, but for those that say it has no time."""
+    return 400 <= status < 500 and status not in {408, 429}
+
+
+class Refused(StrEnum):
+    """Why a request got no service."""
+
+    QUEUE_FULL = "queue-full"
+    LATE = "predicted-late"
+    """It is predicted to miss the time it must meet; answers that came late are counted apart."""
+    EXPIRED = "expired"
+    """Its deadline passed."""
+    DRAINING = "draining"
+
+
+class Refusal(Frozen, frozen=True):
+    """Action: answer the request with a refusal. ``retry_after`` is the predicted drain of what waits, in seconds."""
+
+    request: Request
+    reason: Refused
+    retry_after: float = 0.0
+
+
+class Finish(Frozen, frozen=True):
+    """Action: the batch succeeded. Share out its answer; ``requests`` are complete with it."""
+
+    batch: Batch
+    requests: Sequence[Request]
+
+
+class Failure(Frozen, frozen=True):
+    """Action: answer ``requests`` with the fault.
+
+    ``unresolved``: the requests may not be sent again, so innocents may be among them.
+    """
+
+    requests: Sequence[Request]
+    fault: Fault
+    unresolved: bool = False
+
+
+class Abort(Frozen, frozen=True):
+    """Action: nobody waits for this batch any more; cancel the call and don't report it ``complete``."""
+
+    batch: Batch
+
+
+Action: TypeAlias = Batch | Finish | Failure | Refusal | Abort
+
+
+def seldom_exceeded(noise: float) -> float:
+    """Return the factor on a mean time that single batches seldom exceed: two standard deviations, ``noise`` each."""
+    return 1 + 2 * noise
+
+
+PROBES = 8
+"""Batches of which one is of another size than the rest, where it is to be told what that takes."""
+
+
+class Estimate(Frozen, frozen=True):
+    """What is believed of a model's service time.
+
+    ``times[b]`` is the seconds a batch of b rows takes (index 0 unused), ``upper[b]`` what it seldom exceeds, used
+    where being late costs a rider its SLO; ``executors`` batches are computed at once; ``noise`` is the coefficient of
+    variation of single batches. ``buckets`` says the same of single length buckets, where more than one was met: a row
+    of eight times the length takes eight times as long.
+    """
+
+    times: tuple[float, ...]
+    upper: tuple[float, ...]
+    executors: int = 1
+    noise: float = 0.0
+    hoped: int = 0
+    """Of the executors, those that nobody has seen yet."""
+    buckets: dict[int, Estimate] = {}  # noqa: RUF012 - msgspec copies it
+    probed: int = 0
+    """Rows with which one batch in ``PROBES`` is full, in place of ``max_batch``, to tell what they take; 0: none."""
+
+    def of(self, bucket: int | None) -> Estimate:
+        """Return what is believed of one length bucket; of one not met, and of several together, what is of all."""
+        return self.buckets.get(bucket, self) if bucket is not None else self
+
+    def computed(self, executors: int, hoped: int = 0) -> Estimate:
+        """Return the same of an upstream with so many executors."""
+        buckets = {bucket: each.computed(executors, hoped) for bucket, each in self.buckets.items()}
+        return replace(self, executors=executors, hoped=hoped, buckets=buckets)
+
+    def hopeful(self, measured: int) -> Estimate:
+        """Return the same with sizes below the smallest ``measured`` taking as much less as they are smaller.
+
+        Where that is beyond the table, since bounds were narrowed meanwhile, below the largest there is.
+        """
+        measured = min(measured, len(self.times) - 1)
+        most = self.times[measured]
+        times = tuple(min(time, most * rows / measured) for rows, time in enumerate(self.times[:measured]))
+        buckets = {bucket: each.hopeful(measured) for bucket, each in self.buckets.items()}
+        return replace(self, times=times + self.times[measured:], buckets=buckets)
+
+    @property
+    def surely(self) -> float:
+        """Factor on a batch's time that it seldom exceeds.
+
+        Where more wait than fit on board, whoever boards takes another's seat, and half of those whom the mean would
+        just bring in time come late. Where nobody else would take the seat it is theirs by the mean.
+        """
+        return seldom_exceeded(self.noise)
+
+
+def time_of(table: tuple[float, ...], rows: int) -> float:
+    """Service time of ``rows``; beyond the table along its last step."""
+    if rows < len(table):
+        return table[rows]
+    slope = max(table[-1] - table[-2], 0.0) if len(table) > 2 else table[-1]
+    return table[-1] + slope * (rows - len(table) + 1)

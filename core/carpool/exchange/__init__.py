@@ -1,0 +1,1 @@
+"""What sidecar, tuner and operator say to each other."""

@@ -1,0 +1,95 @@
+"""What the tuner is told, and what it answers: an observation, and a decision with what it expects."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from carpool.batching.counters import ModelStats
+from carpool.batching.requests import Estimate
+from carpool.policy.parameters import Parameters
+
+
+class Reason(StrEnum):
+    """Why parameters change or stay."""
+
+    CONVERGED = "Converged"
+    SAVES_DEVICE_TIME = "SavesDeviceTime"
+    RESTORES_SLO = "RestoresSLO"
+    MORE_GOODPUT = "MoreGoodput"
+    MORE_MARGIN = "MoreMargin"
+    EXPLORES = "Explores"
+    PASSES_THROUGH = "PassesThrough"
+    MISSES_CONFIRMED = "MissesConfirmed"
+    NO_COMPANY = "NoCompany"
+    FORECAST_OFF = "ForecastOff"
+    # Guards: why nothing is decided.
+    HELD = "Held"
+    RECOMMEND_ONLY = "RecommendOnly"
+    NO_TRAFFIC = "NoTraffic"
+    METRICS_STALE = "MetricsStale"
+    HOST_STALLED = "HostStalled"
+    TOO_FEW_SAMPLES = "TooFewSamples"
+    WITHIN_STABILIZATION_WINDOW = "WithinStabilizationWindow"
+    WOULD_FLIP = "WouldFlip"
+
+
+class Observation(Struct, frozen=True):
+    """What was counted since the last observation."""
+
+    now: float
+    """Seconds, monotonic, of the clock that counted."""
+    seconds: float
+    """Length of the interval; of several replicas, the sum of theirs."""
+    stats: ModelStats
+    """Differences of the model's counters over the interval."""
+    passing: bool = False
+    """Whether requests pass one by one at its end."""
+    stalled: bool = False
+    """Whether the counting host paused in it, so that its latencies say nothing of the model."""
+    paused: float = 0.0
+    """Seconds of it that the counting host paused; of several replicas, the sum of theirs."""
+    queued_rows: int = 0
+    """Rows that wait at its end; of several replicas, the mean."""
+    replicas: int = 1
+    """Whose counters are summed up in ``stats``. All rates are of one."""
+
+
+class Forecasted(Struct, frozen=True):
+    """What a decision expects. Seconds and requests per second."""
+
+    p50: float
+    p99: float
+    p99_ahead: float
+    miss_fraction: float
+    goodput: float
+    device_time: float
+    mean_batch: float
+
+
+class Decision(Struct, frozen=True):
+    """What to turn and why.
+
+    ``parameters`` are to be applied when ``change``; ``uncapped`` is where the tuner would be if it could go at once,
+    ``capped_by`` what keeps it (``""``: nothing). ``estimate`` and ``shed_slo`` go to the Batcher in any case.
+    """
+
+    parameters: Parameters
+    change: bool
+    reason: Reason
+    message: str
+    uncapped: Parameters | None = None
+    capped_by: str = ""
+    predicted: Forecasted | None = None
+    shed_slo: bool = False
+    estimate: Estimate | None = None
+    at: float = 0.0
+    rate: float = 0.0
+    tentative: bool = False
+    """Of a change: whether one replica had better try it first. The present parameters are forecast to keep the SLO,
+    and at the upper confidence of t(b) these miss more, or they go beyond what was measured."""
+    share: float = 1.0
+    """Of the arrivals, those that can share a batch with another, as believed."""
+    alarm: str = ""
+    """What was observed in place of what was forecast, while that differs by more than 20 %; ``""``: nothing."""

@@ -1,0 +1,160 @@
+"""What a sidecar says of itself (``GET /v1/stats``): written by it, read by whoever watches it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from carpool.batching.counters import Stats
+from carpool.policy.parameters import Parameters
+from carpool.policy.plain import PolicyError, from_plain
+
+
+class Queue(Struct, frozen=True, rename="camel", kw_only=True):
+    """What waits and what is with the upstream."""
+
+    rows: int
+    bytes: int = 0
+    in_flight: int
+    slots: int
+
+
+class Lane(Struct, frozen=True, rename="camel", kw_only=True):
+    """One model's present state."""
+
+    parameters: Parameters
+    """Those in force."""
+    pass_through: bool
+    """Whether requests pass one by one now; a backlog ends it before the parameters do."""
+    queued_requests: int
+    cap: int
+    """Rows that a batch may have now."""
+    ceiling: int | None = None
+    """Rows from which the upstream was seen to fail for size."""
+    quarantined: bool
+    """Whether its answers had the wrong number of rows, so that nothing is merged."""
+    service_seconds: tuple[float, ...] | None = None
+    """t(b) by rows, seconds; ``None`` while unknown."""
+    executors: int | None = None
+    forecast_alarm: str = ""
+    """What was observed in place of what was forecast, while that differs by more than 20 %; ``""``: nothing."""
+    replaced: int = 0
+    """How often the model was found to be another one, or its server restarted: what was measured before is void."""
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    """The last arrivals, if asked for: seconds of the sidecar's clock, and rows."""
+
+
+class ModelEntry(Struct, frozen=True, rename="camel", kw_only=True):
+    """How a model's requests may be merged, and why."""
+
+    name: str
+    version: str
+    lane: str
+    merges: bool
+    max_batch: int | None
+    axis: str
+    verified: str = ""
+    """Whether batches gave the same answers: unverified, verified, refuted, asserted (by the policy), contradicted
+    (asserted, and seen not to), off; "" from an older sidecar."""
+    evidence: str = ""
+    """A sentence on it: what was compared, or what differed."""
+
+
+class Alone(Struct, frozen=True, omit_defaults=True):
+    """Requests that may not be merged."""
+
+    model: str
+    reason: str
+    requests: int
+    detail: str = ""
+    """What was the matter with the last of them, where the reason doesn't say it all."""
+
+
+class Stalls(Struct, frozen=True):
+    """Pauses of the sidecar's host."""
+
+    count: int
+    seconds: float
+
+
+class RolledBack(Struct, frozen=True, rename="camel", kw_only=True):
+    """Parameters that missed the SLO where those before them had kept it, so that the sidecar went back."""
+
+    model: str
+    generation: int
+    """The change that brought the rejected parameters."""
+    rejected: Parameters
+    back_to: Parameters
+    back_to_generation: int
+    reason: str
+    """For people: what was counted."""
+    at: float
+    """Seconds since the epoch."""
+
+
+class Report(Struct, frozen=True, rename="camel", kw_only=True):
+    """All of it. Unknown fields are those of a newer sidecar, and passed over."""
+
+    stats: Stats
+    """Everything counted since the process began; ``at`` is of its monotonic clock."""
+    uptime_seconds: float
+    ready: bool
+    readiness: str
+    """Why it is not ready, in words."""
+    target: str = ""
+    """Whose changes it takes; "" for nobody's."""
+    generation: int
+    """The newest configuration that was accepted."""
+    running: int = 0
+    """The oldest one of which something is in force: less than ``generation`` after a roll-back."""
+    rolled_back: list[RolledBack] = field(default_factory=list)
+    """By the newest generation, one a model at most."""
+    change_error: str | None = None
+    """What is wrong with the change in the watched directory."""
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Changes refused since the process began, by reason."""
+    slo_seconds: float
+    queue: Queue
+    lanes: dict[str, Lane]
+    """By model; requests of none are ``""``."""
+    models: list[ModelEntry] = field(default_factory=list)
+    alone: list[Alone] = field(default_factory=list)
+    stalls: Stalls = Stalls(0, 0.0)
+
+
+def encode(report: Report) -> bytes:
+    """Write a report as JSON."""
+    return msgspec.json.encode(report, enc_hook=str)
+
+
+def decode(body: bytes) -> Report:
+    """Read a report, whatever newer sidecars add to it.
+
+    Raises ``PolicyError`` naming the field, or saying that it is no JSON.
+    """
+    try:
+        plain = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise PolicyError("report", f"it is not JSON: {error}") from None
+    _drop_unknown(plain)
+    return from_plain(plain, Report, what="report")
+
+
+_PARAMETERS = frozenset(Parameters.__struct_encode_fields__)
+
+
+def _drop_unknown(plain: Any) -> None:  # noqa: ANN401 - parsed JSON, whatever it holds
+    """Take out of all parameters what a newer sidecar adds: their type is a file's too, which refuses such fields."""
+    if isinstance(plain, list):
+        values = plain
+    elif isinstance(plain, dict):
+        if plain.keys() >= _PARAMETERS:
+            for name in plain.keys() - _PARAMETERS:
+                del plain[name]
+        values = [value for name, value in plain.items() if name != "stats"]
+    else:
+        return
+    for value in values:
+        _drop_unknown(value)

@@ -1,0 +1,1 @@
+"""From parameters to latency, misses and goodput, each with its uncertainty."""

@@ -1,0 +1,600 @@
+"""Service time t(b): how long a batch of b rows takes, and how many batches the device really computes at once.
+
+All is learned from additive counters (``Cell``: batches, busy seconds, busy seconds squared by size and number in
+flight at dispatch), so it sums over replicas. Steps are real on accelerators and a batch may cost *more* per row as it
+grows, so nothing is fitted but monotony: weighted isotonic regression over the sizes measured, straight lines between
+them, and a line with growing doubt beyond the largest.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from carpool.batching.requests import Estimate, seldom_exceeded
+from carpool.learning.concurrency import TELLING, TELLING_NOTHING, Sample, fit_executors, most_in_flight, own_times
+from carpool.learning.smoothing import isotonic, smoothed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from random import Random
+
+    from carpool.batching.counters import Cell, CellKey
+
+WORTHWHILE = 1.05
+"""A batch whose rows cost at most this times the cheapest is as good as the cheapest."""
+
+KNOWN = 1e9
+"""Samples behind a curve that was given, not learned."""
+
+_PRIOR_NOISE = 0.2
+_PRIOR_WEIGHT = 2.0
+"""Spread assumed of single batches before two of a kind were seen, and how many repeats outvote the assumption."""
+
+
+class ServiceTime(Struct, frozen=True):
+    """Seconds from dispatch to completion of a batch that need not queue at the device, as a function of its rows.
+
+    Build with ``measured`` or ``fit``. Equal lengths: ``sizes`` (rows, ascending, at least one), ``means``, ``lowers``
+    and ``uppers`` (seconds; a 95 % interval of the mean, not of single batches). ``noise`` is the coefficient of
+    variation of single batches; ``executors`` how many run at once, as far as seen with ``largest_in_flight``;
+    ``samples`` how many batches, discounted by age, stand behind the fit.
+    """
+
+    sizes: tuple[int, ...]
+    means: tuple[float, ...]
+    lowers: tuple[float, ...]
+    uppers: tuple[float, ...]
+    head_slope: float
+    """Seconds a row, below the smallest size measured."""
+    tail_slope: float
+    """Seconds a row, beyond the largest size measured."""
+    tail_error: float
+    noise: float = 0.0
+    executors: int = 1
+    largest_in_flight: int = 1
+    samples: float = KNOWN
+    counts: tuple[float, ...] = ()
+    """Batches, discounted by age, behind each of ``sizes``; empty where all of them are known."""
+
+    mix: tuple[tuple[float, ServiceTime], ...] = ()
+    """Of length buckets, of which only equals ride together: share of the rows, and their own t(b); empty: of one
+    kind."""
+
+    def executors_for(self, in_flight: int) -> int:
+        """Executors to plan with; beyond the most ever seen in flight, hope: only trying tells."""
+        return max(self.executors, in_flight) if self.executors >= self.largest_in_flight else self.executors
+
+    @classmethod
+    def measured(
+        cls, seconds: Mapping[int, float], *, noise: float = 0.0, executors: int = 1, samples: float = KNOWN
+    ) -> ServiceTime:
+        """Take times by rows as they are: a profile, measured with care, or a model's known curve."""
+        sizes = tuple(sorted(seconds))
+        means = tuple(seconds[size] for size in sizes)
+        return replace(
+            cls._through(sizes, means, means, means),
+            noise=noise,
+            executors=executors,
+            largest_in_flight=executors,
+            samples=samples,
+        )
+
+    @classmethod
+    def _through(
+        cls, sizes: tuple[int, ...], means: tuple[float, ...], lowers: tuple[float, ...], uppers: tuple[float, ...]
+    ) -> ServiceTime:
+        if len(sizes) == 1:
+            # One size says nothing of the slope: between no cost a row and all of it, take the middle.
+            half = means[0] / sizes[0] / 2
+            return cls(sizes, means, lowers, uppers, head_slope=half, tail_slope=half, tail_error=half)
+        slope, error = _tail(sizes, means, lowers, uppers)
+        head = (means[1] - means[0]) / (sizes[1] - sizes[0])
+        return cls(sizes, means, lowers, uppers, head_slope=head, tail_slope=max(slope, 0.0), tail_error=error)
+
+    @property
+    def largest_measured(self) -> int:
+        """Rows of the largest batch that stands behind the fit."""
+        return self.sizes[-1]
+
+    def told(self, batches: float) -> list[int]:
+        """List the sizes that so many batches stand behind."""
+        if not self.counts:
+            return list(self.sizes)
+        return [size for size, count in zip(self.sizes, self.counts, strict=True) if count >= batches]
+
+    def time(self, rows: int) -> float:
+        """Mean seconds for a batch of ``rows``; 0 for none."""
+        return self._at(rows, self.means, self.head_slope, self.tail_slope)
+
+    def upper(self, rows: int) -> float:
+        """Upper 95 % confidence of the mean; beyond the largest size measured no row is taken to be cheaper than it."""
+        # Below the smallest size only monotony bounds the time: slope 0. Beyond: a step may lie ahead of a flat tail.
+        steepest = max(self.tail_slope + self.tail_error, self.uppers[-1] / self.sizes[-1])
+        return self._at(rows, self.uppers, 0.0, steepest)
+
+    def lower(self, rows: int) -> float:
+        """Lower 95 % confidence of the mean; never negative."""
+        flattest = max(self.tail_slope - self.tail_error, 0.0)
+        return self._at(rows, self.lowers, self.lowers[0] / self.sizes[0], flattest)
+
+    def slow(self, rows: int) -> float:
+        """Seconds that a single batch seldom exceeds: two standard deviations over the upper confidence of the mean."""
+        return self.upper(rows) * seldom_exceeded(self.noise)
+
+    def _at(self, rows: int, values: tuple[float, ...], head_slope: float, tail_slope: float) -> float:
+        if rows <= 0:
+            return 0.0
+        sizes = self.sizes
+        index = bisect_left(sizes, rows)
+        if index == len(sizes):
+            return values[-1] + tail_slope * (rows - sizes[-1])
+        above, value = sizes[index], values[index]
+        if above == rows:
+            return value
+        if index == 0:
+            # At most as long as the smallest measured, at least the same share of it.
+            return max(min(value - head_slope * (above - rows), value), value * rows / above)
+        below = sizes[index - 1]
+        return values[index - 1] + (value - values[index - 1]) * (rows - below) / (above - below)
+
+    def per_row(self, rows: int) -> float:
+        """Device seconds a row in batches of ``rows`` (at least 1)."""
+        return self.time(rows) / rows
+
+    def table(self, max_rows: int) -> tuple[float, ...]:
+        """Mean seconds by rows, 0 to ``max_rows``: a tuple to index in inner loops."""
+        return tuple(self.time(rows) for rows in range(max_rows + 1))
+
+    def believed(self, max_rows: int) -> Estimate:
+        """Return what a Batcher is to plan with, up to ``max_rows``."""
+        upper = tuple(self.slow(rows) for rows in range(max_rows + 1))
+        return Estimate(self.table(max_rows), upper, self.executors, self.noise)
+
+    def inflection(self, max_rows: int | None = None) -> int:
+        """Rows where growing the batch stops paying: the fewest within 5 % of the least device time a row.
+
+        Searched up to ``max_rows``, or as far as measured.
+        """
+        costs = [self.per_row(rows) for rows in range(1, (max_rows or self.largest_measured) + 1)]
+        best = min(costs)
+        return next(rows for rows, cost in enumerate(costs, 1) if cost <= WORTHWHILE * best)
+
+    def scaled(self, factor: float) -> ServiceTime:
+        """Return the same shape at another level: every time multiplied."""
+        return replace(
+            self,
+            means=tuple(value * factor for value in self.means),
+            lowers=tuple(value * factor for value in self.lowers),
+            uppers=tuple(value * factor for value in self.uppers),
+            head_slope=self.head_slope * factor,
+            tail_slope=self.tail_slope * factor,
+            tail_error=self.tail_error * factor,
+        )
+
+    def pessimistic(self, *, steps: bool = True) -> ServiceTime:
+        """Return the curve at its upper confidence, without further doubt: what a step's risk is judged by.
+
+        ``steps``: whether it may step up beyond the largest size measured, where no row is taken to be cheaper then.
+        """
+        slope = self.tail_slope + self.tail_error
+        return replace(
+            self,
+            means=self.uppers,
+            lowers=self.uppers,
+            head_slope=0.0,
+            tail_slope=max(slope, self.uppers[-1] / self.sizes[-1]) if steps else slope,
+            tail_error=0.0,
+            mix=tuple((share, each.pessimistic(steps=steps)) for share, each in self.mix),
+        )
+
+    def draw(self, rows: int, rng: Random) -> float:
+        """Seconds of one batch: gamma around the mean with the fitted noise, the mean itself without noise."""
+        mean = self.time(rows)
+        if self.noise <= 0 or mean <= 0:
+            return mean
+        shape = self.noise**-2
+        return rng.gammavariate(shape, mean / shape)
+
+
+def _tail(
+    sizes: Sequence[int], means: Sequence[float], lowers: Sequence[float], uppers: Sequence[float]
+) -> tuple[float, float]:
+    """Return the slope beyond the largest of two sizes or more, in seconds a row, and half of its 95 % interval.
+
+    Of the line through as many of the largest sizes as agree on it: its slope is in each narrower choice's interval
+    (Lepski 1991). Where the curve bends, what lies before the bend says nothing of what comes next; nor does, bend or
+    not, what is more than two octaves below. Sizes within half an octave of the largest count together, since a single
+    step up does not tell either. What sizes differ from the line by more than they are unsure of is doubt of its slope
+    too (Birge 1932).
+    """
+    last, floor = sizes[-1], 1e-3 * means[-1]
+    total = first = second = level = product = squares = 0.0
+    low, high = -math.inf, math.inf
+    found = 0.0, math.inf
+    for index in range(len(sizes) - 1, -1, -1):
+        if index < len(sizes) - 2 and sizes[index] < last / 4:
+            break
+        x, y = sizes[index] - last, means[index] - means[-1]
+        weight = ((uppers[index] - lowers[index]) / 2 + floor) ** -2
+        total += weight
+        first += weight * x
+        second += weight * x * x
+        level += weight * y
+        product += weight * x * y
+        squares += weight * y * y
+        if not x or (index and sizes[index - 1] > last / _HALF_OCTAVE):
+            continue
+        spread = second - first * first / total
+        slope = (product - first * level / total) / spread
+        off = squares - level * level / total - slope * slope * spread
+        freedom = len(sizes) - index - 2
+        error = math.sqrt(max(1.0, 1.96**2 * off / freedom if freedom else 1.0) / spread)
+        if not low <= slope <= high:
+            break
+        low, high = max(low, slope - error), min(high, slope + error)
+        found = slope, error
+    return found
+
+
+def memory_cap(bytes_per_row: float, fixed_bytes: float, limit: float, share: float = 0.8) -> int:
+    """Rows that fit into ``share`` of a memory limit beside what the model holds anyway; 0 when nothing fits."""
+    return max(int((limit * share - fixed_bytes) // bytes_per_row), 0)
+
+
+def fit(samples: Sequence[Sample], known_executors: int | None = None) -> ServiceTime | None:
+    """Fit t(b) and the executors to samples, ``None`` without any.
+
+    ``known_executors`` is kept unless the samples contradict it: a saturated device with all slots always taken looks
+    the same with E executors as with one that is E times as fast.
+    """
+    if not any(s.executors == 0 for s in samples):
+        return None
+    executors, refuted = fit_executors(samples, known_executors)
+    # 1. By size: what the batches took by themselves, were there that many executors.
+    own = own_times(samples, executors)
+    sizes = {rows: own[rows] for rows in sorted(own) if own[rows].busy > 0}
+    if not sizes:
+        return None
+    # 2. Spread of single batches about their size's mean, pooled as a coefficient of variation.
+    noise, freedom = _pooled_noise(own.values())
+    doubt = math.sqrt((noise**2 * freedom + _PRIOR_NOISE**2 * _PRIOR_WEIGHT) / (freedom + _PRIOR_WEIGHT))
+    # 3. Monotone means and their intervals; a monotone curve lies below every upper end to its right.
+    counts = [size.batches for size in sizes.values()]
+    raw = smoothed(list(sizes), [size.busy / size.batches for size in sizes.values()], counts, noise)
+    means, weights = isotonic(raw, counts)
+    reach = _student(freedom + _PRIOR_WEIGHT) * doubt
+    halves = [mean * reach / math.sqrt(max(weight, 1.0)) for mean, weight in zip(means, weights, strict=True)]
+    uppers = [mean + half for mean, half in zip(means, halves, strict=True)]
+    lowers = [max(mean - half, 0.0) for mean, half in zip(means, halves, strict=True)]
+    for index in range(len(uppers) - 2, -1, -1):
+        uppers[index] = min(uppers[index], uppers[index + 1])
+    for index in range(1, len(lowers)):
+        lowers[index] = max(lowers[index], lowers[index - 1])
+    curve = ServiceTime._through(tuple(sizes), tuple(means), tuple(lowers), tuple(uppers))  # noqa: SLF001 - its builder
+    return replace(
+        curve,
+        noise=noise if freedom >= 1 else _PRIOR_NOISE,
+        executors=executors,
+        # Seen by accident a few times, more executors than are known would not have shown.
+        largest_in_flight=max(most_in_flight(samples, TELLING if refuted else TELLING_NOTHING), executors),
+        samples=sum(s.batches for s in samples if s.executors == 0),
+        counts=tuple(counts),
+    )
+
+
+def _pooled_noise(samples: Iterable[Sample]) -> tuple[float, float]:
+    """Coefficient of variation within cells, and the repeats behind it."""
+    squares = freedom = 0.0
+    for s in samples:
+        if s.batches > 1:
+            mean = s.busy / s.batches
+            # Batches that all ended before they could have begun refute the executors they were counted for.
+            squares += max(s.busy_squared - s.busy * mean, 0.0) / mean**2 if mean else s.batches
+            freedom += s.batches - 1
+    return (math.sqrt(squares / freedom), freedom) if freedom else (0.0, 0.0)
+
+
+def _student(freedom: float) -> float:
+    """Two-sided 95 % quantile of Student's t, expanded in 1/freedom (Abramowitz and Stegun 26.7.5); 10 % low at 2."""
+    z = 1.96
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+class _Interval(NamedTuple):
+    """What one observation brought."""
+
+    seconds: float
+    cells: dict[CellKey, tuple[float, float, float]]
+    batches: float
+    ratio: float
+    """Median of observed over expected busy time; 1 where nothing was expected."""
+    doubtless: float
+    """The same, with times inside the confidence interval of sizes never measured counted as expected."""
+    seen: float = 0.0
+    expected: float = 0.0
+    """Busy seconds in all, of what was compared."""
+
+
+class LatencyLearner:
+    """Learns t(b) from differences of counters, forgets, and notices when the whole curve moves.
+
+    Old samples lose half their weight in ``half_life`` seconds with traffic (a silence teaches nothing, so it unlearns
+    nothing) and in ``half_life_batches`` batches. When the batches of three observations in a row all run clearly
+    longer or shorter than the fit (a model reloaded, a noisy neighbour), all sizes move by the common ratio at once,
+    and the old samples keep only the weight of a guess until re-measured. One slow second, however slow, moves nothing.
+    """
+
+    def __init__(self, half_life: float = 120.0, half_life_batches: float = 20_000.0) -> None:
+        self._half_life = half_life
+        self._half_life_batches = half_life_batches
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: another model."""
+        self._settled: dict[CellKey, tuple[float, float, float]] = {}
+        self._rows: dict[int, float] = {}
+        """Settled rows by length bucket; forgotten in the end, unlike what a size takes."""
+        self._recent: deque[_Interval] = deque()
+        self._executors: int | None = None
+        self._most_in_flight = 1
+        """Since the curve last moved. Not forgotten as samples are: what was tried once would be tried again."""
+        self._noise = _PRIOR_NOISE
+        self._last: float | None = None
+        self._estimates: dict[int | None, ServiceTime | None] = {}
+
+    def observe(self, now: float, cells: Mapping[CellKey, Cell]) -> float:
+        """Learn from what was counted since the last call, about a second ago.
+
+        Returns the ratio by which the whole curve just moved, 1 mostly. Differences below zero come from a counter that
+        was reset and are ignored.
+        """
+        seconds = now - self._last if self._last is not None else 0.0
+        self._last = now
+        fresh = {
+            # What is only supposed must keep its spread: that is what tells the numbers of executors apart.
+            key: (cell.batches, cell.busy, cell.busy_squared)
+            if key.executors
+            else _without_outliers(cell.batches, cell.busy, cell.busy_squared, self._noise)
+            for key, cell in cells.items()
+            if cell.batches > 0 and cell.busy_squared >= 0 and (cell.busy > 0 or key.executors)
+        }
+        if not fresh:
+            return 1.0
+        self._recent.append(self._compare(seconds, fresh))
+        moved = self._moved()
+        if moved != 1.0:
+            self._move(moved)
+        elif len(self._recent) > _IN_A_ROW:
+            self._settle(self._recent.popleft())
+        self._estimates.clear()
+        estimate = self.estimate()
+        if estimate is not None:
+            self._executors, self._noise = estimate.executors, estimate.noise
+            # Executors that were believed in, and are no longer, were not tried beyond.
+            tried = estimate.largest_in_flight > estimate.executors
+            self._most_in_flight = estimate.largest_in_flight if tried else 1
+        return moved
+
+    def estimate(self, bucket: int | None = None) -> ServiceTime | None:
+        """Return the curve of one length bucket, or of the whole mix; ``None`` while nothing was seen.
+
+        A bucket with few batches of its own borrows the shape of the best known one, at its own level.
+        """
+        if bucket not in self._estimates:
+            self._estimates[bucket] = self._estimate(bucket)
+        return self._estimates[bucket]
+
+    def believed(self, max_rows: int) -> Estimate | None:
+        """Return what a Batcher is to plan with, of every length bucket by itself; ``None`` while nothing was seen."""
+        mix = self.estimate()
+        if mix is None:
+            return None
+        recent = {key.bucket for interval in self._recent for key in interval.cells}
+        met = sorted(recent | {key.bucket for key in self._settled})
+        curves = {bucket: self.estimate(bucket) for bucket in met} if len(met) > 1 else {}
+        buckets = {bucket: curve.believed(max_rows) for bucket, curve in curves.items() if curve is not None}
+        return replace(mix.believed(max_rows), buckets=buckets).computed(mix.executors)
+
+    def mixed(self) -> ServiceTime | None:
+        """Return the curve of the whole mix with those of its buckets, where more than one was met lately."""
+        rows = dict(self._rows)
+        for interval in self._recent:
+            _count_rows(rows, interval)
+        seldom = _SELDOM * sum(rows.values())
+        rows = {bucket: count for bucket, count in rows.items() if count >= seldom}
+        mix = self.estimate()
+        if mix is None or len(rows) < 2:
+            return mix
+        total = sum(rows.values())
+        curves = [(rows[bucket] / total, self.estimate(bucket)) for bucket in sorted(rows)]
+        known = tuple((share, curve) for share, curve in curves if curve is not None)
+        # Equal batches differ by as much as those of one bucket do; those of all differ by their lengths besides.
+        noise = math.sqrt(sum(share * curve.noise**2 for share, curve in known))
+        return replace(mix, noise=noise, mix=known)
+
+    def _estimate(self, bucket: int | None) -> ServiceTime | None:
+        sums = dict(self._settled)
+        for interval in self._recent:
+            for key, cell in interval.cells.items():
+                sums[key] = _add(sums.get(key, _NOTHING), cell)
+        if bucket is None:
+            return self._fit(_samples(sums))
+        counts: dict[int, float] = {}
+        for key, (count, _, _) in sums.items():
+            if not key.executors:
+                counts[key.bucket] = counts.get(key.bucket, 0.0) + count
+        batches = counts.get(bucket, 0.0)
+        if not batches:
+            return self.estimate()
+        own = self._of(bucket, sums)
+        best = max(counts, key=counts.__getitem__)
+        shape = self._fit(self._of(best, sums))
+        if shape is None or best == bucket or not batches < _ENOUGH_OWN <= counts[best]:
+            return self._fit(own)
+        times = own_times(own, shape.executors).values()
+        level = shape.scaled(sum(s.busy for s in times) / sum(s.batches * shape.time(s.rows) for s in times))
+        doubt = 2 * max(shape.noise, _PRIOR_NOISE) / math.sqrt(max(batches, 1.0))
+        return replace(
+            level,
+            lowers=tuple(value * max(1 - doubt, 0.0) for value in level.lowers),
+            uppers=tuple(value * (1 + doubt) for value in level.uppers),
+            samples=batches,
+        )
+
+    def _fit(self, samples: Sequence[Sample]) -> ServiceTime | None:
+        curve = fit(samples, self._executors)
+        if curve is None or curve.largest_in_flight >= self._most_in_flight:
+            return curve
+        if self._executors is not None and curve.executors < self._executors:
+            return curve  # what was tried beyond those says nothing of these
+        return replace(curve, largest_in_flight=self._most_in_flight)
+
+    def _compare(self, seconds: float, fresh: dict[CellKey, tuple[float, float, float]]) -> _Interval:
+        """Set an observation against what was settled before it, bucket by bucket."""
+        expected = {
+            bucket: curve
+            for bucket in {key.bucket for key in fresh}
+            if (curve := self._fit(self._of(bucket, self._settled))) is not None
+        }
+        known = [(key, cell, expected[key.bucket]) for key, cell in fresh.items() if key.bucket in expected]
+        batches = sum(count for key, (count, _, _) in fresh.items() if not key.executors)
+        cells, ratios, clear = dict(fresh), [], []
+        total = foreseen = 0.0
+        for key, (count, busy, _), curve in known:
+            if key.executors != (curve.executors if key.in_flight > curve.executors else 0) or not busy:
+                continue
+            seen = busy / count
+            ratio = doubtless = seen / curve.time(key.rows)
+            if key.rows not in curve.sizes:
+                # Below the smallest measured nothing is too quick to be the same curve: rows may cost more in company.
+                # Beyond the largest what takes as long as that is: there may be a step, and here its far side.
+                low = curve.lower(min(key.rows, curve.sizes[-1])) if key.rows > curve.sizes[0] else 0.0
+                high = curve.upper(key.rows)
+                doubtless = seen / high if seen > high else seen / low if seen < low else 1.0
+            ratios.append((ratio, count))
+            clear.append((doubtless, count))
+            total += busy
+            foreseen += count * curve.time(key.rows)
+            if doubtless > max(_WILD, 1 + _WILD_DEVIATIONS * curve.noise) and count < 3:
+                # Too few of a kind to tell a stall from the model, and enough to bend the curve: not learned from. When
+                # the model did become that slow, the ratios say so.
+                del cells[key]
+        if not ratios:
+            return _Interval(seconds, cells, batches, 1.0, 1.0)
+        return _Interval(
+            seconds, cells, batches, _weighted_median(ratios), _weighted_median(clear), seen=total, expected=foreseen
+        )
+
+    @staticmethod
+    def _of(bucket: int, sums: Mapping[CellKey, tuple[float, float, float]]) -> list[Sample]:
+        return _samples({key: cell for key, cell in sums.items() if key.bucket == bucket})
+
+    def _moved(self) -> float:
+        """Return the common ratio of the last observations when all of them agree that the curve moved, else 1."""
+        last = list(self._recent)[-_IN_A_ROW:]
+        if len(last) < _IN_A_ROW:
+            return 1.0
+        clear = [interval.doubtless for interval in last]
+        if not (min(clear) > _CLEARLY or max(clear) < 1 / _CLEARLY):
+            return 1.0
+        ratio = sorted(interval.ratio for interval in last)[_IN_A_ROW // 2]
+        # A stall moves the mean and not the median; of a skewed noise (exponential times) the median is 0.7 of the
+        # mean without any move. What both say has happened has.
+        mean = sum(interval.seen for interval in last) / sum(interval.expected for interval in last)
+        ratio = min(max(mean, 1.0), ratio) if ratio > 1 else max(min(mean, 1.0), ratio)
+        # Five standard errors, so that three small samples of a noisy model don't add up to a change.
+        error = max(self._noise, 0.05) / math.sqrt(sum(interval.batches for interval in last))
+        return ratio if abs(math.log(ratio)) > 5 * error else 1.0
+
+    def _move(self, ratio: float) -> None:
+        """Scale what was settled and let what is recent outweigh it."""
+        self._most_in_flight = 1
+        # The first of the observations may straddle the change, and is no sample of either curve.
+        while len(self._recent) >= _IN_A_ROW:
+            self._recent.popleft()
+        for key, (batches, busy, squared) in self._settled.items():
+            keep = min(1.0, _GUESS / batches)
+            self._settled[key] = (batches * keep, busy * ratio * keep, squared * ratio**2 * keep)
+
+    def _settle(self, interval: _Interval) -> None:
+        """Discount what is known and add an observation that no longer counts as recent."""
+        keep = 0.5 ** (interval.seconds / self._half_life + interval.batches / self._half_life_batches)
+        for key, (batches, busy, squared) in self._settled.items():
+            # What has not been seen for long stays as a guess: without it a size would be tried anew every few minutes.
+            kept = max(keep, min(_GUESS / batches, 1.0))
+            self._settled[key] = (batches * kept, busy * kept, squared * kept)
+        for bucket in self._rows:
+            self._rows[bucket] *= keep
+        _count_rows(self._rows, interval)
+        for key, cell in interval.cells.items():
+            self._settled[key] = _add(self._settled.get(key, _NOTHING), cell)
+
+
+_HALF_OCTAVE = math.sqrt(2)
+_IN_A_ROW = 3
+_CLEARLY = 1.25
+_WILD = 4.0
+_WILD_DEVIATIONS = 6.0
+"""Standard deviations beyond which a batch or two are wild: an exponential service time goes beyond 7 once in 1,100."""
+_GUESS = 2.0
+"""Batches that a size's past counts for at least, scaled where the whole curve has moved since."""
+_ENOUGH_OWN = 20.0
+_SELDOM = 0.001
+"""Share of the rows below which a length bucket is no part of the mix: a forecast would meet four of its requests."""
+_NOTHING = (0.0, 0.0, 0.0)
+
+
+def _add(one: tuple[float, float, float], other: tuple[float, float, float]) -> tuple[float, float, float]:
+    return (one[0] + other[0], one[1] + other[1], one[2] + other[2])
+
+
+def _count_rows(rows: dict[int, float], interval: _Interval) -> None:
+    """Add the rows of an observation to those of each length bucket."""
+    for key, (batches, _, _) in interval.cells.items():
+        if not key.executors:
+            rows[key.bucket] = rows.get(key.bucket, 0.0) + key.rows * batches
+
+
+def _samples(sums: Mapping[CellKey, tuple[float, float, float]]) -> list[Sample]:
+    return [Sample(key.rows, key.in_flight, *cell, key.executors) for key, cell in sums.items()]
+
+
+def _weighted_median(values: list[tuple[float, float]]) -> float:
+    values.sort()
+    half = sum(weight for _, weight in values) / 2
+    upto = 0.0
+    for value, weight in values:
+        upto += weight
+        if upto >= half:
+            return value
+    return values[-1][0]
+
+
+def _without_outliers(batches: int, busy: float, squared: float, noise: float) -> tuple[float, float, float]:
+    """Take at most three batches off a cell whose spread the model's noise can't explain: stalls of the host.
+
+    The sums tell one outlier x from n - 1 batches of mean m and squared CV c: (n-1)m + x = busy and
+    (n-1)m^2(1+c) + x^2 = squared; eliminating x leaves a quadratic in m. In a cell that is merely mixed, x takes little
+    along (about 1/sqrt(n) of a standard deviation), so a wrong guess is harmless.
+    """
+    plausible = max(noise, 0.1) ** 2
+    count: float = batches
+    for _ in range(3):
+        if count < 3 or squared * count / busy**2 - 1 <= 9 * plausible:
+            break
+        rest = count - 1
+        a = rest * (1 + plausible) + rest**2
+        root = (busy * rest) ** 2 - a * (busy**2 - squared)
+        mean = (busy * rest - math.sqrt(max(root, 0.0))) / a
+        outlier = busy - rest * mean
+        if mean <= 0:
+            break
+        count, busy = rest, busy - outlier
+        squared = max(squared - outlier**2, busy**2 / count)
+    return count, busy, squared

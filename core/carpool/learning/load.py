@@ -1,0 +1,340 @@
+"""The present load, steady enough to decide by: it moves when the evidence says so, not with every second's chance."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.learning.arrivals import Gamma, OnOff, Poisson, WindowCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+RECENT = 1.0
+LONGEST_STRETCH = 32.0
+"""Seconds over which a change is looked for: the least, and the most, for what the arrivals' spread hides that long."""
+
+MEMORY = 30.0
+"""Seconds over which a steady load is measured, and jumps are remembered."""
+
+LONGEST_MEMORY = 300.0
+ENOUGH_ARRIVALS = 30
+"""Arrivals for which more than ``MEMORY`` is remembered, up to so many seconds: a rate told by 30 is off by 18 %."""
+
+PRECISE = 1000.0
+LONG_MEMORY = 120.0
+"""Arrivals of independent callers for which more than ``MEMORY`` is remembered, up to so many seconds: a rate told by
+them is off by 3 %. Of callers who come together it takes as many times more as their counts spread more."""
+
+SURPRISE = 4.5
+"""Standard errors between the recent rate and the believed one that make it a jump: 1 in 150,000 by chance."""
+
+RESTLESS = 3
+"""Jumps within ``MEMORY`` from which they are taken for the load's nature, not for changes of it."""
+
+FINER = 0.01
+"""Share of the believed rate by which a better measured one replaces it: near the capacity a few percent decide which
+batch carries the load."""
+
+ENOUGH_INTERVALS = 10
+"""Intervals from which what they differ by is believed."""
+
+UNTOLD = 4.0
+"""Dispersion that arrivals may have for all that is known before: gaps with a CV of 2."""
+
+BURSTS = 1.5
+"""Dispersion of the counts of intervals over that of windows from which bursts outlast the windows: the gaps of no
+renewal process whose spread shows in a window make more than a few percent."""
+
+LONGEST_BURST = 2.0
+"""Seconds of correlation beyond which rates are changes of the load, not bursts within it."""
+
+ANOTHER_SPREAD = 2.0
+"""Factor between dispersions of intervals: a forecast moves by more than chance makes of 30 s."""
+
+ENOUGH_WINDOWS = 50
+"""Windows (5 s) from which their spread is believed."""
+
+
+THIN = 0.25
+"""Arrivals per window (2.5 a second) below which a spread is neither seen nor kept: it was of another load."""
+
+
+class _Interval(NamedTuple):
+    lasted: float
+    """Seconds on the clock."""
+    seconds: float
+    """Seconds of all replicas together."""
+    counts: WindowCounts
+
+
+class Load:
+    """Arrivals per second (of a replica, where there are several) and their spread, believed until contradicted.
+
+    ``tolerance``: relative change of the rate, from where it was when it was last news, that is no news. What is
+    believed may get more precise meanwhile.
+    """
+
+    def __init__(self, tolerance: float = 0.1) -> None:
+        self.tolerance = tolerance
+        self._intervals: deque[_Interval] = deque()
+        self._local: deque[_Interval] = deque()
+        self._believed: Poisson | Gamma | OnOff | None = None
+        self._news = 0.0
+        """Rate that was last reported as news."""
+        self._evidence = 0
+        """Arrivals behind what is believed."""
+        self._rows = 1.0
+        self._straddles = False
+        self._clock = 0.0
+        self._jumps: deque[float] = deque()
+        self._dispersion = UNTOLD
+        """Variance over mean of the counts of intervals, as it was when it was last told."""
+
+    @property
+    def rate(self) -> float:
+        """Requests per second, as believed; 0 before any."""
+        return self._believed.rate if self._believed is not None else 0.0
+
+    @property
+    def process(self) -> Poisson | Gamma | OnOff | None:
+        """The arrival process to forecast with; ``None`` without arrivals."""
+        return self._believed
+
+    @property
+    def rows(self) -> float:
+        """Mean rows per request."""
+        return self._rows
+
+    def observe(self, seconds: float, arrivals: int, squared: int, windows: int, rows: int, replicas: int = 1) -> bool:
+        """Add what was counted in the last ``seconds``, those of all ``replicas`` together; return whether it is news.
+
+        Several replicas tell the same in less time; how long it is remembered goes by the clock.
+        """
+        if seconds <= 0:
+            return False
+        lasted = seconds / replicas
+        self._clock += lasted
+        if arrivals:
+            self._rows += (rows / arrivals - self._rows) * min(1.0, arrivals / 300)
+        interval = _Interval(lasted, seconds, WindowCounts(windows, arrivals, squared))
+        while self._jumps and self._jumps[0] < self._clock - MEMORY:
+            self._jumps.popleft()
+        if self._straddles:
+            # What was remembered reaches over the jump: as a mean it is neither load, and as a spread it is both.
+            self._intervals.clear()
+            self._local.clear()
+        self._local.append(interval)
+        precise = PRECISE * self._lasting_spread(), LONG_MEMORY
+        _forget(self._local, MEMORY, precise)
+        self._intervals.append(interval)
+        if self._straddles:
+            self._straddles = False
+            return self._believe()
+        _forget(self._intervals, MEMORY, precise, (ENOUGH_ARRIVALS, LONGEST_MEMORY))
+        if self._believed is None:
+            return self._believe()
+        since = self._jumped()
+        if since:
+            self._jumps.append(self._clock)
+            if len(self._jumps) < RESTLESS:
+                _forget(self._intervals, since)
+                _forget(self._local, since)
+                self._straddles = since < 2 * max(RECENT, lasted)
+                return self._believe()
+        if self._spread_moved():
+            return self._believe()
+        rate, error = self._measured()
+        # Twice the evidence replaces a first guess; after that only a contradiction does.
+        doubled = self._total() >= 2 * self._evidence
+        if abs(rate - self.rate) > max(FINER * self.rate, 0.0 if doubled else 3 * error):
+            drifted = abs(rate - self._news) > self.tolerance / 2 * self._news
+            return self._believe(news=drifted)
+        return False
+
+    def _spread_moved(self) -> bool:
+        """Whether arrivals spread clearly more or less than is believed, at whatever rate.
+
+        As before the last second: the first half second of twice the load would pass for a burst, and with bursts
+        believed in the jump would pass for one of them.
+        """
+        believed = self._dispersion
+        measured = self._between(self._earlier())
+        return max(measured / believed, believed / measured) > ANOTHER_SPREAD
+
+    def _total(self) -> int:
+        return sum(interval.counts.arrivals for interval in self._intervals)
+
+    def _measured(self) -> tuple[float, float]:
+        """Rate over all that is remembered, and its standard error (at least one arrival's)."""
+        seconds = sum(interval.seconds for interval in self._intervals)
+        arrivals = self._total()
+        return arrivals / seconds, math.sqrt(max(arrivals * self._spread(), 1.0)) / seconds
+
+    def _spread(self) -> float:
+        """Variance over mean of counts, as before the last second: what is measured over a jump would hide the jump."""
+        return max(self._neighbouring(self._earlier()), self._lasting_spread())
+
+    def _earlier(self) -> list[_Interval]:
+        """List what is remembered without the last second."""
+        lasted = 0.0
+        before = list(self._local)
+        while before and lasted < RECENT:
+            lasted += before.pop().lasted
+        return before
+
+    def _lasting_spread(self) -> float:
+        """Variance over mean of how many come in a long time, by the process believed in."""
+        return self._believed.dispersion if self._believed is not None else 1.0
+
+    def _between(self, intervals: Collection[_Interval]) -> float:
+        """Variance over mean of the counts of whole intervals, at least 1; as it was last told where they are few."""
+        seconds = sum(interval.seconds for interval in intervals)
+        arrivals = sum(interval.counts.arrivals for interval in intervals)
+        if len(intervals) < ENOUGH_INTERVALS or not arrivals:
+            return self._dispersion
+        rate = arrivals / seconds
+        squares = sum((i.counts.arrivals - rate * i.seconds) ** 2 / (rate * i.seconds) for i in intervals)
+        return max(squares / (len(intervals) - 1), 1.0)
+
+    def _neighbouring(self, intervals: Sequence[_Interval]) -> float:
+        """Return the same, told by what neighbours differ by: a rate that moved between two of them adds little.
+
+        The mean squared difference of successive values is twice their variance (von Neumann 1941). It leaves out what
+        outlasts an interval, which the process that is believed in has.
+        """
+        seconds = sum(interval.seconds for interval in intervals)
+        arrivals = sum(interval.counts.arrivals for interval in intervals)
+        if len(intervals) < ENOUGH_INTERVALS or not arrivals:
+            return self._dispersion
+        squares = sum(
+            (one.counts.arrivals / one.seconds - other.counts.arrivals / other.seconds) ** 2
+            / (1 / one.seconds + 1 / other.seconds)
+            for one, other in pairwise(intervals)
+        )
+        return max(squares / (len(intervals) - 1) * seconds / arrivals, 1.0)
+
+    def _jumped(self) -> float:
+        """Return for how many of the last seconds the load was clearly another; 0 where it was not.
+
+        Looked for over stretches of twice the length each: what the arrivals' spread hides in one shows in the next.
+        """
+        spread = self._spread()
+        lasted = seconds = 0.0
+        arrivals, stretch = 0, RECENT
+        for interval in reversed(self._intervals):
+            lasted += interval.lasted
+            seconds += interval.seconds
+            arrivals += interval.counts.arrivals
+            if lasted < stretch:
+                continue
+            expected = self.rate * seconds
+            off = arrivals - expected
+            # Bernstein's bound: of few, many more than expected are more likely than of many. What is believed was told
+            # by so many as well, and errs as they do.
+            variance = (max(expected, 1.0) + max(off, 0.0) / 3) * (1 + expected / max(self._evidence, 1)) * spread
+            # In an hour there are half as many of twice the length, so a chance twice as large is as rare.
+            surprise = SURPRISE**2 - 2 * math.log(lasted / RECENT)
+            if abs(off) > self.tolerance * expected and off * off > surprise * variance:
+                return lasted
+            if lasted >= LONGEST_STRETCH:
+                break
+            while stretch <= lasted:
+                stretch *= 2
+        return 0.0
+
+    def _believe(self, *, news: bool = True) -> bool:
+        """Believe what is remembered; return whether that is news: another load, not the same told better."""
+        before = self._believed
+        self._evidence = self._total()
+        rate, _ = self._measured()
+        told = self._earlier()
+        if _windows(told).windows < ENOUGH_WINDOWS:
+            told = list(self._local)
+        windows = _windows(told)
+        if len(told) >= ENOUGH_INTERVALS or windows.windows < ENOUGH_WINDOWS:
+            self._dispersion = self._between(told)
+        else:
+            # Of long intervals there are never many; then what they are made of has to tell.
+            self._dispersion = max(windows.dispersion, 1.0)
+        self._believed = self._process(rate, told) if rate > 0 else None
+        news = self._believed != before and (news or type(self._believed) is not type(before))
+        if news:
+            self._news = self.rate
+        return news
+
+    def _process(self, rate: float, told: Collection[_Interval]) -> Poisson | Gamma | OnOff:
+        """Return the simplest process that fits the counts of windows and of intervals."""
+        parts = [interval for interval in told if interval.counts.windows > 1]
+        total = _windows(told)
+        if total.windows >= ENOUGH_WINDOWS and total.arrivals < THIN * total.windows:
+            return Poisson(rate)
+        if total.windows < ENOUGH_WINDOWS or total.arrivals < total.windows:
+            return at_rate(self._believed, rate)
+        short, long = total.dispersion, self._between(parts)
+        error = math.sqrt(2 / len(parts))
+        if long > max(max(BURSTS, 1 + 3 * error) * short, 1 + 4 * error):
+            window = sum(part.counts.windows for part in parts) / len(parts)
+            return _bursts(rate, short, long, window * total.window, total.window)
+        return Poisson(rate) if total.looks_poisson else Gamma(rate, min(max(total.cv, 0.1), 10.0))
+
+
+def at_rate(process: Poisson | Gamma | OnOff | None, rate: float) -> Poisson | Gamma | OnOff:
+    """Return the same spread at another rate."""
+    if isinstance(process, Gamma):
+        return Gamma(rate, process.cv)
+    if isinstance(process, OnOff):
+        return process.scaled(rate / process.rate)
+    return Poisson(rate)
+
+
+def _bursts(rate: float, short: float, long: float, interval: float, window: float) -> OnOff:
+    """Find the bursts whose counts spread so much in windows and in intervals (seconds).
+
+    Of a rate with variance v and correlation exp(-t/T), counts over w have the dispersion 1 + 2 v T/rate f(w/T), with
+    f(x) = 1 - (1 - exp(-x))/x (Cox and Isham, Point Processes, 1980, 3.3). Two of them tell T and v.
+    """
+
+    def shape(over: float) -> float:
+        return 1 - (1 - math.exp(-over)) / over
+
+    ratio = (long - 1) / max(short - 1, 1e-3)
+    low, high = window / 10, LONGEST_BURST
+    for _ in range(30):
+        lasting = (low + high) / 2
+        if shape(interval / lasting) / shape(window / lasting) < ratio:
+            low = lasting
+        else:
+            high = lasting
+    variance = (long - 1) * rate / (2 * lasting * shape(interval / lasting))
+    # As much above the mean as below it, half of the time each, as long as the lulls have something left; beyond that
+    # nobody comes in them, and they are longer.
+    spread = math.sqrt(variance)
+    if spread <= rate:
+        return OnOff(rate + spread, 2 * lasting, 2 * lasting, rate - spread)
+    share = 1 / (1 + variance / rate**2)
+    return OnOff(rate / share, lasting / (1 - share), lasting / share)
+
+
+def _windows(intervals: Collection[_Interval]) -> WindowCounts:
+    """Sum up the windows of intervals that have several: what spreads within one interval is told by no other."""
+    parts = [interval.counts for interval in intervals if interval.counts.windows > 1]
+    return WindowCounts(
+        sum(part.windows for part in parts),
+        sum(part.arrivals for part in parts),
+        sum(part.squared for part in parts),
+    )
+
+
+def _forget(intervals: deque[_Interval], seconds: float, *wanted: tuple[float, float]) -> None:
+    """Keep the last intervals that together last ``seconds``, and more up to each number of arrivals and of seconds."""
+    total = sum(interval.lasted for interval in intervals)
+    left = sum(interval.counts.arrivals for interval in intervals)
+    while len(intervals) > 1:
+        total -= intervals[0].lasted
+        left -= intervals[0].counts.arrivals
+        if total < seconds or any(left < arrivals and total < longest for arrivals, longest in wanted):
+            break
+        intervals.popleft()

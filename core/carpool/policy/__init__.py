@@ -1,0 +1,1 @@
+"""What people write: SLO, objective, bounds, parameters, and how they are read."""

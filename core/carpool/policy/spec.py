@@ -1,0 +1,348 @@
+"""The types a person or another program writes: SLO, bounds, and the policy that names a p99.
+
+Single source of the CRD, the sidecar's config file and the command line's options.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from itertools import pairwise
+from typing import Annotated, Any, Self
+
+from msgspec import Meta, field
+
+from carpool.policy.durations import Duration, Quantity, format_seconds, whole_microseconds
+from carpool.policy.parameters import Limits, Parameters
+from carpool.policy.plain import Camel, PolicyError
+
+
+class Latency(Camel, frozen=True):
+    """Percentile targets in seconds; at least one."""
+
+    p50: Duration | None = None
+    """Half of the answers within this."""
+    p90: Duration | None = None
+    """90 % within this."""
+    p95: Duration | None = None
+    """95 % within this."""
+    p99: Duration | None = None
+    """99 % within this."""
+    p999: Duration | None = None
+    """99.9 % within this."""
+
+
+class SLO(Camel, frozen=True):
+    """What the user promises: answers by their due time."""
+
+    latency: Latency = field(default_factory=Latency)
+    """Targets by percentile; the highest one given also sets each request's due time."""
+
+    @property
+    def percentiles(self) -> tuple[tuple[float, float], ...]:
+        """The targets given, as (quantile in 0..1, seconds), lowest quantile first."""
+        named = ((0.5, "p50"), (0.9, "p90"), (0.95, "p95"), (0.99, "p99"), (0.999, "p999"))
+        return tuple((q, float(value)) for q, name in named if (value := getattr(self.latency, name)) is not None)
+
+    @property
+    def due(self) -> float:
+        """Seconds from arrival to due time: the target of the highest percentile given."""
+        return self.percentiles[-1][1]
+
+
+class Axis(StrEnum):
+    """Where the rows of a model's tensors lie: ``Auto`` asks the model, ``First`` is dim 0, ``None`` never merges."""
+
+    AUTO = "Auto"
+    FIRST = "First"
+    NONE = "None"
+
+
+class IntRange(Camel, frozen=True):
+    """Inclusive bounds."""
+
+    min: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    """Least value allowed."""
+    max: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    """Largest value allowed."""
+
+
+class DurationRange(Camel, frozen=True):
+    """Inclusive bounds, seconds."""
+
+    min: Duration | None = None
+    """Least value allowed."""
+    max: Duration | None = None
+    """Largest value allowed."""
+
+
+class Bounds(Camel, frozen=True):
+    """Where the tuner may go. Unset bounds are wide: see ``BatchingPolicy.limits``."""
+
+    max_batch: IntRange = field(default_factory=IntRange)
+    """Rows; 1 to 64 unless set."""
+    max_wait: DurationRange = field(default_factory=DurationRange)
+    """0s to half the SLO unless set; below the SLO in any case."""
+    max_in_flight: IntRange = field(default_factory=IntRange)
+    """1 to 8 unless set."""
+
+
+class Model(Camel, frozen=True):
+    """What is known of one model behind the upstream."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=253)]
+    """As in the request's path."""
+    axis: Axis = Axis.AUTO
+    """Where its rows lie. V1 `instances` have them first by protocol, unless this says None."""
+    max_batch: Annotated[int, Meta(ge=1, le=65536)] | None = None
+    """Rows that the model takes at most."""
+    bounds: Bounds | None = None
+    """Stand in for the policy's, field by field."""
+
+
+class TuningMode(StrEnum):
+    """``Apply`` turns parameters, ``Recommend`` only says what it would do, ``Hold`` freezes them."""
+
+    APPLY = "Apply"
+    RECOMMEND = "Recommend"
+    HOLD = "Hold"
+
+
+class RiskierStep(Camel, frozen=True):
+    """When the tuner may move towards a higher forecast miss fraction, and how far at once."""
+
+    after: Duration = Duration(10.0)
+    """Least time since the last change."""
+    min_requests: Annotated[int, Meta(ge=1)] = 300
+    """Least number of requests since the last change."""
+    max_factor: Annotated[float, Meta(gt=1.0, le=16.0)] = 2.0
+    """Largest factor on a parameter in one step; one row and one millisecond are always allowed."""
+
+
+class SaferStep(Camel, frozen=True):
+    """When the tuner may move towards a lower forecast miss fraction."""
+
+    after: Duration = Duration(0.0)
+    """Least time since the last change."""
+
+
+class Tuning(Camel, frozen=True):
+    """How the tuner moves."""
+
+    mode: TuningMode = TuningMode.APPLY
+    """Apply, only recommend, or hold."""
+    tolerance_percent: Annotated[int, Meta(ge=0, le=100)] = 10
+    """Change of the load, in percent, that is taken for none."""
+    riskier: RiskierStep = field(default_factory=RiskierStep)
+    """Steps towards a higher forecast miss fraction."""
+    safer: SaferStep = field(default_factory=SaferStep)
+    """Steps towards a lower one."""
+
+
+class PassThroughMode(StrEnum):
+    """Whether requests may go one by one, unmerged and unheld."""
+
+    AUTOMATIC = "Automatic"
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
+class PassThrough(Camel, frozen=True):
+    """Stepping aside at low traffic."""
+
+    mode: PassThroughMode = PassThroughMode.AUTOMATIC
+    """Automatic follows the load and the saving that batching would bring."""
+
+
+class ShedAt(StrEnum):
+    """Which time a request must be able to meet to be admitted and dispatched.
+
+    ``Automatic`` is ``SLO`` while no configuration is forecast to hold at 1.25 times the load, or the SLO was just seen
+    not to be kept, else ``Deadline``.
+    """
+
+    AUTOMATIC = "Automatic"
+    SLO = "SLO"
+    DEADLINE = "Deadline"
+
+
+class Admission(Camel, frozen=True):
+    """Bounds of the queue and the default deadline."""
+
+    max_queued_rows: Annotated[int, Meta(ge=1)] = 1024
+    """Rows of a model that may wait; from 80 % of it low priority is refused."""
+    max_queued_bytes: Quantity = Quantity(256 * 2**20)
+    """Bytes of a model's requests that may wait, likewise."""
+    max_queued_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Payload elements of a model that may wait, likewise; unset: not bounded."""
+    timeout: Duration = Duration(10.0)
+    """Deadline of a request that names none; one that names a later one gets this."""
+    shed_at: ShedAt = ShedAt.AUTOMATIC
+    """Which time a request must be able to meet."""
+
+
+NEVER_ACROSS = frozenset(
+    {
+        "connection", "content-encoding", "content-length", "content-type", "expect", "inference-header-content-length",
+        "keep-alive", "te", "trailer", "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+"""Headers that say where a body ends or how it is to be read: requests that differ in them can't be one."""
+
+HeaderName = Annotated[str, Meta(pattern=r"^[a-z0-9!#$%&'*+.^_`|~-]+$", min_length=1, max_length=128)]
+
+
+class VerificationMode(StrEnum):
+    """``Automatic`` checks that rows can be merged before any are; ``Never`` believes the server's metadata."""
+
+    AUTOMATIC = "Automatic"
+    NEVER = "Never"
+
+
+class Verification(Camel, frozen=True):
+    """Whether rows give the same answers in a batch as alone: checked before requests are merged, and now and then."""
+
+    mode: VerificationMode = VerificationMode.AUTOMATIC
+    """Automatic sends copies of a few real requests, alone and merged; Never merges by the server's metadata alone."""
+    tolerance_percent: Annotated[int, Meta(ge=0, le=100)] = 1
+    """How far numbers may lie apart, in percent of the largest number of their row."""
+
+
+class FallbackBehavior(StrEnum):
+    """What parameters are kept when the evidence is gone."""
+
+    HOLD_LAST = "HoldLast"
+    BASELINE = "Baseline"
+
+
+class Fallback(Camel, frozen=True):
+    """After how many failed observations the tuner stops trusting what it knew."""
+
+    failure_threshold: Annotated[int, Meta(ge=1)] = 3
+    """Failed observations in a row."""
+    behavior: FallbackBehavior = FallbackBehavior.HOLD_LAST
+    """Keep the last parameters, or go back to the baseline."""
+
+
+class BatchingPolicy(Camel, frozen=True):
+    """What a user states: an SLO, and optionally how far and how fast the tuner may move to keep it."""
+
+    slo: SLO
+    """The promise."""
+    models: tuple[Model, ...] = ()
+    """What is known of single models."""
+    bounds: Bounds = field(default_factory=Bounds)
+    """Where the tuner may go."""
+    baseline: Parameters = field(default_factory=Parameters)
+    """Where the tuner starts."""
+    tuning: Tuning = field(default_factory=Tuning)
+    """Whether and how fast it moves."""
+    pass_through: PassThrough = field(default_factory=PassThrough)
+    """Stepping aside at low traffic."""
+    admission: Admission = field(default_factory=Admission)
+    """Who is refused."""
+    batch_across: Annotated[tuple[HeaderName, ...], Meta(max_length=32)] = ()
+    """Request headers, in lower case, in which the requests of a batch may differ, e.g. `authorization`: to the model
+    all callers are equal. The batch is sent with the values of its first request."""
+    verification: Verification = field(default_factory=Verification)
+    """Whether the batch axis is checked before requests are merged."""
+    idempotent: bool = True
+    """Whether a request may be sent to the model more than once. False: when a batch fails all of its requests share
+    the error, and no copies are sent to check the batch axis, so only models with `axis: First` are merged."""
+    fallback: Fallback = field(default_factory=Fallback)
+    """Where an operator goes when its evidence fails; a sidecar by itself does not read it."""
+
+    def limits(self, model: Model | None = None) -> Limits:
+        """Bounds with defaults: 1-64 rows, a wait of at most half the SLO, 1-8 batches in flight.
+
+        A model's own bounds replace the policy's field by field; its ``max_batch`` and ``axis: None`` cap the batch.
+        """
+        layers = [self.bounds] if model is None or model.bounds is None else [model.bounds, self.bounds]
+
+        def first(name: str, end: str, default: float) -> Any:  # noqa: ANN401 - int or Duration, as the range holds
+            values = (getattr(getattr(bounds, name), end) for bounds in layers)
+            return next((value for value in values if value is not None), default)
+
+        min_batch = first("max_batch", "min", 1)
+        max_batch = first("max_batch", "max", max(64, min_batch))
+        if model is not None and model.max_batch is not None:
+            max_batch = min(max_batch, model.max_batch)
+        if model is not None and model.axis is Axis.NONE:
+            max_batch = 1
+        min_wait = float(first("max_wait", "min", 0.0))
+        # A quarter of the SLO would still miss the mid-load saving; all of it leaves no time to serve.
+        max_wait = float(first("max_wait", "max", max(whole_microseconds(self.slo.due / 2), min_wait)))
+        min_in_flight = first("max_in_flight", "min", 1)
+        return Limits(
+            min_batch=min(min_batch, max_batch),
+            max_batch=max_batch,
+            min_wait=min_wait,
+            max_wait=max_wait,
+            min_in_flight=min_in_flight,
+            max_in_flight=first("max_in_flight", "max", max(8, min_in_flight)),
+        )
+
+    def validate(self) -> Self:
+        """Check what types can't say, and return the policy.
+
+        Raises ``PolicyError`` that names the field.
+        """
+        percentiles = self.slo.percentiles
+        if not percentiles:
+            raise PolicyError("slo.latency", "name at least one of p50, p90, p95, p99, p999, e.g. p99: 50ms")
+        for (low, first), (high, second) in pairwise(percentiles):
+            if first > second:
+                one, other = (f"p{100 * quantile:g}".replace(".", "") for quantile in (low, high))
+                raise PolicyError(
+                    "slo.latency",
+                    f"{one} ({Duration(first)}) is longer than {other} ({Duration(second)}): lower it or raise {other}",
+                )
+        quantile, shortest = percentiles[0]
+        if shortest <= 0:
+            raise PolicyError(f"slo.latency.{f'p{100 * quantile:g}'.replace('.', '')}", "must be longer than 0s")
+        self._validate_bounds("bounds", self.bounds)
+        limits = self.limits()
+        for name, value, low, high in (
+            ("maxBatch", self.baseline.max_batch, limits.min_batch, limits.max_batch),
+            ("maxWait", self.baseline.max_wait, limits.min_wait, limits.max_wait),
+            ("maxInFlight", self.baseline.max_in_flight, limits.min_in_flight, limits.max_in_flight),
+        ):
+            # Nobody wrote the default down: it moves to the nearest value allowed.
+            if self.baseline != Parameters() and not low <= value <= high:
+                raise PolicyError(f"baseline.{name}", f"{value} lies outside its bounds {low} to {high}")
+        seen: set[str] = set()
+        for index, model in enumerate(self.models):
+            if model.name in seen:
+                raise PolicyError(f"models[{index}].name", f"{model.name!r} is named twice")
+            seen.add(model.name)
+            if model.bounds is not None:
+                self._validate_bounds(f"models[{index}].bounds", model.bounds, self.bounds)
+        if self.admission.timeout <= 0:
+            raise PolicyError("admission.timeout", "must be longer than 0s")
+        for index, name in enumerate(self.batch_across):
+            if name in NEVER_ACROSS:
+                raise PolicyError(f"batchAcross[{index}]", f"{name} says how a body is to be read: it can't differ")
+        return self
+
+    def _validate_bounds(self, path: str, bounds: Bounds, outer: Bounds | None = None) -> None:
+        """Check bounds by themselves, and with what they leave to ``outer``."""
+        outer = outer or Bounds()
+        for name, bound, rest in (
+            ("maxBatch", bounds.max_batch, outer.max_batch),
+            ("maxWait", bounds.max_wait, outer.max_wait),
+            ("maxInFlight", bounds.max_in_flight, outer.max_in_flight),
+        ):
+            low = rest.min if bound.min is None else bound.min
+            high = rest.max if bound.max is None else bound.max
+            if low is not None and high is not None and low > high:
+                raise PolicyError(f"{path}.{name}", f"min {low} exceeds max {high}")
+        for end, wait in (("min", bounds.max_wait.min), ("max", bounds.max_wait.max)):
+            if wait is not None and wait >= self.slo.due:
+                raise PolicyError(
+                    f"{path}.maxWait.{end}",
+                    f"{wait} is not below the SLO of {format_seconds(self.slo.due)}: lower it or drop it",
+                )
+
+
+def for_p99(target: float) -> BatchingPolicy:
+    """Return the policy of somebody who names nothing but a p99 (seconds)."""
+    return BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(target)))).validate()

@@ -1,0 +1,1 @@
+"""The Batcher and the tuner in virtual time."""

@@ -1,0 +1,512 @@
+"""The digital twin: an event heap that drives the real Batcher against a device that exists only as numbers.
+
+Virtual time, so an hour costs seconds. Arrivals are given from outside, and equal seeds give a replica's k-th batch the
+same noise whatever the parameters: two settings differ by what they do, not by luck (common random numbers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from heapq import heappop, heappush, heapreplace
+from itertools import count
+from math import inf, log, sqrt
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+from msgspec import Struct
+
+from carpool.batching.batcher import Batcher
+from carpool.batching.counters import Stats
+from carpool.batching.requests import (
+    Action,
+    Batch,
+    Estimate,
+    Failure,
+    Fault,
+    FaultKind,
+    Finish,
+    Priority,
+    Refusal,
+    Refused,
+    Request,
+    seldom_exceeded,
+    time_of,
+)
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import Admission
+from carpool.simulation.outcome import ENDS, End, Outcome, Setting, Summary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from carpool.batching.model_state import Lane
+
+ServiceSeconds: TypeAlias = Callable[[int, int], float]
+"""Seconds that a batch takes on a free executor, by (rows, length bucket)."""
+
+
+def linear(fixed: float, per_row: float) -> ServiceSeconds:
+    """Return t(b) = fixed + per_row * b seconds, the same in every length bucket."""
+    return lambda rows, bucket: fixed + per_row * rows  # noqa: ARG005 - lengths play no part
+
+
+def table(times: Sequence[float]) -> ServiceSeconds:
+    """Return t(b) = times[b] seconds (index 0 unused), beyond the table along its last step."""
+    known = tuple(times)
+    return lambda rows, bucket: time_of(known, rows)  # noqa: ARG005 - lengths play no part
+
+
+class Noise(StrEnum):
+    """Distribution of a batch's service time around its mean."""
+
+    GAMMA = "gamma"
+    LOGNORMAL = "lognormal"
+
+
+class Device(Struct, frozen=True):
+    """The upstream as it truly is; what the Batcher believes of it is an ``Estimate``.
+
+    Batches beyond ``executors`` wait their turn there, first come, first served. All times in seconds.
+    """
+
+    times: ServiceSeconds
+    executors: int = 1
+    cv: float = 0.0
+    """Coefficient of variation of single batches around ``times``."""
+    noise: Noise = Noise.GAMMA
+    drift: tuple[tuple[float, float], ...] = ()
+    """(from when, factor on ``times``), ascending; the last one begun holds for the batches that start after it."""
+    cold: float = 1.0
+    """Factor on the first batch of each (rows, bucket)."""
+    dead_time: float = 0.0
+    """How long an executor rests after each batch before it takes the next."""
+    failures: tuple[tuple[FaultKind, float], ...] = ()
+    """Probability that a batch fails, by kind; together at most 1."""
+    largest: int | None = None
+    """Rows above which a batch fails for its size."""
+    stalls: tuple[tuple[float, float], ...] = ()
+    """(from when, for how long) the sidecar's host stands still, ascending and apart: the device computes on, but
+    arrivals, answers and timers are seen only afterwards."""
+
+    def estimate(self, largest: int = 64, bucket: int = 0) -> Estimate:
+        """Return what a perfect profile says of this device before any drift, up to ``largest`` rows."""
+        times = tuple(self.times(max(rows, 1), bucket) for rows in range(largest + 1))
+        return Estimate(times, tuple(value * seldom_exceeded(self.cv) for value in times), self.executors, self.cv)
+
+
+class Arrival(NamedTuple):
+    """One request to come. Durations in seconds, counted from ``time``."""
+
+    time: float
+    rows: int = 1
+    length: int = 0
+    priority: int = Priority.NORMAL
+    deadline: float = inf
+    patience: float = inf
+    """The caller leaves after this."""
+    poisoned: bool = False
+    """Fails every batch that it is in, and alone."""
+    key: int = 0
+    """Only requests of equal keys, and of one length bucket, are batched."""
+    short: bool = False
+    """An answer to it and others has a row too few; alone it is answered well."""
+    hangs: bool = False
+    """No batch that it is in is ever answered, nor does it occupy the device."""
+    model: str = ""
+    caller: int | None = None
+
+
+class Balancer(StrEnum):
+    """Which replica an arrival goes to."""
+
+    RANDOM = "random"
+    LEAST_OUTSTANDING = "least-outstanding"
+
+
+Hook: TypeAlias = Callable[[float, list[Stats]], list[Setting] | None]
+"""Called with the time and each replica's counters; returns one setting for all replicas, one for each, or none."""
+
+
+class Dispatcher(Protocol):
+    """What a replica needs of whoever decides what rides together, and when: the Batcher's own methods.
+
+    Its batches and its ``lane("")`` carry the counters that answers are counted in.
+    """
+
+    def arrive(self, request: Request, now: float) -> list[Action]:
+        """Admit a request or refuse it; start what is due."""
+
+    def poll(self, now: float) -> list[Action]:
+        """Do what time alone makes due."""
+
+    def complete(self, batch: Batch, now: float, *, fault: Fault | None = None, stalled: bool = False) -> list[Action]:
+        """Take a batch's outcome."""
+
+    def cancel(self, request: Request, now: float) -> list[Action]:
+        """Forget a request whose caller has left."""
+
+    def configure(self, parameters: Parameters, now: float) -> list[Action]:
+        """Replace the parameters."""
+
+    def learn(self, model: str, estimate: Estimate | None, now: float, *, shed_slo: bool = False) -> list[Action]:
+        """Install what is believed of the service time."""
+
+    def wake_at(self) -> float:
+        """When ``poll`` is next needed; ``inf``: not before another event."""
+
+    def lane(self, model: str) -> Lane:
+        """Return a model's lane."""
+
+    def stats(self, now: float) -> Stats:
+        """Snapshot the counters."""
+
+
+_HIT, _LATE, _FAILED, _CANCELLED = (ENDS.index(end) for end in (End.HIT, End.LATE, End.FAILED, End.CANCELLED))
+_REFUSED = {
+    Refused.LATE: ENDS.index(End.SHED),
+    Refused.QUEUE_FULL: ENDS.index(End.QUEUE_FULL),
+    Refused.EXPIRED: ENDS.index(End.EXPIRED),
+}
+
+
+class _Replica:
+    """One dispatcher and its device, as far as the device has a state."""
+
+    __slots__ = ("batcher", "busy_until", "free", "index", "luck", "noise", "outstanding", "seen", "service")
+
+    def __init__(self, index: int, batcher: Dispatcher, service: _Service, seed: int) -> None:
+        self.index = index
+        self.batcher = batcher
+        self.service = service
+        self.free = [0.0] * service.device.executors
+        """Heap: when each executor is free."""
+        self.busy_until = 0.0
+        self.noise = Random(f"{seed} noise {index}")
+        self.luck = Random(f"{seed} failures {index}")
+        self.seen: set[tuple[int, int]] = set()
+        self.outstanding = 0
+
+
+class Simulation:
+    """One load on one device a replica, from the first arrival until the last request has ended.
+
+    ``arrivals``: times (seconds, ascending), or ``Arrival`` tuples, which may be cut short from the right; one kind
+    throughout. ``slo``: seconds from arrival to due time. ``estimate`` is what the Batchers believe from the start
+    (``None``: nothing, and then nothing is held or shed). ``bucket`` maps a length to its bucket; only equal buckets
+    merge, and ``max_tokens`` bounds the sum of rows times length in a batch. Requests without a deadline of their own
+    have ``admission.timeout``. ``seconds``: how long hooks are called, at least until the last arrival.
+
+    ``device``: one kind for all replicas, or one for each; all share a host, the first one's, as to ``stalls``.
+    ``dispatcher`` makes what stands in for a replica's Batcher, which is what gets ``parameters``, ``admission`` and
+    ``retry_transport``.
+    """
+
+    def __init__(
+        self,
+        arrivals: Iterable[float | tuple[float, ...]],
+        device: Device | Sequence[Device],
+        *,
+        slo: float,
+        parameters: Parameters | None = None,
+        estimate: Estimate | None = None,
+        shed_slo: bool = False,
+        dispatcher: Callable[[], Dispatcher] | None = None,
+        admission: Admission | None = None,
+        retry_transport: bool = False,
+        bucket: Callable[[int], int] = lambda length: length,
+        max_tokens: int | None = None,
+        replicas: int = 1,
+        balancer: Balancer = Balancer.LEAST_OUTSTANDING,
+        seed: int = 0,
+        seconds: float = 0.0,
+    ) -> None:
+        listed = list(arrivals)
+        self._times: list[float] = []
+        self._details: list[Arrival] | None = None
+        if listed and isinstance(listed[0], tuple):
+            self._details = [Arrival(*each) for each in listed]  # type: ignore[misc] # one kind throughout
+            self._times = [each.time for each in self._details]
+        else:
+            self._times = listed  # type: ignore[assignment] # one kind throughout
+        self._devices = [device] * replicas if isinstance(device, Device) else [*device]
+        self._slo = slo
+        self._parameters = parameters or Parameters()
+        self._estimate = estimate
+        self._shed_slo = shed_slo
+        self._dispatcher = dispatcher
+        self._admission = admission or Admission()
+        self._retry_transport = retry_transport
+        self._bucket = bucket
+        self._max_tokens = max_tokens
+        self._balancer = balancer
+        self._seed = seed
+        self._seconds = max(seconds, self._times[-1] if self._times else 0.0)
+        self._hooks: list[tuple[float, Hook]] = []
+
+    def every(self, seconds: float, hook: Hook) -> Simulation:
+        """Call ``hook`` every so often while the run lasts, and apply the settings it returns. Returns itself."""
+        self._hooks.append((seconds, hook))
+        return self
+
+    def run(self) -> Outcome:
+        """Simulate. The same arguments give the same outcome, to the last bit."""
+        # 1. What the loop needs, in local names: it runs a few million times.
+        slo, timeout = self._slo, float(self._admission.timeout)
+        times, details, bucket_of = self._times, self._details, self._bucket
+        outcome = Outcome(times, self._seconds, self._parameters)
+        latencies, ends = outcome.latencies, outcome.ends
+        replicas = []
+        for index, device in enumerate(self._devices):
+            batcher = self._dispatcher() if self._dispatcher else self._batcher()
+            batcher.lane("").max_tokens = self._max_tokens
+            for model in {"", *(each.model for each in details or ())}:
+                batcher.learn(model, self._estimate, 0.0, shed_slo=self._shed_slo)
+            replicas.append(_Replica(index, batcher, _Service(device, outcome), self._seed))
+        only = replicas[0] if len(replicas) == 1 else None
+        wakes = [inf] * len(replicas)
+        balance = Random(f"{self._seed} balancer")
+        serial = count()
+        heap: list[tuple[float, int, _Replica, Batch | Request | tuple[float, Hook]]] = []
+        for hook in self._hooks:
+            if hook[0] <= self._seconds:
+                heappush(heap, (hook[0], next(serial), replicas[0], hook))
+
+        def carry_out(replica: _Replica, actions: list[Action], now: float) -> None:
+            for action in actions:
+                if isinstance(action, Batch):
+                    if not replica.service.hangs(action):
+                        heappush(heap, (replica.service.finish(replica, action, now), next(serial), replica, action))
+                elif isinstance(action, Finish):
+                    answered = action.batch.lane.counters.answered
+                    replica.outstanding -= len(action.requests)
+                    for request in action.requests:
+                        index = request.payload
+                        arrived = times[index]
+                        latencies[index] = now - arrived
+                        # As the Batcher adds up: by the difference, the last bit would make late who left just in time.
+                        ends[index] = _HIT if now <= arrived + slo else _LATE
+                        answered(request.arrived, request.due, now, ok=True)
+                elif isinstance(action, Refusal):
+                    replica.outstanding -= 1
+                    ends[action.request.payload] = _REFUSED[action.reason]
+                elif isinstance(action, Failure):
+                    replica.outstanding -= len(action.requests)
+                    for request in action.requests:
+                        ends[request.payload] = _FAILED
+                        counters = replica.batcher.lane(request.model).counters
+                        counters.answered(request.arrived, request.due, now, ok=False)
+
+        # 2. The loop: what the heap holds before a wake, a wake before an arrival, when they coincide.
+        stalls = iter(self._devices[0].stalls)
+        stall = next(stalls, (inf, 0.0))
+        resumed = 0.0  # when the host last came to itself
+        arrivals = iter(enumerate(times))
+        index, next_arrival = next(arrivals, (0, inf))
+        next_wake = inf
+        while True:
+            next_event = heap[0][0] if heap else inf
+            at = min(next_event, next_wake, next_arrival)
+            if at == inf:
+                break
+            while at >= stall[0]:
+                resumed = stall[0] + stall[1]
+                stall = next(stalls, (inf, 0.0))
+            now = max(at, resumed)
+            if at == next_event:
+                _, _, replica, what = heappop(heap)
+                if isinstance(what, Batch):
+                    fault = replica.service.fault(replica, what)
+                    actions = replica.batcher.complete(what, now, fault=fault, stalled=what.dispatched < resumed)
+                elif isinstance(what, Request):
+                    if what.ended:
+                        continue
+                    replica.outstanding -= 1
+                    ends[what.payload] = _CANCELLED
+                    actions = replica.batcher.cancel(what, now)
+                else:
+                    again = at + what[0]
+                    if again <= self._seconds:
+                        heappush(heap, (again, next(serial), replica, what))
+                    settings = what[1](now, [each.batcher.stats(now) for each in replicas]) or ()
+                    for each, setting in zip(replicas, settings * len(replicas), strict=False):
+                        outcome.changes.append((now, each.index, setting))
+                        carry_out(each, each.batcher.configure(setting.parameters, now), now)
+                        learned = each.batcher.learn("", setting.estimate, now, shed_slo=setting.shed_slo)
+                        carry_out(each, learned, now)
+                        wakes[each.index] = each.batcher.wake_at()
+                    next_wake = min(wakes)
+                    continue
+            elif at == next_wake:
+                replica = replicas[wakes.index(at)]
+                actions = replica.batcher.poll(now)
+            else:
+                replica = only or self._choose(replicas, balance)
+                replica.outstanding += 1
+                if details is None:
+                    request = Request(key=0, arrived=now, due=now + slo, deadline=now + timeout, payload=index)
+                else:
+                    detail = details[index]
+                    bucket = bucket_of(detail.length)
+                    request = Request(
+                        key=(bucket, detail.key) if detail.key else bucket,
+                        arrived=now,
+                        due=now + slo,
+                        rows=detail.rows,
+                        deadline=now + min(detail.deadline, timeout),
+                        priority=detail.priority,
+                        tokens=detail.length * detail.rows,
+                        bucket=bucket,
+                        model=detail.model,
+                        caller=detail.caller,
+                        payload=index,
+                    )
+                    if detail.poisoned or detail.short or detail.hangs:
+                        replica.service.harmful[request] = detail
+                    if detail.patience < inf:
+                        heappush(heap, (at + detail.patience, next(serial), replica, request))
+                actions = replica.batcher.arrive(request, now)
+                index, next_arrival = next(arrivals, (0, inf))
+            if actions:
+                carry_out(replica, actions, now)
+            wakes[replica.index] = next_wake = replica.batcher.wake_at()
+            if only is None:
+                next_wake = min(wakes)
+        ended = max([self._seconds, *(replica.busy_until for replica in replicas)])
+        outcome.final = [replica.batcher.stats(ended) for replica in replicas]
+        return outcome
+
+    def _batcher(self) -> Dispatcher:
+        return Batcher(self._parameters, admission=self._admission, retry_transport=self._retry_transport)
+
+    def _choose(self, replicas: list[_Replica], balance: Random) -> _Replica:
+        if self._balancer is Balancer.RANDOM:
+            return replicas[int(balance.random() * len(replicas))]
+        least = min(replica.outstanding for replica in replicas)
+        idlest = [replica for replica in replicas if replica.outstanding == least]
+        return idlest[int(balance.random() * len(idlest))]
+
+
+class _Service:
+    """How long batches take at the device, and which of them fail."""
+
+    def __init__(self, device: Device, outcome: Outcome) -> None:
+        self.device = device
+        self._outcome = outcome
+        self._means: dict[tuple[int, int], float] = {}
+        self._spread = sqrt(log(1 + device.cv**2))
+        self.harmful: dict[Request, Arrival] = {}
+        """Requests that do something to the batches they are in."""
+
+    def hangs(self, batch: Batch) -> bool:
+        """Whether a batch is never answered."""
+        return any(self.harmful[each].hangs for each, _, _ in batch.rides if each in self.harmful)
+
+    def finish(self, replica: _Replica, batch: Batch, now: float) -> float:
+        """Take a batch at ``now`` and return when its answer is there."""
+        device = self.device
+        size = (batch.rows, batch.bucket)
+        seconds = self._means.get(size)
+        if seconds is None:
+            seconds = self._means[size] = device.times(batch.rows, batch.bucket)
+        start = max(now, replica.free[0])
+        if device.cv:
+            if device.noise is Noise.GAMMA:
+                seconds *= replica.noise.gammavariate(device.cv**-2, device.cv**2)
+            else:
+                seconds *= replica.noise.lognormvariate(-(self._spread**2) / 2, self._spread)
+        for since, factor in reversed(device.drift):
+            if start >= since:
+                seconds *= factor
+                break
+        if device.cold != 1.0 and size not in replica.seen:
+            replica.seen.add(size)
+            seconds *= device.cold
+        end = start + seconds
+        heapreplace(replica.free, end + device.dead_time)
+        outcome = self._outcome
+        outcome.batch_dispatched.append(now)
+        outcome.batch_busy.append(max(0.0, end - max(now, replica.busy_until)))
+        outcome.batch_rows.append(batch.rows)
+        replica.busy_until = max(replica.busy_until, end)
+        return end
+
+    def fault(self, replica: _Replica, batch: Batch) -> Fault | None:
+        """Return what is wrong with a batch's answer. Draws once a batch where chance plays a part."""
+        device = self.device
+        if device.failures:
+            luck = replica.luck.random()
+            for kind, probability in device.failures:
+                luck -= probability
+                if luck < 0:
+                    return Fault(kind, retryable=kind is FaultKind.TRANSPORT)
+        if device.largest is not None and batch.rows > device.largest:
+            return Fault(FaultKind.SIZE)
+        if self.harmful:
+            harmful = [self.harmful[each] for each, _, _ in batch.rides if each in self.harmful]
+            if any(each.poisoned for each in harmful):
+                return Fault(FaultKind.ITEM)
+            if not batch.whole and any(each.short for each in harmful):
+                return Fault(FaultKind.ROWS)
+        return None
+
+
+class Point(Struct, frozen=True):
+    """One candidate, measured."""
+
+    parameters: Parameters
+    present: Summary
+    stressed: Summary | None
+    """At the stressed load; ``None`` where the present one is missed already."""
+
+    def holds(self, tolerated: float) -> bool:
+        """Whether no more than ``tolerated`` of the requests are missed, now and under stress."""
+        return self.stressed is not None and self.stressed.miss_fraction <= tolerated
+
+
+def grid(
+    candidates: Iterable[Parameters],
+    arrivals: Sequence[float | tuple[float, ...]],
+    device: Device,
+    *,
+    slo: float,
+    stress: float = 1.25,
+    tolerated: float = 0.01,
+    warm_up: float = 0.0,
+    admission: Admission | None = None,
+    seed: int = 0,
+) -> list[Point]:
+    """Measure candidates over the same arrivals, knowing the device as it truly is, and return them best first.
+
+    The order is the tuner's objective: those whose miss fraction is at most ``tolerated`` both now and at ``stress``
+    times the load (the same arrivals, played faster), by device time per answer; then those that hold now, by their
+    misses under stress; then the rest, by goodput. Where none holds now, all are measured again with requests shed at
+    the SLO. Arrivals of the first ``warm_up`` seconds don't count.
+    """
+    faster = [each / stress if isinstance(each, float) else (each[0] / stress, *each[1:]) for each in arrivals]
+    parameters = list(candidates)
+    estimate = device.estimate(max(candidate.max_batch for candidate in parameters))
+
+    def measure(candidate: Parameters, load: Sequence[float | tuple[float, ...]], shed_slo: bool) -> Summary:
+        simulation = Simulation(
+            load, device, slo=slo, parameters=candidate, estimate=estimate, shed_slo=shed_slo, admission=admission,
+            seed=seed,
+        )  # fmt: skip
+        return simulation.run().summary(warm_up)
+
+    points = []
+    for candidate in parameters:
+        present = measure(candidate, arrivals, shed_slo=False)
+        stressed = measure(candidate, faster, shed_slo=False) if present.miss_fraction <= tolerated else None
+        points.append(Point(candidate, present, stressed))
+    if all(point.stressed is None for point in points):
+        points = [Point(candidate, measure(candidate, arrivals, shed_slo=True), None) for candidate in parameters]
+
+    def rank(point: Point) -> tuple[int, float]:
+        if point.stressed is None:
+            return 2, -point.present.goodput
+        if not point.holds(tolerated):
+            return 1, point.stressed.miss_fraction
+        return 0, point.present.device_time
+
+    return sorted(points, key=rank)

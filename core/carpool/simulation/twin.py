@@ -1,0 +1,92 @@
+"""The tuner in the loop with the simulator: what Carpool would do to a load on a device, without either."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.batching.counters import Stats, combine
+from carpool.exchange.decision import Decision, Observation
+from carpool.simulation.outcome import Outcome, Setting
+from carpool.simulation.simulator import Device, Simulation
+from carpool.tuning.tuner import INTERVAL, Tuner
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from carpool.policy.parameters import Parameters
+    from carpool.policy.spec import BatchingPolicy
+
+
+class Pilot:
+    """One tuner over a simulation's replicas, which it sees as one; ``observe`` is the hook."""
+
+    def __init__(self, tuner: Tuner, *, interval: float = INTERVAL, replicas: int = 1) -> None:
+        self.tuner = tuner
+        self.decisions: list[Decision] = []
+        self._interval = interval
+        self._last = [Stats(at=0.0)] * replicas
+
+    def observe(self, now: float, stats: list[Stats]) -> list[Setting] | None:
+        """Show the tuner what was counted since the last call, and return what it decides for every replica."""
+        deltas = [after.since(before) for after, before in zip(stats, self._last, strict=True)]
+        self._last = stats
+        parts = [delta.models[""] for delta in deltas if "" in delta.models]
+        if not parts:
+            return None
+        observation = Observation(
+            now=now,
+            seconds=self._interval * len(stats),
+            stats=combine(parts),
+            passing=self.tuner.parameters.pass_through,
+            queued_rows=round(sum(delta.queued_rows for delta in deltas) / len(stats)),
+            replicas=len(stats),
+        )
+        decision = self.tuner.step(observation)
+        self.decisions.append(decision)
+        return [Setting(decision.parameters, decision.estimate, decision.shed_slo)]
+
+
+class Tuned(NamedTuple):
+    """What became of the load, and every decision on the way."""
+
+    outcome: Outcome
+    decisions: list[Decision]
+
+
+def tuned(
+    arrivals: Iterable[float | tuple[float, ...]],
+    device: Device,
+    policy: BatchingPolicy,
+    *,
+    parameters: Parameters | None = None,
+    seconds: float = 0.0,
+    interval: float = INTERVAL,
+    replicas: int = 1,
+    seed: int = 0,
+) -> Tuned:
+    """Play a load against a device with a tuner that knows nothing but the policy.
+
+    ``parameters`` to start from (default: the policy's baseline); observations go on for ``seconds``, at least until
+    the last arrival. ``replicas`` have a device each, and one tuner that sees them as one.
+    """
+    pilot = Pilot(Tuner(policy, parameters=parameters), interval=interval, replicas=replicas)
+    simulation = Simulation(
+        arrivals,
+        device,
+        slo=policy.slo.due,
+        parameters=pilot.tuner.parameters,
+        admission=policy.admission,
+        replicas=replicas,
+        seconds=seconds,
+        seed=seed,
+    )
+    return Tuned(simulation.every(interval, pilot.observe).run(), pilot.decisions)
+
+
+def flips(decisions: list[Decision], start: float = 0.0) -> int:
+    """Count returns to a configuration that was just left: A, B, A."""
+    path: list[Parameters] = []
+    for decision in decisions:
+        if decision.at >= start and (not path or decision.parameters != path[-1]):
+            path.append(decision.parameters)
+    return sum(before == after for before, after in zip(path, path[2:], strict=False))

@@ -1,0 +1,1 @@
+"""The choice of parameters: candidates, exploration, safety margin, and the tuner and its states."""

@@ -1,0 +1,235 @@
+"""The best configuration within reach: which sizes, waits and numbers in flight are forecast, and in what order."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from carpool.policy.durations import Duration, whole_microseconds
+from carpool.policy.parameters import Parameters
+from carpool.tuning.assessment import FINE, KEPT, Assessment, Assessor
+from carpool.tuning.candidate_range import (
+    SIZES,
+    WAITS,
+    first_valley,
+    flights_worth,
+    grid,
+    productive,
+    spoken_for,
+    valleys,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+
+LEAST = 0.003
+"""Relative saving of device time below which nothing is changed, however sure it is: a change is a message to every
+replica, and a setting that comes from a forecast of 4,000 requests is not better known than that."""
+
+SAFER = 0.25
+"""Share of the budget of misses by which one of two equals has to make fewer late to be preferred."""
+
+
+class Choice(Struct, frozen=True):
+    """The best configuration within reach, next to the present one."""
+
+    best: Assessment
+    current: Assessment
+
+
+def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters] = (), unused: float = 0.0) -> Choice:
+    """Find the best configuration within bounds and evidence, ``avoid`` left out.
+
+    ``unused``: share of device time that a size never measured has to save, where the present configuration holds now.
+
+    Sizes go up to twice the largest measured, and not beyond where rows clearly cost more in company. Each is tried
+    with the longest wait that keeps the SLO at ``HEADROOM`` times the load. Where none does, every second wait is tried
+    at the largest size and at those whose rows are cheapest. From the best of these the search walks to neighbours
+    while they are better: device time falls with size and wait until due times turn it, so the walk is short.
+    """
+    situation = assessor.situation
+    limits, service = situation.limits, situation.service
+    reach = max(productive(service, spoken_for(service, limits)), limits.min_batch)
+    sizes = grid(SIZES, limits.min_batch, reach, also=current.max_batch)
+    if between := valleys(service, sizes):
+        sizes = sorted([*sizes, min(between, key=service.per_row)])
+    present = assessor.assess(current, KEPT)
+    best = _search(assessor, sizes, current, avoid)
+    if unused and present.holds_now and best is not None and best.parameters.max_batch not in service.sizes:
+        used = [size for size in sizes if size in service.sizes]
+        if used and best.device_time > (1 - unused) * present.device_time:
+            best = _search(assessor, used, current, avoid)
+    if best is not None and present.holds_now and not _is_bearable(assessor, best):
+        best = _sober(assessor, sizes, current, avoid, best.parameters.max_in_flight)
+    if best is not None and present.holds_ahead and best.holds_ahead and best.device_time < present.device_time:
+        best.outlook.weigh()
+        present.outlook.weigh()
+    return Choice(best=best or assessor.assess(current), current=present)
+
+
+def _sober(
+    assessor: Assessor, sizes: Sequence[int], current: Parameters, avoid: Collection[Parameters], flights: int
+) -> Assessment | None:
+    """Find the best for the executors that are known, with ``flights`` in flight if that may be better and is bearable.
+
+    Two executors make single rows look best, of which one can't serve half: who turns to them in that hope has made
+    hundreds late before it is found vain.
+    """
+    situation = assessor.situation
+    known = flights_worth(situation.service, situation.limits, current, hoped=False)
+    best = _search(assessor, sizes, current, avoid, known)
+    if best is None:
+        return None
+    hoped = assessor.assess(replace(best.parameters, max_in_flight=flights))
+    tries = hoped.parameters not in avoid and is_better(hoped, best, LEAST) and _is_bearable(assessor, hoped)
+    return hoped if tries else best
+
+
+def _is_bearable(assessor: Assessor, best: Assessment) -> bool:
+    """Whether a configuration keeps the SLO though the executors that it hopes for are not there."""
+    situation, flights = assessor.situation, best.parameters.max_in_flight
+    if situation.service.executors_for(flights) == situation.service.executors:
+        return True
+    sober = replace(situation, service=replace(situation.service, largest_in_flight=flights + 1))
+    return Assessor(sober).assess(best.parameters).holds_now
+
+
+def _search(
+    assessor: Assessor,
+    sizes: Sequence[int],
+    current: Parameters,
+    avoid: Collection[Parameters],
+    in_flight: Sequence[int] | None = None,
+) -> Assessment | None:
+    """Find the best of some sizes, ascending, with any wait; ``None``: all are avoided.
+
+    ``in_flight``: numbers in flight to look among; ``None``: all that are worth it.
+    """
+    limits, service = assessor.situation.limits, assessor.situation.service
+    longest = limits.max_wait
+    waits = sorted({whole_microseconds(max(limits.min_wait, share * longest)) for share in WAITS})
+
+    cheapest = list(accumulate((assessor.situation.rows * service.per_row(size) for size in sizes), min))
+    """Executor time of a request in batches of up to so many rows, were they all as large as pays."""
+
+    def at(places: Iterable[tuple[int, int]], flights: int) -> list[Assessment]:
+        inside = [(sizes[i], waits[j]) for i, j in places if 0 <= i < len(sizes) and 0 <= j < len(waits)]
+        points = [Parameters(max_batch=i, max_wait=Duration(j), max_in_flight=flights) for i, j in inside]
+        return [assessor.assess(point) for point in points if point not in avoid]
+
+    def around(here: Assessment) -> list[Assessment]:
+        i, j = sizes.index(here.parameters.max_batch), waits.index(here.parameters.max_wait)
+        neighbours = ((i + di, j + dj) for di, dj in ((-1, 0), (1, 0), (0, -1), (0, 1), (-1, 1), (-1, -1)))
+        return at(neighbours, here.parameters.max_in_flight)
+
+    def roomy(i: int, j: int, flights: int) -> bool:
+        return any(one.holds_ahead for one in at([(i, j)], flights))
+
+    def frontier(flights: int) -> list[Assessment]:
+        """Take of each size the longest wait that has room: the smaller the batch, the longer that is.
+
+        Shorter waits, and smaller batches with the same one, take more device time where t(b) has no valleys. So a size
+        whose longest wait looks dearer than what was found is none to look for room in.
+        """
+        found: list[Assessment] = []
+        longest, last = 0, len(waits) - 1
+        for i in reversed(range(len(sizes))):
+            least = min((one.device_time for one in found), default=math.inf)
+            at_once = min(service.executors_for(flights), flights)
+            if cheapest[i] >= least * at_once or all(one.looks >= least for one in at([(i, last)], flights)):
+                continue
+            if roomy(i, last, flights):
+                longest = last
+            elif not roomy(i, longest, flights):
+                continue
+            too_long = last
+            while too_long - longest > 1:
+                middle = (longest + too_long) // 2
+                if roomy(i, middle, flights):
+                    longest = middle
+                else:
+                    too_long = middle
+            found += at([(i, longest)], flights)
+        return found
+
+    # Device time a row has valleys, at a tile's size, out of which no walk leads: the deepest is begun in as well.
+    # By what is believed, and by what is sure: of sizes hardly measured the luckiest looks cheapest.
+    begins = {sizes[-1], min(sizes, key=lambda size: (service.per_row(size), size))}
+    begins.add(min(sizes, key=lambda size: (service.upper(size) / size, size)))
+    # And in the first that is nearly as deep: smaller batches take less time, which may be what holds a higher load.
+    begins.add(first_valley(service, sizes))
+    starts = []
+    for flights in in_flight or flights_worth(service, limits, current):
+        if room := frontier(flights):
+            starts.append((flights, room))
+            continue
+        starts += [
+            (flights, at([(sizes.index(size), wait) for wait in range(0, len(waits), 2)], flights))
+            for size in sorted(begins)
+        ]
+    # Where some number in flight keeps the SLO, those that don't are not searched for the most they could do.
+    holding = [(flights, start) for flights, start in starts if any(one.holds_now for one in start)]
+    restores = not assessor.assess(current, KEPT).holds_ahead
+    best: Assessment | None = None
+    for flights, start in holding or starts:
+        # Margin is restored by what is known, where that does; what more in flight may save is tried from there.
+        if restores and best is not None and best.holds_ahead and flights > service.executors:
+            break
+        step = here = _best(start)
+        while step is not None:
+            here = step
+            step = _best(around(here), than=here, share=0.001)
+        if here is not None and (best is None or is_better(here, best, 0.005)):
+            best = here
+    # Where several executors keep the device busy all the time, no setting takes less of it: fewer late ones decide.
+    dearest = (1 + LEAST) * best.device_time if best is not None and best.holds_ahead else 0.0
+    while best is not None and dearest and best.misses > SAFER * assessor.situation.budget:
+        cheap = [one for one in around(best) if one.looks <= dearest and one.device_time <= dearest]
+        safer = [one for one in cheap if is_safer(one, best)]
+        if not safer:
+            break
+        best = min(safer, key=lambda one: one.misses)
+    return best
+
+
+def _best(candidates: list[Assessment], than: Assessment | None = None, share: float = 0.0) -> Assessment | None:
+    """Return who ranks first, if that ``is_better`` than another, with as few forecasts as that takes."""
+    aim = than.device_time * (1 - share) if than is not None and than.rank[0] == 0 else math.inf
+    for one in sorted(candidates, key=lambda one: one.looks):
+        if one.looks >= aim:
+            return None
+        if one.holds_now and one.holds_ahead:
+            return one
+    if aim < math.inf:
+        return None
+    holding = [one for one in candidates if one.holds_now]
+    first = min(holding or candidates, key=lambda one: one.rank, default=None)
+    return first if first is None or than is None or is_better(first, than, share) else None
+
+
+def is_safer(one: Assessment, other: Assessment) -> bool:
+    """Whether of two that keep the SLO at a higher load too ``one`` makes far fewer late, for as good as no more."""
+    return (
+        other.holds_ahead
+        and other.misses - one.misses > SAFER * one.situation.budget
+        and one.holds_ahead
+        and one.device_time <= (1 + LEAST) * other.device_time
+    )
+
+
+def is_better(one: Assessment, other: Assessment, share: float) -> bool:
+    """Whether ``one`` is better than ``other`` by more than ``share`` of what they differ in."""
+    if one.rank[0] != other.rank[0]:
+        return one.rank[0] < other.rank[0]
+    least = FINE / 4 if one.rank[0] else 0.0
+    for mine, theirs in zip(one.rank[1:], other.rank[1:], strict=True):
+        if mine < theirs - share * max(theirs, least):
+            return True
+        if mine > theirs:
+            return False
+    return False

@@ -1,0 +1,182 @@
+"""Labels and annotations: what people write on workloads, what that asks for, and what the webhook writes on pods."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from carpool.policy.durations import DURATION_PATTERN
+from carpool.policy.plain import PolicyError, from_plain
+from carpool.policy.spec import TuningMode
+from carpool_operator.api.spec import PolicySpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+PREFIX = "carpool.dev/"
+
+# What a person writes, on a Deployment or in a pod template
+INJECT = PREFIX + "inject"
+"""``"true"`` asks for a sidecar, ``"false"`` forbids it; ``"deployment"`` in a template is the webhook's."""
+SLO_PREFIX = PREFIX + "slo-"
+"""Followed by a percentile: ``carpool.dev/slo-p99: 50ms``. Any of these asks for a sidecar, too."""
+MODE = PREFIX + "mode"
+"""``tuning.mode`` of the policy that is kept for the workload."""
+MAX_BATCH = PREFIX + "max-batch"
+"""Its ``bounds.maxBatch.max``, rows."""
+MAX_WAIT = PREFIX + "max-wait"
+"""Its ``bounds.maxWait.max``."""
+MAX_IN_FLIGHT = PREFIX + "max-in-flight"
+"""Its ``bounds.maxInFlight.max``."""
+
+# What a person writes in a pod template
+CONTAINER = PREFIX + "container"
+"""Container of the model; by default the first that names a port."""
+PORT = PREFIX + "port"
+"""The model's port in it, name or number; by default the first that may speak HTTP/1.1."""
+CPU = PREFIX + "sidecar-cpu"
+"""The sidecar's CPU request."""
+MEMORY = PREFIX + "sidecar-memory"
+"""The sidecar's memory limit; a quarter of it is requested."""
+
+# What the webhook writes on a pod
+INJECTED = PREFIX + "injected"
+"""Label, ``"true"`` on a pod with a sidecar."""
+TARGET = PREFIX + "target"
+"""``Kind/name`` of the workload that the pod belongs to."""
+STATUS = PREFIX + "status"
+"""JSON: version, container, port, notes."""
+SKIPPED = PREFIX + "skipped"
+"""``<reason>: <message>``, on a pod that asked for a sidecar and got none."""
+
+ASKED = "true"
+FORBIDDEN = "false"
+PROPAGATED = "deployment"
+"""Values of ``INJECT``."""
+
+
+LONGEST_NAME = 253
+"""Characters of an object's name."""
+
+
+def change_name(kind: str, name: str) -> str:
+    """Return the name of the ConfigMap that holds a workload's signed change."""
+    return _fitting(f"carpool-{kind.lower()}-{name}")
+
+
+def policy_name(kind: str, name: str) -> str:
+    """Return the name of the policy kept for a workload."""
+    return _fitting(f"{kind.lower()}-{name}")
+
+
+def _fitting(name: str) -> str:
+    """Return a name that an object may have: one that is too long keeps its beginning, and a hash stands for all."""
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = sha256(name.encode()).hexdigest()[:16]
+    return f"{name[: LONGEST_NAME - 17].rstrip('.-')}-{digest}"
+
+
+# ------------------------------------------------------------------------------------------------- what they ask for
+
+FIELDS = {
+    **{f"{SLO_PREFIX}{name}": ("slo", "latency", name) for name in ("p50", "p90", "p95", "p99", "p999")},
+    MODE: ("tuning", "mode"),
+    MAX_BATCH: ("bounds", "maxBatch", "max"),
+    MAX_WAIT: ("bounds", "maxWait", "max"),
+    MAX_IN_FLIGHT: ("bounds", "maxInFlight", "max"),
+}
+"""Where in a policy the value of an annotation goes."""
+
+_DURATIONS = {name for name in FIELDS if name.startswith(SLO_PREFIX)} | {MAX_WAIT}
+_NUMBERS = {MAX_BATCH, MAX_IN_FLIGHT}
+_OF_TEMPLATE = (CONTAINER, PORT, CPU, MEMORY)
+_OWN = (INJECT, *FIELDS)
+
+KNOWN = frozenset(_OWN)
+"""What may stand on a workload itself."""
+KNOWN_IN_TEMPLATE = frozenset({INJECT, *_OF_TEMPLATE, STATUS, TARGET, SKIPPED})
+"""What may stand in a pod template: what a person writes, and what ``carpool inject`` puts there."""
+
+
+class Wish(NamedTuple):
+    """What a workload's own annotations ask for. With ``problems`` there is no ``spec``: nobody guesses a promise."""
+
+    spec: PolicySpec | None
+    """The policy to keep for it, if any."""
+    problems: tuple[str, ...]
+    """Each names an annotation and what to do about it."""
+
+
+def read(kind: str, name: str, annotations: Mapping[str, str]) -> Wish:
+    """Read the annotations of a Deployment or StatefulSet (its own, not those of its pod template)."""
+    ours = {key: value for key, value in sorted(annotations.items()) if key.startswith(PREFIX)}
+    problems = [problem for key, value in ours.items() if (problem := _problem(key, value)) is not None]
+    promised = any(key in FIELDS and key.startswith(SLO_PREFIX) for key in ours)
+    if not promised:
+        problems += [
+            f"{key} belongs to a promise: add one, e.g. {SLO_PREFIX}p99: 50ms, or drop it"
+            for key in ours
+            if key in FIELDS
+        ]
+    if problems or not promised or ours.get(INJECT) == FORBIDDEN:
+        return Wish(None, tuple(problems))
+    plain: dict[str, Any] = {"targetRefs": [{"kind": kind, "name": name}]}
+    for key, (*path, last) in ((key, FIELDS[key]) for key in ours if key in FIELDS):
+        inner = plain
+        for step in path:
+            inner = inner.setdefault(step, {})
+        inner[last] = int(ours[key]) if key in _NUMBERS else ours[key]
+    try:
+        return Wish(from_plain(plain, PolicySpec, what="spec").validate(), ())
+    except PolicyError as error:
+        return Wish(None, (f"{_annotation(error.field)}: {str(error).partition(': ')[2]}",))
+
+
+def _problem(key: str, value: str) -> str | None:
+    """Say what is wrong with one annotation by itself."""
+    if key in _OF_TEMPLATE:
+        return f"{key} is read in the pod template only: move it to spec.template.metadata.annotations"
+    if key == INJECT:
+        return (
+            None if value in {ASKED, FORBIDDEN} else f'{key} is {value!r}: write "{ASKED}" or "{FORBIDDEN}", in quotes'
+        )
+    if key not in FIELDS:
+        return f"{key} is not known: {_hint(key, _OWN)}"
+    if key in _DURATIONS and re.fullmatch(DURATION_PATTERN, value) is None:
+        return f"{key} is {value!r}: write a duration, e.g. 50ms, 2s, 1m30s (units h, m, s, ms; whole numbers)"
+    if key in _NUMBERS and re.fullmatch("[1-9][0-9]{0,8}", value) is None:
+        return f'{key} is {value!r}: write a whole number from 1, in quotes, e.g. "32"'
+    if key == MODE and value not in set(TuningMode):
+        close = difflib.get_close_matches(value.capitalize(), list(TuningMode), n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(TuningMode)}"
+        return f"{key} is {value!r}: {hint}"
+    return None
+
+
+def misplaced(annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """Say which annotations of a pod template nobody reads there, and what to do about each.
+
+    Their values are another matter: a pod whose can't be meant says so itself.
+    """
+    unread = sorted(key for key in annotations if key.startswith(PREFIX) and key not in KNOWN_IN_TEMPLATE)
+    return tuple(
+        f"{key} is read on the workload itself: move it from the pod template to metadata.annotations"
+        if key in FIELDS
+        else f"{key} in the pod template is not known: {_hint(key, (INJECT, *_OF_TEMPLATE))}"
+        for key in unread
+    )
+
+
+def _hint(key: str, here: Iterable[str]) -> str:
+    """Name the annotation that was meant, or those that there are ``here``."""
+    known = [each.removeprefix(PREFIX) for each in (*_OWN, *_OF_TEMPLATE)]
+    close = difflib.get_close_matches(key.removeprefix(PREFIX), known, n=1)
+    return f"did you mean {PREFIX}{close[0]}?" if close else f"there are {', '.join(here)}"
+
+
+def _annotation(path: str) -> str:
+    """Return the annotation that a policy's field was read from; of the promise as a whole, all of them."""
+    return next((key for key, steps in FIELDS.items() if ".".join(steps) == path), f"{SLO_PREFIX}*")

@@ -1,0 +1,149 @@
+"""What the deciding half of the operator is given, and what it returns: plain values, nothing of Kubernetes' client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from msgspec import Struct
+
+from carpool.exchange.change import Change
+from carpool.exchange.report import Report
+from carpool_operator.api.spec import PolicySpec
+
+
+class Target(NamedTuple):
+    """A workload by what its pods are told at admission: a Deployment has no UID yet when it is created."""
+
+    namespace: str
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.kind}/{self.name}"
+
+
+class Workload(Struct, frozen=True, kw_only=True):
+    """A Deployment or StatefulSet."""
+
+    target: Target
+    uid: str
+    generation: int
+    annotations: dict[str, str]
+    template_annotations: dict[str, str]
+    selector: str
+    """As the API's ``labelSelector`` parameter takes it."""
+    replicas: int
+    """How many are wanted."""
+    created: float
+    """Seconds since the epoch."""
+    rolling: bool
+    """Whether a rollout is under way."""
+
+
+class Pod(Struct, frozen=True, kw_only=True):
+    """A pod with a sidecar: labelled ``carpool.dev/injected``."""
+
+    namespace: str
+    name: str
+    uid: str
+    target: Target
+    ip: str
+    admin_port: int
+    ready: bool
+    deleting: bool
+    template_hash: str
+    container: str = ""
+    """The one that the sidecar stands before; ``""`` where that can't be read."""
+
+
+class Missed(NamedTuple):
+    """A pod that should have a sidecar and has none."""
+
+    name: str
+    skipped: str = ""
+    """Why the injector left it alone, and what to do; ``""`` where it was not asked."""
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """A BatchingPolicy as it lies on the server, its spec read where it can be."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    created: float
+    """Seconds since the epoch."""
+    spec: PolicySpec | None
+    error: str
+    """Why there is no spec; ``""`` where there is one."""
+    annotated: bool
+    """Whether it is kept for a Deployment's annotations; one that a person wrote beats it."""
+    status: dict[str, Any]
+    """As on the server, ``{}`` before the first."""
+    paused: bool = False
+    """Whether it carries the annotation ``carpool.dev/paused``."""
+
+
+class Reading(Struct, frozen=True):
+    """What was read of one pod."""
+
+    at: float
+    """When, on the operator's monotonic clock."""
+    report: Report | None
+    error: str = ""
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """All that one step over one policy goes by."""
+
+    now: float
+    """Seconds of the operator's monotonic clock."""
+    wall: float
+    """Seconds since the epoch."""
+    policy: Policy
+    owners: Mapping[Target, Policy]
+    """Whom each target belongs to, as ``assign`` says."""
+    workloads: Mapping[Target, Workload]
+    """Those that exist, of the targets the policy names at least."""
+    pods: Mapping[Target, Sequence[Pod]]
+    """Those with a sidecar, by target; likewise."""
+    readings: Mapping[str, Reading]
+    """What is new of pods since the last step, by UID: whom a Prometheus has not scraped since is not in here. Why one
+    can't be read is said again until it can."""
+    refused: Mapping[str, str]
+    """By pod UID: why the last push to it failed. Whose last push was taken is not in here."""
+    missed: Mapping[Target, Sequence[Missed]]
+    """The pods that should have a sidecar and have none."""
+    told: Mapping[Target, Sequence[Event]]
+    """What is told on the workloads themselves while it lasts: of annotations, of Services that lead past sidecars."""
+
+
+class Document(Struct, frozen=True):
+    """A change to sign and send."""
+
+    target: Target
+    change: Change
+    pods: tuple[str, ...] | None
+    """UIDs it is pushed to: canaries, or those behind. ``None``: all, and the ConfigMap."""
+
+
+LONGEST_NOTE = 1024
+"""Characters that an Event may tell, and a condition tells of one thing."""
+
+
+class Event(Struct, frozen=True):
+    """To be recorded on a policy or its workload, as a Kubernetes Event."""
+
+    warning: bool
+    reason: str
+    message: str
+
+
+class Outcome(Struct, frozen=True):
+    """What one step over one policy came to."""
+
+    documents: list[Document]
+    status: dict[str, Any]
+    """All of it; written where it differs from what lies on the server."""
+    events: list[Event]

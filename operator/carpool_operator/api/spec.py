@@ -1,0 +1,221 @@
+"""The BatchingPolicy resource: what its spec adds to the policy that a sidecar reads.
+
+With its status, the single source of the CRD and of its reference page. The server checks what it can of a spec before
+anything here reads it; ``read_policy`` checks it again, because a CRD may be older or newer than the operator.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool.policy.plain import Camel, PolicyError, from_plain, to_plain
+from carpool.policy.spec import BatchingPolicy
+
+GROUP = "carpool.dev"
+VERSION = "v1alpha1"
+PLURAL = "batchingpolicies"
+KIND = "BatchingPolicy"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+MAX_TARGETS = 16
+"""Workloads of one policy."""
+MAX_MODELS = 64
+"""Models of one policy that are named; the rest share what ``*`` gets."""
+
+
+class TargetKind(StrEnum):
+    """Workloads whose pods may have sidecars."""
+
+    DEPLOYMENT = "Deployment"
+    STATEFUL_SET = "StatefulSet"
+
+
+class TargetRef(Camel, frozen=True, kw_only=True):
+    """A workload in the policy's own namespace."""
+
+    group: Literal["apps"] = "apps"
+    """API group of the workload."""
+    kind: TargetKind = TargetKind.DEPLOYMENT
+    """What kind of workload it is."""
+    name: Annotated[str, Meta(min_length=1, max_length=253)]
+    """Its name; it may come after the policy."""
+    container: Annotated[str, Meta(min_length=1, max_length=63)] | None = None
+    """The model's container, to be told (`Programmed`, `WrongContainer`) where sidecars stand before another: which one
+    that is, `carpool.dev/container` in the pod template chooses, by default the first with a port. Unset: any."""
+
+
+class MetricsSource(StrEnum):
+    """Where the counters come from: ``Sidecar`` asks each pod, ``Prometheus`` a server that scrapes them."""
+
+    SIDECAR = "Sidecar"
+    PROMETHEUS = "Prometheus"
+
+
+class KeyRef(Camel, frozen=True):
+    """A key of a Secret or ConfigMap in the policy's own namespace."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=253)]
+    """The object's name."""
+    key: Annotated[str, Meta(min_length=1, max_length=253)]
+    """The key inside it."""
+
+
+class Basic(Camel, frozen=True):
+    """HTTP basic authentication."""
+
+    username: KeyRef
+    """Key of a Secret that holds the user's name."""
+    password: KeyRef
+    """Key of a Secret that holds the password."""
+
+
+class Auth(Camel, frozen=True):
+    """How the operator shows who it is; one of the two."""
+
+    bearer: KeyRef | None = None
+    """Key of a Secret that holds a bearer token."""
+    basic: Basic | None = None
+    """User and password."""
+
+
+class CA(Camel, frozen=True):
+    """Certificate authorities in PEM; one of the two."""
+
+    secret: KeyRef | None = None
+    """Key of a Secret."""
+    config_map: KeyRef | None = None
+    """Key of a ConfigMap."""
+
+
+class TLS(Camel, frozen=True):
+    """How the server's certificate is checked."""
+
+    ca: CA | None = None
+    """Whom to trust; unset: the operator image's authorities. It has to be granted `get` on what is named here."""
+    server_name: Annotated[str, Meta(min_length=1, max_length=253)] | None = None
+    """Name in the certificate, where it is not the URL's."""
+    insecure_skip_verify: bool = False
+    """Take any certificate. Whoever answers then tunes the fleet."""
+
+
+class Prometheus(Camel, frozen=True):
+    """A server that speaks Prometheus' HTTP API."""
+
+    url: Annotated[str, Meta(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$", max_length=1024)]
+    """Its base, without `/api/v1`: `https://prometheus.monitoring:9090`."""
+    auth: Auth | None = None
+    """How the operator shows who it is; unset: not at all. It has to be granted `get` on the Secrets named here."""
+    tls: TLS | None = None
+    """How its certificate is checked, for an `https` URL."""
+    interval: Duration = Duration(15.0)
+    """How often it is asked; asked more often than it scrapes it tells nothing new."""
+
+
+class Metrics(Camel, frozen=True):
+    """Where the evidence comes from."""
+
+    source: MetricsSource = MetricsSource.SIDECAR
+    """Ask each pod, or a Prometheus."""
+    stale_after: Duration = Duration(30.0)
+    """Age from which evidence decides nothing."""
+    prometheus: Prometheus | None = None
+    """With source Prometheus, and only with it."""
+
+
+class Canary(Camel, frozen=True):
+    """A share of the pods tries riskier parameters before the others get them."""
+
+    enabled: bool = True
+    """Off: all pods get them at once."""
+    percent: Annotated[int, Meta(ge=1, le=50)] = 10
+    """Share of the pods, rounded up to whole ones; a single pod is no canary and gets them at once."""
+    min_requests: Annotated[int, Meta(ge=1, le=1_000_000)] = 300
+    """Requests that the canaries answer at least before the others follow."""
+
+
+class PolicySpec(BatchingPolicy, frozen=True, kw_only=True):
+    """What a user states of workloads in a cluster."""
+
+    target_refs: Annotated[tuple[TargetRef, ...], Meta(min_length=1, max_length=MAX_TARGETS)]
+    """Workloads that this tunes. A policy alone injects nothing: annotate them with `carpool.dev/inject`."""
+    metrics: Metrics = field(default_factory=Metrics)
+    """Where the evidence comes from."""
+    canary: Canary = field(default_factory=Canary)
+    """Riskier parameters on a share of the pods first."""
+
+    def policy(self) -> BatchingPolicy:
+        """Return the part that a sidecar reads."""
+        return BatchingPolicy(**{name: getattr(self, name) for name in BatchingPolicy.__struct_fields__})
+
+    def validate(self) -> Self:
+        """Check what types can't say, and return the spec.
+
+        Raises ``PolicyError`` that names the field.
+        """
+        super().validate()
+        seen: set[tuple[TargetKind, str]] = set()
+        for index, target in enumerate(self.target_refs):
+            if (target.kind, target.name) in seen:
+                raise PolicyError(f"targetRefs[{index}]", f"{target.kind} {target.name!r} is named twice")
+            seen.add((target.kind, target.name))
+        if len(self.models) > MAX_MODELS:
+            raise PolicyError("models", f"name at most {MAX_MODELS}")
+        _validate_metrics(self.metrics)
+        return self
+
+
+def _validate_metrics(metrics: Metrics) -> None:
+    prometheus = metrics.prometheus
+    if metrics.stale_after <= 0:
+        raise PolicyError("metrics.staleAfter", "must be longer than 0s")
+    if metrics.source is MetricsSource.SIDECAR:
+        if prometheus is not None:
+            raise PolicyError("metrics.prometheus", "is for source Prometheus: set that, or drop this")
+        return
+    if prometheus is None:
+        raise PolicyError("metrics.prometheus", "source Prometheus needs it: name its url")
+    if prometheus.interval <= 0:
+        raise PolicyError("metrics.prometheus.interval", "must be longer than 0s")
+    if metrics.stale_after <= prometheus.interval:
+        raise PolicyError(
+            "metrics.staleAfter",
+            f"{metrics.stale_after} is not longer than prometheus.interval {prometheus.interval}: raise it",
+        )
+    auth, tls = prometheus.auth, prometheus.tls
+    if auth is not None and (auth.bearer is None) == (auth.basic is None):
+        raise PolicyError("metrics.prometheus.auth", "name one of bearer and basic")
+    if tls is None:
+        return
+    if not prometheus.url.startswith("https://"):
+        raise PolicyError("metrics.prometheus.tls", "is for an https url: change url, or drop this")
+    if tls.ca is not None and (tls.ca.secret is None) == (tls.ca.config_map is None):
+        raise PolicyError("metrics.prometheus.tls.ca", "name one of secret and configMap")
+    if tls.ca is not None and tls.insecure_skip_verify:
+        raise PolicyError("metrics.prometheus.tls.insecureSkipVerify", "checks nothing, so ca is unused: drop one")
+
+
+def read_policy(resource: dict[str, Any]) -> PolicySpec:
+    """Read the spec of a BatchingPolicy as the server returns it.
+
+    Raises ``PolicyError`` whose ``field`` begins with ``spec``.
+    """
+    try:
+        return from_plain(resource.get("spec"), PolicySpec, what="").validate()
+    except PolicyError as error:
+        path = f"spec.{error.field}" if error.field else "spec"
+        raise PolicyError(path, str(error).partition(": ")[2]) from None
+
+
+def written(value: Struct) -> dict[str, Any]:
+    """Return a spec or status as the server would return it: JSON's own types, so that the two compare equal."""
+    resource: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(to_plain(value)))
+    if isinstance(value, PolicySpec) and value.baseline == Parameters():
+        # Nobody wrote it down, so it follows the bounds, and should not read as if it lay outside of them.
+        del resource["baseline"]
+    return resource

@@ -1,0 +1,235 @@
+"""Who of several operators may write: a Lease of our own.
+
+Clocks of machines are never compared. A candidate counts on its own monotonic clock how long the lease has not
+changed, the leader how long ago it began the renewal that went well; both begin their count before the other can.
+
+The leader stops at ``RENEW`` seconds and the lease is free at ``DURATION``: the 5 s between are for a write that was
+sent just before, which gives up after them. No lease can fence a write that the server itself holds back longer: such a
+one meets newer resource versions and generations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from carpool_operator.cluster.kube import ApiError, Kube, path_of
+
+if TYPE_CHECKING:
+    import logging
+    import random
+    from collections.abc import Callable
+
+DURATION = 15.0
+"""Seconds without a renewal after which anybody may take it."""
+
+RENEW = 10.0
+"""Seconds without a renewal after which the leader stops."""
+
+RETRY = 2.0
+"""Seconds between two renewals, and between a candidate's looks."""
+
+LEASES = "coordination.k8s.io/v1"
+
+
+class Spec(Struct, rename="camel", frozen=True):
+    """A lease's ``spec``."""
+
+    holder_identity: str | None = None
+    lease_duration_seconds: int | None = None
+    acquire_time: str | None = None
+    renew_time: str | None = None
+    lease_transitions: int | None = None
+
+
+class LeaseMeta(Struct, rename="camel", frozen=True, omit_defaults=True):
+    """As much of its ``metadata`` as is read and written."""
+
+    name: str
+    namespace: str
+    resource_version: str = ""
+
+
+class Lease(Struct, rename="camel", frozen=True, kw_only=True):
+    """A Lease as the server writes it."""
+
+    api_version: str = LEASES
+    kind: str = "Lease"
+    metadata: LeaseMeta
+    spec: Spec = Spec()
+
+
+class Candidate:
+    """One operator's view of the lease, without any clock: ``now`` is monotonic, ``wall`` in UTC."""
+
+    def __init__(self, identity: str, name: str, namespace: str) -> None:
+        self.lease: Lease | None = None
+        """As last seen or written; its version goes with the next write."""
+        self._identity = identity
+        self._new = LeaseMeta(name, namespace)
+        self._changed = 0.0
+        """When another version of it was first seen."""
+        self._renewed: float | None = None
+        """When the renewal that went well was begun; ``None``: not the leader."""
+
+    def leads(self, now: float) -> bool:
+        """Whether it may write now."""
+        return self._renewed is not None and now < self._renewed + RENEW
+
+    def held(self) -> bool:
+        """Whether the lease names it, as far as it knows."""
+        return self.lease is not None and self.lease.spec.holder_identity == self._identity
+
+    def saw(self, lease: Lease | None, now: float) -> None:
+        """Take the lease as it is on the server; ``None``: there is none."""
+        if (
+            self.lease is None
+            or lease is None
+            or lease.metadata.resource_version != self.lease.metadata.resource_version
+        ):
+            self._changed = now
+        self.lease = lease
+        if not self.held():
+            self._renewed = None
+
+    def proposal(self, now: float, wall: datetime) -> Lease | None:
+        """Return what to write to lead or to go on leading; ``None`` while another does."""
+        time = _written(wall)
+        if self.lease is None:
+            return Lease(metadata=self._new, spec=Spec(self._identity, int(DURATION), time, time, 0))
+        spec = self.lease.spec
+        if self.held():
+            # Also its own of before a restart under the same name: nobody else can have used it.
+            return msgspec.structs.replace(self.lease, spec=msgspec.structs.replace(spec, renew_time=time))
+        duration = max(DURATION, float(spec.lease_duration_seconds or 0))
+        if spec.holder_identity and now < self._changed + duration:
+            return None
+        taken = Spec(self._identity, int(DURATION), time, time, (spec.lease_transitions or 0) + 1)
+        return msgspec.structs.replace(self.lease, spec=taken)
+
+    def wrote(self, lease: Lease, begun: float) -> None:
+        """Take what the server made of a proposal; ``begun``: when it was sent."""
+        self.lease = lease
+        self._changed = begun
+        self._renewed = begun
+
+    def release(self, wall: datetime) -> Lease | None:
+        """Return what to write so that others need not wait, and lead no more; ``None`` where it isn't held."""
+        self._renewed = None
+        if self.lease is None or not self.held():
+            return None
+        spec = msgspec.structs.replace(
+            self.lease.spec, holder_identity="", lease_duration_seconds=1, renew_time=_written(wall)
+        )
+        return msgspec.structs.replace(self.lease, spec=spec)
+
+
+def _written(wall: datetime) -> str:
+    return wall.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+class Election:
+    """Keeps the lease where it can be had. ``led`` is set while it leads, ``lost`` while it doesn't."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        candidate: Candidate,
+        *,
+        name: str,
+        namespace: str,
+        clock: Callable[[], float],
+        log: logging.Logger,
+        random: random.Random,
+    ) -> None:
+        self.led, self.lost = asyncio.Event(), asyncio.Event()
+        self.lost.set()
+        self._kube = kube
+        self._candidate = candidate
+        self._collection = path_of(LEASES, "leases", namespace)
+        self._path = path_of(LEASES, "leases", namespace, name)
+        self._clock = clock
+        self._log = log
+        self._random = random
+
+    def leads(self) -> bool:
+        """Whether it may write at this moment; in any thread."""
+        return self._candidate.leads(self._clock())
+
+    async def run(self) -> None:
+        """Stand for election until cancelled; then nothing is released yet."""
+        while True:
+            wait = RETRY
+            try:
+                # Not ``wait_for``: Python 3.11's takes no cancel in the turn in which the round ends.
+                async with asyncio.timeout(RENEW / 2):
+                    await self.round()
+            except ApiError as error:
+                wait = max(wait, error.retry_after)
+                # A version that was taken by another is what an election is about.
+                if error.status != 409:
+                    self._log.warning(
+                        "the lease can't be read or renewed", extra={"status": error.status, "error": str(error)}
+                    )
+            except TimeoutError:
+                self._log.warning("the lease can't be read or renewed", extra={"error": "no answer in time"})
+            self._tell()
+            # Candidates spread, the leader keeps time.
+            await asyncio.sleep(wait if self.leads() else wait * self._random.uniform(0.8, 1.2))
+            self._tell()
+
+    async def round(self) -> None:
+        """Look, and write what is to be written.
+
+        Raises ``ApiError``.
+        """
+        candidate = self._candidate
+        if not self.leads():
+            candidate.saw(await self._read(), self._clock())
+        begun = self._clock()
+        proposal = candidate.proposal(begun, datetime.now(UTC))
+        if proposal is None:
+            return
+        try:
+            candidate.wrote(await self._write(proposal), begun)
+        except ApiError as error:
+            if error.status in {404, 409}:
+                candidate.saw(await self._read(), self._clock())
+            raise
+
+    async def release(self) -> None:
+        """Give the lease back, where it is held."""
+        try:
+            # A renewal may have been under way when the election was ended: its version is the one to write over.
+            self._candidate.saw(await self._read(), self._clock())
+            proposal = self._candidate.release(datetime.now(UTC))
+            self._tell()
+            if proposal is not None:
+                await self._write(proposal)
+        except ApiError as error:
+            self._log.warning("the lease can't be released", extra={"status": error.status, "error": str(error)})
+
+    def _tell(self) -> None:
+        leads = self.leads()
+        if leads == self.led.is_set():
+            return
+        self._log.info("leading" if leads else "not leading any more")
+        on, off = (self.led, self.lost) if leads else (self.lost, self.led)
+        off.clear()
+        on.set()
+
+    async def _read(self) -> Lease | None:
+        try:
+            return msgspec.json.decode(await self._kube.request("GET", self._path), type=Lease)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def _write(self, lease: Lease) -> Lease:
+        method, path = ("PUT", self._path) if lease.metadata.resource_version else ("POST", self._collection)
+        return msgspec.json.decode(await self._kube.request(method, path, lease), type=Lease)

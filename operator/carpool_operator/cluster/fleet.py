@@ -1,0 +1,225 @@
+"""What the operator knows of the cluster: four caches, and the lists that fill them and find what events left out.
+
+kopf tells of policies, Deployments and StatefulSets as they change, a watch of our own of pods with a sidecar. Neither
+is trusted alone: an event may be lost, and after a gap nobody tells of what was deleted in it. So all is listed once
+before anything is decided, and again from time to time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from carpool_operator.api import annotations as names
+from carpool_operator.api.spec import API_VERSION, PLURAL
+from carpool_operator.cluster.cache import Cache
+from carpool_operator.cluster.kube import ApiError, Kube, path_of
+from carpool_operator.cluster.objects import Key, RawPod, RawPolicy, RawWorkload
+from carpool_operator.cluster.watching import Items, Kept, Watch, read_list
+
+if TYPE_CHECKING:
+    import logging
+    import random
+    from collections.abc import Callable, Mapping, Sequence
+
+    from carpool_operator.api.model import Pod, Policy, Target, Workload
+POLICIES, DEPLOYMENTS, STATEFUL_SETS, PODS = "policies", "deployments", "statefulsets", "pods"
+
+
+class Kind(NamedTuple):
+    """One kind of object that is followed."""
+
+    api: str
+    plural: str
+    query: dict[str, str]
+    kept: Kept[Any]
+
+
+KINDS = {
+    POLICIES: Kind(API_VERSION, PLURAL, {}, Kept(RawPolicy, RawPolicy.policy)),
+    DEPLOYMENTS: Kind("apps/v1", DEPLOYMENTS, {}, Kept(RawWorkload, lambda raw: raw.workload("Deployment"))),
+    STATEFUL_SETS: Kind("apps/v1", STATEFUL_SETS, {}, Kept(RawWorkload, lambda raw: raw.workload("StatefulSet"))),
+    PODS: Kind("v1", PODS, {"labelSelector": f"{names.INJECTED}=true"}, Kept(RawPod, RawPod.pod)),
+}
+
+
+class Fleet:
+    """The caches. Of the event loop's thread, but for what is said to be of any."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.policies: Cache[Key, Policy] = Cache()
+        self.deployments: Cache[Key, Workload] = Cache()
+        self.stateful_sets: Cache[Key, Workload] = Cache()
+        self.pods: Cache[Key, Pod] = Cache()
+        self.synced = False
+        """Whether all has been listed once."""
+        self.last_event = dict.fromkeys(KINDS, clock())
+        """When something was last told, by kind; bookmarks count for pods."""
+        self.unheard: dict[tuple[str, str | None], int] = {}
+        """By kind and namespace (``None``: of all): lists in a row that had news while no event had come since the list
+        before. Of each namespace, because each has a watch of its own."""
+        self._clock = clock
+        self._last_list: dict[tuple[str, str | None], float] = {}
+        self._told: dict[tuple[str, str], float] = {}
+        self._caches: dict[str, Cache[Key, Any]] = {
+            POLICIES: self.policies,
+            DEPLOYMENTS: self.deployments,
+            STATEFUL_SETS: self.stateful_sets,
+            PODS: self.pods,
+        }
+
+    def told(self, kind: str, deleted: bool, plain: object) -> None:
+        """Take an event as kopf hands it on; in any thread but that the loop calls for it."""
+        raw = msgspec.convert(plain, KINDS[kind].kept.one.type)
+        self.seen(kind, raw.metadata.key, raw.metadata.version, None if deleted else KINDS[kind].kept.keep(raw))
+
+    def seen(self, kind: str, key: Key, version: int, value: object) -> None:
+        """Take an object as it was at a version; ``None``: it is gone, or of no interest any more."""
+        now = self.last_event[kind] = self._clock()
+        if (kind, key.namespace) in self._last_list:
+            self._told[kind, key.namespace] = now
+        if value is None:
+            self._caches[kind].drop(key, version)
+        else:
+            self._caches[kind].put(key, version, value)
+
+    def alive(self, kind: str) -> None:
+        """Take note that somebody watches."""
+        self.last_event[kind] = self._clock()
+
+    def listed(self, kind: str, namespace: str | None, items: Items[Any], version: int) -> int:
+        """Take a list of all of a kind, in one namespace or in all; returns how many objects it had news of."""
+        return self._caches[kind].replace(items, version, lambda key: namespace is None or key.namespace == namespace)
+
+    def listening(self, kind: str, namespace: str | None, news: int) -> None:
+        """Compare what a list of a kind, in one namespace or in all, had to say with what the events did."""
+        place = kind, namespace
+        heard = self.last_event[kind] if namespace is None else self._told.get((kind, namespace), -inf)
+        deaf = news and self.synced and heard <= self._last_list[place]
+        self.unheard[place] = self.unheard.get(place, 0) + 1 if deaf else 0
+        self._last_list[place] = self._clock()
+
+    def sizes(self) -> dict[str, int]:
+        """Return how many objects of each kind there are."""
+        return {kind: len(cache) for kind, cache in self._caches.items()}
+
+    def workload(self, target: Target) -> Workload | None:
+        """Return a target's workload."""
+        kind = self.deployments if target.kind == "Deployment" else self.stateful_sets
+        return kind.get(Key(target.namespace, target.name))
+
+    def pods_by_target(self) -> Mapping[Target, Sequence[Pod]]:
+        """Return all pods with a sidecar by what they belong to."""
+        found: dict[Target, list[Pod]] = {}
+        for pod in self.pods:
+            found.setdefault(pod.target, []).append(pod)
+        return found
+
+
+class Sync:
+    """Lists all there is, at once and then every ``interval`` seconds."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        fleet: Fleet,
+        namespaces: Sequence[str | None],
+        *,
+        interval: float,
+        found: Callable[[str, int], None],
+        clock: Callable[[], float],
+        log: logging.Logger,
+        random: random.Random,
+    ) -> None:
+        self.ended = clock()
+        """When the last of them came to an end, well or not."""
+        self.ok = asyncio.Event()
+        """Set while the last one went well."""
+        self._kube = kube
+        # Its own: in the loop's, whatever names policies have for servers are looked up, for as long as that takes.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="lists")
+        self._fleet = fleet
+        self._namespaces = namespaces
+        self._interval = interval
+        self._found = found
+        self._clock = clock
+        self._log = log
+        self._random = random
+        self._doubted = asyncio.Event()
+
+    def doubt(self) -> None:
+        """List again at once: ``ok`` is unset until a list that begins from now on goes well."""
+        self.ok.clear()
+        self._doubted.set()
+
+    async def run(self) -> None:
+        """List until cancelled."""
+        failures = 0
+        while True:
+            self._doubted.clear()
+            try:
+                await self.once()
+                failures = 0
+                wait = self._interval
+            except ApiError as error:
+                self.ok.clear()
+                wait = max(error.retry_after, min(30.0, 2.0**failures))
+                failures = min(failures + 1, 10)
+                self._log.warning("listing failed", extra={"status": error.status, "error": str(error)})
+            self.ended = self._clock()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait * self._random.uniform(0.8, 1.0)):
+                    await self._doubted.wait()
+
+    async def once(self) -> None:
+        """List all there is.
+
+        Raises ``ApiError``, with what was listed until then taken.
+        """
+        for name, kind in KINDS.items():
+            news = 0
+            for namespace in self._namespaces:
+                path = path_of(kind.api, kind.plural, namespace)
+                items, version = await asyncio.get_running_loop().run_in_executor(
+                    self._thread, read_list, self._kube, path, kind.query, kind.kept
+                )
+                found = self._fleet.listed(name, namespace, items, version)
+                self._fleet.listening(name, namespace, found)
+                news += found
+            if self._fleet.synced:
+                self._found(name, news)
+        if not self._fleet.synced:
+            self._fleet.synced = True
+            self._log.info("synchronised", extra=self._fleet.sizes())
+        if not self._doubted.is_set():  # else what was listed may be from before
+            self.ok.set()
+
+
+def watch_pods(
+    kube: Kube, fleet: Fleet, namespace: str | None, loop: asyncio.AbstractEventLoop, *, log: logging.Logger,
+    random: random.Random,
+) -> Watch[Pod]:  # fmt: skip
+    """Return the watch of pods with a sidecar, in one namespace or in all; it tells the fleet in the loop's thread."""
+    kind = KINDS[PODS]
+    return Watch(
+        kube,
+        path_of(kind.api, kind.plural, namespace),
+        kind.query,
+        kind.kept,
+        listed=lambda items, version: _call(loop, fleet.listed, PODS, namespace, items, version),
+        seen=lambda key, version, pod: _call(loop, fleet.seen, PODS, key, version, pod),
+        alive=lambda: _call(loop, fleet.alive, PODS),
+        log=log,
+        random=random,
+    )
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
+    """Have the loop's thread do it; where that has ended, nobody wants to know any more."""
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(function, *arguments)

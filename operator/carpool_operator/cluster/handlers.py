@@ -1,0 +1,150 @@
+"""kopf's part: it watches policies and workloads, and tells the fleet. Nothing is decided or written here.
+
+No timers, daemons, finalizers, change handlers or peering, so kopf never writes to the cluster. It runs in a thread
+with a loop of its own, because at its end it cancels every task of the loop that it runs in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+import kopf
+
+from carpool_operator.cluster.fleet import DEPLOYMENTS, KINDS, POLICIES, STATEFUL_SETS
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Sequence
+
+    from carpool_operator.cluster.fleet import Fleet, Sync
+    from carpool_operator.cluster.kube import Kube
+
+PAGE = 100
+"""Objects of a page of kopf's own lists, which it holds as dictionaries."""
+
+LONGEST = 60.0
+"""Seconds between two starts at most."""
+
+
+def registry(kube: Kube, fleet: Fleet, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
+    """Return the handlers that tell ``fleet`` in its own loop."""
+    handlers = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=handlers)
+    def login(**_: object) -> kopf.ConnectionInfo:
+        return credentials(kube)
+
+    def follow(kind: str) -> None:
+        group, version = KINDS[kind].api.split("/")
+
+        @kopf.on.event(group, version, KINDS[kind].plural, registry=handlers, id=kind)
+        async def told(event: kopf.RawEvent, **_: object) -> None:
+            """Tell the fleet. No policy lives here."""
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(fleet.told, kind, event["type"] == "DELETED", event["object"])
+
+    for kind in (POLICIES, DEPLOYMENTS, STATEFUL_SETS):
+        follow(kind)
+    return handlers
+
+
+def credentials(kube: Kube) -> kopf.ConnectionInfo:
+    """Return where and as whom our own client connects, as kopf wants to know it."""
+    configuration = kube.configuration
+    token = configuration.get_api_key_with_prefix("BearerToken") or configuration.get_api_key_with_prefix(
+        "authorization"
+    )
+    scheme, _, secret = token.partition(" ") if token else ("", "", "")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        ca_data=configuration.ca_cert_data,
+        insecure=not configuration.verify_ssl,
+        username=configuration.username or None,
+        password=configuration.password or None,
+        scheme=scheme.title() or None,
+        token=secret or None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )
+
+
+def settings() -> kopf.OperatorSettings:
+    """Return kopf's settings: no discovery beyond the start, no events of its own, pages, few objects at a time."""
+    chosen = kopf.OperatorSettings()
+    chosen.scanning.disabled = True
+    chosen.posting.enabled = False
+    chosen.watching.chunk_size = PAGE
+    chosen.watching.server_timeout = 290
+    chosen.networking.request_timeout = 30
+    chosen.networking.enforce_retry_after = True
+    chosen.queueing.worker_limit = 20
+    # An idle worker holds on to the object it handled last.
+    chosen.queueing.idle_timeout = 0.1
+    chosen.process.ultimate_exiting_timeout = None
+    return chosen
+
+
+class Kopf:
+    """Keeps kopf running: where it gives up, as it does when its CRD is deleted, it is started again."""
+
+    def __init__(
+        self, kube: Kube, fleet: Fleet, sync: Sync, namespaces: Sequence[str | None], *, random: random.Random
+    ) -> None:
+        self._kube = kube
+        self._fleet = fleet
+        self._sync = sync
+        self._namespaces = [each for each in namespaces if each is not None]
+        self._random = random
+        self._log = logging.getLogger("carpool.kopf")
+
+    async def run(self) -> None:
+        """Run kopf until cancelled."""
+        failures = 0
+        while True:
+            # It gives up where a resource goes, and is deaf to one that is not there when it starts; a list that went
+            # well since says that all of them are.
+            await self._sync.ok.wait()
+            started = asyncio.get_running_loop().time()
+            await self._session()
+            self._sync.doubt()
+            failures = 0 if asyncio.get_running_loop().time() - started > LONGEST else min(failures + 1, 10)
+            await asyncio.sleep(min(LONGEST, 2.0**failures) * self._random.uniform(0.5, 1.0))
+
+    async def _session(self) -> None:
+        """Run kopf in a thread until it ends; when this is cancelled, tell it to."""
+        loop, theirs = asyncio.get_running_loop(), asyncio.new_event_loop()
+        # Of that loop: for a flag of threads kopf would wait in one, which ends only with the flag.
+        ended, stop = asyncio.Event(), asyncio.Event()
+        handlers = registry(self._kube, self._fleet, loop)
+
+        def session() -> None:
+            try:
+                with asyncio.Runner(loop_factory=lambda: theirs) as runner:
+                    runner.run(
+                        kopf.operator(
+                            registry=handlers,
+                            settings=settings(),
+                            standalone=True,
+                            clusterwide=not self._namespaces,
+                            namespaces=self._namespaces,
+                            stop_flag=stop,
+                        )
+                    )
+            except Exception as error:  # noqa: BLE001 - whatever ended it, it is started again
+                self._log.warning(
+                    "kopf gave up; starting it again", extra={"error": f"{type(error).__name__}: {error}"}
+                )
+            finally:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(ended.set)
+
+        threading.Thread(target=session, name="kopf", daemon=True).start()
+        try:
+            await ended.wait()
+        finally:
+            if not theirs.is_closed():
+                theirs.call_soon_threadsafe(stop.set)

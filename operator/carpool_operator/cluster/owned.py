@@ -1,0 +1,146 @@
+"""Policies kept for annotated workloads: what annotations ask for against what there is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool_operator.api import annotations as names
+from carpool_operator.api.model import Event
+from carpool_operator.api.spec import API_VERSION, KIND, PLURAL, PolicySpec, written
+from carpool_operator.api.status import ANNOTATION_INVALID
+from carpool_operator.cluster.kube import APPLY, FIELD_MANAGER, ApiError, path_of
+from carpool_operator.cluster.merging import without_nulls
+from carpool_operator.cluster.objects import ANNOTATED, Key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from carpool_operator.api.model import Policy, Target, Workload
+    from carpool_operator.cluster.cache import Cache
+    from carpool_operator.cluster.writing import Writer
+
+
+TEMPLATE_ANNOTATION = "TemplateAnnotationUnknown"
+"""Of an Event: nobody reads an annotation in the pod template. It changes nothing else."""
+
+
+class Keep(NamedTuple):
+    """A policy to write."""
+
+    workload: Workload
+    spec: PolicySpec
+
+
+class Plan(NamedTuple):
+    """What is to be done."""
+
+    keep: list[Keep]
+    drop: list[Policy]
+    events: list[tuple[Workload, Event]]
+    """What is wrong with annotations, to be told on their workload."""
+
+
+class _Read(NamedTuple):
+    """What one workload's annotations came to."""
+
+    own: dict[str, str]
+    template: dict[str, str]
+    wish: names.Wish
+    misplaced: tuple[str, ...]
+
+
+class Owned:
+    """Compares. Annotations are read again where they have become others."""
+
+    def __init__(self) -> None:
+        self._known: dict[Target, _Read] = {}
+
+    def plan(self, workloads: Iterable[Workload], policies: Cache[Key, Policy]) -> Plan:
+        """Say what is to be written, deleted and told.
+
+        A policy stays as it is while what is asked for makes no sense: nobody's typo takes a promise away.
+        """
+        plan = Plan([], [], [])
+        known: dict[Target, _Read] = {}
+        wanted: set[Key] = set()
+        for workload in workloads:
+            own, template, target = workload.annotations, workload.template_annotations, workload.target
+            if not own and not template:
+                continue
+            read = self._known.get(target)
+            if read is None or (read.own, read.template) != (own, template):
+                read = _Read(own, template, names.read(target.kind, target.name, own), names.misplaced(template))
+            known[target] = read
+            wish = read.wish
+            plan.events.extend((workload, Event(True, ANNOTATION_INVALID, problem)) for problem in wish.problems)
+            plan.events.extend((workload, Event(True, TEMPLATE_ANNOTATION, problem)) for problem in read.misplaced)
+            key = Key(target.namespace, names.policy_name(target.kind, target.name))
+            if wish.problems:
+                wanted.add(key)
+            if wish.spec is None:
+                continue
+            wanted.add(key)
+            there = policies.get(key)
+            if there is not None and not there.annotated:
+                text = (
+                    f"BatchingPolicy {key.name} was written by hand and takes the name of the one for these "
+                    "annotations: give it another name, or drop them"
+                )
+                plan.events.append((workload, Event(True, "PolicyNameTaken", text)))
+            elif there is None or there.spec != wish.spec:
+                plan.keep.append(Keep(workload, wish.spec))
+        self._known = known
+        plan.drop.extend(each for each in policies if each.annotated and Key(each.namespace, each.name) not in wanted)
+        return plan
+
+
+async def keep(writer: Writer, wish: Keep) -> bytes:
+    """Write a policy, owned by its workload, and return it as the server made it.
+
+    Raises ``ApiError`` or ``NotLeading``.
+    """
+    target = wish.workload.target
+    name = names.policy_name(target.kind, target.name)
+    body = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {
+            "name": name,
+            "namespace": target.namespace,
+            "labels": {ANNOTATED: "true", "app.kubernetes.io/managed-by": FIELD_MANAGER},
+            "ownerReferences": [
+                {
+                    "apiVersion": "apps/v1",
+                    "kind": target.kind,
+                    "name": target.name,
+                    "uid": wish.workload.uid,
+                    "controller": True,
+                }
+            ],
+        },
+        "spec": without_nulls(written(wish.spec)),
+    }
+    return await writer.send(
+        "PATCH",
+        path_of(API_VERSION, PLURAL, target.namespace, name),
+        body,
+        query={"fieldManager": FIELD_MANAGER, "force": "true"},
+        content=APPLY,
+    )
+
+
+async def drop(writer: Writer, policy: Policy) -> None:
+    """Delete a policy that nobody asks for any more.
+
+    Raises ``ApiError`` or ``NotLeading``.
+    """
+    try:
+        await writer.send(
+            "DELETE",
+            path_of(API_VERSION, PLURAL, policy.namespace, policy.name),
+            {"preconditions": {"uid": policy.uid}},
+        )
+    except ApiError as error:
+        # Gone already, or another by now.
+        if error.status not in {404, 409}:
+            raise

@@ -1,0 +1,188 @@
+"""Lists and watches that keep nothing but what is needed, and go on whatever happens to them.
+
+A list is read page by page, a watch line by line, each decoded to a few fields. Both run in a thread of their own and
+hand what they see to the event loop.
+"""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from carpool_operator.cluster.kube import ApiError, Kube
+from carpool_operator.cluster.objects import Change, Failure, Key, Page
+
+if TYPE_CHECKING:
+    import logging
+    import random
+    from collections.abc import Callable, Mapping
+
+PAGE = 500
+"""Objects of a list's page: some MiB of JSON at a time."""
+
+WATCH = 290
+"""Seconds after which the server ends a watch; the next goes on where it ended."""
+
+SILENCE = 90.0
+"""Seconds without a line after which a watch is given up: the server sends a bookmark every minute."""
+
+LONGEST = 30.0
+"""Seconds between two tries at most."""
+
+GONE = 410
+
+T = TypeVar("T")
+
+
+class Kept(Generic[T]):
+    """How one kind of object is read: what its JSON is decoded to has ``metadata``; ``keep`` makes of it what is kept.
+
+    ``keep`` returns ``None`` for an object that is of no interest.
+    """
+
+    def __init__(self, raw: Any, keep: Callable[[Any], T | None]) -> None:  # noqa: ANN401 - a Struct class
+        self.keep = keep
+        self.page = msgspec.json.Decoder(Page[raw])
+        self.one = msgspec.json.Decoder(raw)
+
+
+Items = dict[Key, tuple[int, T]]
+
+
+def read_list(kube: Kube, path: str, query: Mapping[str, str | int], kept: Kept[T]) -> tuple[Items[T], int]:
+    """Read a whole list in this thread: what is kept by name with each one's version, and the list's version.
+
+    Raises ``ApiError``.
+    """
+    items: Items[T] = {}
+    version, rest = "", ""
+    while True:
+        page = kept.page.decode(kube.get(path, {**query, "limit": PAGE, **({"continue": rest} if rest else {})}))
+        version = version or page.metadata.resource_version
+        for raw in page.items:
+            value = kept.keep(raw)
+            if value is not None:
+                items[raw.metadata.key] = (raw.metadata.version, value)
+        rest = page.metadata.continue_
+        if not rest:
+            return items, int(version)
+
+
+class Watch(Generic[T]):
+    """One list and watch, in a thread of its own, until told to stop.
+
+    ``listed`` gets a list and its version, ``seen`` an object that is new or changed (or ``None`` where what it has
+    become is of no interest) and ``gone`` the name of one that was deleted, all in that thread.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        path: str,
+        query: Mapping[str, str | int],
+        kept: Kept[T],
+        *,
+        listed: Callable[[Items[T], int], None],
+        seen: Callable[[Key, int, T | None], None],
+        alive: Callable[[], None],
+        log: logging.Logger,
+        random: random.Random,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.path = path
+        """What it watches."""
+        self.heard = clock()
+        """When it last heard something, or asked anew."""
+        self._clock = clock
+        self._kube = kube
+        self._query = query
+        self._kept = kept
+        self._listed = listed
+        self._seen = seen
+        self._alive = alive
+        self._log = log
+        self._random = random
+        self._stopped = threading.Event()
+        self._version = 0
+        self._failures = 0
+
+    def start(self) -> None:
+        """Begin."""
+        # A daemon: one that waits for a line must not keep the process from ending.
+        threading.Thread(target=self.run, name=f"watch {self.path}", daemon=True).start()
+
+    def stop(self) -> None:
+        """Tell nobody anything any more, and end when the next line comes."""
+        self._stopped.set()
+
+    def run(self) -> None:
+        """Watch until stopped."""
+        while not self._stopped.is_set():
+            try:
+                self._turn()
+                # Not at once: a server that ends every watch at once is not to be asked without pause.
+                self._stopped.wait(self._random.uniform(0.1, 1.0))
+            except (ApiError, msgspec.DecodeError) as fault:
+                # A line that makes no sense, from a proxy say, is a failure like any other, and all is listed again.
+                error = fault if isinstance(fault, ApiError) else ApiError(GONE, f"not understood: {fault}")
+                if error.status == GONE:
+                    self._version = 0
+                wait = max(error.retry_after, min(LONGEST, 2.0**self._failures) * self._random.uniform(0.5, 1.0))
+                self._failures = min(self._failures + 1, 10)
+                self._log.warning(
+                    "a watch failed", extra={"path": self.path, "status": error.status, "error": str(error)}
+                )
+                self._stopped.wait(wait)
+
+    def _turn(self) -> None:
+        """List where that is needed, then watch until the server ends it."""
+        self._live()
+        if not self._version:
+            items, self._version = read_list(self._kube, self.path, self._query, self._kept)
+            if self._stopped.is_set():
+                return
+            self._listed(items, self._version)
+        query = {
+            **self._query, "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": str(self._version),
+            "timeoutSeconds": WATCH,
+        }  # fmt: skip
+        for line in self._kube.lines(self.path, query, SILENCE):
+            if self._stopped.is_set():
+                return
+            self._live()
+            change = _change.decode(line)
+            if change.type == "ERROR":
+                failure = _failure.decode(change.object)
+                raise ApiError(failure.code, failure.message)
+            if change.type == "BOOKMARK":
+                meta = _bookmark.decode(change.object).metadata
+            else:
+                raw = self._kept.one.decode(change.object)
+                meta = raw.metadata
+                self._seen(meta.key, meta.version, None if change.type == "DELETED" else self._kept.keep(raw))
+            self._version = meta.version
+            self._failures = 0
+
+    def _live(self) -> None:
+        self.heard = self._clock()
+        self._alive()
+
+
+class _BookmarkMeta(msgspec.Struct, rename="camel"):
+    resource_version: str
+
+    @property
+    def version(self) -> int:
+        return int(self.resource_version)
+
+
+class _Bookmark(msgspec.Struct):
+    metadata: _BookmarkMeta
+
+
+_change = msgspec.json.Decoder(Change)
+_failure = msgspec.json.Decoder(Failure)
+_bookmark = msgspec.json.Decoder(_Bookmark)

@@ -1,0 +1,1 @@
+"""Signed documents, and how they reach the sidecars."""

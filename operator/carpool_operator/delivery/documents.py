@@ -1,0 +1,145 @@
+"""What a target's sidecars are to run, as numbered documents: what is new, what expires, who has to be told again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from carpool.exchange.change import Change
+from carpool.policy.spec import BatchingPolicy
+from carpool_operator.api.model import Document, Target
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from carpool.policy.parameters import Parameters
+    from carpool_operator.tuning.evidence import Seen
+
+VALID = 7 * 86400.0
+"""Seconds that a document is valid; signed anew when half of them are over, so that the steady state writes nothing."""
+
+FIRST_REPEAT = 10.0
+LAST_REPEAT = 300.0
+"""Seconds after which a pod that is behind is told again; doubled each time, up to the latter."""
+
+RECLAIM = 60.0
+"""Seconds between documents that are published only because pods run something newer."""
+
+EVERY = "*"
+"""In a document's parameters: every model that is not named."""
+
+
+def told(policy: BatchingPolicy) -> BatchingPolicy:
+    """Return what a sidecar has to know of a policy: the promise, not how the fleet is tuned to keep it."""
+    return BatchingPolicy(slo=policy.slo, models=policy.models, bounds=policy.bounds, admission=policy.admission)
+
+
+class Publisher:
+    """Numbers a target's documents, and knows who has not got them.
+
+    A generation is the time in whole milliseconds since the epoch, but always more than any seen before: documents of a
+    workload that was deleted and made again are older than its new ones, and no count has to be kept anywhere.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.change: Change | None = None
+        """For all pods; what the ConfigMap holds."""
+        self.trial: Change | None = None
+        """For canaries."""
+        self.changed_at = 0.0
+        """When either was last published, on the operator's clock."""
+        self._newest = 0
+        self._reclaimed_at: float | None = None
+        self._repeats: dict[str, tuple[int, float, float]] = {}
+        """By pod UID: the generation it should have, when it is told again, and how long it waited for that."""
+
+    def restore(self, change: Change) -> None:
+        """Go on from what the ConfigMap holds: nothing is published for that alone."""
+        self.change = change
+        self._newest = max(self._newest, change.generation)
+
+    def notice(self, generation: int) -> None:
+        """Take note of a generation that a pod has: the next one is newer."""
+        self._newest = max(self._newest, generation)
+
+    def is_due(self, now: float, wall: float) -> bool:
+        """Whether a document is needed that says nothing new: half the time is over, or pods run something newer.
+
+        Such are canaries of an operator that died, or pods of a ConfigMap that was put back.
+        """
+        change = self.change
+        if change is None:
+            return False
+        if wall >= change.expires - VALID / 2:
+            return True
+        known = max(change.generation, self.trial.generation if self.trial is not None else 0)
+        if self._newest <= known or (self._reclaimed_at is not None and now - self._reclaimed_at < RECLAIM):
+            return False
+        self._reclaimed_at = now
+        return True
+
+    def says(self, policy: BatchingPolicy, parameters: Mapping[str, Parameters]) -> bool:
+        """Whether that is what is published already; a model that is not named has those of all."""
+        change = self.change
+        if change is None or change.policy != policy or EVERY not in change.parameters:
+            return False
+        rest = change.parameters[EVERY]
+        return all(change.parameters.get(name, rest) == wanted for name, wanted in parameters.items())
+
+    def publish(
+        self, now: float, wall: float, policy: BatchingPolicy, parameters: Mapping[str, Parameters]
+    ) -> Document:
+        """Make the document for all pods; whoever tries something is called back by it."""
+        self.trial = None
+        self.change = self._make(now, wall, policy, parameters)
+        return Document(self._target, self.change, None)
+
+    def publish_trial(
+        self,
+        now: float,
+        wall: float,
+        policy: BatchingPolicy,
+        parameters: Mapping[str, Parameters],
+        pods: Collection[str],
+    ) -> Document:
+        """Make a document for some pods, newer than that for all."""
+        self.trial = self._make(now, wall, policy, parameters)
+        return Document(self._target, self.trial, tuple(sorted(pods)))
+
+    def _make(self, now: float, wall: float, policy: BatchingPolicy, parameters: Mapping[str, Parameters]) -> Change:
+        self._newest = max(self._newest + 1, int(wall * 1000))
+        self.changed_at = now
+        self._repeats.clear()
+        return Change(
+            target=str(self._target),
+            generation=self._newest,
+            expires=wall + VALID,
+            policy=policy,
+            parameters=dict(parameters),
+        )
+
+    def wanted(self, uid: str, canaries: Collection[str]) -> Change | None:
+        """Return what a pod is to run."""
+        return self.trial if self.trial is not None and uid in canaries else self.change
+
+    def repeats(self, now: float, seen: Mapping[str, Seen], canaries: Collection[str]) -> list[Document]:
+        """Return what is to be sent again to pods that are known to be behind."""
+        behind: dict[bool, list[str]] = {}
+        repeats = {}
+        for uid, pod in seen.items():
+            wanted = self.wanted(uid, canaries)
+            if wanted is None or pod.generation >= wanted.generation or pod.at < self.changed_at:
+                continue
+            _, at, delay = self._repeats.get(uid, (0, self.changed_at + FIRST_REPEAT, FIRST_REPEAT))
+            if now >= at and pod.at > at - delay:
+                behind.setdefault(wanted is self.trial, []).append(uid)
+                delay = min(2 * delay, LAST_REPEAT)
+                at = now + delay
+            repeats[uid] = (wanted.generation, at, delay)
+        self._repeats = repeats
+        changes = {True: self.trial, False: self.change}
+        return [
+            Document(self._target, change, tuple(sorted(uids)))
+            for is_trial, uids in behind.items()
+            if (change := changes[is_trial]) is not None
+        ]

@@ -1,0 +1,190 @@
+"""Documents on their way to the sidecars: a ConfigMap that lasts, and a push to each pod at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import aiohttp
+import msgspec
+
+from carpool_operator.api import annotations as names
+from carpool_operator.api.spec import API_VERSION, KIND
+from carpool_operator.cluster.kube import APPLY, FIELD_MANAGER, ApiError, path_of
+from carpool_operator.cluster.objects import Key, Page, RawConfigMap
+from carpool_operator.cluster.watching import PAGE
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+    from carpool.exchange.change import Change
+    from carpool_operator.api.model import Pod, Policy, Target
+    from carpool_operator.cluster.writing import Writer
+    from carpool_operator.delivery.signing import Signer
+
+CHANGE, SIGNATURE = "change.json", "change.sig"
+"""Keys of the ConfigMap."""
+
+LABEL = names.PREFIX + "change"
+"""Label of these ConfigMaps, ``"true"``."""
+
+PUSH = 3.0
+"""Seconds for a push, from connecting to the answer."""
+
+
+def config_map(target: Target) -> Key:
+    """Return the name of a target's ConfigMap, which its pods mount."""
+    return Key(target.namespace, names.change_name(target.kind, target.name))
+
+
+class Published(NamedTuple):
+    """What a ConfigMap holds, and whom it is owned by."""
+
+    body: str
+    signature: str
+    owner: str
+    """UID of the policy."""
+
+
+_pages = msgspec.json.Decoder(Page[RawConfigMap])
+
+
+class ConfigMaps:
+    """What the ConfigMaps hold and what they should hold."""
+
+    def __init__(self, writer: Writer, signer: Signer) -> None:
+        self._writer = writer
+        self._signer = signer
+        self._held: dict[Key, Published] = {}
+        self._uids: dict[Key, str] = {}
+
+    async def read(self, namespaces: Sequence[str | None]) -> None:
+        """List them all: at the start, and from time to time, because others may have changed or deleted some.
+
+        Raises ``ApiError``.
+        """
+        held, uids = {}, {}
+        for namespace in namespaces:
+            rest = ""
+            while True:
+                query: dict[str, str | int] = {"labelSelector": f"{LABEL}=true", "limit": PAGE}
+                if rest:
+                    query["continue"] = rest
+                page = _pages.decode(await self._writer.read(path_of("v1", "configmaps", namespace), query))
+                for raw in page.items:
+                    owner = next((each.uid for each in raw.metadata.owner_references if each.kind == KIND), "")
+                    held[raw.metadata.key] = Published(raw.data.get(CHANGE, ""), raw.data.get(SIGNATURE, ""), owner)
+                    uids[raw.metadata.key] = raw.metadata.uid
+                rest = page.metadata.continue_
+                if not rest:
+                    break
+        self._held, self._uids = held, uids
+
+    def change(self, target: Target, wall: float) -> Change | None:
+        """Return what is published for a target; ``None`` for nothing, or for what no sidecar would take.
+
+        Whoever may edit ConfigMaps would otherwise have us sign parameters of theirs, or old ones anew. ``wall``:
+        seconds since the epoch.
+        """
+        held = self._held.get(config_map(target))
+        change = None if held is None else self._signer.read(held.body.encode(), held.signature)
+        return change if change is not None and change.target == str(target) and wall < change.expires else None
+
+    def keys(self) -> list[Key]:
+        """Return the names of all that there are."""
+        return list(self._held)
+
+    def owner(self, key: Key) -> str:
+        """Return the UID of the policy that one is owned by."""
+        return self._held[key].owner
+
+    def differs(self, target: Target, wanted: Published) -> bool:
+        """Whether the ConfigMap is to be written."""
+        return self._held.get(config_map(target)) != wanted
+
+    async def write(self, target: Target, wanted: Published, policy: Policy) -> None:
+        """Make a target's ConfigMap what it should be. One of that name that others made is taken over.
+
+        Raises ``ApiError`` or ``NotLeading``.
+        """
+        key = config_map(target)
+        body = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": key.name,
+                "namespace": key.namespace,
+                "labels": {LABEL: "true", "app.kubernetes.io/managed-by": FIELD_MANAGER},
+                # No controller reference: an object has only one, and it may have one already.
+                "ownerReferences": [
+                    {"apiVersion": API_VERSION, "kind": KIND, "name": policy.name, "uid": policy.uid},
+                ],
+            },
+            "data": {CHANGE: wanted.body, SIGNATURE: wanted.signature},
+        }
+        answer = await self._writer.send(
+            "PATCH",
+            path_of("v1", "configmaps", *key),
+            body,
+            query={"fieldManager": FIELD_MANAGER, "force": "true"},
+            content=APPLY,
+        )
+        self._held[key] = wanted
+        self._uids[key] = msgspec.json.decode(answer, type=RawConfigMap).metadata.uid
+
+    async def remove(self, key: Key) -> None:
+        """Delete one that belongs to no policy any more.
+
+        Raises ``ApiError`` or ``NotLeading``.
+        """
+        uid = self._uids.get(key)
+        if uid is None:
+            return  # a list since then found that it is gone
+        try:
+            await self._writer.send("DELETE", path_of("v1", "configmaps", *key), {"preconditions": {"uid": uid}})
+        except ApiError as error:
+            if error.status not in {404, 409}:
+                raise
+        self._held.pop(key, None)
+        self._uids.pop(key, None)
+
+
+class Pusher:
+    """Sends documents to pods."""
+
+    def __init__(self, session: aiohttp.ClientSession, at_once: asyncio.Semaphore) -> None:
+        self._session = session
+        self._at_once = at_once
+
+    async def push(self, pod: Pod, body: bytes, signature: str) -> str:
+        """Send one to a pod; returns what is wrong, ``""`` where it was taken."""
+        try:
+            async with (
+                self._at_once,
+                self._session.put(
+                    f"http://{address(pod)}/v1/config",
+                    data=body,
+                    # Once in a while: what is kept for the next is a file descriptor a pod.
+                    headers={
+                        "content-type": "application/json",
+                        "x-carpool-signature": signature,
+                        "connection": "close",
+                    },
+                    timeout=aiohttp.ClientTimeout(total=PUSH),
+                    allow_redirects=False,
+                ) as response,
+            ):
+                if response.status < 300:
+                    return ""
+                said = (await response.content.read(300)).decode(errors="replace").strip()
+                return f"it answers {response.status}: {said}"
+        except TimeoutError:
+            return f"no answer within {PUSH:g} s"
+        except (aiohttp.ClientError, OSError) as error:
+            return str(error) or type(error).__name__
+
+
+def address(pod: Pod) -> str:
+    """Return where a pod's admin port is."""
+    host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+    return f"{host}:{pod.admin_port}"

@@ -1,0 +1,1 @@
+"""What the operator reports: conditions, decisions, Events, metrics and health."""

@@ -1,0 +1,311 @@
+"""What is so of a policy, and if not, why and which command mends it. Pure checks, the first that finds fault speaks.
+
+Messages are sentences that stay as they are while nothing changes: a status is written when it differs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.policy.durations import format_seconds
+from carpool_operator.api.annotations import ASKED, CONTAINER, FORBIDDEN, INJECT, PROPAGATED, SLO_PREFIX, STATUS
+from carpool_operator.api.model import LONGEST_NOTE
+from carpool_operator.api.status import (
+    ANNOTATION_INVALID,
+    DEFECTS,
+    SERVICE_BYPASSED,
+    Condition,
+    ConditionStatus,
+    ConditionType,
+)
+from carpool_operator.tuning.assignment import conflicts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from carpool_operator.api.model import Policy, Target, View, Workload
+    from carpool_operator.api.spec import PolicySpec
+    from carpool_operator.tuning.steering import Steering
+
+GRACE = 30.0
+"""Seconds that a pod may take to run a new document before anybody is told that it does not."""
+
+NAMES = 5
+"""Names in a message; of the rest it says how many they are."""
+
+TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
+
+
+class Finding(NamedTuple):
+    """What a check came to."""
+
+    status: ConditionStatus
+    reason: str
+    message: str = ""
+
+
+def asks(workload: Workload) -> bool:
+    """Whether a workload's pods are to have sidecars: by the webhook, or as ``carpool inject`` wrote the template."""
+    written = workload.template_annotations
+    return written.get(INJECT) in {ASKED, PROPAGATED} or STATUS in written
+
+
+def accepted(policy: Policy, targets: Sequence[Target], view: View) -> Finding:
+    """Whether the spec makes sense, names what exists, and no other policy has it."""
+    if policy.spec is None:
+        return Finding(FALSE, "Invalid", policy.error)
+    lost = conflicts(policy, targets, view.owners)
+    if lost:
+        return Finding(FALSE, "Conflicted", lost)
+    absent = [target for target in targets if target not in view.workloads]
+    if absent:
+        named = ", ".join(f"{target.kind} {target.name}" for target in absent)
+        return Finding(
+            FALSE,
+            "TargetNotFound",
+            f"there is no {named} in namespace {policy.namespace}: create it, or correct targetRefs "
+            f"(kubectl -n {policy.namespace} get deployments,statefulsets)",
+        )
+    invalid = _told(view, targets, ANNOTATION_INVALID) if policy.annotated else []
+    if invalid:
+        message = f"{_joined(invalid)}. Until then this stays as the annotations before asked for"
+        return Finding(TRUE, ANNOTATION_INVALID, message)
+    return Finding(TRUE, "Accepted")
+
+
+def _told(view: View, targets: Iterable[Target], reason: str) -> list[str]:
+    return [event.message for target in targets for event in view.told.get(target, ()) if event.reason == reason]
+
+
+def _joined(messages: Sequence[str]) -> str:
+    """Put messages together, not at any length: an annotation may be of any, a status may not."""
+    shown = "; ".join(message[:LONGEST_NOTE] for message in messages[:NAMES])
+    return shown if len(messages) <= NAMES else f"{shown}; and {len(messages) - NAMES} more like these"
+
+
+class Delivery(NamedTuple):
+    """How far a target's document has got."""
+
+    injected: int
+    acknowledged: int
+    behind: list[str]
+    """Names of pods that run something older."""
+    late: list[str]
+    """Of these, who had time enough."""
+
+
+def delivery(steering: Steering, view: View) -> Delivery:
+    """Count who runs what they should."""
+    publisher, canaries = steering.publisher, steering.canaries
+    pods = [pod for pod in view.pods.get(steering.target, ()) if not pod.deleting]
+    behind, late = [], []
+    for pod in pods:
+        seen, wanted = steering.evidence.pods.get(pod.uid), publisher.wanted(pod.uid, canaries)
+        if wanted is None or seen is None or seen.running != wanted.generation:
+            behind.append(pod.name)
+            since = max(publisher.changed_at, seen.since if seen is not None else view.now)
+            if view.now - since > GRACE:
+                late.append(pod.name)
+    return Delivery(len(pods), len(pods) - len(behind), behind, late)
+
+
+def programmed(steering: Steering, view: View, delivered: Delivery, *, before: bool) -> Finding:
+    """Whether every pod of a target runs what is published for it; ``before``: whether that was so."""
+    target, workload = steering.target, view.workloads[steering.target]
+    what, where = f"{target.kind} {target.name}", f"kubectl -n {target.namespace}"
+    resource = f"{target.kind.lower()}/{target.name}"
+    if not asks(workload):
+        return Finding(FALSE, "NotInjected", f"{what} has no sidecars: {_inject(workload, where)}")
+    missed = view.missed.get(target, ())
+    skipped = [pod for pod in missed if pod.skipped]
+    if skipped:
+        # A restart alone would come to the same: the injector's words say what to change.
+        why = skipped[0].skipped
+        alike = [pod.name for pod in skipped if pod.skipped == why]
+        return Finding(FALSE, "Skipped", f"{names(alike)} of {what} can't have a sidecar: {why}")
+    if missed:
+        listed = names([pod.name for pod in missed])
+        return Finding(
+            FALSE, "Missed", f"{listed} of {what} started without a sidecar: {where} rollout restart {resource}"
+        )
+    elsewhere = _elsewhere(workload, view, where)
+    if elsewhere is not None:
+        return elsewhere
+    # One that starts finds the document in its ConfigMap; and what is published this moment nobody has refused yet.
+    told = view.pods.get(target, ()) if steering.publisher.changed_at < view.now else ()
+    pods = {pod.uid: pod.name for pod in told if pod.ready}
+    refused = {pods[uid]: error for uid, error in view.refused.items() if uid in pods and pods[uid] in delivered.behind}
+    if refused:
+        name, error = min(refused.items())
+        return Finding(
+            FALSE,
+            "PushRefused",
+            f"{names(sorted(refused))} of {what} did not take the configuration ({error}); it is tried again. A pod "
+            f"that starts anew reads it from its ConfigMap: {where} delete pod {name}",
+        )
+    unread = {
+        seen.name: seen.change_error
+        for seen in steering.evidence.pods.values()
+        if seen.change_error and seen.name in delivered.behind
+    }
+    if unread:
+        name, error = min(unread.items())
+        return Finding(
+            FALSE,
+            "ChangeRefused",
+            f"{names(sorted(unread))} of {what} cannot use the configuration in its ConfigMap ({error}): "
+            f"{where} logs {name} -c carpool",
+        )
+    if delivered.late:
+        name = delivered.late[0]
+        error = next((seen.error for seen in steering.evidence.pods.values() if seen.name == name), "")
+        why = f" ({name} can't be read: {error})" if error else ""
+        return Finding(
+            FALSE,
+            "Pending",
+            f"{names(delivered.late)} of {what} did not say that the newest configuration runs{why}: "
+            f"{where} logs {name} -c carpool",
+        )
+    if not delivered.injected:
+        if workload.replicas == 0:
+            return Finding(TRUE, "ScaledToZero", f"{what} has no pods")
+        return Finding(UNKNOWN, "NoPods", f"{what} has no pod with a sidecar yet: {where} describe {resource}")
+    if delivered.behind and not before:
+        return Finding(UNKNOWN, "Pending", f"{what}: the first configuration is on its way")
+    bypassed = _told(view, [target], SERVICE_BYPASSED)
+    if bypassed:
+        return Finding(TRUE, SERVICE_BYPASSED, _joined(bypassed))
+    return Finding(TRUE, "Programmed")
+
+
+def _inject(workload: Workload, where: str) -> str:
+    """Return what gives a workload its sidecars."""
+    target, own = workload.target, workload.annotations
+    resource = f"{target.kind.lower()}/{target.name}"
+    if workload.template_annotations.get(INJECT) == FORBIDDEN or own.get(INJECT) == FORBIDDEN:
+        return f'{INJECT} says "{FORBIDDEN}": take that annotation out'
+    asked = own.get(INJECT) == ASKED or any(name.startswith(SLO_PREFIX) for name in own)
+    if target.kind == "Deployment" and not asked:
+        return f"{where} annotate {resource} {INJECT}={ASKED}"
+    if target.kind == "Deployment":
+        # Annotated while the webhook was away.
+        return f"it was annotated while the injector was away: {where} rollout restart {resource}"
+    return _patch(target, where, INJECT, ASKED)
+
+
+def _patch(target: Target, where: str, annotation: str, value: str) -> str:
+    """Return the command that annotates a workload's pod template, which rolls its pods."""
+    patch = f'{{"spec":{{"template":{{"metadata":{{"annotations":{{"{annotation}":"{value}"}}}}}}}}}}'
+    return f"{where} patch {target.kind.lower()}/{target.name} -p '{patch}'"
+
+
+def _elsewhere(workload: Workload, view: View, where: str) -> Finding | None:
+    """Say so where sidecars stand before another container than the one that the policy names."""
+    target, spec = workload.target, view.policy.spec
+    refs = () if spec is None else spec.target_refs
+    wanted = next((ref.container for ref in refs if (ref.kind, ref.name) == (target.kind, target.name)), None)
+    pods = [pod for pod in view.pods.get(target, ()) if not pod.deleting]
+    before = sorted({pod.container for pod in pods} - {wanted, ""})
+    if wanted is None or not before:
+        return None
+    what = f"the sidecars of {target.kind} {target.name} stand before container {names(before)}, not {wanted}"
+    if workload.template_annotations.get(CONTAINER) == wanted:
+        rollout = f"{where} rollout status {target.kind.lower()}/{target.name}"
+        return Finding(FALSE, "WrongContainer", f"{what}, where those of new pods will stand: {rollout}")
+    return Finding(FALSE, "WrongContainer", f"{what}: {_patch(target, where, CONTAINER, wanted)}")
+
+
+def metrics_available(steering: Steering, view: View, stale_after: float) -> Finding:
+    """Whether there is evidence to decide on."""
+    blind, namespace = steering.trust.blind, steering.target.namespace
+    what = f"{steering.target.kind} {steering.target.name}"
+    if blind is not None and blind.reason == "NoPodsReady":
+        return Finding(UNKNOWN, blind.reason, f"{what}: {blind.message}")
+    if not steering.evidence.heard and view.now - steering.trust.good_at <= stale_after:
+        return Finding(UNKNOWN, "NotReadYet", f"{what}: its pods have not been read yet")
+    if view.now - steering.trust.good_at <= stale_after:
+        return Finding(TRUE, "Available")
+    if blind is None:
+        return Finding(FALSE, "MetricsStale", f"{what}: nothing new was read for {format_seconds(stale_after)}")
+    return Finding(
+        FALSE,
+        blind.reason,
+        f"{what}: {blind.message}. Nothing is turned meanwhile; "
+        f"kubectl -n {namespace} get pods -l carpool.dev/injected shows whether they run",
+    )
+
+
+def slo_met(steerings: Iterable[Steering], policy: Policy, spec: PolicySpec, before: Finding | None) -> Finding:
+    """Whether the promise is kept, by sequential tests with hysteresis: never by one interval's percentile."""
+    verdicts = {
+        f"{steering.target.name} {name}".strip(): learned.promise.kept
+        for steering in steerings
+        for name, learned in steering.models.items()
+    }
+    quantile, seconds = spec.slo.percentiles[-1]
+    promise = f"p{100 * quantile:g} within {format_seconds(seconds)}".replace("99.9", "999")
+    broken = sorted(name for name, kept in verdicts.items() if kept is False)
+    if broken:
+        return Finding(
+            FALSE,
+            "Missed",
+            f"{promise} is not kept for {names(broken)}: more requests miss than may. Add replicas or raise "
+            f"slo.latency; why: kubectl carpool explain {policy.name} -n {policy.namespace}",
+        )
+    if any(verdicts.values()):
+        return Finding(TRUE, "Kept", promise)
+    if before is not None and before.status is not UNKNOWN and not verdicts:
+        return before
+    return Finding(UNKNOWN, "TooFewRequests", "too few requests were answered yet to tell")
+
+
+def ready(findings: Mapping[ConditionType, Finding], *, paused: bool) -> Finding:
+    """All of them but SLOMet."""
+    parts = [findings[kind] for kind in _PARTS]
+    for finding in parts:
+        if finding.status is not TRUE:
+            return Finding(FALSE, finding.reason, finding.message)
+    if paused:
+        return Finding(TRUE, "Paused", "tuning is paused, and what runs stays: kubectl carpool resume goes on")
+    return next((finding for finding in parts if finding.reason in DEFECTS), Finding(TRUE, "Ready"))
+
+
+_PARTS = (ConditionType.ACCEPTED, ConditionType.PROGRAMMED, ConditionType.METRICS_AVAILABLE)
+
+
+def worst(findings: Sequence[Finding], otherwise: Finding) -> Finding:
+    """Put together what was found of several targets: what is wrong with any, all messages of that kind."""
+    groups = [[finding for finding in findings if finding.status is status] for status in (FALSE, UNKNOWN)]
+    for bad in (*groups, [finding for finding in findings if finding.reason in DEFECTS]):
+        if bad:
+            same = [finding.message for finding in bad if finding.reason == bad[0].reason]
+            return bad[0]._replace(message="; ".join(same))
+    return findings[0] if findings else otherwise
+
+
+def conditions(
+    findings: Mapping[ConditionType, Finding], before: Sequence[Condition], generation: int, at: str
+) -> tuple[Condition, ...]:
+    """Write findings down; the time of a transition stays while the status does."""
+    known = {condition.type: condition for condition in before}
+    written = []
+    for kind, finding in findings.items():
+        last = known.get(kind)
+        stays = last is not None and last.status is finding.status
+        written.append(
+            Condition(
+                type=str(kind),
+                status=finding.status,
+                reason=finding.reason,
+                message=finding.message,
+                last_transition_time=last.last_transition_time if stays and last is not None else at,
+                observed_generation=generation,
+            )
+        )
+    return tuple(written)
+
+
+def names(listed: Sequence[str]) -> str:
+    """List names, not too many of them."""
+    shown = ", ".join(listed[:NAMES])
+    return shown if len(listed) <= NAMES else f"{shown} and {len(listed) - NAMES} more"

@@ -1,0 +1,291 @@
+"""What a status tells of decisions: what is applied, recommended, was decided and has been.
+
+Nothing here ticks. A status that differs is written, so figures change with decisions only, and what merely lasts is
+told once it has lasted a while.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.exchange.decision import Reason
+from carpool.policy.durations import format_seconds
+from carpool_operator.api.status import (
+    MAX_HISTORY,
+    Applied,
+    HistoryEntry,
+    LastDecision,
+    Recommendation,
+    Status,
+    TargetModel,
+    TargetStatus,
+    Trial,
+)
+from carpool_operator.delivery.documents import EVERY
+from carpool_operator.tuning.learning import predicted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from carpool.policy.parameters import Parameters
+    from carpool_operator.api.model import Target, View
+    from carpool_operator.api.status import Condition
+    from carpool_operator.reporting.conditions import Delivery
+    from carpool_operator.tuning.learning import Learned
+    from carpool_operator.tuning.steering import Happening, Steering
+
+LASTING = 60.0
+"""Seconds after which what is the case, without anything being done, is told."""
+
+BUSIER = 2.0
+"""How many times as busy another model has to be for the status to be about it."""
+
+DONE = frozenset({"Applied", "Promoted", "RolledBack", "FellBack"})
+"""Actions that a history keeps."""
+
+ON_THE_WAY = frozenset({Reason.WITHIN_STABILIZATION_WINDOW, Reason.WOULD_FLIP})
+"""Why a tuner stays where it would not."""
+
+
+def timestamp(wall: float) -> str:
+    """Write seconds since the epoch as RFC 3339, UTC, whole seconds."""
+    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class _Lasting:
+    """Something that is told once it has been the same for ``LASTING`` seconds."""
+
+    def __init__(self) -> None:
+        self._what: object = None
+        self._since = 0.0
+
+    def for_long(self, what: object, now: float) -> bool:
+        if what != self._what:
+            self._what, self._since = what, now
+        return now - self._since >= LASTING
+
+
+class _Main(NamedTuple):
+    """The model that a status is about."""
+
+    steering: Steering
+    name: str
+    learned: Learned
+
+
+class Reporter:
+    """Remembers what was told, beginning with what ``before`` says."""
+
+    def __init__(self, before: Status) -> None:
+        self._told = before
+        self._history = before.history
+        self._last = before.last_decision
+        self._recommendation = before.recommendation
+        self._main: tuple[str, str] | None = None
+        if before.applied is not None:
+            self._main = (before.applied.target, before.applied.model)
+        self._state = _Lasting()
+        self._next = _Lasting()
+
+    def record(self, view: View, steerings: Sequence[Steering], happened: Sequence[tuple[Target, Happening]]) -> None:
+        """Take note of what was done, and of what is the case."""
+        at = timestamp(view.wall)
+        for target, happening in happened:
+            where = f"{target.kind}/{target.name}"
+            if happening.action in DONE and happening.parameters is not None:
+                entry = HistoryEntry(
+                    generation=happening.generation,
+                    at=at,
+                    target=where,
+                    model=happening.model,
+                    parameters=happening.parameters,
+                    reason=happening.reason,
+                )
+                self._history = (entry, *self._history)[:MAX_HISTORY]
+            if happening.action != "Recovered":
+                self._last = LastDecision(
+                    action=happening.action,
+                    reason=happening.reason,
+                    message=happening.message,
+                    model=happening.model,
+                    target=where,
+                    at=at,
+                    observed=happening.observed,
+                    predicted=happening.predicted,
+                )
+        main = self._busiest(steerings)
+        self._hold(view, steerings, main, at)
+        self._recommend(view.now, main)
+
+    def _busiest(self, steerings: Sequence[Steering]) -> _Main | None:
+        """Choose the model that the status is about; two that are equally busy don't take turns."""
+        every = [_Main(steering, name, each) for steering in steerings for name, each in steering.models.items()]
+        if not every:
+            return None
+        best = max(every, key=lambda each: each.learned.rate)
+        known = next((each for each in every if (_where(each.steering.target), each.name) == self._main), None)
+        if known is not None and best.learned.rate <= BUSIER * known.learned.rate:
+            return known
+        self._main = (_where(best.steering.target), best.name)
+        return best
+
+    def _hold(self, view: View, steerings: Sequence[Steering], main: _Main | None, at: str) -> None:
+        """Tell why nothing is done, once that has lasted."""
+        blind = next((each for each in steerings if each.trust.blind is not None), None)
+        decision = None if main is None else main.learned.decision
+        target, model, reason, message = None, EVERY, "", ""
+        if blind is not None and blind.trust.blind is not None:
+            target, reason, message = blind.target, str(blind.trust.blind.reason), blind.trust.blind.message
+        elif main is not None and decision is not None and not decision.change:
+            target, model = main.steering.target, main.name
+            reason, message = str(decision.reason), decision.message
+            if view.policy.paused:
+                reason, message = "Paused", "tuning is paused, and what runs stays"
+        if target is None:
+            return
+        lasted = self._state.for_long((target, model, reason), view.now)
+        last = self._last
+        if reason == Reason.RECOMMEND_ONLY or (last is not None and not lasted):
+            return
+        where = _where(target)
+        if last is not None and (last.action, last.reason, last.model, last.target) == ("Held", reason, model, where):
+            return
+        self._last = LastDecision(
+            action="Held",
+            reason=reason,
+            message=message,
+            model=model,
+            target=where,
+            at=at,
+            observed=None if main is None else main.learned.observed(),
+            predicted=None if decision is None else predicted(decision.predicted),
+        )
+
+    def _recommend(self, now: float, main: _Main | None) -> None:
+        """Tell where the tuner would go: where it only recommends at once, where it is kept from it once that lasts."""
+        wanted = None if main is None else _recommendation(main)
+        told = self._recommendation
+        if _essence(wanted) == _essence(told):
+            self._next.for_long(None, now)
+        elif self._next.for_long(_essence(wanted), now) or (
+            told is None and wanted is not None and wanted.capped_by == "mode"
+        ):
+            self._recommendation = wanted
+
+    def status(
+        self,
+        view: View,
+        steerings: Sequence[Steering],
+        delivered: Mapping[Target, Delivery],
+        conditions: tuple[Condition, ...],
+        generation: int,
+    ) -> Status:
+        """Put the status together."""
+        return Status(
+            observed_generation=generation,
+            conditions=conditions,
+            applied=self._applied(steerings),
+            recommendation=self._recommendation,
+            last_decision=self._last,
+            targets=tuple(_target(view, steering, delivered.get(steering.target)) for steering in steerings),
+            history=self._history,
+        )
+
+    def _applied(self, steerings: Sequence[Steering]) -> Applied | None:
+        main = self._busiest(steerings)
+        if main is not None:
+            return _as_applied(main.steering, main.name, main.learned.generation, main.learned.parameters)
+        for steering in steerings:
+            change = steering.publisher.change
+            if change is not None and EVERY in change.parameters:
+                return _as_applied(steering, EVERY, steering.every_since, change.parameters[EVERY])
+        return None
+
+
+def _recommendation(main: _Main) -> Recommendation | None:
+    learned, trial = main.learned, main.steering.trial
+    decision = learned.decision
+    if decision is None:
+        return None
+    if trial is not None and trial.model == main.name:
+        parameters, capped_by = trial.parameters, "canary"
+    elif decision.reason is Reason.RECOMMEND_ONLY:
+        parameters, capped_by = decision.parameters, decision.capped_by or "mode"
+    elif decision.reason in ON_THE_WAY and decision.uncapped is not None:
+        parameters, capped_by = decision.uncapped, decision.capped_by or "evidence"
+    else:
+        return None
+    if parameters == learned.parameters:
+        return None
+    return Recommendation(
+        target=_where(main.steering.target),
+        model=main.name,
+        parameters=parameters,
+        uncapped=decision.uncapped,
+        capped_by=capped_by,
+        predicted=predicted(decision.predicted) if decision.reason is Reason.RECOMMEND_ONLY else None,
+    )
+
+
+def _essence(recommendation: Recommendation | None) -> tuple[object, ...] | None:
+    """Return what makes a recommendation another one; its forecast does not."""
+    if recommendation is None:
+        return None
+    return (
+        recommendation.target,
+        recommendation.model,
+        recommendation.parameters,
+        recommendation.uncapped,
+        recommendation.capped_by,
+    )
+
+
+def _as_applied(steering: Steering, model: str, generation: int, parameters: Parameters) -> Applied:
+    passing = parameters.pass_through
+    return Applied(
+        generation=generation,
+        # A generation is the time of its publication, in milliseconds.
+        at=timestamp(generation / 1000),
+        target=_where(steering.target),
+        model=model,
+        parameters=parameters,
+        batch="pass" if passing else str(parameters.max_batch),
+        wait="pass" if passing else format_seconds(parameters.max_wait),
+    )
+
+
+def _target(view: View, steering: Steering, delivered: Delivery | None) -> TargetStatus:
+    target, change, tried = steering.target, steering.publisher.change, steering.publisher.trial
+    workload = view.workloads.get(target)
+    models = [
+        TargetModel(
+            name=name,
+            generation=learned.generation,
+            parameters=learned.parameters,
+            trial=None
+            if steering.trial is None or tried is None or steering.trial.model != name
+            else Trial(
+                generation=tried.generation,
+                parameters=steering.trial.parameters,
+                pods=tuple(sorted(pod.name for pod in view.pods.get(target, ()) if pod.uid in steering.trial.pods)),
+                since=timestamp(steering.trial.wall),
+            ),
+        )
+        for name, learned in sorted(steering.models.items())
+    ]
+    if not models and change is not None and EVERY in change.parameters:
+        models = [TargetModel(name=EVERY, generation=steering.every_since, parameters=change.parameters[EVERY])]
+    return TargetStatus(
+        kind=target.kind,
+        name=target.name,
+        replicas=0 if workload is None else workload.replicas,
+        injected=0 if delivered is None else delivered.injected,
+        acknowledged=0 if delivered is None else delivered.acknowledged,
+        missed=tuple(pod.name for pod in view.missed.get(target, ())),
+        models=tuple(models),
+    )
+
+
+def _where(target: Target) -> str:
+    return f"{target.kind}/{target.name}"

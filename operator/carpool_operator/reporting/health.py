@@ -1,0 +1,55 @@
+"""What the kubelet and Prometheus ask: /livez, /readyz, /metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from carpool_operator.reporting.metrics import Metrics
+
+
+class Health:
+    """Serves the three. A check returns what is wrong, ``""`` for nothing."""
+
+    def __init__(self, metrics: Metrics, *, live: Callable[[], str], ready: Callable[[], str]) -> None:
+        self.port = 0
+        """Where it listens, once started."""
+        self._metrics = metrics
+        application = web.Application()
+        application.add_routes(
+            [
+                web.get("/livez", _probe(live)),
+                web.get("/readyz", _probe(ready)),
+                web.get("/metrics", self._scrape),
+            ]
+        )
+        # A request's line in the log every few seconds would say nothing.
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+
+    async def start(self, host: str | None, port: int) -> None:
+        """Listen.
+
+        Raises ``OSError`` where the port can't be had.
+        """
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port).start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Listen no more."""
+        await self._runner.cleanup()
+
+    async def _scrape(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.text(), headers={"content-type": "text/plain; version=1.0.0"})
+
+
+def _probe(check: Callable[[], str]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def probe(_: web.Request) -> web.Response:
+        wrong = check()
+        return web.Response(status=503 if wrong else 200, text=f"{wrong or 'ok'}\n")
+
+    return probe

@@ -1,0 +1,143 @@
+"""Looks that cost a list: pods that should have a sidecar and have none, Services that lead past it.
+
+Pods without a sidecar are not watched. They are listed, workload by workload, where the numbers don't match, and each
+no oftener than a limit; so are Services.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from carpool_operator.api import annotations as names
+from carpool_operator.api.model import Event, Missed
+from carpool_operator.api.status import SERVICE_BYPASSED
+from carpool_operator.cluster.kube import path_of
+from carpool_operator.cluster.objects import Meta
+from carpool_operator.injector.bypass import bypasses
+from carpool_operator.reporting.conditions import asks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from carpool_operator.api.model import Pod, Target, Workload
+    from carpool_operator.cluster.writing import Writer
+
+AGAIN = 30.0
+"""Seconds between two lists of one workload's pods, while some are missing; of its Services, while one leads past."""
+
+SERVICES = 600.0
+"""Seconds between two looks at the Services before one workload, unless its pods have become others."""
+
+MOST = 50
+"""Names told of pods that were missed."""
+
+LONGEST = 300
+"""Characters told of why one was skipped; anybody who makes pods can write that annotation."""
+
+
+class _Seen(NamedTuple):
+    """What a look at the Services before a workload came to."""
+
+    at: float
+    template: str
+    events: tuple[Event, ...]
+
+    def good(self, template: str, now: float) -> bool:
+        """Whether it is too early for another."""
+        return template == self.template and now < self.at + (AGAIN if self.events else SERVICES)
+
+
+class _PodStatus(Struct):
+    phase: str = ""
+
+
+class _Pod(Struct):
+    metadata: Meta
+    status: _PodStatus
+
+
+class _Pods(Struct):
+    items: list[_Pod]
+
+
+_pods = msgspec.json.Decoder(_Pods)
+
+
+class Inspector:
+    """Remembers what it saw, and when. ``now``: seconds of the monotonic clock."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._missed: dict[Target, tuple[float, tuple[Missed, ...]]] = {}
+        self._services: dict[Target, _Seen] = {}
+
+    async def missed(self, workload: Workload, injected: Sequence[Pod], now: float) -> tuple[Missed, ...]:
+        """Return a workload's pods that should have a sidecar and have none.
+
+        Raises ``ApiError``.
+        """
+        target = workload.target
+        if not asks(workload) or sum(not pod.deleting for pod in injected) >= workload.replicas:
+            self._missed.pop(target, None)
+            return ()
+        listed, found = self._missed.get(target, (-AGAIN, ()))
+        if now < listed + AGAIN:
+            return found
+        # Before it is asked, so that a server that fails isn't asked at once again.
+        self._missed[target] = (now, found)
+        query: dict[str, str | int] = {"labelSelector": f"{workload.selector},{names.INJECTED}!=true", "limit": MOST}
+        answer = _pods.decode(await self._writer.read(path_of("v1", "pods", target.namespace), query))
+        found = tuple(
+            Missed(pod.metadata.name, pod.metadata.annotations.get(names.SKIPPED, "")[:LONGEST])
+            for pod in answer.items
+            if not pod.metadata.deletion_timestamp and pod.status.phase in {"Pending", "Running"}
+        )
+        self._missed[target] = (now, found)
+        return found
+
+    def bypassed(self, target: Target) -> tuple[Event, ...]:
+        """Return what is to be told of Services that lead past a workload's sidecars, by the last look."""
+        seen = self._services.get(target)
+        return () if seen is None else seen.events
+
+    async def look_at_services(self, workload: Workload, injected: Sequence[Pod], now: float) -> None:
+        """Look for Services that lead past a workload's sidecars, if it is time to.
+
+        Raises ``ApiError``.
+        """
+        target = workload.target
+        pods_there = [pod for pod in injected if not pod.deleting]
+        if not pods_there:
+            self._services.pop(target, None)
+        ready = next((pod for pod in pods_there if pod.ready), None)
+        if ready is None:
+            return
+        seen = self._services.get(target)
+        if seen is not None and seen.good(ready.template_hash, now):
+            return
+        # Before it is asked, so that a server that fails isn't asked at once again; what was seen is so until then.
+        self._services[target] = _Seen(now, ready.template_hash, () if seen is None else seen.events)
+        one: dict[str, str | int] = {"fieldSelector": f"metadata.name={ready.name}"}
+        pods: list[Any] = json.loads(await self._writer.read(path_of("v1", "pods", target.namespace), one))["items"]
+        services: list[Any] = json.loads(await self._writer.read(path_of("v1", "services", target.namespace)))["items"]
+        events = tuple(
+            Event(
+                True,
+                SERVICE_BYPASSED,
+                f"Service {service['metadata']['name']} port {way.port} leads past the sidecar. Put it right: "
+                f"{way.command}",
+            )
+            for pod in pods
+            for service in services
+            for way in bypasses(service, pod)
+        )
+        self._services[target] = _Seen(now, ready.template_hash, events)
+
+    def forget(self, alive: set[Target]) -> None:
+        """Forget workloads that nobody tunes any more."""
+        self._missed = {target: each for target, each in self._missed.items() if target in alive}
+        self._services = {target: each for target, each in self._services.items() if target in alive}

@@ -1,0 +1,1 @@
+"""Decisions for a fleet: evidence, trust in it, canaries, and steering."""

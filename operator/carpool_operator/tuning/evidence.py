@@ -1,0 +1,287 @@
+"""What a fleet's counters say: differences pod by pod, refused where they cannot be, summed where they may be.
+
+Nothing is decided on a counter by itself. Each reading of a pod is compared with the one before it: the same process,
+time that passed, numbers that can be, one configuration from end to end, a host that did not pause. What is left adds
+up, for the counters are additive; what is not has a reason, which ends in the policy's status.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import inf, isfinite
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from carpool.batching.counters import DURATION_BOUNDS, WINDOW, ModelStats, Stats, combine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from carpool.exchange.report import Report, RolledBack
+    from carpool_operator.api.model import Pod, Reading
+
+STALLED_SHARE = 0.25
+"""Share of an interval that a pod's host may have paused without all of the interval being void."""
+
+MOST_PER_SECOND = 1e6
+"""Requests of one pod that are taken for true: fifty times what a sidecar's core can pass on."""
+
+LONGEST_BATCH = 3600.0
+"""Seconds of one batch that are taken for true; no upstream may be silent for so long."""
+
+CLOCKS_APART = 1.0
+"""Seconds by which a process may have aged less than its clock says went by, and still be the same."""
+
+QUORUM = 0.5
+"""Share of the ready pods that has to be readable: the few that answer may be those that fare well, or badly."""
+
+_COUNTS = (
+    "arrivals", "batchable", "arrivals_squared", "windows", "rows", "dispatched", "served", "hits", "cold", "stalled",
+    "padded_rows", "bisections",
+)  # fmt: skip
+
+
+class Sample(NamedTuple):
+    """What one pod counted between two readings."""
+
+    uid: str
+    generation: int
+    """Of the configuration that was in force from end to end; 0 where it changed."""
+    seconds: float
+    """Of the pod's own clock."""
+    stalled: bool
+    """Whether its host paused so much of it that it says nothing of the model."""
+    models: dict[str, ModelStats]
+    passing: dict[str, bool]
+    queued_rows: int
+    paused: float = 0.0
+    """Seconds that its host paused."""
+
+
+class Sum(NamedTuple):
+    """One model over several pods."""
+
+    pods: int
+    seconds: float
+    """Of all pods together, so that what is divided by it is per replica."""
+    stats: ModelStats
+    passing: bool
+    """Whether its requests pass one by one on most of the pods."""
+    queued_rows: int
+    """Mean of the pods' queues, rounded up."""
+    paused: float = 0.0
+    """Seconds that the pods' hosts paused, all together."""
+
+
+def add_up(samples: Iterable[Sample]) -> dict[str, Sum]:
+    """Sum over pods, by model; pods that do not know a model yet count with no traffic of it."""
+    chosen = list(samples)
+    if not chosen:
+        return {}
+    seconds = sum(sample.seconds for sample in chosen)
+    paused = sum(sample.paused for sample in chosen)
+    queued = -(-sum(sample.queued_rows for sample in chosen) // len(chosen))
+    names = dict.fromkeys(name for sample in chosen for name in sample.models)
+    sums = {}
+    for name in names:
+        passing = [sample.passing[name] for sample in chosen if name in sample.passing]
+        stats = combine([sample.models[name] for sample in chosen if name in sample.models])
+        sums[name] = Sum(len(chosen), seconds, stats, 2 * sum(passing) >= len(passing), queued, paused)
+    return sums
+
+
+class Seen(Struct):
+    """What is remembered of a pod: its last good reading, and what came of those after it."""
+
+    name: str
+    template_hash: str
+    since: float
+    """When it was first there to be read; the operator's clock, as ``at``."""
+    read_at: float = -inf
+    """Of the last reading, good or bad."""
+    at: float = -inf
+    """Of the last good one."""
+    error: str = ""
+    """What was wrong with the last one; ``""``: nothing."""
+    generation: int = 0
+    running: int = 0
+    change_error: str = ""
+    uptime: float = 0.0
+    stalled: float = 0.0
+    replaced: dict[str, int] = field(default_factory=dict)
+    counters: bytes = b""
+    """MessagePack of its counters: a fifth of the memory of the objects, and thousands of pods are remembered."""
+
+
+class Gathered(NamedTuple):
+    """What a fleet's readings came to."""
+
+    samples: list[Sample]
+    failing: dict[str, str]
+    """Pods that are ready and cannot be read, by name, and why."""
+    expected: int
+    """Pods that should have been readable."""
+    news: bool
+    """Whether there was any reading that was not known already."""
+    replaced: list[tuple[str, str]]
+    """(pod UID, model) that became another since the reading before."""
+    rolled_back: list[tuple[str, RolledBack]]
+    """By pod UID: what sidecars took back of the newest document they have."""
+
+    @property
+    def readable(self) -> bool:
+        """Whether enough pods answer for those that do to stand for all."""
+        return len(self.failing) <= QUORUM * self.expected and len(self.failing) < max(self.expected, 1)
+
+
+class Evidence:
+    """The memory of a target's pods. Bounded by their number: who is gone is forgotten."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self.pods: dict[str, Seen] = {}
+        self.hash: str | None = None
+        """Of the pod template that is learned from: that of most pods."""
+
+    @property
+    def heard(self) -> bool:
+        """Whether any pod was ever read."""
+        return any(seen.at > -inf for seen in self.pods.values())
+
+    @property
+    def newest(self) -> float:
+        """When the last good reading was made."""
+        return max((seen.at for seen in self.pods.values()), default=-inf)
+
+    def turn(self, pods: Sequence[Pod]) -> bool:
+        """Follow a rollout: learn from the template that most ready pods have; returns whether it became another."""
+        hashes = Counter(pod.template_hash for pod in pods if pod.ready and not pod.deleting)
+        if not hashes:
+            return False
+        # While two have as many pods, it stays with what it knows.
+        most = max(hashes, key=lambda each: (hashes[each], each == self.hash))
+        before, self.hash = self.hash, most
+        return before is not None and most != before
+
+    def gather(self, now: float, pods: Sequence[Pod], readings: Mapping[str, Reading], stale_after: float) -> Gathered:
+        """Take what was read since the last time."""
+        for uid in self.pods.keys() - {pod.uid for pod in pods}:
+            del self.pods[uid]
+        gathered = Gathered([], {}, 0, False, [], [])
+        news, expected = False, 0
+        for pod in pods:
+            seen = self.pods.get(pod.uid)
+            if seen is None:
+                seen = self.pods[pod.uid] = Seen(pod.name, pod.template_hash, now)
+            reading = readings.get(pod.uid)
+            if reading is not None and reading.at > seen.read_at:
+                news = True
+                seen.read_at = reading.at
+                sample = self._read(pod.uid, seen, reading, gathered)
+                if sample is not None and pod.template_hash == self.hash and not pod.deleting:
+                    gathered.samples.append(sample)
+            if pod.ready and not pod.deleting:
+                expected += 1
+                if seen.error:
+                    gathered.failing[pod.name] = seen.error
+                elif now - max(seen.at, seen.since) > stale_after:
+                    gathered.failing[pod.name] = "nothing was read of it for too long"
+        return gathered._replace(news=news, expected=expected)
+
+    def _read(self, uid: str, seen: Seen, reading: Reading, gathered: Gathered) -> Sample | None:
+        report = reading.report
+        if report is None:
+            seen.error = reading.error or "no answer"
+            return None
+        seen.error = self._wrong(report)
+        if seen.error:
+            return None
+        seen.at = reading.at
+        before, running = seen.counters, seen.running
+        earlier = msgspec.msgpack.decode(before, type=Stats) if before else None
+        uptime, stalled = seen.uptime, seen.stalled
+        replaced = {
+            name
+            for name, lane in report.lanes.items()
+            if name in seen.replaced and lane.replaced != seen.replaced[name]
+        }
+        seen.generation, seen.running = report.generation, report.running
+        seen.change_error = report.change_error or ""
+        seen.uptime, seen.stalled = report.uptime_seconds, report.stalls.seconds
+        seen.replaced = {name: lane.replaced for name, lane in report.lanes.items()}
+        seen.counters = msgspec.msgpack.encode(report.stats)
+        gathered.rolled_back.extend((uid, each) for each in report.rolled_back)
+        if earlier is None:
+            return None
+        seconds = report.stats.at - earlier.at
+        if report.uptime_seconds - uptime < seconds - CLOCKS_APART:
+            # Another process: its counters began at 0, at a time that nobody knows.
+            return None
+        if seconds <= 0:
+            return None  # the very snapshot that is known
+        models = report.stats.since(earlier).models
+        seen.error = next(
+            (f"{wrong} (model {name!r})" for name, s in models.items() if (wrong := _absurd(s, seconds))), ""
+        )
+        if seen.error:
+            seen.counters = b""  # whichever of the two is wrong, the next one is compared with neither
+            return None
+        gathered.replaced.extend((uid, name) for name in sorted(replaced))
+        for name in replaced & models.keys():
+            # Some of these service times are another model's.
+            models[name] = replace(models[name], cells=[])
+        return Sample(
+            uid=uid,
+            generation=report.running if report.running == running else 0,
+            seconds=seconds,
+            stalled=report.stalls.seconds - stalled > STALLED_SHARE * seconds,
+            models=models,
+            passing={name: lane.pass_through for name, lane in report.lanes.items()},
+            queued_rows=report.queue.rows,
+            paused=max(report.stalls.seconds - stalled, 0.0),
+        )
+
+    def _wrong(self, report: Report) -> str:
+        """Say what makes a report impossible by itself; ``""``: nothing."""
+        if report.target not in {"", self._target}:  # Prometheus does not tell
+            return f"its sidecar takes changes for {report.target}: restart the pod"
+        stats = report.stats
+        if not (_real(stats.at) and _real(report.uptime_seconds) and _real(report.stalls.seconds)):
+            return "its clock is no number"
+        if report.queue.rows < 0:
+            return "its queue is negative"
+        for name, model in stats.models.items():
+            if len(model.durations) != len(DURATION_BOUNDS) + 1:
+                return (
+                    f"its histogram has {len(model.durations)} parts: another version of the sidecar; restart the pod"
+                )
+            if any(getattr(model, count) < 0 for count in _COUNTS) or any(n < 0 for n in model.misses.values()):
+                return f"it counted less than nothing (model {name!r})"
+            for cell in model.cells:
+                busy, squared = cell[5], cell[6]
+                if not (_real(busy) and _real(squared)) or min(cell[:5]) < 0:
+                    return f"its service times are no numbers (model {name!r})"
+        return ""
+
+
+def _real(value: float) -> bool:
+    return isfinite(value) and value >= 0
+
+
+def _absurd(stats: ModelStats, seconds: float) -> str:
+    """Say what cannot have happened in an interval; ``""``: nothing."""
+    if stats.arrivals > MOST_PER_SECOND * max(seconds, 1.0):
+        return f"{stats.arrivals} requests in {seconds:.3g} s"
+    if stats.batchable > stats.arrivals:
+        return f"{stats.batchable} batchable requests of {stats.arrivals}"
+    if stats.windows * WINDOW > 2 * seconds + 1.0:
+        return f"{stats.windows} windows of {WINDOW} s in {seconds:.3g} s"
+    for cell in stats.cells:
+        batches, busy, squared = cell[4:]
+        # The mean of squares is never below the square of the mean; the last bits of differences may say so.
+        if busy < 0 or squared < 0 or busy > LONGEST_BATCH * batches or squared * batches < 0.99 * busy * busy - 1e-9:
+            return f"{batches} batches that took {busy:.3g} s"
+    return ""

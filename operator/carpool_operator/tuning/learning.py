@@ -1,0 +1,139 @@
+"""One model of one target: its tuner, what all its pods run, whether its promise is kept, how it was served lately."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from carpool.batching.counters import ModelStats, combine
+from carpool.exchange.decision import Observation
+from carpool.policy.durations import Duration, whole_microseconds
+from carpool.tuning.tuner import Tuner
+from carpool_operator.api.status import Figures
+from carpool_operator.tuning.promise import Promise
+
+if TYPE_CHECKING:
+    from carpool.exchange.decision import Decision, Forecasted
+    from carpool.policy.parameters import Parameters
+    from carpool.policy.spec import BatchingPolicy, Model
+    from carpool_operator.tuning.evidence import Sum
+
+LATELY = 15.0
+"""Seconds over which what is observed is shown; between this and twice as long."""
+
+
+class Learned:
+    """What the operator knows of one model behind one target."""
+
+    def __init__(
+        self, now: float, policy: BatchingPolicy, model: Model | None, parameters: Parameters, *, kept: bool | None
+    ) -> None:
+        self.tuner = Tuner(policy, model, parameters)
+        self.parameters = self.tuner.parameters
+        """On all pods but canaries."""
+        self.generation = 0
+        """That brought them; 0: not published yet."""
+        self.promise = Promise(policy.slo.percentiles[-1][0], kept)
+        self.seen_at = now
+        self.decision: Decision | None = None
+        self.replaced: set[str] = set()
+        """UIDs of the pods that said that this became another model, since the last time that was believed."""
+        self._policy = policy
+        self._model = model
+        self._since = now
+        self._lately = ModelStats()
+        self._before = ModelStats()
+        self._seconds = self._seconds_before = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Requests per second and replica, as the tuner believes."""
+        return 0.0 if self.decision is None else self.decision.rate
+
+    def follow(self, policy: BatchingPolicy, model: Model | None) -> None:
+        """Go by another policy; what was learned of the model stays."""
+        if (policy, model) == (self._policy, self._model):
+            return
+        if policy.slo != self._policy.slo:
+            self.promise = Promise(policy.slo.percentiles[-1][0])
+        self._policy, self._model = policy, model
+        self.tuner.follow(policy, model)
+        self.parameters = self.tuner.parameters
+
+    def forget(self) -> None:
+        """Learn anew, from the present parameters: it is another model now."""
+        self.tuner = Tuner(self._policy, self._model, self.parameters)
+        self.replaced.clear()
+
+    def adopt(self, parameters: Parameters) -> None:
+        """Put others in force."""
+        self.tuner.adopt(parameters)
+        self.parameters = self.tuner.parameters
+
+    def step(self, now: float, total: Sum, learned_from: ModelStats) -> Decision:
+        """Observe pods that run what is in force, and decide; service times may be of ``learned_from`` more."""
+        self.seen_at = now
+        if now - self._since >= LATELY:
+            self._since = now
+            self._before, self._seconds_before = self._lately, self._seconds
+            self._lately, self._seconds = ModelStats(), 0.0
+        self._lately = combine([self._lately, replace(total.stats, cells=[])])
+        self._seconds += total.seconds
+        self.promise.observe(now, total.stats.hits, total.stats.missed)
+        self.decision = self.tuner.step(
+            Observation(
+                now=now,
+                seconds=total.seconds,
+                stats=replace(total.stats, cells=learned_from.cells),
+                passing=total.passing,
+                paused=total.paused,
+                queued_rows=total.queued_rows,
+                replicas=total.pods,
+            )
+        )
+        return self.decision
+
+    def observed(self) -> Figures | None:
+        """Return how it was served lately; ``None`` without requests."""
+        stats = combine([self._before, self._lately])
+        seconds = self._seconds_before + self._seconds
+        ended = stats.hits + stats.missed
+        if not ended or not seconds:
+            return None
+        return Figures(
+            rate=_figure(stats.arrivals / seconds),
+            p50=_time(stats.quantile(0.5)),
+            p99=_time(stats.quantile(0.99)),
+            miss_fraction=_figure(stats.missed / ended),
+            goodput=_figure(stats.hits / seconds),
+        )
+
+
+def predicted(forecast: Forecasted | None) -> Figures | None:
+    """Write a forecast down as a status does."""
+    if forecast is None:
+        return None
+    return Figures(
+        p50=_time(forecast.p50),
+        p99=_time(forecast.p99),
+        miss_fraction=_figure(forecast.miss_fraction),
+        goodput=_figure(forecast.goodput),
+        mean_batch=_figure(forecast.mean_batch),
+        device_time=_time(forecast.device_time),
+    )
+
+
+LONGEST = 99999 * 3600.0
+"""Seconds beyond which a duration cannot be written: forecasts of an overload are infinite."""
+
+
+def _figure(value: float) -> float:
+    """Round to what a person reads: three digits."""
+    return float(f"{value:.3g}")
+
+
+def _time(seconds: float | None) -> Duration | None:
+    if seconds is None or seconds > LONGEST:
+        return None
+    return Duration(whole_microseconds(float(f"{seconds:.3g}")))

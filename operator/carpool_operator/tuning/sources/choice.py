@@ -1,0 +1,147 @@
+"""Whom a policy's evidence is asked of: its pods, or a Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from carpool.policy.plain import PolicyError
+from carpool_operator.api.model import Reading
+from carpool_operator.api.spec import MetricsSource
+from carpool_operator.cluster.kube import ApiError, path_of
+from carpool_operator.delivery.signing import SECRET
+from carpool_operator.tuning.sources.prometheus import Prometheus, endpoint, needed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    import aiohttp
+
+    from carpool_operator.api.model import Pod, Policy
+    from carpool_operator.api.spec import Prometheus as Settings
+    from carpool_operator.cluster.writing import Backoff, Writer
+    from carpool_operator.delivery.signing import Signer
+    from carpool_operator.tuning.sources.prometheus import Key
+    from carpool_operator.tuning.sources.sidecar import Sidecars
+
+SECRETS = 60.0
+"""Seconds for which the credentials for a Prometheus are kept before they are read again."""
+
+REUSED = 500
+"""Pods up to which connections to them are kept: one is 15 KiB here and a file descriptor."""
+
+
+class _Data(msgspec.Struct):
+    data: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class _Server(NamedTuple):
+    settings: Settings
+    stale_after: float
+    values: dict[Key, bytes]
+    read_at: float
+    """When the values were."""
+    client: Prometheus | None
+    error: str
+    asked_at: float
+
+
+class Sources:
+    """Reads the pods of policies. Those that don't answer are asked less often."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        signer: Signer,
+        sidecars: Sidecars,
+        session: aiohttp.ClientSession,
+        backoff: Backoff,
+        *,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self._writer = writer
+        self._signer = signer
+        self._sidecars = sidecars
+        self._session = session
+        self._backoff = backoff
+        self._clock = clock
+        self._wall = wall
+        self._errors: dict[str, Reading] = {}
+        self._servers: dict[str, _Server] = {}
+
+    async def read(self, policy: Policy, pods: Sequence[Pod], *, fleet: int) -> dict[str, Reading]:
+        """Return what is new of pods, by UID; ``fleet``: how many pods there are in all."""
+        there = [pod for pod in pods if pod.ip and not pod.deleting]
+        if not there:
+            return {}
+        if policy.spec is not None and policy.spec.metrics.source is MetricsSource.PROMETHEUS:
+            return await self._ask(policy, there)
+        now = self._clock()
+        due = [pod for pod in there if self._backoff.ready(pod.uid, now)]
+        wall = self._wall()
+        read = await asyncio.gather(
+            *(self._sidecars.read(pod, self._signer.ticket(pod.target, wall), reuse=fleet <= REUSED) for pod in due)
+        )
+        readings = {pod.uid: self._errors[pod.uid] for pod in there if pod.uid in self._errors}
+        for pod, reading in zip(due, read, strict=True):
+            readings[pod.uid] = reading
+            if reading.report is None:
+                self._backoff.failed(pod.uid, reading.at)
+                self._errors[pod.uid] = reading
+            else:
+                self._backoff.succeeded(pod.uid)
+                self._errors.pop(pod.uid, None)
+        return readings
+
+    def forget(self, pods: Collection[str], policies: Collection[str]) -> None:
+        """Forget all but these, by UID."""
+        self._errors = {uid: each for uid, each in self._errors.items() if uid in pods}
+        self._backoff.forget(lambda uid: uid in pods)
+        self._servers = {uid: each for uid, each in self._servers.items() if uid in policies}
+
+    async def _ask(self, policy: Policy, pods: Sequence[Pod]) -> dict[str, Reading]:
+        """Ask the policy's Prometheus, no oftener than it says."""
+        spec = policy.spec
+        assert spec is not None and spec.metrics.prometheus is not None  # noqa: S101, PT018 - its source says so
+        settings, stale_after = spec.metrics.prometheus, float(spec.metrics.stale_after)
+        now = self._clock()
+        server = self._servers.get(policy.uid)
+        if server is None or server.settings != settings or server.stale_after != stale_after:
+            server = _Server(settings, stale_after, {}, -SECRETS, None, "", -float(settings.interval))
+        if now >= server.read_at + SECRETS:
+            values = await self._values(policy.namespace, needed(settings))
+            if server.client is None or values != server.values:
+                client, error = None, ""
+                try:
+                    client = Prometheus(endpoint(settings, values), self._session, stale_after=stale_after)
+                except PolicyError as wrong:
+                    error = str(wrong)
+                server = server._replace(client=client, error=error)
+            server = server._replace(values=values, read_at=now)
+        # A pass is a little early or late: 90 % of the interval have gone by.
+        due = now >= server.asked_at + 0.9 * float(settings.interval)
+        self._servers[policy.uid] = server._replace(asked_at=now) if due else server
+        if not due:
+            return {}
+        if server.client is None:
+            return {pod.uid: Reading(now, None, server.error) for pod in pods}
+        return await server.client.read(policy.namespace, pods, now)
+
+    async def _values(self, namespace: str, keys: Sequence[Key]) -> dict[Key, bytes]:
+        """Read what the settings refer to; what can't be read is left out, and named by whoever misses it."""
+        values: dict[Key, bytes] = {}
+        for kind, name in dict.fromkeys((kind, name) for kind, name, _ in keys):
+            if (kind, name) == ("Secret", SECRET):
+                continue  # the operator's own is for no server that a policy names
+            plural = "secrets" if kind == "Secret" else "configmaps"
+            try:
+                body = await self._writer.read(path_of("v1", plural, namespace, name))
+            except ApiError:
+                continue
+            for entry, value in msgspec.json.decode(body, type=_Data).data.items():
+                values[kind, name, entry] = b64decode(value) if kind == "Secret" else value.encode()
+        return values

@@ -1,0 +1,353 @@
+"""What Prometheus stored of sidecars' counters, as the reports that the sidecars themselves would have given.
+
+Raw samples are asked for, by a range selector, never ``increase()`` or ``rate()``: these extrapolate to the window's
+ends and repair resets by guessing, so that their differences are of no time in particular and their counts no counts. A
+raw sample is what one pod said at one known moment, and the very code that differences sidecars' reports does the rest,
+resets included. A window has several scrapes; the newest one that is whole is taken, for series of one scrape can come
+at different times where samples are written remotely.
+
+Not in a scrape, so not in these reports: a lane's t(b), ceiling, quarantine and queue; what a sidecar rolled back
+(that it did shows in the generation that runs); how a model's axis was found; whose changes are taken.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from math import isfinite
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from msgspec import Struct, field
+
+from carpool.batching.counters import ALL, DURATION_BOUNDS, ModelStats, Stats
+from carpool.exchange.report import Lane, Queue, Report, Stalls
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+GENERATION = "carpool_config_generation"
+RUNNING = "carpool_config_running"
+STARTED = "process_start_time_seconds"
+DURATIONS = "carpool_request_duration_seconds_bucket"
+MISSES = "carpool_slo_misses_total"
+BATCHABLE = "carpool_batchable_total"
+"""Sidecars of older versions don't count it: every arrival of theirs is taken to be batchable."""
+MODE = "carpool_mode"
+CELLS = ("carpool_batches_total", "carpool_batch_busy_seconds_total", "carpool_batch_busy_seconds_squared_total")
+
+COUNTS = {
+    "arrivals": "carpool_arrivals_total",
+    "arrivals_squared": "carpool_arrivals_squared_total",
+    "windows": "carpool_windows_total",
+    "rows": "carpool_rows_total",
+    "dispatched": "carpool_queue_wait_seconds_count",
+    "served": "carpool_request_duration_seconds_count",
+    "hits": "carpool_slo_hits_total",
+    "cold": "carpool_cold_batches_total",
+    "stalled": "carpool_stalled_batches_total",
+    "padded_rows": "carpool_padded_rows_total",
+    "bisections": "carpool_bisections_total",
+}
+"""A model's whole numbers, by their field of ``ModelStats``."""
+
+OF_A_MODEL = (
+    *COUNTS.values(),
+    "carpool_queue_wait_seconds_sum",
+    "carpool_max_batch",
+    "carpool_max_wait_seconds",
+    "carpool_max_in_flight",
+    "carpool_model_replaced_total",
+)
+OF_THE_PROCESS = (
+    GENERATION,
+    RUNNING,
+    STARTED,
+    "carpool_device_busy_seconds_total",
+    "carpool_queue_rows",
+    "carpool_queue_bytes",
+    "carpool_in_flight_batches",
+    "carpool_model_ready",
+    "carpool_host_stalls_total",
+    "carpool_host_stall_seconds_total",
+)
+
+OWN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(OF_THE_PROCESS, ()),
+    **dict.fromkeys((*OF_A_MODEL, BATCHABLE), ("model",)),
+    **dict.fromkeys(CELLS, ("model", "bucket", "rows", "in_flight", "executors")),
+    DURATIONS: ("model", "le"),
+    MISSES: ("model", "reason"),
+    MODE: ("model", "mode"),
+}
+"""All that is read, each metric with the labels that the sidecar gives it; all others name the source."""
+
+_EDGES = (*(f"{bound:.6g}" for bound in DURATION_BOUNDS), "inf")
+"""Upper bounds of the durations' buckets, as written in ``le``."""
+
+
+class UnusableError(ValueError):
+    """What Prometheus holds of a pod is no evidence; says what is wrong with it."""
+
+
+class LabelNames(NamedTuple):
+    """The labels that tell whose a series is, as a PodMonitor sets them."""
+
+    namespace: str = "namespace"
+    pod: str = "pod"
+
+    def selector(self, namespace: str, pods: Iterable[str]) -> str:
+        """Write the matchers of some pods' series."""
+        # Names of objects are of [a-z0-9.-]; only the dot means something in an expression.
+        names = "|".join(sorted(name.replace(".", "[.]") for name in pods))
+        return f'{self.namespace}="{namespace}",{self.pod}=~"{names}"'
+
+
+POD_MONITOR = LabelNames()
+
+
+class Series(Struct, frozen=True):
+    """One series of an answer: ``values`` of a range, or the one ``value`` of a moment."""
+
+    metric: dict[str, str]
+    values: list[tuple[float, str]] = field(default_factory=list)
+    """Seconds since the epoch, and a number as text."""
+    value: tuple[float, str] | None = None
+
+
+_YEAR_3000 = 32_503_680_000
+
+Key: TypeAlias = tuple[str, tuple[str, ...]]
+"""A metric's name, and the values of its own labels."""
+
+Scrape: TypeAlias = dict[Key, float]
+"""All that was stored of one pod at one moment."""
+
+
+class Fresh(NamedTuple):
+    """When a pod was last scraped."""
+
+    at: float
+    """Seconds since the epoch, of Prometheus's clock."""
+    age: float
+    """Seconds, at the time of the question, by the same clock."""
+
+
+def ages(labels: LabelNames, namespace: str, pods: Collection[str]) -> str:
+    """Return the question when some pods were scraped: small, and all on Prometheus's clock."""
+    return f"time() - timestamp({GENERATION}{{{labels.selector(namespace, pods)}}})"
+
+
+def everything(labels: LabelNames, namespace: str, pods: Collection[str], seconds: float) -> str:
+    """Return the question what was stored of some pods within the last ``seconds``."""
+    names = "|".join(OWN)
+    return f'{{__name__=~"{names}",{labels.selector(namespace, pods)}}}[{max(1, round(seconds * 1000))}ms]'
+
+
+def freshness(series: Iterable[Series], labels: LabelNames) -> dict[str, Fresh]:
+    """Read the answer to ``ages``: by pod, of the source that was scraped last."""
+    found: dict[str, Fresh] = {}
+    for each in series:
+        pod = each.metric.get(labels.pod)
+        if pod is None or each.value is None:
+            continue
+        asked, age = each.value[0], _number(each.value[1])
+        # Whole milliseconds are what Prometheus stores; the difference of two floats is a little off.
+        at = round(asked - age, 3)
+        if 0 <= at < _YEAR_3000 and (pod not in found or age < found[pod].age):
+            found[pod] = Fresh(at, age)
+    return found
+
+
+def reports(series: Iterable[Series], labels: LabelNames) -> dict[str, Report | UnusableError]:
+    """Read the answer to ``everything``: by pod, its newest whole scrape, or why there is none.
+
+    ``Report.stats.at`` is when that scrape was, in seconds since the epoch. A pod that two jobs scrape, or two servers,
+    is counted once, by the one that scraped it last.
+    """
+    pods: dict[str, dict[frozenset[tuple[str, str]], dict[float, Scrape]]] = {}
+    bad: dict[str, UnusableError] = {}
+    for each in series:
+        rest = dict(each.metric)
+        name, pod = rest.pop("__name__", ""), rest.pop(labels.pod, None)
+        if pod is None or name not in OWN:
+            continue
+        try:
+            key = (name, tuple(rest.pop(label) for label in OWN[name]))
+        except KeyError as error:
+            bad[pod] = UnusableError(f"{name} has no label {error.args[0]}: metric relabeling drops it")
+            continue
+        scrapes = pods.setdefault(pod, {}).setdefault(frozenset(rest.items()), {})
+        for at, text in each.values:
+            scrapes.setdefault(at, {})[key] = _number(text)
+    found: dict[str, Report | UnusableError] = {}
+    for pod, sources in pods.items():
+        # process_start_time_seconds is the model's too, where that is scraped.
+        ours = [
+            scrapes
+            for scrapes in sources.values()
+            if any(name != STARTED for one in scrapes.values() for name, _ in one)
+        ]
+        if pod not in bad and ours:
+            found[pod] = _newest(max(ours, key=max))
+    return found | bad
+
+
+def _newest(scrapes: dict[float, Scrape]) -> Report | UnusableError:
+    times = sorted(scrapes, reverse=True)
+    wrong: UnusableError | None = None
+    for at, before in pairwise([*times, None]):
+        assert at is not None  # noqa: S101 - only the last is
+        try:
+            return _report(scrapes[at], at, scrapes[before] if before is not None else {})
+        except UnusableError as error:
+            wrong = wrong or error
+    assert wrong is not None  # noqa: S101 - there is a scrape where there is a source
+    return wrong
+
+
+def _report(scrape: Scrape, at: float, before: Scrape) -> Report:
+    """Build the report of one scrape.
+
+    Raises ``UnusableError`` where it is not whole, or holds what no counter can be.
+    """
+    for (name, _), value in scrape.items():
+        if not isfinite(value) or value < 0:
+            raise UnusableError(f"{name} is {value:g}, which no sidecar writes: a rule or proxy makes it up")
+    # Within one life of a process no series ends: what was there a scrape ago has not arrived yet.
+    if before.get(_START) == scrape.get(_START):
+        for name, own in before.keys() - scrape.keys():
+            raise UnusableError(f"{name}{list(own)} is missing from the last scrape: samples arrive in part")
+    missing = [name for name in OF_THE_PROCESS if (name, ()) not in scrape]
+    models = sorted({own[0] for _, own in scrape if own})
+    missing += [
+        f"{name}{{model={model!r}}}" for name in OF_A_MODEL for model in models if (name, (model,)) not in scrape
+    ]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise UnusableError(
+            f"there is no {', '.join(missing[:3])}{more}: metric relabeling drops them, or samples arrive in part"
+        )
+
+    def of_process(name: str) -> float:
+        return scrape[name, ()]
+
+    ready = of_process("carpool_model_ready") == 1
+    lanes = {model: _lane(scrape, model) for model in models}
+    return Report(
+        stats=Stats(
+            at,
+            of_process("carpool_device_busy_seconds_total"),
+            _counters(scrape, models),
+            _count(scrape, "carpool_queue_rows", ()),
+        ),
+        uptime_seconds=max(at - of_process(STARTED), 0.0),
+        ready=ready,
+        readiness="ready" if ready else "the model is not ready",
+        generation=_count(scrape, GENERATION, ()),
+        running=_count(scrape, RUNNING, ()),
+        slo_seconds=0.0,
+        queue=Queue(
+            rows=_count(scrape, "carpool_queue_rows", ()),
+            bytes=_count(scrape, "carpool_queue_bytes", ()),
+            in_flight=_count(scrape, "carpool_in_flight_batches", ()),
+            slots=max((lane.parameters.max_in_flight for lane in lanes.values()), default=0),
+        ),
+        lanes=lanes,
+        stalls=Stalls(_count(scrape, "carpool_host_stalls_total", ()), of_process("carpool_host_stall_seconds_total")),
+    )
+
+
+_START: Key = (STARTED, ())
+
+
+def _lane(scrape: Scrape, model: str) -> Lane:
+    passing = scrape.get((MODE, (model, "pass-through"))) == 1
+    batch = _count(scrape, "carpool_max_batch", (model,))
+    return Lane(
+        parameters=Parameters(
+            max_batch=max(batch, 1),
+            max_wait=Duration(scrape["carpool_max_wait_seconds", (model,)]),
+            max_in_flight=max(_count(scrape, "carpool_max_in_flight", (model,)), 1),
+            pass_through=passing,
+        ),
+        pass_through=passing,
+        queued_requests=0,
+        cap=batch,
+        quarantined=False,
+        replaced=_count(scrape, "carpool_model_replaced_total", (model,)),
+    )
+
+
+def _counters(scrape: Scrape, models: list[str]) -> dict[str, ModelStats]:
+    """Gather every model's counters in one pass over the scrape."""
+    cells: dict[str, list[tuple[int, int, int, int, int, float, float]]] = {model: [] for model in models}
+    misses: dict[str, dict[str, int]] = {model: {} for model in models}
+    buckets: dict[str, dict[str, int]] = {model: {} for model in models}
+    for name, own in scrape:
+        if name in CELLS:
+            values = [scrape.get((each, own)) for each in CELLS]
+            if None in values:
+                raise UnusableError(f"{CELLS[values.index(None)]}{list(own)} is missing: samples arrive in part")
+            if name == CELLS[0]:
+                cells[own[0]].append(
+                    (*_cell(own), _count(scrape, name, own), scrape[CELLS[1], own], scrape[CELLS[2], own])
+                )
+        elif name == MISSES:
+            misses[own[0]][own[1]] = _count(scrape, name, own)
+        elif name == DURATIONS:
+            buckets[own[0]][_edge(own[1])] = _count(scrape, name, own)
+    return {
+        model: ModelStats(
+            **{field: _count(scrape, name, (model,)) for field, name in COUNTS.items()},
+            batchable=_count(scrape, BATCHABLE, (model,)) if (BATCHABLE, (model,)) in scrape else ALL,
+            queue_seconds=scrape["carpool_queue_wait_seconds_sum", (model,)],
+            misses=misses[model],
+            cells=cells[model],
+            durations=_durations(buckets[model]),
+        )
+        for model in models
+    }
+
+
+def _durations(cumulative: dict[str, int]) -> list[int]:
+    """Return how many lie between each bound and the one before."""
+    missing = [edge for edge in _EDGES if edge not in cumulative]
+    if missing:
+        raise UnusableError(f"{DURATIONS} has no le={missing[0]!r}: metric relabeling drops buckets")
+    ordered = [0, *(cumulative[edge] for edge in _EDGES)]
+    counts = [above - below for below, above in pairwise(ordered)]
+    if min(counts) < 0:
+        raise UnusableError(f"{DURATIONS} falls from one bound to the next")
+    return counts
+
+
+def _edge(text: str) -> str:
+    # Prometheus 3 writes 1.0 for what the sidecar wrote as 1.
+    return f"{_number(text):.6g}"
+
+
+def _cell(own: tuple[str, ...]) -> tuple[int, int, int, int]:
+    if not all(re.fullmatch(r"[0-9]{1,9}", text) for text in own[1:]):
+        raise UnusableError(f"{CELLS[0]}{list(own)} has labels that are no numbers")
+    bucket, rows, in_flight, executors = map(int, own[1:])
+    return bucket, rows, in_flight, executors
+
+
+def _count(scrape: Scrape, name: str, own: tuple[str, ...]) -> int:
+    return _whole(name, scrape[name, own])
+
+
+def _whole(name: str, value: float) -> int:
+    if value != int(value):
+        raise UnusableError(f"{name} is {value:g}, which is no count: this is a rule's result, not the sidecar's")
+    return int(value)
+
+
+def _number(text: str) -> float:
+    """Read a number as Prometheus writes it; what is none is as little use as its NaN."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")

@@ -1,0 +1,79 @@
+"""Whether there is evidence to decide on: guards, each with a reason, and what follows when there is none for long."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.exchange.decision import Reason
+
+if TYPE_CHECKING:
+    from carpool_operator.api.spec import PolicySpec
+    from carpool_operator.tuning.evidence import Gathered
+
+
+class Blind(NamedTuple):
+    """Why there is no evidence."""
+
+    reason: str
+    message: str
+
+
+class Turn(Enum):
+    """What became of the evidence."""
+
+    SEEING = auto()
+    BLIND = auto()
+    """There is nothing to decide on now."""
+    LOST = auto()
+    """There has been nothing for too long: fall back. Said once."""
+    RECOVERED = auto()
+    """There is something again after that. Said once."""
+
+
+class Trust:
+    """Remembers how long evidence has been missing.
+
+    One lost answer is no reason to do anything: evidence is lost when it is older than ``metrics.staleAfter`` and
+    ``fallback.failureThreshold`` readings in a row have failed.
+    """
+
+    def __init__(self) -> None:
+        self.blind: Blind | None = None
+        """``None`` while there is evidence."""
+        self.good_at = inf
+        """When there was evidence last, or since when some was to be expected; the operator's clock."""
+        self._failures = 0
+        self._lost = False
+
+    def take(self, now: float, spec: PolicySpec, gathered: Gathered, newest: float) -> Turn:
+        """Judge what was gathered; ``newest``: when the last good reading was made."""
+        if not gathered.expected:
+            self.blind = Blind("NoPodsReady", "no pod with a sidecar is ready")
+            self.good_at = now  # nothing is to be expected
+            return Turn.BLIND
+        self.good_at = min(self.good_at, now)
+        if not gathered.readable:
+            name, error = min(gathered.failing.items())
+            count = f"{len(gathered.failing)} of {gathered.expected} pods cannot be read"
+            self.blind = Blind(Reason.METRICS_STALE, f"{count}, among them {name}: {error}")
+            stale = now - self.good_at > spec.metrics.stale_after
+            self._failures += gathered.news or stale
+            if self._lost or not stale or self._failures < spec.fallback.failure_threshold:
+                return Turn.BLIND
+            self._lost = True
+            return Turn.LOST
+        if not gathered.news:
+            return Turn.BLIND
+        if gathered.samples and all(sample.stalled for sample in gathered.samples):
+            message = "the pods' hosts paused; what was measured meanwhile is not used"
+            self.blind = Blind(Reason.HOST_STALLED, message)
+            return Turn.BLIND
+        self.blind = None
+        self.good_at = max(self.good_at, newest)
+        self._failures = 0
+        if self._lost and gathered.samples:
+            self._lost = False
+            return Turn.RECOVERED
+        return Turn.SEEING

@@ -1,0 +1,1 @@
+"""The admin port: probes, metrics, explanations, and signed changes."""

@@ -1,0 +1,269 @@
+"""The admin port: probes, metrics, what is going on and why, drain, and signed changes; and who may have what."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from time import time
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from urllib.parse import parse_qs
+
+import msgspec
+
+from carpool.exchange import report
+from carpool.policy.plain import to_plain
+from carpool_sidecar.admin.metrics import Exposition
+from carpool_sidecar.admin.signing import SCHEME, Refused
+from carpool_sidecar.http1.messages import find
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.parsing import HttpError
+    from carpool_sidecar.sidecar import Sidecar
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+Routes: TypeAlias = "dict[tuple[bytes, bytes], Callable[[AdminApp, Exchange], None]]"
+"""Handlers by method and path; their docstrings stand in the reference."""
+
+JSON = [(b"content-type", b"application/json")]
+TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
+
+
+class AdminApp:
+    """What the admin port's server calls.
+
+    Probes and metrics are open. All else takes ``Authorization: Bearer <key>`` where a key is configured; without one
+    it is served only where the port is ``local``, on a loopback address. Beside that, and where a public key is
+    configured, who has a ticket may read; who has a signature may change, and needs nothing else: what is signed is the
+    change itself. The drain key drains.
+    """
+
+    def __init__(self, sidecar: Sidecar, key: str | None, *, local: bool) -> None:
+        self._sidecar = sidecar
+        self._key = key
+        self._local = local
+        self._exposition: Exposition | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    def head(self, exchange: Exchange) -> None:
+        """Buffer the body, which is small or absent."""
+
+    def request(self, exchange: Exchange) -> None:
+        """Answer."""
+        method = b"GET" if exchange.method == b"HEAD" else exchange.method
+        route = (method, exchange.path)
+        if (handle := self.OPEN.get(route)) is not None:
+            handle(self, exchange)
+        elif (handle := self.READ.get(route)) is not None:
+            if self._may_read(exchange):
+                handle(self, exchange)
+        elif (handle := self.DRAIN.get(route)) is not None:
+            if self._may_drain(exchange):
+                handle(self, exchange)
+        elif (handle := self.CHANGE.get(route)) is not None:
+            if self._sidecar.changes is not None or self._admits(exchange):
+                handle(self, exchange)
+        elif exchange.path in {path for _, path in self.ROUTES}:
+            exchange.fail(405, "method", f"{exchange.path.decode('latin-1')} does not take this method")
+        else:
+            paths = sorted({path.decode() for _, path in self.ROUTES})
+            exchange.fail(404, "path", f"the admin port serves {', '.join(paths)}")
+
+    def sent(self, exchange: Exchange) -> None:
+        """Nothing is left to do."""
+
+    def disconnected(self, exchange: Exchange) -> None:
+        """Nothing was begun that has to be undone."""
+
+    def refused(self, error: HttpError) -> None:
+        """Nothing was begun."""
+
+    def _may_read(self, exchange: Exchange) -> bool:
+        given = find(exchange.headers, b"authorization") or b""
+        authority = self._sidecar.authority
+        if authority is None or not given.startswith(SCHEME):
+            return self._admits(exchange)
+        try:
+            authority.admit(given, time())
+        except Refused as refused:
+            exchange.fail(403, refused.reason, str(refused))
+            return False
+        return True
+
+    def _may_drain(self, exchange: Exchange) -> bool:
+        key, given = self._sidecar.config.drain_key, find(exchange.headers, b"x-carpool-drain")
+        if key is not None and given is not None:
+            if hmac.compare_digest(given, key.encode()):
+                return True
+            exchange.fail(403, "drain-key", "x-carpool-drain is not this pod's drainKey: the pod's preStop hook has it")
+            return False
+        return self._admits(exchange)
+
+    def _admits(self, exchange: Exchange) -> bool:
+        if self._key is not None:
+            given = find(exchange.headers, b"authorization") or b""
+            if hmac.compare_digest(given, b"Bearer " + self._key.encode()):
+                return True
+            exchange.fail(
+                401, "key", "send the admin key: Authorization: Bearer ...", [(b"www-authenticate", b"Bearer")]
+            )
+            return False
+        if self._local:
+            return True
+        ticket = "" if self._sidecar.authority is None else ", or send a ticket signed by the holder of publicKey"
+        exchange.fail(
+            403, "key", f"without apiKeyFile this is served on loopback addresses only: set one, or admin{ticket}"
+        )
+        return False
+
+    # Open
+
+    def _metrics(self, exchange: Exchange) -> None:
+        """Write the metrics for Prometheus to scrape."""
+        if self._exposition is None:
+            self._exposition = Exposition(self._sidecar)
+        exchange.respond(200, [(b"content-type", self._exposition.content_type)], self._exposition.text())
+
+    def _live(self, exchange: Exchange) -> None:
+        """Answer 200 while the process does; says nothing of the model."""
+        exchange.respond(200, TEXT, b"ok\n")
+
+    def _ready(self, exchange: Exchange) -> None:
+        """Answer 200 while new requests should come here, else 503; the body says why."""
+        sidecar = self._sidecar
+        reason = "draining" if sidecar.draining else sidecar.health.reason
+        exchange.respond(200 if sidecar.ready else 503, TEXT, reason.encode() + b"\n")
+
+    # Closed
+
+    def _drain(self, exchange: Exchange) -> None:
+        """Answer once nothing is left to lose: a preStop hook holds the model's container up until then."""
+
+        def drained(_: asyncio.Task[None]) -> None:
+            exchange.respond(200, TEXT, b"drained\n")
+
+        if self._draining is None:
+            self._draining = asyncio.get_running_loop().create_task(self._sidecar.drain())
+        self._draining.add_done_callback(drained)
+
+    def _config(self, exchange: Exchange) -> None:
+        """Show the configuration in force, its generation, and what is wrong with the newest version of the file."""
+        sidecar = self._sidecar
+        config = to_plain(sidecar.config)
+        if "drainKey" in config:
+            config["drainKey"] = "(set)"  # who may read may not drain
+        _respond(
+            exchange,
+            {
+                "generation": sidecar.generation,
+                "running": sidecar.running,
+                "error": None if sidecar.file is None else sidecar.file.error,
+                "tuned": sidecar.control.tunes,
+                "parameters": {lane.name: to_plain(lane.parameters) for lane in sidecar.batcher.lanes()},
+                "config": config,
+            },
+        )
+
+    def _change(self, exchange: Exchange) -> None:
+        """Apply a signed change: a JSON body, its Ed25519 signature (base64) in `x-carpool-signature`; no other key."""
+        sidecar = self._sidecar
+        if sidecar.changes is None:
+            exchange.fail(403, "read-only", "no publicKey is configured: change the configuration file instead")
+            return
+        try:
+            sidecar.changes.take(bytes(exchange.body), find(exchange.headers, b"x-carpool-signature") or b"")
+        except Refused as refused:
+            exchange.fail(400 if refused.reason == "content" else 403, refused.reason, str(refused))
+        else:
+            _respond(exchange, {"generation": sidecar.generation, "running": sidecar.running})
+
+    def _stats(self, exchange: Exchange) -> None:
+        """Everything counted, and the state of each lane; ``?arrivals=N`` adds the last N arrivals of each model."""
+        text = parse_qs(exchange.query.decode("latin-1")).get("arrivals", ["0"])[-1]
+        exchange.respond(200, JSON, report.encode(_report(self._sidecar, int(text) if text.isdigit() else 0)) + b"\n")
+
+    def _explain(self, exchange: Exchange) -> None:
+        """List the last decisions of the tuner: when, what, why, what was forecast, and what keeps it from going on."""
+        control = self._sidecar.control
+        _respond(exchange, {"tuned": control.tunes, "tunerPid": control.link.pid, "decisions": list(control.decisions)})
+
+    OPEN: ClassVar[Routes] = {
+        (b"GET", b"/metrics"): _metrics,
+        (b"GET", b"/livez"): _live,
+        (b"GET", b"/readyz"): _ready,
+        (b"GET", b"/startupz"): _live,
+    }
+    READ: ClassVar[Routes] = {
+        (b"GET", b"/v1/config"): _config,
+        (b"GET", b"/v1/stats"): _stats,
+        (b"GET", b"/v1/explain"): _explain,
+    }
+    DRAIN: ClassVar[Routes] = {
+        (b"GET", b"/drain"): _drain,  # a preStop hook can only GET
+        (b"POST", b"/drain"): _drain,
+    }
+    CHANGE: ClassVar[Routes] = {(b"PUT", b"/v1/config"): _change}
+    ROUTES: ClassVar[Routes] = {**OPEN, **DRAIN, **READ, **CHANGE}
+
+
+def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
+    """Say how things are, with so many of the last arrivals."""
+    batcher, changes, now = sidecar.batcher, sidecar.changes, sidecar.clock()
+    verifier = sidecar.driver.verifier
+    return report.Report(
+        stats=batcher.stats(now),
+        uptime_seconds=now - sidecar.started_at,
+        ready=sidecar.ready,
+        readiness="draining" if sidecar.draining else sidecar.health.reason,
+        target=sidecar.config.target,
+        generation=sidecar.generation,
+        running=sidecar.running,
+        rolled_back=list(sidecar.control.guard.rolled_back.values()),
+        change_error=None if changes is None else changes.error,
+        rejected={} if changes is None else dict(changes.rejected),
+        slo_seconds=sidecar.driver.due,
+        queue=report.Queue(
+            rows=batcher.queued_rows, bytes=batcher.queued_bytes, in_flight=batcher.in_flight, slots=batcher.slots
+        ),
+        lanes={
+            lane.name: report.Lane(
+                parameters=lane.parameters,
+                pass_through=lane.passing,
+                queued_requests=lane.queued,
+                cap=lane.cap,
+                ceiling=lane.ceiling,
+                quarantined=lane.quarantined,
+                service_seconds=None if lane.estimate is None else lane.estimate.times,
+                executors=None if lane.estimate is None else lane.estimate.executors,
+                forecast_alarm=sidecar.control.alarms.get(lane.name, ""),
+                replaced=sidecar.control.replaced(lane.name),
+                arrivals=list(lane.counters.recent)[-arrivals:] if arrivals else [],
+            )
+            for lane in batcher.lanes()
+        },
+        models=[
+            report.ModelEntry(
+                name=entry.model,
+                version=entry.version,
+                lane=entry.lane,
+                merges=verifier.merges(entry),
+                max_batch=entry.max_batch,
+                axis=entry.reason,
+                verified=verified.value,
+                evidence=evidence,
+            )
+            for entry, (verified, evidence) in ((entry, verifier.state(entry)) for entry in sidecar.models)
+        ],
+        alone=[
+            report.Alone(*cause, requests, sidecar.driver.why.get(cause, ""))
+            for cause, requests in sidecar.driver.alone.items()
+        ],
+        stalls=report.Stalls(sidecar.stalls.count, sidecar.stalls.total),
+    )
+
+
+def _respond(exchange: Exchange, plain: dict[str, Any]) -> None:
+    exchange.respond(200, JSON, msgspec.json.encode(plain, enc_hook=str) + b"\n")

@@ -1,0 +1,127 @@
+"""Signed changes, pushed or found in a mounted directory: which of them is taken, and what became of the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from carpool_sidecar.admin.signing import Refused
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+
+    from carpool.exchange.change import Change
+    from carpool_sidecar.admin.signing import Authority
+
+BODY, SIGNATURE = "change.json", "change.sig"
+"""The directory's files: those of the ConfigMap that the operator writes."""
+
+
+class Found(NamedTuple):
+    """What the directory holds: two files, ``None`` for one that is not there; or why they can't be read."""
+
+    body: bytes | None = None
+    signature: bytes | None = None
+    error: str = ""
+
+
+class Changes:
+    """Takes what is newer than all before it, whichever way it comes.
+
+    ``apply`` is called with each one taken. ``newer_than`` tells the generation of whatever else is in force.
+    """
+
+    def __init__(
+        self,
+        authority: Authority,
+        apply: Callable[[Change], None],
+        newer_than: Callable[[], int],
+        log: logging.Logger,
+        directory: Path | None = None,
+    ) -> None:
+        self.newest = 0
+        """Generation of the newest one so far, in force or not: older ones are copies."""
+        self.rejected: Counter[str] = Counter()
+        """By reason."""
+        self.error: str | None = None
+        """What is wrong with the directory's files as they are now."""
+        self._authority = authority
+        self._apply = apply
+        self._newer_than = newer_than
+        self._log = log
+        self._directory = directory
+        self._found = Found()
+        self._in_force: Change | None = None
+
+    def take(self, body: bytes, signature: bytes) -> None:
+        """Apply a change that is signed, for us, of now, and newer than all before it; the one in force may come again.
+
+        Raises ``Refused``.
+        """
+        try:
+            change = self._authority.change(body, signature, time())
+            if self._in_force is not None and replace(change, expires=self._in_force.expires) == self._in_force:
+                return
+            newest = max(self.newest, self._newer_than())
+            if change.generation <= newest:
+                why = f"generation {change.generation} is not newer than {newest}, the newest so far: sign a larger one"
+                raise Refused("older", why)  # noqa: TRY301 - told like all others
+        except Refused as refused:
+            self._tell(refused)
+            raise
+        self.newest, self._in_force = change.generation, change
+        self._apply(change)
+
+    def superseded(self) -> None:
+        """Note that something else is in force: a new version of the configuration file."""
+        self._in_force = None
+
+    def look(self) -> None:
+        """Take what the directory holds now, if that is another than before; what is wrong there is told once."""
+        if self._directory is None:
+            return
+        found = _read(self._directory)
+        if found == self._found:
+            return
+        self._found = found
+        self.error = None
+        if found == Found():
+            return  # not written yet, or taken away: what is in force stays
+        try:
+            if found.body is None or found.signature is None:
+                missing = found.error or f"{BODY if found.body is None else SIGNATURE} is not there"
+                refused = Refused("content", f"{self._directory}: {missing}: both files are of one ConfigMap")
+                self._tell(refused)
+                raise refused
+            self.take(found.body, found.signature)
+        except Refused as refused:
+            if refused.reason != "older":  # a mounted ConfigMap lags a minute behind what is pushed
+                self.error = str(refused)
+
+    def _tell(self, refused: Refused) -> None:
+        self.rejected[refused.reason] += 1
+        count = self.rejected[refused.reason]
+        if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: whoever reaches the port can send what is wrong
+            self._log.warning(
+                "a change is refused; what is in force stays",
+                extra={"reason": refused.reason, "error": str(refused), "count": count},
+            )
+
+
+def _read(directory: Path) -> Found:
+    """Read both files as of one version: kubelet swaps the link ``..data``, and then removes what was behind it."""
+    while True:
+        version = (directory / "..data").resolve()
+        at = version if version.is_dir() else directory
+        try:
+            body, signature = (path.read_bytes() if path.exists() else None for path in (at / BODY, at / SIGNATURE))
+            found = Found(body, signature)
+        except OSError as error:
+            found = Found(error=f"{Path(str(error.filename)).name}: {error.strerror}")
+        if version == (directory / "..data").resolve():
+            return found

@@ -1,0 +1,287 @@
+"""What Prometheus scrapes: the counters, read when it asks. The hot path counts once, elsewhere.
+
+``METRICS`` is the one list: the collector emits by it and ``docs/reference/metrics.md`` is written from it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from carpool.batching.counters import CANCELLED, DURATION_BOUNDS, CellKey
+from carpool.batching.requests import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from carpool.batching.counters import ModelStats
+    from carpool_sidecar.sidecar import Sidecar
+
+PREFIX = "carpool_"
+
+SIZE_BOUNDS = tuple(2**power for power in range(13))
+"""Upper bounds (rows) of the batch size histogram: 1 to 4096."""
+
+
+class Metric(NamedTuple):
+    """One metric; a counter's name is written with ``_total`` outside."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram", "summary"]
+    labels: tuple[str, ...]
+    text: str
+
+
+_CELL = ("model", *CellKey._fields)
+
+METRICS = (
+    Metric("arrivals", "counter", ("model",), "Requests that arrived, admitted or not"),
+    Metric(
+        "batchable",
+        "counter",
+        ("model",),
+        "Requests that arrived and could share a batch with a recent one: their keys are equal; "
+        "divided by arrivals, the chance that a held request finds company",
+    ),
+    Metric("arrivals_squared", "counter", ("model",), "Sum over windows of 100 ms of the squared number of arrivals"),
+    Metric("windows", "counter", ("model",), "Windows of 100 ms that were counted"),
+    Metric("rows", "counter", ("model",), "Rows that arrived"),
+    Metric("batches", "counter", _CELL, "Batches answered, neither cold nor stalled"),
+    Metric("batch_busy_seconds", "counter", _CELL, "Their seconds with the upstream"),
+    Metric(
+        "batch_busy_seconds_squared",
+        "counter",
+        _CELL,
+        "Their squared seconds, summed",
+    ),
+    Metric("device_busy_seconds", "counter", (), "Wall seconds with at least one batch in flight"),
+    Metric("slo_hits", "counter", ("model",), "Requests answered with success by their due time"),
+    Metric(
+        "slo_misses",
+        "counter",
+        ("model", "reason"),
+        "Requests that were not, by reason: late, cold (behind a first batch), failed, a refusal's; "
+        "the caller's doing: rejected (4xx), cancelled",
+    ),
+    Metric("padded_rows", "counter", ("model",), "Rows added to reach a static size"),
+    Metric("cold_batches", "counter", ("model",), "First batches of their size, not learned from"),
+    Metric("stalled_batches", "counter", ("model",), "Batches during which this host paused, not learned from"),
+    Metric("requests", "counter", ("model", "protocol", "code"), "Answers sent, by status"),
+    Metric(
+        "request_duration_seconds",
+        "histogram",
+        ("model",),
+        "From a request's last byte in to its answer's last byte out",
+    ),
+    Metric("queue_wait_seconds", "summary", ("model",), "From a request's arrival to its first dispatch"),
+    Metric("batch_size", "histogram", ("model",), "Rows of the batches sent"),
+    Metric("queue_rows", "gauge", (), "Rows waiting"),
+    Metric("queue_bytes", "gauge", (), "Bytes of the requests waiting"),
+    Metric("buffered_bytes", "gauge", (), "Bytes held of requests and answers, against bodies.maxBuffered"),
+    Metric("in_flight_batches", "gauge", (), "Slots taken, abandoned calls that the model still computes included"),
+    Metric("refused", "counter", ("model", "reason"), "Requests refused service, by reason"),
+    Metric("expired", "counter", ("model",), "Requests whose deadline passed"),
+    Metric("cancelled", "counter", ("model",), "Requests whose caller left"),
+    Metric(
+        "overdue_calls",
+        "counter",
+        ("model",),
+        "Calls that took four times their forecast, at least a second, and gave their slots to others",
+    ),
+    Metric("alone", "counter", ("model", "reason"), "Requests that may not be merged, by reason"),
+    Metric(
+        "axis_checks",
+        "counter",
+        ("model", "result"),
+        "Answers in a batch compared with those alone, by result: agreed, disagreed, failed (no answer to compare)",
+    ),
+    Metric("bisections", "counter", ("model",), "Failed batches halved in search of the culprit"),
+    Metric("key_fragments", "counter", ("header",), "Requests that could not ride with the one before them, by header"),
+    Metric("mode", "gauge", ("model", "mode"), "1 for the mode a model is in: batching or pass-through"),
+    Metric("max_batch", "gauge", ("model",), "Rows that a batch may have now"),
+    Metric("max_wait_seconds", "gauge", ("model",), "Age at which the oldest request stops waiting for company"),
+    Metric("max_in_flight", "gauge", ("model",), "Batches of a model that may be with the upstream at once"),
+    Metric(
+        "forecast_alarm",
+        "gauge",
+        ("model",),
+        "1 while answers take longer than forecast, or half as long or less; carpool explain says what was seen",
+    ),
+    Metric(
+        "model_replaced",
+        "counter",
+        ("model",),
+        "Times that the model was found to be another, or its server restarted: what was measured before is void",
+    ),
+    Metric("model_ready", "gauge", (), "1 while the model can serve"),
+    Metric("config_generation", "gauge", (), "Newest version of the configuration that was accepted"),
+    Metric("config_running", "gauge", (), "Oldest version of which something is in force: older after a roll-back"),
+    Metric("config_rejected", "counter", (), "Versions of the configuration file that were wrong"),
+    Metric(
+        "changes_rejected",
+        "counter",
+        ("reason",),
+        "Signed changes refused: signature, content, target, expired, older (a replay, or one that was overtaken)",
+    ),
+    Metric("rollbacks", "counter", ("model",), "Parameters from outside that missed the SLO and were taken back"),
+    Metric("host_stalls", "counter", (), "Pauses of this host of more than 20 ms"),
+    Metric("host_stall_seconds", "counter", (), "Their seconds"),
+    Metric("tuner_decisions", "counter", ("action", "reason"), "Decisions of the tuner"),
+    Metric("tuner_restarts", "counter", (), "Times that the tuner process was started again"),
+    Metric("tuner_errors", "counter", (), "Observations and decisions lost to faults of the sidecar"),
+)
+
+
+class Collector:
+    """Reads one sidecar's counters."""
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        self._sidecar = sidecar
+
+    def collect(self) -> Iterator[Any]:
+        """Yield every family of ``METRICS``, with samples or without."""
+        from prometheus_client import core  # noqa: PLC0415 - 3.6 MiB, of no use before the first scrape
+
+        kinds = {
+            "counter": core.CounterMetricFamily,
+            "gauge": core.GaugeMetricFamily,
+            "histogram": core.HistogramMetricFamily,
+            "summary": core.SummaryMetricFamily,
+        }
+        families = {
+            metric.name: kinds[metric.kind](PREFIX + metric.name, metric.text, labels=metric.labels)
+            for metric in METRICS
+        }
+        self._fill(families)
+        yield from families.values()
+
+    def _fill(self, families: dict[str, Any]) -> None:
+        sidecar = self._sidecar
+        batcher, driver, control = sidecar.batcher, sidecar.driver, sidecar.control
+
+        def put(name: str, value: float, *labels: object) -> None:
+            families[name].add_metric([str(label) for label in labels], value)
+
+        # 1. By model
+        stats = batcher.stats(sidecar.clock())
+        for lane in batcher.lanes():
+            model, counted = lane.name, stats.models[lane.name]
+            for name in ("arrivals", "batchable", "arrivals_squared", "windows", "rows", "padded_rows", "bisections"):
+                put(name, getattr(counted, name), model)
+            put("cold_batches", counted.cold, model)
+            put("stalled_batches", counted.stalled, model)
+            for *key, batches, busy, squared in counted.cells:
+                put("batches", batches, model, *key)
+                put("batch_busy_seconds", busy, model, *key)
+                put("batch_busy_seconds_squared", squared, model, *key)
+            put("slo_hits", counted.hits, model)
+            for reason, count in counted.misses.items():
+                put("slo_misses", count, model, reason)
+                if reason in _REFUSALS:
+                    put("refused", count, model, reason)
+            put("expired", counted.misses.get(Refused.EXPIRED, 0), model)
+            put("cancelled", counted.misses.get(CANCELLED, 0), model)
+            self._histograms(families, model, counted)
+            for mode, active in (("batching", not lane.passing), ("pass-through", lane.passing)):
+                put("mode", active, model, mode)
+            put("max_batch", lane.cap, model)
+            put("max_wait_seconds", lane.parameters.max_wait, model)
+            put("max_in_flight", lane.parameters.max_in_flight, model)
+            put("overdue_calls", lane.gave_back, model)
+            put("forecast_alarm", model in control.alarms, model)
+            put("model_replaced", control.replaced(model), model)
+        # 2. By other things
+        for answer, count in driver.requests.items():
+            put("requests", count, *answer)
+        for cause, count in driver.alone.items():
+            put("alone", count, *cause)
+        for check, count in driver.verifier.results.items():
+            put("axis_checks", count, *check)
+        for header, count in driver.fragments.items():
+            put("key_fragments", count, header)
+        for decision, count in control.counts.items():
+            put("tuner_decisions", count, *decision)
+        if sidecar.changes is not None:
+            for why, count in sidecar.changes.rejected.items():
+                put("changes_rejected", count, why)
+        for model, count in control.guard.counts.items():
+            put("rollbacks", count, sidecar.models.label(model))
+        # 3. Of the whole process
+        put("device_busy_seconds", stats.device_busy)
+        put("queue_rows", batcher.queued_rows)
+        put("queue_bytes", batcher.queued_bytes)
+        put("buffered_bytes", sidecar.data.buffered_bytes)
+        put("in_flight_batches", batcher.in_flight)
+        put("model_ready", sidecar.health.ready)
+        put("config_generation", sidecar.generation)
+        put("config_running", sidecar.running)
+        put("config_rejected", 0 if sidecar.file is None else sidecar.file.rejected)
+        put("host_stalls", sidecar.stalls.count)
+        put("host_stall_seconds", sidecar.stalls.total)
+        put("tuner_restarts", control.link.restarts)
+        put("tuner_errors", control.errors)
+
+    def _histograms(self, families: dict[str, Any], model: str, counted: ModelStats) -> None:
+        driver = self._sidecar.driver
+        families["request_duration_seconds"].add_metric(
+            [model], _cumulative(DURATION_BOUNDS, counted.durations), driver.duration_seconds.get(model, 0.0)
+        )
+        families["queue_wait_seconds"].add_metric([model], counted.dispatched, counted.queue_seconds)
+        sizes = [0] * (len(SIZE_BOUNDS) + 1)
+        for (name, power), count in driver.batch_sizes.items():
+            if name == model:
+                sizes[min(power, len(SIZE_BOUNDS))] += count
+        families["batch_size"].add_metric([model], _cumulative(SIZE_BOUNDS, sizes), driver.batch_rows.get(model, 0))
+
+
+_REFUSALS = frozenset(set(Refused) - {Refused.EXPIRED})
+
+
+def _cumulative(bounds: tuple[float, ...], counts: list[int]) -> list[tuple[str, float]]:
+    """Return Prometheus's buckets, each with all that lies below its bound; the last is unbounded."""
+    buckets, total = [], 0
+    for bound, count in zip((*(f"{bound:.6g}" for bound in bounds), "+Inf"), counts, strict=True):
+        total += count
+        buckets.append((bound, float(total)))
+    return buckets
+
+
+class Exposition:
+    """The text that Prometheus reads. Nothing of its library is loaded before the first scrape."""
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        from prometheus_client import CollectorRegistry, ProcessCollector  # noqa: PLC0415 - see Collector
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415 - likewise
+
+        self.content_type = CONTENT_TYPE_LATEST.encode()
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(Collector(sidecar))
+        ProcessCollector(registry=self._registry)
+        self._generate = generate_latest
+
+    def text(self) -> bytes:
+        """Read everything now."""
+        return self._generate(self._registry)
+
+
+def reference() -> str:
+    """Return ``docs/reference/metrics.md``."""
+    lines = [
+        "# Metrics",
+        "",
+        "Generated from `METRICS` by `python -m carpool_sidecar.admin.metrics`; do not edit.",
+        "Counters only grow and sum over replicas. Model names are bounded: what has no room is `<other>`.",
+        "",
+        "| metric | type | labels | what it counts |",
+        "|---|---|---|---|",
+    ]
+    for metric in METRICS:
+        name = PREFIX + metric.name + ("_total" if metric.kind == "counter" else "")
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        lines.append(f"| `{name}` | {metric.kind} | {labels} | {metric.text} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(reference())

@@ -1,0 +1,122 @@
+"""Whose word counts: documents signed with Ed25519 over the very bytes that were sent.
+
+Each names whom it is for and when it ends, so that neither a copy from another pod nor an old one is of any use.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, urlsafe_b64decode
+from binascii import Error as Base64Error
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import msgspec
+
+from carpool.exchange.change import Ticket, read_change
+from carpool.policy.plain import PolicyError, from_plain
+
+if TYPE_CHECKING:
+    from carpool.exchange.change import Change
+
+SKEW = 60.0
+"""Seconds by which the signer's clock and this one may differ: a document is taken for so long after its end."""
+
+REMEMBERED = 16
+"""Tickets that need no second look at their signature: whoever polls sends the same one for minutes."""
+
+SCHEME = b"Carpool "
+
+Reason: TypeAlias = Literal["signature", "content", "target", "expired", "older"]
+
+
+class Refused(Exception):  # noqa: N818 - what it is, not that it is an error
+    """A document that counts for nothing here, and why, with what would help."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Authority:
+    """The holder of one private key, as far as ``target`` is concerned.
+
+    Raises ``PolicyError`` naming the field where the key is of no use.
+    """
+
+    def __init__(self, public_key: str, target: str) -> None:
+        # 9 MiB and 30 ms, for those who configure a key.
+        try:
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415 - see above
+        except ImportError:
+            raise PolicyError(
+                "publicKey", "needs the package `cryptography`: pip install 'carpool-serving[signing]'"
+            ) from None
+        self._key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
+        self._target = target
+        self._tickets: dict[bytes, float] = {}
+        """When those that were found good end."""
+
+    def change(self, body: bytes, signature: bytes, now: float) -> Change:
+        """Read a change that ``signature`` (base64) holds for; ``now`` in seconds since the epoch.
+
+        Raises ``Refused``.
+        """
+        try:
+            signed = b64decode(signature.strip(), validate=True)
+        except (Base64Error, ValueError):
+            signed = b""
+        plain = self._signed(body, signed, "x-carpool-signature (change.sig)")
+        try:
+            change = read_change(plain)
+        except PolicyError as error:
+            raise Refused("content", str(error)) from None
+        self._check(change.target, change.expires, now)
+        return change
+
+    def admit(self, authorization: bytes, now: float) -> None:
+        """Let a reader in by ``Carpool <base64url(ticket)>.<base64url(signature)>``; ``now`` as above.
+
+        Raises ``Refused``.
+        """
+        ends = self._tickets.get(authorization)
+        if ends is None:
+            ends = self._read_ticket(authorization, now).expires
+            if len(self._tickets) >= REMEMBERED:
+                del self._tickets[next(iter(self._tickets))]
+            self._tickets[authorization] = ends
+        self._check(self._target, ends, now)
+
+    def _read_ticket(self, authorization: bytes, now: float) -> Ticket:
+        body, _, signature = authorization.removeprefix(SCHEME).partition(b".")
+        try:
+            document, signed = (urlsafe_b64decode(part + b"=" * (-len(part) % 4)) for part in (body, signature))
+        except (Base64Error, ValueError):
+            document = signed = b""
+        plain = self._signed(document, signed, "the ticket's second half")
+        try:
+            ticket = from_plain(plain, Ticket, what="ticket")
+        except PolicyError as error:
+            raise Refused("content", str(error)) from None
+        self._check(ticket.target, ticket.expires, now)
+        return ticket
+
+    def _signed(self, body: bytes, signature: bytes, where: str) -> Any:  # noqa: ANN401 - whatever the JSON holds
+        from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - loaded with the key
+
+        try:
+            self._key.verify(signature, body)
+        except InvalidSignature:
+            raise Refused(
+                "signature",
+                f"{where} is no Ed25519 signature of these bytes by the holder of publicKey: sign with the operator's "
+                "key, or have the pod injected anew if that key was replaced",
+            ) from None
+        try:
+            return msgspec.json.decode(body)
+        except msgspec.DecodeError as error:
+            raise Refused("content", f"what was signed is not JSON: {error}") from None
+
+    def _check(self, target: str, expires: float, now: float) -> None:
+        if target != self._target:
+            raise Refused("target", f"this is for target {target!r}, not {self._target!r}: send it there")
+        if now >= expires + SKEW:
+            raise Refused("expired", f"this expired {now - expires:.0f} s ago: sign it anew, and compare clocks")

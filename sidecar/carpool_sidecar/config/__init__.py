@@ -1,0 +1,1 @@
+"""The configuration file, and how many open files it allows."""

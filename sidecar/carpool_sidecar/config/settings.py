@@ -1,0 +1,281 @@
+"""The sidecar's one file: YAML or JSON of the policy's types, validated whole, errors naming the field and the fix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta, field
+
+from carpool.policy.durations import Duration, Quantity
+from carpool.policy.parameters import Parameters
+from carpool.policy.plain import Camel, PolicyError, from_plain
+from carpool.policy.spec import BatchingPolicy
+from carpool_sidecar.protocols.limits import Limits
+
+NO_ADDRESS = "is not host:port: write e.g. 127.0.0.1:8080"
+
+EVERY_MODEL = "*"
+"""In ``parameters``: those of every model that is not named itself."""
+
+
+class Upstream(Camel, frozen=True):
+    """The model server beside this process: ``http://host:port`` or ``unix:/path``.
+
+    ``timeout``: how long it may be silent. ``retry``: send a batch once more whose connection died before any byte of
+    an answer; it may then be computed twice. ``ready``: the path whose 200 says that the model can serve; by default V2
+    has one, and a server that does not know it is ready when it accepts connections.
+    """
+
+    url: str
+    """`http://host:port` or `unix:/path`, without a path behind it."""
+    timeout: Duration = Duration(60.0)
+    """Silence after which a call has failed, with 504."""
+    connect_timeout: Duration = Duration(5.0)
+    """For a new connection."""
+    max_connections: Annotated[int, Meta(ge=1, le=65536)] = 256
+    """Connections for inference at most; as many calls may wait for one, further ones get 503."""
+    max_forwarded: Annotated[int, Meta(ge=1, le=65536)] = 1024
+    """Connections for what is forwarded at most, open tunnels included; likewise."""
+    retry: bool = False
+    """Send a batch once more whose connection died before any byte of an answer; it may be computed twice."""
+    ready: str = "/v2/health/ready"
+    """Path whose 200 says that the model can serve. A 404, 405 or 501 counts as ready: it accepts connections."""
+
+    @property
+    def address(self) -> tuple[str, int, str | None]:
+        """Host, port, and the path of a Unix socket or None."""
+        parts = urlsplit(self.url)
+        if parts.scheme == "unix":
+            return "", 0, parts.path
+        return parts.hostname or "", parts.port or 80, None
+
+
+class Onnx(Camel, frozen=True):
+    """A model file served in this process. ``threads`` compute one batch; 0 leaves the choice to the runtime."""
+
+    path: str
+    """The file. One whose first axis is fixed, or is no batch, is served without batching."""
+    name: Annotated[str, Meta(pattern=r"^[^/?#\s]{1,253}$")] | None = None
+    """Name it is served under; unset: the file's, without its suffix."""
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Threads of one run; 0 leaves the choice to the runtime."""
+    device: Literal["Auto", "CPU", "CUDA"] = "Auto"
+    """Auto takes CUDA where the runtime has it."""
+    max_text: Quantity = Quantity(8 * 2**20)
+    """JSON of one call; longer gets 413, and a batch is halved. Numbers become objects, at 5 to 18 ms a MiB in which
+    nothing else runs; binary tensors cost nothing of that."""
+
+    @property
+    def model(self) -> str:
+        """The name it is served under: the file's, without its suffix, where none is given."""
+        return self.name or Path(self.path).stem
+
+
+class Shutdown(Camel, frozen=True):
+    """``lame``: for how long requests are accepted after SIGTERM, while load balancers catch up; ``limit``: for all."""
+
+    lame: Duration = Duration(5.0)
+    """After SIGTERM: unready, but accepting, while load balancers catch up."""
+    limit: Duration = Duration(30.0)
+    """For all of the drain; what is unanswered then is cut off."""
+
+
+MAX_ANSWER = Quantity(256 * 2**20)
+"""Bytes of the largest answer, where neither it nor less room is configured."""
+
+
+class Bodies(Camel, frozen=True):
+    """How much is buffered: of one body, of one answer, and of all of them together."""
+
+    max_request: Quantity = Quantity(64 * 2**20)
+    """Larger ones get 413."""
+    max_buffered: Quantity = Quantity(512 * 2**20)
+    """Everything that is held of requests and answers, until nobody needs it any more. What has no room gets 503."""
+    max_answer: Quantity | None = None
+    """Larger ones of the upstream become 502. Unset: 256Mi, or `maxBuffered` where that is less."""
+
+    @property
+    def largest_answer(self) -> Quantity:
+        """Bytes of the largest answer that is buffered."""
+        return min(MAX_ANSWER, self.max_buffered) if self.max_answer is None else self.max_answer
+
+
+class SidecarConfig(Camel, frozen=True):
+    """All that a sidecar is told.
+
+    ``listen`` and ``admin`` are ``host:port``; port 0 lets the system choose. With ``parameters`` (by model name, ``*``
+    for the rest) nothing is tuned. ``generation`` counts versions of the file; left out, the process counts them.
+    ``target`` and ``public_key`` (Ed25519, 64 hex digits): whose signed changes are accepted, and for whom; they come
+    by the admin port, or by the directory ``changes``.
+    """
+
+    policy: BatchingPolicy
+    """What is promised, and how it is kept."""
+    listen: str = "127.0.0.1:8080"
+    """Data port, `host:port`; port 0 lets the system choose."""
+    admin: str = "127.0.0.1:9090"
+    """Admin port, likewise."""
+    upstream: Upstream | None = None
+    """The model server beside this process. Exactly one of this and `onnx`."""
+    onnx: Onnx | None = None
+    """A model file served in this process."""
+    parameters: dict[str, Parameters] = field(default_factory=dict)
+    """Fixed parameters by model name, `*` for the rest. Where any are given nothing is tuned."""
+    generation: Annotated[int, Meta(ge=1)] | None = None
+    """Version of this file; unset: the process counts the versions it has seen."""
+    api_key_file: str | None = None
+    """File with the admin key; without one the admin port serves more than probes on loopback only."""
+    public_key: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
+    """Ed25519 key, 64 hex digits: changes and tickets signed with it are accepted. Needs the package `cryptography`."""
+    target: str = ""
+    """Whom a signed change or ticket has to name; an operator's is `namespace/Kind/name`."""
+    changes: str | None = None
+    """Directory that may hold a signed change (`change.json`, `change.sig`), watched: a mounted ConfigMap."""
+    drain_key: Annotated[str, Meta(min_length=16)] | None = None
+    """Secret that a preStop hook sends to `/drain` in `x-carpool-drain`, in place of the admin key."""
+    bodies: Bodies = field(default_factory=Bodies)
+    """How much is buffered: of one body, of one answer, and of all of them together."""
+    limits: Limits = field(default_factory=Limits)
+    """How much of a request, or of a batch's answer, is read; what is more is forwarded alone, as it came."""
+    shutdown: Shutdown = field(default_factory=Shutdown)
+    """How long a drain takes."""
+    log: Literal["Debug", "Info", "Warning", "Error"] = "Info"
+    """Least severe lines that are written."""
+
+    def validate(self) -> SidecarConfig:
+        """Check what types can't say, and return the configuration.
+
+        Raises ``PolicyError`` that names the field.
+        """
+        try:
+            self.policy.validate()
+        except PolicyError as error:
+            raise PolicyError(f"policy.{error.field}", str(error).partition(": ")[2]) from None
+        for name, address in (("listen", self.listen), ("admin", self.admin)):
+            if not is_address(address):
+                raise PolicyError(name, f"{address!r} {NO_ADDRESS}")
+        if (self.upstream is None) == (self.onnx is None):
+            raise PolicyError("upstream", "name exactly one of upstream (a server's URL) and onnx (a file)")
+        if self.changes is not None and self.public_key is None:
+            raise PolicyError(
+                "changes", "a change counts only if it is signed: name the publicKey that it is signed by"
+            )
+        if self.shutdown.lame >= self.shutdown.limit:
+            raise PolicyError(
+                "shutdown.limit", f"{self.shutdown.limit} is all taken by lame: none is left to finish in"
+            )
+        for name, size in (("maxRequest", self.bodies.max_request), ("maxAnswer", self.bodies.largest_answer)):
+            if self.bodies.max_buffered < size:
+                raise PolicyError(
+                    "bodies.maxBuffered",
+                    f"{self.bodies.max_buffered} has no room for one body of bodies.{name}, {size}: "
+                    "raise the former or lower the latter",
+                )
+        if self.upstream is not None:
+            _validate_url(self.upstream.url)
+            if not self.upstream.ready.startswith("/"):
+                raise PolicyError("upstream.ready", f"{self.upstream.ready!r} is not a path: begin it with /")
+        return self
+
+    def parameters_of(self, model: str) -> Parameters:
+        """Return what a model starts with: fixed parameters, or the policy's baseline inside its limits."""
+        fixed = self.parameters.get(model) or self.parameters.get(EVERY_MODEL)
+        if fixed is not None:
+            return fixed
+        known = next((one for one in self.policy.models if one.name == model), None)
+        return self.policy.limits(known).clamp(self.policy.baseline)
+
+
+FIXED_AT_START = (
+    "listen", "admin", "upstream", "onnx", "api_key_file", "public_key", "target", "changes", "drain_key", "bodies",
+)  # fmt: skip
+"""Fields that a running process can't change."""
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is ``host:port``."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdigit() and int(port) <= 65535
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Read a validated ``host:port``; brackets around an IPv6 host are taken off."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def parse(text: str) -> SidecarConfig:
+    """Read a file's content: YAML, of which JSON is a part.
+
+    Raises ``PolicyError`` naming the field, or the line where it is no YAML.
+    """
+    return read(text).validate()
+
+
+def read(text: str) -> SidecarConfig:
+    """Read a file's content without judging the whole: what runs it may have more to say.
+
+    Raises ``PolicyError`` naming the field, or the line where it is no YAML.
+    """
+    plain = _plain(text)
+    try:
+        return from_plain(plain, SidecarConfig, what="config")
+    except PolicyError as error:
+        field, _, why = str(error).partition(": ")
+        if field in {"listen", "admin"}:
+            raise PolicyError(field, f"{plain[field]!r} {NO_ADDRESS}") from None
+        if field.startswith("parameters[...]"):
+            field = field.replace("[...]", f"[{_first_wrong(plain['parameters'])}]", 1)
+        raise PolicyError(field, why) from None
+
+
+def _first_wrong(parameters: dict[str, Any]) -> str:
+    # A path through a mapping says [...] for the key: each entry is tried by itself, in the order that failed.
+    for name, entry in parameters.items():
+        try:
+            from_plain(entry, Parameters, what=name)
+        except PolicyError:
+            return name
+    raise AssertionError  # one of them is wrong
+
+
+def check_change(old: SidecarConfig, new: SidecarConfig) -> None:
+    """Refuse what can't change while running, with a ``PolicyError`` naming the field."""
+    for name in FIXED_AT_START:
+        if getattr(old, name) != getattr(new, name):
+            written = SidecarConfig.__struct_encode_fields__[SidecarConfig.__struct_fields__.index(name)]
+            raise PolicyError(written, "can't change while the sidecar runs: restart it, or undo the change")
+
+
+def _plain(text: str) -> Any:  # noqa: ANN401 - whatever the file holds
+    if text.lstrip().startswith("{"):
+        try:
+            return msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            pass  # YAML has braces too; its parser also says where it goes wrong
+    import yaml  # noqa: PLC0415 - 0.9 MiB that a JSON file does without
+
+    try:
+        # Through JSON and back: YAML's dates and sets are none of ours, and keys become strings.
+        plain = msgspec.json.decode(json.dumps(yaml.safe_load(text), default=str, allow_nan=False))
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # no YAML, or no JSON: .nan, date keys
+        raise PolicyError("config", " ".join(str(error).split())) from None
+    if not isinstance(plain, dict):
+        raise PolicyError("config", "expected a mapping with at least `policy` and one of `upstream` and `onnx`")
+    return plain
+
+
+def _validate_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme == "unix" and parts.path.startswith("/")
+        good = good or (parts.scheme == "http" and bool(parts.hostname) and parts.path in {"", "/"} and not parts.query)
+        _ = parts.port
+    except ValueError:
+        good = False
+    if not good:
+        raise PolicyError("upstream.url", f"{url!r}: write http://host:port or unix:/path, without a path behind it")

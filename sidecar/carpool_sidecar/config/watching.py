@@ -1,0 +1,82 @@
+"""The configuration file, watched: what is wrong with it changes nothing, what is right is told once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from carpool.policy.plain import PolicyError
+from carpool_sidecar.config.settings import check_change, parse
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from carpool_sidecar.config.settings import SidecarConfig
+
+INTERVAL = 1.0
+"""Seconds between two looks. A ConfigMap changes by a swap of symbolic links, which file events often miss."""
+
+
+async def watch(look: Callable[[], None]) -> None:
+    """Look again and again until cancelled."""
+    while True:
+        await asyncio.sleep(INTERVAL)
+        look()
+
+
+class ConfigFile:
+    """One file's versions. ``changed`` is called with each good one after the first."""
+
+    def __init__(
+        self, path: Path, current: SidecarConfig, changed: Callable[[SidecarConfig], None], log: logging.Logger
+    ) -> None:
+        self.error: str | None = None
+        """What is wrong with the file as it is now."""
+        self.rejected = 0
+        """Bad versions seen so far."""
+        self.generation = current.generation or 1
+        self._path = path
+        self._current = current
+        self._changed = changed
+        self._log = log
+        # Not what the file holds by now: it may have changed while the model was loaded.
+        self._content: bytes | str | None = None
+
+    def look(self) -> None:
+        """Take the file as it is now, if it is another than before."""
+        # Read once: what is judged is what is remembered. Some kilobytes are surer than trusting times.
+        content = _read(self._path)
+        if content == self._content:
+            return
+        first = self._content is None
+        self._content = content
+        try:
+            if isinstance(content, str):
+                raise PolicyError("config", content)  # noqa: TRY301 - wrong like any other version
+            config = parse(content.decode())
+            check_change(self._current, config)
+        except (UnicodeDecodeError, PolicyError) as error:
+            self.error = str(error)
+            self.rejected += 1
+            self._log.error(
+                "the configuration file is wrong; the last good version stays",
+                extra={"file": str(self._path), "error": self.error, "generation": self.generation},
+            )
+            return
+        self.error = None
+        if first and config == self._current:
+            return
+        self._current = config
+        self.generation = config.generation or self.generation + 1
+        self._log.info("a new configuration", extra={"file": str(self._path), "generation": self.generation})
+        self._changed(config)
+
+
+def _read(path: Path) -> bytes | str:
+    """Return the file's content, or in words why there is none."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        return str(error)

@@ -1,0 +1,273 @@
+"""Twice a second: what was counted goes to the tuner, what it decides goes to the Batcher."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from contextlib import contextmanager
+from time import time
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec.structs import replace
+
+from carpool.exchange.decision import Decision, Observation
+from carpool.policy.plain import to_plain
+from carpool.policy.spec import TuningMode
+from carpool.tuning.tuner import INTERVAL
+from carpool_sidecar.config.settings import EVERY_MODEL
+from carpool_sidecar.models import OTHER
+from carpool_sidecar.tuning.guard import Guard
+from carpool_sidecar.tuning.messages import Decided, Observations, Observed, Setup
+from carpool_sidecar.tuning.tuner_link import TunerLink
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable, Iterator
+
+    from carpool.batching.batcher import Batcher
+    from carpool.batching.counters import ModelStats, Stats
+    from carpool.policy.parameters import Parameters
+    from carpool_sidecar.config.settings import SidecarConfig
+    from carpool_sidecar.driver import Driver
+    from carpool_sidecar.tuning.stalls import StallWatcher
+
+STALLED_SHARE = 0.25
+"""Share of an interval that this host may have paused without all of the interval being void."""
+
+KEPT = 50
+"""Decisions that are remembered."""
+
+
+class Explained(msgspec.Struct):
+    """A decision as people are told of it. ``times``: how often in a row it was taken, with the same reason."""
+
+    model: str
+    at: float
+    """Seconds since the epoch, of the latest."""
+    decision: Decision
+    times: int = 1
+
+
+class Control:
+    """The loop around the tuner.
+
+    With fixed parameters nothing is turned, but t(b) is learned all the same, and whether they keep the SLO: the
+    Batcher holds and sheds by it.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        config: SidecarConfig,
+        stalls: StallWatcher,
+        clock: Callable[[], float],
+        log: logging.Logger,
+    ) -> None:
+        self.decisions: deque[Explained] = deque(maxlen=KEPT)
+        self.counts: dict[tuple[str, str], int] = {}
+        """Decisions by action and reason."""
+        self.errors = 0
+        """Observations and decisions lost to faults of ours."""
+        self.alarms: dict[str, str] = {}
+        """By model: what was observed in place of what was forecast, while it is."""
+        self.link = TunerLink(self._heard, self._introduce, log)
+        self._driver = driver
+        self._batcher: Batcher = driver.batcher
+        self._config = config
+        self._stalls = stalls
+        self._clock = clock
+        self._log = log
+        self.guard = Guard(driver.batcher, self._put_in_force, log)
+        self._generation = 0
+        """How often all was to be learned anew."""
+        self._restarts = 0
+        """How often the upstream was replaced or restarted."""
+        self._replaced: Counter[str] = Counter()
+        """How often one model was replaced, besides."""
+        self._mixed: set[str] = set()
+        """Models replaced since they were last observed: their service times are partly those of another."""
+        self._before: Stats = driver.batcher.stats(clock())
+        self._stalled_before = self._stalled_looked = stalls.total
+        self._apply()
+        self._introduce()
+
+    @property
+    def tunes(self) -> bool:
+        """Whether anything is turned here."""
+        return not self._config.parameters and self._config.policy.tuning.mode is not TuningMode.HOLD
+
+    async def run(self) -> None:
+        """Observe until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.link.run())
+            while True:
+                await asyncio.sleep(INTERVAL)
+                with self._surviving():
+                    self.look()
+                with self._surviving():
+                    self.observe()
+
+    def configure(self, config: SidecarConfig, change: int | None = None) -> None:
+        """Take a new configuration; what was learned under another policy is learned anew.
+
+        ``change``: its generation, where it came from outside and is to be watched over.
+        """
+        before, tuned = self._config, self.tunes
+        self._config = config
+        if change is None:
+            self.guard.end()
+        else:
+            self.guard.begin(config.policy, change)
+        same = self.tunes == tuned and config.policy == before.policy
+        if not same or config.parameters != before.parameters:
+            self._apply(keep=tuned and self.tunes)
+            # Fixed parameters change by the minute where an operator turns them: t(b) is none of theirs.
+            if not same or self.tunes:
+                self._introduce()
+        self.guard.applied(self._clock())
+
+    def forget(self) -> None:
+        """Forget what was learned: the upstream was replaced or restarted."""
+        self._driver.do(self._batcher.restarted(self._clock()))
+        self.guard.forget()
+        self._restarts += 1
+        self._before = self._batcher.stats(self._clock())
+        self._introduce()
+
+    def forget_model(self, model: str) -> None:
+        """Forget what was learned of one model: the upstream serves another under its name."""
+        self._driver.do(self._batcher.restarted(self._clock(), model=model))
+        self.guard.forget(model)
+        self._replaced[model] += 1
+        self._mixed.add(model)
+        self.alarms.pop(model, None)
+
+    def replaced(self, model: str) -> int:
+        """Return how often the model, or the server that it is of, was found to be another one."""
+        return self._restarts + self._replaced[model]
+
+    def look(self) -> None:
+        """See whether parameters from outside are any good."""
+        paused, self._stalled_looked = self._stalls.total - self._stalled_looked, self._stalls.total
+        self.guard.observe(self._clock(), stalled=paused > STALLED_SHARE * INTERVAL)
+
+    def observe(self) -> None:
+        """Tell the tuner what was counted since the last time."""
+        now = self._clock()
+        stats = self._batcher.stats(now)
+        since = stats.since(self._before)
+        seconds = now - self._before.at
+        paused = self._stalls.total - self._stalled_before
+        observations = Observations(
+            {
+                lane.name: Observed(
+                    Observation(
+                        now=now,
+                        seconds=seconds,
+                        stats=self._measured(lane.name, since.models[lane.name]),
+                        passing=lane.passing,
+                        stalled=paused > STALLED_SHARE * seconds,
+                        paused=paused,
+                        queued_rows=stats.queued_rows,
+                    ),
+                    lane.parameters,
+                    self._generation_of(lane.name),
+                )
+                for lane in self._batcher.lanes()
+                if lane.name != OTHER
+            }
+        )
+        if not self.link.send(observations):
+            return  # not taken: the next interval is the longer for it
+        self._before = stats
+        self._stalled_before = self._stalls.total
+        self._mixed.clear()
+
+    def _measured(self, model: str, stats: ModelStats) -> ModelStats:
+        """Return an interval's counts; of a model replaced in it its load, and no service times."""
+        return replace(stats, cells=[]) if model in self._mixed else stats
+
+    def _generation_of(self, model: str) -> int:
+        """Return how often a model was to be learned anew: what differs from that is about what it was before."""
+        return self._generation + self._replaced[model]
+
+    def _apply(self, *, keep: bool = False) -> None:
+        """Give every model its parameters: fixed ones, the first ones, or (``keep``) its own within new limits."""
+        config, batcher, now = self._config, self._batcher, self._clock()
+        running = {lane.name: lane.parameters for lane in batcher.lanes()}
+        models = {model.name: model for model in config.policy.models}
+        self._driver.do(batcher.configure(config.parameters_of(EVERY_MODEL), now))
+        for name in {*running, *models, *config.parameters} - {EVERY_MODEL}:
+            parameters = config.parameters_of(name)
+            if keep and name in running:
+                parameters = config.policy.limits(models.get(name)).clamp(running[name])
+            parameters = self.guard.allowed(name, parameters)
+            self._driver.do(batcher.configure(parameters, now, model=name))
+
+    def _put_in_force(self, model: str, parameters: Parameters) -> None:
+        self._driver.do(self._batcher.configure(parameters, self._clock(), model=model))
+
+    def _introduce(self) -> None:
+        """Tell a tuner that knows nothing what to tune by; what the one before it has yet to say is void."""
+        policy = self._config.policy
+        self._generation += 1
+        self.alarms.clear()
+        if not self.tunes:
+            policy = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
+        self.link.send(Setup(to_plain(policy)))
+
+    def _heard(self, decided: Decided) -> None:
+        # On its way while the policy or the model changed, a decision is about what was before.
+        if decided.generation == self._generation_of(decided.model):
+            with self._surviving():
+                self._decided(decided.model, decided.decision)
+
+    @contextmanager
+    def _surviving(self) -> Iterator[None]:
+        """Go on after a fault of ours: it costs one interval, not all tuning from here on."""
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - whatever it is, requests are served best by a tuner
+            self.errors += 1
+            if self.errors.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: a lasting one comes twice a second
+                self._log.exception("a fault in tuning; it goes on", extra={"count": self.errors})
+
+    def _decided(self, model: str, decision: Decision) -> None:
+        if not any(lane.name == model for lane in self._batcher.lanes()):
+            return  # forgotten meanwhile
+        now = self._clock()
+        if decision.change:
+            self._driver.do(self._batcher.configure(decision.parameters, now, model=model))
+            self._log.info(
+                "parameters changed",
+                extra={"model": model, "reason": decision.reason.value, "detail": decision.message},
+            )
+        self._driver.do(self._batcher.learn(model, decision.estimate, now, shed_slo=decision.shed_slo))
+        self._compare(model, decision)
+        self._remember(model, decision)
+
+    def _compare(self, model: str, decision: Decision) -> None:
+        """Say so in the log when the forecast begins to be off, and when it is right again."""
+        before = self.alarms.pop(model, None)
+        if decision.alarm:
+            self.alarms[model] = decision.alarm
+        if decision.alarm and before is None:
+            self._log.warning("the forecast is off", extra={"model": model, "detail": decision.alarm})
+        elif before is not None and not decision.alarm:
+            self._log.info("the forecast is right again", extra={"model": model})
+
+    def _remember(self, model: str, decision: Decision) -> None:
+        key = ("Change" if decision.change else "Keep", decision.reason.value)
+        self.counts[key] = self.counts.get(key, 0) + 1
+        last = next((one for one in reversed(self.decisions) if one.model == model), None)
+        if (
+            last is not None
+            and not decision.change
+            and not last.decision.change
+            and last.decision.reason is decision.reason
+        ):
+            last.decision, last.at = decision, time()
+            last.times += 1
+        else:
+            self.decisions.append(Explained(model, time(), decision))

@@ -1,0 +1,151 @@
+"""The safety rule around parameters that come from outside: those that miss the SLO are taken back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from time import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.batching.counters import FAILED
+from carpool.exchange.probation import Probation
+from carpool.exchange.report import RolledBack
+from carpool.tuning.tuner import TOO_LATE
+from carpool_sidecar.models import OTHER
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+
+    from carpool.batching.batcher import Batcher
+    from carpool.batching.model_state import Lane
+    from carpool.policy.parameters import Parameters
+    from carpool.policy.spec import BatchingPolicy
+
+
+class _Counted(NamedTuple):
+    """A lane's counters, as far as they tell whether its parameters are good."""
+
+    rows: int
+    hits: int
+    late: int
+    failed: int
+
+    @classmethod
+    def of(cls, lane: Lane) -> _Counted:
+        counters = lane.counters
+        misses = counters.misses
+        late = sum(misses.get(reason, 0) for reason in TOO_LATE)
+        return cls(counters.rows, counters.hits, late, misses.get(FAILED, 0))
+
+
+class _Watched(NamedTuple):
+    lane: Lane
+    probation: Probation
+    before: _Counted
+
+
+class Guard:
+    """Every model's probation. ``go_back`` is called with a model and the parameters that it had before."""
+
+    def __init__(self, batcher: Batcher, go_back: Callable[[str, Parameters], None], log: logging.Logger) -> None:
+        self.rolled_back: dict[str, RolledBack] = {}
+        """By model, for as long as changes name the parameters that were taken back."""
+        self.counts: Counter[str] = Counter()
+        """Roll-backs by model."""
+        self._batcher = batcher
+        self._go_back = go_back
+        self._log = log
+        self._policy: BatchingPolicy | None = None
+        self._generation = 0
+        self._watched: dict[str, _Watched] = {}
+        self._at = 0.0
+
+    @property
+    def running(self) -> int:
+        """The oldest change of which something is in force."""
+        return min([self._generation, *(each.back_to_generation for each in self.rolled_back.values())])
+
+    def begin(self, policy: BatchingPolicy, generation: int) -> None:
+        """Watch over a change that is about to be applied.
+
+        Under another policy nothing is known to be good: it is another promise, or kept by other means.
+        """
+        if policy != self._policy:
+            self.end()
+        self._policy, self._generation = policy, generation
+
+    def end(self) -> None:
+        """Watch no more: parameters are the file's, or this sidecar tunes itself."""
+        self._policy = None
+        self._watched = {}
+        self.rolled_back = {}
+
+    def allowed(self, model: str, parameters: Parameters) -> Parameters:
+        """Return what a model is to run where a change names ``parameters``: not those that were taken back."""
+        known = self.rolled_back.get(model)
+        if known is None:
+            return parameters
+        if known.rejected == parameters:
+            return known.back_to
+        del self.rolled_back[model]
+        return parameters
+
+    def applied(self, now: float) -> None:
+        """Take note that the change was applied: what is counted from here on speaks of it."""
+        for name, (lane, probation, _) in self._watched.items():
+            if name not in self.rolled_back:
+                probation.change(lane.parameters, self._generation)
+            self._watched[name] = _Watched(lane, probation, _Counted.of(lane))
+        self._at = now
+
+    def forget(self, model: str | None = None) -> None:
+        """Forget what was good for a model, or for all: it is another one, or its server is."""
+        for name, watched in self._watched.items():
+            if model in {None, name}:
+                watched.probation.forget()
+
+    def observe(self, now: float, *, stalled: bool) -> None:
+        """Look at what was counted since the last time, unless the host was ``stalled``; go back where that is due."""
+        seconds, self._at = now - self._at, now
+        if self._policy is None:
+            return
+        watched = {}
+        for lane in self._batcher.lanes():
+            if lane.name == OTHER:
+                continue
+            counted = _Counted.of(lane)
+            known = self._watched.get(lane.name)
+            if known is None or known.lane is not lane:
+                quantile, _ = self._policy.slo.percentiles[-1]
+                watched[lane.name] = _Watched(lane, Probation(quantile, lane.parameters, self._generation), counted)
+                continue
+            watched[lane.name] = known._replace(before=counted)
+            if stalled:
+                continue
+            verdict = known.probation.observe(
+                seconds, *(after - before for after, before in zip(counted, known.before, strict=True))
+            )
+            if verdict is None:
+                continue
+            self.counts[lane.name] += 1
+            self.rolled_back[lane.name] = RolledBack(
+                model=lane.name,
+                generation=verdict.generation,
+                rejected=verdict.rejected,
+                back_to=verdict.back_to,
+                back_to_generation=verdict.back_to_generation,
+                reason=verdict.reason,
+                at=time(),
+            )
+            self._log.warning(
+                "parameters taken back",
+                extra={
+                    "model": lane.name,
+                    "generation": verdict.generation,
+                    "rejected": verdict.rejected.describe(),
+                    "back_to": verdict.back_to.describe(),
+                    "detail": verdict.reason,
+                },
+            )
+            self._go_back(lane.name, verdict.back_to)
+        self._watched = watched

@@ -1,0 +1,89 @@
+"""What goes between the sidecar and its tuner process: length-prefixed MessagePack.
+
+Not JSON: forecasts of an overload are infinite, and JSON has no word for that.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from carpool.exchange.decision import Decision, Observation
+from carpool.policy.durations import Duration, Quantity
+from carpool.policy.parameters import Parameters
+
+LENGTH = 4
+"""Bytes of a frame's length, little-endian."""
+
+
+class Setup(msgspec.Struct, tag=True, frozen=True):
+    """The policy to tune by, as plain data. Whatever was learned before it is forgotten."""
+
+    policy: dict[str, Any]
+
+
+class Observed(msgspec.Struct, frozen=True):
+    """One model's observation, and its parameters at the time.
+
+    ``generation``: of the model and the policy together. What was learned under another one is forgotten.
+    """
+
+    observation: Observation
+    parameters: Parameters
+    generation: int
+
+
+class Observations(msgspec.Struct, tag=True, frozen=True):
+    """Every model's observation of one interval."""
+
+    models: dict[str, Observed]
+
+
+Message: TypeAlias = Setup | Observations
+
+
+class Decided(msgspec.Struct, tag=True, frozen=True):
+    """What is decided for one of them, as it was in that ``generation``."""
+
+    model: str
+    decision: Decision
+    generation: int
+
+
+class Answered(msgspec.Struct, tag=True, frozen=True):
+    """Every model of the observations has had its decision."""
+
+
+Reply: TypeAlias = Decided | Answered
+
+
+def _encode(value: object) -> object:
+    return float(value) if isinstance(value, Duration) else int(value)  # type: ignore[call-overload] # a Quantity
+
+
+def _decode(kind: type, value: Any) -> object:  # noqa: ANN401 - a number
+    return Duration(value) if kind is Duration else Quantity(value)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode)
+_messages = msgspec.msgpack.Decoder(Setup | Observations, dec_hook=_decode)
+_replies = msgspec.msgpack.Decoder(Decided | Answered, dec_hook=_decode)
+
+
+def frame(message: Message | Reply) -> bytes:
+    """Return a message with its length before it."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(LENGTH, "little") + body
+
+
+def read_message(body: bytes) -> Message:
+    """Read what ``frame`` made of a message to the tuner, its length taken off."""
+    message: Message = _messages.decode(body)
+    return message
+
+
+def read_reply(body: bytes) -> Reply:
+    """Read what ``frame`` made of a reply of the tuner's, its length taken off."""
+    reply: Reply = _replies.decode(body)
+    return reply

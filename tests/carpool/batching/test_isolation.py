@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from carpool.batching.isolation import FIRST_SPAN, LONGEST_SPAN, MAX_SUSPECTS, Isolation, Suspects
+
+
+def test_the_credit_is_a_fifth_of_the_rows_that_succeed() -> None:
+    isolation = Isolation()
+    assert isolation.failed(64)
+    isolation.succeeded(9)  # 0.2 x 9 is not 2 rows
+    assert not isolation.failed(2)
+    assert isolation.limit == 32, "half of the largest batch that failed"
+    isolation.succeeded(11)
+    assert isolation.failed(2)
+
+
+def test_batches_grow_again_once_nothing_fails() -> None:
+    isolation = Isolation()
+    for _ in range(7):
+        isolation.failed(64)
+    assert isolation.limit == 1
+    sizes = []
+    while not isolation.over(64):
+        sizes.append(isolation.limit)
+        isolation.succeeded(isolation.limit or 64)
+    assert sizes == sorted(sizes)
+    assert {1, 2, 4, 8, 16, 32} == set(sizes)
+    # From a debt of 384 rows back to a credit of 64: five times as many have to succeed.
+    assert 2240 <= sum(sizes) <= 2300
+
+
+def test_a_suspect_is_trusted_again_after_eight_good_answers_and_after_twice_as_many_the_next_time() -> None:
+    suspects = Suspects()
+    assert not suspects.left
+    suspects.failed("caller")
+    for _ in range(FIRST_SPAN - 1):
+        suspects.succeeded("caller")
+    assert "caller" in suspects.left
+    suspects.failed("caller")
+    for _ in range(2 * FIRST_SPAN - 1):
+        suspects.succeeded("caller")
+        suspects.succeeded("another")
+    assert "caller" in suspects.left
+    suspects.succeeded("caller")
+    assert "caller" not in suspects.left
+    suspects.failed("caller")
+    for _ in range(FIRST_SPAN):
+        suspects.succeeded("caller")
+    assert not suspects.left, "once trusted it begins anew"
+
+
+def test_nobody_is_suspected_for_ever() -> None:
+    suspects = Suspects()
+    for _ in range(100):
+        suspects.failed("caller")
+    for _ in range(LONGEST_SPAN):
+        suspects.succeeded("caller")
+    assert not suspects.left
+
+
+def test_suspects_are_bounded_and_the_latest_stay() -> None:
+    suspects = Suspects()
+    for caller in range(2 * MAX_SUSPECTS):
+        suspects.failed(caller)
+    assert [caller in suspects.left for caller in (0, MAX_SUSPECTS - 1, MAX_SUSPECTS)] == [False, False, True]

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+
+from carpool.batching.model_state import Lane
+from carpool.batching.requests import Batch, Estimate, FaultKind, Request, callers_fault, fault_kind, time_of
+from carpool.policy.parameters import Parameters
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (200, None), (201, None), (204, None),
+        (400, FaultKind.ITEM), (422, FaultKind.ITEM), (500, FaultKind.ITEM),
+        (413, FaultKind.SIZE),
+        (401, FaultKind.SHARED), (403, FaultKind.SHARED), (404, FaultKind.SHARED), (429, FaultKind.SHARED),
+        (301, FaultKind.SHARED), (501, FaultKind.SHARED),
+        (502, FaultKind.TRANSPORT), (503, FaultKind.TRANSPORT), (504, FaultKind.TRANSPORT),
+    ],
+)  # fmt: skip
+def test_whose_fault_a_status_is(status: int, kind: FaultKind | None) -> None:
+    assert fault_kind(status) is kind
+
+
+def test_the_caller_is_to_blame_for_4xx_but_not_for_a_lack_of_time() -> None:
+    assert [status for status in (200, 400, 404, 408, 413, 422, 429, 499, 500, 503) if callers_fault(status)] == [
+        400, 404, 413, 422, 499,
+    ]  # fmt: skip
+
+
+def test_beyond_the_table_time_goes_on_along_its_last_step() -> None:
+    table = (0.0, 1.0, 1.5, 2.5)
+    assert [time_of(table, rows) for rows in (1, 3, 4, 6)] == [1.0, 2.5, 3.5, 5.5]
+
+
+def test_a_table_of_one_size_is_proportional() -> None:
+    assert time_of((0.0, 2.0), 3) == 6.0
+
+
+def test_time_never_falls_beyond_the_table() -> None:
+    assert time_of((0.0, 2.0, 1.0), 9) == 1.0
+
+
+def test_in_hope_sizes_below_those_measured_take_as_much_less_as_they_are_smaller() -> None:
+    short = Estimate((0.0, 0.5, 2.0, 2.5, 3.0, 4.0), (9.0,) * 6)
+    mix = Estimate((0.0, 5.0, 6.0, 7.0, 8.0, 9.0), (9.0,) * 6, executors=2, buckets={4: short})
+    hopeful = mix.hopeful(4)
+    assert hopeful.times == (0.0, 2.0, 4.0, 6.0, 8.0, 9.0)
+    # What is believed to be less already stays.
+    assert hopeful.buckets[4].times == (0.0, 0.5, 1.5, 2.25, 3.0, 4.0)
+    assert (hopeful.upper, hopeful.executors) == (mix.upper, 2)
+
+
+def test_only_an_entire_request_alone_is_whole() -> None:
+    lane = Lane("m", Parameters())
+    one, two = (Request(key="k", arrived=0.0, due=1.0, rows=4) for _ in range(2))
+    assert Batch(lane, "k", 0, [(one, 0, 4)], 4).whole
+    assert not Batch(lane, "k", 0, [(one, 0, 3)], 3).whole
+    assert not Batch(lane, "k", 0, [(one, 1, 3)], 2).whole
+    assert not Batch(lane, "k", 0, [(one, 0, 4), (two, 0, 4)], 8).whole
+    assert Batch(lane, "k", 0, [], 0).model == "m"

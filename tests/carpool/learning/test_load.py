@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from carpool.learning.arrivals import Gamma, OnOff, Poisson, WindowCounts, until
+from carpool.learning.load import UNTOLD, Load
+
+
+def feed(load, process, seconds, seed=1, step=0.5):
+    """Observe a process in steps; return the times at which the believed load changed."""
+    times = until(process, seconds, Random(seed))
+    changes = []
+    for index in range(round(seconds / step)):
+        start = index * step
+        here = [time - start for time in times if start <= time < start + step]
+        counts = WindowCounts.of(here, step)
+        if load.observe(step, counts.arrivals, counts.squared, counts.windows, counts.arrivals):
+            changes.append(start + step)
+    return changes
+
+
+@pytest.mark.parametrize("rate", [5.0, 50.0, 500.0])
+def test_a_steady_load_is_believed_and_left_alone(rate):
+    load = Load()
+    changes = feed(load, Poisson(rate), 120.0)
+    assert load.rate == pytest.approx(rate, rel=0.15)
+    assert sum(when > 30.0 for when in changes) <= (2 if rate < 10 else 0), (
+        "chance must not move what was measured over half a minute, but twice the evidence may"
+    )
+
+
+def test_a_doubled_load_is_believed_within_two_seconds_and_from_what_came_after_alone():
+    load = Load()
+    feed(load, Poisson(400.0), 60.0)
+    changes = feed(load, Poisson(800.0), 3.0, seed=2)
+    assert changes[0] <= 1.0
+    assert load.rate == pytest.approx(800.0, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_rise_passes_for_no_burst(seed):
+    # Half a second of it spreads all counts so far twice as much as chance does: with bursts believed in, everything
+    # after it would be one.
+    load = Load()
+    feed(load, Poisson(190.0), 15.0, seed=seed)
+    feed(load, Poisson(320.0), 3.0, seed=100 + seed)
+    assert not isinstance(load.process, OnOff)
+    assert load.rate == pytest.approx(320.0, rel=0.15)
+
+
+def test_a_load_that_rises_in_steps_is_seldom_taken_for_a_bursty_one():
+    believed = []
+    for seed in range(6):
+        load = Load()
+        for number, rate in enumerate((300.0, 340.0, 385.0, 440.0, 500.0, 570.0)):
+            for part in range(8):
+                feed(load, Gamma(rate, 2.0), 2.5, seed=1000 * seed + 10 * number + part)
+                believed.append(isinstance(load.process, OnOff))
+    assert sum(believed) <= 0.03 * len(believed)
+
+
+@pytest.mark.parametrize("step", [0.5, 2.0, 5.0, 15.0])
+def test_a_quarter_more_is_believed_soon_however_long_an_observation_lasts(step):
+    load = Load()
+    feed(load, Poisson(100.0), 600.0, step=step)
+    assert load._spread() < UNTOLD / 2
+    changes = feed(load, Poisson(125.0), 120.0, seed=2, step=step)
+    assert changes[0] <= max(10.0, step)
+    assert load.rate == pytest.approx(125.0, rel=0.08)
+
+
+def test_a_spread_once_known_outlasts_a_jump():
+    load = Load()
+    feed(load, Poisson(400.0), 60.0)
+    assert load._spread() < UNTOLD / 2
+    assert feed(load, Poisson(800.0), 1.0, seed=2)
+    assert load._spread() < UNTOLD / 2
+
+
+def test_a_collapsed_load_is_believed():
+    load = Load()
+    feed(load, Poisson(400.0), 60.0)
+    feed(load, Poisson(40.0), 3.0, seed=2)
+    assert load.rate == pytest.approx(40.0, rel=0.3)
+
+
+def test_a_load_of_hardly_anybody_is_measured_for_longer():
+    load = Load()
+    feed(load, Gamma(60.0, 2.0), 60.0)
+    feed(load, Poisson(0.25), 400.0, seed=3)
+    assert load.rate == pytest.approx(0.25, rel=0.35)
+
+
+def test_a_thin_load_has_no_spread_of_another():
+    load = Load()
+    feed(load, Gamma(60.0, 3.0), 60.0)
+    assert isinstance(load.process, Gamma)
+    feed(load, Poisson(0.25), 120.0, seed=3)
+    assert isinstance(load.process, Poisson)
+
+
+def test_a_few_more_than_hardly_any_are_chance():
+    load = Load()
+    jumps = [feed(load, Poisson(0.25), 3600.0, seed=seed, step=4.0) for seed in range(1, 4)]
+    assert sum(map(len, jumps)) < 30, "in three hours, beside the first guesses"
+
+
+def test_a_jump_leaves_the_spread_what_it_was():
+    load = Load()
+    feed(load, Poisson(400.0), 60.0)
+    feed(load, Poisson(800.0), 4.0, seed=2)
+    assert isinstance(load.process, Poisson), "the jump itself must not look like burstiness"
+
+
+def test_bursts_are_told_from_chance():
+    load = Load()
+    feed(load, Gamma(400.0, 3.0), 60.0)
+    assert isinstance(load.process, Gamma)
+    assert load.process.cv == pytest.approx(3.0, rel=0.3)
+    bursty = Load()
+    feed(bursty, OnOff(rate_on=800.0, mean_on=0.5, mean_off=0.5), 60.0)
+    assert isinstance(bursty.process, OnOff)
+    assert bursty.process.rate_off == 0.0
+    assert bursty.process.rate_on == pytest.approx(800.0, rel=0.25)
+    assert bursty.process.mean_on == pytest.approx(0.5, rel=0.5)
+
+
+def test_slow_waves_are_told_from_bursts_without_a_lull():
+    load = Load()
+    feed(load, OnOff(rate_on=500.0, mean_on=0.4, mean_off=0.4, rate_off=300.0), 120.0)
+    assert isinstance(load.process, OnOff)
+    assert load.process.rate_on == pytest.approx(500.0, rel=0.15)
+    assert load.process.rate_off == pytest.approx(300.0, rel=0.15)
+
+
+def test_before_its_spread_is_known_a_load_may_come_in_crowds():
+    worst = []
+    for seed in range(1, 41):
+        load = Load()
+        feed(load, Gamma(200.0, 3.0), 1.5, seed=seed)
+        off = 0.0
+        for second in range(3):
+            feed(load, Gamma(200.0, 3.0), 1.0, seed=1000 * seed + second)
+            off = max(off, abs(load.rate / 200.0 - 1))
+        worst.append(off)
+    # As if they came one by one, a second's crowd or lull was believed in by itself: half of them were 16 % off.
+    assert sorted(worst)[20] < 0.14
+
+
+def test_rows_per_request_are_averaged():
+    load = Load()
+    for _ in range(20):
+        load.observe(0.5, 100, 2000, 5, 400)
+    assert load.rows == pytest.approx(4.0, rel=0.05)
+
+
+def test_without_arrivals_there_is_no_load():
+    load = Load()
+    assert load.process is None
+    load.observe(0.5, 0, 0, 5, 0)
+    assert load.process is None
+    assert load.rate == 0.0
+    feed(load, Poisson(100.0), 40.0)
+    for _ in range(80):
+        load.observe(0.5, 0, 0, 5, 0)
+    assert load.process is None
+
+
+def test_bursts_are_the_nature_of_a_load_and_no_change_of_it():
+    load = Load()
+    changes = feed(load, OnOff(rate_on=540.0, mean_on=0.5, mean_off=0.5, rate_off=130.0), 1200.0)
+    assert load.rate == pytest.approx(335.0, rel=0.25)
+    # A burst or a lull every second: it was one change of the load after another, 160 an hour.
+    assert sum(when > 60.0 for when in changes) <= 20
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_crowds_are_the_nature_of_a_load_and_no_change_of_it(seed):
+    changes = feed(load := Load(), Gamma(170.0, 4.0), 1800.0, seed=seed)
+    assert load.rate == pytest.approx(170.0, rel=0.15)
+    # Of every tenth second it was believed that the load had doubled or halved: 15 to 24 changes.
+    assert sum(when > 60.0 for when in changes) <= 8
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize(("rate", "within"), [(340.0, 8.0), (85.0, 15.0)])
+def test_a_change_that_crowds_hide_for_a_second_shows_in_a_few(rate, within, seed):
+    load = Load()
+    feed(load, Gamma(170.0, 4.0), 90.0, seed=seed)
+    assert feed(load, Gamma(rate, 4.0), within, seed=seed + 10)
+    assert load.rate == pytest.approx(rate, rel=0.4)
+
+
+def test_a_load_that_comes_to_rest_is_believed_to():
+    load = Load()
+    feed(load, OnOff(rate_on=540.0, mean_on=0.5, mean_off=0.5, rate_off=130.0), 120.0)
+    assert isinstance(load.process, OnOff)
+    feed(load, Poisson(335.0), 90.0, seed=2)
+    assert getattr(load.process, "cv", 1.0) < 1.3
+    # And its jumps count again.
+    assert feed(load, Poisson(670.0), 3.0, seed=3)[0] <= 1.0

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import pytest
+
+from carpool_cli.batch.formats import Item
+from carpool_cli.batch.job import Job, SizeSearch, Stopped
+from carpool_cli.batch.journal import Journal
+from carpool_cli.profiling.targets import TargetError
+
+
+def settle(most, cost):
+    sizes, asked = SizeSearch(most), []
+    while not sizes.settled:
+        asked.append(sizes.size)
+        sizes.observe(sizes.size, cost(sizes.size))
+    return sizes.size, asked
+
+
+def test_sizes_double_until_the_cheapest_is_known():
+    size, asked = settle(64, lambda rows: 0.005 + 0.0005 * rows)
+    assert size == 64
+    assert asked == [step for step in (1, 2, 4, 8, 16, 32, 64) for _ in range(3)]
+
+
+def test_the_smallest_within_5_percent_is_taken():
+    assert settle(64, lambda rows: max(0.010, 0.001 * rows))[0] == 16
+
+
+def test_growth_ends_when_rows_get_dearer():
+    size, asked = settle(4096, lambda rows: 0.001 * rows**1.3)
+    assert size == 1
+    assert max(asked) == 4
+
+
+def test_a_batch_of_another_size_teaches_nothing():
+    sizes = SizeSearch(8)
+    for _ in range(10):
+        sizes.observe(5, 1.0)
+    assert sizes.size == 1
+
+
+def test_a_size_refused_is_never_asked_for_again():
+    sizes = SizeSearch(64)
+    for _ in range(9):
+        sizes.observe(sizes.size, 0.01)
+    assert sizes.size == 8
+    sizes.refuse(8)
+    assert sizes.size == 4
+
+
+class Numbers:
+    """Rows 1 to n."""
+
+    assemble = None
+
+    def __init__(self, size):
+        self.size = size
+        self.position = 0
+
+    @property
+    def number(self):
+        return self.position
+
+    def read(self, count):
+        first = self.position
+        self.position = min(first + count, self.size)
+        return [Item(row + 1, row + 1, row + 1) for row in range(first, self.position)], []
+
+    def encode(self, answers):
+        return b"".join(b"%d " % answer for answer in answers)
+
+    def close(self): ...
+
+
+def work(tmp_path, run, *, size=20, batch=8, concurrency=1, retries=3):
+    slept = []
+    sizes = SizeSearch(batch)
+    sizes.size, sizes.settled = batch, True
+    with Journal(tmp_path / "out", "job") as journal:
+        job = Job(
+            Numbers(size), run, journal, sizes, concurrency=concurrency, retries=retries, max_bad=None,
+            clock=lambda: 0.0, sleep=slept.append,
+        )  # fmt: skip
+        job.go(lambda position: None)
+        journal.finish(None)
+    return [int(row) for row in (tmp_path / "out").read_bytes().split()], job, sizes, slept
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_order_is_kept(tmp_path, concurrency):
+    answers, job, _, _ = work(tmp_path, lambda rows: rows, concurrency=concurrency)
+    assert answers == list(range(1, 21))
+    assert (job.answered, job.skipped) == (20, 0)
+
+
+def test_a_bad_row_costs_the_others_nothing(tmp_path):
+    def run(rows):
+        if {3, 4, 17} & set(rows):
+            raise TargetError("no", input_fault=True)
+        return rows
+
+    answers, job, sizes, _ = work(tmp_path, run)
+    assert answers == [row for row in range(1, 21) if row not in {3, 4, 17}]
+    assert job.skipped == 3
+    assert sizes.size == 8
+
+
+def test_a_size_that_only_fails_as_a_whole_is_halved(tmp_path):
+    def run(rows):
+        if len(rows) > 3:
+            raise TargetError("out of memory", input_fault=True)
+        return rows
+
+    answers, _, sizes, _ = work(tmp_path, run, size=40)
+    assert answers == list(range(1, 41))
+    assert sizes.size == 2
+
+
+def test_what_is_not_the_inputs_fault_is_waited_out(tmp_path):
+    left = [2]
+
+    def run(rows):
+        if left[0]:
+            left[0] -= 1
+            raise TargetError("busy", input_fault=False)
+        return rows
+
+    answers, _, _, slept = work(tmp_path, run)
+    assert answers == list(range(1, 21))
+    assert slept == [1.0, 2.0]
+
+
+def test_patience_ends(tmp_path):
+    def run(rows):
+        raise TargetError("gone", input_fault=False)
+
+    with pytest.raises(Stopped, match="gone"):
+        work(tmp_path, run, retries=1)

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from carpool_cli.main import main
+from carpool_sidecar.config.settings import parse
+
+MANIFESTS = """\
+# The model, and what leads to it
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: resnet, namespace: models}
+spec:
+  replicas: 2   # two of them
+  selector: {matchLabels: {app: resnet}}
+  template:
+    metadata: {labels: {app: resnet}}
+    spec:
+      containers:
+        - name: server
+          image: your-model-server   # yours
+          ports: [{name: http, containerPort: 9000}]
+--- # behind it
+apiVersion: v1
+kind: Service
+metadata: {name: resnet}
+spec: {ports: [{port: 80, targetPort: http}]}  # by name
+"""
+KEY = "ab" * 32
+
+
+@pytest.fixture
+def inject(carpool, tmp_path):
+    def run(text, *options):
+        path = tmp_path / "manifests.yaml"
+        path.write_text(text)
+        return carpool("inject", "-f", path, *options)
+
+    return run
+
+
+def template(text, index=0):
+    return list(yaml.safe_load_all(text))[index]["spec"]["template"]
+
+
+def config(pod):
+    (sidecar,) = pod["spec"]["initContainers"]
+    return parse(sidecar["env"][0]["value"].replace("$$", "$"))
+
+
+def test_a_sidecar_that_tunes_itself(inject):
+    result = inject(MANIFESTS, "--slo-p99", "50ms")
+    assert (result.exit_code, result.stderr) == (0, "")
+    pod = template(result.stdout)
+    read = config(pod)
+    assert (read.policy.slo.due, read.parameters, read.public_key, read.changes) == (0.05, {}, None, None)
+    assert pod["spec"]["containers"][0]["ports"][0] == {"name": "http", "containerPort": 15080}
+    assert "volumes" not in pod["spec"]
+    # None of the operator's
+    assert "carpool.dev/injected" not in pod["metadata"]["labels"]
+
+
+def test_a_sidecar_under_an_operator(inject, tmp_path):
+    (tmp_path / "key.txt").write_text(KEY + "\n")
+    for given in (KEY, KEY.upper(), tmp_path / "key.txt"):
+        result = inject(MANIFESTS, "--public-key", given)
+        assert (result.exit_code, result.stderr) == (0, "")
+        pod = template(result.stdout)
+        read = config(pod)
+        assert (read.target, read.public_key) == ("models/Deployment/resnet", KEY)
+        assert pod["metadata"]["labels"]["carpool.dev/injected"] == "true"
+        assert pod["spec"]["volumes"][0]["configMap"] == {"name": "carpool-deployment-resnet", "optional": True}
+
+
+def test_what_is_not_changed_is_printed_as_it_was(inject):
+    out = inject(MANIFESTS, "--slo-p99", "50ms").stdout
+    head, tail = MANIFESTS.split("    metadata: {labels", 1)
+    assert out.startswith(head)
+    assert out.endswith("--- # behind it" + tail.split("--- # behind it")[1])
+    assert "image: your-model-server   # yours\n" in out
+
+
+def test_twice_is_once(inject):
+    once = inject(MANIFESTS, "--slo-p99", "50ms").stdout
+    again = inject(once, "--slo-p99", "50ms")
+    assert again.stdout == once
+    assert again.exit_code == 0
+    assert again.stderr == "deployment/resnet: AlreadyInjected: a container named carpool is in the pod\n"
+
+
+def test_from_the_standard_input():
+    result = CliRunner().invoke(main, ["inject", "-f", "-", "--slo-p99", "1s"], input=MANIFESTS)
+    assert config(template(result.stdout)).policy.slo.due == 1.0
+
+
+def test_json_stays_json(inject):
+    deployment, service = yaml.safe_load_all(MANIFESTS)
+    given = {"apiVersion": "v1", "kind": "List", "items": [deployment, service]}
+    result = inject(json.dumps(given), "--slo-p99", "50ms")
+    printed = json.loads(result.stdout)
+    assert config(printed["items"][0]["spec"]["template"]).policy.slo.due == 0.05
+    assert printed["items"][1] == service
+    unchanged = json.dumps(service)
+    assert inject(unchanged, "--slo-p99", "50ms").stdout == unchanged
+    # YAML may begin with a brace as well
+    assert "initContainers" in inject(yaml.safe_dump(deployment, default_flow_style=True), "--slo-p99", "50ms").stdout
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "DaemonSet", "ReplicaSet"])
+def test_other_workloads(inject, kind):
+    other = MANIFESTS.replace("kind: Deployment", f"kind: {kind}")
+    assert inject(other, "--slo-p99", "50ms").exit_code == 0
+    under = inject(other, "--public-key", KEY)
+    if kind == "StatefulSet":
+        assert config(template(under.stdout)).target == "models/StatefulSet/resnet"
+    else:
+        assert under.exit_code == 3
+        assert under.stdout == other
+        assert under.stderr.startswith(f"{kind.lower()}/resnet: UnknownOwner: ")
+
+
+def test_a_pod_by_itself(inject):
+    pod = "kind: Pod\nmetadata: {name: alone}\nspec:\n  containers: [{name: a, ports: [{containerPort: 1}]}]\n"
+    assert config(yaml.safe_load(inject(pod, "--slo-p99", "50ms").stdout)).upstream.url == "http://127.0.0.1:1"
+    assert "UnknownOwner" in inject(pod, "--public-key", KEY, "-n", "models").stderr
+
+
+def test_what_is_to_be_known_of_one_that_has_its_sidecar_is_told(inject):
+    unnamed = MANIFESTS.replace("{name: http, containerPort: 9000}", "{containerPort: 9000}")
+    result = inject(unnamed, "--slo-p99", "50ms")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("deployment/resnet: PortUnnamed: The model's port has no name")
+    assert "initContainers" in template(result.stdout)["spec"]
+
+
+def test_who_can_not_have_one_is_named(inject):
+    two = MANIFESTS.replace("ports: [{name: http, containerPort: 9000}]", "ports: []") + "---\n" + MANIFESTS
+    result = inject(two, "--slo-p99", "50ms")
+    assert result.exit_code == 3
+    assert result.stderr.startswith("deployment/resnet: NoPort: container server names no port: ")
+    assert "initContainers" not in template(result.stdout)["spec"]
+    assert "initContainers" in template(result.stdout, 2)["spec"]
+
+
+def test_who_forbids_it_is_left_alone(inject):
+    forbidden = MANIFESTS.replace(
+        "{labels: {app: resnet}}\n    spec", '{annotations: {carpool.dev/inject: "false"}}\n    spec'
+    )
+    result = inject(forbidden, "--slo-p99", "50ms")
+    assert (result.exit_code, result.stdout) == (0, forbidden)
+    assert "Disabled" in result.stderr
+
+
+def test_nothing_with_pods_is_said(inject):
+    result = inject("kind: ConfigMap\n---\n# nothing\n---\n- 1\n", "--slo-p99", "50ms")
+    assert (result.exit_code, result.stdout) == (0, "kind: ConfigMap\n---\n# nothing\n---\n- 1\n")
+    assert result.stderr == "nothing here has pods: there is no Deployment, StatefulSet or Pod\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        (MANIFESTS, (), "name --slo-p99 50ms"),
+        (MANIFESTS, ("--slo-p99", "50ms", "--public-key", KEY), "one of them"),
+        (MANIFESTS, ("--slo-p99", "50"), "not a duration"),
+        (MANIFESTS, ("--slo-p99", "0s"), "--slo-p99: slo.latency"),
+        (MANIFESTS, ("--public-key", "key.txt"), "neither 64 hex digits nor a file with them"),
+        (MANIFESTS.replace(", namespace: models", ""), ("--public-key", KEY), "add -n NAMESPACE"),
+        ("a: 1\n---\nb: [\n", ("--slo-p99", "50ms"), "line "),
+        ("kind: Deployment\n", ("--slo-p99", "50ms"), "a Deployment is not as Kubernetes has it"),
+        (
+            "kind: Pod\nmetadata: {}\nspec: {containers: []}\n",
+            ("--slo-p99", "50ms"),
+            "a Pod is not as Kubernetes has it",
+        ),
+    ],
+)
+def test_wrong_input_is_named_in_a_line(inject, text, options, said):
+    result = inject(text, *options)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+
+
+def test_a_file_that_is_not_there(carpool):
+    result = carpool("inject", "-f", "nowhere.yaml", "--slo-p99", "50ms")
+    assert (result.exit_code, result.stderr) == (2, "Error: nowhere.yaml: No such file or directory\n")

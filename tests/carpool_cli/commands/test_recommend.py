@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from carpool_sidecar.config.settings import parse
+
+
+@pytest.fixture
+def profile(tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text(
+        json.dumps({"name": "reference", "source": "synthetic", "rows": [1, 128], "seconds": [0.0055, 0.069]})
+    )
+    return path
+
+
+def test_it_explains_and_its_configuration_can_be_pasted(carpool, profile):
+    shown = carpool("recommend", "--profile", profile, "--slo-p99", "50ms", "--rate", 800).output
+    for part in ("- bounded by", "zero wait", "no batching", "highest load", "at 1.25x the load"):
+        assert part in shown
+    pasted = shown[shown.index("policy:") :]
+    config = parse(pasted + "\nupstream: {url: http://127.0.0.1:9000}\n")
+    assert config.policy.baseline.describe() in shown
+
+
+def test_json_says_the_same(carpool, profile):
+    result = carpool("recommend", "--profile", profile, "--slo-p99", "50ms", "--rate", 800, "--json")
+    document = json.loads(result.output)
+    assert document["recommendation"]["parameters"] == document["config"]["policy"]["baseline"]
+    assert document["recommendation"]["holds"] is True
+    assert document["recommendation"]["p99Ahead"] <= 0.05
+
+
+def test_bounds_that_were_given_are_kept_and_pasted(carpool, profile):
+    options = ("--largest-batch", 4, "--longest-wait", "2ms", "--most-in-flight", 1)
+    shown = carpool("recommend", "--profile", profile, "--slo-p99", "50ms", "--rate", 300, *options).output
+    policy = yaml.safe_load(shown[shown.index("policy:") :])["policy"]
+    assert policy["bounds"] == {"maxBatch": {"max": 4}, "maxWait": {"max": "2ms"}, "maxInFlight": {"max": 1}}
+    assert policy["baseline"]["maxBatch"] <= 4
+
+
+def test_a_load_that_nothing_holds_exits_1(carpool, profile):
+    result = carpool("recommend", "--profile", profile, "--slo-p99", "50ms", "--rate", 5000)
+    assert result.exit_code == 1
+    assert "no configuration holds the SLO" in result.output
+
+
+def test_a_trace_gives_rate_and_burstiness(carpool, profile, tmp_path):
+    trace = tmp_path / "t.txt"
+    trace.write_text("\n".join(str(step // 20 + step % 20 / 1000) for step in range(4000)))
+    result = carpool("recommend", "--profile", profile, "--slo-p99", "50ms", "--trace", trace, "--json")
+    assert json.loads(result.output)["rate"] == pytest.approx(20, rel=0.05)
+
+
+def test_no_load_is_a_usage_error(carpool, profile):
+    result = carpool("recommend", "--profile", profile, "--slo-p99", "50ms")
+    assert result.exit_code == 2
+    assert "--rate" in result.output

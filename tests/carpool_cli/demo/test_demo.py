@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from carpool_cli.demo import day, filetypes, tower
+from carpool_cli.demo.load import report_on
+from carpool_cli.demo.processes import DemoError, Processes
+from carpool_cli.load.loadgen import Recording
+from carpool_sidecar.config.settings import parse
+from carpool_sidecar.main import main as sidecar
+from carpool_sidecar.tuning.stalls import Stall
+
+ROOT = Path(__file__).parents[3]
+
+
+def demo(folder, *options):
+    files = folder / "files"
+    files.mkdir(parents=True, exist_ok=True)
+    (files / "say.py").write_text("import sys\n\n\ndef main():\n    print(sys.argv)\n" * 5)
+    (files / "page.html").write_text("<!DOCTYPE html><html><body><p>Requests share a ride.</p></body></html>\n" * 5)
+    profile = ROOT / "benchmarks/profiles/resnet50-v100.json"
+    return [
+        *(sys.executable, "-m", "carpool_cli.demo", "--quick", "--out", str(folder), "--files", str(files)),
+        *("--profile", str(profile), *options),
+    ]
+
+
+def running(folder):
+    """Processes whose command line names the folder, zombies aside."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                line = (entry / "cmdline").read_bytes()
+                if str(folder).encode() in line:
+                    found.append(line)
+        except OSError:
+            continue  # it ended meanwhile
+    return found
+
+
+@pytest.mark.real
+def test_it_runs_to_its_end_and_leaves_nothing_behind(tmp_path):
+    done = subprocess.run(demo(tmp_path), capture_output=True, text=True, timeout=300, check=False)  # noqa: S603 - ours
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"say\.py +python", done.stdout)
+    assert "agree with direct onnxruntime calls" in done.stdout
+    assert "no batching" in done.stdout
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert running(tmp_path) == []
+
+
+@pytest.mark.real
+def test_ctrl_c_ends_everything(tmp_path):
+    process = subprocess.Popen(demo(tmp_path), stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own command
+    for line in process.stdout:
+        if "computed alone" in line:
+            break
+    assert len(running(tmp_path)) >= 2  # itself, the sidecar
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "nothing is left running" in said
+    assert running(tmp_path) == []
+
+
+@pytest.mark.real
+def test_what_goes_wrong_is_named_and_is_the_exit_code(tmp_path):
+    nothing = tmp_path / "nothing"
+    nothing.mkdir()
+    command = demo(tmp_path, "--files", str(nothing))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603 - our own
+    assert done.returncode == 1
+    assert "no file below" in done.stdout
+
+
+@pytest.mark.real
+async def test_a_process_that_ends_is_named_with_the_end_of_its_log(tmp_path):
+    named = r"(?s)wrong ended with code 2.*upstream.*name exactly one"
+    with Processes(tmp_path) as processes, pytest.raises(DemoError, match=named):
+        await processes.sidecar("wrong", {"policy": {"slo": {"latency": {"p99": "50ms"}}}})
+
+
+@pytest.mark.real
+async def test_a_process_that_does_not_heed_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr("carpool_cli.demo.processes.ENDING", 0.0)
+    with Processes(tmp_path) as processes:
+        device = await processes.standin("device", ROOT / "benchmarks/profiles/synthetic-5-0.5.json")
+        assert device.address.startswith("127.0.0.1:")
+    assert running(tmp_path) == []
+
+
+def test_the_models_own_api_agrees_and_hidden_folders_are_left_out(tmp_path):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "hook.py").write_text("import os\n" * 40)
+    (tmp_path / "notes.md").write_text(
+        "# Notes\n\n- one\n- two\n\nSome *text* with a [link](https://example.org).\n" * 8
+    )
+    (tmp_path / "empty").write_bytes(b"")
+    model = filetypes.model(tmp_path, 1.0)
+    assert model.words == [("notes.md", "markdown")]
+    assert model.expected[0].shape == (214,)
+
+
+def test_the_tower_is_the_same_every_time_and_its_batch_axis_is_dynamic(tmp_path):
+    one, other = (tower.model(tmp_path, 16, 1.0) for _ in range(2))
+    assert np.array_equal(one.expected, other.expected)
+    assert len(one.requests) == tower.BODIES
+    assert one.path.stat().st_size < 16 * 16 * 4 * tower.LAYERS + 4096
+
+
+def test_a_report_on_a_part_has_its_requests_and_its_stalls_only():
+    recording = Recording(
+        due=[0.0, 1.0, 2.0, 3.0],
+        sent=[0.0, 1.0, 2.0, 3.0],
+        done=[0.1, 1.5, 2.1, 3.1],
+        status=[200, 200, 503, 200],
+        stalls=[Stall(0.2, 0.4), Stall(1.2, 1.22), Stall(1.3, 1.5)],
+        cpu_seconds=0.1,
+        seconds=4.0,
+        most_outstanding=1,
+    )
+    report = report_on(recording, 1.0, 2.0, 0.25)
+    assert (report.requests, report.ok, report.good) == (2, 1, 0)
+    assert [round(stall.seconds, 3) for stall in report.stalls] == [0.2]
+
+
+def test_the_rush_is_more_than_one_by_one_and_eight_at_a_time_can_serve():
+    profile = day.device_profile.load(ROOT / "benchmarks/profiles/resnet50-v100.json")
+    curve = day.slower(profile).service_time()
+    rush = max(rate for _, rate in day.HOURS)
+    assert 1 / curve.time(1) < 8 / curve.time(8) < rush < 0.8 * 64 / curve.time(64)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_the_examples_configurations_are_right(path, tmp_path):
+    documents = list(yaml.safe_load_all(path.read_text()))
+    if documents[0].get("kind") == "ConfigMap":
+        assert parse(documents[0]["data"]["sidecar.yaml"]).upstream
+        (sidecar_container,) = documents[1]["spec"]["template"]["spec"]["initContainers"]
+        assert sidecar_container["restartPolicy"] == "Always"
+    else:
+        assert sidecar(["--check", "--config", str(path)]) == 0
+
+
+@pytest.mark.real
+async def test_the_examples_curl_lines_work(tmp_path):
+    with Processes(tmp_path) as processes:
+        device = await processes.standin("device", ROOT / "benchmarks/profiles/synthetic-5-0.5.json")
+        front = await processes.sidecar(
+            "front",
+            {"upstream": {"url": f"http://{device.address}"}, "policy": {"slo": {"latency": {"p99": "1s"}}}},
+        )
+        where = {**os.environ, "DATA": front.address, "ADMIN": front.admin}
+        done = subprocess.run(  # noqa: ASYNC221, S603 - nothing else runs on this loop; our own script
+            ["bash", str(ROOT / "examples/curl.sh")],  # noqa: S607 - from the PATH, as a person would
+            env=where,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert '{"predictions":[[1.5, 2.5],[3.5, 4.5]]}' in done.stdout
+    assert "x-carpool-batch-size: 1" in done.stdout
+    assert '"id":"42"' in done.stdout.replace(" ", "")
+    assert 'carpool_max_batch{model="standin"} 32.0' in done.stdout

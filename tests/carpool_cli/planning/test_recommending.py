@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from carpool.learning.arrivals import Poisson
+from carpool.learning.latency_model import ServiceTime
+from carpool.policy.spec import for_p99
+from carpool.simulation.simulator import Simulation
+from carpool.tuning.assessment import Assessor, Situation
+from carpool_cli.planning import assumptions
+from carpool_cli.planning.recommending import best_of, highest_load, recommend
+from carpool_cli.profiling.device_profile import DeviceProfile
+
+REFERENCE = DeviceProfile(name="r", source="synthetic", rows=(1, 256), seconds=(0.0055, 0.133))
+SUPERLINEAR = DeviceProfile(name="s", source="synthetic", rows=(1, 8, 16), seconds=(0.0057, 0.0536, 0.1216))
+
+
+def situation(profile: DeviceProfile, rate: float, slo: float = 0.05, largest: int | None = None) -> Situation:
+    policy = assumptions.slo_policy(slo, largest_batch=largest)
+    return Situation(
+        process=Poisson(rate),
+        service=assumptions.known(profile),
+        target=slo,
+        budget=assumptions.budget(policy),
+        limits=policy.limits(),
+    )
+
+
+def test_at_mid_load_it_waits_and_saves_device_time():
+    found = recommend(situation(REFERENCE, 800))
+    assert found.holds
+    assert found.holds_ahead
+    assert found.parameters.max_wait > 0
+    assert found.p99 <= found.p99_ahead <= 0.05
+    assert found.device_time < 0.9 * found.zero_wait_device_time < found.alone_device_time
+    assert not found.alone_holds
+
+
+def test_what_is_recommended_holds_in_the_simulator():
+    found = recommend(situation(REFERENCE, 800))
+    device = assumptions.device(REFERENCE)
+    times = assumptions.arrivals(800.0, 1.0, None, 30.0, 3).times
+    summary = Simulation(
+        times, device, slo=0.05, parameters=found.parameters, estimate=device.estimate(64)
+    ).run().summary()  # fmt: skip
+    assert summary.miss_fraction <= 0.01
+    assert summary.device_time == pytest.approx(found.device_time, rel=0.05)
+
+
+def test_executors_that_are_known_are_not_hoped_to_be_more():
+    assert recommend(situation(REFERENCE, 1100)).parameters.max_in_flight == 1
+
+
+def test_where_batching_loses_rows_go_alone():
+    busy, idle = recommend(situation(SUPERLINEAR, 100)), recommend(situation(SUPERLINEAR, 40))
+    assert busy.parameters.max_batch == 1
+    assert "never cheaper" in busy.reasons[0]
+    assert idle.parameters.pass_through
+    assert "pass one by one" in idle.reasons[0]
+
+
+def test_the_search_is_not_caught_among_large_batches_that_hold_nothing():
+    assert best_of(Assessor(situation(SUPERLINEAR, 100))).holds_now
+
+
+def test_a_device_too_slow_for_a_single_request_says_so():
+    found = recommend(situation(REFERENCE, 10, slo=0.004))
+    assert not found.holds
+    assert "a request takes 5.5ms there all alone" in found.bounded_by
+
+
+def test_overload_says_so():
+    found = recommend(situation(REFERENCE, 3000))
+    assert not found.holds
+    assert "most goodput" in found.reasons[1]
+    assert found.bounded_by.startswith("bounded by the device")
+    assert found.highest_load < 3000
+
+
+def test_the_highest_load_is_what_the_design_says_of_the_reference_curve():
+    # Full batches of 64 in two service times: 64 / 37 ms = 1,730/s at most, and not all of that inside 50 ms.
+    assert 1400 <= highest_load(situation(REFERENCE, 1)) <= 1700
+
+
+def test_a_slo_shorter_than_the_device_can_hold_no_load():
+    assert highest_load(situation(REFERENCE, 1, slo=0.005)) == 0
+
+
+@pytest.mark.parametrize(
+    ("profile", "rate", "slo", "largest", "says"),
+    [
+        (REFERENCE, 200, 0.05, None, "longest wait allowed"),
+        (REFERENCE, 600, 0.05, 8, "largest batch allowed"),
+        (REFERENCE, 1100, 0.04, None, "bounded by the SLO"),
+    ],
+)
+def test_what_bounds_it(profile, rate, slo, largest, says):
+    assert says in recommend(situation(profile, rate, slo, largest)).bounded_by
+
+
+def test_memory_bounds_it():
+    found = recommend(situation(REFERENCE, 600, largest=8), largest_safe=8)
+    assert found.bounded_by == "bounded by memory: 8 rows is all it holds"
+
+
+def test_beyond_what_was_measured_it_warns():
+    short = ServiceTime.measured({1: 0.0055, 8: 0.009})
+    policy = for_p99(0.05)
+    found = recommend(Situation(process=Poisson(800), service=short, target=0.05, budget=0.005, limits=policy.limits()))
+    assert any("profile larger sizes" in doubt for doubt in found.doubts)
+    # 16 rows in 13 ms are 1,230/s; 64 would serve all.
+    alone = replace(short, largest_in_flight=2)
+    found = recommend(
+        Situation(process=Poisson(1400), service=alone, target=0.05, budget=0.005, limits=policy.limits())
+    )
+    assert not found.holds
+    assert "no configuration of up to 16 rows, which is as far as t(b) speaks, holds the SLO" in found.reasons[1]
+    assert found.bounded_by.startswith("bounded by what was measured: t(b) speaks for 16 rows at most")
+    assert found.highest_load > 1400
+    assert any("of what such batches can serve" in doubt for doubt in recommend(situation(REFERENCE, 1650)).doubts)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from carpool.policy.spec import TuningMode
+from carpool_operator.api import annotations
+from carpool_operator.api.annotations import PREFIX, Wish, misplaced, read
+from carpool_operator.api.spec import TargetKind, read_policy, written
+
+
+def wish(**given) -> Wish:
+    return read(
+        "Deployment", "resnet", {PREFIX + name.replace("_", "-"): value for name, value in given.items()} | {"app": "x"}
+    )
+
+
+def test_a_promise_is_a_policy():
+    spec, problems = wish(slo_p99="50ms", inject="true")
+    assert problems == ()
+    assert spec.slo.due == 0.05
+    assert [(each.kind, each.name) for each in spec.target_refs] == [(TargetKind.DEPLOYMENT, "resnet")]
+
+
+def test_all_that_can_be_said():
+    spec, problems = wish(
+        slo_p50="10ms", slo_p90="20ms", slo_p95="30ms", slo_p99="1m30s", slo_p999="2m",
+        mode="Recommend", max_batch="16", max_wait="5ms", max_in_flight="2",
+    )  # fmt: skip
+    assert problems == ()
+    assert spec.slo.percentiles == ((0.5, 0.01), (0.9, 0.02), (0.95, 0.03), (0.99, 90.0), (0.999, 120.0))
+    assert spec.tuning.mode is TuningMode.RECOMMEND
+    limits = spec.limits()
+    assert (limits.max_batch, limits.max_wait, limits.max_in_flight) == (16, 0.005, 2)
+    assert read_policy({"spec": written(spec)}) == spec  # as the server returns it
+
+
+@pytest.mark.parametrize("given", [{}, {"inject": "true"}, {"inject": "false", "slo_p99": "50ms"}])
+def test_without_a_promise_or_with_a_no_there_is_no_policy(given):
+    assert wish(**given) == Wish(None, ())
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"slo_p99": "50 ms"}, "slo-p99 is '50 ms': write a duration, e.g. 50ms"),
+        ({"slo_p99": "50us"}, "slo-p99 is '50us': write a duration, e.g. 50ms"),
+        ({"slo_p99": "0s"}, "slo-p99: must be longer than 0s"),
+        ({"slo_p99": "50ms", "slo_p50": "60ms"}, "slo-*: p50 (60ms) is longer than p99 (50ms)"),
+        ({"slo_p98": "50ms"}, "slo-p98 is not known: did you mean carpool.dev/slo-p9"),
+        ({"slo_p99": "50ms", "max_bach": "8"}, "max-bach is not known: did you mean carpool.dev/max-batch?"),
+        ({"slo_p99": "50ms", "zzz": "8"}, "zzz is not known: there are carpool.dev/inject, carpool.dev/slo-p50"),
+        ({"slo_p99": "50ms", "max_batch": "many"}, "max-batch is 'many': write a whole number from 1, in quotes"),
+        ({"slo_p99": "50ms", "max_batch": "0"}, "max-batch is '0': write a whole number from 1"),
+        ({"slo_p99": "50ms", "max_batch": "70000"}, "max-batch: Expected `int` <= 65536"),
+        ({"slo_p99": "50ms", "max_wait": "60ms"}, "max-wait: 60ms is not below the SLO of 50ms: lower it or drop it"),
+        ({"slo_p99": "50ms", "mode": "apply"}, "mode is 'apply': did you mean Apply?"),
+        ({"slo_p99": "50ms", "mode": "Freeze"}, "mode is 'Freeze': there are Apply, Recommend, Hold"),
+        ({"slo_p99": "50ms", "inject": "yes"}, 'inject is \'yes\': write "true" or "false", in quotes'),
+        ({"slo_p99": "50ms", "port": "http"}, "port is read in the pod template only: move it to spec.template"),
+        ({"max_batch": "8"}, "max-batch belongs to a promise: add one, e.g. carpool.dev/slo-p99: 50ms, or drop it"),
+    ],
+)
+def test_a_problem_names_the_annotation_and_the_fix_and_leaves_no_policy(given, problem):
+    spec, problems = wish(**given)
+    assert spec is None
+    assert len(problems) == 1
+    assert problems[0].startswith(PREFIX + problem)
+
+
+def test_all_problems_are_told_at_once():
+    assert len(wish(slo_p99="50", mode="on", max_batch="x").problems) == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        ("injct", "injct in the pod template is not known: did you mean carpool.dev/inject?"),
+        ("contaner", "contaner in the pod template is not known: did you mean carpool.dev/container?"),
+        ("zzz", "zzz in the pod template is not known: there are carpool.dev/inject, carpool.dev/container, "),
+        ("slo-p99", "slo-p99 is read on the workload itself: move it from the pod template to metadata.annotations"),
+    ],
+)
+def test_what_nobody_reads_in_a_template_is_told_with_what_was_meant(key, problem):
+    (found,) = misplaced({PREFIX + key: "x", PREFIX + "inject": "true", "app": "y"})
+    assert found.startswith(PREFIX + problem)
+
+
+def test_what_belongs_into_a_template_is_not_misplaced_there():
+    written = ("inject", "container", "port", "sidecar-cpu", "sidecar-memory", "status", "target", "skipped")
+    assert misplaced({PREFIX + each: "x" for each in written}) == ()
+
+
+def test_names_are_made_of_the_workload_s():
+    assert annotations.change_name("StatefulSet", "bert") == "carpool-statefulset-bert"
+    assert annotations.policy_name("Deployment", "bert") == "deployment-bert"
+
+
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+"""What the API server takes for a name, up to 253 characters of it."""
+
+
+@pytest.mark.parametrize("name", [annotations.change_name, annotations.policy_name])
+@pytest.mark.parametrize("rest", ["x", ".x", "--x"])
+def test_a_name_that_would_be_too_long_is_shortened_to_one_of_its_own(name, rest):
+    longest = [f"a{rest * 200}"[: 253 - taken].rstrip(".-") for taken in range(40)]
+    made = [name("Deployment", each) for each in longest]
+    assert all(len(each) <= 253 and NAME.fullmatch(each) for each in made)
+    assert len(set(made)) == len(set(longest))
+    fitting = [each for each in longest if len(name("Deployment", "")) + len(each) <= 253]
+    assert fitting
+    assert all(name("Deployment", each).endswith(f"deployment-{each}") for each in fitting)
+    assert name("Deployment", longest[0]) == name("Deployment", longest[0])

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+
+import pytest
+from things import DEPLOYMENT, POD, POLICY, deployment, pod, policy
+from times import Quick
+
+from carpool_operator.api.model import Target
+from carpool_operator.cluster.fleet import DEPLOYMENTS, KINDS, POLICIES, Fleet, Sync, watch_pods
+from carpool_operator.cluster.kube import ApiError
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture
+def fleet():
+    return Fleet(Clock())
+
+
+@pytest.fixture
+def late():
+    return []
+
+
+@pytest.fixture
+def sync(api, fleet, late):
+    kube = api.kube()
+    yield Sync(
+        kube, fleet, [None], interval=1e-3, found=lambda *news: late.append(news), clock=Clock(),
+        log=logging.getLogger("test"), random=Quick(),
+    )  # fmt: skip
+    kube.close()
+
+
+async def test_the_first_list_fills_the_caches(api, fleet, sync):
+    api.put(*POLICY, policy())
+    api.put(*DEPLOYMENT, deployment())
+    api.put("apps/v1", "statefulsets", deployment("db"))
+    api.put(*POD, pod())
+    api.put(*POD, pod("web-2", injected=False))
+
+    await sync.once()
+
+    assert fleet.synced
+    assert sync.ok.is_set()
+    assert fleet.sizes() == {"policies": 1, "deployments": 1, "statefulsets": 1, "pods": 1}
+    assert fleet.workload(Target("ns", "StatefulSet", "db")).target.kind == "StatefulSet"
+    assert fleet.workload(Target("ns", "Deployment", "db")) is None
+    assert [each.name for each in fleet.pods_by_target()[Target("ns", "Deployment", "web")]] == ["web-1"]
+
+
+async def test_names_that_nobody_resolves_hold_no_list_up(api, fleet, sync):
+    """Addresses that policies name are looked up in the loop's own threads, for a minute each where DNS is down."""
+    api.put(*POLICY, policy())
+    down, threads = threading.Event(), ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(threads)
+    looked_up = asyncio.get_running_loop().run_in_executor(None, down.wait)
+    try:
+        async with asyncio.timeout(20):
+            await sync.once()
+    finally:
+        down.set()
+        await looked_up
+
+    assert len(fleet.policies) == 1
+
+
+async def test_nothing_counts_as_listed_while_a_list_fails(api, fleet, sync):
+    api.fail("GET /api/v1/pods", 500)
+
+    with pytest.raises(ApiError):
+        await sync.once()
+
+    assert not fleet.synced
+    assert not sync.ok.is_set()
+
+
+async def test_it_lists_again_and_again_also_after_failures(api, fleet, sync):
+    api.fail("GET", 500, times=3)
+    running = asyncio.create_task(sync.run())
+    await sync.ok.wait()
+    api.put(*POLICY, policy())
+    lists = len(api.log)
+    await api.until(lambda: len(api.log) > lists + 8)
+    running.cancel()
+
+    assert len(fleet.policies) == 1
+
+
+async def test_who_doubts_has_all_listed_at_once(api, fleet, sync):
+    sync._interval = 3600.0
+    sync._random = Random(0)
+    running = asyncio.create_task(sync.run())
+    async with asyncio.timeout(20):
+        await sync.ok.wait()
+        api.put(*POLICY, policy())
+        sync.doubt()
+        assert not sync.ok.is_set()
+        await sync.ok.wait()
+    running.cancel()
+
+    assert len(fleet.policies) == 1
+
+
+async def test_a_list_from_before_a_doubt_says_nothing(api, fleet, sync):
+    sync.doubt()
+
+    await sync.once()
+
+    assert fleet.synced
+    assert not sync.ok.is_set()
+
+
+async def test_an_event_that_was_lost_is_found_by_the_next_list(api, fleet, sync, late):
+    api.put(*POLICY, policy("deleted"))
+    await sync.once()
+    late.clear()
+    api.remove(*POLICY, "deleted")
+    api.put(*POLICY, policy("made"))
+
+    await sync.once()
+
+    assert [each.name for each in fleet.policies] == ["made"]
+    assert (POLICIES, 2) in late
+
+
+async def test_a_watch_that_has_gone_deaf_is_noticed(api, fleet, sync):
+    await sync.once()
+    for number in range(3):
+        api.put(*POLICY, policy(f"p{number}"))
+        await sync.once()
+    assert fleet.unheard == {(kind, None): 3 * (kind == POLICIES) for kind in KINDS}
+
+    fleet.told(POLICIES, False, api.put(*POLICY, policy("p9")))
+    api.put(*POLICY, policy("p10"))
+    await sync.once()
+    assert fleet.unheard[POLICIES, None] == 0
+
+
+async def test_one_namespace_s_watch_that_has_gone_deaf_is_noticed_though_others_hear(kube, api, fleet):
+    sync = Sync(
+        kube, fleet, ["a", "b"], interval=1.0, found=lambda *_: None, clock=Clock(),
+        log=logging.getLogger("test"), random=Quick(),
+    )  # fmt: skip
+    await sync.once()
+    for number in range(3):
+        fleet.told(POLICIES, False, api.put(*POLICY, policy(f"p{number}"), "a"))
+        api.put(*POLICY, policy(f"p{number}"), "b")
+        await sync.once()
+
+    assert (fleet.unheard[POLICIES, "a"], fleet.unheard[POLICIES, "b"]) == (0, 3)
+
+
+async def test_events_tell_of_what_changes(api, fleet):
+    body = api.put(*DEPLOYMENT, deployment())
+    fleet.told(DEPLOYMENTS, False, body)
+    fleet.told(DEPLOYMENTS, False, body)
+    assert len(fleet.deployments) == 1
+
+    fleet.told(DEPLOYMENTS, True, body)
+    assert len(fleet.deployments) == 0
+
+
+async def test_the_lists_of_two_namespaces_do_not_disturb_each_other(api, fleet):
+    api.put(*POLICY, policy(), "a")
+    api.put(*POLICY, policy(), "b")
+    api.put(*POLICY, policy(), "c")
+    kube = api.kube()
+    sync = Sync(
+        kube, fleet, ["a", "b"], interval=1.0, found=lambda *_: None, clock=Clock(),
+        log=logging.getLogger("test"), random=Quick(),
+    )  # fmt: skip
+
+    await sync.once()
+
+    assert sorted(each.namespace for each in fleet.policies) == ["a", "b"]
+    assert all("/namespaces/" in line for line in api.log)
+    kube.close()
+
+
+async def test_pods_are_followed(api, fleet):
+    kube = api.kube()
+    watch = watch_pods(kube, fleet, "ns", asyncio.get_running_loop(), log=logging.getLogger("test"), random=Quick())
+    watch.start()
+    await api.until(lambda: api.watchers)
+    before = fleet.last_event["pods"]
+    api.put(*POD, pod())
+    api.bookmark()
+    await api.until(lambda: len(fleet.pods) == 1)
+
+    assert fleet.last_event["pods"] > before
+    watch.stop()
+    api.end_watches()
+    kube.close()

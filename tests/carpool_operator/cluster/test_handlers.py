@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import asyncio
+
+import kubernetes.client
+import pytest
+from things import DEPLOYMENT, POLICY, deployment, policy
+from times import Quick
+
+from carpool_operator.cluster.fleet import Fleet
+from carpool_operator.cluster.handlers import Kopf, credentials, settings
+from carpool_operator.cluster.kube import Kube
+
+
+class Synced:
+    def __init__(self):
+        self.ok, self.doubted = asyncio.Event(), asyncio.Event()
+
+    def doubt(self):
+        self.ok.clear()
+        self.doubted.set()
+
+
+@pytest.fixture
+async def sync():
+    one = Synced()
+    one.ok.set()
+    return one
+
+
+@pytest.fixture
+async def running(api, sync):
+    """kopf at work: the fleet it tells."""
+    kube = api.kube()
+    fleet = Fleet(asyncio.get_running_loop().time)
+    task = asyncio.create_task(Kopf(kube, fleet, sync, [None], random=Quick()).run())
+    yield fleet
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    api.end_watches()
+    await api.until(lambda: not api.watchers)
+    kube.close()
+
+
+def watched(api):
+    return {watcher.plural for watcher in api.watchers}
+
+
+async def test_it_tells_of_policies_and_workloads_and_writes_nothing(api, running):
+    api.put(*POLICY, policy("early"))
+    await api.until(lambda: len(api.watchers) == 3)
+    assert watched(api) == {"batchingpolicies", "deployments", "statefulsets"}
+    api.put(*POLICY, policy("late"))
+    api.put(*DEPLOYMENT, deployment(annotations={"carpool.dev/slo-p99": "50ms"}))
+    await api.until(lambda: len(running.policies) == 2 and len(running.deployments) == 1)
+    api.remove(*POLICY, "early")
+    await api.until(lambda: len(running.policies) == 1)
+
+    assert not api.writes
+    assert not any(line.startswith(("PATCH", "POST", "PUT")) for line in api.log)
+
+
+async def test_where_it_gives_up_it_is_started_again_after_a_list(api, running, sync):
+    await api.until(lambda: len(api.watchers) == 3)
+    # Not 410: kopf takes that for the end of the operator.
+    for watcher in list(api.watchers):
+        watcher.queue.put_nowait({"type": "ERROR", "object": {"code": 500, "message": "etcd is gone"}})
+    async with asyncio.timeout(20):
+        await sync.doubted.wait()
+    assert not api.watchers
+    assert not sync.ok.is_set(), "a kind that is not there would not be watched"
+    sync.ok.set()
+    api.put(*POLICY, policy())
+    await api.until(lambda: len(running.policies) == 1)
+
+
+def test_it_never_writes_and_looks_for_nothing_more():
+    chosen = settings()
+
+    assert chosen.scanning.disabled
+    assert not chosen.posting.enabled
+
+
+def test_it_connects_as_our_own_client_does():
+    configuration = kubernetes.client.Configuration()
+    configuration.host = "https://10.244.0.1:6443"
+    configuration.api_key["BearerToken"] = "bearer secret"
+    configuration.ssl_ca_cert = "/ca.crt"
+    kube = Kube(configuration)
+
+    found = credentials(kube)
+
+    assert (found.server, found.scheme, found.token, found.ca_path) == (
+        "https://10.244.0.1:6443", "Bearer", "secret", "/ca.crt"
+    )  # fmt: skip
+    kube.close()

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from things import as_kept, deployment, pod, policy
+
+from carpool_operator.api.model import Target
+from carpool_operator.cluster.objects import RawPod, RawPolicy, RawWorkload
+
+
+def test_a_deployment():
+    body = deployment(annotations={"carpool.dev/slo-p99": "50ms", "kubectl.kubernetes.io/restartedAt": "x" * 9000})
+    body["spec"]["selector"] = {
+        "matchLabels": {"app": "web"},
+        "matchExpressions": [
+            {"key": "tier", "operator": "In", "values": ["a", "b"]},
+            {"key": "tier", "operator": "NotIn", "values": ["c"]},
+            {"key": "gpu", "operator": "Exists"},
+            {"key": "old", "operator": "DoesNotExist"},
+        ],
+    }
+
+    kept = as_kept(RawWorkload, body)
+
+    assert kept.target == Target("ns", "Deployment", "web")
+    assert kept.selector == "app=web,tier in (a,b),tier notin (c),gpu,!old"
+    assert kept.annotations == {"carpool.dev/slo-p99": "50ms"}
+    assert kept.created == 1795262400.0
+    assert not kept.rolling
+
+
+@pytest.mark.parametrize(
+    ("status", "rolling"),
+    [
+        ({}, False),
+        ({"observedGeneration": 0}, True),
+        ({"updatedReplicas": 1}, True),
+        ({"replicas": 3}, True),
+    ],
+)
+def test_a_rollout_is_under_way(status, rolling):
+    body = deployment(replicas=2)
+    body["status"].update(status)
+
+    assert as_kept(RawWorkload, body).rolling is rolling
+
+
+def test_a_workload_on_its_way_out_is_gone():
+    """Deleted in the foreground it is there until its pods are; a policy written for it would be collected at once."""
+    assert as_kept(RawWorkload, deployment(), deletionTimestamp="2026-11-21T12:00:00Z") is None
+
+
+def test_a_stateful_set_rolls_while_its_revisions_differ():
+    meta = {"name": "web", "generation": 1, "creationTimestamp": "2026-11-21T12:00:00Z"}
+    status = {"observedGeneration": 1, "currentRevision": "a", "updateRevision": "a"}
+    same = msgspec.convert({"metadata": meta, "status": status}, RawWorkload)
+    other = msgspec.convert({"metadata": meta, "status": {**status, "updateRevision": "b"}}, RawWorkload)
+
+    assert not same.workload("StatefulSet").rolling
+    assert other.workload("StatefulSet").rolling
+
+
+def test_a_pod():
+    kept = as_kept(RawPod, pod(ip="10.244.0.7"))
+
+    assert (kept.target, kept.ip, kept.admin_port) == (Target("ns", "Deployment", "web"), "10.244.0.7", 15090)
+    assert (kept.ready, kept.deleting, kept.template_hash) == (True, False, "h1")
+    assert as_kept(RawPod, pod(), deletionTimestamp="2026-11-21T12:00:00Z").deleting
+
+
+@pytest.mark.parametrize(
+    ("status", "container"),
+    [
+        ('{"version": "1", "container": "model", "port": 9000, "notes": []}', "model"),
+        ("{", ""),
+        ('{"container": 5}', ""),
+        (json.dumps({"container": "x" * 1000}), "x" * 63),
+    ],
+)
+def test_a_pod_s_container_is_what_the_webhook_wrote_or_unknown(status, container):
+    body = pod()
+    body["metadata"]["annotations"]["carpool.dev/status"] = status
+    assert as_kept(RawPod, body).container == container
+    assert as_kept(RawPod, pod()).container == ""
+
+
+def test_a_pod_that_ended_or_is_nobody_s_is_not_kept():
+    ended = pod()
+    ended["status"]["phase"] = "Failed"
+
+    assert as_kept(RawPod, ended) is None
+    assert as_kept(RawPod, pod(injected=False)) is None
+
+
+def test_a_policy():
+    kept = as_kept(RawPolicy, policy(annotations={"carpool.dev/paused": ""}))
+
+    assert kept.spec is not None
+    assert kept.spec.target_refs[0].name == "web"
+    assert (kept.error, kept.annotated, kept.paused, kept.status) == ("", False, True, {})
+
+
+def test_a_policy_that_can_not_be_read_says_why():
+    body = policy()
+    body["spec"]["slo"] = {"latency": {"p99": "fast"}}
+
+    kept = as_kept(RawPolicy, body)
+
+    assert kept.spec is None
+    assert "spec.slo.latency.p99" in kept.error

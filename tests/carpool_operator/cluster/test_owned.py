@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from things import DEPLOYMENT, POLICY, as_kept, deployment, policy
+
+from carpool_operator.cluster.cache import Cache
+from carpool_operator.cluster.fleet import KINDS, POLICIES
+from carpool_operator.cluster.objects import Key, RawPolicy, RawWorkload
+from carpool_operator.cluster.owned import Owned, drop, keep
+
+OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "uid-web", "controller": True}
+ANNOTATED = {"labels": {"carpool.dev/annotated": "true"}, "ownerReferences": [OWNER]}
+
+
+def workload(**annotations):
+    named = {f"carpool.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
+    return as_kept(RawWorkload, deployment(annotations=named))
+
+
+def policies(*bodies):
+    cache = Cache()
+    for body in bodies:
+        kept = as_kept(RawPolicy, body)
+        cache.put(Key(kept.namespace, kept.name), 1, kept)
+    return cache
+
+
+def test_an_annotation_asks_for_a_policy():
+    plan = Owned().plan([workload(slo_p99="50ms"), as_kept(RawWorkload, deployment("plain"))], policies())
+
+    ((wanted, spec),) = plan.keep
+    assert wanted.target.name == "web"
+    assert float(spec.slo.latency.p99) == 0.05
+    assert (plan.drop, plan.events) == ([], [])
+
+
+def test_what_is_as_wanted_is_left_alone():
+    there = policies(policy("deployment-web", **ANNOTATED))
+
+    assert Owned().plan([workload(slo_p99="50ms")], there) == ([], [], [])
+    ((_, spec),) = Owned().plan([workload(slo_p99="80ms")], there).keep
+    assert float(spec.slo.latency.p99) == 0.08
+
+
+def test_one_that_nobody_asks_for_any_more_goes():
+    there = policies(policy("deployment-web", **ANNOTATED), policy("by-hand", "web"))
+
+    for workloads in ([workload()], [workload(inject="true")], [workload(slo_p99="50ms", inject="false")], []):
+        plan = Owned().plan(workloads, there)
+        assert [each.name for each in plan.drop] == ["deployment-web"]
+        assert plan.keep == []
+
+
+def test_a_typo_in_the_pod_template_is_told_and_the_promise_is_kept():
+    body = deployment(annotations={"carpool.dev/slo-p99": "50ms"}, inject=None)
+    body["spec"]["template"]["metadata"]["annotations"] = {"carpool.dev/contaner": "model"}
+    owned = Owned()
+
+    for _ in range(2):
+        plan = owned.plan([as_kept(RawWorkload, body)], policies())
+        ((_, event),) = plan.events
+        assert (event.warning, event.reason) == (True, "TemplateAnnotationUnknown")
+        assert "did you mean carpool.dev/container?" in event.message
+        assert len(plan.keep) == 1
+
+    body["metadata"]["annotations"] = {}
+    assert len(owned.plan([as_kept(RawWorkload, body)], policies()).events) == 1
+    body["spec"]["template"]["metadata"]["annotations"] = {"carpool.dev/container": "model"}
+    assert owned.plan([as_kept(RawWorkload, body)], policies()).events == []
+
+
+def test_a_typo_is_told_and_takes_nothing_away():
+    owned = Owned()
+    there = policies(policy("deployment-web", **ANNOTATED))
+
+    plan = owned.plan([workload(slo_p99="50")], there)
+
+    assert (plan.keep, plan.drop) == ([], [])
+    ((about, event),) = plan.events
+    assert about.target.name == "web"
+    assert event.warning
+    assert "slo-p99 is '50'" in event.message
+    assert owned.plan([workload(slo_p99="50")], policies()).keep == []
+
+
+def test_a_policy_of_that_name_by_hand_is_not_touched():
+    plan = Owned().plan([workload(slo_p99="50ms")], policies(policy("deployment-web", "something-else")))
+
+    assert (plan.keep, plan.drop) == ([], [])
+    ((_, event),) = plan.events
+    assert event.reason == "PolicyNameTaken"
+
+
+def test_a_copy_of_one_is_its_maker_s_own():
+    """As `kubectl get -o yaml` writes it, under another name or without its owner: with the label, all the same."""
+    label = {"labels": ANNOTATED["labels"]}
+    there = policies(policy("deployment-web", **ANNOTATED), policy("mine", **ANNOTATED), policy("bare", **label))
+
+    assert Owned().plan([workload(slo_p99="50ms")], there) == ([], [], [])
+    assert [each.name for each in Owned().plan([], there).drop] == ["deployment-web"]
+
+
+async def test_what_is_written_is_what_was_wanted_and_owned(api, writer):
+    body = api.put(*DEPLOYMENT, deployment(annotations={"carpool.dev/slo-p99": "50ms", "carpool.dev/max-batch": "32"}))
+    wanted = as_kept(RawWorkload, body)
+    (wish,) = Owned().plan([wanted], policies()).keep
+
+    answer = KINDS[POLICIES].kept.one.decode(await keep(writer, wish))
+    again = await keep(writer, wish)
+
+    there = api.get(*POLICY, "deployment-web")
+    assert there["metadata"]["ownerReferences"] == [
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "name": "web",
+            "uid": body["metadata"]["uid"],
+            "controller": True,
+        }
+    ]
+    assert answer.policy().annotated
+    assert answer.policy().spec == wish.spec
+    assert KINDS[POLICIES].kept.one.decode(again).metadata == answer.metadata
+    cache = Cache()
+    cache.put(Key("ns", "deployment-web"), 1, answer.policy())
+    assert Owned().plan([wanted], cache) == ([], [], [])
+
+
+async def test_a_policy_that_is_another_by_now_is_not_deleted(api, writer):
+    body = api.put(*POLICY, policy("deployment-web", **ANNOTATED))
+    old = as_kept(RawPolicy, body, uid="of the one before")
+
+    await drop(writer, old)
+    assert api.get(*POLICY, "deployment-web") is not None
+    await drop(writer, as_kept(RawPolicy, body))
+    assert api.get(*POLICY, "deployment-web") is None
+    await drop(writer, as_kept(RawPolicy, body))  # gone already

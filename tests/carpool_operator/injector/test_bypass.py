@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import shlex
+
+from carpool_operator.api.model import Target
+from carpool_operator.injector.bypass import bypasses
+from carpool_operator.injector.decide import Settings, decide
+from carpool_operator.injector.patch import patch
+
+
+def injected(*ports, **annotations):
+    written = {"carpool.dev/inject": "true", **{f"carpool.dev/{name}": value for name, value in annotations.items()}}
+    pod = {
+        "metadata": {"labels": {"app": "resnet"}, "annotations": written},
+        "spec": {"containers": [{"name": "server", "ports": list(ports)}]},
+    }
+    settings = Settings(image="i", version="1", public_key="ab" * 32)
+    decision = decide(pod, Target("models", "Deployment", "resnet"), settings)
+    return patch(pod, decision, settings, "0123456789abcdef")
+
+
+def service(*ports, selector=None):
+    return {
+        "metadata": {"namespace": "models", "name": "resnet"},
+        "spec": {"selector": {"app": "resnet"} if selector is None else selector, "ports": list(ports)},
+    }
+
+
+NAMED = injected({"name": "http", "containerPort": 9000}, {"name": "metrics", "containerPort": 9001})
+
+
+def test_a_name_leads_to_the_sidecar_and_a_number_past_it():
+    ports = ({"port": 80, "targetPort": "http"}, {"port": 81, "targetPort": 9000}, {"port": 82, "targetPort": 9001})
+    (found,) = bypasses(service(*ports), NAMED)
+    assert found.port == 81
+    assert shlex.split(found.command) == [
+        *("kubectl", "-n", "models", "patch", "service", "resnet", "--type=json", "-p"),
+        '[{"op":"replace","path":"/spec/ports/1/targetPort","value":"http"}]',
+    ]
+
+
+def test_without_a_target_port_it_is_the_port():
+    assert [found.port for found in bypasses(service({"port": 9000}), NAMED)] == [9000]
+
+
+def test_a_port_without_a_name_gets_one_first():
+    for pod in (injected({"containerPort": 9000}), injected(port="9000")):
+        (found,) = bypasses(service({"port": 9000}), pod)
+        first, then, last = found.command.split(" && ")
+        assert shlex.split(first)[-1] == (
+            '{"spec":{"template":{"spec":{"containers":[{"name":"server","ports":[{"containerPort":9000,"name":"http"}]}]}}}}'
+        )
+        assert then == "kubectl -n models rollout status deployment/resnet"
+        assert "patch service resnet" in last
+
+
+def test_others_are_none_of_ours():
+    port = {"port": 80, "targetPort": 9000}
+    assert bypasses(service(port, selector={"app": "other"}), NAMED) == []
+    assert bypasses(service(port, selector={}), NAMED) == []
+    assert bypasses(service(port), {"metadata": {"labels": {"app": "resnet"}}, "spec": {}}) == []

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pytest
+
+from carpool.policy.durations import Quantity
+from carpool_operator.api.model import Target
+from carpool_operator.injector.decide import Inject, Settings, decide, target_of
+from carpool_operator.injector.reasons import NOTES, REASONS, Note, Reason, Skip
+
+SETTINGS = Settings(image="carpool-sidecar", version="1", public_key="ab" * 32)
+TARGET = Target("models", "Deployment", "resnet")
+HTTP = {"name": "http", "containerPort": 9000}
+
+
+def pod(*, annotations=None, ports=(HTTP,), spec=None, **container):
+    server = {"name": "server", "image": "model", "ports": list(ports), **container}
+    written = {"carpool.dev/inject": "true", **(annotations or {})}
+    return {"metadata": {"annotations": written}, "spec": {"containers": [server], **(spec or {})}}
+
+
+def port(*annotation, ports=(HTTP,), **container):
+    written = {"carpool.dev/port": annotation[0]} if annotation else {}
+    decision = decide(pod(annotations=written, ports=ports, **container), TARGET, SETTINGS)
+    return decision.port if isinstance(decision, Inject) else decision.reason
+
+
+SKIPPED = {
+    Reason.DISABLED: pod(annotations={"carpool.dev/inject": "false"}),
+    Reason.ALREADY_INJECTED: pod(spec={"initContainers": [{"name": "carpool"}]}),
+    Reason.UNKNOWN_CONTAINER: pod(annotations={"carpool.dev/container": "sever"}),
+    Reason.NO_PORT: pod(ports=()),
+    Reason.UNKNOWN_PORT: pod(annotations={"carpool.dev/port": "grpc"}),
+    Reason.NOT_TCP: pod(ports=({"containerPort": 53, "protocol": "UDP"},)),
+    Reason.NOT_HTTP: pod(ports=({"name": "grpc-infer", "containerPort": 8001},)),
+    Reason.PORT_TAKEN: pod(ports=(HTTP, {"containerPort": 15090})),
+    Reason.NAME_TAKEN: pod(spec={"volumes": [{"name": "carpool-change"}]}),
+    Reason.HOST_NETWORK: pod(spec={"hostNetwork": True}),
+    Reason.WINDOWS: pod(spec={"nodeSelector": {"kubernetes.io/os": "windows"}}),
+    Reason.NOT_OPTED_IN: {"metadata": {}, "spec": {"containers": [{"name": "server", "ports": [HTTP]}]}},
+    Reason.BAD_ANNOTATION: pod(annotations={"carpool.dev/inject": "yes"}),
+}
+
+
+@pytest.mark.parametrize("reason", SKIPPED)
+def test_each_reason_is_given(reason):
+    decision = decide(SKIPPED[reason], TARGET, SETTINGS)
+    assert isinstance(decision, Skip)
+    assert decision.reason == reason
+    assert str(decision).startswith(f"{reason}: ")
+
+
+def test_every_code_has_its_page():
+    assert set(REASONS) == set(Reason)
+    assert set(NOTES) == set(Note)
+
+
+def test_who_did_not_ask_is_not_told():
+    quiet = {reason for reason in Reason if not Skip(reason, "").told}
+    assert quiet == {Reason.NOT_OPTED_IN, Reason.DISABLED, Reason.ALREADY_INJECTED}
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        {"carpool.dev/sidecar-cpu": "two"},
+        {"carpool.dev/sidecar-cpu": "0m"},
+        {"carpool.dev/sidecar-memory": "1G1"},
+        {"carpool.dev/sidecar-memory": "64Mi"},
+        {"carpool.dev/port": "70000"},
+    ],
+)
+def test_a_bad_annotation_is_named(annotation):
+    decision = decide(pod(annotations=annotation), TARGET, SETTINGS)
+    assert decision.reason == Reason.BAD_ANNOTATION
+    assert next(iter(annotation)) in decision.message
+
+
+def test_the_port_is_the_first_that_may_speak_http():
+    grpc, metrics = {"name": "grpc", "containerPort": 1}, {"name": "metrics", "containerPort": 2}
+    dns = {"name": "http", "containerPort": 53, "protocol": "UDP"}
+    assert port(ports=(grpc, metrics, dns, HTTP)) == 9000
+    assert port(ports=({"containerPort": 7}, HTTP)) == 7
+    assert port(ports=({"name": "h2o", "containerPort": 7},)) == 7
+    # What is named by hand may have any name
+    assert port("metrics", ports=(grpc, metrics, HTTP)) == 2
+    assert port("2", ports=(grpc, metrics, HTTP)) == 2
+    # a number need not be declared
+    assert port("8080") == 8080
+    assert port("53", ports=(dns,)) == Reason.NOT_TCP
+    assert port("15080") == Reason.PORT_TAKEN
+
+
+@pytest.mark.parametrize("probe", [{"httpGet": {"port": "http", "scheme": "HTTPS"}}, {"grpc": {"port": 9000}}])
+def test_a_probe_shows_what_a_port_speaks(probe):
+    assert port("http", livenessProbe=probe) == Reason.NOT_HTTP
+    other = {key: {**value, "port": 7} for key, value in probe.items()}
+    assert port("http", livenessProbe=other) == 9000
+
+
+def test_the_container_is_the_first_that_names_a_port():
+    given = pod()
+    given["spec"]["containers"].insert(0, {"name": "logs"})
+    assert decide(given, TARGET, SETTINGS).container == "server"
+    given["metadata"]["annotations"]["carpool.dev/container"] = "logs"
+    assert decide(given, TARGET, SETTINGS).reason == Reason.NO_PORT
+
+
+def test_only_where_somebody_tunes():
+    assert decide(pod(), None, SETTINGS).reason == Reason.UNKNOWN_OWNER
+    unkeyed = Settings(image="i", version="1")
+    assert decide(pod(), TARGET, unkeyed).reason == Reason.NO_PUBLIC_KEY
+
+
+def test_by_hand_all_but_those_that_forbid_it():
+    bare = SKIPPED[Reason.NOT_OPTED_IN]
+    assert decide(bare, TARGET, SETTINGS, asked=True) == Inject(
+        TARGET, "server", 9000, 0, "500m", Quantity(512 * 2**20)
+    )
+    assert decide(SKIPPED[Reason.DISABLED], TARGET, SETTINGS, asked=True).reason == Reason.DISABLED
+
+
+def owned(kind, name, api="apps/v1", labels=None):
+    reference = {"apiVersion": api, "kind": kind, "name": name, "controller": True}
+    return {"metadata": {"generateName": f"{name}-", "labels": labels, "ownerReferences": [reference]}}
+
+
+def test_whose_pod_it_is():
+    hashed = {"pod-template-hash": "7c9"}
+    assert target_of(owned("ReplicaSet", "resnet-50-7c9", labels=hashed), "m") == ("m", "Deployment", "resnet-50")
+    assert target_of(owned("StatefulSet", "resnet"), "m") == Target("m", "StatefulSet", "resnet")
+    # A ReplicaSet of its own, one of another kind of rollout, others, none
+    assert target_of(owned("ReplicaSet", "resnet"), "m") is None
+    assert target_of(owned("ReplicaSet", "resnet-7c9", labels={"rollouts-pod-template-hash": "7c9"}), "m") is None
+    assert target_of(owned("Job", "resnet", "batch/v1"), "m") is None
+    assert target_of(owned("StatefulSet", "resnet", "other/v1"), "m") is None
+    assert target_of({"metadata": {"name": "resnet"}}, "m") is None

@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+import json
+import shlex
+
+from fleets import EPOCH, RESNET, World, pod_of, spec, workload_of
+from msgspec.structs import replace
+
+from carpool.policy.durations import Duration
+from carpool.policy.spec import SLO, Latency
+from carpool_operator.api.model import Event, Missed, Target
+from carpool_operator.api.spec import TargetRef
+from carpool_operator.api.status import ConditionStatus, ConditionType
+from carpool_operator.reporting.conditions import (
+    FALSE,
+    GRACE,
+    TRUE,
+    UNKNOWN,
+    Finding,
+    asks,
+    conditions,
+    names,
+    ready,
+    worst,
+)
+
+
+def settle(world, steps=4):
+    for _ in range(steps):
+        world.step(world.now + 2.0)
+
+
+def programmed(world):
+    said = world.condition("Programmed")
+    return said["status"], said["reason"], said["message"]
+
+
+def test_what_asks_for_sidecars():
+    assert asks(workload_of(inject="true"))
+    assert asks(workload_of(inject="deployment"))
+    assert not asks(workload_of(inject="false"))
+    assert not asks(workload_of(inject=None))
+
+
+def test_how_to_get_sidecars_depends_on_what_there_is():
+    world = World(pods=0)
+    world.workload = workload_of(inject="false")
+    settle(world)
+    assert "take that annotation out" in programmed(world)[2]
+    world.workload = workload_of(inject=None, annotations={"carpool.dev/slo-p99": "50ms"})
+    settle(world)
+    assert "kubectl -n vision rollout restart deployment/resnet" in programmed(world)[2], "the webhook was away"
+    stateful = Target("vision", "StatefulSet", "resnet")
+    world.workload = workload_of(stateful, inject=None)
+    settle(world)
+    assert "kubectl -n vision patch statefulset/resnet" in programmed(world)[2]
+
+
+def test_pods_that_were_missed_are_named_with_the_command():
+    world = World(pods=2)
+    settle(world)
+    world.missed = (Missed("resnet-8"), Missed("resnet-9"))
+    settle(world)
+    status, reason, message = programmed(world)
+    assert (status, reason) == ("False", "Missed")
+    assert "resnet-8, resnet-9" in message
+    assert "kubectl -n vision rollout restart deployment/resnet" in message
+    assert world.status["targets"][0]["missed"] == ["resnet-8", "resnet-9"]
+    assert world.reasons().count("Missed") == 1
+
+
+def test_pods_that_were_skipped_are_named_with_the_reason_and_not_told_to_restart():
+    world = World(pods=1)
+    settle(world)
+    why = "HostNetwork: the pod uses the node's network: set hostNetwork: false"
+    world.missed = (Missed("resnet-8"), Missed("resnet-9", why))
+    settle(world)
+    assert programmed(world) == ("False", "Skipped", f"resnet-9 of Deployment resnet can't have a sidecar: {why}")
+    assert world.status["targets"][0]["missed"] == ["resnet-8", "resnet-9"]
+
+
+def test_a_pod_that_refuses_is_named_with_its_reason():
+    world = World(pods=2)
+    settle(world)
+    world.pods[1].takes = False
+    world.pods[1].restart(world.now, world.stats[1], None)
+    settle(world)
+    status, reason, message = programmed(world)
+    assert (status, reason) == ("False", "PushRefused")
+    assert "resnet-1" in message
+    assert "403: not for me" in message
+    assert "kubectl -n vision delete pod resnet-1" in message
+    writes = len(world.writes)
+    settle(world, 20)
+    assert len(world.writes) == writes, "repeating it is no news"
+    world.pods[1].takes = True
+    world.run(0, 400)
+    assert programmed(world)[0] == "True"
+
+
+def test_refusals_of_before_and_of_pods_that_start_are_no_news():
+    world = World(pods=2)
+    settle(world)
+    starting = world.pods[1]
+    starting.takes = False
+    world.edit(replace(world.policy.spec, slo=SLO(latency=Latency(p99=Duration(0.08)))))
+    world.step(world.now + 2.0)
+    assert programmed(world)[0] == "True", "it has not been told of this one yet"
+    starting.pod = replace(starting.pod, ready=False)
+    world.step(world.now + 2.0)
+    assert programmed(world)[0] == "True", "it reads its ConfigMap when it starts"
+    starting.pod = replace(starting.pod, ready=True)
+    world.step(world.now + 2.0)
+    assert programmed(world)[1] == "PushRefused"
+
+
+def test_a_pod_that_cannot_use_its_configmap_is_named():
+    world = World(pods=2)
+    settle(world)
+    world.pods[1].restart(world.now, world.stats[1], None)
+    world.pods[1].take = lambda change: None
+    world.pods[1].spoil = lambda report: replace(report, change_error="wrong signature")
+    settle(world)
+    _, reason, message = programmed(world)
+    assert reason == "ChangeRefused"
+    assert "wrong signature" in message
+
+
+def test_a_pod_has_time_to_follow():
+    world = World(pods=2)
+    settle(world)
+    world.pods[1].take = lambda change: None
+    world.edit(world.policy.spec)
+    world.pods[1].change = replace(world.pods[1].change, generation=1)
+    world.step(world.now + 2.0)
+    assert programmed(world)[0] == "True" or world.now - 2.0 > GRACE
+    for _ in range(20):
+        world.step(world.now + 2.0)
+    status, reason, message = programmed(world)
+    assert (status, reason) == ("False", "Pending")
+    assert "resnet-1" in message
+    assert "resnet-0" not in message
+
+
+def test_of_a_pod_that_does_not_follow_it_is_told_why_it_cannot_be_read():
+    world = World(pods=3)
+    settle(world)
+    world.pods[1].answers = False
+    world.pods[1].take = lambda change: None
+    world.pods[1].change = replace(world.pods[1].change, generation=1)
+    world.edit(replace(world.policy.spec, slo=SLO(latency=Latency(p99=Duration(0.08)))))
+    settle(world, 25)
+    status, reason, message = programmed(world)
+    assert (status, reason) == ("False", "Pending")
+    assert message.startswith("resnet-1 of Deployment resnet did not say that the newest configuration runs (resnet-1")
+    assert message.endswith("): kubectl -n vision logs resnet-1 -c carpool")
+
+
+def test_metrics_name_the_pod_and_the_error():
+    world = World(pods=1)
+    settle(world)
+    world.pods[0].answers = False
+    settle(world, 5)
+    assert world.condition("MetricsAvailable")["status"] == "True", "not at the first lost answer"
+    settle(world, 20)
+    said = world.condition("MetricsAvailable")
+    assert (said["status"], said["reason"]) == ("False", "MetricsStale")
+    assert "resnet-0: connection refused" in said["message"]
+    assert "kubectl -n vision get pods" in said["message"]
+
+
+def test_pods_that_are_not_ready_are_no_lost_metrics():
+    world = World(pods=1)
+    settle(world)
+    world.pods[0].pod = pod_of(0, ready=False)
+    settle(world, 30)
+    said = world.condition("MetricsAvailable")
+    assert (said["status"], said["reason"]) == ("Unknown", "NoPodsReady")
+
+
+def test_the_slo_is_missed_and_kept_again_with_an_event_each():
+    world = World(pods=2)
+    world.run(600, 20)
+    assert world.condition("SLOMet")["status"] == "True"
+    world.run(6_000, 10, seed=2)
+    said = world.condition("SLOMet")
+    assert (said["status"], said["reason"]) == ("False", "Missed")
+    assert said["message"].endswith("kubectl carpool explain resnet -n vision")
+    assert world.condition("Ready")["status"] == "True", "readiness is of the machinery"
+    assert "Missed" in world.reasons()
+
+
+def test_ready_is_all_but_the_slo():
+    good = Finding(TRUE, "Good")
+    found = dict.fromkeys(ConditionType, good) | {ConditionType.SLO_MET: Finding(FALSE, "Missed")}
+    assert ready(found, paused=False) == Finding(TRUE, "Ready")
+    assert ready(found, paused=True).reason == "Paused"
+    found[ConditionType.PROGRAMMED] = Finding(UNKNOWN, "Pending", "wait")
+    assert ready(found, paused=False) == Finding(FALSE, "Pending", "wait")
+
+
+def test_of_several_targets_the_worst_speaks():
+    good, bad = Finding(TRUE, "Good"), Finding(FALSE, "Missed", "one")
+    assert worst([good, Finding(UNKNOWN, "Pending"), bad, Finding(FALSE, "Missed", "two")], good).message == "one; two"
+    assert worst([good, Finding(UNKNOWN, "Pending")], good).reason == "Pending"
+    assert worst([], bad) == bad
+    past = Finding(TRUE, "ServiceBypassed", "one")
+    assert worst([good, past, past._replace(message="two")], good).message == "one; two"
+    assert worst([past, bad], good) == bad
+
+
+def test_a_transition_keeps_its_time_while_the_reason_changes():
+    first = conditions({ConditionType.READY: Finding(FALSE, "Missed")}, (), 1, "then")
+    second = conditions({ConditionType.READY: Finding(FALSE, "Pending", "m")}, first, 2, "now")
+    assert (second[0].last_transition_time, second[0].reason, second[0].observed_generation) == ("then", "Pending", 2)
+    third = conditions({ConditionType.READY: Finding(TRUE, "Ready")}, second, 2, "now")
+    assert third[0].last_transition_time == "now"
+    assert third[0].status is ConditionStatus.TRUE
+
+
+def test_many_names_are_cut():
+    assert names(["a", "b"]) == "a, b"
+    assert names(list("abcdefgh")) == "a, b, c, d, e and 3 more"
+
+
+def test_times_are_of_the_wall():
+    world = World(pods=1)
+    world.step(2.0)
+    assert world.condition("Accepted")["lastTransitionTime"] == "2026-09-21T14:13:22Z"
+    assert EPOCH == 1_790_000_000.0
+    assert world.status["targets"][0]["name"] == RESNET.name
+
+
+PAST = "Service web port 80 leads past the sidecar. Put it right: kubectl -n vision patch service web …"
+
+
+def test_a_service_that_leads_past_is_told_and_is_nothing_that_the_operator_failed_at():
+    world = World(pods=1)
+    settle(world)
+    world.told = (Event(True, "ServiceBypassed", PAST),)
+    settle(world)
+    assert programmed(world) == ("True", "ServiceBypassed", PAST)
+    said = world.condition("Ready")
+    assert (said["status"], said["reason"], said["message"]) == ("True", "ServiceBypassed", PAST)
+    writes = len(world.writes)
+    settle(world, 20)
+    assert len(world.writes) == writes
+    world.told = ()
+    settle(world)
+    assert programmed(world) == ("True", "Programmed", "")
+    assert world.condition("Ready")["reason"] == "Ready"
+
+
+def test_annotations_that_make_no_sense_are_told_in_the_policy_kept_for_them():
+    typo = Event(True, "AnnotationInvalid", "carpool.dev/slo-p99 is '50': write a duration")
+    for annotated, reason in ((True, "AnnotationInvalid"), (False, "Accepted")):
+        world = World(pods=1, annotated=annotated)
+        world.told = (typo,)
+        settle(world)
+        said = world.condition("Accepted")
+        assert (said["status"], said["reason"]) == ("True", reason)
+        assert world.condition("Ready")["status"] == "True"
+        assert said["message"].startswith(typo.message) == annotated
+
+
+def test_what_anybody_can_write_is_not_told_at_any_length():
+    world = World(pods=1, annotated=True)
+    world.told = tuple(Event(True, "AnnotationInvalid", f"{index} is {'x' * 100_000}") for index in range(50))
+    settle(world)
+    assert len(world.condition("Accepted")["message"]) < 10_000
+    assert "and 45 more" in world.condition("Accepted")["message"]
+
+
+def world_of_a_container(wanted, *stands):
+    named = replace(spec(), target_refs=(TargetRef(name="resnet", container=wanted),))
+    world = World(named, pods=len(stands))
+    for each, container in zip(world.pods, stands, strict=True):
+        each.pod = replace(each.pod, container=container)
+    settle(world)
+    return world
+
+
+def test_a_sidecar_before_another_container_than_the_one_named_is_told_with_the_command():
+    world = world_of_a_container("model", "proxy", "proxy")
+    status, reason, message = programmed(world)
+    assert (status, reason) == ("False", "WrongContainer")
+    told, command = message.split(": ", 1)
+    assert told == "the sidecars of Deployment resnet stand before container proxy, not model"
+    *kubectl, patch = shlex.split(command)
+    assert kubectl == ["kubectl", "-n", "vision", "patch", "deployment/resnet", "-p"]
+    assert json.loads(patch) == {
+        "spec": {"template": {"metadata": {"annotations": {"carpool.dev/container": "model"}}}}
+    }
+    writes = len(world.writes)
+    settle(world, 20)
+    assert len(world.writes) == writes
+
+
+def test_while_pods_are_replaced_for_that_nothing_else_is_to_be_done():
+    world = world_of_a_container("model", "proxy", "model")
+    world.workload = replace(
+        world.workload, template_annotations={"carpool.dev/inject": "true", "carpool.dev/container": "model"}
+    )
+    settle(world)
+    status, reason, message = programmed(world)
+    assert (status, reason) == ("False", "WrongContainer")
+    assert message.endswith("new pods will stand: kubectl -n vision rollout status deployment/resnet")
+    world.pods[0].pod = replace(world.pods[0].pod, container="model")
+    settle(world)
+    assert programmed(world)[:2] == ("True", "Programmed")
+
+
+def test_any_container_will_do_where_none_is_named_and_one_that_cannot_be_read():
+    assert programmed(world_of_a_container(None, "proxy"))[:2] == ("True", "Programmed")
+    assert programmed(world_of_a_container("model", ""))[:2] == ("True", "Programmed")

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from fleets import EPOCH, RESNET, World, spec
+from msgspec.structs import replace
+
+from carpool.policy.spec import Tuning, TuningMode
+from carpool_operator.reporting.decisions import timestamp
+
+
+def test_times_are_whole_seconds_in_utc():
+    assert timestamp(EPOCH + 0.9) == "2026-09-21T14:13:20Z"
+
+
+def two_models(world, share=0.5):
+    """Split what a pod counts over two models, as evenly as told."""
+
+    def spoil(report):
+        stats = report.stats.models.get("")
+        if stats is None:
+            return report
+        parts = {}
+        for name, part in (("bert", share), ("resnet", 1 - share)):
+            counts = {
+                field: int(getattr(stats, field) * part)
+                for field in ("arrivals", "batchable", "arrivals_squared", "rows", "hits", "served", "dispatched")
+            }
+            parts[name] = replace(stats, **counts)
+        lane = report.lanes[""]
+        return replace(report, stats=replace(report.stats, models=parts), lanes={"bert": lane, "resnet": lane})
+
+    for each in world.pods:
+        each.spoil = spoil
+
+
+def test_the_status_is_about_the_busiest_model_and_two_alike_take_no_turns():
+    world = World(spec(tuning=Tuning(mode=TuningMode.HOLD)), pods=1)
+    two_models(world, 0.5)
+    world.run(100, 30)
+    about = world.status["applied"]["model"]
+    two_models(world, 0.45 if about == "bert" else 0.55)
+    writes = len(world.writes)
+    world.run(100, 60, seed=2)
+    assert world.status["applied"]["model"] == about
+    assert len(world.writes) <= writes + 1
+    assert {each["name"] for each in world.status["targets"][0]["models"]} == {"bert", "resnet"}
+
+
+def test_history_is_newest_first_and_bounded():
+    world = World(pods=1)
+    for turn in range(14):
+        world.run([900, 30][turn % 2], 30, seed=turn)
+    history = world.status["history"]
+    generations = [entry["generation"] for entry in history]
+    assert generations == sorted(generations, reverse=True)
+    assert len(history) <= 10
+    assert {entry["target"] for entry in history} == {"Deployment/resnet"}
+
+
+def test_a_decision_comes_with_what_was_seen_and_what_is_forecast():
+    world = World(pods=1)
+    world.run(300, 12)
+    last = world.status["lastDecision"]
+    assert last["action"] == "Applied"
+    assert last["observed"]["rate"] > 0
+    assert last["predicted"]["p99"]
+
+
+def test_what_is_applied_says_since_when():
+    world = World(pods=1)
+    world.run(300, 40)
+    applied = world.status["applied"]
+    assert applied["generation"] == world.durable.generation
+    assert applied["at"] == timestamp(applied["generation"] / 1000)
+    assert applied["target"] == "Deployment/resnet"
+
+
+def test_what_keeps_the_tuner_is_told_once_it_lasts():
+    world = World(pods=1)
+    world.run(300, 40)
+    world.run(300, 100, seed=2)
+    assert world.status["lastDecision"]["action"] == "Held"
+    assert "recommendation" not in world.status
+    assert RESNET.name in world.status["lastDecision"]["target"]

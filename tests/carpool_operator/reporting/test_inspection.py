@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from msgspec.structs import replace
+from things import POD, as_kept, deployment, pod
+
+from carpool_operator.api.model import Missed
+from carpool_operator.cluster.kube import ApiError
+from carpool_operator.cluster.objects import RawPod, RawWorkload
+from carpool_operator.reporting.inspection import AGAIN, LONGEST, SERVICES, Inspector
+
+
+@pytest.fixture
+def inspector(writer):
+    return Inspector(writer)
+
+
+def workload(replicas):
+    return as_kept(RawWorkload, deployment(replicas=replicas))
+
+
+async def test_pods_without_a_sidecar_are_named(api, inspector):
+    api.put(*POD, pod("web-1"))
+    api.put(*POD, pod("web-2", injected=False))
+    api.put(*POD, pod("other-1", target="other", injected=False))
+    leaving = pod("web-3", injected=False)
+    leaving["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
+    api.put(*POD, leaving)
+    ended = pod("web-4", injected=False)
+    ended["status"]["phase"] = "Failed"
+    api.put(*POD, ended)
+
+    assert await inspector.missed(workload(2), [as_kept(RawPod, pod("web-1"))], 0.0) == (Missed("web-2"),)
+
+
+async def test_why_one_was_skipped_is_told_and_not_at_any_length(api, inspector):
+    skipped = pod("web-1", injected=False)
+    skipped["metadata"]["annotations"]["carpool.dev/skipped"] = "NoPort: " + "x" * 10_000
+    api.put(*POD, skipped)
+
+    (missed,) = await inspector.missed(workload(1), [], 0.0)
+
+    assert missed == Missed("web-1", "NoPort: " + "x" * (LONGEST - 8))
+
+
+async def test_pods_that_nobody_wanted_a_sidecar_for_are_not_missed(api, inspector):
+    api.put(*POD, pod("web-1", injected=False))
+    unasked = as_kept(RawWorkload, deployment(replicas=1, inject=None))
+
+    assert await inspector.missed(unasked, [], 0.0) == ()
+    assert api.log == []
+
+
+async def test_nobody_is_asked_while_the_numbers_match(api, inspector):
+    one = as_kept(RawPod, pod())
+
+    assert await inspector.missed(workload(1), [one], 0.0) == ()
+    assert api.log == []
+
+
+async def test_it_asks_again_only_after_a_while_or_when_pods_were_lost(api, inspector):
+    api.put(*POD, pod("web-2", injected=False))
+    one = as_kept(RawPod, pod())
+    for now in range(0, 60, 2):
+        assert await inspector.missed(workload(2), [one], float(now)) == (Missed("web-2"),)
+    assert len(api.log) == 60 / AGAIN
+
+    api.remove(*POD, "web-2")
+    assert await inspector.missed(workload(2), [one], 100.0) == ()
+
+
+async def test_a_server_that_fails_is_not_asked_at_once_again(api, inspector):
+    api.fail("GET", 500)
+    with pytest.raises(ApiError):
+        await inspector.missed(workload(1), [], 0.0)
+
+    assert await inspector.missed(workload(1), [], 2.0) == ()
+    assert len(api.log) == 1
+
+
+def serving(api, target_port):
+    injected = pod()
+    injected["metadata"]["annotations"]["carpool.dev/status"] = json.dumps({"container": "server", "port": 9000})
+    injected["spec"] = {"containers": [{"name": "server", "ports": [{"containerPort": 15080, "name": "http"}]}]}
+    api.put(*POD, injected)
+    api.put(
+        "v1",
+        "services",
+        {
+            "metadata": {"name": "web"},
+            "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": target_port}]},
+        },
+    )
+    return as_kept(RawPod, injected)
+
+
+async def test_a_service_that_leads_past_the_sidecar_is_told_with_the_command(api, inspector):
+    one = serving(api, 9000)
+
+    await inspector.look_at_services(workload(1), [one], 0.0)
+
+    (event,) = inspector.bypassed(one.target)
+
+    assert event.reason == "ServiceBypassed"
+    assert "kubectl -n ns patch service web" in event.message
+
+
+async def test_services_are_looked_at_seldom_and_when_pods_change(api, inspector):
+    one = serving(api, "http")
+    await inspector.look_at_services(workload(1), [], 0.0)
+    assert api.log == []
+    for now in range(0, int(SERVICES), 2):
+        await inspector.look_at_services(workload(1), [one], float(now))
+    assert inspector.bypassed(one.target) == ()
+    assert len(api.log) == 2
+
+    rolled = as_kept(RawPod, {**pod(), "metadata": {**pod()["metadata"], "labels": {"pod-template-hash": "h2"}}})
+    await inspector.look_at_services(workload(1), [rolled], 10.0)
+    assert len(api.log) == 4
+    inspector.forget(set())
+    await inspector.look_at_services(workload(1), [rolled], 12.0)
+    assert len(api.log) == 6
+
+
+async def test_what_was_seen_is_told_until_another_look_finds_it_put_right_which_is_soon(api, inspector):
+    one = serving(api, 9000)
+    target = one.target
+    await inspector.look_at_services(workload(1), [one], 0.0)
+    told = inspector.bypassed(target)
+    await inspector.look_at_services(workload(1), [replace(one, ready=False)], AGAIN)
+    assert inspector.bypassed(target) == told
+    api.fail("GET", 500)
+    with pytest.raises(ApiError):
+        await inspector.look_at_services(workload(1), [one], AGAIN)
+    assert inspector.bypassed(target) == told
+    serving(api, "http")
+    await inspector.look_at_services(workload(1), [one], AGAIN + 2)
+    assert inspector.bypassed(target) == told
+    await inspector.look_at_services(workload(1), [one], 2 * AGAIN)
+    assert inspector.bypassed(target) == ()
+
+
+async def test_where_no_pod_has_a_sidecar_nothing_leads_past_it(api, inspector):
+    one = serving(api, 9000)
+    await inspector.look_at_services(workload(1), [one], 0.0)
+    await inspector.look_at_services(workload(1), [replace(one, deleting=True)], 2.0)
+    assert inspector.bypassed(one.target) == ()

@@ -1,0 +1,233 @@
+"""A real Prometheus scrapes a real sidecar under load: what is read back equals what the sidecar says itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import aiohttp
+import pytest
+
+from carpool.batching.counters import ModelStats
+from carpool.exchange.report import decode
+from carpool_operator.api.model import Pod, Target
+from carpool_operator.api.spec import Prometheus as Settings
+from carpool_operator.tuning.evidence import Evidence
+from carpool_operator.tuning.sources.prometheus import Prometheus, endpoint, open_session
+
+PATIENCE = 60.0
+
+pytestmark = pytest.mark.real
+
+
+POD = Pod(
+    namespace="shop", name="resnet-0.a", uid="u1", target=Target("shop", "Deployment", "resnet"), ip="127.0.0.1",
+    admin_port=0, ready=True, deleting=False, template_hash="h",
+)  # fmt: skip
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.fixture
+def processes():
+    started = []
+
+    def start(*command, **options):
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)  # noqa: S603 - our own, and Prometheus
+        started.append(process)
+        return process
+
+    yield start
+    for process in reversed(started):
+        process.send_signal(signal.SIGTERM)
+    for process in reversed(started):
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+async def answers(http, url):
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                async with http.get(url) as response:
+                    if response.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+async def http():
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+@pytest.fixture
+async def source():
+    async with open_session() as session:
+
+        def made(port, **options):
+            options = {"stale_after": 30.0, **options}
+            return Prometheus(endpoint(Settings(url=f"http://127.0.0.1:{port}"), {}), session, **options)
+
+        yield made
+
+
+def sidecar(processes, tmp_path, model, name="sidecar"):
+    data, admin = free_port(), free_port()
+    config = tmp_path / f"{name}.json"
+    config.write_text(
+        json.dumps(
+            {
+                "listen": f"127.0.0.1:{data}", "admin": f"127.0.0.1:{admin}",
+                "upstream": {"url": f"http://127.0.0.1:{model}"}, "shutdown": {"lame": "0s"},
+                "policy": {"slo": {"latency": {"p99": "5s"}}},
+                "parameters": {"*": {"maxBatch": 8, "maxWait": "2ms", "maxInFlight": 2}},
+            }
+        )
+    )  # fmt: skip
+    process = processes(
+        sys.executable, "-m", "carpool_sidecar.main", "--config", str(config), stderr=subprocess.DEVNULL
+    )
+    return process, data, admin
+
+
+def prometheus(program, processes, tmp_path, admin):
+    port = free_port()
+    config = tmp_path / "prometheus.yml"
+    config.write_text(
+        json.dumps(
+            {
+                "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"},
+                "scrape_configs": [
+                    {
+                        "job_name": "carpool",
+                        "static_configs": [
+                            {
+                                "targets": [f"127.0.0.1:{admin}"],
+                                "labels": {"namespace": POD.namespace, "pod": POD.name, "container": "carpool"},
+                            }
+                        ],
+                    }
+                ],
+            }
+        )
+    )
+    process = processes(
+        program("prometheus"), f"--config.file={config}", f"--storage.tsdb.path={tmp_path / 'data'}",
+        f"--web.listen-address=127.0.0.1:{port}", "--log.level=error", env={**os.environ, "GOMAXPROCS": "1"},
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    return process, port
+
+
+async def load(http, url, requests):
+    async def one(number):
+        async with http.post(f"{url}/v1/models/m:predict", json={"instances": [[number, 1.5]]}) as response:
+            await response.read()
+            return response.status
+
+    for start in range(0, requests, 20):
+        assert set(await asyncio.gather(*(one(number) for number in range(start, start + 20)))) == {200}
+
+
+async def said(http, admin):
+    async with http.get(f"http://127.0.0.1:{admin}/v1/stats") as response:
+        return decode(await response.read())
+
+
+async def test_it_reads_what_the_sidecar_counted(program, processes, tmp_path, http, source):
+    model = free_port()
+    profile = tmp_path / "tiny.json"
+    profile.write_text(
+        json.dumps({"name": "m", "source": "synthetic", "executors": 2, "rows": [1, 8], "seconds": [0.001, 0.002]})
+    )
+    processes(
+        sys.executable, "-m", "carpool_cli", "standin", "--profile", str(profile), "--port", str(model),
+        "--model", "m", stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    await answers(http, f"http://127.0.0.1:{model}/v2/health/ready")
+    first, data, admin = sidecar(processes, tmp_path, model)
+    server, port = prometheus(program, processes, tmp_path, admin)
+    await answers(http, f"http://127.0.0.1:{admin}/readyz")
+    await answers(http, f"http://127.0.0.1:{port}/-/ready")
+    reader = source(port)
+
+    async def reading(until, now=100.0):
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                found = (await reader.read(POD.namespace, [POD], now)).get(POD.uid)
+                if found is not None and until(found):
+                    return found
+                await asyncio.sleep(0.1)
+
+    # 1. Under load, then at rest: every counter equals the sidecar's own
+    await load(http, f"http://127.0.0.1:{data}", 400)
+    before = await said(http, admin)
+    async with asyncio.timeout(PATIENCE):  # the window of the last arrival closes with the next one's
+        while (own := await said(http, admin)).stats.models["m"].windows < before.stats.models["m"].windows + 2:  # noqa: ASYNC110 - another process's doing
+            await asyncio.sleep(0.1)
+    found = await reading(
+        lambda reading: (
+            reading.report is not None and reading.report.stats.models["m"].windows >= own.stats.models["m"].windows
+        )
+    )
+    read, written = found.report.stats.models["m"], own.stats.models["m"]
+    assert read.arrivals == 400
+    for name in set(ModelStats.__struct_fields__) - {"windows", "cells"}:
+        assert getattr(read, name) == getattr(written, name), name
+    assert read.by_key() == written.by_key()
+    assert read.cells
+    assert found.report.stats.device_busy == own.stats.device_busy
+    assert (found.report.generation, found.report.running) == (own.generation, own.running)
+    assert found.report.ready
+    assert found.report.uptime_seconds > 0
+    assert found.report.lanes["m"].parameters == own.lanes["m"].parameters
+    assert 100.0 - 5 < found.at <= 100.0
+
+    # 2. What is between two readings is what was counted between two scrapes
+    await load(http, f"http://127.0.0.1:{data}", 100)
+    later = await reading(
+        lambda reading: reading.report is not None and reading.report.stats.models["m"].served == 500, now=200.0
+    )
+    since = later.report.stats.since(found.report.stats)
+    assert since.models["m"].arrivals == 100
+    assert sum(since.models["m"].durations) == 100
+    assert later.report.stats.at > found.report.stats.at
+    evidence = Evidence(str(POD.target))
+    evidence.turn([POD])
+    evidence.gather(100.0, [POD], {POD.uid: found}, 30.0)
+    (sample,) = evidence.gather(200.0, [POD], {POD.uid: later}, 30.0).samples
+    assert (sample.generation, sample.models["m"].hits) == (own.running, 100)
+    assert sample.seconds == pytest.approx(later.report.stats.at - found.report.stats.at)
+    assert later.report.lanes["m"].pass_through == own.lanes["m"].pass_through
+
+    # 3. A server that hangs costs no more than was said
+    server.send_signal(signal.SIGSTOP)
+    try:
+        quick = source(port, timeout=0.5)
+        stopped = (await quick.read(POD.namespace, [POD], 100.0))[POD.uid]
+    finally:
+        server.send_signal(signal.SIGCONT)
+    assert stopped.report is None
+    assert "did not answer within 500ms" in stopped.error
+
+    # 4. The sidecar gone: nothing is read of it any more, and the error names the question
+    first.send_signal(signal.SIGTERM)
+    first.wait(20)
+    gone = await reading(lambda reading: reading.report is None)
+    assert 'has no carpool_config_generation{namespace="shop",pod=~"resnet-0[.]a"}' in gone.error
+    assert "podMonitor" in gone.error

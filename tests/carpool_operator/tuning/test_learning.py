@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from fleets import counted, spec
+
+from carpool.batching.counters import combine
+from carpool.exchange.decision import Forecasted
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import Bounds, IntRange, Model
+from carpool_operator.tuning.evidence import Sum
+from carpool_operator.tuning.learning import Learned, predicted
+
+POLICY = spec().policy()
+
+
+def step(learned, now, arrivals=600, **changes):
+    stats = counted(arrivals, cells=[(1, arrivals, 0.0055)], **changes)
+    total = Sum(1, 2.0, stats, passing=False, queued_rows=0)
+    return learned.step(now, total, stats)
+
+
+def test_it_starts_from_what_it_is_given_within_its_limits():
+    model = Model(name="resnet", max_batch=8)
+    assert Learned(0.0, POLICY, model, Parameters(max_batch=64), kept=None).parameters.max_batch == 8
+
+
+def test_service_times_may_come_from_more_pods_than_the_load():
+    learned = Learned(0.0, POLICY, None, Parameters(), kept=None)
+    own, more = counted(100), counted(0, cells=[(8, 40, 0.009)])
+    for now in (2.0, 4.0):
+        decision = learned.step(now, Sum(1, 2.0, own, passing=False, queued_rows=0), combine([own, more]))
+    assert decision.estimate is not None
+    assert decision.rate == pytest.approx(50)
+
+
+def test_another_policy_keeps_the_model_and_forgets_another_promise():
+    learned = Learned(0.0, POLICY, None, Parameters(), kept=True)
+    step(learned, 2.0)
+    tuner = learned.tuner
+    learned.follow(spec(bounds=Bounds(max_batch=IntRange(max=4))).policy(), None)
+    assert learned.parameters.max_batch <= 4
+    assert learned.promise.kept is True
+    assert learned.tuner is tuner
+    learned.follow(spec(0.2).policy(), None)
+    assert learned.promise.kept is None
+
+
+def test_what_is_observed_is_of_the_last_half_minute():
+    learned = Learned(0.0, POLICY, None, Parameters(), kept=None)
+    assert learned.observed() is None
+    for now in range(2, 40, 2):
+        step(learned, float(now), 600)
+    assert learned.observed().rate == 300
+    for now in range(40, 80, 2):
+        step(learned, float(now), 100, misses=10)
+    seen = learned.observed()
+    assert (seen.rate, seen.miss_fraction, seen.goodput) == (50, 0.1, 45)
+    assert seen.p99 > 0
+
+
+def test_forecasts_are_written_as_people_read_them_and_infinite_ones_not_at_all():
+    forecast = Forecasted(
+        p50=0.0123456,
+        p99=inf,
+        p99_ahead=inf,
+        miss_fraction=0.00123456,
+        goodput=1234.5,
+        device_time=0.001,
+        mean_batch=7.77,
+    )
+    figures = predicted(forecast)
+    assert (figures.p50, figures.p99, figures.miss_fraction, figures.goodput) == (0.0123, None, 0.00123, 1230)
+    assert predicted(None) is None
+
+
+def test_forgetting_keeps_what_runs():
+    learned = Learned(0.0, POLICY, None, Parameters(max_batch=16), kept=None)
+    step(learned, 2.0)
+    learned.replaced.add("pod")
+    learned.forget()
+    assert learned.tuner.parameters == Parameters(max_batch=16)
+    assert not learned.replaced

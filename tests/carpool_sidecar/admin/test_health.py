@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from carpool_sidecar.admin.health import Health
+from carpool_sidecar.backends.base import Document
+
+
+@pytest.fixture
+def health():
+    found = []
+    health = Health(None, found.append, logging.getLogger("test"))
+    health.found = found
+    return health
+
+
+def test_ready_mirrors_the_model(health):  # KServe: ready before the model
+    assert not health.ready
+    for status, ready in ((503, False), (200, True), (400, False), (200, True)):
+        health.observe(Document(status))
+        assert health.ready is ready
+        assert health.reason
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_a_server_that_does_not_know_the_question_is_ready_when_it_answers(health, status):
+    health.observe(Document(status))
+    assert health.ready
+
+
+def test_a_server_that_is_there_again_was_restarted(health):
+    health.observe(Document(0, reachable=False))
+    assert (health.ready, health.found) == (False, [])
+    health.observe(Document(200))
+    assert health.found == [False]  # the first time there is nothing to forget
+    health.observe(Document(200))
+    health.observe(Document(0, reachable=False))
+    health.observe(Document(200))
+    assert health.found == [False, True]
+
+
+def test_a_slow_server_is_not_ready_and_not_restarted(health):
+    health.observe(Document(200))
+    health.observe(Document(0, reachable=True))
+    assert not health.ready
+    health.observe(Document(200))
+    assert health.found == [False]
+
+
+def test_a_restart_between_two_looks_is_told_by_the_calls_that_failed(health):
+    health.observe(Document(200))
+    health.unreachable()
+    health.observe(Document(200))
+    assert health.found == [False, True]

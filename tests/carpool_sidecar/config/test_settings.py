@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from carpool.policy.plain import PolicyError, to_plain
+from carpool_sidecar.config.settings import EVERY_MODEL, address_of, check_change, parse
+
+YAML = """
+listen: 0.0.0.0:8080
+upstream: {url: "http://127.0.0.1:9000", timeout: 3s, retry: true}
+policy:
+  slo: {latency: {p99: 50ms}}
+  models: [{name: resnet, axis: First, maxBatch: 16}]
+parameters:
+  resnet: {maxBatch: 4, maxWait: 2ms}
+bodies: {maxRequest: 1Mi, maxBuffered: 1Mi, maxAnswer: 1Mi}
+"""
+
+
+def plain(**fields):
+    base = {"upstream": {"url": "http://h:1"}, "policy": {"slo": {"latency": {"p99": "50ms"}}}}
+    return json.dumps({name: value for name, value in {**base, **fields}.items() if value is not None})
+
+
+def test_yaml_and_json_say_the_same():
+    config = parse(YAML)
+    assert config.upstream.address == ("127.0.0.1", 9000, None)
+    assert (config.upstream.timeout, config.bodies.max_request) == (3.0, 1 << 20)
+    assert parse(json.dumps(to_plain(config))) == config
+
+
+def test_fixed_parameters_go_before_the_baseline_within_its_limits():
+    config = parse(YAML)
+    assert config.parameters_of("resnet").max_batch == 4
+    assert config.parameters_of("another") == config.policy.limits().clamp(config.policy.baseline)
+    config = parse(plain(parameters={EVERY_MODEL: {"maxBatch": 3}}))
+    assert config.parameters_of("any").max_batch == 3
+
+
+def test_a_unix_socket_is_an_upstream():
+    assert parse(plain(upstream={"url": "unix:/run/model.sock"})).upstream.address == ("", 0, "/run/model.sock")
+
+
+def test_an_onnx_file_names_its_model():
+    config = parse(plain(upstream=None, onnx={"path": "/models/resnet50.onnx"}))
+    assert config.onnx.model == "resnet50"
+    assert parse(plain(upstream=None, onnx={"path": "/m.onnx", "name": "x"})).onnx.model == "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "words"),
+    [
+        (plain(listen="8080"), "listen", "host:port"),
+        (plain(admin="h:99999"), "admin", "host:port"),
+        (plain(upstream=None), "upstream", "exactly one"),
+        (plain(onnx={"path": "x"}), "upstream", "exactly one"),
+        (plain(upstream={"url": "https://h"}), "upstream.url", "http://host:port"),
+        (plain(upstream={"url": "http://h:1/path"}), "upstream.url", "without a path"),
+        (plain(upstream={"url": "http://h:x"}), "upstream.url", "http://host:port"),
+        (plain(upstream={"url": "http://h", "ready": "x"}), "upstream.ready", "begin it with /"),
+        (plain(policy={"slo": {"latency": {}}}), "policy.slo.latency", "at least one of p50"),
+        (
+            plain(policy={"slo": {"latency": {"p50": "80ms", "p99": "50ms"}}}),
+            "policy.slo.latency",
+            "p50 (80ms) is longer than p99 (50ms): lower it",
+        ),
+        (plain(policy={"slo": {"latency": {"p99": "50"}}}), "policy.slo.latency.p99", "not a duration"),
+        (plain(listen=8080), "listen", "8080 is not host:port: write e.g. 127.0.0.1:8080"),
+        (plain(parameters={"m": {"maxBatch": 0}}), "parameters[m].maxBatch", ">= 1"),
+        (plain(parameters={"m": {}, "*": {"size": 0}}), "parameters[*]", "there are maxBatch"),
+        (plain(parameters={"m": 4}), "parameters[m]", "Expected `object`"),
+        (plain(shutdown={"lame": "30s"}), "shutdown.limit", "30s is all taken"),
+        (plain(publicKey="beef"), "publicKey", "regex"),
+        (plain(changes="/etc/carpool/change"), "changes", "name the publicKey"),
+        (plain(drainKey="short"), "drainKey", ">= 16"),
+        (plain(speed=11), "config", "unknown field `speed`"),
+        (plain(bodies={"maxRequest": "1 MB"}), "bodies.maxRequest", "not a size"),
+        (plain(bodies={"maxRequest": "1Gi"}), "bodies.maxBuffered", "one body of bodies.maxRequest, 1Gi: raise"),
+        (plain(bodies={"maxBuffered": "63Mi"}), "bodies.maxBuffered", "63Mi has no room"),
+        (
+            plain(bodies={"maxBuffered": "255Mi", "maxAnswer": "256Mi"}),
+            "bodies.maxBuffered",
+            "one body of bodies.maxAnswer, 256Mi: raise",
+        ),
+        ("a: [1", "config", "line 1"),
+        ("just words", "config", "mapping"),
+        ("policy: .nan", "config", "Out of range"),
+        ("2001-01-01: x", "config", "keys must be"),
+        ("policy: 2001-99-99", "config", "month"),
+        ("[" * 10_000, "config", "recursion"),
+        ('{"a":' * 10_000, "config", "recursion"),
+        (plain(upstream={"url": "http://[h"}), "upstream.url", "http://host:port"),
+        ("{", "config", ""),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_fix(text, field, words):
+    with pytest.raises(PolicyError) as caught:
+        parse(text)
+    assert caught.value.field.startswith(field)
+    assert words in str(caught.value)
+
+
+def test_what_a_running_process_cannot_change_is_named():
+    check_change(parse(plain()), parse(plain(policy={"slo": {"latency": {"p99": "70ms"}}})))
+    for fields, name in (
+        ({"listen": "127.0.0.1:1"}, "listen"),
+        ({"publicKey": "0" * 64}, "publicKey"),
+        ({"drainKey": "0" * 16}, "drainKey"),
+        ({"upstream": {"url": "http://other:1"}}, "upstream"),
+    ):
+        with pytest.raises(PolicyError, match="restart") as caught:
+            check_change(parse(plain()), parse(plain(**fields)))
+        assert caught.value.field == name
+
+
+def test_an_address_may_be_ipv6():
+    assert address_of("[::1]:80") == ("::1", 80)
+    assert address_of("localhost:0") == ("localhost", 0)
+
+
+def test_less_room_than_the_largest_answer_by_default_is_no_contradiction():
+    bodies = parse(plain(bodies={"maxBuffered": "100Mi"})).bodies
+    assert bodies.largest_answer == 100 * 2**20
+    assert parse(plain()).bodies.largest_answer == 256 * 2**20

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import io
+import subprocess
+
+import msgspec
+
+from carpool.batching.counters import Counters
+from carpool.exchange.decision import Observation
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool.policy.plain import to_plain
+from carpool.policy.spec import BatchingPolicy, Tuning, TuningMode, for_p99
+from carpool.tuning.tuner import Tuner
+from carpool_sidecar.tuning import tuner_process
+from carpool_sidecar.tuning.messages import LENGTH, Answered, Decided, Observations, Observed, Setup, frame, read_reply
+from carpool_sidecar.tuning.tuner_link import COMMAND
+from carpool_sidecar.tuning.tuner_process import Tuners, serve
+
+PARAMETERS = Parameters(max_batch=8, max_wait=Duration(0.0), max_in_flight=1)
+SETUP = Setup(to_plain(for_p99(0.05)))
+
+
+def observed(now, arrivals=0, models=("m",), generation=1):
+    counters = Counters()
+    for number in range(arrivals):
+        counters.arrived(now + number / 1000, 1)
+    one = Observed(Observation(now=now, seconds=1.0, stats=counters.snapshot(now)), PARAMETERS, generation)
+    return Observations(dict.fromkeys(models, one))
+
+
+def replies_in(data):
+    stream, found = io.BytesIO(data), []
+    while length := stream.read(LENGTH):
+        found.append(read_reply(stream.read(int.from_bytes(length, "little"))))
+    return found
+
+
+def models_in(data):
+    """The models decided upon, in order; None is the end of an observation's."""
+    return [reply.model if isinstance(reply, Decided) else None for reply in replies_in(data)]
+
+
+def test_every_model_gets_a_decision_with_a_reason():
+    tuners = Tuners(for_p99(0.05))
+    one, two, end = tuners.step(observed(10.0, 5, models="mn"))
+    assert (one.model, two.model, end) == ("m", "n", Answered())
+    assert one.decision.message
+    assert one.decision.parameters == PARAMETERS
+
+
+def test_each_decision_is_said_before_the_next_is_thought_about(monkeypatch):
+    sink, said = io.BytesIO(), []
+    step = Tuner.step
+
+    def slow(tuner, observation):
+        said.append(models_in(sink.getvalue()))
+        return step(tuner, observation)
+
+    monkeypatch.setattr(Tuner, "step", slow)
+    serve(io.BytesIO(frame(SETUP) + frame(observed(1.0, models="mno"))), sink)
+    assert said == [[], ["m"], ["m", "n"]]
+    assert models_in(sink.getvalue()) == ["m", "n", "o", None]
+
+
+def test_it_answers_every_observation_and_ends_with_its_input():
+    sink = io.BytesIO()
+    serve(io.BytesIO(frame(SETUP) + frame(observed(1.0)) + frame(SETUP) + frame(observed(2.0)) + b"\x01"), sink)
+    assert models_in(sink.getvalue()) == ["m", None, "m", None]
+
+
+def test_decisions_name_the_generation_that_they_are_about():
+    sink = io.BytesIO()
+    data = [frame(message) for message in (SETUP, observed(1.0), observed(2.0), observed(3.0, generation=2))]
+    serve(io.BytesIO(b"".join(data)), sink)
+    assert [each.generation for each in replies_in(sink.getvalue()) if each != Answered()] == [1, 1, 2]
+
+
+def test_a_model_that_became_another_gets_another_tuner_and_the_others_keep_theirs(monkeypatch):
+    made = []
+
+    def tuner(policy, model, parameters):
+        made.append(Tuner(policy, model, parameters))
+        return made[-1]
+
+    monkeypatch.setattr(tuner_process, "Tuner", tuner)
+    tuners = Tuners(for_p99(0.05))
+    list(tuners.step(observed(1.0, models="mn")))
+    assert len(made) == 2
+    again = Observations({**observed(2.0, models="n").models, **observed(2.0, generation=2).models})
+    list(tuners.step(again))
+    assert len(made) == 3
+    list(tuners.step(again))
+    assert len(made) == 3
+
+
+def test_observations_before_the_policy_are_not_answered():
+    sink = io.BytesIO()
+    serve(io.BytesIO(frame(observed(1.0))), sink)
+    assert sink.getvalue() == b""
+
+
+def test_the_process_is_nothing_but_that():
+    data = frame(SETUP) + frame(observed(1.0))
+    done = subprocess.run(COMMAND, input=data, capture_output=True, timeout=60, check=True)  # noqa: S603 - our own command
+    assert models_in(done.stdout) == ["m", None]
+    assert done.stderr == b""
+
+
+def test_what_is_held_follows_the_parameters_in_force_and_keeps_what_it_learned():
+    held = BatchingPolicy(slo=for_p99(0.05).slo, tuning=Tuning(mode=TuningMode.HOLD))
+    tuners = Tuners(held)
+    first, _ = tuners.step(observed(1.0, 5))
+    other = msgspec.structs.replace(PARAMETERS, max_batch=4)
+    changed = observed(2.0, 5)
+    changed.models["m"] = msgspec.structs.replace(changed.models["m"], parameters=other)
+    second, _ = tuners.step(changed)
+    assert (first.decision.parameters, second.decision.parameters) == (PARAMETERS, other)
+    ((_, tuner),) = tuners._tuners.values()
+    assert tuner._load._clock == 2.0, "it is the same one"
+
+
+def test_what_tunes_goes_its_own_way():
+    tuners = Tuners(for_p99(0.05))
+    next(tuners.step(observed(1.0, 5)))
+    changed = observed(2.0, 5)
+    changed.models["m"] = msgspec.structs.replace(
+        changed.models["m"], parameters=msgspec.structs.replace(PARAMETERS, max_batch=4)
+    )
+    assert next(tuners.step(changed)).decision.parameters == PARAMETERS

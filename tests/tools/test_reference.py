@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+import reference
+from carpool_cli.main import COMMANDS
+from carpool_sidecar.config.settings import SidecarConfig
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(reference, "FOLDER", tmp_path)
+    monkeypatch.setattr(reference, "SHOWN", ())  # its command takes seconds
+    return tmp_path
+
+
+def test_what_was_written_is_up_to_date(folder):
+    assert reference.main([]) == 0
+    assert {path.name for path in folder.iterdir()} == set(reference.PAGES)
+    assert reference.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_a_page_behind_the_code_is_shown_and_fails(folder, name, capsys):
+    reference.main([])
+    path = folder / name
+    path.write_text(path.read_text() + "by hand\n")
+    assert reference.main(["--check"]) == 1
+    shown = capsys.readouterr()
+    assert "-by hand" in shown.out
+    assert "make docs" in shown.err
+
+
+def test_a_missing_page_fails(folder, capsys):
+    reference.main([])
+    (folder / "api.md").unlink()
+    assert reference.main(["--check"]) == 1
+    assert "+# HTTP" in capsys.readouterr().out
+
+
+def test_every_field_is_in_the_configuration_with_its_values():
+    text = reference.config()
+    for name in SidecarConfig.__struct_encode_fields__:
+        assert f"| `{name}` |" in text
+    assert "| `policy.admission.maxQueuedBytes` | size | `256Mi` |" in text
+    assert "| `policy.models[].axis` | `Auto`, `First`, `None` | `Auto` |" in text
+    assert "| `parameters.NAME.maxBatch` | integer 1 to 65536 | `32` |" in text
+    assert "| `policy.tuning.riskier.maxFactor` | number over 1, to 16 | `2.0` |" in text
+    assert "| `upstream.url` | text | required |" in text
+
+
+def test_every_command_is_among_the_commands():
+    text = reference.commands()
+    assert re.findall(r"^## carpool (\S+)$", text, re.MULTILINE) == list(COMMANDS)
+    assert "## carpool-sidecar\n" in text
+    assert max(map(len, text.splitlines())) <= reference.WIDTH + 25  # epilogues are printed as they stand
+
+
+def test_figures_stand_beside_their_limits(tmp_path, monkeypatch):
+    (tmp_path / "benchmarks" / "results").mkdir(parents=True)
+    limit = {"name": "Batcher", "value": 6, "goal": 5, "unit": "us", "direction": "at most", "why": ""}
+    (tmp_path / "benchmarks" / "limits.json").write_text(json.dumps([limit]))
+    monkeypatch.setattr(reference, "ROOT", tmp_path)
+    assert "`make bench` has not been run" in reference.benchmarks()
+    bench = {
+        "commit": "abc", "date": "2026-11-21", "command": "python run.py", "skipped": {"pass-through": "no nginx"},
+        "machine": {"cpu": "a CPU", "cores": 2, "system": "Linux", "python": "3.11"},
+        "figures": [{"name": "Batcher", "value": 5.5, "trials": 9, "parts": {"arrive": 2.25}}],
+    }  # fmt: skip
+    row = {
+        "scenario": "load doubles", "rate": 812.4, "best": "batch 64", "found": "batch 48", "goodput_share": 0.998,
+        "saving_share": 0.9, "misses": 0.001, "flips": 0, "settled_at": 31.0,
+    }  # fmt: skip
+    (tmp_path / "benchmarks" / "results" / "bench.json").write_text(json.dumps(bench))
+    (tmp_path / "benchmarks" / "results" / "convergence.json").write_text(
+        json.dumps(
+            {"commit": "def", "date": "2026-11-20", "command": "conv.py", "rows": [row, row | {"saving_share": None}]}
+        )
+    )
+    text = reference.benchmarks()
+    assert "Commit abc, 2026-11-21, 2 cores of a CPU,\nLinux, Python 3.11; `python run.py`." in text
+    assert "| Batcher | 5.5 | at most 6 | 5 | us | arrive 2.25 |" in text
+    assert "Skipped: pass-through, no nginx" in text
+    assert "`conv.py` at commit def, 2026-11-20: virtual time" in text
+    assert "| load doubles | 812 | batch 64 | batch 48 | 99.8% | 90% | 0.10% | 0 | 31 s |" in text
+    assert "| load doubles | 812 | batch 64 | batch 48 | 99.8% |  | 0.10% | 0 | 31 s |" in text
+
+
+PAGE = """Before.
+
+```bash
+carpool simulate --profile {profile} --slo-p99 50ms --rate 50 --for 2s --compare
+```
+
+<!-- its output -->
+```text
+no batching: as it was long ago
+```
+
+After.
+"""
+
+
+def test_what_commands_print_is_brought_up_to_date():
+    profile = reference.ROOT / "benchmarks" / "profiles" / "synthetic-5-0.5.json"
+    before, _, after = PAGE.format(profile=profile).partition("no batching: as it was long ago")
+    page = reference.shown(before + "no batching: as it was long ago" + after)
+    assert page.startswith(before)
+    assert page.endswith(after)
+    assert re.search(r"^no batching: batch 1, wait 0s, 1 in flight +\d", page, re.MULTILINE)
