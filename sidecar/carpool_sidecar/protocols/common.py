@@ -8,7 +8,7 @@ more than a few milliseconds (:mod:`carpool_sidecar.protocols.limits`).
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from carpool_sidecar.protocols import json_scan
 
@@ -38,7 +38,7 @@ UNREADABLE = "malformed"
 class WrongRows(Exception):  # noqa: N818 - the field's word for it
     """The upstream's answer cannot be shared out by rows: 502, and the model is quarantined from batching."""
 
-    status = 502
+    status: ClassVar[int] = 502
 
     def __init__(self, message: str, *, reason: str = "wrong-rows") -> None:
         super().__init__(message)

@@ -11,7 +11,7 @@ import re
 from array import array
 from functools import lru_cache
 from itertools import accumulate, takewhile
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import msgspec
 
@@ -34,6 +34,7 @@ _NOT_COUNTED = bytes(set(range(256)) - set(b'"\\,[{'))
 _STEPS = bytes.maketrans(b"[]", b"\x01\xff")
 """As signed bytes: one level up, one level down."""
 
+_NO_MEMBER = ("", msgspec.Raw(b""))
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _array = msgspec.json.Decoder(list[msgspec.Raw])
 _any = msgspec.json.Decoder(msgspec.Raw)
@@ -47,19 +48,19 @@ class Malformed(ValueError):  # noqa: N818 - reads as the sentence it starts
     ``reason`` is the code under which a request with it is forwarded alone.
     """
 
-    reason = "malformed"
+    reason: ClassVar[str] = "malformed"
 
 
 class Surrogates(Malformed):
     r"""Valid but for a surrogate escape (``\ud800``) without its other half, which many servers refuse."""
 
-    reason = "surrogates"
+    reason: ClassVar[str] = "surrogates"
 
 
 class Beyond(Malformed):
     """Larger than a limit allows; nothing says that it is wrong."""
 
-    reason = "limits"
+    reason: ClassVar[str] = "limits"
 
     def __init__(self, where: str, name: str, limits: Limits, got: int | None = None) -> None:
         limit = getattr(limits, name)
@@ -278,7 +279,7 @@ def _spans(text: bytes, at: int, fields: dict[str, msgspec.Raw], where: str) -> 
     spans: dict[str, Span] = {}
     at = text.index(b"{", at) + 1
     while key := _KEY.match(text, at):
-        name, raw = next(expected, ("", b""))
+        name, raw = next(expected, _NO_MEMBER)
         value, start = bytes(raw), key.end()
         after = _NEXT.match(text, start + len(value)) if text.startswith(value, start) else None
         if after is None or (key[1] != name.encode() and string(b'"%b"' % key[1], "") != name):
