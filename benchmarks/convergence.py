@@ -25,7 +25,7 @@ from carpool.learning import arrivals
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import for_p99
+from carpool.policy.spec import Objective, for_p99
 from carpool.simulation.simulator import Device, Simulation, linear
 from carpool.simulation.twin import flips, tuned
 
@@ -165,7 +165,7 @@ def compare(
     """
     executors = device.executors
     best = oracle(executors, rate, factor)
-    outcome, decisions = tuned(times, device, for_p99(SLO), seconds=SECONDS)
+    outcome, decisions = tuned(times, device, for_p99(SLO, Objective.EFFICIENCY), seconds=SECONDS)
     start = SECONDS - SETTLED
     reference = fixed(times, device, best, factor=factor)
     greedy = [Parameters(max_batch=64, max_wait=Duration(0.0), max_in_flight=number) for number in flights(executors)]
@@ -228,7 +228,7 @@ def overload(executors: int, peak: float) -> Row:
     """Offer twice the capacity; the goodput must not fall far below the best any load gets."""
     device = Device(times=linear(FIXED, PER_ROW), executors=executors)
     times = poisson(2 * peak, "overload")
-    outcome, decisions = tuned(times, device, for_p99(SLO), seconds=SECONDS)
+    outcome, decisions = tuned(times, device, for_p99(SLO, Objective.EFFICIENCY), seconds=SECONDS)
     goodput = outcome.summary(SECONDS / 2, SECONDS).goodput
     return Row(
         scenario=f"{executors} executor{'s' * (executors > 1)}, twice the capacity",
@@ -247,7 +247,9 @@ def overload(executors: int, peak: float) -> Row:
 def superlinear(executors: int, _peak: float) -> Row:
     """Meet a device on which each row costs more in company: max_batch must end at 1."""
     device = Device(times=lambda rows, _: 0.0057 * rows**1.12, executors=executors)
-    outcome, decisions = tuned(poisson(90.0 * executors, "superlinear"), device, for_p99(SLO), seconds=SECONDS)
+    outcome, decisions = tuned(
+        poisson(90.0 * executors, "superlinear"), device, for_p99(SLO, Objective.EFFICIENCY), seconds=SECONDS
+    )
     end = decisions[-1].parameters
     return Row(
         scenario=f"{executors} executor{'s' * (executors > 1)}, superlinear t(b)",

@@ -324,17 +324,22 @@ _SHOWN = re.compile(
 def shown(page: str) -> str:
     """Bring up to date what a page shows of commands' output: each line, by the words before its colon.
 
+    A table's header has none and is found by its first word. Raises ``KeyError`` where a line is printed no more.
+
     Only for output that is the same everywhere. Not part of ``--check``: the commands take seconds.
     """
 
     def again(block: re.Match[str]) -> str:
         printed = CliRunner().invoke(group, shlex.split(block[1])[1:], catch_exceptions=False).output
-        lines = {line.partition(":")[0]: line for line in printed.splitlines()}
-        return block[0].replace(
-            block[2], "".join(lines[line.partition(":")[0]] + "\n" for line in block[2].splitlines())
-        )
+        lines = {_label(line): line for line in printed.splitlines() if line}
+        return block[0].replace(block[2], "".join(lines[_label(line)] + "\n" for line in block[2].splitlines()))
 
     return _SHOWN.sub(again, page)
+
+
+def _label(line: str) -> str:
+    label, colon, _ = line.partition(":")
+    return label if colon else line.split(maxsplit=1)[0]
 
 
 def main(arguments: list[str]) -> int:

@@ -132,7 +132,7 @@ class Running:
             connection.request("GET", "/stats")
             stats = msgspec.json.decode(connection.getresponse().read())
             connection.close()
-            return Device(sum(stats["batches"].values()), stats["rows"], stats["busy_seconds"])
+            return Device(sum(stats["batches"].values()), stats["rows"], stats["busySeconds"])
         lines = (self._place.folder / "batches").read_text("utf-8").split()
         return Device(len(lines) // 2, sum(map(int, lines[::2])), sum(map(float, lines[1::2])))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from carpool.policy.durations import Duration
-from carpool.policy.spec import SLO, BatchingPolicy, Bounds, IntRange, Latency
+from carpool.policy.spec import SLO, BatchingPolicy, Bounds, IntRange, Latency, Objective
 from carpool.simulation.outcome import Setting
 from carpool.simulation.twin import Pilot
 from carpool.tuning.tuner import INTERVAL, Tuner
@@ -29,6 +29,7 @@ class Carpool:
     def __init__(self, known: Knowledge, *, load: Load | None = None, learner: LatencyLearner | None = None) -> None:
         policy = BatchingPolicy(
             slo=SLO(latency=Latency(p99=Duration(known.slo))),
+            objective=Objective.EFFICIENCY,
             bounds=Bounds(max_in_flight=IntRange(max=known.limits.max_in_flight)),
         )
         self._pilot = Pilot(Tuner(policy, load=load, learner=learner), replicas=known.replicas)

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import click
 
 from carpool.policy.durations import Duration
+from carpool.policy.spec import Objective
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +54,8 @@ class AddressType(click.ParamType[Address]):
         """Read ``http://127.0.0.1:8000``, ``127.0.0.1:8000``, or ``:8000`` on this machine."""
         host = f"127.0.0.1{value}" if value.startswith(":") else value
         url = urlsplit(host if "://" in host else f"http://{host}")
+        if url.scheme == "https":
+            self.fail(f"{value!r}: TLS is not supported; name the server's plain port, http://host:port", param, ctx)
         if url.scheme != "http" or not url.hostname or url.query or url.fragment:
             self.fail(
                 f"{value!r} is not a server's base URL: write e.g. http://127.0.0.1:8000 (plain http)", param, ctx
@@ -146,3 +149,21 @@ def need(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError:
         raise click.ClickException(f"this needs {module}: pip install 'carpool-serving[{extra}]'") from None
+
+
+def objective_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--objective`` and ``--target-utilization``."""
+    objective = click.option(
+        "--objective",
+        type=click.Choice([each.value for each in Objective], case_sensitive=False),
+        help="What to choose among the settings that keep the SLO: the lowest latency while the device has room "
+        "(Balanced), the least device time (Efficiency), the lowest p99 (Latency).  [default: Balanced]",
+    )
+    target = click.option(
+        "--target-utilization",
+        "target_utilization",
+        type=click.IntRange(1, 100),
+        metavar="PERCENT",
+        help="How busy the device may be before Balanced waits for larger batches.  [default: 60]",
+    )
+    return objective(target(command))

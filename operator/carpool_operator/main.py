@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import uuid
+from importlib.metadata import version
 
 from carpool.policy.durations import Duration
 from carpool_operator.cluster.kube import ConfigException, connect
@@ -42,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    options.add_argument("--version", action="version", version=f"%(prog)s {version('carpool-serving')}")
     options.add_argument(
         "--watch-namespace",
         action="append",

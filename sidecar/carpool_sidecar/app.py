@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from carpool.batching.requests import Request
+from carpool_sidecar.admin.forwarded import Forwarded
 from carpool_sidecar.protocols import route
 from carpool_sidecar.protocols.common import Endpoint
 
@@ -30,6 +31,7 @@ class DataApp:
         self._backend = backend
         self._models = models
         self._max_body = max_body
+        self.forwarded = Forwarded()
 
     def head(self, exchange: Exchange) -> None:
         """Tell inference from the rest."""
@@ -57,6 +59,10 @@ class DataApp:
             self._driver.count(self._models.label(context.model), context.protocol, exchange.status)
         else:
             self._driver.count("", FORWARDED, exchange.status)
+            # An answer may end before its request does: it took no time then.
+            began = exchange.received_at or exchange.sent_at
+            seconds = exchange.sent_at - began
+            self.forwarded.count(exchange.method, exchange.path, exchange.status, seconds, self._driver.due)
 
     def disconnected(self, exchange: Exchange) -> None:
         """Stop working for a caller who left."""

@@ -477,7 +477,9 @@ class Driver:
                 body = message.parts
                 headers = [*first.facts.shared, *message.headers]
             flight = self._flights[batch] = Flight(self, batch, rides)
-            call = self._backend.send(first.parsed.endpoint.target, headers, body, flight)
+            call = self._backend.send(
+                first.parsed.endpoint.target, headers, body, flight, idempotent=self.batcher.idempotent
+            )
         except Exception:  # noqa: BLE001 - whatever it is, it must cost the culprit alone: it is searched for
             self._log.exception("a batch could not be sent", extra={"model": batch.model, "rows": batch.rows})
             self._flights[batch] = Flight(self, batch, rides)

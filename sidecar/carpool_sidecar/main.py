@@ -53,18 +53,22 @@ def main(arguments: list[str] | None = None) -> int:
     source.add_argument("--config", type=Path, metavar="FILE", help="configuration, YAML or JSON")
     source.add_argument("--config-env", metavar="NAME", help="configuration in this environment variable, likewise")
     parser.add_argument(
-        "--check", action="store_true", help="only check the configuration: exit 0 if it is right, else 2"
+        "--check",
+        action="store_true",
+        help="only check the configuration: print OK and exit 0 if it is right, else exit 2",
     )
     parser.add_argument(
         "--listen", type=_address, metavar="HOST:PORT", help="data port, instead of the file's `listen`"
     )
     parser.add_argument("--admin", type=_address, metavar="HOST:PORT", help="admin port, instead of the file's `admin`")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     options = parser.parse_args(arguments)
     where = options.config or f"${options.config_env}"
     try:
         config = from_environment(options.config_env) if options.config is None else load(options.config)
         if options.check:
             check(config)
+            sys.stdout.write(f"{where}: OK\n")
             return OK
         return run(config, options.config, listen=options.listen, admin=options.admin)
     except PolicyError as error:
@@ -73,6 +77,16 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         sys.stderr.write(f"carpool-sidecar: {error}\n")
         return CANNOT_START
+
+
+class _Version(argparse.Action):
+    """Prints the version; what knows it is not imported to serve."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version  # noqa: PLC0415 - 2 MiB that serving does without
+
+        sys.stdout.write(f"{parser.prog} {version('carpool-serving')}\n")
+        parser.exit()
 
 
 def _address(text: str) -> str:

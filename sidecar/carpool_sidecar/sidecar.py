@@ -115,8 +115,10 @@ class Sidecar:
             )
         )
         self._resolver = Resolver(self.models, self.backend, self._learned, self._changed)
+        app = DataApp(self.driver, self.backend, self.models, int(config.bodies.max_request))
+        self.forwarded = app.forwarded
         self.data = Server(
-            DataApp(self.driver, self.backend, self.models, int(config.bodies.max_request)),
+            app,
             ServerLimits(max_body_bytes=int(config.bodies.max_request), max_connections=shares.clients),
             clock=monotonic,
             budget=budget,

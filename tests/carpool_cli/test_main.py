@@ -1,12 +1,23 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 
+import click
+import msgspec
 import pytest
 
-from carpool_cli.main import COMMANDS
+from carpool.exchange.report import Report as Counted
+from carpool_cli.live.admin_client import Explanation
+from carpool_cli.live.figures import Figures
+from carpool_cli.load.report import Report
+from carpool_cli.main import COMMANDS, main
+from carpool_cli.planning.recommending import Recommendation
+from carpool_cli.planning.simulating import Figures as Simulated
+from carpool_cli.planning.what_if import WhatIf
+from carpool_cli.profiling.device_profile import DeviceProfile
 
 HEAVY = ("numpy", "onnxruntime", "matplotlib", "rich", "uvloop")
 
@@ -62,3 +73,66 @@ def test_without_its_extra_it_says_what_to_install():
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603 - our own command
     assert ended.returncode == 1
     assert ended.stderr == "carpool: the commands need the extra `cli`: pip install '.[cli]'\n"
+
+
+FLAGS = {"--json", "--verify", "--fixed", "--tune"}
+SYNONYMS = {"--name", "--slo", "--gamma-cv", "--largest-batch", "--longest-wait", "--most-in-flight"}
+"""Other words for --model, --slo-p99, --cv, --max-batch, --max-wait and --max-in-flight."""
+
+
+def options():
+    """Every option of every subcommand."""
+    for name in COMMANDS:
+        for option in main.get_command(None, name).params:
+            if isinstance(option, click.Option):
+                yield name, option
+
+
+def test_one_word_stands_for_one_kind_of_option_in_all_commands():
+    kinds = {}
+    for name, option in options():
+        long = [word for word in option.opts if word.startswith("--")]
+        assert len(long) == 1, f"carpool {name}: {option.opts} are words for one option"
+        assert long[0] not in SYNONYMS, f"carpool {name} {long[0]}"
+        assert option.is_flag or long[0] not in FLAGS, f"carpool {name} {long[0]}"
+        kind = "file" if isinstance(option.type, click.Path) else option.type.name
+        if long[0] in {"--rate", "--upstream"}:
+            kind = "text"  # several rates for `bench`, and Unix sockets for `up`
+        kinds.setdefault(long[0], {}).setdefault(kind, []).append(name)
+    assert not {word: found for word, found in kinds.items() if len(found) > 1}
+
+
+KEYS = re.compile(r"[a-z][A-Za-z0-9]*")
+
+
+def keys_of(kind, seen):
+    """Yield the keys that structs are written with, those inside them included."""
+    found = msgspec.inspect.type_info(kind)
+    for struct in walk(found):
+        if struct.cls not in seen:
+            seen.add(struct.cls)
+            yield from (field.encode_name for field in struct.fields)
+            for field in struct.fields:
+                for inner in walk(field.type):
+                    yield from keys_of(inner.cls, seen)
+
+
+def walk(kind):
+    """Yield the structs in a type."""
+    if isinstance(kind, msgspec.inspect.StructType):
+        yield kind
+    for name in ("types", "item_types"):
+        for inner in getattr(kind, name, ()):
+            yield from walk(inner)
+    for name in ("item_type", "value_type"):
+        if hasattr(kind, name):
+            yield from walk(getattr(kind, name))
+
+
+@pytest.mark.parametrize(
+    "kind", [Report, Counted, Explanation, Figures, Recommendation, WhatIf, Simulated, DeviceProfile]
+)
+def test_all_that_is_written_as_json_has_keys_in_camel_case(kind):
+    keys = list(keys_of(kind, set()))
+    assert len(keys) > 3
+    assert not [key for key in keys if not KEYS.fullmatch(key)]

@@ -76,3 +76,10 @@ def test_help_says_what_it_needs_and_does():
 
     for word in ("Lease", "/livez", "SIGTERM", "exit codes", "$POD_NAMESPACE"):
         assert word in text
+
+
+def test_it_says_its_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("carpool-operator 0.")

@@ -330,6 +330,24 @@ async def test_a_batch_that_was_never_answered_is_sent_again_where_the_policy_al
     assert len(world.model.received) == 2
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_a_call_that_dies_on_a_used_connection_is_sent_again_only_where_twice_does_no_harm(world, idempotent):
+    _, client = await world.start(policy={"idempotent": idempotent})
+    assert (await client.predict(b"1")).status == 200
+    echo, fates = world.model.behave, ["die"]
+
+    def once(exchange):
+        if fates:
+            fates.pop()
+            exchange.abort()
+        else:
+            echo(exchange)
+
+    world.model.behave = once
+    assert (await client.predict(b"2")).status == (200 if idempotent else 502)
+    assert len(world.model.received) == (3 if idempotent else 2)
+
+
 # -------------------------------------------------------------------------------------------------------- leaving
 
 
@@ -486,7 +504,7 @@ async def test_a_failure_of_the_sidecars_own_costs_the_culprit_alone(world, monk
     sidecar, client = await world.start()
     send = sidecar.backend.send
 
-    def broken(target, headers, body, receiver):
+    def broken(target, headers, body, receiver, *, idempotent):
         if b"13" in b"".join([body] if isinstance(body, bytes) else body):
             raise ZeroDivisionError
         return send(target, headers, body, receiver)

@@ -42,7 +42,7 @@ class Backend:
         self.clock = clock
         self.cancelled = 0
 
-    def send(self, target, headers, body, receiver):
+    def send(self, target, headers, body, receiver, *, idempotent=True):
         self.sent.append((self.clock(), b"".join([body] if isinstance(body, bytes) else body), receiver))
         return self
 

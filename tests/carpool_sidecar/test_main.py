@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,13 @@ async def launch(world):
         await process.communicate()
 
 
+def test_the_version_needs_no_configuration(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"carpool-sidecar {version('carpool-serving')}\n"
+
+
 def test_help_is_worth_reading(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
@@ -60,7 +68,8 @@ def test_help_is_worth_reading(capsys):
 
 
 def test_a_configuration_can_be_checked_without_running(world_config, config_file, capsys):
-    assert main(["--config", str(config_file(world_config)), "--check"]) == OK
+    assert main(["--config", str(path := config_file(world_config)), "--check"]) == OK
+    assert capsys.readouterr().out == f"{path}: OK\n"
     assert main(["--config", str(config_file('{"policy": 1}')), "--check"]) == WRONG_CONFIG
     assert "policy" in capsys.readouterr().err
     assert main(["--config", "/nonexistent.yaml", "--check"]) == CANNOT_START

@@ -38,6 +38,14 @@ def test_a_command_runs_inside_and_its_code_comes_out(cluster, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_load_in_the_background_ends_with_the_cluster(cluster, tmp_path):
+    with opened(cluster, tmp_path, "--no-chart", "sh", "-c", "cluster-load m 5 >&2 & sleep 3") as made:
+        _, errors = made.communicate(timeout=240)  # returns once nobody holds its output: the load, too
+
+    assert made.returncode == 0, errors
+    assert "Traceback" not in errors
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_ends_the_command_and_the_cluster(cluster, tmp_path, number):
     with opened(cluster, tmp_path, "--no-chart", "sh", "-c", "echo here; exec sleep 1000") as made:

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from pages import ROOT, WRITTEN, Shell, blocks, runnable
 
+import reference
 from carpool.policy.spec import BatchingPolicy
 from carpool_operator.api.spec import KIND, read_policy
 from carpool_sidecar.config.settings import SidecarConfig, parse
@@ -59,3 +60,15 @@ def test_configurations_are_accepted(block):
         whole |= plain
         whole["policy"] = {"slo": {"latency": {"p99": "50ms"}}} | plain.get("policy", {})
         parse(yaml.safe_dump(whole))
+
+
+@pytest.mark.parametrize("page", reference.SHOWN)
+def test_the_output_shown_is_what_the_command_prints(page):
+    text = (ROOT / page).read_text("utf-8")
+    assert reference.shown(text) == text, "run: make docs"
+
+
+def test_every_output_that_is_shown_is_compared():
+    assert {block.page.name for page in WRITTEN for block in blocks(page) if block.note == "its output"} == {
+        *reference.SHOWN
+    }

@@ -102,7 +102,7 @@ _OF_A_POLICY = (
 def cluster_reasons():
     """Reasons of conditions, decisions and events, and of changes that sidecars refuse, as the code writes them."""
     found = {*get_args(Refusal), *DEFECTS}
-    for path in (ROOT / "operator" / "carpool_operator").glob("*.py"):
+    for path in (ROOT / "operator" / "carpool_operator").rglob("*.py"):
         text = path.read_text("utf-8")
         for pattern in _OF_A_POLICY:
             found |= set(re.findall(pattern, text, re.MULTILINE))

@@ -111,3 +111,9 @@ def test_what_commands_print_is_brought_up_to_date():
     assert page.startswith(before)
     assert page.endswith(after)
     assert re.search(r"^no batching: batch 1, wait 0s, 1 in flight +\d", page, re.MULTILINE)
+
+
+def test_the_header_of_a_table_may_change():
+    profile = reference.ROOT / "benchmarks" / "profiles" / "synthetic-5-0.5.json"
+    page = PAGE.format(profile=profile).replace("no batching: as it was long ago", "p50 of long ago\nno batching: x")
+    assert re.search(r"^ +p50 +p99 +goodput", reference.shown(page), re.MULTILINE)

@@ -54,8 +54,8 @@ class Source(Protocol):
     def read(self, count: int) -> tuple[list[Item], list[BadRow]]:
         """Return the next rows, at most ``count``, and those among them that can't be read; none at the end."""
 
-    def encode(self, answers: Sequence[Row]) -> bytes:
-        """Return answers in the output's form."""
+    def encode(self, answers: Sequence[Row | BadRow | None]) -> bytes:
+        """Return answers in the output's form: one for each row read, a bad row in its place, ``None`` for a blank."""
 
     def close(self) -> None:
         """Let go of the file."""
@@ -97,11 +97,18 @@ class JsonLines:
                 bad.append(BadRow(self.number, str(error)))
         return items, bad
 
-    def encode(self, answers: Sequence[Row]) -> bytes:
-        """One answer a line: as it came, or the only output's value, or an object of all outputs."""
+    def encode(self, answers: Sequence[Row | BadRow | None]) -> bytes:
+        """One answer a line: as it came, or the only output's value, or an object of all outputs.
+
+        A bad row's line is ``null`` and a blank line stays one, so that line n answers line n of the input.
+        """
         lines = []
         for answer in answers:
-            if isinstance(answer, dict):
+            if answer is None:
+                lines.append(b"")
+            elif isinstance(answer, BadRow):
+                lines.append(b"null")
+            elif isinstance(answer, dict):
                 values = {name: value.tolist() for name, value in answer.items()}
                 lines.append(msgspec.json.encode(values if len(values) > 1 else next(iter(values.values()))))
             else:
@@ -155,12 +162,13 @@ class Npz:
             for row in range(first, self.position)
         ], []
 
-    def encode(self, answers: Sequence[Row]) -> bytes:
-        """Return an npz file of these rows behind its length."""
-        if not answers:
+    def encode(self, answers: Sequence[Row | BadRow | None]) -> bytes:
+        """Return an npz file of these rows behind its length; bad rows are left out."""
+        good = [answer for answer in answers if isinstance(answer, dict)]
+        if not good:
             return b""
         stream = io.BytesIO()
-        np.savez(stream, **_storable(_stacked(answers)))  # type: ignore[arg-type] # numpy's stub takes allow_pickle for one
+        np.savez(stream, **_storable(_stacked(good)))  # type: ignore[arg-type] # numpy's stub takes allow_pickle for one
         return stream.tell().to_bytes(8, "little") + stream.getvalue()
 
     def close(self) -> None:

@@ -108,6 +108,8 @@ class Job:
         self._sleep = sleep
         self.answered = journal.progress.answered
         self.skipped = journal.progress.skipped
+        self._written = source.number
+        """Number of the last row whose line is in the journal."""
 
     def go(self, tell: Callable[[int], None]) -> None:
         """Run to the end of the source; ``tell`` hears the position after each batch.
@@ -145,7 +147,12 @@ class Job:
         errors = b"".join(
             msgspec.json.encode({"line": number, "error": error}) + b"\n" for number, error in sorted(served.bad)
         )
-        self._journal.append(self._source.encode(served.answers), errors)
+        bad = {row.number: row for row in served.bad}
+        good = (item.number for item in served.items if item.number not in bad)
+        found = bad | dict(zip(good, served.answers, strict=True))
+        rows = range(self._written + 1, served.number + 1)
+        self._journal.append(self._source.encode([found.get(row) for row in rows]), errors)
+        self._written = served.number
         self.answered += len(served.answers)
         self.skipped += len(served.bad)
         if served.too_large:

@@ -35,7 +35,7 @@ Examples:
 @click.argument("output", metavar="OUTPUT", type=OUTPUT_FILE)
 @click.option("--onnx", type=INPUT_FILE, help="Run the model in this ONNX file.")
 @click.option("--upstream", type=ADDRESS, help="Ask this server.")
-@click.option("--model", default="standin", show_default=True, help="Model to ask, with --upstream.")
+@click.option("--model", default="standin", show_default=True, help="Name of the model, with --upstream.")
 @click.option(
     "--protocol",
     type=click.Choice(servers.PROTOCOLS),
@@ -94,8 +94,9 @@ def command(
     """Run every row of INPUT through a model and write the answers, in order, to OUTPUT.
 
     INPUT and OUTPUT are JSON lines (.jsonl: one V1 instance a line; several inputs as an object by name) or .npz
-    (arrays by input name, dim 0 the rows). A row that the model refuses is skipped and told in OUTPUT.errors.jsonl,
-    with its line (npz: row, from 0) and the error. Killed at any point, the same command goes on where it was.
+    (arrays by input name, dim 0 the rows). Line n of OUTPUT answers line n of INPUT. A row that the model refuses is
+    null there (npz: left out), and OUTPUT.errors.jsonl has its line (npz: row, from 0) and the error. Killed at any
+    point, the same command goes on where it was.
 
     Exits 0 when every row was answered, 3 when bad rows were skipped, 1 when it could not go on, 2 for wrong options.
     """

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import platform
 import random
+import signal
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -18,7 +20,7 @@ from carpool.policy.durations import format_seconds
 from carpool_cli.load import servers
 from carpool_cli.load.loadgen import MISMATCH, LoadGenerator, Recording, due_times
 from carpool_cli.load.report import Report, summarize
-from carpool_cli.load.servers import InputSpec, Protocol, Request
+from carpool_cli.load.servers import Goal, InputSpec, Protocol, Request
 from carpool_cli.load.tensors import Malformed
 from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
 from carpool_cli.planning import assumptions
@@ -29,7 +31,12 @@ if TYPE_CHECKING:
     from carpool_cli.load.report import Percentiles
     from carpool_sidecar.http1.messages import Headers
 
+JSON = (b"content-type", b"application/json")
+
 MOST_REQUESTS = 5_000_000
+STOPPED = 130
+"""Exit code after Ctrl-C: 128 and the signal's number."""
+
 BODIES = 64
 """Different bodies made up and sent in turn: enough that a mixed-up answer shows."""
 
@@ -59,23 +66,21 @@ def _headers(_: click.Context, parameter: click.Parameter, values: tuple[str, ..
 @click.command(
     epilog="""\b
 Examples:
-  carpool bench http://127.0.0.1:9000 --rate 200 --for 20s --slo 50ms
-  carpool bench :9000 --model bert --protocol v2-binary --rate 100,400,100 --for 30s --json out.json
+  carpool bench http://127.0.0.1:9000 --rate 200 --for 20s --slo-p99 50ms
+  carpool bench :9000 --model bert --protocol v2-binary --rate 100,400,100 --for 30s --out report.json
+  carpool bench http://127.0.0.1:9000/v2/models/bert/infer --rate 100
+  carpool bench http://127.0.0.1:9000/embed --body request.json --rate 100
   carpool bench http://127.0.0.1:9000 --trace arrivals.txt --rate 300 --body request.json
 """
 )
 @click.argument("server", type=ADDRESS)
-@click.option("--model", default="standin", show_default=True, help="Model to ask.")
-@click.option(
-    "--protocol", type=click.Choice(servers.PROTOCOLS), default="v1", show_default=True, help="Form of the bodies."
-)
+@click.option("--model", help="Name of the model.  [default: standin]")
+@click.option("--protocol", type=click.Choice(servers.PROTOCOLS), help="Form of the bodies.  [default: v1]")
 @click.option(
     "--rate", "rates", callback=_rates, help="Requests per second; several share the time: 100,400,100.  [default: 100]"
 )
 @click.option(
     "--cv",
-    "--gamma-cv",
-    "cv",
     type=click.FloatRange(0, 20),
     default=1.0,
     show_default=True,
@@ -91,9 +96,7 @@ Examples:
     "--requests", type=click.IntRange(1, MOST_REQUESTS), help="Measure this many instead of a time; one --rate."
 )
 @click.option("--warm-up", type=DURATION, default=2.0, help="Load before it that does not count.  [default: 2s]")
-@click.option(
-    "--slo", "--slo-p99", "slo", type=DURATION, default=0.05, help="Latency within which it is good.  [default: 50ms]"
-)
+@click.option("--slo-p99", "slo", type=DURATION, default=0.05, help="Latency within which it is good.  [default: 50ms]")
 @click.option(
     "--timeout", type=DURATION, default=10.0, help="Silence after which a request has failed.  [default: 10s]"
 )
@@ -116,12 +119,13 @@ Examples:
 )
 @click.option("--verify", is_flag=True, help="The server is an echo: check every answer, count others as mismatch.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrivals and made-up bodies.")
-@click.option("--json", "out", type=OUTPUT_FILE, help="Write the whole report to this file.")
+@click.option("--out", type=OUTPUT_FILE, help="Write the whole report (JSON) to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(
     *,
     server: Address,
-    model: str,
-    protocol: Protocol,
+    model: str | None,
+    protocol: Protocol | None,
     rates: tuple[float, ...] | None,
     cv: float,
     trace: Path | None,
@@ -140,14 +144,18 @@ def command(
     verify: bool,
     seed: int,
     out: Path | None,
+    as_json: bool,
 ) -> None:
     """Send open-loop load to SERVER and report latency, goodput and errors.
 
+    SERVER is a URL. Without a path, requests go to the model's path of --protocol. With one, they go to that path as it
+    is; a path that is neither V1's nor V2's needs --body. With a path and --model, the path stands before the model's.
+
     Requests leave when they are due, whether or not earlier ones were answered; latency counts from then, so it is
     never too short, and up to 1 ms too long (timers). Says when this host paused, and when the generator was the
-    bottleneck rather than the server.
+    bottleneck rather than the server. Ctrl-C ends the load; what was measured until then is reported.
 
-    Exits 0 when something was answered well, 1 when nothing was or --verify found a wrong answer.
+    Exits 0 when something was answered well, 1 when nothing was or --verify found a wrong answer, 130 after Ctrl-C.
     """
     if requests is not None and (seconds is not None or trace is not None or (rates and len(rates) > 1)):
         raise click.UsageError("--requests goes with a single --rate, without --for and --trace")
@@ -174,17 +182,44 @@ def command(
     if not due or due[-1] < warm_up:
         raise click.ClickException(f"no request is due in {format_seconds(seconds)}: raise --rate or --for")
     # 2. What
-    prepared = _prepared(server, model, protocol, bodies, rows, shape, datatype, input_name, timeout, rng)
+    goal = servers.goal(server, model, protocol)
+    if not goal.known and (verify or not bodies):
+        raise click.UsageError(
+            f"{server} is no path of V1 or V2: "
+            + ("leave --verify out" if bodies else "give the body to send with --body FILE, or the model with --model")
+        )
+    servers.check_reachable(server, timeout)
+    prepared = _prepared(goal, bodies, rows, shape, datatype, input_name, timeout, rng)
     # 3. Go
     if sys.stderr.isatty():
         click.echo(f"sending {len(due)} requests in {format_seconds(warm_up + seconds)} ...", err=True)
-    recording = _run(server, model, protocol, prepared, due, timeout, connections, headers, verify)
+    recording = _run(goal, prepared, due, timeout, connections, headers, verify)
+    if recording.stopped_at is not None:
+        seconds = min(seconds, recording.stopped_at - warm_up)
+        if not recording.due or recording.due[-1] < warm_up:
+            raise Stopped("stopped before a measured request was answered: let it run longer, or lower --warm-up")
     report = summarize(recording, slo=slo, warm_up=warm_up, seconds=seconds, connections=connections)
     if out is not None:
-        out.write_bytes(_document(report, server, slo))
-    _show(report, slo)
+        out.write_bytes(_document(report, goal, slo))
+    if recording.stopped_at is not None:
+        span = format_seconds(round(max(seconds, 0.001), 3))
+        click.echo(f"stopped after {span}; requests without an answer yet, left out: {recording.left_out}", err=as_json)
+    if as_json:
+        click.echo(_document(report, goal, slo), nl=False)
+    else:
+        _show(report, slo, goal.url)
+        if not goal.known:
+            click.echo(f"POST {goal.target} is not a path of V1 or V2: Carpool forwards it and does not batch it")
+    if recording.stopped_at is not None:
+        sys.exit(STOPPED)
     if not report.ok or MISMATCH in report.errors:
         sys.exit(1)
+
+
+class Stopped(click.ClickException):
+    """Ctrl-C came before there was anything to report."""
+
+    exit_code = STOPPED
 
 
 def _some(rate: float, cv: float, warm_up: float, count: int, rng: random.Random) -> list[float]:
@@ -197,9 +232,7 @@ def _some(rate: float, cv: float, warm_up: float, count: int, rng: random.Random
 
 
 def _prepared(
-    server: Address,
-    model: str,
-    protocol: Protocol,
+    goal: Goal,
     bodies: tuple[Path, ...],
     rows: int,
     shape: tuple[int, ...] | None,
@@ -213,25 +246,25 @@ def _prepared(
         found = []
         for path in bodies:
             try:
-                found.append(servers.request_from(protocol, path.read_bytes()))
+                body = path.read_bytes()
+                found.append(servers.request_from(goal.protocol, body) if goal.known else Request(body, [JSON]))
             except OSError as error:
                 raise click.ClickException(f"{path}: {error.strerror}") from None
             except Malformed as error:
-                raise click.ClickException(f"{path} is no body for --protocol {protocol}: {error}") from None
+                raise click.ClickException(f"{path} is no body for --protocol {goal.protocol}: {error}") from None
         return found
-    if shape is None and protocol != "v1":
-        inputs = servers.inputs_of(server, model, timeout)
+    if shape is None and goal.protocol != "v1":
+        inputs = servers.inputs_of(goal.server, goal.model, timeout)
     else:
         inputs = [InputSpec(input_name, datatype, (servers.GUESSED_DIM,) if shape is None else shape)]
     return [
-        servers.request_of(protocol, [servers.random_tensor(spec, rows, rng) for spec in inputs]) for _ in range(BODIES)
+        servers.request_of(goal.protocol, [servers.random_tensor(spec, rows, rng) for spec in inputs])
+        for _ in range(BODIES)
     ]
 
 
 def _run(
-    server: Address,
-    model: str,
-    protocol: Protocol,
+    goal: Goal,
     prepared: list[Request],
     due: list[float],
     timeout: float,
@@ -244,33 +277,37 @@ def _run(
     from carpool_sidecar.http1.client import Pool  # noqa: PLC0415 - likewise
 
     async def run() -> Recording:
-        pool = Pool(server.host, server.port, max_connections=connections)
-        target = servers.target(server, protocol, model)
+        pool = Pool(goal.server.host, goal.server.port, max_connections=connections)
         generator = LoadGenerator(
-            pool, target, prepared, due, protocol=protocol, timeout=timeout, headers=headers, verify=verify
+            pool, goal.target, prepared, due, protocol=goal.protocol, timeout=timeout, headers=headers, verify=verify
         )
-        recording = await generator.run()
-        await pool.close()
-        return recording
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, generator.stop)
+        try:
+            return await generator.run()
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            await pool.close()
 
     return uvloop.run(run())
 
 
-def _document(report: Report, server: Address, slo: float) -> bytes:
+def _document(report: Report, goal: Goal, slo: float) -> bytes:
     """Return the report as JSON, with what it takes to repeat it."""
     context: dict[str, Any] = {
         "command": sys.argv,
-        "server": str(server),
+        "server": str(goal.server),
+        "url": goal.url,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": platform.platform(),
         "python": platform.python_version(),
         "carpool": version("carpool-serving"),
-        "slo": slo,
+        "sloSeconds": slo,
     }
     return msgspec.json.format(msgspec.json.encode({**context, **msgspec.to_builtins(report)}), indent=1) + b"\n"
 
 
-def _show(report: Report, slo: float) -> None:
+def _show(report: Report, slo: float, url: str) -> None:
     click.echo(
         f"{report.requests} requests in {format_seconds(report.seconds)}: intended {report.intended_rate:.1f}/s, "
         f"achieved {report.achieved_rate:.1f}/s"
@@ -287,8 +324,8 @@ def _show(report: Report, slo: float) -> None:
         )
         _show_latency("without them", report.steady)
     for name, count in report.errors.items():
-        said = f", the first: {report.complaints[name]}" if name in report.complaints else ""
-        click.echo(f"{'status ' + name if name.isdigit() else name}: {count}{said}")
+        said = f"; the first: {report.complaints[name]}" if name in report.complaints else ""
+        click.echo(f"{'status ' + name if name.isdigit() else name}: {count} from POST {url}{said}")
     for limit in report.generator_limits:
         click.echo(f"THE GENERATOR WAS A BOTTLENECK: {limit}")
 

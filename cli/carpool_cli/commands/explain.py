@@ -8,17 +8,24 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
+from msgspec import Struct
 
-from carpool_cli.live.admin_client import AdminError, client_of
-from carpool_cli.live.figures import Figures, duration, figures_of, number
+from carpool.exchange.decision import Reason
+from carpool.exchange.report import NOT_FOUND, OTHER
+from carpool.policy.durations import format_seconds
+from carpool_cli.live.admin_client import AdminError, Predicted, client_of
+from carpool_cli.live.figures import Figures, duration, figures_of, number, passed_on
 from carpool_cli.options import ADDRESS, DURATION, Address, opening
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
     from carpool.exchange.report import Report, RolledBack
-    from carpool_cli.live.admin_client import AdminClient, Explained, Explanation
+    from carpool_cli.live.admin_client import AdminClient, Explained, Explanation, LastBusy
+
+RARE = 0.01
+"""Share of misses up to which a forecast meets a p99. Its own p99 is of the requests that are answered."""
 
 POLL = 1.0
 """Seconds between two questions of --follow: the tuner decides once a second."""
@@ -49,7 +56,8 @@ def command(
     """Say what the sidecar whose admin port is at ADMIN (http://127.0.0.1:9090 by default) decided, when and why.
 
     Each decision comes with what it predicted; where the tuner would be if it could go at once, and what keeps it. At
-    the end, what the last decision predicted stands beside what is observed.
+    the end, what the last decision predicted stands beside what is observed; of a model without requests now, beside
+    its last busy minute.
     """
     client = client_of(admin, key_file, workload)
     try:
@@ -67,21 +75,27 @@ def command(
     observed = observe(before, after)
     shown = explanation.decisions[-last:]
     if as_json:
-        document = {"tuned": explanation.tuned, "decisions": shown, "observed": observed}
+        document = {
+            "tuned": explanation.tuned,
+            "decisions": shown,
+            "observed": observed,
+            "forwarded": passed_on(before, after, over or after.uptime_seconds),
+            "lastBusy": {name: minute_of(each) for name, each in explanation.last_busy.items()},
+        }
         click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
         return
+    for line in [*not_merged(after), *posted(after)]:
+        click.echo(line)
     if not explanation.tuned:
         click.echo("nothing is tuned here: parameters are fixed, or the mode is Hold")
     for gone in after.rolled_back:
         click.echo(taken_back(gone))
-    for line in not_merged(after):
-        click.echo(line)
     if not shown:
         click.echo("no decision yet: the tuner has not seen a request")
     for each in shown:
-        click.echo(text_of(each))
+        click.echo(text_of(each, after.slo_seconds, not_batched(after)))
     click.echo()
-    for line in compared(explanation, observed):
+    for line in compared(explanation, observed, time.time()):
         click.echo(line)
 
 
@@ -103,41 +117,114 @@ def taken_back(rolled_back: RolledBack) -> str:
 
 
 def not_merged(report: Report) -> list[str]:
-    """Return a line for each model whose batches were not verified, or were seen to give other answers."""
-    return [
-        f"{entry.name or 'model'}{f' version {entry.version}' if entry.version else ''}  "
-        f"batches {entry.verified}: {entry.evidence}"
-        for entry in report.models
-        if entry.verified in {"unverified", "refuted", "contradicted"}
-    ]
+    """Return a line for each model that can't be batched, is not verified yet, or was seen to give other answers."""
+    lines = []
+    for entry in report.models:
+        name = f"{entry.name or 'model'}{f' version {entry.version}' if entry.version else ''}"
+        fix = f"carpool up --axis {entry.name}=First"
+        if entry.verified in {"unverified", "refuted", "contradicted"}:
+            lines.append(f"{name}  batches {entry.verified}: {entry.evidence}")
+            if entry.verified == "unverified":
+                lines[-1] += f"; to batch without that, if dim 0 of every tensor is the batch: {fix}"
+        elif not entry.merges:
+            lines.append(f"{name}  is not batched: {entry.axis}")
+            if "axis: First" in entry.axis:
+                lines[-1] += f", or start it with: {fix}"
+    return lines
 
 
-def text_of(each: Explained) -> str:
-    """Return a decision as lines for people."""
+def not_batched(report: Report) -> set[str]:
+    """Return the models of which no request is batched, whatever the tuner does."""
+    merged = {entry.lane for entry in report.models if entry.merges}
+    return {entry.lane for entry in report.models} - merged
+
+
+def message_of(each: Explained, unbatched: Collection[str]) -> str:
+    """Return what a decision says; that of a model which is not batched at all has nothing to do with the gain."""
+    if each.model in unbatched and each.decision.reason in {Reason.PASSES_THROUGH, Reason.NO_COMPANY}:
+        return "its requests are not batched: see the line on this model"
+    return each.decision.message
+
+
+def posted(report: Report) -> list[str]:
+    """Return a line for each path that requests were posted to and passed on, since the start."""
+    lines = []
+    for each in passed_on(None, report, report.uptime_seconds):
+        count = f"{number(each.requests)} request{'' if each.requests == 1 else 's'}"
+        if each.name == f"POST {NOT_FOUND}":
+            lines.append(f"{count} to paths that the server does not have (404 or 405): not batched; check the path")
+        elif each.name.startswith("POST ") or each.name == OTHER:
+            lines.append(
+                f"{each.name}: {count}, p99 {duration(each.p99)}, {each.good_share:.2%} good within the SLO; "
+                "not batched: not a path of V1 or V2 (docs/protocols.md)"
+            )
+    return lines
+
+
+def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str:
+    """Return a decision as lines for people.
+
+    ``slo``: seconds that the p99 is to keep. ``unbatched``: models of which no request is batched.
+    """
     decision = each.decision
     when = datetime.fromtimestamp(each.at, UTC).astimezone().strftime("%H:%M:%S")
     again = f" ({each.times} times in a row)" if each.times > 1 else ""
     verb = "changed" if decision.change else "kept"
-    lines = [f"{when}  {each.model or 'model'}  {verb}, {decision.reason}{again}: {decision.message}"]
+    lines = [f"{when}  {each.model or 'model'}  {verb}, {decision.reason}{again}: {message_of(each, unbatched)}"]
     if decision.predicted is not None:
         predicted = decision.predicted
         lines.append(
             f"          at {number(decision.rate)}/s: p99 {duration(predicted.p99)}, {duration(predicted.p99_ahead)} "
-            f"at 1.25x; {duration(predicted.device_time)} of device a request, {predicted.mean_batch:.3g} rows a batch"
+            f"at 1.25x, {predicted.miss_fraction:.2%} late or refused; {duration(predicted.device_time)} of device a "
+            f"request, {predicted.mean_batch:.3g} rows a batch"
         )
     if decision.capped_by and decision.uncapped is not None:
         lines.append(f"          would be {decision.uncapped.describe()}; kept from it by: {decision.capped_by}")
     if decision.shed_slo:
-        lines.append("          nothing holds the SLO: who would be late is refused")
+        # Refusing outlasts its cause: a queue of late requests would make those behind it late as well.
+        forecast = decision.predicted
+        good = (
+            forecast is not None and forecast.p99 is not None and forecast.p99 <= slo and forecast.miss_fraction <= RARE
+        )
+        why = "it was missed or the queue too long moments ago, or the policy's shedAt is SLO"
+        lines.append(
+            f"          requests late for the SLO are refused early: {why if good else 'the forecast misses it'}"
+        )
     return "\n".join(lines)
 
 
-def compared(explanation: Explanation, observed: dict[str, Figures]) -> Iterable[str]:
-    """Set the last prediction for each model beside what is observed."""
+class Minute(Struct, frozen=True):
+    """A model's last minute with requests. ``at``: when it ended, seconds since the epoch."""
+
+    at: float
+    observed: Figures
+    predicted: Predicted | None
+
+
+def minute_of(busy: LastBusy) -> Minute:
+    """Return the figures of a last busy minute."""
+    return Minute(busy.at, figures_of([busy.stats], busy.seconds), busy.predicted)
+
+
+def compared(explanation: Explanation, observed: dict[str, Figures], now: float) -> Iterable[str]:
+    """Set the last prediction for each model beside what is observed, or was in its last busy minute.
+
+    ``now`` in seconds since the epoch.
+    """
+    rows: list[tuple[str, Figures, Predicted | None]] = []
     for name, found in observed.items():
         last = next((each for each in reversed(explanation.decisions) if each.model == name), None)
         predicted = last.decision.predicted if last is not None else None
-        yield f"{name or 'model'}, observed over {duration(found.seconds)} (predicted):"
+        rows.append((f"{name or 'model'}, observed over {duration(found.seconds)} (predicted):", found, predicted))
+    for name, each in explanation.last_busy.items():
+        if name not in observed:
+            minute = minute_of(each)
+            ago = format_seconds(max(round(now - minute.at), 0))
+            over = duration(minute.observed.seconds)
+            title = f"{name or 'model'}, no request for {ago}; its last busy minute, observed over {over} (predicted):"
+            rows.append((title, minute.observed, minute.predicted))
+    for title, found, predicted in rows:
+        yield title
         is_so = _lines(found.p50, found.p99, found.goodput, found.miss_share, found.mean_batch)
         if predicted is None:
             was_said = ["nothing"] * len(is_so)
@@ -147,8 +234,8 @@ def compared(explanation: Explanation, observed: dict[str, Figures]) -> Iterable
             )
         for label, left, right in zip(COMPARED, is_so, was_said, strict=True):
             yield f"  {label:13} {left:>9}  ({right})"
-    if not observed:
-        yield "no request came meanwhile: --over 0s compares with all since the start"
+    if not rows:
+        yield "no request has come yet"
 
 
 COMPARED = ("p50", "p99", "goodput", "misses", "rows a batch")
@@ -190,6 +277,8 @@ def news(explanation: Explanation, told: dict[str, Explained]) -> list[Explained
 def _follow(client: AdminClient, as_json: bool) -> None:
     told: dict[str, Explained] = {}
     while True:
+        report = client.report()
         for each in news(client.explanation(), told):
-            click.echo(msgspec.json.encode(each, enc_hook=str).decode() if as_json else text_of(each))
+            said = text_of(each, report.slo_seconds, not_batched(report))
+            click.echo(msgspec.json.encode(each, enc_hook=str).decode() if as_json else said)
         time.sleep(POLL)

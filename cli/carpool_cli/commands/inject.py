@@ -51,6 +51,13 @@ class Wrong(click.ClickException):
     exit_code = 2
 
 
+class NotManifests(Exception):  # noqa: N818 - what the input is
+    """The input is no YAML, or YAML of something else; one line with the place."""
+
+
+MANIFESTS = "give Kubernetes manifests, YAML or JSON"
+
+
 @click.command(
     epilog="""\b
 Examples:
@@ -101,7 +108,10 @@ def command(
     )
     text = _read(source)
     outcomes: list[Outcome] = []
-    printed = "".join(_documents(text, settings, namespace, outcomes))
+    try:
+        printed = "".join(_documents(text, settings, namespace, outcomes))
+    except NotManifests as error:
+        raise Wrong(f"{'standard input' if source == '-' else source}: {error}: {MANIFESTS}") from None
     click.echo(printed, nl=False)
     for outcome in outcomes:
         if outcome.why is not None:
@@ -150,6 +160,8 @@ def _documents(text: str, settings: Settings, namespace: str | None, outcomes: l
         except ValueError:
             pass  # YAML has braces, too
         else:
+            if "kind" not in old:
+                raise NotManifests("what begins in line 1 is not a manifest, which is a mapping with a kind")
             new = _injected(old, settings, namespace, outcomes)
             yield text if new == old else json.dumps(new, indent=4, ensure_ascii=False) + "\n"
             return
@@ -161,12 +173,22 @@ def _documents(text: str, settings: Settings, namespace: str | None, outcomes: l
         except (yaml.YAMLError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
             line = text.count("\n", 0, position) + (1 if mark is None else mark.line + 1)
-            raise Wrong(f"line {line}: {getattr(error, 'problem', None) or 'no YAML'}") from None
+            raise NotManifests(f"line {line} is not YAML, {_problem(error)}") from None
+        if old is not None and not (isinstance(old, dict) and "kind" in old):
+            line = text.count("\n", 0, position) + 1
+            raise NotManifests(f"what begins in line {line} is not a manifest, which is a mapping with a kind")
         new = _injected(old, settings, namespace, outcomes)
         yield document if new == old else edited(document, new)
         if separator is not None:
             yield separator[0]
             position = separator.end()
+
+
+def _problem(error: Exception) -> str:
+    """Return what is the matter with YAML."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return "it has characters that no text has"
+    return getattr(error, "problem", None) or "it is nested too deeply"
 
 
 def _injected(thing: Any, settings: Settings, namespace: str | None, outcomes: list[Outcome]) -> Any:  # noqa: ANN401 - any YAML

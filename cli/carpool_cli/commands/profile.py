@@ -33,14 +33,14 @@ VERIFIED_ROWS = 8
 @click.command(
     epilog="""\b
 Examples:
-  carpool profile model.onnx --slo-p99 50ms --plot t.png
-  carpool profile model.onnx --inputs samples.npz --max-batch 128 --out profile.json --verify
+  carpool profile --onnx model.onnx --slo-p99 50ms --plot t.png
+  carpool profile --onnx model.onnx --inputs samples.npz --max-batch 128 --out profile.json --verify
   carpool profile --upstream http://127.0.0.1:9000 --model bert --protocol v2-binary --concurrency 4
 """
 )
-@click.argument("onnx", type=INPUT_FILE, required=False)
+@click.option("--onnx", type=INPUT_FILE, help="Measure the model in this ONNX file.")
 @click.option("--upstream", type=ADDRESS, help="Measure this server instead of an ONNX file.")
-@click.option("--model", default="standin", show_default=True, help="Model to ask, with --upstream.")
+@click.option("--model", default="standin", show_default=True, help="Name of the model, with --upstream.")
 @click.option(
     "--protocol",
     type=click.Choice(servers.PROTOCOLS),
@@ -119,7 +119,7 @@ def command(
     from carpool_cli.profiling import arrays, targets  # noqa: PLC0415 - numpy is not for --help
 
     if (onnx is None) == (upstream is None):
-        raise click.UsageError("name an ONNX file or --upstream URL, one of the two")
+        raise click.UsageError("name --onnx FILE or --upstream URL, one of the two")
     given = arrays.load_npz(inputs_path) if inputs_path is not None else None
     target: Target
     if onnx is not None:

@@ -13,8 +13,9 @@ import yaml
 from carpool.policy.durations import format_seconds
 from carpool.policy.plain import to_plain
 from carpool.tuning.assessment import Situation
+from carpool.tuning.objective import Aim
 from carpool_cli.live.figures import number
-from carpool_cli.options import DURATION
+from carpool_cli.options import DURATION, objective_options
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.recommending import recommend
 from carpool_cli.profiling import device_profile
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     epilog="""\b
 Examples:
   carpool recommend --profile benchmarks/profiles/bert-large-128-a100.json --slo-p99 50ms --rate 800
-  carpool recommend --profile p.json --slo-p99 20ms --rate 300 --cv 2 --largest-batch 32 --json
+  carpool recommend --profile p.json --slo-p99 20ms --rate 300 --cv 2 --max-batch 32 --json
   carpool recommend --profile p.json --slo-p99 50ms --trace azure --rate 300
 """
 )
@@ -40,11 +41,10 @@ Examples:
     help="Profile of the device (JSON), of `carpool profile`.",
 )
 @click.option("--slo-p99", "slo", type=DURATION, required=True, help="Latency that 99 % must keep, e.g. 50ms.")
+@objective_options
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second; rescales a --trace.")
 @click.option(
     "--cv",
-    "--gamma-cv",
-    "cv",
     type=click.FloatRange(0.05, 20),
     default=1.0,
     show_default=True,
@@ -53,32 +53,32 @@ Examples:
 @click.option("--trace", type=click.Path(path_type=Path), help="Take rate and burstiness from arrivals, or `azure`.")
 @click.option("--rows", type=click.IntRange(1, 65536), default=1, show_default=True, help="Rows of a usual request.")
 @click.option("--executors", type=click.IntRange(1, 256), help="Batches computed at once.  [default: the profile's]")
-@click.option(
-    "--largest-batch", type=click.IntRange(1, 65536), help="Rows at most.  [default: 64, and what memory holds]"
-)
-@click.option("--longest-wait", type=DURATION, help="Wait at most.  [default: half the SLO]")
-@click.option("--most-in-flight", type=click.IntRange(1, 1024), help="Batches sent at once at most.  [default: 8]")
+@click.option("--max-batch", type=click.IntRange(1, 65536), help="Rows at most.  [default: 64, and what memory holds]")
+@click.option("--max-wait", type=DURATION, help="Wait at most.  [default: half the SLO]")
+@click.option("--max-in-flight", type=click.IntRange(1, 1024), help="Batches sent at once at most.  [default: 8]")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(
     *,
     path: Path,
     slo: float,
+    objective: str | None,
+    target_utilization: int | None,
     rate: float | None,
     cv: float,
     trace: Path | None,
     rows: int,
     executors: int | None,
-    largest_batch: int | None,
-    longest_wait: float | None,
-    most_in_flight: int | None,
+    max_batch: int | None,
+    max_wait: float | None,
+    max_in_flight: int | None,
     as_json: bool,
 ) -> None:
-    """Choose the parameters with the least device time among those that hold the SLO, now and at 1.25x the load.
+    """Choose parameters among those that hold the SLO, now and at 1.25x the load, by an objective.
 
     Says why, what it saves, up to which load it holds, what bounds it, and prints the configuration to paste. It is
     where the tuner would settle by itself.
 
-    Exits 1 when no configuration holds the SLO at this load.
+    Exits 1 when no configuration meets the SLO at this load with the safety margin: half of the misses it allows.
     """
     profile = device_profile.load(path)
     if executors is not None:
@@ -90,12 +90,14 @@ def command(
         raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
     else:
         process = assumptions.process_of(rate, cv)
-    bounds = [bound for bound in (largest_batch, profile.largest_safe) if bound is not None]
+    bounds = [bound for bound in (max_batch, profile.largest_safe) if bound is not None]
     policy = assumptions.slo_policy(
         slo,
         largest_batch=min(bounds, default=rows if rows > 64 else None),
-        longest_wait=longest_wait,
-        most_in_flight=most_in_flight or (profile.executors if profile.executors > 8 else None),
+        longest_wait=max_wait,
+        most_in_flight=max_in_flight or (profile.executors if profile.executors > 8 else None),
+        objective=objective,
+        target_utilization=target_utilization,
     )
     situation = Situation(
         process=process,
@@ -105,7 +107,7 @@ def command(
         limits=policy.limits(),
         rows=rows,
     )
-    found = recommend(situation, profile.largest_safe)
+    found = recommend(situation, profile.largest_safe, aim=Aim.of(policy))
     pasted = _configuration(policy, found)
     if as_json:
         document = {
@@ -129,6 +131,8 @@ def _configuration(policy: BatchingPolicy, found: Recommendation) -> dict[str, o
     return {
         "policy": {
             "slo": to_plain(policy.slo),
+            "objective": policy.objective.value,
+            "targetUtilizationPercent": policy.target_utilization_percent,
             **({"bounds": bounds} if bounds else {}),
             "baseline": to_plain(found.parameters),
         }
@@ -149,8 +153,11 @@ def _show(found: Recommendation, pasted: dict[str, object]) -> None:
             format_seconds(found.zero_wait_device_time),
             format_seconds(found.alone_device_time),
         ),
+        ("device busy", f"{found.utilization:.0%}", f"{found.zero_wait_utilization:.0%}", ""),
+        ("p50", format_seconds(found.p50), format_seconds(found.zero_wait_p50), ""),
+        ("p99", format_seconds(found.p99), format_seconds(found.zero_wait_p99), ""),
         (
-            "holds the SLO",
+            "meets the SLO, with margin",
             _yes(found.holds),
             _yes(found.zero_wait_holds),
             _yes(found.alone_holds),
@@ -169,9 +176,7 @@ def _show(found: Recommendation, pasted: dict[str, object]) -> None:
         f"{found.mean_batch:.3g} rows a batch, device {found.utilization:.0%} busy"
     )
     click.echo(f"highest load that any configuration holds: {number(found.highest_load)} requests/s")
-    click.echo(
-        "\n# sidecar.yaml, for `carpool up --config sidecar.yaml --upstream http://127.0.0.1:9000` (or --model)."
-    )
+    click.echo("\n# sidecar.yaml, for `carpool up --config sidecar.yaml --upstream http://127.0.0.1:9000` (or --onnx).")
     click.echo("# the tuner goes on from this baseline; `tuning: {mode: Hold}` beside it freezes it")
     click.echo(yaml.safe_dump(pasted, sort_keys=False).rstrip())
 

@@ -12,9 +12,9 @@ from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import ShedAt
 from carpool.tuning.assessment import Assessor, Situation
-from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, Address, opening
+from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, Address, objective_options, opening
 from carpool_cli.planning import assumptions
-from carpool_cli.planning.recommending import best_of
+from carpool_cli.planning.recommending import best_for
 from carpool_cli.planning.replaying import How
 from carpool_cli.planning.simulating import TYPICAL, Twin, distinct, show
 from carpool_cli.profiling import device_profile
@@ -56,7 +56,7 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
     type=ADDRESS,
     help="Take load, device, policy and present parameters from the sidecar with this admin port instead.",
 )
-@click.option("--model", help="Of the running sidecar, where it serves several.")
+@click.option("--model", help="Name of the model, where the running sidecar serves several.")
 @click.option("--slo-p99", "slo", type=DURATION, help="Latency that 99 % must keep, e.g. 50ms.")
 @click.option(
     "--config",
@@ -66,8 +66,6 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second; rescales a --trace.")
 @click.option(
     "--cv",
-    "--gamma-cv",
-    "cv",
     type=click.FloatRange(0.05, 20),
     default=1.0,
     show_default=True,
@@ -101,6 +99,7 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
 )
 @click.option("--tune", is_flag=True, help="Put the tuner in the loop; it starts from the three above.")
 @click.option("--compare", is_flag=True, help="Set side by side: no batching, zero-wait, by hand, the best, the tuner.")
+@objective_options
 @click.option(
     "--shed-at",
     type=click.Choice([each.value for each in ShedAt], case_sensitive=False),
@@ -138,6 +137,8 @@ def command(
     how: str | None,
     tune: bool,
     compare: bool,
+    objective: str | None,
+    target_utilization: int | None,
     shed_at: str,
     timeout: float,
     seconds: float,
@@ -198,6 +199,8 @@ def command(
             largest_batch=profile.largest_safe or max(64, asked.max_batch),
             timeout=timeout,
             shed_at=ShedAt(shed_at),
+            objective=objective,
+            target_utilization=target_utilization,
         )
     if asked.max_batch > 2 * profile.rows[-1] and not as_json:
         click.echo(f"{path} ends at {profile.rows[-1]} rows: what lies beyond follows its last slope", err=True)
@@ -220,7 +223,7 @@ def command(
                 ("zero wait", Parameters(max_batch=policy.limits().max_batch, max_in_flight=profile.executors)),
                 ("by hand", TYPICAL),
                 ("as given", asked),
-                ("best fixed", best_of(Assessor(situation)).parameters),
+                ("best fixed", best_for(policy, Assessor(situation)).parameters),
             ]
         )
         found = [twin.fixed(name, parameters) for name, parameters in named]

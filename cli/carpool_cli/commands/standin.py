@@ -81,7 +81,7 @@ Examples:
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=9000, show_default=True, help="Port to listen on; 0: any free one."
 )
-@click.option("--model", default="standin", show_default=True, help="Name of the model served.")
+@click.option("--model", default="standin", show_default=True, help="Name of the model.")
 @click.option(
     "--executors", type=click.IntRange(1, 256), help="Batches served at once.  [default: as the profile says]"
 )

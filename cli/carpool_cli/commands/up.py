@@ -23,7 +23,7 @@ from carpool_cli.commands.top import watch
 from carpool_cli.live.admin_client import AdminClient, AdminError, key_of
 from carpool_cli.live.first_call import curl_line
 from carpool_cli.live.launch import Child, LaunchError, event_of, explained, readable
-from carpool_cli.options import DURATION, Address
+from carpool_cli.options import DURATION, Address, objective_options
 from carpool_sidecar.admin.health import UNASKED
 from carpool_sidecar.config.settings import SidecarConfig, address_of, read
 
@@ -73,7 +73,7 @@ def _settings(_: click.Context, parameter: click.Parameter, values: tuple[str, .
 @click.command(
     epilog="""\b
 Examples:
-  carpool up --model model.onnx --slo-p99 50ms
+  carpool up --onnx model.onnx --slo-p99 50ms
   carpool up --upstream http://127.0.0.1:9000 --slo-p99 50ms --port 8080 --axis resnet=First
   carpool up --upstream http://127.0.0.1:9000 --slo-p99 50ms --fixed --max-batch 16 --max-wait 2ms
   carpool up --config sidecar.yaml --set policy.tuning.mode=Recommend
@@ -81,8 +81,8 @@ Examples:
 Ctrl-C drains: no new connections, everybody here is answered. A second one ends it at once.
 """
 )
-@click.option("--model", type=click.Path(path_type=Path), help="ONNX file to serve in the sidecar itself.")
-@click.option("--name", help="Name of the ONNX model.  [default: the file's]")
+@click.option("--onnx", type=click.Path(path_type=Path), help="ONNX file to serve in the sidecar itself.")
+@click.option("--model", help="Name of the model, with --onnx.  [default: the file's]")
 @click.option("--upstream", help="Model server to stand in front of: http://host:port or unix:/path.")
 @click.option("--slo-p99", "slo", type=DURATION, help="Latency that 99 % must keep, e.g. 50ms.")
 @click.option(
@@ -100,6 +100,7 @@ Ctrl-C drains: no new connections, everybody here is answered. A second one ends
     callback=_axes,
     help="MODEL=First: its rows lie in dim 0; MODEL=None: never merge. Repeatable.  [default: ask the model]",
 )
+@objective_options
 @click.option("--max-batch", type=click.IntRange(1, 65536), help="Rows at most; with --fixed: the batch.")
 @click.option("--max-wait", type=DURATION, help="Wait at most; with --fixed: the wait.")
 @click.option("--max-in-flight", type=click.IntRange(1, 1024), help="Batches sent at once at most.")
@@ -172,24 +173,28 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
         plain["admin"] = f"127.0.0.1:{options['admin_port']}"
     before = msgspec.json.encode(plain)
     # 3. What stands behind
-    if options["model"] is not None and options["upstream"] is not None:
-        raise click.UsageError("name --model or --upstream, one of the two")
-    if options["model"] is not None:
+    if options["onnx"] is not None and options["upstream"] is not None:
+        raise click.UsageError("name --onnx or --upstream, one of the two")
+    if options["onnx"] is not None:
         plain.pop("upstream", None)
-        plain["onnx"] = {**plain.get("onnx", {}), "path": str(options["model"])}
+        plain["onnx"] = {**plain.get("onnx", {}), "path": str(options["onnx"])}
     if options["upstream"] is not None:
         plain.pop("onnx", None)
         plain["upstream"] = {**plain.get("upstream", {}), "url": options["upstream"]}
-    if options["name"] is not None:
+    if options["model"] is not None:
         if not plain.get("onnx"):
-            raise click.UsageError("--name is for a --model: a server names its models itself")
-        plain["onnx"]["name"] = options["name"]
+            raise click.UsageError("--model names the model of --onnx: a server names its models itself")
+        plain["onnx"]["name"] = options["model"]
     if not plain.get("onnx") and not plain.get("upstream"):
-        raise click.UsageError("name what to serve: --model FILE.onnx, or --upstream http://127.0.0.1:9000")
+        raise click.UsageError("name what to serve: --onnx FILE, or --upstream http://127.0.0.1:9000")
     # 4. The policy
     policy = plain["policy"]
     if options["slo"] is not None:
         policy["slo"] = {"latency": {"p99": str(Duration(options["slo"]))}}
+    if options["objective"] is not None:
+        policy["objective"] = options["objective"]
+    if options["target_utilization"] is not None:
+        policy["targetUtilizationPercent"] = options["target_utilization"]
     if options["axes"]:
         others = [model for model in policy.get("models", ()) if model["name"] not in options["axes"]]
         policy["models"] = [*others, *({"name": name, "axis": str(axis)} for name, axis in options["axes"].items())]
@@ -227,10 +232,11 @@ def _put(plain: dict[str, Any], dotted: str, value: object) -> None:
 
 OPTIONS = {
     "policy.slo.latency": "--slo-p99",
+    "policy.targetUtilizationPercent": "--target-utilization",
     "policy.bounds.maxWait.max": "--max-wait",
     "upstream.url": "--upstream",
-    "onnx.name": "--name",
-    "onnx.path": "--model",
+    "onnx.name": "--model",
+    "onnx.path": "--onnx",
 }
 """Options that set a field."""
 

@@ -64,6 +64,8 @@ def _tell(policy: Policy, now: datetime) -> None:
             show()
             table([["", "OBSERVED", "FORECAST"], *rows], indent=2)
             show()
+    if decision is not None and decision.alternative:
+        show(decision.alternative)
     if status.applied is not None:
         show("applied: ", status.applied.parameters.describe())
     if (recommended := status.recommendation) is not None:

@@ -10,7 +10,7 @@ import click
 import msgspec
 from msgspec import Struct
 
-from carpool.batching.counters import RECENT_ARRIVALS
+from carpool.batching.counters import RECENT_ARRIVALS, ModelStats
 from carpool.exchange import report
 from carpool.exchange.decision import Reason
 from carpool.policy.parameters import Parameters
@@ -29,7 +29,7 @@ class AdminError(Exception):
     """Nobody answers on the admin port, or not as a sidecar would."""
 
 
-class Predicted(Struct, frozen=True):
+class Predicted(Struct, frozen=True, rename="camel"):
     """A forecast; ``None`` stands for no end, as in an overload."""
 
     p50: float | None
@@ -41,7 +41,7 @@ class Predicted(Struct, frozen=True):
     mean_batch: float
 
 
-class Decided(Struct, frozen=True):
+class Decided(Struct, frozen=True, rename="camel"):
     """A decision of the tuner, without what only the Batcher needs of it."""
 
     parameters: Parameters
@@ -64,11 +64,21 @@ class Explained(Struct, frozen=True):
     times: int = 1
 
 
-class Explanation(Struct, frozen=True):
-    """``/v1/explain``: decisions, oldest first."""
+class LastBusy(Struct, frozen=True):
+    """A model's last minute with requests: when it ended (seconds since the epoch), its length, and its forecast."""
+
+    at: float
+    seconds: float
+    stats: ModelStats
+    predicted: Predicted | None = None
+
+
+class Explanation(Struct, frozen=True, rename="camel"):
+    """``/v1/explain``: decisions, oldest first, and the last busy minute by model."""
 
     tuned: bool
     decisions: list[Explained]
+    last_busy: dict[str, LastBusy] = {}
 
 
 class AdminClient:

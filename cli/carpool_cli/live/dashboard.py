@@ -14,9 +14,10 @@ from rich.text import Text
 
 from carpool.exchange.report import Report
 from carpool.policy.durations import format_seconds
-from carpool_cli.commands.explain import not_merged
+from carpool_cli.commands.explain import message_of, not_batched, not_merged
 from carpool_cli.live.admin_client import Explanation
-from carpool_cli.live.figures import Figures, duration, figures_of
+from carpool_cli.live.figures import Figures, Passed, duration, figures_of, passed_on
+from carpool_cli.live.first_call import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,6 +32,9 @@ WINDOW = 10.0
 
 HISTORY = 60
 """Looks that the sparklines go back: half a minute."""
+
+PATHS = 4
+"""Paths shown of what is passed on."""
 
 BESIDE = 50
 """Columns that figures need beside a sparkline."""
@@ -52,6 +56,8 @@ class Sight(Struct, frozen=True, kw_only=True):
     """p99 of each look, seconds."""
     alone: dict[str, int]
     """Requests of the last ``WINDOW`` that could not be merged, by reason."""
+    forwarded: Sequence[Passed]
+    """Likewise what was passed on and not batched, by path."""
     now: float
     """Seconds since the epoch."""
     notes: Sequence[str]
@@ -95,7 +101,8 @@ class Sight(Struct, frozen=True, kw_only=True):
         good = Text(f"{figures.goodput:.1f}/s")
         if figures.miss_share is not None:
             good.append(f", {1 - figures.miss_share:.2%} in time")
-        rows: list[tuple[str, str | Text]] = [
+        rows: list[tuple[str, str | Text]] = [("batches", Text(line, "bold red")) for line in not_merged(report)]
+        rows += [
             ("rate", beside(Text(f"{figures.rate:.1f}/s"), sparkline(list(self.rates)[-wide:]))),
             ("goodput", good),
             ("latency", beside(latency, sparkline(list(self.tails)[-wide:], top=slo))),
@@ -120,7 +127,7 @@ class Sight(Struct, frozen=True, kw_only=True):
         ]
         if report.change_error is not None:
             rows.append(("change", Text(report.change_error, "bold red")))
-        rows += [("batches", Text(line, "bold red")) for line in not_merged(report)]
+        rows += [("forwarded", str(each)) for each in self.forwarded[:PATHS]]
         if self.alone:
             rows.append(("alone", ", ".join(f"{reason} {count}" for reason, count in self.alone.items())))
         if report.stalls.count:
@@ -130,7 +137,7 @@ class Sight(Struct, frozen=True, kw_only=True):
             grid.add_row(label, value)
         page.add_row(grid)
         if self.hint and not any(model.arrivals for model in report.stats.models.values()):
-            page.add_row(Text(f"no request yet; try\n{self.hint}", "cyan", overflow="fold"))
+            page.add_row(Text(f"no request yet; try\n{wrapped(self.hint, width)}", "cyan", overflow="fold"))
         return page
 
     def _parameters(self, lane: Lane) -> Text:
@@ -150,7 +157,7 @@ class Sight(Struct, frozen=True, kw_only=True):
             decision = each.decision
             line = Text(str(decision.reason), "cyan" if decision.change else "")
             again = f" ({each.times} times)" if each.times > 1 else ""
-            line.append(f"{again}: {decision.message}", "default")
+            line.append(f"{again}: {message_of(each, not_batched(self.report))}", "default")
             table.add_row(ago(self.now - each.at), line)
         if not self.explanation.decisions:
             table.add_row("", Text("none yet" if self.explanation.tuned else "none: nothing is tuned", "dim"))
@@ -194,6 +201,7 @@ class Watch:
             rates=tuple(self._rates),
             tails=tuple(self._tails),
             alone=_rode_alone(self._seen[0], report),
+            forwarded=passed_on(self._seen[0], report, report.stats.at - first.at) if len(self._seen) > 1 else (),
             now=now,
             notes=notes,
         )

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from carpool.batching.counters import combine
+from carpool.batching.counters import ModelStats, combine
 from carpool.policy.durations import format_seconds
 
 if TYPE_CHECKING:
-    from carpool.batching.counters import ModelStats
+    from carpool.exchange.report import Report
 
 
 class Figures(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -57,6 +57,49 @@ def figures_of(models: list[ModelStats], seconds: float, device_busy: float = 0.
         device_seconds_per_request=device_busy / total.served if total.served and device_busy else None,
         device_busy_share=device_busy / seconds if seconds else 0.0,
     )
+
+
+class Passed(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What was passed on and not batched in ``seconds``, of one path; seconds, requests per second."""
+
+    name: str
+    """Method and path."""
+    seconds: float
+    requests: int
+    rate: float
+    p50: float | None
+    p99: float | None
+    good_share: float
+    """Of the requests, those answered with success in the SLO's time."""
+
+    def __str__(self) -> str:
+        latency = f"p50 {duration(self.p50)}, p99 {duration(self.p99)}"
+        return f"{self.name}: {number(self.rate)}/s, {latency}, {self.good_share:.2%} good within the SLO"
+
+
+def passed_on(before: Report | None, after: Report, seconds: float) -> list[Passed]:
+    """Return what was passed on between two looks, most requests first; without the first, since the start."""
+    earlier = {(each.method, each.path): each for each in before.forwarded} if before is not None else {}
+    found = []
+    for each in after.forwarded:
+        requests, hits, durations = each.requests, each.hits, each.durations
+        if (old := earlier.get((each.method, each.path))) is not None and old.requests <= requests:
+            requests, hits = requests - old.requests, hits - old.hits
+            durations = [new - was for new, was in zip(durations, old.durations, strict=True)]
+        if requests:
+            counted = ModelStats(durations=durations)
+            found.append(
+                Passed(
+                    name=f"{each.method} {each.path}".strip(),
+                    seconds=seconds,
+                    requests=requests,
+                    rate=requests / seconds if seconds else 0.0,
+                    p50=counted.quantile(0.5),
+                    p99=counted.quantile(0.99),
+                    good_share=hits / requests,
+                )
+            )
+    return sorted(found, key=lambda each: -each.requests)
 
 
 def number(value: float) -> str:

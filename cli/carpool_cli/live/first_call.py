@@ -47,7 +47,33 @@ def example(inputs: list[dict[str, Any]]) -> str | None:
         if count > PRINTABLE or value is None:
             return None
         tensors.append({"name": spec["name"], "shape": shape, "datatype": spec["datatype"], "data": [value] * count})
-    return msgspec.json.encode({"inputs": tensors}).decode()
+    # An apostrophe, escaped, leaves the body free of the one character that would end the shell's quotes.
+    return msgspec.json.encode({"inputs": tensors}).decode().replace("'", "\\u0027")
+
+
+def wrapped(line: str, width: int) -> str:
+    """Break a line so that it still works when it is pasted: only in the body, behind JSON's commas and brackets.
+
+    There a line break, and the blanks that a terminal may copy with it, mean nothing. A line break anywhere else would
+    end the command, so what comes before the body stays whole, however narrow the terminal.
+    """
+    command, quote, body = line.partition("'")
+    lines, part, inside, escaped = [], command + quote, False, False
+    breakable = 0  # so many characters of `part` may stand on a line of their own
+    for character in body:
+        if len(part) >= width and breakable:
+            lines.append(part[:breakable])
+            part, breakable = part[breakable:], 0
+        part += character
+        if escaped:
+            escaped = False
+        elif character == "\\":
+            escaped = inside
+        elif character == '"':
+            inside = not inside
+        elif character in ",[{" and not inside:
+            breakable = len(part)
+    return "\n".join([*lines, part])
 
 
 _VALUES: dict[str, object] = {

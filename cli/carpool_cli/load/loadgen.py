@@ -55,6 +55,10 @@ class Recording(NamedTuple):
     most_outstanding: int
     complaints: Mapping[int, str] = {}
     """How the first answer of each status but 2xx began."""
+    stopped_at: float | None = None
+    """When it was stopped before its end. Requests without an answer then are not in the recording."""
+    left_out: int = 0
+    """Requests that were under way then."""
 
 
 def due_times(rates: Sequence[float], cv: float, seconds: float, rng: Random) -> list[float]:
@@ -116,6 +120,14 @@ class LoadGenerator:
         self._complaints: dict[int, str] = {}
         self._started = 0.0
         self._settled = asyncio.Event()
+        self._sending: asyncio.Task[None] | None = None
+        self._stopped_at: float | None = None
+
+    def stop(self) -> None:
+        """Send no more and wait for nothing; ``run`` returns what was answered so far."""
+        if self._sending is not None and self._stopped_at is None:
+            self._stopped_at = time.monotonic() - self._started
+            self._sending.cancel()
 
     async def run(self) -> Recording:
         """Send everything, wait for the answers, and return what was recorded."""
@@ -125,38 +137,66 @@ class LoadGenerator:
         watcher.start()
         try:
             self._started = time.monotonic()
-            for index, due in enumerate(self._due):
-                # Loops sleep whole milliseconds and may round down: up, so as never to send early.
-                while (  # noqa: ASYNC110 - nothing but time is waited for
-                    wait := due - (time.monotonic() - self._started)
-                ) > 0:
-                    await asyncio.sleep(math.ceil(wait * 1e3) / 1e3)
-                self._send(index)
-                if not index % 32:
-                    await asyncio.sleep(0)  # when behind, let answers in
-            deadline = loop.time() + 2 * self._timeout
-            while self._outstanding and loop.time() < deadline:
-                self._settled.clear()
-                loop.call_later(0.1, self._settled.set)
-                await self._settled.wait()
+            self._sending = loop.create_task(self._send_all())
+            try:
+                await self._sending
+            except asyncio.CancelledError:
+                if self._stopped_at is None:
+                    raise
+            left_out = len(self._outstanding)
             for index, call in list(self._outstanding.items()):
                 call.cancel()
-                self.settle(index, -1 - FAILURES.index("timeout"))
+                if self._stopped_at is None:
+                    self.settle(index, -1 - FAILURES.index("timeout"))
             seconds = time.monotonic() - self._started
         finally:
             watcher.stop()
         stalls = [Stall(stall.start - self._started, stall.end - self._started) for stall in watcher.recent]
+        cpu_seconds = time.process_time() - cpu
+        if self._stopped_at is None:
+            return Recording(
+                self._due,
+                self._sent,
+                self._done,
+                self._status,
+                stalls,
+                cpu_seconds,
+                seconds,
+                self._most_outstanding,
+                self._complaints,
+            )
+        ended = [index for index, status in enumerate(self._status) if status]
         return Recording(
-            self._due,
-            self._sent,
-            self._done,
-            self._status,
+            [self._due[index] for index in ended],
+            [self._sent[index] for index in ended],
+            [self._done[index] for index in ended],
+            [self._status[index] for index in ended],
             stalls,
-            time.process_time() - cpu,
+            cpu_seconds,
             seconds,
             self._most_outstanding,
             self._complaints,
+            self._stopped_at,
+            left_out,
         )
+
+    async def _send_all(self) -> None:
+        """Send everything, and wait for the answers as long as they may take."""
+        loop = asyncio.get_running_loop()
+        for index, due in enumerate(self._due):
+            # Loops sleep whole milliseconds and may round down: up, so as never to send early.
+            while (  # noqa: ASYNC110 - nothing but time is waited for
+                wait := due - (time.monotonic() - self._started)
+            ) > 0:
+                await asyncio.sleep(math.ceil(wait * 1e3) / 1e3)
+            self._send(index)
+            if not index % 32:
+                await asyncio.sleep(0)  # when behind, let answers in
+        deadline = loop.time() + 2 * self._timeout
+        while self._outstanding and loop.time() < deadline:
+            self._settled.clear()
+            loop.call_later(0.1, self._settled.set)
+            await self._settled.wait()
 
     def _send(self, index: int) -> None:
         which = index % len(self._requests)

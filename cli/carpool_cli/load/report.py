@@ -25,7 +25,7 @@ BUSY = 0.85
 """Share of a core beyond which the generator is named: Python is one core, and the last of it is queueing."""
 
 
-class Percentiles(Struct, frozen=True):
+class Percentiles(Struct, frozen=True, rename="camel"):
     """Seconds from due to answered, of answers with status 2xx (nearest rank); how many there were."""
 
     count: int
@@ -36,7 +36,7 @@ class Percentiles(Struct, frozen=True):
     max: float
 
 
-class Window(Struct, frozen=True):
+class Window(Struct, frozen=True, rename="camel"):
     """One second of the test, by the time requests were due. ``stalled``: a pause of this host falls on it."""
 
     start: float
@@ -47,14 +47,14 @@ class Window(Struct, frozen=True):
     stalled: bool
 
 
-class StallSpan(Struct, frozen=True):
+class StallSpan(Struct, frozen=True, rename="camel"):
     """A pause of this host, seconds from the start."""
 
     start: float
     seconds: float
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class Report(Struct, frozen=True, kw_only=True, rename="camel"):
     """Of the requests due in the measured part of a test. Times are seconds, rates per second.
 
     ``good`` counts answers 2xx by their SLO, goodput is that per second. ``steady`` is ``latency`` without the windows

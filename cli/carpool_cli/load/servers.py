@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import math
+import re
+import socket
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import click
@@ -56,6 +58,63 @@ def target(address: Address, protocol: Protocol, model: str) -> str:
     return (
         f"{address.path}/v1/models/{model}:predict" if protocol == "v1" else f"{address.path}/v2/models/{model}/infer"
     )
+
+
+class Goal(NamedTuple):
+    """Where requests go: ``target`` is the request target, on ``server``."""
+
+    server: Address
+    """The base URL, for metadata."""
+    target: str
+    protocol: Protocol
+    model: str
+    known: bool
+    """Whether the target is one of V1 or V2, so that bodies can be made up for it."""
+
+    @property
+    def url(self) -> str:
+        """The whole URL, for people."""
+        return f"{self.server._replace(path='')}{self.target}"
+
+
+_V1 = re.compile(r"(?P<prefix>.*)/v1/models/(?P<model>[^/]+):predict")
+_V2 = re.compile(r"(?P<prefix>.*)/v2/models/(?P<model>[^/]+(?:/versions/[^/]+)?)/infer")
+
+
+def goal(server: Address, model: str | None, protocol: Protocol | None) -> Goal:
+    """Return where requests go: to the URL's path as it is, or, without one or with a ``model``, below it.
+
+    Raises ``click.UsageError`` where the path says another protocol than ``protocol``.
+    """
+    if model is not None or not server.path:
+        model, protocol = model or "standin", protocol or "v1"
+        return Goal(server, target(server, protocol, model), protocol, model, known=True)
+    for pattern, spoken in ((_V1, ("v1",)), (_V2, ("v2", "v2-binary"))):
+        if (found := pattern.fullmatch(server.path)) is not None:
+            if protocol is not None and protocol not in spoken:
+                raise click.UsageError(f"{server} is a path of {spoken[0]}: leave --protocol {protocol} out")
+            chosen: Protocol = protocol or ("v1" if spoken == ("v1",) else "v2")
+            return Goal(server._replace(path=found["prefix"]), server.path, chosen, found["model"], known=True)
+    return Goal(server, server.path, protocol or "v1", "", known=False)
+
+
+def check_reachable(address: Address, timeout: float) -> None:
+    """Open one connection, so that a wrong address is one error and not one for each request.
+
+    Raises ``click.ClickException`` naming the host and what to do.
+    """
+    try:
+        socket.create_connection((address.host, address.port), timeout).close()
+    except (socket.gaierror, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise click.ClickException(
+            f"the host {address.host!r} of {address} is not known ({why}): check its name, or write its IP address"
+        ) from None
+    except OSError as error:
+        why = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or error
+        raise click.ClickException(
+            f"nothing listens at {address} ({why}): start the server, or name its host and port"
+        ) from None
 
 
 def inputs_of(address: Address, model: str, timeout: float) -> list[InputSpec]:
@@ -122,7 +181,7 @@ def request_of(protocol: Protocol, inputs: Sequence[Tensor]) -> Request:
 
 
 def request_from(protocol: Protocol, body: bytes) -> Request:
-    """Wrap a body from a file.
+    """Wrap a body of inference from a file.
 
     Raises ``Malformed`` where it is not what the protocol says.
     """

@@ -202,8 +202,8 @@ class Standin:
             "requests": self._requests,
             "rows": sum(rows * count for rows, count in self._device.batches.items()),
             "batches": {str(rows): count for rows, count in sorted(self._device.batches.items())},
-            "busy_seconds": self._device.busy_seconds,
-            "most_in_flight": self._device.most_in_flight,
+            "busySeconds": self._device.busy_seconds,
+            "mostInFlight": self._device.most_in_flight,
         }
 
     def _metadata(self) -> dict[str, Any]:

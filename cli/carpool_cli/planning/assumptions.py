@@ -17,12 +17,14 @@ from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.plain import PolicyError
 from carpool.policy.spec import (
     SLO,
+    TARGET_UTILIZATION,
     Admission,
     BatchingPolicy,
     Bounds,
     DurationRange,
     IntRange,
     Latency,
+    Objective,
     ShedAt,
     TuningMode,
 )
@@ -60,6 +62,8 @@ def slo_policy(
     most_in_flight: int | None = None,
     timeout: float = 10.0,
     shed_at: ShedAt = ShedAt.AUTOMATIC,
+    objective: str | None = None,
+    target_utilization: int | None = None,
 ) -> BatchingPolicy:
     """Return the policy of a p99 (seconds) and bounds.
 
@@ -67,6 +71,8 @@ def slo_policy(
     """
     policy = BatchingPolicy(
         slo=SLO(latency=Latency(p99=Duration(slo))),
+        objective=Objective(objective or Objective.BALANCED),
+        target_utilization_percent=target_utilization or TARGET_UTILIZATION,
         bounds=Bounds(
             max_batch=IntRange(max=largest_batch),
             max_wait=DurationRange(max=None if longest_wait is None else Duration(longest_wait)),

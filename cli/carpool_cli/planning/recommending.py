@@ -11,14 +11,18 @@ from carpool.forecasting.queueing import stability
 from carpool.policy.durations import Duration, format_seconds, whole_microseconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import PassThroughMode
+from carpool.tuning import objective
 from carpool.tuning.assessment import HEADROOM, Assessor
 from carpool.tuning.candidate_range import SIZES, WAITS, spoken_for
-from carpool.tuning.search import choose
-from carpool.tuning.tuner import ENTER_PASS_THROUGH, NO_WAIT, PASSING_IN_FLIGHT, PASSING_LOAD
+from carpool.tuning.objective import Aim
+from carpool.tuning.search import Choice, choose
+from carpool.tuning.steps import is_worth, shortfall
+from carpool.tuning.tuner import ENTER_PASS_THROUGH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from carpool.policy.spec import BatchingPolicy
     from carpool.tuning.assessment import Assessment, Situation
 
 SCAN = 0.97
@@ -26,6 +30,9 @@ SCAN = 0.97
 
 TIGHT = 0.9
 """Share of the capacity beyond which small errors of t(b) decide."""
+
+EFFICIENT = Aim()
+"""The least device time at any load."""
 
 
 class Recommendation(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -50,6 +57,9 @@ class Recommendation(Struct, frozen=True, kw_only=True, rename="camel"):
     utilization: float
     zero_wait: Parameters
     zero_wait_device_time: float
+    zero_wait_p50: float
+    zero_wait_p99: float
+    zero_wait_utilization: float
     zero_wait_holds: bool
     alone_device_time: float
     alone_holds: bool
@@ -75,39 +85,39 @@ def recommend(
     *,
     assess: Callable[[Situation], Assessor] = Assessor,
     passing_mode: PassThroughMode = PassThroughMode.AUTOMATIC,
+    aim: Aim = EFFICIENT,
 ) -> Recommendation:
     """Choose; ``largest_safe`` is the memory's bound in rows, which the situation's limits respect already.
 
-    ``assess`` makes what forecasts a situation.
+    ``assess`` makes what forecasts a situation; ``aim``: the policy's objective.
     """
     assessor = assess(situation)
     service, limits = situation.service, situation.limits
     start = limits.clamp(Parameters(max_in_flight=service.executors))
-    best = best_of(assessor, assess)
+    best = efficient = best_of(assessor, assess)
     # 1. What else there is
     greedy = [
-        assessor.assess(limits.clamp(replace(start, max_batch=size, max_wait=NO_WAIT)))
+        assessor.assess(limits.clamp(replace(start, max_batch=size, max_wait=Duration(0.0))))
         for size in (limits.max_batch, service.inflection(limits.max_batch))
     ]
     zero_wait = min(greedy, key=lambda one: one.rank)
-    alone = assessor.assess(replace(start, max_batch=situation.rows, max_wait=NO_WAIT))
+    alone = assessor.assess(replace(start, max_batch=situation.rows, max_wait=Duration(0.0)))
     # 2. Step aside? By the tuner's own rule, so that it settles on what is recommended here.
     reasons = []
-    passing = assessor.assess(
-        replace(
-            best.parameters,
-            max_wait=NO_WAIT,
-            max_in_flight=max(service.executors, min(limits.max_in_flight, PASSING_IN_FLIGHT)),
-            pass_through=True,
-        )
-    )
-    if passing_mode is PassThroughMode.ALWAYS:
+    passing = assessor.assess(objective.passing(best.parameters, service, limits))
+    fast = fastest_of(assessor, best, aim, passing_mode)
+    if fast is not None:
+        best = fast
+        reasons.append(f"{objective.explained(aim, best)}: the least latency that the target leaves")
+        if other := objective.alternative(aim, best, efficient, zero_wait):
+            reasons.append(other)
+    elif passing_mode is PassThroughMode.ALWAYS:
         reasons.append("the policy says so: requests pass one by one")
         best = passing
     elif (
         passing_mode is PassThroughMode.AUTOMATIC
         and passing.holds_ahead
-        and assessor.passing_load() <= PASSING_LOAD
+        and assessor.passing_load() <= objective.PASSING_LOAD
         and assessor.saving(best, passing) < ENTER_PASS_THROUGH
     ):
         reasons.append(
@@ -129,9 +139,12 @@ def recommend(
         miss_fraction=best.now.miss_fraction,
         device_time=best.now.device_time,
         mean_batch=best.now.mean_batch,
-        utilization=best.now.utilization,
+        utilization=aim.utilization(best),
         zero_wait=zero_wait.parameters,
         zero_wait_device_time=zero_wait.now.device_time,
+        zero_wait_p50=zero_wait.now.p50,
+        zero_wait_p99=zero_wait.now.p99,
+        zero_wait_utilization=aim.utilization(zero_wait),
         zero_wait_holds=zero_wait.holds_now,
         alone_device_time=alone.now.device_time,
         alone_holds=alone.holds_now,
@@ -156,6 +169,30 @@ def best_of(assessor: Assessor, assess: Callable[[Situation], Assessor] = Assess
         start = within.clamp(Parameters(max_in_flight=service.executors))
         found.append(choose(assess(replace(situation, limits=within)), start).best)
     return min((assessor.assess(one.parameters) for one in found), key=lambda one: one.rank)
+
+
+def fastest_of(
+    assessor: Assessor, efficient: Assessment, aim: Aim, mode: PassThroughMode = PassThroughMode.AUTOMATIC
+) -> Assessment | None:
+    """Return the setting with the least latency that keeps the utilization target.
+
+    ``None``: there is none, or the objective is device time. ``efficient``: the setting with the least device time.
+    """
+    limits = assessor.situation.limits
+    sizes = sorted({efficient.parameters.max_batch, *(n for n in SIZES if limits.min_batch <= n <= limits.max_batch)})
+    return objective.fastest(assessor, aim, Choice(best=efficient, current=efficient, sizes=tuple(sizes)), mode)
+
+
+def best_for(policy: BatchingPolicy, assessor: Assessor) -> Assessment:
+    """Return the best setting by a policy's objective."""
+    efficient = best_of(assessor)
+    return fastest_of(assessor, efficient, Aim.of(policy), policy.pass_through.mode) or efficient
+
+
+def worth_changing(aim: Aim, best: Assessment, current: Assessment) -> bool:
+    """Whether the tuner would leave ``current`` for what is best by the objective."""
+    is_fast = aim.is_for_latency and best.holds_ahead and aim.keeps_target(best)
+    return objective.is_gain(aim, best, current) if is_fast else is_worth(best, current)
 
 
 def highest_load(situation: Situation, assess: Callable[[Situation], Assessor] = Assessor) -> float:
@@ -190,10 +227,12 @@ def _reasons(assessor: Assessor, best: Assessment) -> list[str]:
         reasons.append("a row is never cheaper in a batch than alone on this device")
     else:
         gain = service.per_row(1) / service.per_row(inflection)
-        reasons.append(f"a row in a batch of {inflection} costs {gain:.2g} times less than alone")
+        known = service.largest_measured
+        guess = f" (extrapolated: measured up to {known} rows)" if inflection > known else ""
+        reasons.append(f"a row in a batch of {inflection} costs {gain:.2g} times less than alone{guess}")
     if not best.holds_now:
-        most = "this one has the most goodput, with shedding"
-        reasons.append(f"no configuration{within} holds the SLO at this load: {most}")
+        most = "this one has the most goodput"
+        reasons.append(f"{shortfall(best, within)}; {most}")
     elif not best.holds_ahead:
         reasons.append(f"no configuration{within} holds at {HEADROOM:g}x the load: this one has the most margin now")
     elif parameters.max_wait and not parameters.pass_through:

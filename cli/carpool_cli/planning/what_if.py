@@ -20,13 +20,13 @@ from carpool.policy.plain import PolicyError
 from carpool.policy.spec import SLO, Latency, ShedAt
 from carpool.simulation.simulator import Device, table
 from carpool.tuning.assessment import KEPT, Situation
-from carpool.tuning.steps import is_worth
+from carpool.tuning.objective import Aim
 from carpool_cli.live import running
 from carpool_cli.live.admin_client import AdminError
 from carpool_cli.live.figures import duration, number
 from carpool_cli.planning import assumptions, parameter_map
 from carpool_cli.planning.parameter_map import Plane
-from carpool_cli.planning.recommending import Recommendation, recommend
+from carpool_cli.planning.recommending import Recommendation, recommend, worth_changing
 from carpool_cli.planning.replaying import How, load
 from carpool_cli.planning.simulating import TYPICAL, Figures, Twin, distinct, show
 
@@ -161,7 +161,14 @@ def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], ob
         quantiles=policy.slo.percentiles[:-1],
     )
     # 1. Where the tuner would settle, by its own search over these very arrivals
-    best = recommend(situation, found.largest_safe, assess=played.assessor, passing_mode=policy.pass_through.mode)
+    aim = Aim.of(policy)
+    best = recommend(
+        situation,
+        found.largest_safe,
+        assess=played.assessor,
+        passing_mode=policy.pass_through.mode,
+        aim=aim,
+    )
     given = _given(found.parameters, asked)
     # 2. The sidecar's own Batcher with each configuration
     device = Device(
@@ -210,7 +217,7 @@ def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], ob
         service=Curve(service.sizes, service.means, service.noise, service.executors, service.samples),
         current=found.parameters,
         recommendation=best,
-        stays=not is_worth(assessor.assess(best.parameters), assessor.assess(found.parameters, KEPT)),
+        stays=not worth_changing(aim, assessor.assess(best.parameters), assessor.assess(found.parameters, KEPT)),
         results=results,
         planes=drawn,
         notes=[
@@ -356,8 +363,8 @@ def _tell(found: Running, answer: WhatIf) -> None:
         for index in dict.fromkeys((0, len(service.rows) - 1))
     )
     click.echo(
-        f"t(b): {ends} rows, of {service.batches:,.0f} batches; {service.executors} computed at once, "
-        f"single ones vary by {service.noise:.0%}"
+        f"t(b): {ends} rows, of {service.batches:,.0f} batches, extrapolated beyond {service.rows[-1]} rows; "
+        f"{service.executors} computed at once, single ones vary by {service.noise:.0%}"
     )
     click.echo(f"answers since it began: p50 {duration(found.p50)}, p99 {duration(found.p99)}")
     if found.decision is not None:

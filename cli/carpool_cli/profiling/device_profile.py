@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Positive = Annotated[float, Meta(gt=0)]
 
 
-class DeviceProfile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class DeviceProfile(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, rename="camel"):
     """t(b) of one model on one device.
 
     ``rows``: batch sizes, ascending. ``seconds``: the mean service time of each. ``cv``: standard deviation of single

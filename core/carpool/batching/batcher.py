@@ -125,8 +125,8 @@ class Batcher:
         actions = self.poll(now) if late else []
         lane = self._lanes.get(request.model) or self.lane(request.model)
         merge = request.mergeable and not lane.quarantined
-        key = (request.model, request.key if merge else ALONE)
         known = request.key if merge else None
+        key = (request.model, known if merge else ALONE)
         suspects = lane.suspects.left
         # One larger than a batch has to be cut, whatever it is.
         if merge and (suspects or len(self._waiting) >= MAX_KINDS) and request.rows <= lane.cap:
@@ -137,7 +137,10 @@ class Batcher:
         if not request.shadow:
             shares = lane.company.arrived(known, request.bucket, now, lane.parameters.max_wait)
             lane.counters.arrived(now, request.rows, shares)
-        queue = self._waiting.get(key) or Queue(key, lane, merge=merge, bucket=request.bucket if merge else None)
+        queue = self._waiting.get(key)
+        is_new = queue is None
+        if queue is None:
+            queue = Queue(key, lane, merge=merge, bucket=request.bucket if merge else None)
         refused = self._refuses(queue, request, now)
         if refused is Refused.QUEUE_FULL:
             refused = self._refuses_even(queue, request, now, actions)
@@ -147,7 +150,8 @@ class Batcher:
                 lane.counters.refused(refused, now)
             actions.append(Refusal(request, refused, self._drain_time(now)))
             return actions
-        self._waiting[key] = queue
+        if is_new:
+            self._waiting[key] = queue
         request.hold_until = request.arrived + lane.parameters.max_wait
         queue.add(request)
         self._deadline = min(self._deadline, request.deadline)
@@ -557,6 +561,9 @@ class Batcher:
         rides = boarding.rides
         if rides:
             lane.begun()
+            if (cap := queue.cap) < lane.parameters.max_batch and queue.merge:
+                lane.counters.limited += 1
+                lane.counters.limited_rows += cap
             lane.counters.dispatched += boarding.begun
             lane.counters.queue_seconds += boarding.waited
             self._dispatch(Batch(lane, queue.key, rides[0][0].bucket, rides, boarding.rows), start, now, actions)

@@ -10,9 +10,8 @@ from bisect import bisect_left
 from collections import deque
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from carpool.batching.requests import Refused
+from carpool.policy.plain import MutableCamel
 
 WINDOW = 0.1
 """Seconds of one arrival-count window: long against a service time, short against a change of load."""
@@ -75,7 +74,7 @@ ALL = -1
 """Left out, as by sidecars of older versions, which do not count it: every arrival."""
 
 
-class ModelStats(Struct):
+class ModelStats(MutableCamel, rename="camel"):
     """A snapshot (or a difference of two, or a sum over replicas) of one model's counters."""
 
     arrivals: int = 0
@@ -95,6 +94,10 @@ class ModelStats(Struct):
     """By reason: late, cold, failed, rejected, cancelled, or a refusal's reason."""
     cells: list[tuple[int, int, int, int, int, float, float]] = []
     """(bucket, rows, in_flight, executors, batches, busy, busy_squared)."""
+    limited: int = 0
+    """Batches composed while fewer rows than ``max_batch`` were allowed: a size limit, or poisoned requests."""
+    limited_rows: int = 0
+    """Sum over those batches of the rows that were allowed."""
     cold: int = 0
     stalled: int = 0
     padded_rows: int = 0
@@ -133,7 +136,7 @@ class ModelStats(Struct):
         return DURATION_BOUNDS[-1]
 
 
-class Stats(Struct):
+class Stats(MutableCamel, rename="camel"):
     """A snapshot of one upstream's counters."""
 
     at: float
@@ -155,6 +158,12 @@ class Stats(Struct):
             models[name] = now if before is None or _went_back(now, before) else _difference(now, before)
         busy = self.device_busy - earlier.device_busy
         return Stats(self.at, busy if busy >= 0 else self.device_busy, models, self.queued_rows)
+
+    def others_busy(self, model: str) -> float:
+        """Return the device time (seconds) of all models but one: the whole, shared by the time of their batches."""
+        seconds = {name: sum(cell[5] for cell in stats.cells) for name, stats in self.models.items()}
+        whole = sum(seconds.values())
+        return self.device_busy * (1 - seconds.get(model, 0.0) / whole) if whole else 0.0
 
 
 LATE = "late"
@@ -188,7 +197,7 @@ def combine(parts: list[ModelStats]) -> ModelStats:
 
 _SUMMED = (
     "arrivals", "batchable", "arrivals_squared", "windows", "rows", "dispatched", "queue_seconds", "served", "hits",
-    "cold", "stalled", "padded_rows", "bisections",
+    "limited", "limited_rows", "cold", "stalled", "padded_rows", "bisections",
 )  # fmt: skip
 
 
@@ -216,8 +225,8 @@ class Counters:
 
     __slots__ = (
         "_window", "_window_arrivals", "arrivals", "arrivals_squared", "batchable", "bisections", "cells", "cold",
-        "dispatched", "durations", "excess", "excess_until", "hits", "misses", "padded_rows", "queue_seconds", "recent",
-        "rows", "served", "stalled", "windows",
+        "dispatched", "durations", "excess", "excess_until", "hits", "limited", "limited_rows", "misses", "padded_rows",
+        "queue_seconds", "recent", "rows", "served", "stalled", "windows",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -232,6 +241,8 @@ class Counters:
         self.hits = 0
         self.misses: dict[str, int] = {}
         self.cells: dict[tuple[int, int, int, int], Cell] = {}
+        self.limited = 0
+        self.limited_rows = 0
         self.cold = 0
         self.stalled = 0
         self.padded_rows = 0

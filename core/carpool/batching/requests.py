@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec.structs import replace
 
-from carpool.policy.plain import Frozen
+from carpool.policy.plain import Frozen, FrozenCamel
 
 if TYPE_CHECKING:
     from carpool.batching.model_state import Lane
@@ -242,7 +242,7 @@ PROBES = 8
 """Batches of which one is of another size than the rest, where it is to be told what that takes."""
 
 
-class Estimate(Frozen, frozen=True):
+class Estimate(FrozenCamel, frozen=True, rename="camel"):
     """What is believed of a model's service time.
 
     ``times[b]`` is the seconds a batch of b rows takes (index 0 unused), ``upper[b]`` what it seldom exceeds, used

@@ -21,6 +21,8 @@ class Reason(StrEnum):
     MORE_MARGIN = "MoreMargin"
     EXPLORES = "Explores"
     PASSES_THROUGH = "PassesThrough"
+    LOWERS_LATENCY = "LowersLatency"
+    LOWERS_UTILIZATION = "LowersUtilization"
     MISSES_CONFIRMED = "MissesConfirmed"
     NO_COMPANY = "NoCompany"
     FORECAST_OFF = "ForecastOff"
@@ -52,11 +54,13 @@ class Observation(Struct, frozen=True):
     """Seconds of it that the counting host paused; of several replicas, the sum of theirs."""
     queued_rows: int = 0
     """Rows that wait at its end; of several replicas, the mean."""
+    others_busy: float = 0.0
+    """Seconds of device time that other models behind the same sidecars used; of several replicas, the sum."""
     replicas: int = 1
     """Whose counters are summed up in ``stats``. All rates are of one."""
 
 
-class Forecasted(Struct, frozen=True):
+class Forecasted(Struct, frozen=True, rename="camel"):
     """What a decision expects. Seconds and requests per second."""
 
     p50: float
@@ -66,9 +70,13 @@ class Forecasted(Struct, frozen=True):
     goodput: float
     device_time: float
     mean_batch: float
+    mean: float = 0.0
+    """Latency."""
+    utilization: float = 0.0
+    """Share of its time, 0 to 1, for which the device is busy, with all who use it."""
 
 
-class Decision(Struct, frozen=True):
+class Decision(Struct, frozen=True, rename="camel"):
     """What to turn and why.
 
     ``parameters`` are to be applied when ``change``; ``uncapped`` is where the tuner would be if it could go at once,
@@ -91,5 +99,9 @@ class Decision(Struct, frozen=True):
     and at the upper confidence of t(b) these miss more, or they go beyond what was measured."""
     share: float = 1.0
     """Of the arrivals, those that can share a batch with another, as believed."""
+    target_utilization: float = 0.0
+    """Utilization up to which latency comes first, 0 to 1; 0: the objective has none."""
+    alternative: str = ""
+    """What another objective would do; ``""``: nothing that is worth a word."""
     alarm: str = ""
     """What was observed in place of what was forecast, while that differs by more than 20 %; ``""``: nothing."""

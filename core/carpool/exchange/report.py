@@ -72,6 +72,26 @@ class Alone(Struct, frozen=True, omit_defaults=True):
     """What was the matter with the last of them, where the reason doesn't say it all."""
 
 
+NOT_FOUND = "<not found>"
+"""In place of all paths that the upstream answers with 404 or 405 only: callers make them up."""
+
+OTHER = "<other>"
+"""In place of paths that there is no room for."""
+
+
+class Forwarded(Struct, frozen=True, kw_only=True):
+    """Requests that were forwarded and not batched, of one path, of ``NOT_FOUND`` or of ``OTHER``."""
+
+    method: str
+    path: str
+    requests: int
+    """Answered, whatever the status."""
+    hits: int
+    """With success, in the SLO's time."""
+    durations: list[int]
+    """By duration, as in the models' counters."""
+
+
 class Stalls(Struct, frozen=True):
     """Pauses of the sidecar's host."""
 
@@ -121,6 +141,7 @@ class Report(Struct, frozen=True, rename="camel", kw_only=True):
     """By model; requests of none are ``""``."""
     models: list[ModelEntry] = field(default_factory=list)
     alone: list[Alone] = field(default_factory=list)
+    forwarded: list[Forwarded] = field(default_factory=list)
     stalls: Stalls = Stalls(0, 0.0)
 
 

@@ -32,6 +32,7 @@ class Forecast(Struct, frozen=True):
     p95: float
     p99: float
     p999: float
+    mean: float
     miss_fraction: float
     """Requests not answered by their due time: late, or refused."""
     shed_fraction: float
@@ -152,6 +153,7 @@ def forecast(
         p95=p95,
         p99=p99,
         p999=p999,
+        mean=math.fsum(run.latencies) / served if served else math.inf,
         miss_fraction=1 - on_time / count,
         shed_fraction=1 - served / count,
         goodput=on_time / span,

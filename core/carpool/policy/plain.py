@@ -30,6 +30,14 @@ class Frozen(Struct, frozen=True):
     """
 
 
+class FrozenCamel(Frozen, rename="camel", frozen=True):
+    """The same, with camelCase names in JSON."""
+
+
+class MutableCamel(Struct, rename="camel"):
+    """The same, with camelCase names in JSON, for structs that change."""
+
+
 T = TypeVar("T")
 
 

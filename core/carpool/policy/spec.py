@@ -207,6 +207,18 @@ class Verification(Camel, frozen=True):
     """How far numbers may lie apart, in percent of the largest number of their row."""
 
 
+TARGET_UTILIZATION = 60
+"""Percent."""
+
+
+class Objective(StrEnum):
+    """What is chosen among the settings that meet the SLO now and at 1.25x the load."""
+
+    BALANCED = "Balanced"
+    EFFICIENCY = "Efficiency"
+    LATENCY = "Latency"
+
+
 class FallbackBehavior(StrEnum):
     """What parameters are kept when the evidence is gone."""
 
@@ -228,6 +240,15 @@ class BatchingPolicy(Camel, frozen=True):
 
     slo: SLO
     """The promise."""
+    objective: Objective = Objective.BALANCED
+    """What is chosen among the settings that meet the SLO. Balanced: the lowest mean latency that keeps the device's
+    utilization at or below the target, and beyond it the least device time; Efficiency: the least device time at any
+    load; Latency: the lowest p99."""
+    target_utilization_percent: Annotated[int, Meta(ge=1, le=100)] = TARGET_UTILIZATION
+    """Share of time, in percent, for which the device may be busy before Balanced gives latency for device time."""
+    device_share_percent: Annotated[int, Meta(ge=1, le=100)] = 100
+    """Share of the device, in percent, that is there for the models behind this sidecar, where others use it too: they
+    are taken to keep it busy for the rest of the time. Models behind the same sidecar are counted by it."""
     models: tuple[Model, ...] = ()
     """What is known of single models."""
     bounds: Bounds = field(default_factory=Bounds)
@@ -343,6 +364,6 @@ class BatchingPolicy(Camel, frozen=True):
                 )
 
 
-def for_p99(target: float) -> BatchingPolicy:
-    """Return the policy of somebody who names nothing but a p99 (seconds)."""
-    return BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(target)))).validate()
+def for_p99(target: float, objective: Objective = Objective.BALANCED) -> BatchingPolicy:
+    """Return the policy of somebody who names nothing but a p99 (seconds), and perhaps an objective."""
+    return BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(target))), objective=objective).validate()

@@ -90,6 +90,8 @@ class Situation(Struct, frozen=True):
     """The SLO's other percentiles as (quantile, seconds)."""
     share: float = 1.0
     """Of the arrivals, those that can share a batch with the next one (``batchable_share``)."""
+    largest: int | None = None
+    """Rows that a batch may have where that is less than ``max_batch`` (``size_limit``)."""
 
 
 class _Outlook:
@@ -330,6 +332,8 @@ class Assessor:
     def effective(self, parameters: Parameters) -> Parameters:
         """Return what the Batcher makes of a configuration: without company it holds nothing, and batches nothing."""
         situation = self.situation
+        if situation.largest is not None and situation.largest < parameters.max_batch:
+            parameters = replace(parameters, max_batch=max(situation.largest, situation.rows))
         if situation.share <= batchable_share.NONE:
             return replace(parameters, max_wait=Duration(0.0), max_batch=situation.rows)
         return parameters if self.holds(parameters.max_wait) else replace(parameters, max_wait=Duration(0.0))

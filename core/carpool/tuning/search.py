@@ -40,6 +40,8 @@ class Choice(Struct, frozen=True):
 
     best: Assessment
     current: Assessment
+    sizes: tuple[int, ...] = ()
+    """Batch sizes that it was chosen from."""
 
 
 def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters] = (), unused: float = 0.0) -> Choice:
@@ -69,7 +71,7 @@ def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters
     if best is not None and present.holds_ahead and best.holds_ahead and best.device_time < present.device_time:
         best.outlook.weigh()
         present.outlook.weigh()
-    return Choice(best=best or assessor.assess(current), current=present)
+    return Choice(best=best or assessor.assess(current), current=present, sizes=tuple(sizes))
 
 
 def _sober(

@@ -135,4 +135,15 @@ def why(choice: Choice, target: Assessment) -> tuple[Reason, str]:
     if not target.now.goodput:
         return Reason.EXPLORES, "nothing measured so far is forecast to keep the SLO; a smaller batch may"
     good = f"{current.now.goodput:.0f} to {target.now.goodput:.0f} good answers/s"
-    return Reason.MORE_GOODPUT, f"no configuration holds the SLO at this load; {good}, shedding who would be late"
+    return Reason.MORE_GOODPUT, f"{shortfall(target)}; {good}, late requests are refused"
+
+
+def shortfall(best: Assessment, among: str = "") -> str:
+    """Say by how much the best configuration, ``among`` some, misses the SLO.
+
+    Its p99 is of the requests that are answered, and may be inside the SLO while many are refused. The bound is the
+    planning budget: half of the misses that the SLO allows.
+    """
+    share, budget = best.now.miss_fraction, best.situation.budget
+    late = f"{share:.1%} late or refused, {budget:.1%} is the most planned for"
+    return f"no configuration{among} meets the SLO at this load: {late}"

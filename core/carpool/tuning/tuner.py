@@ -17,8 +17,10 @@ from carpool.learning.change_detection import is_another, is_news
 from carpool.learning.latency_model import LatencyLearner
 from carpool.learning.load import Load
 from carpool.learning.miss_test import MissTest
+from carpool.learning.size_limit import SizeLimit
 from carpool.policy.durations import Duration, format_seconds
-from carpool.policy.spec import PassThroughMode, ShedAt, TuningMode
+from carpool.policy.spec import Objective, PassThroughMode, ShedAt, TuningMode
+from carpool.tuning import objective
 from carpool.tuning.assessment import KEPT, Assessment, Assessor, Situation
 from carpool.tuning.exploration import LASTS, RISE, Dares, Probe, below, bolder, brighter, to_probe
 from carpool.tuning.safety_margin import Caution
@@ -47,20 +49,12 @@ LEAVE_PASS_THROUGH = 0.08
 NEGLIGIBLE = 0.001
 """Difference of forecast miss fractions below which one step is no riskier than another."""
 
-PASSING_IN_FLIGHT = 4
-"""Requests passed through at once when the device's executors are fewer: it has a queue of its own."""
-
-PASSING_LOAD = 0.7
-"""Share of the executors' time up to which requests may pass one by one: above it they mostly meet a backlog."""
-
 MOSTLY_ALONE = 1.2
 """Mean batch, in requests, up to which what passes through is forecast to."""
 
 WORTH_A_STALL = 0.1
 """Relative saving of device time for which a size never used is turned to, where the first batch of each makes others
 late: kernels are chosen or compiled for it then."""
-
-NO_WAIT = Duration(0.0)
 
 SPARED = 300.0
 """Seconds' worth of misses that the SLO allows, and were not made, that are kept for tries."""
@@ -94,6 +88,7 @@ class Tuner:
         self._obey(policy, model)
         self.parameters = self._limits.clamp(parameters or policy.baseline)
         self._sharing = Sharing()
+        self._size_limit = SizeLimit()
         self._check = ForecastCheck()
         self._service: ServiceTime | None = None
         self._estimate: Estimate | None = None
@@ -111,6 +106,10 @@ class Tuner:
         """As many when one was last looked for."""
         self._shed = False
         self._broken_at = -inf
+        self._aim = objective.Aim.of(policy)
+        self._fast: Assessment | None = None
+        """The setting with the least latency that keeps the utilization target; ``None``: there is none, or the
+        objective is device time."""
         self._brighter: Assessment | None = None
         """What is turned to in place of the best: as good for all that is known, and less of it is."""
         self._hopes_until = inf
@@ -186,6 +185,8 @@ class Tuner:
             observation.replicas,
         )
         share_moved = self._sharing.observe(observation.seconds / observation.replicas, stats.arrivals, stats.batchable)
+        self._aim = objective.Aim.of(self._policy, observation.others_busy / observation.seconds)
+        limit_moved = self._size_limit.observe(observation.seconds / observation.replicas, stats)
         self._cold = self._cold or COLD in stats.misses
         model_moved = self._learner.observe(now, stats.by_key()) != 1.0
         self._requests_since += stats.arrivals
@@ -199,7 +200,7 @@ class Tuner:
             return self._idle(now, service)
         if model_moved:
             self._left.clear()
-        if load_moved or model_moved or share_moved or is_another(service, self._tried_with):
+        if load_moved or model_moved or share_moved or limit_moved or is_another(service, self._tried_with):
             self._new_epoch(service)
         # Misses contradict the forecast that was made for these parameters, not what was late before them.
         late = sum(stats.misses.get(reason, 0) for reason in TOO_LATE)
@@ -220,7 +221,16 @@ class Tuner:
         if model_moved:
             self._check.forget(now)
         probing = self._probe is not None and self._probe.rows
-        if load_moved or share_moved or told or self._dares.trying or probing or expelled or COLD in stats.misses:
+        if (
+            load_moved
+            or share_moved
+            or limit_moved
+            or told
+            or self._dares.trying
+            or probing
+            or expelled
+            or COLD in stats.misses
+        ):
             self._check.changed(now)
         if stats.stalled or observation.paused > PAUSED * observation.seconds:
             self._check.paused(now)
@@ -240,6 +250,7 @@ class Tuner:
             or hoped
             or model_moved
             or share_moved
+            or limit_moved
             or checked
             or alarmed
             or forgives
@@ -302,17 +313,12 @@ class Tuner:
             or now - self._last_arrival <= SILENCE
         ):
             return self._keep(now, Reason.NO_TRAFFIC, silence)
-        passing = self._passing(self.parameters, service)
+        passing = objective.passing(self.parameters, service, self._limits)
         message = f"{self.parameters.describe()} to {passing.describe()}: {silence}"
         if self._policy.tuning.mode is TuningMode.RECOMMEND:
             return replace(self._decision(now, None, Reason.RECOMMEND_ONLY, message, None, ""), parameters=passing)
         self._turn(now, passing)
         return replace(self._decision(now, None, Reason.PASSES_THROUGH, message, None, ""), change=True)
-
-    def _passing(self, parameters: Parameters, service: ServiceTime) -> Parameters:
-        """Return what passes requests through where ``parameters`` would batch them."""
-        flights = max(service.executors, min(self._limits.max_in_flight, PASSING_IN_FLIGHT))
-        return replace(parameters, max_wait=NO_WAIT, max_in_flight=flights, pass_through=True)
 
     def _silence(self, now: float) -> str:
         since = max(self._last_arrival, self._started_at or now)
@@ -389,6 +395,10 @@ class Tuner:
         if self._sharing.share <= NONE:
             # No size differs from another, and company may come again.
             limits = replace(limits, min_batch=size, max_batch=size)
+        elif (largest := self._size_limit.largest) is not None:
+            # Larger batches are not made now: nothing is to be gained by a larger maximum, nor to be learned.
+            most = max(min(largest, limits.max_batch), limits.min_batch)
+            limits = replace(limits, max_batch=most)
         return replace(limits, max_wait=limits.min_wait) if self._mistaken else limits
 
     def _holds(self, wait: float) -> bool:
@@ -415,6 +425,7 @@ class Tuner:
             rows=max(1, round(self._load.rows)),
             quantiles=self._quantiles,
             share=self._sharing.share,
+            largest=self._size_limit.largest,
         )
         self._assessor = Assessor(situation)
         # Where the SLO is not kept something has to be done, and what was left before is no answer.
@@ -432,6 +443,9 @@ class Tuner:
         if not self._choice.best.holds_now:
             # Beyond the capacity requests are late whatever is set: that speaks against nothing that was tried.
             self._choice = choose(self._assessor, self.parameters)
+        self._choice = replace(self._choice, best=self._with_size_in_force(self._assessor, self._choice.best))
+        mode = self._policy.pass_through.mode
+        self._fast = objective.fastest(self._assessor, self._aim, self._choice, mode, self._failed)
         target = self._target_of(self._assessor, self._choice)
         leaves = target.parameters != self.parameters and self._worth(self._choice.current, target, is_clearly_worth)
         self._brighter = self._hope_for(self._assessor, self._choice, target) if leaves else None
@@ -440,10 +454,20 @@ class Tuner:
             self._dared_at = self._load.rate
         self._look_for_tries(moving=moving)
 
+    def _with_size_in_force(self, assessor: Assessor, best: Assessment) -> Assessment:
+        """Return ``best`` with the ``max_batch`` in force where smaller batches than either are made for now.
+
+        The limit passes with what it came from; the maximum would then have to be raised again, step by step.
+        """
+        largest, present = self._size_limit.largest, self.parameters.max_batch
+        if largest is None or not best.parameters.max_batch >= assessor.situation.limits.max_batch < present:
+            return best
+        return assessor.assess(replace(best.parameters, max_batch=present))
+
     def _hope_for(self, assessor: Assessor, choice: Choice, target: Assessment) -> Assessment | None:
         """Return what is to be turned to in place of the target, for what few batches leave open of t(b)."""
         current, avoid = choice.current, {*self._failed, *self._tried, *self._left}
-        if not current.holds_now or self._check.alarm is not None:
+        if not current.holds_now or self._check.alarm is not None or self._fast is not None:
             return None
         if target is choice.best:
             found = brighter(assessor, target, target, WORTH, avoid)
@@ -464,6 +488,8 @@ class Tuner:
         self._bold, self._offered, self._probe = None, self._spare, None
         if assessor is None or choice is None or self._held or self._check.alarm is not None:
             return
+        if self._fast is not None:
+            return  # while the device has room, another size has nothing to save that anybody needs
         # After misses that were not forecast no forecast says what may be dared, nor where first batches are slow.
         if (self._caution.none and not self._cold) or not choice.best.holds_now:
             self._bold = bolder(
@@ -481,7 +507,7 @@ class Tuner:
         if probe is None and assessor is not None:
             current = assessor.assess(self.parameters, KEPT)
             applies = not self._held and self._policy.tuning.mode is TuningMode.APPLY and not self._dares.trying
-            applies = applies and self._check.alarm is None
+            applies = applies and self._check.alarm is None and self._fast is None
             # Nor where a size makes others late the first time, or more are late than was forecast.
             sound = (not self._cold and self._caution.none) or not current.holds_now
             at_all = applies and sound and not self.parameters.pass_through
@@ -570,7 +596,10 @@ class Tuner:
         if again and target.holds_now and not self._dared:
             message = f"{step.parameters.describe()} was tried at this load and left"
             return self._keep(now, Reason.WOULD_FLIP, message, target, capped_by="evidence")
-        reason, message = why(choice, step if capped_by else target)
+        if target is self._fast:
+            reason, message = objective.why(self._aim, current, step)
+        else:
+            reason, message = why(choice, step if capped_by else target)
         if target is not known:
             reason = Reason.EXPLORES
             message = f"as good as {known.parameters.describe()} for all that is known; only running it tells if better"
@@ -585,16 +614,18 @@ class Tuner:
     def _target_of(self, assessor: Assessor, choice: Choice) -> Assessment:
         """Best configuration with pass-through considered."""
         mode = self._policy.pass_through.mode
+        if self._fast is not None:
+            return self._fast
         if mode is PassThroughMode.NEVER:
             return without_vain_wait(assessor, choice.current, choice.best)
         passing = assessor.assess(
-            self._passing(choice.best.parameters, assessor.situation.service),
+            objective.passing(choice.best.parameters, assessor.situation.service, self._limits),
             KEPT if self.parameters.pass_through else 1.0,
         )
         if mode is PassThroughMode.ALWAYS:
             return passing
         best = without_vain_wait(assessor, choice.current, choice.best)
-        if not passing.holds_ahead or assessor.passing_load() > PASSING_LOAD:
+        if not passing.holds_ahead or assessor.passing_load() > objective.PASSING_LOAD:
             return best
         saving = assessor.saving(choice.best, passing)
         enough = ENTER_PASS_THROUGH
@@ -627,6 +658,8 @@ class Tuner:
         if current.parameters.pass_through != passes:
             return True
         waits = current.parameters.max_wait
+        if target is self._fast:
+            return objective.is_gain(self._aim, target, current)
         if target.parameters.max_wait < waits and not self._holds(waits):
             return True
         return (is_clearly_worth if target.parameters in self._left else enough)(target, current)
@@ -690,6 +723,8 @@ class Tuner:
                 goodput=told.goodput,
                 device_time=told.device_time,
                 mean_batch=told.mean_batch,
+                mean=told.mean,
+                utilization=self._aim.utilization(step),
             )
         return Decision(
             parameters=step.parameters if step is not None else self.parameters,
@@ -703,7 +738,18 @@ class Tuner:
             estimate=self._believed(),
             at=now,
             rate=self._load.rate,
+            target_utilization=self._aim.target if self._aim.objective is Objective.BALANCED else 0.0,
+            alternative=self._alternative() if predicted is not None else "",
         )
+
+    def _alternative(self) -> str:
+        """Say what another objective would do at this load."""
+        assessor, choice = self._assessor, self._choice
+        if assessor is None or choice is None:
+            return ""
+        current = assessor.assess(self.parameters, KEPT)
+        unheld = replace(choice.best.parameters, max_wait=Duration(self._limits.min_wait), pass_through=False)
+        return objective.alternative(self._aim, current, choice.best, assessor.assess(unheld))
 
     def _shed_slo(self) -> bool:
         mode = self._policy.admission.shed_at

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool.policy.durations import DURATION_PATTERN
 from carpool.policy.plain import PolicyError, from_plain
-from carpool.policy.spec import TuningMode
+from carpool.policy.spec import Objective, TuningMode
 from carpool_operator.api.spec import PolicySpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from enum import StrEnum
 
 PREFIX = "carpool.dev/"
 
@@ -24,6 +25,12 @@ SLO_PREFIX = PREFIX + "slo-"
 """Followed by a percentile: ``carpool.dev/slo-p99: 50ms``. Any of these asks for a sidecar, too."""
 MODE = PREFIX + "mode"
 """``tuning.mode`` of the policy that is kept for the workload."""
+OBJECTIVE = PREFIX + "objective"
+"""Its ``objective``."""
+TARGET_UTILIZATION = PREFIX + "target-utilization"
+"""Its ``targetUtilizationPercent``."""
+DEVICE_SHARE = PREFIX + "device-share"
+"""Its ``deviceSharePercent``."""
 MAX_BATCH = PREFIX + "max-batch"
 """Its ``bounds.maxBatch.max``, rows."""
 MAX_WAIT = PREFIX + "max-wait"
@@ -84,6 +91,9 @@ def _fitting(name: str) -> str:
 FIELDS = {
     **{f"{SLO_PREFIX}{name}": ("slo", "latency", name) for name in ("p50", "p90", "p95", "p99", "p999")},
     MODE: ("tuning", "mode"),
+    OBJECTIVE: ("objective",),
+    TARGET_UTILIZATION: ("targetUtilizationPercent",),
+    DEVICE_SHARE: ("deviceSharePercent",),
     MAX_BATCH: ("bounds", "maxBatch", "max"),
     MAX_WAIT: ("bounds", "maxWait", "max"),
     MAX_IN_FLIGHT: ("bounds", "maxInFlight", "max"),
@@ -91,7 +101,8 @@ FIELDS = {
 """Where in a policy the value of an annotation goes."""
 
 _DURATIONS = {name for name in FIELDS if name.startswith(SLO_PREFIX)} | {MAX_WAIT}
-_NUMBERS = {MAX_BATCH, MAX_IN_FLIGHT}
+_NUMBERS = {MAX_BATCH, MAX_IN_FLIGHT, TARGET_UTILIZATION, DEVICE_SHARE}
+_CHOICES: dict[str, type[StrEnum]] = {MODE: TuningMode, OBJECTIVE: Objective}
 _OF_TEMPLATE = (CONTAINER, PORT, CPU, MEMORY)
 _OWN = (INJECT, *FIELDS)
 
@@ -149,9 +160,9 @@ def _problem(key: str, value: str) -> str | None:
         return f"{key} is {value!r}: write a duration, e.g. 50ms, 2s, 1m30s (units h, m, s, ms; whole numbers)"
     if key in _NUMBERS and re.fullmatch("[1-9][0-9]{0,8}", value) is None:
         return f'{key} is {value!r}: write a whole number from 1, in quotes, e.g. "32"'
-    if key == MODE and value not in set(TuningMode):
-        close = difflib.get_close_matches(value.capitalize(), list(TuningMode), n=1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(TuningMode)}"
+    if key in _CHOICES and value not in (known := list(map(str, _CHOICES[key]))):
+        close = difflib.get_close_matches(value.capitalize(), known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
         return f"{key} is {value!r}: {hint}"
     return None
 

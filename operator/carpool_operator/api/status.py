@@ -149,6 +149,8 @@ class LastDecision(Said, frozen=True):
     """What was seen."""
     predicted: Figures | None = None
     """What was forecast for the parameters in force."""
+    alternative: str = ""
+    """What another objective would do at this load."""
 
 
 class Trial(Said, frozen=True):

@@ -30,7 +30,15 @@ EVERY = "*"
 
 def told(policy: BatchingPolicy) -> BatchingPolicy:
     """Return what a sidecar has to know of a policy: the promise, not how the fleet is tuned to keep it."""
-    return BatchingPolicy(slo=policy.slo, models=policy.models, bounds=policy.bounds, admission=policy.admission)
+    return BatchingPolicy(
+        slo=policy.slo,
+        objective=policy.objective,
+        target_utilization_percent=policy.target_utilization_percent,
+        device_share_percent=policy.device_share_percent,
+        models=policy.models,
+        bounds=policy.bounds,
+        admission=policy.admission,
+    )
 
 
 class Publisher:

@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Puts the sidecar into pods as they are created: an admission webhook.",
         epilog="SIGTERM: unready at once, answers for 5 s more, finishes what is here, ends.",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('carpool-serving')}")
     parser.add_argument("--sidecar-image", required=True, metavar="IMAGE", help="image of the sidecar")
     parser.add_argument("--sidecar-pull-policy", choices=("Always", "IfNotPresent", "Never"), help="of that image")
     parser.add_argument("--sidecar-cpu", default="500m", metavar="CPU", help="CPU that a sidecar requests (500m)")

@@ -113,6 +113,7 @@ class Reporter:
                     at=at,
                     observed=happening.observed,
                     predicted=happening.predicted,
+                    alternative=happening.alternative,
                 )
         main = self._busiest(steerings)
         self._hold(view, steerings, main, at)
@@ -160,6 +161,7 @@ class Reporter:
             at=at,
             observed=None if main is None else main.learned.observed(),
             predicted=None if decision is None else predicted(decision.predicted),
+            alternative="" if decision is None else decision.alternative,
         )
 
     def _recommend(self, now: float, main: _Main | None) -> None:

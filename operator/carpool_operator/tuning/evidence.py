@@ -39,8 +39,8 @@ QUORUM = 0.5
 """Share of the ready pods that has to be readable: the few that answer may be those that fare well, or badly."""
 
 _COUNTS = (
-    "arrivals", "batchable", "arrivals_squared", "windows", "rows", "dispatched", "served", "hits", "cold", "stalled",
-    "padded_rows", "bisections",
+    "arrivals", "batchable", "arrivals_squared", "windows", "rows", "dispatched", "served", "hits", "limited",
+    "limited_rows", "cold", "stalled", "padded_rows", "bisections",
 )  # fmt: skip
 
 
@@ -59,6 +59,8 @@ class Sample(NamedTuple):
     queued_rows: int
     paused: float = 0.0
     """Seconds that its host paused."""
+    device_busy: float = 0.0
+    """Seconds with at least one batch in flight, of whichever model."""
 
 
 class Sum(NamedTuple):
@@ -74,6 +76,10 @@ class Sum(NamedTuple):
     """Mean of the pods' queues, rounded up."""
     paused: float = 0.0
     """Seconds that the pods' hosts paused, all together."""
+    device_busy: float = 0.0
+    """Seconds with at least one batch of any model in flight, of all pods together."""
+    others_busy: float = 0.0
+    """What other models used of it."""
 
 
 def add_up(samples: Iterable[Sample]) -> dict[str, Sum]:
@@ -83,13 +89,16 @@ def add_up(samples: Iterable[Sample]) -> dict[str, Sum]:
         return {}
     seconds = sum(sample.seconds for sample in chosen)
     paused = sum(sample.paused for sample in chosen)
+    busy = sum(sample.device_busy for sample in chosen)
     queued = -(-sum(sample.queued_rows for sample in chosen) // len(chosen))
     names = dict.fromkeys(name for sample in chosen for name in sample.models)
     sums = {}
     for name in names:
         passing = [sample.passing[name] for sample in chosen if name in sample.passing]
         stats = combine([sample.models[name] for sample in chosen if name in sample.models])
-        sums[name] = Sum(len(chosen), seconds, stats, 2 * sum(passing) >= len(passing), queued, paused)
+        others = sum(Stats(0.0, sample.device_busy, sample.models).others_busy(name) for sample in chosen)
+        passes = 2 * sum(passing) >= len(passing)
+        sums[name] = Sum(len(chosen), seconds, stats, passes, queued, paused, busy, others)
     return sums
 
 
@@ -222,7 +231,8 @@ class Evidence:
             return None
         if seconds <= 0:
             return None  # the very snapshot that is known
-        models = report.stats.since(earlier).models
+        since = report.stats.since(earlier)
+        models = since.models
         seen.error = next(
             (f"{wrong} (model {name!r})" for name, s in models.items() if (wrong := _absurd(s, seconds))), ""
         )
@@ -242,6 +252,7 @@ class Evidence:
             passing={name: lane.pass_through for name, lane in report.lanes.items()},
             queued_rows=report.queue.rows,
             paused=max(report.stalls.seconds - stalled, 0.0),
+            device_busy=since.device_busy,
         )
 
     def _wrong(self, report: Report) -> str:
@@ -249,7 +260,7 @@ class Evidence:
         if report.target not in {"", self._target}:  # Prometheus does not tell
             return f"its sidecar takes changes for {report.target}: restart the pod"
         stats = report.stats
-        if not (_real(stats.at) and _real(report.uptime_seconds) and _real(report.stalls.seconds)):
+        if not all(map(_real, (stats.at, stats.device_busy, report.uptime_seconds, report.stalls.seconds))):
             return "its clock is no number"
         if report.queue.rows < 0:
             return "its queue is negative"
@@ -277,6 +288,8 @@ def _absurd(stats: ModelStats, seconds: float) -> str:
         return f"{stats.arrivals} requests in {seconds:.3g} s"
     if stats.batchable > stats.arrivals:
         return f"{stats.batchable} batchable requests of {stats.arrivals}"
+    if stats.limited_rows < stats.limited:
+        return f"{stats.limited} limited batches with {stats.limited_rows} rows allowed"
     if stats.windows * WINDOW > 2 * seconds + 1.0:
         return f"{stats.windows} windows of {WINDOW} s in {seconds:.3g} s"
     for cell in stats.cells:

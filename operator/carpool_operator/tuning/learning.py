@@ -45,6 +45,7 @@ class Learned:
         self._lately = ModelStats()
         self._before = ModelStats()
         self._seconds = self._seconds_before = 0.0
+        self._busy = self._busy_before = 0.0
 
     @property
     def rate(self) -> float:
@@ -78,8 +79,10 @@ class Learned:
             self._since = now
             self._before, self._seconds_before = self._lately, self._seconds
             self._lately, self._seconds = ModelStats(), 0.0
+            self._busy_before, self._busy = self._busy, 0.0
         self._lately = combine([self._lately, replace(total.stats, cells=[])])
         self._seconds += total.seconds
+        self._busy += total.device_busy
         self.promise.observe(now, total.stats.hits, total.stats.missed)
         self.decision = self.tuner.step(
             Observation(
@@ -89,6 +92,7 @@ class Learned:
                 passing=total.passing,
                 paused=total.paused,
                 queued_rows=total.queued_rows,
+                others_busy=total.others_busy,
                 replicas=total.pods,
             )
         )
@@ -107,6 +111,7 @@ class Learned:
             p99=_time(stats.quantile(0.99)),
             miss_fraction=_figure(stats.missed / ended),
             goodput=_figure(stats.hits / seconds),
+            utilization=_figure((self._busy_before + self._busy) / seconds),
         )
 
 
@@ -121,6 +126,7 @@ def predicted(forecast: Forecasted | None) -> Figures | None:
         goodput=_figure(forecast.goodput),
         mean_batch=_figure(forecast.mean_batch),
         device_time=_time(forecast.device_time),
+        utilization=_figure(forecast.utilization),
     )
 
 

@@ -58,6 +58,8 @@ class Happening(NamedTuple):
     """That came into force, stay, or are tried; ``None`` where the models are not all alike."""
     observed: Figures | None = None
     predicted: Figures | None = None
+    alternative: str = ""
+    """What another objective would do."""
     generation: int = 0
     """Of the document that says so; 0: none does."""
 
@@ -420,6 +422,7 @@ class Steering:
                 parameters=parameters,
                 observed=None if learned is None else learned.observed(),
                 predicted=None if decision is None else predicted(decision.predicted),
+                alternative="" if decision is None else decision.alternative,
             )
         )
 

@@ -186,9 +186,20 @@ class AdminApp:
         exchange.respond(200, JSON, report.encode(_report(self._sidecar, int(text) if text.isdigit() else 0)) + b"\n")
 
     def _explain(self, exchange: Exchange) -> None:
-        """List the last decisions of the tuner: when, what, why, what was forecast, and what keeps it from going on."""
+        """List the last decisions of the tuner: when, what, why, what was forecast, and what keeps it from going on.
+
+        ``lastBusy`` has what was observed in the last minute in which requests came, by model, and its forecast.
+        """
         control = self._sidecar.control
-        _respond(exchange, {"tuned": control.tunes, "tunerPid": control.link.pid, "decisions": list(control.decisions)})
+        _respond(
+            exchange,
+            {
+                "tuned": control.tunes,
+                "tunerPid": control.link.pid,
+                "decisions": list(control.decisions),
+                "lastBusy": control.busy.last(),
+            },
+        )
 
     OPEN: ClassVar[Routes] = {
         (b"GET", b"/metrics"): _metrics,
@@ -260,6 +271,12 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
         alone=[
             report.Alone(*cause, requests, sidecar.driver.why.get(cause, ""))
             for cause, requests in sidecar.driver.alone.items()
+        ],
+        forwarded=[
+            report.Forwarded(
+                method=method, path=path, requests=counts.requests, hits=counts.hits, durations=list(counts.durations)
+            )
+            for (method, path), counts in sidecar.forwarded.paths.items()
         ],
         stalls=report.Stalls(sidecar.stalls.count, sidecar.stalls.total),
     )

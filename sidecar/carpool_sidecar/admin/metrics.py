@@ -45,6 +45,14 @@ METRICS = (
     Metric("arrivals_squared", "counter", ("model",), "Sum over windows of 100 ms of the squared number of arrivals"),
     Metric("windows", "counter", ("model",), "Windows of 100 ms that were counted"),
     Metric("rows", "counter", ("model",), "Rows that arrived"),
+    Metric(
+        "limited_batches",
+        "counter",
+        ("model",),
+        "Batches composed while fewer rows than carpool_max_batch were allowed: requests fail their batches, "
+        "or the upstream refuses large ones",
+    ),
+    Metric("limited_batch_rows", "counter", ("model",), "Rows that were allowed, summed over those batches"),
     Metric("batches", "counter", _CELL, "Batches answered, neither cold nor stalled"),
     Metric("batch_busy_seconds", "counter", _CELL, "Their seconds with the upstream"),
     Metric(
@@ -87,6 +95,16 @@ METRICS = (
         ("model",),
         "Calls that took four times their forecast, at least a second, and gave their slots to others",
     ),
+    Metric(
+        "forwarded_requests", "counter", ("method", "path", "code"), "Answers to requests passed on and never batched"
+    ),
+    Metric(
+        "forwarded_duration_seconds",
+        "histogram",
+        ("method", "path"),
+        "Of these, from the request's last byte in to the answer's last byte out",
+    ),
+    Metric("forwarded_slo_hits", "counter", ("method", "path"), "Of these, answered with success in the SLO's time"),
     Metric("alone", "counter", ("model", "reason"), "Requests that may not be merged, by reason"),
     Metric(
         "axis_checks",
@@ -100,6 +118,18 @@ METRICS = (
     Metric("max_batch", "gauge", ("model",), "Rows that a batch may have now"),
     Metric("max_wait_seconds", "gauge", ("model",), "Age at which the oldest request stops waiting for company"),
     Metric("max_in_flight", "gauge", ("model",), "Batches of a model that may be with the upstream at once"),
+    Metric(
+        "forecast_utilization_ratio",
+        "gauge",
+        ("model",),
+        "Share of its time for which the device is forecast to be busy, with all who use it",
+    ),
+    Metric(
+        "target_utilization_ratio",
+        "gauge",
+        ("model",),
+        "Utilization up to which the objective puts latency first; 0: it has no such target",
+    ),
     Metric(
         "forecast_alarm",
         "gauge",
@@ -167,6 +197,8 @@ class Collector:
             model, counted = lane.name, stats.models[lane.name]
             for name in ("arrivals", "batchable", "arrivals_squared", "windows", "rows", "padded_rows", "bisections"):
                 put(name, getattr(counted, name), model)
+            put("limited_batches", counted.limited, model)
+            put("limited_batch_rows", counted.limited_rows, model)
             put("cold_batches", counted.cold, model)
             put("stalled_batches", counted.stalled, model)
             for *key, batches, busy, squared in counted.cells:
@@ -187,6 +219,9 @@ class Collector:
             put("max_wait_seconds", lane.parameters.max_wait, model)
             put("max_in_flight", lane.parameters.max_in_flight, model)
             put("overdue_calls", lane.gave_back, model)
+            if (utilization := control.utilization.get(model)) is not None:
+                put("forecast_utilization_ratio", utilization.forecast, model)
+                put("target_utilization_ratio", utilization.target, model)
             put("forecast_alarm", model in control.alarms, model)
             put("model_replaced", control.replaced(model), model)
         # 2. By other things
@@ -205,6 +240,13 @@ class Collector:
                 put("changes_rejected", count, why)
         for model, count in control.guard.counts.items():
             put("rollbacks", count, sidecar.models.label(model))
+        for path, counts in sidecar.forwarded.paths.items():
+            for code, count in counts.statuses.items():
+                put("forwarded_requests", count, *path, code)
+            put("forwarded_slo_hits", counts.hits, *path)
+            families["forwarded_duration_seconds"].add_metric(
+                list(path), _cumulative(DURATION_BOUNDS, counts.durations), counts.seconds
+            )
         # 3. Of the whole process
         put("device_busy_seconds", stats.device_busy)
         put("queue_rows", batcher.queued_rows)

@@ -45,8 +45,11 @@ class Document(NamedTuple):
 class Backend(Protocol):
     """A model server, beside this process or inside it."""
 
-    def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver) -> Call:
-        """Post a request for inference; its framing is added to the headers. Never blocks, never raises."""
+    def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver, *, idempotent: bool = True) -> Call:
+        """Post a request for inference; its framing is added to the headers. Never blocks, never raises.
+
+        ``idempotent``: whether the model may receive it twice.
+        """
 
     def forward(self, exchange: Exchange) -> Forward:
         """Pass on anything else."""

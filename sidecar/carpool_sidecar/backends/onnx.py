@@ -88,7 +88,15 @@ class OnnxBackend:
                 "the model is served without batching", extra={"model": self.model, "detail": self._axis.reason}
             )
 
-    def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver) -> Run:
+    def send(
+        self,
+        target: bytes,
+        headers: Headers,
+        body: Body,
+        receiver: Receiver,
+        *,
+        idempotent: bool = True,  # noqa: ARG002 - nothing is computed twice here
+    ) -> Run:
         """Compute on a thread of the pool."""
         run = Run(receiver)
         future = asyncio.get_running_loop().run_in_executor(self._threads, self.serve, target, headers, body)

@@ -91,12 +91,13 @@ class UpstreamBackend:
             clock=clock,
         )
 
-    def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver) -> Call:
+    def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver, *, idempotent: bool = True) -> Call:
         """Post a request for inference over an idle connection or a new one."""
         head = encode_request_head(b"POST", target, headers, (content_length(size_of(body)),))
         # A connection that the upstream closed while it was idle says nothing of the request: that one is sent again,
-        # and so, once, is one that the upstream died over: from here they look the same.
-        return self._inference.send(head, body, receiver, timeout=self._timeout, retry_stale=True)
+        # and so, once, is one that the upstream died over: from here they look the same. The model may have computed
+        # the latter, so only what is idempotent is sent again.
+        return self._inference.send(head, body, receiver, timeout=self._timeout, retry_stale=idempotent)
 
     def forward(self, exchange: Exchange) -> Forwarding:
         """Stream anything else both ways."""

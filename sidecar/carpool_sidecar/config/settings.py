@@ -16,6 +16,11 @@ from carpool.policy.plain import Camel, PolicyError, from_plain
 from carpool.policy.spec import BatchingPolicy
 from carpool_sidecar.protocols.limits import Limits
 
+MAPPINGS = {"upstream": "url", "onnx": "path"}
+"""Fields that are mappings, by the one in them that people write in place of all."""
+
+NO_TLS = "TLS is not supported; write the server's plain port, http://host:port, or put a TLS proxy between"
+
 NO_ADDRESS = "is not host:port: write e.g. 127.0.0.1:8080"
 
 EVERY_MODEL = "*"
@@ -228,6 +233,10 @@ def read(text: str) -> SidecarConfig:
         field, _, why = str(error).partition(": ")
         if field in {"listen", "admin"}:
             raise PolicyError(field, f"{plain[field]!r} {NO_ADDRESS}") from None
+        if field in MAPPINGS and isinstance(plain[field], str):
+            if plain[field].startswith("https:"):
+                raise PolicyError(field, f"{plain[field]!r}: {NO_TLS}") from None
+            raise PolicyError(field, f'write {field}: {{{MAPPINGS[field]}: "{plain[field]}"}}') from None
         if field.startswith("parameters[...]"):
             field = field.replace("[...]", f"[{_first_wrong(plain['parameters'])}]", 1)
         raise PolicyError(field, why) from None
@@ -277,5 +286,7 @@ def _validate_url(url: str) -> None:
         _ = parts.port
     except ValueError:
         good = False
+    if url.startswith("https:"):
+        raise PolicyError("upstream.url", f"{url!r}: {NO_TLS}")
     if not good:
         raise PolicyError("upstream.url", f"{url!r}: write http://host:port or unix:/path, without a path behind it")

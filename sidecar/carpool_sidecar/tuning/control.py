@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, deque
 from contextlib import contextmanager
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -17,6 +17,7 @@ from carpool.policy.spec import TuningMode
 from carpool.tuning.tuner import INTERVAL
 from carpool_sidecar.config.settings import EVERY_MODEL
 from carpool_sidecar.models import OTHER
+from carpool_sidecar.tuning.busy import BusyMinutes
 from carpool_sidecar.tuning.guard import Guard
 from carpool_sidecar.tuning.messages import Decided, Observations, Observed, Setup
 from carpool_sidecar.tuning.tuner_link import TunerLink
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from carpool.batching.batcher import Batcher
     from carpool.batching.counters import ModelStats, Stats
+    from carpool.exchange.decision import Forecasted
     from carpool.policy.parameters import Parameters
     from carpool_sidecar.config.settings import SidecarConfig
     from carpool_sidecar.driver import Driver
@@ -47,6 +49,14 @@ class Explained(msgspec.Struct):
     """Seconds since the epoch, of the latest."""
     decision: Decision
     times: int = 1
+
+
+class Utilization(NamedTuple):
+    """Share of its time for which the device is busy, 0 to 1."""
+
+    forecast: float
+    target: float
+    """0: the objective has none."""
 
 
 class Control:
@@ -71,6 +81,8 @@ class Control:
         """Observations and decisions lost to faults of ours."""
         self.alarms: dict[str, str] = {}
         """By model: what was observed in place of what was forecast, while it is."""
+        self.utilization: dict[str, Utilization] = {}
+        """By model, of its last forecast."""
         self.link = TunerLink(self._heard, self._introduce, log)
         self._driver = driver
         self._batcher: Batcher = driver.batcher
@@ -88,6 +100,7 @@ class Control:
         self._mixed: set[str] = set()
         """Models replaced since they were last observed: their service times are partly those of another."""
         self._before: Stats = driver.batcher.stats(clock())
+        self.busy = BusyMinutes(self._before.at)
         self._stalled_before = self._stalled_looked = stalls.total
         self._apply()
         self._introduce()
@@ -142,6 +155,7 @@ class Control:
         self._replaced[model] += 1
         self._mixed.add(model)
         self.alarms.pop(model, None)
+        self.utilization.pop(model, None)
 
     def replaced(self, model: str) -> int:
         """Return how often the model, or the server that it is of, was found to be another one."""
@@ -156,6 +170,7 @@ class Control:
         """Tell the tuner what was counted since the last time."""
         now = self._clock()
         stats = self._batcher.stats(now)
+        self.busy.look(stats, time(), self._predicted)
         since = stats.since(self._before)
         seconds = now - self._before.at
         paused = self._stalls.total - self._stalled_before
@@ -170,6 +185,7 @@ class Control:
                         stalled=paused > STALLED_SHARE * seconds,
                         paused=paused,
                         queued_rows=stats.queued_rows,
+                        others_busy=since.others_busy(lane.name),
                     ),
                     lane.parameters,
                     self._generation_of(lane.name),
@@ -183,6 +199,11 @@ class Control:
         self._before = stats
         self._stalled_before = self._stalls.total
         self._mixed.clear()
+
+    def _predicted(self, model: str) -> Forecasted | None:
+        """Return what the last decision on a model expects."""
+        last = next((each.decision for each in reversed(self.decisions) if each.model == model), None)
+        return None if last is None else last.predicted
 
     def _measured(self, model: str, stats: ModelStats) -> ModelStats:
         """Return an interval's counts; of a model replaced in it its load, and no service times."""
@@ -213,6 +234,7 @@ class Control:
         policy = self._config.policy
         self._generation += 1
         self.alarms.clear()
+        self.utilization.clear()
         if not self.tunes:
             policy = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
         self.link.send(Setup(to_plain(policy)))
@@ -244,6 +266,8 @@ class Control:
                 extra={"model": model, "reason": decision.reason.value, "detail": decision.message},
             )
         self._driver.do(self._batcher.learn(model, decision.estimate, now, shed_slo=decision.shed_slo))
+        if decision.predicted is not None:
+            self.utilization[model] = Utilization(decision.predicted.utilization, decision.target_utilization)
         self._compare(model, decision)
         self._remember(model, decision)
 

@@ -15,7 +15,7 @@ from carpool.learning.arrivals import Poisson, until
 from carpool.learning.batchable_share import MOST_GROUPS, NONE, Sharing, explained, groups, pays_to_hold
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import SLO, BatchingPolicy, Latency
+from carpool.policy.spec import SLO, BatchingPolicy, Latency, Objective
 from carpool.simulation.simulator import Arrival, Device, Simulation, linear
 from carpool.simulation.twin import Pilot, tuned
 from carpool.tuning.tuner import Tuner
@@ -241,7 +241,7 @@ def loop(number, *, rate=RATE, seconds=40.0, fixed=0.01, per_row=0.0005, paramet
     rng = Random(1)
     times = until(Poisson(rate), seconds, Random(2))
     arrivals = [Arrival(at, key=rng.randrange(number) if number else 1 + each) for each, at in enumerate(times)]
-    policy = BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(0.5))))
+    policy = BatchingPolicy(objective=Objective.EFFICIENCY, slo=SLO(latency=Latency(p99=Duration(0.5))))
     return tuned(arrivals, Device(linear(fixed, per_row)), policy, parameters=parameters)
 
 
@@ -287,7 +287,7 @@ def test_without_company_a_full_server_keeps_its_size():
 
 
 def test_counters_of_older_sidecars_mean_that_all_can_be_batched():
-    pilot = Pilot(Tuner(BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(0.5))))))
+    pilot = Pilot(Tuner(BatchingPolicy(objective=Objective.EFFICIENCY, slo=SLO(latency=Latency(p99=Duration(0.5))))))
     times = until(Poisson(RATE), 20.0, Random(2))
     Simulation(times, Device(linear(0.01, 0.0005)), slo=0.5, parameters=pilot.tuner.parameters).every(
         0.5, lambda now, stats: pilot.observe(now, [_older(each) for each in stats])

@@ -15,7 +15,7 @@ from carpool.forecasting.refinement import Expected, Settling
 from carpool.learning.arrivals import Poisson, until
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import SLO, BatchingPolicy, Latency
+from carpool.policy.spec import SLO, BatchingPolicy, Latency, Objective
 from carpool.simulation.simulator import Device, Simulation, linear
 from carpool.simulation.twin import Pilot
 from carpool.tuning.tuner import Tuner
@@ -179,7 +179,7 @@ class Distorted(Pilot):
 
 
 def tuned(slower, seconds=90.0, slo=0.3, mode=None):
-    policy = BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(slo))))
+    policy = BatchingPolicy(objective=Objective.EFFICIENCY, slo=SLO(latency=Latency(p99=Duration(slo))))
     if mode is not None:
         policy = replace(policy, tuning=replace(policy.tuning, mode=mode))
     pilot = Distorted(Tuner(policy))
@@ -217,7 +217,7 @@ class Paused(Tuner):
 
 @pytest.mark.parametrize("says", [True, False])
 def test_a_host_that_pauses_raises_no_alarm_where_it_says_so(says):
-    tuner = Paused(BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(0.3)))))
+    tuner = Paused(BatchingPolicy(objective=Objective.EFFICIENCY, slo=SLO(latency=Latency(p99=Duration(0.3)))))
     tuner.says, pilot = says, Pilot(tuner)
     device = replace(BOTH, stalls=tuple((20.0 + 1.0 * each, 0.15) for each in range(60)))
     arrivals = until(Poisson(400.0), 90.0, Random(4))

@@ -11,7 +11,17 @@ from carpool.learning.arrivals import Gamma, Poisson, until
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import SLO, BatchingPolicy, Bounds, IntRange, Latency, PassThrough, PassThroughMode, for_p99
+from carpool.policy.spec import (
+    SLO,
+    BatchingPolicy,
+    Bounds,
+    IntRange,
+    Latency,
+    Objective,
+    PassThrough,
+    PassThroughMode,
+    for_p99,
+)
 from carpool.simulation.simulator import Device
 from carpool.simulation.twin import flips, tuned
 from carpool.tuning.assessment import Assessor, Situation
@@ -23,7 +33,9 @@ TILES = (0.0063, 0.0063, 0.0072, 0.0091, 0.0111, 0.0134, 0.0157, 0.018, 0.0232)
 """Rows that cost more and more until the first tile, of 32, is full: nine rows are dearer than five."""
 
 LIMITED = BatchingPolicy(
-    slo=SLO(latency=Latency(p99=Duration(0.12))), bounds=Bounds(max_in_flight=IntRange(max=1))
+    objective=Objective.EFFICIENCY,
+    slo=SLO(latency=Latency(p99=Duration(0.12))),
+    bounds=Bounds(max_in_flight=IntRange(max=1)),
 ).validate()
 
 TILED = Device(times=lambda rows, _: TILES[rows - 1] if rows <= 9 else 0.0285 * -(-rows // 32), cv=0.02)
@@ -362,13 +374,15 @@ def test_at_rest_single_batches_tell_what_a_larger_tile_takes():
 @pytest.mark.parametrize("seed", [1, 2, 3, 6, 7])
 def test_nobody_passes_requests_in_hope_of_executors(seed):
     core = Device(times=lambda rows, _: CORE[rows] if rows <= 4 else CORE[4] + 0.00112 * (rows - 4), cv=0.05)
-    _, decisions = tuned(list(until(Poisson(300), 25, Random(seed))), core, for_p99(0.02), seed=seed)
+    _, decisions = tuned(
+        list(until(Poisson(300), 25, Random(seed))), core, for_p99(0.02, Objective.EFFICIENCY), seed=seed
+    )
     assert not any(decision.parameters.pass_through for decision in decisions)
 
 
 def test_whoever_wants_requests_to_pass_is_not_asked_to_hope():
     core = Device(times=lambda rows, _: CORE[rows] if rows <= 4 else CORE[4] + 0.00112 * (rows - 4), cv=0.05)
-    always = replace(for_p99(0.02), pass_through=PassThrough(mode=PassThroughMode.ALWAYS))
+    always = replace(for_p99(0.02, Objective.EFFICIENCY), pass_through=PassThrough(mode=PassThroughMode.ALWAYS))
     _, decisions = tuned(list(until(Poisson(620), 5, Random(6))), core, always, seed=6)
     assert decisions[-1].parameters.pass_through
     # One try on the way there is all that may come before it.
@@ -379,7 +393,9 @@ def test_whoever_wants_requests_to_pass_is_not_asked_to_hope():
 def test_hope_for_company_that_saves_nothing_is_soon_over(seed):
     # A CPU's times vary by a tenth, which leaves 5 % open; nobody waits for that longer than some seconds.
     alone = Device(times=lambda rows, _: 0.009 * rows, cv=0.1)
-    _, decisions = tuned(list(until(Poisson(30), 60, Random(seed))), alone, for_p99(0.5), seed=seed)
+    _, decisions = tuned(
+        list(until(Poisson(30), 60, Random(seed))), alone, for_p99(0.5, Objective.EFFICIENCY), seed=seed
+    )
     assert all(decision.parameters.pass_through for decision in decisions if decision.at > 40.0)
 
 
@@ -387,7 +403,9 @@ def test_hope_for_company_that_saves_nothing_is_soon_over(seed):
 def test_what_a_few_unlucky_batches_hide_is_found(seed):
     # At 620 requests/s four rows save 9 % against passing, three 8, two 6: told by 3 to 30 batches that spread by 5 %.
     core = Device(times=lambda rows, _: CORE[rows] if rows <= 4 else CORE[4] + 0.00112 * (rows - 4), cv=0.05)
-    outcome, decisions = tuned(list(until(Poisson(620), 20, Random(seed))), core, for_p99(0.02), seed=seed)
+    outcome, decisions = tuned(
+        list(until(Poisson(620), 20, Random(seed))), core, for_p99(0.02, Objective.EFFICIENCY), seed=seed
+    )
     settled = outcome.summary(10.0)
     assert settled.device_busy / settled.answers < 0.000643
     assert flips(decisions) == 0
@@ -397,7 +415,7 @@ def test_what_a_few_unlucky_batches_hide_is_found(seed):
 def test_the_saving_behind_a_step_is_found_while_the_slo_is_kept(seed):
     # From five rows at 2.2 ms each on nothing looks cheaper, and 25 of them take 1.1 ms each.
     rising = [*until(Poisson(110), 40, Random(seed)), *(40 + time for time in until(Poisson(400), 60, Random(seed)))]
-    outcome, _decisions = tuned(rising, TILED, for_p99(0.12))
+    outcome, _decisions = tuned(rising, TILED, for_p99(0.12, Objective.EFFICIENCY))
     settled = outcome.summary(60.0)
     assert settled.device_busy / settled.answers < 0.0013
     assert outcome.summary().miss_fraction < 0.01

@@ -139,7 +139,7 @@ def test_a_step_goes_at_most_twice_as_far():
     [
         (600.0, parameters(8), Reason.SAVES_DEVICE_TIME, "device time falls"),
         (1000.0, parameters(1), Reason.RESTORES_SLO, "forecast to miss the SLO"),
-        (3000.0, parameters(8), Reason.MORE_GOODPUT, "shedding"),
+        (3000.0, parameters(8), Reason.MORE_GOODPUT, "late requests are refused"),
         (1350.0, parameters(64, 0.0, 8), Reason.RESTORES_SLO, "1.25x"),
     ],
 )

@@ -18,6 +18,7 @@ from carpool.policy.spec import (
     Bounds,
     IntRange,
     Latency,
+    Objective,
     PassThrough,
     PassThroughMode,
     RiskierStep,
@@ -36,6 +37,7 @@ GPU = Device(times=linear(0.005, 0.0005))
 
 
 def policy(slo=0.05, **changes):
+    changes = {"objective": Objective.EFFICIENCY} | changes
     return BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(slo))), **changes).validate()
 
 
@@ -447,7 +449,7 @@ def test_failures_of_the_model_are_not_blamed_on_the_parameters():
 
 
 def test_for_p99_is_all_it_needs():
-    assert tuned(poisson(300, 20), GPU, for_p99(0.05)).decisions[-1].parameters.max_wait > 0
+    assert tuned(poisson(300, 20), GPU, for_p99(0.05, Objective.EFFICIENCY)).decisions[-1].parameters.max_wait > 0
 
 
 def test_another_policy_keeps_what_was_learned_and_its_own_limits():
@@ -482,7 +484,7 @@ def test_a_change_says_whether_one_replica_had_better_try_it_first():
 def test_a_very_noisy_model_does_not_turn_the_parameters_back_and_forth():
     # Exponential service times: of twelve sizes with a few batches each one always looks cheapest by luck.
     device = Device(times=linear(0.005, 0.0005), cv=1.0)
-    outcome, decisions = tuned(poisson(300, 300), device, for_p99(0.1))
+    outcome, decisions = tuned(poisson(300, 300), device, for_p99(0.1, Objective.EFFICIENCY))
     assert flips(decisions) == 0
     assert sum(decision.change for decision in decisions if decision.at > 60) <= 4
     assert outcome.summary(60).miss_fraction < 0.005
@@ -494,7 +496,9 @@ def test_in_overload_a_larger_batch_is_tried_than_t_of_b_speaks_for():
     device = Device(times=lambda rows, _: known[rows - 1] if rows <= 9 else 0.0285 * -(-rows // 32))
     arrivals = poisson(60, 40) + [40 + time for time in poisson(600, 40, seed=2)]
     one = BatchingPolicy(
-        slo=SLO(latency=Latency(p99=Duration(0.12))), bounds=Bounds(max_in_flight=IntRange(max=1))
+        objective=Objective.EFFICIENCY,
+        slo=SLO(latency=Latency(p99=Duration(0.12))),
+        bounds=Bounds(max_in_flight=IntRange(max=1)),
     ).validate()
     outcome, decisions = tuned(arrivals, device, one)
     assert Reason.EXPLORES in {decision.reason for decision in decisions if decision.change}
@@ -508,7 +512,7 @@ def test_executors_that_noise_hides_are_looked_for_again():
     arrivals = [
         start + time for start, rate in ((0, 150), (40, 300), (60, 550)) for time in poisson(rate, 40, seed=rate)
     ]
-    outcome, decisions = tuned(sorted(arrivals), device, for_p99(0.3))
+    outcome, decisions = tuned(sorted(arrivals), device, for_p99(0.3, Objective.EFFICIENCY))
     assert decisions[-1].parameters.max_in_flight >= 3
     assert outcome.summary(65).miss_fraction < 0.02
 
@@ -517,7 +521,7 @@ def test_sizes_that_are_slow_the_first_time_neither_alarm_nor_are_met_again_and_
     # 0.1 to 0.6 s for the first batch of each size: 64 of these, and each makes a hundred requests late.
     device = Device(times=lambda rows, _: max(0.013, 0.0009 * rows), cold=10.0, cv=0.1)
     arrivals = [*poisson(200, 40), *(40 + time for time in poisson(450, 40, seed=2))]
-    outcome, decisions = tuned(arrivals, device, for_p99(0.15))
+    outcome, decisions = tuned(arrivals, device, for_p99(0.15, Objective.EFFICIENCY))
     assert Reason.MISSES_CONFIRMED not in {decision.reason for decision in decisions if decision.change}
     assert sum(decision.change for decision in decisions) <= 6
     assert len(set(outcome.batch_rows)) <= 24

@@ -11,14 +11,24 @@ from carpool.exchange.decision import Observation, Reason
 from carpool.learning.arrivals import Poisson, until
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import SLO, BatchingPolicy, Latency, PassThrough, PassThroughMode, Tuning, TuningMode, for_p99
+from carpool.policy.spec import (
+    SLO,
+    BatchingPolicy,
+    Latency,
+    Objective,
+    PassThrough,
+    PassThroughMode,
+    Tuning,
+    TuningMode,
+    for_p99,
+)
 from carpool.simulation.simulator import Device, linear
 from carpool.simulation.twin import flips, tuned
 from carpool.tuning.safety_margin import CAUTION
 from carpool.tuning.tuner import Tuner
 
 GPU = Device(times=linear(0.005, 0.0005))
-POLICY = BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(0.05)))).validate()
+POLICY = BatchingPolicy(objective=Objective.EFFICIENCY, slo=SLO(latency=Latency(p99=Duration(0.05)))).validate()
 SELDOM = [(1, 2.0), (1, 10.0), (4, 2.0), (8, 5.0)]
 """Replicas, and seconds between two observations."""
 
@@ -120,7 +130,9 @@ def observe(tuner, steps, start=0):
 
 def test_what_was_taken_back_is_not_tried_again_at_this_load_and_forecasts_become_careful():
     never = PassThrough(mode=PassThroughMode.NEVER)
-    tuner = Tuner(BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(0.05))), pass_through=never))
+    tuner = Tuner(
+        BatchingPolicy(objective=Objective.EFFICIENCY, slo=SLO(latency=Latency(p99=Duration(0.05))), pass_through=never)
+    )
     before = tuner.parameters
     observe(tuner, 60)
     rejected = tuner.parameters
@@ -147,7 +159,8 @@ def test_it_may_be_told_twice_and_after_it_has_seen_it_itself():
 
 def test_what_is_held_follows_what_is_in_force():
     tuner = Tuner(
-        BatchingPolicy(slo=POLICY.slo, tuning=Tuning(mode=TuningMode.HOLD)), parameters=Parameters(max_batch=8)
+        BatchingPolicy(objective=Objective.EFFICIENCY, slo=POLICY.slo, tuning=Tuning(mode=TuningMode.HOLD)),
+        parameters=Parameters(max_batch=8),
     )
     first = observe(tuner, 10)[-1]
     tuner.adopt(Parameters(max_batch=16, max_wait=Duration(0.01)))
@@ -160,7 +173,7 @@ def test_what_is_held_follows_what_is_in_force():
 @pytest.mark.parametrize("target", [{"p50": 0.02}, {"p90": 0.03}, {"p95": 0.04}, {"p999": 0.08}])
 def test_any_percentile_may_be_promised_alone(target):
     latency = Latency(**{name: Duration(value) for name, value in target.items()})
-    latency_policy = BatchingPolicy(slo=SLO(latency=latency))
+    latency_policy = BatchingPolicy(objective=Objective.EFFICIENCY, slo=SLO(latency=latency))
     outcome, decisions = tuned(poisson(500, 40), GPU, latency_policy)
     assert Reason.MISSES_CONFIRMED not in {decision.reason for decision in decisions}
     quantile, _ = latency_policy.slo.percentiles[-1]
@@ -187,7 +200,7 @@ def test_what_a_try_may_cost_is_what_one_replica_might_have_missed_in_five_minut
 
 def test_a_try_that_somebody_else_ended_is_one_no_more():
     # Up to nine rows cost more and more; while a try lasts, leaving it is no flip. Taken back, it is over.
-    tuner = Tuner(for_p99(0.12))
+    tuner = Tuner(for_p99(0.12, Objective.EFFICIENCY))
     known = (0.0063, 0.0063, 0.0072, 0.0091, 0.0111, 0.0134, 0.0157, 0.018, 0.0233)
     cells = [(0, rows, 1, 0, 8, 8 * seconds, 8 * seconds**2) for rows, seconds in enumerate(known, 1)]
     for step in range(60):

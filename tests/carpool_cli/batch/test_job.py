@@ -67,7 +67,7 @@ class Numbers:
         return [Item(row + 1, row + 1, row + 1) for row in range(first, self.position)], []
 
     def encode(self, answers):
-        return b"".join(b"%d " % answer for answer in answers)
+        return b"".join(b"%d " % answer for answer in answers if isinstance(answer, int))
 
     def close(self): ...
 

@@ -66,7 +66,7 @@ def test_bad_rows_are_skipped_and_named(nasty, carpool, tmp_path):
     with nasty("--poison", "666") as url:
         result = carpool("batch", path, output, "--upstream", url, "--batch-size", 8)
     assert result.exit_code == 3
-    assert lines(output) == ["[1]", "[4]", "[5]"]
+    assert lines(output) == ["[1]", "null", "", "null", "[4]", "[5]", "null"]
     errors = [json.loads(line) for line in lines(tmp_path / "out.jsonl.errors.jsonl")]
     assert [error["line"] for error in errors] == [2, 4, 7]
     assert "malformed" in errors[0]["error"]
@@ -85,7 +85,7 @@ def test_too_many_bad_rows_stop_it_and_what_is_done_is_kept(nasty, carpool, tmp_
         result = carpool(*job)
     assert result.exit_code == 3
     assert "going on behind row 3" in result.output
-    assert lines(output) == ["[1]", "[4]"]
+    assert lines(output) == ["[1]", "null", "null", "[4]"]
 
 
 def test_a_server_that_loses_rows_in_batches_is_asked_for_single_ones(nasty, carpool, tmp_path, rows):
@@ -111,8 +111,8 @@ def test_the_profile_gives_the_size(echo, tiny, carpool, rows, tmp_path):
 
 DYING = """
 import os, signal
-from carpool_cli import batch_job
-from carpool_cli.batch_journal import Journal
+from carpool_cli.batch import job
+from carpool_cli.batch.journal import Journal
 from carpool_cli.main import main
 
 left = {steps}
@@ -126,7 +126,7 @@ def dying(real):
         return real(*arguments)
     return call
 
-batch_job.COMMIT_EVERY = 0.0
+job.COMMIT_EVERY = 0.0
 os.fsync = dying(os.fsync)
 Journal.append = dying(Journal.append)
 main()
@@ -149,7 +149,7 @@ def test_killed_at_any_step_it_loses_and_repeats_nothing(nasty, tmp_path):
             deaths += 1
     assert process.returncode == 3, process.stderr
     assert deaths > 3
-    assert lines(output) == [f"[{number}]" for number in range(300) if number not in poisoned]
+    assert lines(output) == ["null" if number in poisoned else f"[{number}]" for number in range(300)]
     numbers = [json.loads(line)["line"] for line in lines(tmp_path / "out.jsonl.errors.jsonl")]
     assert numbers == [number + 1 for number in poisoned]
     assert leftovers(output) == ["out.jsonl", "out.jsonl.errors.jsonl"]

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pytest
 import requests
+
+from carpool_cli.load.loadgen import LoadGenerator
 
 QUICK = ("--warm-up", "0s", "--rate", "2000")
 
@@ -12,8 +16,8 @@ QUICK = ("--warm-up", "0s", "--rate", "2000")
 def test_an_echo_is_verified_in_every_protocol(echo, carpool, protocol, tmp_path):
     out = tmp_path / "out.json"
     result = carpool(
-        "bench", echo, *QUICK, "--requests", 40, "--protocol", protocol, "--rows", 2, "--verify", "--slo", "1m",
-        "--json", out,
+        "bench", echo, *QUICK, "--requests", 40, "--protocol", protocol, "--rows", 2, "--verify", "--slo-p99", "1m",
+        "--out", out,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     report = json.loads(out.read_text())
@@ -53,7 +57,7 @@ def test_a_binary_body_needs_no_header_length(echo, carpool, tmp_path):
 def test_a_trace_is_played(echo, carpool, tmp_path):
     trace, out = tmp_path / "t.txt", tmp_path / "out.json"
     trace.write_text("10.0\n10.01\n10.02\n99\n")
-    result = carpool("bench", echo, "--trace", trace, "--for", "50ms", "--warm-up", "0s", "--json", out)
+    result = carpool("bench", echo, "--trace", trace, "--for", "50ms", "--warm-up", "0s", "--out", out)
     assert result.exit_code == 0, result.output
     assert json.loads(out.read_text())["requests"] == 3
 
@@ -68,9 +72,7 @@ def test_a_binary_body_that_is_none_is_named(echo, carpool, tmp_path):
 
 def test_rates_rise_and_fall_for_a_time(echo, carpool, tmp_path):
     out = tmp_path / "out.json"
-    result = carpool(
-        "bench", echo, "--rate", "100,300", "--cv", 0, "--for", "200ms", "--warm-up", "50ms", "--json", out
-    )
+    result = carpool("bench", echo, "--rate", "100,300", "--cv", 0, "--for", "200ms", "--warm-up", "50ms", "--out", out)
     assert result.exit_code == 0, result.output
     assert json.loads(out.read_text())["requests"] == 40
 
@@ -86,16 +88,78 @@ def test_errors_are_counted_by_status(nasty, carpool):
     with nasty("--outage", "0s-1h") as url:
         result = carpool("bench", url, *QUICK, "--requests", 5)
     assert result.exit_code == 1
-    assert "status 503: 5, the first: {" in result.output
+    assert f"status 503: 5 from POST {url}/v1/models/standin:predict; the first: {{" in result.output
 
 
-def test_nobody_there_is_one_line(carpool):
-    result = carpool("bench", "127.0.0.1:1", *QUICK, "--requests", 2)
+@pytest.mark.parametrize("protocol", ["v1", "v2"])
+def test_nobody_there_is_one_line(carpool, protocol):
+    result = carpool("bench", "127.0.0.1:1", *QUICK, "--requests", 200, "--protocol", protocol)
     assert result.exit_code == 1
-    assert "refused: 2" in result.output
-    result = carpool("bench", "127.0.0.1:1", "--protocol", "v2")
+    why = "nothing listens at http://127.0.0.1:1 (Connection refused)"
+    assert result.output == f"Error: {why}: start the server, or name its host and port\n"
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b"])
+def test_an_unknown_host_is_one_line_that_names_it(carpool, host):
+    result = carpool("bench", f"http://{host}:8080", *QUICK, "--requests", 200)
     assert result.exit_code == 1
-    assert "is the server up?" in result.output
+    assert result.output.startswith(f"Error: the host '{host}' of http://{host}:8080 is not known (")
+    assert result.output.endswith("): check its name, or write its IP address\n")
+    assert result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize("path", ["v1/models/standin:predict", "v2/models/standin/infer"])
+def test_a_path_of_inference_is_used_as_it_is(echo, carpool, path):
+    result = carpool("bench", f"{echo}/{path}", *QUICK, "--requests", 5, "--verify")
+    assert result.exit_code == 0, result.output
+
+
+def test_any_other_path_gets_the_body_given(echo, carpool, tmp_path):
+    body = tmp_path / "body.json"
+    body.write_text("[1]")
+    result = carpool("bench", f"{echo}/embed", *QUICK, "--requests", 5, "--body", body)
+    assert result.exit_code == 1
+    assert f"status 404: 5 from POST {echo}/embed; the first: " in result.output
+    assert "POST /embed is not a path of V1 or V2: Carpool forwards it and does not batch it\n" in result.output
+    result = carpool("bench", f"{echo}/embed", *QUICK, "--requests", 5)
+    assert result.exit_code == 2
+    assert "give the body to send with --body FILE" in result.output
+
+
+def test_with_a_model_the_path_stands_before_its_own(echo, carpool):
+    result = carpool("bench", f"{echo}/gateway", "--model", "m", *QUICK, "--requests", 5)
+    assert f"status 404: 5 from POST {echo}/gateway/v1/models/m:predict" in result.output
+
+
+def test_what_was_measured_until_ctrl_c_is_reported(echo, carpool, tmp_path, monkeypatch):
+    settle, settled = LoadGenerator.settle, []
+
+    def interrupting(generator, index, status):
+        settle(generator, index, status)
+        settled.append(index)
+        if len(settled) == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(LoadGenerator, "settle", interrupting)
+    out = tmp_path / "out.json"
+    result = carpool("bench", echo, *QUICK, "--for", "1h", "--rate", "200", "--out", out)
+    assert result.exit_code == 130, result.output
+    assert result.output.startswith("stopped after ")
+    assert "goodput" in result.output
+    assert 20 <= json.loads(out.read_text())["requests"] <= 40
+
+
+def test_ctrl_c_in_the_warm_up_leaves_nothing_to_report(echo, carpool, monkeypatch):
+    settle = LoadGenerator.settle
+
+    def interrupting(generator, index, status):
+        settle(generator, index, status)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(LoadGenerator, "settle", interrupting)
+    result = carpool("bench", echo, "--rate", "200", "--warm-up", "1h", "--requests", 1)
+    assert result.exit_code == 130
+    assert "stopped before a measured request was answered" in result.output
 
 
 @pytest.mark.parametrize(
@@ -122,7 +186,7 @@ def test_wrong_options_are_named(echo, carpool, options, says):
 def test_a_wrong_url_is_named(carpool):
     result = carpool("bench", "https://127.0.0.1:1")
     assert result.exit_code == 2
-    assert "plain http" in result.output
+    assert "TLS is not supported; name the server's plain port" in result.output
 
 
 def test_a_model_that_is_not_ready_is_no_wrong_option(nasty, carpool):

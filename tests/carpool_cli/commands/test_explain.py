@@ -2,15 +2,20 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from msgspec.structs import replace
 
-from carpool.batching.counters import ModelStats, Stats
+from carpool.batching.counters import DURATION_BOUNDS, ModelStats, Stats
 from carpool.exchange.decision import Reason
-from carpool.exchange.report import ModelEntry, Queue, Report, RolledBack
+from carpool.exchange.report import NOT_FOUND, Forwarded, ModelEntry, Queue, Report, RolledBack
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool_cli.commands.explain import compared, news, not_merged, observe, taken_back, text_of
-from carpool_cli.live.admin_client import Decided, Explained, Explanation, Predicted
+from carpool_cli.commands.explain import compared, news, not_batched, not_merged, observe, posted, taken_back, text_of
+from carpool_cli.live.admin_client import Decided, Explained, Explanation, LastBusy, Predicted
+
+SLO = 0.05
+
+FIX = "carpool up --axis m=First"
 
 PREDICTED = Predicted(
     p50=0.01, p99=0.03, p99_ahead=None, miss_fraction=0.001, goodput=299.0, device_time=0.0012, mean_batch=4.0
@@ -29,16 +34,33 @@ KEPT = Decided(Parameters(max_batch=8), change=False, reason=Reason.CONVERGED, m
 
 
 def test_a_decision_reads_when_what_why_and_what_keeps_it():
-    lines = text_of(Explained("m", 0.0, replace(CHANGED, shed_slo=True))).splitlines()
+    lines = text_of(Explained("m", 0.0, CHANGED), SLO).splitlines()
     assert lines[0].split("  ", 1)[1] == "m  changed, SavesDeviceTime: device time falls 20%"
-    assert lines[1].strip() == "at 300/s: p99 30ms, - at 1.25x; 1.2ms of device a request, 4 rows a batch"
+    assert (
+        lines[1].strip()
+        == "at 300/s: p99 30ms, - at 1.25x, 0.10% late or refused; 1.2ms of device a request, 4 rows a batch"
+    )
     assert lines[2].strip().endswith("kept from it by: twice the largest size measured")
     assert "batch 64, wait 10ms" in lines[2]
-    assert "refused" in lines[3]
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("predicted", "says"),
+    [
+        (PREDICTED, "it was missed or the queue too long moments ago, or the policy's shedAt is SLO"),
+        (replace(PREDICTED, p99=0.051), "the forecast misses it"),
+        (replace(PREDICTED, miss_fraction=0.4), "the forecast misses it"),
+        (replace(PREDICTED, p99=None), "the forecast misses it"),
+    ],
+)
+def test_that_requests_are_refused_is_explained_by_the_forecast_beside_it(predicted, says):
+    text = text_of(Explained("m", 0.0, replace(CHANGED, predicted=predicted, shed_slo=True)), SLO)
+    assert text.splitlines()[-1].strip() == f"requests late for the SLO are refused early: {says}"
 
 
 def test_what_is_decided_again_and_again_says_how_often():
-    assert "model  kept, Converged (7 times in a row): nothing is better" in text_of(Explained("", 0.0, KEPT, 7))
+    assert "model  kept, Converged (7 times in a row): nothing is better" in text_of(Explained("", 0.0, KEPT, 7), SLO)
 
 
 def test_what_was_predicted_stands_beside_what_is_so():
@@ -56,7 +78,7 @@ def test_what_was_predicted_stands_beside_what_is_so():
     after = replace(before, stats=Stats(at=12.0, models={"m": model, "idle": ModelStats()}))
     observed = observe(before, after)
     assert list(observed) == ["m"]
-    said = list(compared(Explanation(True, [Explained("m", 0.0, CHANGED)]), observed))
+    said = list(compared(Explanation(True, [Explained("m", 0.0, CHANGED)]), observed, 0.0))
     assert said[0] == "m, observed over 2s (predicted):"
     assert [line.split() for line in said[3:]] == [
         ["goodput", "297/s", "(299/s)"],
@@ -64,10 +86,18 @@ def test_what_was_predicted_stands_beside_what_is_so():
         ["rows", "a", "batch", "4", "(4)"],
     ]
     assert said[1].endswith("(10ms)")
-    assert "nothing" in next(iter(list(compared(Explanation(True, []), observed))[1:]))
-    assert list(compared(Explanation(True, []), {})) == [
-        "no request came meanwhile: --over 0s compares with all since the start"
-    ]
+    assert "nothing" in next(iter(list(compared(Explanation(True, []), observed, 0.0))[1:]))
+    assert list(compared(Explanation(True, []), {}, 0.0)) == ["no request has come yet"]
+
+
+def test_after_the_load_its_last_busy_minute_stands_beside_its_forecast():
+    model = ModelStats(arrivals=600, served=600, hits=594, misses={"late": 6}, cells=[(0, 4, 1, 0, 150, 0.0, 0.0)])
+    kept = {"m": LastBusy(at=1000.0, seconds=60.0, stats=model, predicted=PREDICTED)}
+    said = list(compared(Explanation(True, [Explained("m", 1200.0, KEPT)], kept), {}, 1300.0))
+    assert said[0] == "m, no request for 300s; its last busy minute, observed over 60s (predicted):"
+    assert said[3].split() == ["goodput", "9.9/s", "(299/s)"]
+    assert said[4].split() == ["misses", "1.00%", "(0.10%)"]
+    assert len(said) == 6
 
 
 def test_what_was_taken_back_says_what_and_why():
@@ -92,9 +122,9 @@ def test_models_whose_batches_are_not_verified_are_told():
             name="m",
             version=version,
             lane="m",
-            merges=False,
+            merges=verified == "verified",
             max_batch=None,
-            axis="",
+            axis="no axis",
             verified=verified,
             evidence="why",
         )
@@ -112,10 +142,55 @@ def test_models_whose_batches_are_not_verified_are_told():
         models=[*map(entry, states), entry("refuted", "2")],
     )
     assert not_merged(report) == [
-        "m  batches unverified: why",
+        "m  is not batched: no axis",
+        "m  is not batched: no axis",
+        "m  is not batched: no axis",
+        f"m  batches unverified: why; to batch without that, if dim 0 of every tensor is the batch: {FIX}",
         "m  batches refuted: why",
         "m  batches contradicted: why",
         "m version 2  batches refuted: why",
+    ]
+
+
+def of(models=(), forwarded=()):
+    return Report(
+        stats=Stats(at=10.0),
+        uptime_seconds=10.0,
+        ready=True,
+        readiness="ready",
+        generation=1,
+        slo_seconds=0.05,
+        queue=Queue(rows=0, in_flight=0, slots=1),
+        lanes={},
+        models=list(models),
+        forwarded=list(forwarded),
+    )
+
+
+def test_a_model_that_cannot_be_batched_names_the_option_and_not_the_gain():
+    why = "its metadata is missing: set `models: [{name: m, axis: First}]`"
+    entry = ModelEntry(name="m", version="", lane="m", merges=False, max_batch=None, axis=why, verified="off")
+    report = of([entry])
+    assert not_merged(report) == [f"m  is not batched: {why}, or start it with: {FIX}"]
+    for reason in (Reason.PASSES_THROUGH, Reason.NO_COMPANY):
+        passing = Explained("m", 0.0, replace(KEPT, reason=reason, message="merging would save 0.0%"))
+        assert text_of(passing, SLO).endswith(f"{reason}: merging would save 0.0%")
+        assert text_of(passing, SLO, not_batched(report)).endswith(
+            f"{reason}: its requests are not batched: see the line on this model"
+        )
+    assert not_batched(of([entry, replace(entry, version="2", merges=True)])) == set()
+
+
+def test_what_is_posted_and_not_batched_is_told():
+    durations = [0] * (len(DURATION_BOUNDS) + 1)
+    durations[18] = 22
+    embed = Forwarded(method="POST", path="/embed", requests=22, hits=11, durations=durations)
+    (said,) = posted(of(forwarded=[embed, replace(embed, method="GET", path="/v2/health/ready")]))
+    assert said.startswith("POST /embed: 22 requests, p99 ")
+    assert said.endswith("50.00% good within the SLO; not batched: not a path of V1 or V2 (docs/protocols.md)")
+    wrong = replace(embed, path=NOT_FOUND, requests=1)
+    assert posted(of(forwarded=[wrong])) == [
+        "1 request to paths that the server does not have (404 or 405): not batched; check the path"
     ]
 
 
@@ -136,7 +211,7 @@ def test_a_running_sidecar_explains_itself(up, carpool):
     assert told.output
     document = json.loads(carpool("explain", up.admin, "--over", "0s", "--json").output)
     assert document["tuned"] is True
-    assert set(document) == {"tuned", "decisions", "observed"}
+    assert set(document) == {"tuned", "decisions", "observed", "lastBusy", "forwarded"}
 
 
 def test_nobody_there_is_one_line(carpool):

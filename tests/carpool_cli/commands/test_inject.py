@@ -156,8 +156,8 @@ def test_who_forbids_it_is_left_alone(inject):
 
 
 def test_nothing_with_pods_is_said(inject):
-    result = inject("kind: ConfigMap\n---\n# nothing\n---\n- 1\n", "--slo-p99", "50ms")
-    assert (result.exit_code, result.stdout) == (0, "kind: ConfigMap\n---\n# nothing\n---\n- 1\n")
+    result = inject("kind: ConfigMap\n---\n# nothing\n", "--slo-p99", "50ms")
+    assert (result.exit_code, result.stdout) == (0, "kind: ConfigMap\n---\n# nothing\n")
     assert result.stderr == "nothing here has pods: there is no Deployment, StatefulSet or Pod\n"
 
 
@@ -170,7 +170,7 @@ def test_nothing_with_pods_is_said(inject):
         (MANIFESTS, ("--slo-p99", "0s"), "--slo-p99: slo.latency"),
         (MANIFESTS, ("--public-key", "key.txt"), "neither 64 hex digits nor a file with them"),
         (MANIFESTS.replace(", namespace: models", ""), ("--public-key", KEY), "add -n NAMESPACE"),
-        ("a: 1\n---\nb: [\n", ("--slo-p99", "50ms"), "line "),
+        ("kind: X\n---\nb: [\n", ("--slo-p99", "50ms"), "line "),
         ("kind: Deployment\n", ("--slo-p99", "50ms"), "a Deployment is not as Kubernetes has it"),
         (
             "kind: Pod\nmetadata: {}\nspec: {containers: []}\n",
@@ -190,3 +190,26 @@ def test_wrong_input_is_named_in_a_line(inject, text, options, said):
 def test_a_file_that_is_not_there(carpool):
     result = carpool("inject", "-f", "nowhere.yaml", "--slo-p99", "50ms")
     assert (result.exit_code, result.stderr) == (2, "Error: nowhere.yaml: No such file or directory\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("just words\n", "what begins in line 1 is not a manifest"),
+        ("kind: ConfigMap\n---\nwords\n", "what begins in line 3 is not a manifest"),
+        ("[project]\nname = 'x'\n", "line 2 is not YAML"),
+        ("kind: X\n---\n# Title\n\n*Words*\n", "line 5 is not YAML"),
+        ("\x7fELF\x00", "line 1 is not YAML, it has characters that no text has"),
+        ("kind: ConfigMap\n---\nname: x\n", "what begins in line 3 is not a manifest"),
+        ("- a\n- b\n", "what begins in line 1 is not a manifest"),
+        ('{"name": "x"}', "what begins in line 1 is not a manifest"),
+    ],
+)
+def test_a_file_that_is_no_manifest_is_named_with_the_line(carpool, tmp_path, text, says):
+    path = tmp_path / "file"
+    path.write_text(text)
+    result = carpool("inject", "-f", path, "--slo-p99", "50ms")
+    assert result.exit_code == 2
+    assert result.output.startswith(f"Error: {path}: {says}")
+    assert result.output.endswith(": give Kubernetes manifests, YAML or JSON\n")
+    assert result.output.count("\n") == 1

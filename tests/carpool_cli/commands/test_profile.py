@@ -11,7 +11,19 @@ QUICK = ("--rounds", 3, "--for", "1ms", "--concurrency", 1)
 def test_an_onnx_file_becomes_a_profile_and_a_picture(double, carpool, tmp_path):
     out, plot = tmp_path / "p.json", tmp_path / "p.png"
     result = carpool(
-        "profile", double, *QUICK, "--max-batch", 12, "--slo-p99", "1s", "--verify", "--out", out, "--plot", plot
+        "profile",
+        "--onnx",
+        double,
+        *QUICK,
+        "--max-batch",
+        12,
+        "--slo-p99",
+        "1s",
+        "--verify",
+        "--out",
+        out,
+        "--plot",
+        plot,
     )
     assert result.exit_code == 0, result.output
     assert "safe to batch: 8 rows answered alone and merged agree exactly" in result.output
@@ -40,7 +52,7 @@ def test_concurrency_is_told(echo, carpool):
 
 
 def test_rows_that_depend_on_their_company_are_found_out(mixing, carpool):
-    result = carpool("profile", mixing, *QUICK, "--max-batch", 2, "--verify")
+    result = carpool("profile", "--onnx", mixing, *QUICK, "--max-batch", 2, "--verify")
     assert result.exit_code == 1
     assert "NOT SAFE to batch" in result.output
 
@@ -53,7 +65,7 @@ def test_lost_rows_are_found_out(nasty, carpool):
 
 
 def test_a_fixed_batch_axis_is_refused_with_the_fix(fixed, carpool):
-    result = carpool("profile", fixed)
+    result = carpool("profile", "--onnx", fixed)
     assert result.exit_code == 1
     assert "dynamic_axes={'x': {0: 'batch'}}" in result.output
 
@@ -67,9 +79,9 @@ def test_a_size_that_fails_ends_the_search(nasty, carpool):
 
 def test_given_rows_are_used(double, carpool, tmp_path):
     np.savez(tmp_path / "in.npz", x=np.ones((3, 5), np.float32))
-    assert carpool("profile", double, *QUICK, "--inputs", tmp_path / "in.npz").exit_code == 0
+    assert carpool("profile", "--onnx", double, *QUICK, "--inputs", tmp_path / "in.npz").exit_code == 0
     np.savez(tmp_path / "other.npz", z=np.ones((3, 5), np.float32))
-    result = carpool("profile", double, "--inputs", tmp_path / "other.npz")
+    result = carpool("profile", "--onnx", double, "--inputs", tmp_path / "other.npz")
     assert "takes 'x'" in result.output
 
 
@@ -77,12 +89,12 @@ def test_given_rows_are_used(double, carpool, tmp_path):
     ("arguments", "says"),
     [
         ([], "one of the two"),
-        (["no.onnx"], "there is no file no.onnx"),
+        (["--onnx", "no.onnx"], "there is no file no.onnx"),
         (["--upstream", "127.0.0.1:1"], "is the server up?"),
         (["--upstream", "127.0.0.1:1", "--protocol", "v1"], "no answer from"),
-        (["m.onnx", "--inputs", "no.npz"], "no npz file"),
-        (["m.onnx", "--dim", "sequence"], "sequence=128"),
-        (["m.onnx", "--slo-p99", "50"], "write e.g. 50ms"),
+        (["--onnx", "m.onnx", "--inputs", "no.npz"], "no npz file"),
+        (["--onnx", "m.onnx", "--dim", "sequence"], "sequence=128"),
+        (["--onnx", "m.onnx", "--slo-p99", "50"], "write e.g. 50ms"),
     ],
 )
 def test_wrong_options_are_named(carpool, arguments, says):

@@ -35,7 +35,7 @@ def test_json_says_the_same(carpool, profile):
 
 
 def test_bounds_that_were_given_are_kept_and_pasted(carpool, profile):
-    options = ("--largest-batch", 4, "--longest-wait", "2ms", "--most-in-flight", 1)
+    options = ("--max-batch", 4, "--max-wait", "2ms", "--max-in-flight", 1)
     shown = carpool("recommend", "--profile", profile, "--slo-p99", "50ms", "--rate", 300, *options).output
     policy = yaml.safe_load(shown[shown.index("policy:") :])["policy"]
     assert policy["bounds"] == {"maxBatch": {"max": 4}, "maxWait": {"max": "2ms"}, "maxInFlight": {"max": 1}}
@@ -45,7 +45,7 @@ def test_bounds_that_were_given_are_kept_and_pasted(carpool, profile):
 def test_a_load_that_nothing_holds_exits_1(carpool, profile):
     result = carpool("recommend", "--profile", profile, "--slo-p99", "50ms", "--rate", 5000)
     assert result.exit_code == 1
-    assert "no configuration holds the SLO" in result.output
+    assert "no configuration meets the SLO" in result.output
 
 
 def test_a_trace_gives_rate_and_burstiness(carpool, profile, tmp_path):

@@ -126,8 +126,8 @@ def test_stats_count_batches_by_rows(nasty):
         predict(url, b'{"instances": [1]}')
         stats = requests.get(f"{url}/stats", timeout=30).json()
     assert stats["batches"] == {"1": 2, "2": 1}
-    assert (stats["requests"], stats["rows"], stats["most_in_flight"]) == (3, 4, 1)
-    assert stats["busy_seconds"] > 0
+    assert (stats["requests"], stats["rows"], stats["mostInFlight"]) == (3, 4, 1)
+    assert stats["busySeconds"] > 0
 
 
 def test_a_request_larger_than_the_model_takes_is_refused(nasty):

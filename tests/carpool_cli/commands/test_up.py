@@ -169,12 +169,12 @@ HERE = ("--upstream", "http://127.0.0.1:9", "--slo-p99", "50ms")
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--slo-p99", "50ms"), "--model FILE.onnx, or --upstream"),
+        (("--slo-p99", "50ms"), "--onnx FILE, or --upstream"),
         (("--upstream", "http://127.0.0.1:9"), "--slo-p99 50ms"),
         (("--upstream", "http://127.0.0.1:9", "--slo-p99", "50"), "write e.g. 50ms"),
         (("--upstream", "127.0.0.1:9", "--slo-p99", "50ms"), "write http://host:port or unix:/path"),
-        ((*HERE, "--model", "m.onnx"), "one of the two"),
-        ((*HERE, "--name", "m"), "--name is for a --model"),
+        ((*HERE, "--onnx", "m.onnx"), "one of the two"),
+        ((*HERE, "--model", "m"), "--model names the model of --onnx"),
         ((*HERE, "--port", "7", "--admin-port", "7"), "name different ports with --port and --admin-port"),
         ((*HERE, "--max-wait", "60ms"), "(--max-wait)"),
         ((*HERE, "--axis", "First"), "MODEL=First"),
@@ -204,7 +204,7 @@ def test_a_model_that_can_not_be_served_says_why(carpool, tmp_path):
     broken = tmp_path / "m.onnx"
     broken.write_bytes(b"no model")
     for path, says in ((broken, "can't be loaded"), (tmp_path / "none.onnx", "there is no file")):
-        result = carpool("up", "--model", path, "--slo-p99", "50ms", "--port", 0, "--admin-port", 0)
+        result = carpool("up", "--onnx", path, "--slo-p99", "50ms", "--port", 0, "--admin-port", 0)
         assert result.exit_code == 2
         assert says in result.output
         assert result.output.count("\n") == 1

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import io
+import json
+import shlex
+import subprocess
 
 import pytest
 from msgspec.structs import replace
@@ -8,7 +11,7 @@ from rich.console import Console
 
 from carpool.batching.counters import DURATION_BOUNDS, ModelStats, Stats
 from carpool.exchange.decision import Reason
-from carpool.exchange.report import Alone, Lane, ModelEntry, Queue, Report, RolledBack, Stalls
+from carpool.exchange.report import Alone, Forwarded, Lane, ModelEntry, Queue, Report, RolledBack, Stalls
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool_cli.live.admin_client import Decided, Explained, Explanation
@@ -131,6 +134,24 @@ def test_what_is_out_of_the_ordinary_is_told():
     assert "all is well" not in text
 
 
+def test_what_is_passed_on_has_its_rate_latency_and_share_in_time():
+    def passing(requests, hits):
+        durations = [0] * (len(DURATION_BOUNDS) + 1)
+        durations[18] = requests
+        return [Forwarded(method="POST", path="/embed", requests=requests, hits=hits, durations=durations)]
+
+    watch = Watch("carpool")
+    watch.look(report(1.0, forwarded=passing(100, 100)), NONE, 0.0)
+    lines = drawn(watch.look(report(3.0, forwarded=passing(140, 130)), NONE, 0.0))
+    shown = "forwarded  POST /embed: 20/s, p50 10.4ms, p99 11.3ms, 75.00% good within the SLO"
+    assert line(lines, "forwarded") == shown
+    again = drawn(watch.look(report(30.0, forwarded=passing(140, 130)), NONE, 0.0))
+    assert not [
+        each for each in drawn(watch.look(report(60.0, forwarded=passing(140, 130)), NONE, 0.0)) if "embed" in each
+    ]
+    assert again
+
+
 def test_the_hint_goes_with_the_first_request():
     watch = Watch("carpool")
     assert "curl this" in drawn(watch.look(report(1.0), NONE, 0.0, (), "curl this"))
@@ -144,6 +165,18 @@ HISTORY = [
     decided(4.0, Reason.CONVERGED, model="n"),
     decided(5.0, Reason.CONVERGED, times=9),
 ]
+
+
+def test_the_hint_can_be_pasted_from_a_narrow_screen():
+    body = '{"inputs":[{"name":"input","shape":[1,8],"datatype":"FP32","data":[0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5]}]}'
+    hint = f"curl http://127.0.0.1:8080/v2/models/m/infer -d {shlex.quote(body)}"
+    lines = drawn(Watch("carpool").look(report(1.0), NONE, 0.0, hint=hint), width=60)
+    first = next(index for index, text in enumerate(lines) if text.startswith("curl"))
+    pasted = "\n".join(lines[first : lines.index("decisions")])
+    shell = f"curl() {{ printf '%s\\0' \"$@\"; }}\n{pasted}"
+    told = subprocess.check_output(["/bin/bash", "-c", shell], text=True)  # noqa: S603 - our own line
+    url, option, sent, _ = told.split("\0")
+    assert [url, option, json.loads(sent)] == [*shlex.split(hint)[1:3], json.loads(body)]
 
 
 def test_changes_are_told_and_what_each_model_does_now():

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
-from carpool_cli.live.first_call import curl_line, example
+from carpool_cli.live.first_call import curl_line, example, wrapped
 from carpool_cli.options import ADDRESS
 
 
@@ -32,3 +33,25 @@ def test_a_server_that_describes_a_model_gets_a_line(echo):
 
 def test_nobody_there_gets_none():
     assert curl_line(ADDRESS.convert("127.0.0.1:9", None, None), ["m"]) is None
+
+
+BODY = example(
+    [
+        {"name": "it's, [a] name", "datatype": "FP32", "shape": [-1, 9]},
+        {"name": "b", "datatype": "BYTES", "shape": [-1, 2]},
+    ]
+)
+LINE = f"curl http://127.0.0.1:8080/v2/models/m/infer -d {shlex.quote(BODY)}"
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 1000])
+def test_a_wrapped_line_can_be_pasted_with_the_blanks_that_a_terminal_copies(width):
+    lines = wrapped(LINE, width).split("\n")
+    assert all(len(line) <= max(width, 50) for line in lines)
+    pasted = "\n".join(line.ljust(width) for line in lines)
+    assert shlex.split(pasted)[:3] == shlex.split(LINE)[:3]
+    assert json.loads(shlex.split(pasted)[3]) == json.loads(BODY)
+
+
+def test_a_line_without_a_body_stays_whole():
+    assert wrapped("curl -i http://127.0.0.1:9090/readyz", 10) == "curl -i http://127.0.0.1:9090/readyz"

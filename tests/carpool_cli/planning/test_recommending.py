@@ -109,13 +109,14 @@ def test_beyond_what_was_measured_it_warns():
     policy = for_p99(0.05)
     found = recommend(Situation(process=Poisson(800), service=short, target=0.05, budget=0.005, limits=policy.limits()))
     assert any("profile larger sizes" in doubt for doubt in found.doubts)
+    assert any(reason.endswith("less than alone (extrapolated: measured up to 8 rows)") for reason in found.reasons)
     # 16 rows in 13 ms are 1,230/s; 64 would serve all.
     alone = replace(short, largest_in_flight=2)
     found = recommend(
         Situation(process=Poisson(1400), service=alone, target=0.05, budget=0.005, limits=policy.limits())
     )
     assert not found.holds
-    assert "no configuration of up to 16 rows, which is as far as t(b) speaks, holds the SLO" in found.reasons[1]
+    assert "no configuration of up to 16 rows, which is as far as t(b) speaks, meets the SLO" in found.reasons[1]
     assert found.bounded_by.startswith("bounded by what was measured: t(b) speaks for 16 rows at most")
     assert found.highest_load > 1400
     assert any("of what such batches can serve" in doubt for doubt in recommend(situation(REFERENCE, 1650)).doubts)

@@ -270,6 +270,7 @@ def test_a_running_sidecar_is_replayed_drawn_and_told(launched, echo, carpool, t
             "recommended: ",
             "p99, ms; ",
             "device time a request, ms; ",
+            "batches, extrapolated beyond ",
             "900 arrivals do not bear a p99: 9 lie beyond it",
             f"drew {picture}",
         ):

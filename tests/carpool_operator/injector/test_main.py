@@ -121,3 +121,10 @@ def test_without_a_cluster_it_says_so(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     assert main(["--sidecar-image=i", "--kubeconfig", str(tmp_path / "none")]) == 3
     assert capsys.readouterr().err.startswith("carpool-injector: ")
+
+
+def test_it_says_its_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("carpool-injector 0.")

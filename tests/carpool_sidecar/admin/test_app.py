@@ -62,7 +62,7 @@ async def test_config_tells_what_is_in_force_and_what_is_wrong(world, tmp_path):
 async def test_explain_is_empty_before_the_first_decision(world):
     sidecar = await world.sidecar()
     explained = (await world.client(sidecar.admin_address).get(b"/v1/explain")).json
-    assert explained == {"tuned": False, "tunerPid": sidecar.control.link.pid, "decisions": []}
+    assert explained == {"tuned": False, "tunerPid": sidecar.control.link.pid, "decisions": [], "lastBusy": {}}
 
 
 async def test_metrics_are_text_for_prometheus(world):

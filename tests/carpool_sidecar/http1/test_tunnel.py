@@ -289,7 +289,7 @@ async def test_silence_does_not_end_a_tunnel_but_a_side_that_is_stuck_does(upstr
     while not peer.lost.is_set():
         if peer.writable:
             peer.transport.write(bytes(1_000_000))
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
     await kit.until(lambda: not pool.connections and not server.connections)
     await pool.close()
 

@@ -29,7 +29,7 @@ You are inside its network: pod IPs can be reached, nothing outside can. `exit` 
   kubectl get pods -A
   kubectl annotate deployment/{NAME} carpool.dev/slo-p99=100ms     # its pods roll, each with a sidecar
   kubectl get batchingpolicies --watch
-  cluster-load {NAME} 50                                           # 50 requests a second, until Ctrl-C
+  cluster-load {NAME} 50                                           # 50 requests a second, until Ctrl-C or `exit`
 
 `kubectl logs` works, `kubectl exec` and `port-forward` do not (there is no kubelet for them): use pod IPs.
 State and logs of the control plane: {{folder}}

@@ -1,4 +1,4 @@
-"""Load for a person at a cluster: ``cluster-load SERVICE RATE``, a line each second, until Ctrl-C."""
+"""Load for a person at a cluster: ``cluster-load SERVICE RATE``, a line each second, until Ctrl-C or its end."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def main() -> None:
     parser.add_argument("--path", default="/v1/models/standin:predict")
     parser.add_argument("--namespace", default="default")
     asked = parser.parse_args()
+    kubeconfig = Path(os.environ["KUBECONFIG"])
     with (
         suppress(KeyboardInterrupt),
-        closing(Api.of(Path(os.environ["KUBECONFIG"]))) as api,
+        closing(Api.of(kubeconfig)) as api,
         Traffic(api, asked.service, asked.namespace, asked.path, BODY, rate=asked.rate) as traffic,
     ):
-        while True:
+        while kubeconfig.exists():
             began = time.monotonic()
             time.sleep(1.0)
             latest = [one for one in list(traffic.answers) if one.at >= began]
@@ -41,6 +42,9 @@ def main() -> None:
                 outcomes = ", ".join(f"{count}x {what}" for what, count in counts.items())
                 endpoints = len({one.endpoint for one in latest})
                 sys.stdout.write(f"{outcomes}; p50 {1e3 * p50:.0f} ms, p99 {1e3 * p99:.0f} ms, {endpoints} pods\n")
+        # The cluster is gone, and its state with it: nobody is left to answer what is under way.
+        sys.stdout.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":

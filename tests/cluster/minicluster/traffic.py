@@ -11,7 +11,6 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import aiohttp
-import requests
 
 from minicluster.client import ApiError
 
@@ -98,8 +97,8 @@ class Traffic:
 
         labels = f"kubernetes.io/service-name={self._service}"
         while not self._stop.is_set():
-            # Its deadline, or a server that does not answer in time: from anew.
-            with contextlib.suppress(AssertionError, ApiError, requests.RequestException):
+            # Its deadline, a server that does not answer in time, or a cluster that is being removed: from anew.
+            with contextlib.suppress(AssertionError, ApiError, OSError):
                 self._api.until("endpointslices", self._namespace, take, labels=labels, timeout=2)
 
     async def _send(self) -> None:

@@ -34,6 +34,8 @@ DURATIONS = "carpool_request_duration_seconds_bucket"
 MISSES = "carpool_slo_misses_total"
 BATCHABLE = "carpool_batchable_total"
 """Sidecars of older versions don't count it: every arrival of theirs is taken to be batchable."""
+LIMITED = {"limited": "carpool_limited_batches_total", "limited_rows": "carpool_limited_batch_rows_total"}
+"""Nor do they count these: no batch of theirs is taken to be limited."""
 MODE = "carpool_mode"
 CELLS = ("carpool_batches_total", "carpool_batch_busy_seconds_total", "carpool_batch_busy_seconds_squared_total")
 
@@ -302,6 +304,7 @@ def _counters(scrape: Scrape, models: list[str]) -> dict[str, ModelStats]:
         model: ModelStats(
             **{field: _count(scrape, name, (model,)) for field, name in COUNTS.items()},
             batchable=_count(scrape, BATCHABLE, (model,)) if (BATCHABLE, (model,)) in scrape else ALL,
+            **{field: _count(scrape, name, (model,)) for field, name in LIMITED.items() if (name, (model,)) in scrape},
             queue_seconds=scrape["carpool_queue_wait_seconds_sum", (model,)],
             misses=misses[model],
             cells=cells[model],

@@ -1,0 +1,157 @@
+"""The objective: latency is spent only where device time is scarce."""
+
+from __future__ import annotations
+
+from functools import cache
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from carpool.batching.counters import CellKey, ModelStats, Stats
+from carpool.learning.arrivals import Poisson, until
+from carpool.policy.plain import PolicyError, from_plain
+from carpool.policy.spec import BatchingPolicy, Objective, PassThrough, PassThroughMode, for_p99
+from carpool.simulation.simulator import Device, linear
+from carpool.simulation.twin import flips, tuned
+from carpool.tuning.objective import Aim
+
+GPU = Device(linear(0.001, 0.0004))
+SETTLED = 20.0
+
+
+def poisson(rate, seconds=60.0, seed=2):
+    return list(until(Poisson(rate), seconds, Random(seed)))
+
+
+@cache
+def run(rate, objective=Objective.BALANCED, slo=0.05, seconds=60.0, device=GPU, **changes):
+    """Tune a load; return what it settled on, how it was served then, and the decisions."""
+    policy = replace(for_p99(slo, objective), **changes).validate()
+    outcome, decisions = tuned(poisson(rate, seconds), device, policy, seconds=seconds)
+    return decisions[-1], outcome.summary(SETTLED, seconds), decisions
+
+
+def utilization(summary, seconds=60.0):
+    return summary.device_busy / (seconds - SETTLED)
+
+
+def test_at_low_load_requests_pass_through_and_are_as_fast_as_direct():
+    last, summary, _ = run(20)
+    assert last.parameters.pass_through
+    assert summary.p50 == pytest.approx(0.0014, rel=0.02)
+    assert last.predicted.utilization == pytest.approx(20 * 0.0014, rel=0.15)
+
+
+def test_efficiency_waits_where_balanced_does_not():
+    _, balanced, _ = run(100)
+    last, efficient, _ = run(100, Objective.EFFICIENCY)
+    assert last.parameters.max_wait > 0
+    assert efficient.p50 > 5 * balanced.p50
+    assert efficient.device_time < 0.8 * balanced.device_time
+
+
+def test_while_the_target_is_kept_nothing_is_held():
+    last, summary, _ = run(400)
+    assert last.parameters.max_wait == 0 or last.parameters.pass_through
+    assert utilization(summary) < 0.6
+
+
+@pytest.mark.parametrize("rate", [700, 1000, 1300])
+def test_beyond_it_waits_keep_the_target(rate):
+    last, summary, decisions = run(rate)
+    assert last.parameters.max_wait > 0
+    assert utilization(summary) <= 0.63
+    assert flips(decisions) == 0
+    assert summary.miss_fraction < 0.005
+
+
+def test_the_wait_rises_with_the_load():
+    means = [run(rate)[1].p50 for rate in (20, 400, 700, 1000, 1300)]
+    assert means == sorted(means)
+
+
+def test_where_nothing_keeps_the_target_device_time_decides():
+    balanced, _, _ = run(1700)
+    efficient, _, _ = run(1700, Objective.EFFICIENCY)
+    assert balanced.parameters.max_batch == efficient.parameters.max_batch
+    assert balanced.predicted.utilization > 0.6
+
+
+def test_latency_never_waits_while_the_slo_holds():
+    last, summary, _ = run(700, Objective.LATENCY)
+    _, balanced, _ = run(700)
+    assert last.parameters.max_wait == 0
+    assert summary.p99 < balanced.p99
+
+
+def test_a_higher_target_waits_less():
+    _, strict, _ = run(700)
+    _, lax, _ = run(700, target_utilization_percent=80)
+    assert lax.p50 < strict.p50
+    assert 0.6 < utilization(lax) <= 0.83
+
+
+def test_others_who_use_the_device_count():
+    alone, _, _ = run(400)
+    shared, _, _ = run(400, device_share_percent=50)
+    assert alone.parameters.max_wait == 0
+    assert shared.parameters.max_wait > 0
+    assert shared.predicted.utilization == pytest.approx(0.6, abs=0.02)
+
+
+def test_pass_through_can_be_forbidden():
+    last, summary, _ = run(20, pass_through=PassThrough(mode=PassThroughMode.NEVER))
+    assert not last.parameters.pass_through
+    assert last.parameters.max_wait == 0
+    assert summary.p50 == pytest.approx(0.0014, rel=0.02)
+
+
+def test_after_a_rush_it_comes_back_to_pass_through():
+    arrivals = poisson(1300, 40) + [40 + time for time in poisson(20, 60, seed=3)]
+    _, decisions = tuned(arrivals, GPU, for_p99(0.05), seconds=100)
+    assert decisions[-1].parameters.pass_through
+    assert any(each.parameters.max_wait > 0 for each in decisions)
+
+
+def test_decisions_say_utilization_target_and_what_another_objective_would_do():
+    last, _, decisions = run(1000)
+    assert last.target_utilization == 0.6
+    assert last.predicted.utilization == pytest.approx(0.6, abs=0.03)
+    assert last.predicted.p50 < last.predicted.mean * 1.5
+    assert last.alternative.startswith("Efficiency would free ")
+    changed = next(each for each in decisions if each.change and each.parameters.max_wait > 0)
+    assert "target 60%" in changed.message
+    efficient, _, _ = run(400, Objective.EFFICIENCY)
+    assert efficient.alternative.startswith("without a wait p50 would be ")
+    assert efficient.target_utilization == 0
+
+
+def test_what_others_behind_the_same_sidecar_use_is_their_share_of_device_time():
+    cell = (*CellKey(0, 8, 1, 1), 10)
+    stats = Stats(10.0, 3.0, {"a": ModelStats(cells=[(*cell, 2.0, 0.4)]), "b": ModelStats(cells=[(*cell, 4.0, 1.6)])})
+    assert stats.others_busy("a") == pytest.approx(2.0)
+    assert stats.others_busy("b") == pytest.approx(1.0)
+    assert stats.others_busy("unknown") == pytest.approx(3.0)
+    assert Stats(10.0).others_busy("a") == 0
+
+
+def test_utilization_counts_others_and_never_exceeds_the_whole():
+    policy = replace(for_p99(0.05), device_share_percent=50)
+    last, _, _ = run(1700)
+    assert last.predicted.utilization <= 1
+    assert Aim.of(policy, others=0.3).share == 0.5
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("objective", "balanced", "objective"),
+        ("targetUtilizationPercent", 0, "targetUtilizationPercent"),
+        ("targetUtilizationPercent", 101, "targetUtilizationPercent"),
+        ("deviceSharePercent", 0, "deviceSharePercent"),
+    ],
+)
+def test_wrong_fields_are_named(field, value, says):
+    with pytest.raises(PolicyError, match=says):
+        from_plain({"slo": {"latency": {"p99": "50ms"}}, field: value}, BatchingPolicy, what="policy").validate()
