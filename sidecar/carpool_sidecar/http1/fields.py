@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from carpool_sidecar.http1.messages import Headers
+    from collections.abc import Iterable
 
 
 class FieldLines(list[tuple[bytes, bytes]]):
@@ -17,7 +17,7 @@ class FieldLines(list[tuple[bytes, bytes]]):
 
     __slots__ = ("encoded", "encoded_for", "facts", "kept")
 
-    def __init__(self, fields: Headers | None = None) -> None:
+    def __init__(self, fields: Iterable[tuple[bytes, bytes]] | None = None) -> None:
         super().__init__(fields or ())
         self.kept: FieldLines | None = None
         """Those that are forwarded, once somebody asked."""
