@@ -17,6 +17,8 @@ from carpool_sidecar.http1.fields import FieldLines
 from carpool_sidecar.models import ModelTable
 from carpool_sidecar.protocols.common import Endpoint
 
+pytestmark = pytest.mark.pure  # a double stands in for the class Exchange
+
 ENDPOINT = Endpoint("v1", "m", "", b"/v1/models/m:predict")
 
 

@@ -90,9 +90,9 @@ class ModelStats(MutableCamel, rename="camel"):
     served: int = 0
     """Requests answered, whatever the status."""
     hits: int = 0
-    misses: dict[str, int] = {}  # noqa: RUF012 - msgspec copies it
+    misses: "dict[str, int]" = {}  # noqa: RUF012, UP037 - msgspec copies it; the quotes: see `Frozen`
     """By reason: late, cold, failed, rejected, cancelled, or a refusal's reason."""
-    cells: list[tuple[int, int, int, int, int, float, float]] = []  # noqa: RUF012 - msgspec copies it
+    cells: "list[tuple[int, int, int, int, int, float, float]]" = []  # noqa: RUF012, UP037
     """(bucket, rows, in_flight, executors, batches, busy, busy_squared)."""
     limited: int = 0
     """Batches composed while fewer rows than ``max_batch`` were allowed: a size limit, or poisoned requests."""
@@ -102,7 +102,7 @@ class ModelStats(MutableCamel, rename="camel"):
     stalled: int = 0
     padded_rows: int = 0
     bisections: int = 0
-    durations: list[int] = []  # noqa: RUF012 - msgspec copies it
+    durations: "list[int]" = []  # noqa: RUF012, UP037
     """Requests answered by duration; one more entry than ``DURATION_BOUNDS``, the last beyond them all."""
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ class Stats(MutableCamel, rename="camel"):
     """When it was taken, seconds of the counting process's monotonic clock."""
     device_busy: float = 0.0
     """Wall seconds with at least one batch in flight."""
-    models: dict[str, ModelStats] = {}  # noqa: RUF012 - msgspec copies it
+    models: "dict[str, ModelStats]" = {}  # noqa: RUF012, UP037
     queued_rows: int = 0
     """Rows waiting at that moment."""
 

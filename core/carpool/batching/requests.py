@@ -251,13 +251,13 @@ class Estimate(FrozenCamel, frozen=True, rename="camel"):
     of eight times the length takes eight times as long.
     """
 
-    times: tuple[float, ...]
-    upper: tuple[float, ...]
+    times: "tuple[float, ...]"  # noqa: UP037 - see Frozen
+    upper: "tuple[float, ...]"  # noqa: UP037
     executors: int = 1
     noise: float = 0.0
     hoped: int = 0
     """Of the executors, those that nobody has seen yet."""
-    buckets: dict[int, Estimate] = {}  # noqa: RUF012 - msgspec copies it
+    buckets: "dict[int, Estimate]" = {}  # noqa: RUF012, UP037
     probed: int = 0
     """Rows with which one batch in ``PROBES`` is full, in place of ``max_batch``, to tell what they take; 0: none."""
 

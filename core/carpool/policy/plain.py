@@ -24,18 +24,19 @@ class Camel(Struct, rename="camel", frozen=True, forbid_unknown_fields=True, kw_
 
 
 class Frozen(Struct, frozen=True):
-    """Base of structs in compiled modules: mypyc drops the keywords of a class statement, so they inherit it here.
+    """Base of structs in compiled modules: mypyc drops the keywords of a class statement, so structs inherit them.
 
-    They repeat the keyword for the type checker.
+    Each repeats them for the type checker. mypyc also drops what stands in brackets in an annotation (it keeps
+    ``dict`` of ``dict[str, int]``), except in quotes: fields that msgspec reads from JSON have such annotations quoted.
     """
 
 
 class FrozenCamel(Frozen, rename="camel", frozen=True):
-    """The same, with camelCase names in JSON."""
+    """`Frozen` with camelCase names in JSON."""
 
 
 class MutableCamel(Struct, rename="camel"):
-    """The same, with camelCase names in JSON, for structs that change."""
+    """`FrozenCamel` for structs that change."""
 
 
 T = TypeVar("T")

@@ -627,7 +627,8 @@ class Connection(asyncio.Protocol):
 
     def _no_room(self) -> HttpError:
         self._budget.short = True
-        text = f"with this body over {self._budget.limit} bytes would be buffered; raise bodies.maxBuffered or replicas"
+        limit = f"{self._budget.limit:.0f} bytes"
+        text = f"with this body over {limit} would be buffered; raise bodies.maxBuffered or replicas"
         return HttpError(503, BUFFERS_FULL, text, [(b"retry-after", b"1")])
 
     def _break_body(self, exchange: Exchange, refusal: HttpError) -> None:

@@ -211,7 +211,7 @@ class _Reader:
         data = fields.pop("data", None)
         head = b'{"name":%b,"datatype":%b' % (msgspec.json.encode(name), msgspec.json.encode(datatype))
         if fields:
-            head += b"," + join_members({name: text[slice(*span)] for name, span in fields.items()})
+            head += b"," + join_members({name: text[start:stop] for name, (start, stop) in fields.items()})
         tensor = Tensor(name, shape, "binary", b"", head, join_members(parameters))
         if not shape:
             tensor.alone = "scalar"
@@ -311,7 +311,7 @@ def _cuts(where: str, tensor: Tensor, size: int) -> list[int] | None:
 
 def _json(where: str, tensor: Tensor, text: bytes, span: Span, datatype: str, size: int) -> None:
     """Whether JSON data holds as many elements as the shape says, flat or nested, and what kinds they are."""
-    data = text[slice(*span)]
+    data = json_scan.cut(text, span)
     if data[:1] != b"[":
         raise Malformed(f"{where}.data: expected an array, got {json_scan.kind(data)}")
     bare = json_scan.outside(data) if b'"' in data else data

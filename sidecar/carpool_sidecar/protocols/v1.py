@@ -200,8 +200,8 @@ def split(rides: Sequence[Ride], headers: Headers, body: Buffer, limits: Limits 
                 check_shareable(fields)
             head = b'{"%b":[' % name.encode()
             tail = b"]" + b"".join(_member(*field) for field in fields.items()) + b"}"
-    except json_scan.Beyond as error:
-        raise TooLarge(str(error)) from None
+    except json_scan.Beyond as beyond:
+        raise TooLarge(str(beyond)) from None
     except json_scan.Malformed as error:
         raise WrongRows(str(error), reason=UNREADABLE) from None
     if rows is None or len(rows) != total:

@@ -106,7 +106,7 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
             json_scan.members(text, "parameters", limits, fields.pop("parameters")) if "parameters" in fields else {}
         )
         # 2. What is the caller's own
-        own = json_scan.string_text(text[slice(*fields.pop("id"))], "id") if "id" in fields else b""
+        own = json_scan.string_text(json_scan.cut(text, fields.pop("id")), "id") if "id" in fields else b""
         timeout = _whole("parameters.timeout", text, parameters.pop("timeout", None))
         priority = _whole("parameters.priority", text, parameters.pop("priority", None))
         parameters.pop("binary_data_size", None)
@@ -165,8 +165,8 @@ def split(rides: Sequence[Ride], headers: Headers, body: Buffer, limits: Limits 
             raise WrongRows("answer has no `outputs`", reason=UNREADABLE)
         outputs = tensors.parse("outputs", text, spans.pop("outputs"), tail, limits, any_datatype=True)
         fields = {name: text[start:stop] for name, (start, stop) in spans.items()}
-    except json_scan.Beyond as error:
-        raise TooLarge(str(error)) from None
+    except json_scan.Beyond as beyond:
+        raise TooLarge(str(beyond)) from None
     except json_scan.Malformed as error:
         raise WrongRows(f"answer: {error}", reason=UNREADABLE) from None
     for tensor in outputs:
@@ -266,7 +266,7 @@ def _needed(name: str, fields: dict[str, Span]) -> Span:
 def _whole(where: str, text: bytes, span: Span | None) -> int:
     if span is None:
         return 0
-    value = text[slice(*span)]
+    value = json_scan.cut(text, span)
     try:
         number = msgspec.json.decode(value, type=int)
     except msgspec.DecodeError:
