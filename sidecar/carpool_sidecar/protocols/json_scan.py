@@ -256,10 +256,10 @@ def _at_most(most: int, text: bytes, where: str, span: Span, *, of_objects: bool
     decoder = _bounded(most, of_objects=of_objects)
     try:
         found = decoder.decode(memoryview(text)[span[0] : span[1]])
-    except msgspec.ValidationError as error:
-        if "at most length" in str(error):
+    except msgspec.ValidationError as unfit:
+        if "at most length" in str(unfit):
             return None
-        raise _explained(text, where, error, span) from None
+        raise _explained(text, where, unfit, span) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _explained(text, where, error, span) from None
     return list(takewhile(lambda element: element is not msgspec.UNSET, msgspec.structs.astuple(found)))
