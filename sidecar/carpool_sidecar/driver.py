@@ -533,7 +533,7 @@ class Driver:
 
     def _refuse(self, refusal: Refusal) -> None:
         status, text = REFUSALS[refusal.reason]
-        exchange: Exchange = refusal.request.payload.exchange
+        exchange: Exchange | Shadow = refusal.request.payload.exchange
         exchange.fail(status, refusal.reason.value, text, [retry_after(refusal.retry_after)])
 
     # ------------------------------------------------------------------------------------------------- the timer

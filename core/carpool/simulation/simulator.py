@@ -84,7 +84,7 @@ class Device(Frozen, frozen=True):
     """Probability that a batch fails, by kind; together at most 1."""
     largest: int | None = None
     """Rows above which a batch fails for its size."""
-    stalls: tuple[tuple[float, float], ...] = ()
+    stalls: "tuple[tuple[float, float], ...]" = ()
     """(from when, for how long) the sidecar's host stands still, ascending and apart: the device computes on, but
     arrivals, answers and timers are seen only afterwards."""
 
