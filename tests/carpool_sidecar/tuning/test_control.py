@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from carpool.batching.requests import Estimate
 from carpool.exchange.decision import Decision, Reason
 from carpool.policy.durations import Duration
