@@ -21,6 +21,9 @@ MODULES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"][
 SUITES = [
     "carpool/batching",
     "carpool/exchange",
+    "carpool/forecasting",
+    "carpool/learning",
+    "carpool/simulation",
     "carpool_sidecar/admin",
     "carpool_sidecar/backends",
     "carpool_sidecar/end_to_end",
@@ -39,16 +42,15 @@ SUITES = [
 STRUCTS = """\
 import importlib, json, sys
 from msgspec import Struct, inspect
+from carpool.policy.plain import FrozenCamel, MutableCamel
 found = {}
 for name in sys.argv[1:]:
     module = importlib.import_module(name)
     for kind in vars(module).values():
         if isinstance(kind, type) and issubclass(kind, Struct) and kind.__module__ == name:
             config = kind.__struct_config__
-            try:
-                fields = repr(inspect.type_info(kind))
-            except NameError:  # a type that is imported for the type checker only
-                fields = ""
+            # Types count for what is read from JSON. The others, such as the Batcher's actions, are only made here.
+            fields = repr(inspect.type_info(kind)) if issubclass(kind, FrozenCamel | MutableCamel) else ""
             options = {each: repr(getattr(config, each)) for each in dir(config) if not each.startswith("_")}
             found[f"{name}.{kind.__name__}"] = [fields, kind.__struct_encode_fields__, options]
 print(json.dumps(found))

@@ -33,8 +33,8 @@ class Setting(Frozen, frozen=True):
     slots: int
     passing: bool
     executors: int
-    times: "tuple[float, ...]"
-    slow: "tuple[float, ...]"
+    times: tuple[float, ...]
+    slow: tuple[float, ...]
     target: float
     deadline: float
     shed: bool

@@ -74,17 +74,17 @@ class Device(Frozen, frozen=True):
     cv: float = 0.0
     """Coefficient of variation of single batches around ``times``."""
     noise: Noise = Noise.GAMMA
-    drift: "tuple[tuple[float, float], ...]" = ()
+    drift: tuple[tuple[float, float], ...] = ()
     """(from when, factor on ``times``), ascending; the last one begun holds for the batches that start after it."""
     cold: float = 1.0
     """Factor on the first batch of each (rows, bucket)."""
     dead_time: float = 0.0
     """How long an executor rests after each batch before it takes the next."""
-    failures: "tuple[tuple[FaultKind, float], ...]" = ()
+    failures: tuple[tuple[FaultKind, float], ...] = ()
     """Probability that a batch fails, by kind; together at most 1."""
     largest: int | None = None
     """Rows above which a batch fails for its size."""
-    stalls: "tuple[tuple[float, float], ...]" = ()
+    stalls: tuple[tuple[float, float], ...] = ()
     """(from when, for how long) the sidecar's host stands still, ascending and apart: the device computes on, but
     arrivals, answers and timers are seen only afterwards."""
 
