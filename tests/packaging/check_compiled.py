@@ -22,7 +22,6 @@ SUITES = [
     "carpool/batching",
     "carpool/exchange",
     "carpool/forecasting",
-    "carpool/learning",
     "carpool/simulation",
     "carpool_sidecar/admin",
     "carpool_sidecar/backends",
