@@ -18,7 +18,7 @@ COPY core core
 COPY sidecar sidecar
 COPY operator operator
 COPY cli cli
-# Fail rather than make an image that is three times as slow.
+# Fail rather than make an image that is half as fast.
 ENV CARPOOL_COMPILE=always
 # An environment without a pip of its own, filled by the image's.
 RUN python -m venv --without-pip /opt/carpool \

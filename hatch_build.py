@@ -57,7 +57,7 @@ class CompileHook(BuildHookInterface[Any]):
         except Exception as error:
             if self._when() == "always":
                 raise
-            self.app.display_warning(f"Carpool is built as pure Python, about three times slower: {error}")
+            self.app.display_warning(f"Carpool is built as pure Python, about twice the CPU per request: {error}")
             return
         for library in stage.rglob("*.so"):
             build_data["force_include"][str(library)] = str(library.relative_to(stage))
@@ -84,7 +84,7 @@ class CompileHook(BuildHookInterface[Any]):
         if missing and when == "always":
             raise RuntimeError(f"{VARIABLE}=always, but {missing}")
         if missing:
-            self.app.display_warning(f"Carpool is built as pure Python, about three times slower: {missing}")
+            self.app.display_warning(f"Carpool is built as pure Python, about twice the CPU per request: {missing}")
         return not missing
 
     def _compile(self, stage: Path) -> None:

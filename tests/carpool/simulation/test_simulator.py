@@ -522,6 +522,7 @@ devices = st.builds(
 )
 
 
+@pytest.mark.pure  # Hypothesis makes arrivals by their annotations, of which mypyc keeps less
 @settings(max_examples=150, deadline=None)
 @given(
     crowd=crowds,
