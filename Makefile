@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CACHE := $(HOME)/.cache/carpool
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-compiled test-cluster cluster check format docs crds bench converge proof proof-quick oracle peers neighbours soak fuzz clients triton clean
+.PHONY: help setup demo test test-compiled test-cluster cluster check format docs crds bench converge balanced proof proof-quick oracle peers neighbours soak fuzz clients triton clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -67,6 +67,9 @@ bench: $(STAMP) ## Measure costs against their limits; results land in benchmark
 
 converge: $(STAMP) ## How close the tuner comes to the best grid point, in the simulator
 	$(BIN)/python benchmarks/convergence.py
+
+balanced: $(STAMP) ## What the objective Balanced costs and keeps, against zero wait and a grid (half an hour)
+	PYTHONPATH=benchmarks $(BIN)/python benchmarks/balanced.py
 
 proof: $(STAMP) ## How close to the oracle, how far ahead of other rules (half an hour on two cores, with a C compiler; less when only the tuner changed); SEED=7 for other luck
 	$(BIN)/python benchmarks/proof --write $(if $(SEED),--seed $(SEED))

@@ -103,8 +103,8 @@ def test_annotate_tune_change_the_promise_and_take_it_out_again(installed, clust
         promised(api, namespace, kubectl, "300ms")
         assert {pod["metadata"]["uid"] for pod in api.find("pods", namespace, labels="app=resnet")} == pods
 
-        # 4. Hardly anybody is there: it steps aside. A trial in which nothing can be proven takes 120 s; up to 100
-        # more, to tell 0.25 requests a second, at which a wait saves 3.5 %, from the 0.5 at which it saves 7 %.
+        # 4. Hardly anybody is there: it steps aside. Were a trial under way as the load falls, in which nothing can be
+        # proven any more, that would take 120 s.
         traffic.rate = 0.5
         policy(
             api,

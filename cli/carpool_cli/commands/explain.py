@@ -178,6 +178,9 @@ def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str
             f"at 1.25x, {predicted.miss_fraction:.2%} late or refused; {duration(predicted.device_time)} of device a "
             f"request, {predicted.mean_batch:.3g} rows a batch"
         )
+        target = f" (target {decision.target_utilization:.0%})" if decision.target_utilization else ""
+        other = f"; {decision.alternative}" if decision.alternative else ""
+        lines.append(f"          device {predicted.utilization:.0%} busy{target}{other}")
     if decision.capped_by and decision.uncapped is not None:
         lines.append(f"          would be {decision.uncapped.describe()}; kept from it by: {decision.capped_by}")
     if decision.shed_slo:

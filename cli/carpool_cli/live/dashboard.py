@@ -111,6 +111,9 @@ class Sight(Struct, frozen=True, kw_only=True):
         if figures.mean_batch is not None:
             rows.append(("batches", f"{figures.mean_batch:.1f} rows   {histogram(figures.sizes)}"))
         busy = f"{figures.device_busy_share:.0%} busy"
+        decided = self.explanation.decisions
+        if target := decided[-1].decision.target_utilization if decided else 0.0:
+            busy += f" (target {target:.0%})"
         if figures.device_seconds_per_request is not None:
             busy = f"{duration(figures.device_seconds_per_request)} a request, {busy}"
         queue = report.queue

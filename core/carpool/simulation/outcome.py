@@ -55,6 +55,8 @@ class Summary(Struct, frozen=True):
     """Of the answers; 0 where there were none. ``miss_fraction`` is what refusals count in."""
     device_busy: float
     """Seconds of device time taken by the batches dispatched in the same interval, over all replicas."""
+    executor_busy: float
+    """Seconds that the executors computed for these, over all of them."""
     batches: int
     rows: int
     """Rows in those batches, whatever became of them."""
@@ -116,6 +118,8 @@ class Outcome:
         self.batch_dispatched = array("d")
         self.batch_busy = array("d")
         """Device time that the batch added: what of its service no other batch in flight overlaps already."""
+        self.batch_seconds = array("d")
+        """Service times alone: what an executor was busy for."""
         self.batch_rows = array("l")
         self.changes: list[tuple[float, int, Setting]] = [(0.0, 0, Setting(parameters))]
         """(when, replica, setting): the parameters at the start, then each change."""
@@ -137,6 +141,7 @@ class Outcome:
             p50=_quantile(answered, 0.5),
             p99=_quantile(answered, 0.99),
             device_busy=sum(self.batch_busy[first:last]),
+            executor_busy=sum(self.batch_seconds[first:last]),
             batches=last - first,
             rows=sum(self.batch_rows[first:last]),
         )

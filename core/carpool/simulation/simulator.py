@@ -426,6 +426,7 @@ class _Service:
         outcome = self._outcome
         outcome.batch_dispatched.append(now)
         outcome.batch_busy.append(max(0.0, end - max(now, replica.busy_until)))
+        outcome.batch_seconds.append(seconds)
         outcome.batch_rows.append(batch.rows)
         replica.busy_until = max(replica.busy_until, end)
         return end

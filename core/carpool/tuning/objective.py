@@ -5,8 +5,8 @@
 - *Efficiency*: the least device time at any load.
 - *Latency*: the lowest p99.
 
-Utilization is the share of time with at least one batch on the device. Other models behind the same sidecar count, and
-so does what others take of a shared device.
+Utilization is the share of its time for which the device computes; where it computes several batches at once, of its
+executors' time. Other models behind the same sidecar count, and so does what others take of a shared device.
 """
 
 from __future__ import annotations
@@ -77,7 +77,12 @@ class Aim(Struct, frozen=True):
 
     def utilization(self, one: Assessment) -> float:
         """Return the share of its time, 0 to 1, for which the device is busy under a setting, others included."""
-        own = one.device_time * min(one.situation.process.rate, one.now.throughput or math.inf)
+        service, flights = one.situation.service, one.parameters.max_in_flight
+        executors = min(service.executors_for(flights), flights)
+        if max(executors, service.executors) > 1:
+            own = one.now.utilization * executors / max(executors, service.executors)
+        else:
+            own = one.device_time * min(one.situation.process.rate, one.now.throughput or math.inf)
         return min((min(own, 1.0) + self.others) / self.share, 1.0)
 
     def latency(self, one: Assessment) -> float:
@@ -115,7 +120,8 @@ def fastest(
         return best
     situation = assessor.situation
     leniency = KEPT if present.pass_through else 1.0
-    through = assessor.assess(passing(present, situation.service, situation.limits), leniency)
+    merging = (best or choice.current).parameters
+    through = assessor.assess(passing(merging, situation.service, situation.limits), leniency)
     # Forecast as merging what a backlog brings; how it serves those who come meanwhile, single requests tell.
     alone = assessor.assess(Parameters(situation.rows, Duration(0.0), _known(assessor)), leniency)
     if alone.holds_ahead and aim.keeps_target(alone):

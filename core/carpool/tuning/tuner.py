@@ -605,9 +605,14 @@ class Tuner:
             message = f"as good as {known.parameters.describe()} for all that is known; only running it tells if better"
         if alarmed and reason is not Reason.RESTORES_SLO:
             reason, message = Reason.MISSES_CONFIRMED, f"more requests were late than forecast; {message}"
-        explores = not self._loses(current) and (
-            step.parameters.max_batch > service.largest_measured
-            or step.parameters.max_in_flight > service.largest_in_flight
+        # Where requests seldom meet, that more may be in flight than ever were makes no difference.
+        explores = (
+            not self._loses(current)
+            and not (step is self._fast and step.parameters.pass_through)
+            and (
+                step.parameters.max_batch > service.largest_measured
+                or step.parameters.max_in_flight > service.largest_in_flight
+            )
         )
         return replace(self._change(now, step, target, reason, message, capped_by), tentative=is_riskier or explores)
 

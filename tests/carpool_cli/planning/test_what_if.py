@@ -12,7 +12,7 @@ from carpool.learning.arrivals import Poisson, first
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import SLO, Admission, BatchingPolicy, DurationRange, Latency, ShedAt, for_p99
+from carpool.policy.spec import SLO, Admission, BatchingPolicy, DurationRange, Latency, Objective, ShedAt, for_p99
 from carpool.simulation.simulator import Device, Simulation, linear
 from carpool.tuning.assessment import Situation
 from carpool.tuning.search import choose
@@ -23,6 +23,8 @@ from carpool_cli.planning.what_if import Asked, _promising, what_if
 
 SERVICE = replace(ServiceTime.measured({1: 0.0055, 24: 0.017}), largest_in_flight=2, noise=0.05)
 """t(b) = 5 + 0.5 b ms, measured up to 24 rows."""
+
+EFFICIENT = for_p99(0.05, Objective.EFFICIENCY)
 
 NOTHING = Asked(
     max_batch=None,
@@ -72,7 +74,7 @@ def situation_of(found: Running, played) -> Situation:
 
 
 def test_what_is_recommended_is_what_the_tuners_search_finds_over_these_arrivals():
-    found = behind()
+    found = behind(policy=EFFICIENT)
     played = load(found.arrivals)
     situation = situation_of(found, played)
     answer = found_of(found)
@@ -89,9 +91,18 @@ def test_what_is_recommended_is_what_the_tuners_search_finds_over_these_arrivals
 
 
 def test_of_a_fitted_process_it_is_what_recommend_says():
-    found = behind()
+    found = behind(policy=EFFICIENT)
     played = load(found.arrivals, How.FITTED, seconds=20.0)
     assert found_of(found, How.FITTED).recommendation == recommend(situation_of(found, played))
+
+
+def test_what_is_recommended_follows_the_objective():
+    answer = found_of(behind(), compare=True)
+    best = answer.recommendation
+    assert best.utilization <= 0.6
+    assert best.p50 < found_of(behind(policy=EFFICIENT)).recommendation.p50
+    assert any("target 60%" in reason for reason in best.reasons)
+    assert "zero wait" in [figures.name for figures in answer.results]
 
 
 def test_the_simulated_and_the_forecast_agree():
