@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CACHE := $(HOME)/.cache/carpool
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster cluster check format docs crds bench converge balanced proof proof-quick oracle peers neighbours soak fuzz clients triton clean
+.PHONY: help setup demo test test-compiled test-cluster cluster check format docs crds bench converge balanced proof proof-quick oracle peers neighbours soak fuzz clients triton clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Carpool needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	CARPOOL_COMPILE=never $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(STAMP) ## Serve real models and a stand-in accelerator, watch it tune itself (a few minutes)
@@ -25,6 +25,9 @@ demo: $(STAMP) ## Serve real models and a stand-in accelerator, watch it tune it
 
 test: $(STAMP) ## Run every test; those on a cluster where its programs are at hand
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-compiled: $(STAMP) ## Build the wheel with machine code and run the tests of what is compiled against it (minutes)
+	$(BIN)/python -m pytest tests/packaging tests/packaging/check_compiled.py
 
 # A cluster lives in namespaces, which need root: whoever is not gets a user namespace in which he is.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),,unshare --user --map-root-user --net)

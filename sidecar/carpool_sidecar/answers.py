@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from carpool.batching.requests import Refused
-from carpool_sidecar.http1.messages import forwardable
-
-if TYPE_CHECKING:
-    from carpool_sidecar.http1.messages import Headers
+from carpool_sidecar.http1.messages import Headers, forwardable
 
 OF_ONE_BODY = frozenset(
     {

@@ -172,10 +172,10 @@ class Flight:
             codec = CODECS[first.parsed.endpoint.protocol]
             try:
                 pieces = codec.split(self._rides, headers, body, driver.limits)
-            except TooLarge as error:
+            except TooLarge as too_large:
                 # A smaller batch has a smaller answer; but this one was computed already.
                 kind = FaultKind.SIZE if driver.batcher.idempotent else FaultKind.ROWS
-                fault = Fault(kind, detail=error)
+                fault = Fault(kind, detail=too_large)
             except WrongRows as error:
                 # No JSON, as with a NaN in it: one rider's rows may be why, and alone its answer passes as it is.
                 one_riders = error.reason == UNREADABLE and not self._alone
@@ -270,9 +270,10 @@ class Driver:
         """Take a request for inference whose body is complete."""
         now = self._clock()
         # A caller who sends the same head again need not have it read again.
-        facts: Facts = exchange.headers.facts
-        if facts is None or facts.reader is not self.reader:
-            facts = exchange.headers.facts = self.reader.read(exchange.headers)
+        known: Facts | None = exchange.headers.facts
+        if known is None or known.reader is not self.reader:
+            known = exchange.headers.facts = self.reader.read(exchange.headers)
+        facts = known
         parsed = CODECS[endpoint.protocol].parse(endpoint, facts, exchange.body, self.limits)
         if parsed.expansion > UNCHARGED and not exchange.charge(parsed.expansion):
             why = f"body: {parsed.expansion} bytes more to read it, and bodies.maxBuffered leaves no room"
@@ -532,7 +533,7 @@ class Driver:
 
     def _refuse(self, refusal: Refusal) -> None:
         status, text = REFUSALS[refusal.reason]
-        exchange: Exchange = refusal.request.payload.exchange
+        exchange: Exchange | Shadow = refusal.request.payload.exchange
         exchange.fail(status, refusal.reason.value, text, [retry_after(refusal.retry_after)])
 
     # ------------------------------------------------------------------------------------------------- the timer

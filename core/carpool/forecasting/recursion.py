@@ -16,17 +16,16 @@ from heapq import heapreplace
 from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import Struct
-
 from carpool.batching.requests import seldom_exceeded
 from carpool.forecasting.mixed import Kind, due_with, serve
+from carpool.policy.plain import Frozen
 
 if TYPE_CHECKING:
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Parameters
 
 
-class Setting(Struct, frozen=True):
+class Setting(Frozen, frozen=True):
     """All that the loops below look at, besides arrivals."""
 
     cap: int

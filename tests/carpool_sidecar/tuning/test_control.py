@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from carpool.batching.requests import Estimate
 from carpool.exchange.decision import Decision, Reason
 from carpool.policy.durations import Duration
@@ -149,6 +151,7 @@ async def test_a_restarted_model_is_forgotten(world):
     assert sidecar.batcher.lane("m").parameters.max_batch == 4
 
 
+@pytest.mark.pure
 async def test_a_fault_costs_an_interval_and_not_the_tuning(world, monkeypatch, caplog):
     monkeypatch.setattr(control_module, "INTERVAL", 0.0)
     sidecar = await world.sidecar(**TUNED)
@@ -164,6 +167,7 @@ async def test_a_fault_costs_an_interval_and_not_the_tuning(world, monkeypatch, 
     assert b"carpool_tuner_errors_total %d.0" % errors in (await admin.get(b"/metrics")).body
 
 
+@pytest.mark.pure
 async def test_a_decision_that_fails_costs_no_other(world, monkeypatch):
     sidecar = await world.sidecar(**TUNED)
     control, lane = sidecar.control, sidecar.batcher.lane("m")
