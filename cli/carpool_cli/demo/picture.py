@@ -58,7 +58,7 @@ def draw(path: Path, day: Day, outcomes: Sequence[Outcome]) -> None:
             top = max(column[row].get_ylim()[1] for column in columns)
             for column in columns:
                 column[row].set_ylim(top=top * room)
-        for left, label in zip(columns[0], ("requests/s", "p99", "device ms a request"), strict=True):
+        for left, label in zip(columns[0], ("requests/s", "p99", "device ms per request"), strict=True):
             left.set_ylabel(label)
         _choices(figure.add_subplot(grid[3, :2]), day)
         _models(figure.add_subplot(grid[3, 2]), outcomes)

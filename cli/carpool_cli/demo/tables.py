@@ -91,7 +91,7 @@ def notes(day: Day) -> tuple[str, ...]:
             "stand-in, its own count of batches of each size, times what its profile says they take."
         ),
         (
-            f"The fixed setting is a sidecar too ({fixed}): it refuses who would be late, as Carpool's do. "
+            f"The fixed setting is a sidecar too ({fixed}): it refuses requests that would be late, as Carpool's do. "
             "No batching is the server by itself, one request at a time."
         ),
         (
@@ -115,7 +115,7 @@ def verdicts(day: Day, outcomes: Sequence[Outcome]) -> list[str]:
             worth = f"worth next to nothing ({outcome.worth:.2f}x at best)"
         lines.append(
             f"[bold]{outcome.model.name}[/]: batching is {worth} on this CPU. Carpool chose "
-            f"[bold]{outcome.after.how}[/]: {after.mean_batch:.1f} rows a batch, {after.cost * 1e3:.2f} ms of "
+            f"[bold]{outcome.after.how}[/]: {after.mean_batch:.1f} rows per batch, {after.cost * 1e3:.2f} ms of "
             f"{'CPU' if after.cpu else 'device time'} a request; one by one {before.cost * 1e3:.2f}, "
             f"so {before.cost / after.cost:.2f}x in this run"
         )
@@ -125,7 +125,7 @@ def verdicts(day: Day, outcomes: Sequence[Outcome]) -> list[str]:
 
 def _of_arm(arm: Arm) -> str:
     whole = arm.whole
-    return f"{whole.report.good_share:.1%} in time, {whole.device_time * 1e3:.1f} ms of device time a request"
+    return f"{whole.report.good_share:.1%} in time, {whole.device_time * 1e3:.1f} ms of device time per request"
 
 
 def _table(title: str) -> Table:

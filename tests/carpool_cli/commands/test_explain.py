@@ -38,9 +38,9 @@ def test_a_decision_reads_when_what_why_and_what_keeps_it():
     assert lines[0].split("  ", 1)[1] == "m  changed, SavesDeviceTime: device time falls 20%"
     assert (
         lines[1].strip()
-        == "at 300/s: p99 30ms, - at 1.25x, 0.10% late or refused; 1.2ms of device a request, 4 rows a batch"
+        == "at 300/s: p99 30ms, - at 1.25x, 0.10% late or refused; 1.2ms device time per request, 4 rows per batch"
     )
-    assert lines[2].strip().endswith("kept from it by: twice the largest size measured")
+    assert lines[2].strip().endswith("limited by: twice the largest size measured")
     assert "batch 64, wait 10ms" in lines[2]
     assert len(lines) == 3
 
@@ -48,7 +48,7 @@ def test_a_decision_reads_when_what_why_and_what_keeps_it():
 @pytest.mark.parametrize(
     ("predicted", "says"),
     [
-        (PREDICTED, "it was missed or the queue too long moments ago, or the policy's shedAt is SLO"),
+        (PREDICTED, "it was just missed, the queue was just too long, or the policy's shedAt is SLO"),
         (replace(PREDICTED, p99=0.051), "the forecast misses it"),
         (replace(PREDICTED, miss_fraction=0.4), "the forecast misses it"),
         (replace(PREDICTED, p99=None), "the forecast misses it"),

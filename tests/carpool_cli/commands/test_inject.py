@@ -199,7 +199,7 @@ def test_a_file_that_is_not_there(carpool):
         ("kind: ConfigMap\n---\nwords\n", "what begins in line 3 is not a manifest"),
         ("[project]\nname = 'x'\n", "line 2 is not YAML"),
         ("kind: X\n---\n# Title\n\n*Words*\n", "line 5 is not YAML"),
-        ("\x7fELF\x00", "line 1 is not YAML, it has characters that no text has"),
+        ("\x7fELF\x00", "line 1 is not YAML, it has characters that are not text"),
         ("kind: ConfigMap\n---\nname: x\n", "what begins in line 3 is not a manifest"),
         ("- a\n- b\n", "what begins in line 1 is not a manifest"),
         ('{"name": "x"}', "what begins in line 1 is not a manifest"),

@@ -88,7 +88,7 @@ def test_a_page_of_an_admin_port_is_not_the_port():
         ),
         (403, {"error": "served on loopback addresses only"}, "refuses: served on loopback addresses only"),
         (403, ["no words"], "refuses: "),
-        (200, {"stats": 1}, "does not answer as this version would: stats"),
+        (200, {"stats": 1}, "does not answer like this version: stats"),
     ],
 )
 def test_what_an_admin_port_refuses_names_the_fix(status, document, says):

@@ -179,9 +179,9 @@ def test_what_a_forecast_leaves_out_is_said():
     # 0.6 s of the device's, where the model asked for took 50 * 24 * 11.25 ms = 13.5 s.
     assert said[2].startswith("other models took 4% of the batches' seconds there")
     assert said[3].startswith("the model was replaced")
-    assert said[4].startswith("its tuner says nothing of t(b)")
+    assert said[4].startswith("its tuner reports no batch latency")
     few = running.read(client(models={"m": stats(cells=[(0, 1, 1, 0, 5, 0.0275, 0.00015125)])}), None).notes
-    assert few[-1] == "t(b) stands on 5 batches only"
+    assert few[-1] == "batch latency is from 5 batches only"
 
 
 def test_who_stepped_aside_says_so():

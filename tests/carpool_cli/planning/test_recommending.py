@@ -55,7 +55,7 @@ def test_executors_that_are_known_are_not_hoped_to_be_more():
 def test_where_batching_loses_rows_go_alone():
     busy, idle = recommend(situation(SUPERLINEAR, 100)), recommend(situation(SUPERLINEAR, 40))
     assert busy.parameters.max_batch == 1
-    assert "never cheaper" in busy.reasons[0]
+    assert "saves no device time" in busy.reasons[0]
     assert idle.parameters.pass_through
     assert "pass one by one" in idle.reasons[0]
 
@@ -101,7 +101,7 @@ def test_what_bounds_it(profile, rate, slo, largest, says):
 
 def test_memory_bounds_it():
     found = recommend(situation(REFERENCE, 600, largest=8), largest_safe=8)
-    assert found.bounded_by == "bounded by memory: 8 rows is all it holds"
+    assert found.bounded_by == "bounded by memory: 8 rows is all that fits"
 
 
 def test_beyond_what_was_measured_it_warns():
@@ -116,7 +116,7 @@ def test_beyond_what_was_measured_it_warns():
         Situation(process=Poisson(1400), service=alone, target=0.05, budget=0.005, limits=policy.limits())
     )
     assert not found.holds
-    assert "no configuration of up to 16 rows, which is as far as t(b) speaks, meets the SLO" in found.reasons[1]
-    assert found.bounded_by.startswith("bounded by what was measured: t(b) speaks for 16 rows at most")
+    assert "no configuration of up to 16 rows, the largest reliable size, meets the SLO" in found.reasons[1]
+    assert found.bounded_by.startswith("bounded by what was measured: sizes up to 16 rows are reliable")
     assert found.highest_load > 1400
     assert any("of what such batches can serve" in doubt for doubt in recommend(situation(REFERENCE, 1650)).doubts)
