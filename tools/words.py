@@ -42,7 +42,7 @@ WORDS = {
     r"\b(?:valleys?|(?<!control )(?<!data )planes?|stairs?)\b|\bwithin reach\b": "local minimum, map, load ramp, range",
     rf"\b{_KEPT} (?:(?:the|its|your|a|an|every|any|that|this) )?(?:\w+ )?{_TARGET}\b": "meets, misses the SLO",
     rf"\b{_TARGET} (?:(?:that|which|it|is|are|was|be|must|not|can) ){{0,3}}{_KEPT}\b": "the SLO is met, missed",
-    r"\b(?:whoever|whom)\b|\brequests? who\b|(?:^|[.;:|] )Who (?![^.|]*\?)": "anyone who, requests that",
+    r"\b(?:whoever|whom)\b|\brequests? who\b|(?:^|[.;|] )Who (?![^.|]*\?)": "anyone who, requests that",
     r"\b(?:so far as|of which|thereof|that which)\b": "(rewrite the sentence)",
 }
 """What is refused, and what to write instead."""
@@ -72,7 +72,8 @@ def messages(source: str) -> Iterator[tuple[int, str]]:
     silent = set()
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
-        shown = any("command" in ast.unparse(each) or "group" in ast.unparse(each) for each in _decorators(node))
+        decorators = [ast.unparse(each) for each in getattr(node, "decorator_list", [])]
+        shown = any(re.search(r"\.(?:command|group)\(", each) for each in decorators)
         if isinstance(body, list) and not shown:
             silent |= {id(each.value) for each in body if isinstance(each, ast.Expr)}
     for node in ast.walk(tree):
@@ -82,15 +83,11 @@ def messages(source: str) -> Iterator[tuple[int, str]]:
                     yield node.lineno + offset, line
 
 
-def _decorators(node: ast.AST) -> list[ast.expr]:
-    return getattr(node, "decorator_list", [])
-
-
 def findings(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str, str]]:
     """Line number, the word, and what to write."""
     for number, line in lines:
         for pattern, instead in WORDS.items():
-            for found in re.finditer(pattern, line):
+            for found in re.finditer(pattern, line, re.IGNORECASE):
                 yield number, found[0].strip(" .;:|"), instead
 
 

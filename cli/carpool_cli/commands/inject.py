@@ -177,7 +177,7 @@ def _documents(text: str, settings: Settings, namespace: str | None, outcomes: l
             raise NotManifests(f"line {line} is not YAML, {_problem(error)}") from None
         if old is not None and not (isinstance(old, dict) and "kind" in old):
             line = text.count("\n", 0, position) + 1
-            raise NotManifests(f"what begins in line {line} is not a manifest, which is a mapping with a kind")
+            raise NotManifests(f"the document in line {line} is not a manifest, which is a mapping with a kind")
         new = _injected(old, settings, namespace, outcomes)
         yield document if new == old else edited(document, new)
         if separator is not None:

@@ -83,7 +83,7 @@ def test_what_was_predicted_stands_beside_what_is_so():
     assert [line.split() for line in said[3:]] == [
         ["goodput", "297/s", "(299/s)"],
         ["misses", "1.00%", "(0.10%)"],
-        ["rows", "a", "batch", "4", "(4)"],
+        ["rows", "per", "batch", "4", "(4)"],
     ]
     assert said[1].endswith("(10ms)")
     assert "nothing" in next(iter(list(compared(Explanation(True, []), observed, 0.0))[1:]))

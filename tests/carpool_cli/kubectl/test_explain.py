@@ -28,7 +28,7 @@ def test_before_the_first_decision(kubectl):
 
 def test_without_a_status_it_says_where_to_look(kubectl):
     kubectl.holds(kubectl.policy(conditions=None))
-    assert "see whether it runs" in kubectl.run("explain", "resnet").output
+    assert "check that it runs" in kubectl.run("explain", "resnet").output
 
 
 def test_as_data(kubectl):

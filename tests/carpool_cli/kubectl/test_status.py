@@ -31,7 +31,7 @@ def test_all_namespaces_and_more_columns(kubectl):
     assert shown[0].endswith("RECOMMENDED")
     assert shown[1].split()[:2] == ["shop", "resnet"]
     assert "Deployment/resnet" in shown[1]
-    assert shown[3].startswith("shop/resnet: the operator has not said anything yet")
+    assert shown[3].startswith("shop/resnet: the operator has not reported yet")
     assert kubectl.asked == [
         ["get", "batchingpolicies.carpool.dev", "--all-namespaces", "--output=json", "--request-timeout=20s"]
     ]
@@ -88,7 +88,7 @@ def test_what_is_to_be_put_right_though_all_is_so_is_told_once(kubectl):
     said = [kubectl.condition("Programmed", "True", *past), kubectl.condition("Ready", "True", *past)]
     kubectl.holds(kubectl.policy(conditions=said))
     told = kubectl.run("status", "resnet").output
-    assert [line.strip() for line in told.splitlines() if "past" in line] == [f"! {past[0]}: {past[1]}"]
+    assert [line.strip() for line in told.splitlines() if "bypasses" in line] == [f"! {past[0]}: {past[1]}"]
     assert "nothing is wrong" not in told
     assert kubectl.run("status", "--check").exit_code == 0
 
@@ -97,7 +97,7 @@ def test_a_spec_that_was_not_seen_yet_is_said(kubectl):
     held = kubectl.policy()
     held["metadata"]["generation"] = 4
     kubectl.holds(held)
-    assert "the last edit of the spec has not been seen" in kubectl.run("status").output
+    assert "the operator has not seen the last edit of the spec" in kubectl.run("status").output
     assert kubectl.run("status", "--check").exit_code == 3
 
 

@@ -156,8 +156,8 @@ def test_requests_that_name_no_model_are_a_model():
     [
         ({}, {"arrivals": 0}, "no request has come to http://127.0.0.1:9090 yet: send some"),
         ({"arrivals": []}, {}, "does not say when they came: it is an older sidecar's, update it"),
-        ({"arrivals": [(1.0, 1)]}, {"arrivals": 1}, "a single request to m is no load: send some"),
-        ({}, {"cells": []}, r"t\(b\) of m is unknown: no batch of it was measured yet"),
+        ({"arrivals": [(1.0, 1)]}, {"arrivals": 1}, "a single request to m is no load: send more"),
+        ({}, {"cells": []}, r"batch latency of m is unknown: no batch was measured yet"),
     ],
 )
 def test_what_is_missing_names_the_fix(lanes, counted, says):
@@ -186,4 +186,4 @@ def test_what_a_forecast_leaves_out_is_said():
 
 def test_who_stepped_aside_says_so():
     aside = lane(parameters=Parameters(max_batch=8, pass_through=True, max_in_flight=4))
-    assert running.read(client(lanes={"m": aside}, at=160.0), None).notes[-1].endswith("it has stepped aside since")
+    assert running.read(client(lanes={"m": aside}, at=160.0), None).notes[-1].endswith("it passes through since")
