@@ -39,6 +39,7 @@ class Predicted(Struct, frozen=True, rename="camel"):
     goodput: float
     device_time: float | None
     mean_batch: float
+    utilization: float = 0.0
 
 
 class Decided(Struct, frozen=True, rename="camel"):
@@ -53,6 +54,9 @@ class Decided(Struct, frozen=True, rename="camel"):
     predicted: Predicted | None = None
     shed_slo: bool = False
     rate: float = 0.0
+    target_utilization: float = 0.0
+    """0: the objective has none."""
+    alternative: str = ""
 
 
 class Explained(Struct, frozen=True):
