@@ -26,7 +26,7 @@ demo: $(STAMP) ## Serve real models and a stand-in accelerator, watch it tune it
 test: $(STAMP) ## Run every test; those on a cluster where its programs are at hand
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
-# A cluster lives in namespaces, which need root: whoever is not gets a user namespace in which he is.
+# A cluster uses namespaces, which need root. Other users get a user namespace in which they are root.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),,unshare --user --map-root-user --net)
 
 test-cluster: programs ## Run the tests on a cluster; first get or build its programs (minutes, once)
@@ -69,7 +69,7 @@ converge: $(STAMP) ## How close the tuner comes to the best grid point, in the s
 balanced: $(STAMP) ## What the objective Balanced costs and keeps, against zero wait and a grid (half an hour)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/balanced.py
 
-proof: $(STAMP) ## How close to the oracle, how far ahead of other rules (half an hour on two cores, with a C compiler; less when only the tuner changed); SEED=7 for other luck
+proof: $(STAMP) ## How close to the oracle, how far ahead of other rules (half an hour on two cores, with a C compiler; less when only the tuner changed); SEED=7 for another seed
 	$(BIN)/python benchmarks/proof --write $(if $(SEED),--seed $(SEED))
 
 proof-quick: $(STAMP) ## The same for a few scenarios and rules, with limits of their own (a minute)
@@ -81,7 +81,7 @@ oracle: $(STAMP) ## Search the whole grid again for what the proof compares with
 peers: $(STAMP) ## Real engines before the same model, Carpool among them (an hour); ENGINE=mosec for one
 	$(BIN)/python benchmarks/peers $(or $(ENGINE),--all)
 
-neighbours: $(STAMP) ## What callers who misbehave cost healthy ones, one kind at a time (10 minutes); NEIGHBOUR=flood for one
+neighbours: $(STAMP) ## Measure the cost of misbehaving callers for healthy ones, one kind at a time (10 minutes); NEIGHBOUR=flood for one
 	$(BIN)/python benchmarks/neighbours $(if $(NEIGHBOUR),--only $(NEIGHBOUR))
 
 soak: $(STAMP) ## A million random steps through the Batcher
