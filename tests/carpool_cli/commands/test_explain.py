@@ -42,7 +42,7 @@ def test_a_decision_reads_when_what_why_and_what_keeps_it():
     )
     assert lines[3].strip().endswith("limited by: twice the largest size measured")
     assert "batch 64, wait 10ms" in lines[3]
-    assert len(lines) == 3
+    assert len(lines) == 4
 
 
 @pytest.mark.parametrize(
