@@ -525,9 +525,9 @@ class Driver:
             case UpstreamError() as error:
                 exchange.fail(error.status, error.reason, str(error), [retry_after(1.0)])
             case WrongRows(reason=reason) as error:
-                exchange.fail(502, reason, f"the model's answer can't be shared out: {error}", marks)
+                exchange.fail(502, reason, f"the model's answer can't be split by rows: {error}", marks)
             case None if fault.kind is FaultKind.ROWS:
-                exchange.fail(502, "wrong-rows", "the model does not answer row by row; it is not batched any more")
+                exchange.fail(502, "wrong-rows", "the model does not answer row by row; it is no longer batched")
             case _:
                 exchange.fail(500, "internal", "the sidecar could not handle this request; its log says why", marks)
 

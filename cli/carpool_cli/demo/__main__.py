@@ -84,7 +84,7 @@ async def run(folder: Path, files: Path, profile: Path, screen: Screen, scale: S
 )  # fmt: skip
 @click.option(
     "--files", type=click.Path(path_type=Path, exists=True, file_okay=False), default=".", show_default=True,
-    help="Folder whose files are told apart.",
+    help="Folder with files to classify.",
 )  # fmt: skip
 @click.option(
     "--profile", type=click.Path(path_type=Path), default="benchmarks/profiles/resnet50-v100.json", show_default=True,

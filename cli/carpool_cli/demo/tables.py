@@ -116,7 +116,7 @@ def verdicts(day: Day, outcomes: Sequence[Outcome]) -> list[str]:
             worth = f"worth next to nothing ({outcome.worth:.2f}x at best)"
         lines.append(
             f"[bold]{outcome.model.name}[/]: batching is {worth} on this CPU. Carpool chose "
-            f"[bold]{outcome.after.how}[/]: {after.mean_batch:.1f} rows a batch, {after.cost * 1e3:.2f} ms of "
+            f"[bold]{outcome.after.how}[/]: {after.mean_batch:.1f} rows per batch, {after.cost * 1e3:.2f} ms of "
             f"{'CPU' if after.cpu else 'device time'} a request; one by one {before.cost * 1e3:.2f}, "
             f"so {before.cost / after.cost:.2f}x in this run"
         )

@@ -78,7 +78,7 @@ async def test_a_forecast_that_is_off_is_in_metrics_report_and_log_until_it_is_r
         assert (await admin.get(b"/v1/stats")).json["lanes"]["m"]["forecastAlarm"] == alarm
     assert (await admin.get(b"/v1/explain")).json["decisions"][-1]["decision"]["reason"] == "ForecastOff"
     logged = [record.message for record in caplog.records if "forecast" in record.message]
-    assert logged == ["the forecast is off", "the forecast is right again"]
+    assert logged == ["the forecast differs from the answers", "the forecast matches the answers again"]
     sidecar.control._decided("m", decision(change=False, alarm=said))
     sidecar.control.forget_model("m")
     assert sidecar.control.alarms == {}
@@ -163,7 +163,7 @@ async def test_a_fault_costs_an_interval_and_not_the_tuning(world, monkeypatch, 
     sidecar.batcher.lane("m")
     await world.until(lambda: control.counts)
     errors = control.errors
-    assert errors < 2 ** caplog.messages.count("a fault in tuning; it goes on") <= 2 * errors
+    assert errors < 2 ** caplog.messages.count("an error in tuning; it continues") <= 2 * errors
     assert b"carpool_tuner_errors_total %d.0" % errors in (await admin.get(b"/metrics")).body
 
 
