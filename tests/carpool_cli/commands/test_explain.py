@@ -46,9 +46,9 @@ def test_a_decision_reads_when_what_why_and_what_keeps_it():
         lines[1].strip()
         == "at 300/s: p99 30ms, - at 1.25x, 0.10% late or refused; 1.2ms device time per request, 4 rows per batch"
     )
-    assert lines[3].strip().endswith("limited by: twice the largest size measured")
-    assert "batch 64, wait 10ms" in lines[3]
-    assert len(lines) == 4
+    assert lines[2].strip().endswith("limited by: twice the largest size measured")
+    assert "batch 64, wait 10ms" in lines[2]
+    assert len(lines) == 3
 
 
 def test_utilization_target_and_what_another_objective_would_do_are_shown():
