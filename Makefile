@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CACHE := $(HOME)/.cache/carpool
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster cluster check format docs crds bench converge balanced proof proof-quick oracle peers neighbours soak fuzz clients triton clean
+.PHONY: help setup demo test test-compiled test-cluster cluster check format docs crds bench converge balanced proof proof-quick oracle peers neighbours soak fuzz clients triton clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Carpool needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	CARPOOL_COMPILE=never $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(STAMP) ## Serve real models and a stand-in accelerator, watch it tune itself (a few minutes)
@@ -26,7 +26,10 @@ demo: $(STAMP) ## Serve real models and a stand-in accelerator, watch it tune it
 test: $(STAMP) ## Run every test; those on a cluster where its programs are at hand
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
-# A cluster lives in namespaces, which need root: whoever is not gets a user namespace in which he is.
+test-compiled: $(STAMP) ## Build the wheel with machine code and run the tests of what is compiled against it (minutes)
+	$(BIN)/python -m pytest tests/packaging tests/packaging/check_compiled.py
+
+# A cluster uses namespaces, which need root. Other users get a user namespace in which they are root.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),,unshare --user --map-root-user --net)
 
 test-cluster: programs ## Run the tests on a cluster; first get or build its programs (minutes, once)
@@ -39,12 +42,13 @@ cluster: programs ## Open a cluster with the chart and a model in it, and a shel
 programs: $(STAMP)
 	@PYTHONPATH=tests/cluster $(BIN)/python -m minicluster.binaries --get
 
-check: $(STAMP) ## Lint, types, layers, import cycles, generated files
+check: $(STAMP) ## Lint, types, layers, import cycles, words, generated files
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/import_cycles.py
+	$(BIN)/python tools/words.py
 	$(BIN)/python tools/reference.py --check
 	$(BIN)/python -m carpool_operator.api.crd --check
 	$(BIN)/python benchmarks/proof --check-report
@@ -68,7 +72,7 @@ converge: $(STAMP) ## How close the tuner comes to the best grid point, in the s
 balanced: $(STAMP) ## What the objective Balanced costs and keeps, against zero wait and a grid (half an hour)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/balanced.py
 
-proof: $(STAMP) ## How close to the oracle, how far ahead of other rules (half an hour on two cores, with a C compiler; less when only the tuner changed); SEED=7 for other luck
+proof: $(STAMP) ## How close to the oracle, how far ahead of other rules (half an hour on two cores, with a C compiler; less when only the tuner changed); SEED=7 for another seed
 	$(BIN)/python benchmarks/proof --write $(if $(SEED),--seed $(SEED))
 
 proof-quick: $(STAMP) ## The same for a few scenarios and rules, with limits of their own (a minute)
@@ -80,7 +84,7 @@ oracle: $(STAMP) ## Search the whole grid again for what the proof compares with
 peers: $(STAMP) ## Real engines before the same model, Carpool among them (an hour); ENGINE=mosec for one
 	$(BIN)/python benchmarks/peers $(or $(ENGINE),--all)
 
-neighbours: $(STAMP) ## What callers who misbehave cost healthy ones, one kind at a time (10 minutes); NEIGHBOUR=flood for one
+neighbours: $(STAMP) ## Measure the cost of misbehaving callers for healthy ones, one kind at a time (10 minutes); NEIGHBOUR=flood for one
 	$(BIN)/python benchmarks/neighbours $(if $(NEIGHBOUR),--only $(NEIGHBOUR))
 
 soak: $(STAMP) ## A million random steps through the Batcher

@@ -29,7 +29,7 @@ def greedy(rate: float, service: ServiceTime, max_batch: int, slo_target: float)
     load = stability(rate, service, max_batch, executors=1)
     if not load.stable:
         return Forecast(
-            p50=math.inf, p90=math.inf, p95=math.inf, p99=math.inf, p999=math.inf,
+            p50=math.inf, p90=math.inf, p95=math.inf, p99=math.inf, p999=math.inf, mean=math.inf,
             miss_fraction=1.0, shed_fraction=0.0, goodput=0.0, throughput=load.capacity,
             device_time=1 / load.capacity, mean_batch=float(max_batch), utilization=1.0, stable=False, requests=0,
         )  # fmt: skip
@@ -54,6 +54,8 @@ def greedy(rate: float, service: ServiceTime, max_batch: int, slo_target: float)
         p95=p95,
         p99=p99,
         p999=p999,
+        mean=sum(each.weight * (each.start + each.width / 2) for each in segments)
+        / sum(each.weight for each in segments),
         miss_fraction=late,
         shed_fraction=0.0,
         goodput=rate * (1 - late),

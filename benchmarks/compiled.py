@@ -1,4 +1,4 @@
-"""Carpool's core as machine code, for benchmarks that run millions of requests through it: the same, but faster.
+"""Carpool as machine code: its core for benchmarks that run millions of requests, and the wheel that users get.
 
 mypyc, which comes with mypy, makes C of the annotated sources as they are. What comes out lies in the user's cache,
 in a folder named by a digest of them, and not beside them, where it would still run when they have changed.
@@ -19,10 +19,13 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from zipfile import ZipFile
 
 from evidence import CACHE, UNUSED
 
-PACKAGE = Path(__file__).parents[1] / "core" / "carpool"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "core" / "carpool"
+SIDECAR = ROOT / "sidecar" / "carpool_sidecar"
 
 MODULES = (
     "batching.batcher",
@@ -67,6 +70,64 @@ def folder() -> Path:
     with suppress(OSError):  # somebody else's, to read only
         os.utime(made)
     return made
+
+
+def wheel() -> Path:
+    """Return a folder with core and sidecar as a compiled wheel has them; make it if there is none (three minutes).
+
+    pip gets what building takes from a package index. Raises ``NotCompiledError``.
+    """
+    _forget()
+    made = FOLDER / f"wheel-{_digest_of_wheel()}"
+    if not made.exists():
+        beside = FOLDER / f"{made.name}.{os.getpid()}"
+        try:
+            beside.mkdir(parents=True)
+            _build_wheel(beside)
+            with suppress(OSError):
+                beside.rename(made)
+        except OSError as error:
+            raise NotCompiledError(f"{FOLDER} can't be written: {error}") from error
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    with suppress(OSError):
+        os.utime(made)
+    return made
+
+
+def _build_wheel(where: Path) -> None:
+    """Build a wheel and unpack it into a folder, without the packages in which nothing is compiled."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--disable-pip-version-check", "--quiet", "--no-deps"]
+    done = subprocess.run(
+        [*pip, "--wheel-dir", str(where), str(ROOT)],
+        env={**os.environ, "CARPOOL_COMPILE": "always"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        said = "\n".join((done.stdout + done.stderr).splitlines()[-10:])
+        raise NotCompiledError(f"the wheel can't be built: {said}")
+    (archive,) = where.glob("*.whl")
+    with ZipFile(archive) as packed:
+        packed.extractall(where)
+    archive.unlink()
+    for pure in (*where.glob("*.dist-info"), where / "carpool_operator", where / "carpool_cli"):
+        shutil.rmtree(pure)
+
+
+def _digest_of_wheel() -> str:
+    """Name the wheel by what goes into it, and by what it is made for."""
+    parts = [sys.version, platform.machine(), str(sysconfig.get_config_var("EXT_SUFFIX"))]
+    digest = hashlib.sha256("\0".join(parts).encode())
+    for path in (
+        ROOT / "pyproject.toml",
+        ROOT / "hatch_build.py",
+        *sorted(PACKAGE.rglob("*.py")),
+        *sorted(SIDECAR.rglob("*.py")),
+    ):
+        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:32]
 
 
 def _compile(where: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -80,7 +81,8 @@ def instructions() -> list[Figure]:
             command = [valgrind, "--tool=callgrind", f"--callgrind-out-file={out.name}"]
             run = subprocess.run(
                 [*command, sys.executable, str(Path(__file__)), str(requests)],
-                capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "0"},
+                capture_output=True, text=True, check=True,
+                env={"PYTHONHASHSEED": "0", "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
             )  # fmt: skip
         found = re.search(r"Collected : (\d+)", run.stderr)
         assert found is not None  # noqa: S101 - for the type checker: callgrind ends with it

@@ -7,12 +7,14 @@ machine can only add to it. Exit code 1: a figure is beyond its limit.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import compiled
 import msgspec
 import pure
 import serving
@@ -52,9 +54,14 @@ def main() -> int:
         metavar="FILE",
         help="where the results go (default: results/bench.json after a whole run, nowhere after a part)",
     )
+    parser.add_argument(
+        "--interpreted", action="store_true", help="run the checkout as it is, in place of a wheel with machine code"
+    )
     options = parser.parse_args()
     if unknown := [name for name in options.names if name not in BENCHMARKS]:
         parser.error(f"no benchmark {unknown[0]!r}: there are {', '.join(BENCHMARKS)}")
+    if not options.interpreted and not compiled.is_used():
+        run_compiled()
     bounds = limits(LIMITS)
     before, measured = baseline(), commit()
     figures: list[Figure] = []
@@ -76,6 +83,17 @@ def main() -> int:
         target.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
         print(f"\nwritten to {target}")
     return 0 if passed else 1
+
+
+def run_compiled() -> None:
+    """Start again with the wheel that users get, where it can be built; limits hold for it."""
+    try:
+        folder = str(compiled.wheel())
+    except compiled.NotCompiledError as error:
+        print(f"*** NOT COMPILED, and measured against limits of machine code: {error} ***", file=sys.stderr)
+        return
+    path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONPATH": path})  # noqa: S606 - no shell is needed
 
 
 def baseline() -> dict[str, float]:

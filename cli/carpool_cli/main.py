@@ -26,15 +26,15 @@ class Entry(NamedTuple):
 COMMANDS = {
     "up": Entry("carpool_cli.commands.up", "Serve a model with batching that tunes itself to a p99."),
     "top": Entry("carpool_cli.commands.top", "Watch a running sidecar."),
-    "explain": Entry("carpool_cli.commands.explain", "Say what a running sidecar decided, and why."),
-    "profile": Entry("carpool_cli.commands.profile", "Measure what a batch costs, by its size: t(b)."),
+    "explain": Entry("carpool_cli.commands.explain", "Show what a running sidecar decided, and why."),
+    "profile": Entry("carpool_cli.commands.profile", "Measure batch latency, by batch size."),
     "bench": Entry("carpool_cli.commands.bench", "Measure a server under open-loop load."),
     "batch": Entry("carpool_cli.commands.batch", "Run a file of inputs through a model, offline and resumable."),
     "recommend": Entry(
         "carpool_cli.commands.recommend", "Choose parameters for a profile, a load and an SLO, with reasons."
     ),
     "simulate": Entry(
-        "carpool_cli.commands.simulate", "Forecast what a configuration or the tuner would do, by simulation."
+        "carpool_cli.commands.simulate", "Forecast the effect of a configuration or of the tuner, by simulation."
     ),
     "inject": Entry("carpool_cli.commands.inject", "Put a sidecar into Kubernetes manifests."),
     "standin": Entry("carpool_cli.commands.standin", "Serve an echo that takes as long as a given accelerator."),
@@ -88,7 +88,7 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="carpool-serving", prog_name="carpool")
 def main() -> None:
-    """Batch requests to models, and tune the batching to a p99: requests share a ride to the GPU.
+    """Batch requests to models, and tune the batching to a p99: requests share a batch on the GPU.
 
     Durations carry their unit (50ms, 2s, 1m30s). Every command has an example in its --help.
     """

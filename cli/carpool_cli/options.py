@@ -156,7 +156,7 @@ def objective_options(command: Callable[..., Any]) -> Callable[..., Any]:
     objective = click.option(
         "--objective",
         type=click.Choice([each.value for each in Objective], case_sensitive=False),
-        help="What to choose among the settings that keep the SLO: the lowest latency while the device has room "
+        help="What to choose among the settings that meet the SLO: the lowest latency while the device has room "
         "(Balanced), the least device time (Efficiency), the lowest p99 (Latency).  [default: Balanced]",
     )
     target = click.option(

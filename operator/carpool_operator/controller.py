@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from carpool_operator.reporting.conditions import Delivery
     from carpool_operator.tuning.steering import Happening
 
-NOTHING = Finding(UNKNOWN, "NoTargets", "none of its targets is there and its own")
+NOTHING = Finding(UNKNOWN, "NoTargets", "none of its targets exists and belongs to it")
 
 
 class Controller:

@@ -194,7 +194,7 @@ class Loop:
         except Exception:
             # It costs one policy this pass, not all of them the operator.
             self._p.metrics.count("step_errors")
-            self._p.log.exception("a fault; the next pass tries again", extra={"of": key})
+            self._p.log.exception("an error; the next pass tries again", extra={"of": key})
         finally:
             del self._busy[key]
 
@@ -336,7 +336,7 @@ class Loop:
                 for event in p.inspector.bypassed(target):
                     p.recorder.record(_about(workload), event, p.wall(), LASTING)
             except ApiError as error:
-                p.log.warning("can't look at a workload", extra={"target": str(target), "error": str(error)})
+                p.log.warning("can't read a workload", extra={"target": str(target), "error": str(error)})
         return missed
 
     def _counted(self, held: _Held, outcome: Outcome) -> None:

@@ -31,7 +31,8 @@ been listed once).
 
 signals: SIGTERM and SIGINT finish the writes in work, release the lease and end it.
 
-exit codes: 0 told to stop, 1 a part of it failed for good (the log says which), 2 no cluster to connect to or no port.
+exit codes: 0 stopped by a signal, 1 a part of it failed for good (the log says which), 2 no cluster to connect to or no
+port.
 """
 
 

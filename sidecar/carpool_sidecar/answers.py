@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from carpool.batching.requests import Refused
-from carpool_sidecar.http1.messages import forwardable
-
-if TYPE_CHECKING:
-    from carpool_sidecar.http1.messages import Headers
+from carpool_sidecar.http1.messages import Headers, forwardable
 
 OF_ONE_BODY = frozenset(
     {
@@ -40,7 +37,7 @@ OF_EVERY_CALLER = frozenset({b"retry-after", b"www-authenticate", b"allow", b"lo
 
 REFUSALS = {
     Refused.QUEUE_FULL: (429, "the queue is full: raise admission.maxQueuedRows or maxQueuedBytes, or add replicas"),
-    Refused.LATE: (503, "predicted to miss the time it must meet: send less at a time, or add replicas"),
+    Refused.LATE: (503, "predicted to miss its limit: send fewer requests at a time, or add replicas"),
     Refused.EXPIRED: (504, "its deadline passed before the model had answered"),
     Refused.DRAINING: (503, "this replica is shutting down: try another one"),
 }

@@ -172,10 +172,10 @@ class Flight:
             codec = CODECS[first.parsed.endpoint.protocol]
             try:
                 pieces = codec.split(self._rides, headers, body, driver.limits)
-            except TooLarge as error:
+            except TooLarge as too_large:
                 # A smaller batch has a smaller answer; but this one was computed already.
                 kind = FaultKind.SIZE if driver.batcher.idempotent else FaultKind.ROWS
-                fault = Fault(kind, detail=error)
+                fault = Fault(kind, detail=too_large)
             except WrongRows as error:
                 # No JSON, as with a NaN in it: one rider's rows may be why, and alone its answer passes as it is.
                 one_riders = error.reason == UNREADABLE and not self._alone
@@ -270,9 +270,10 @@ class Driver:
         """Take a request for inference whose body is complete."""
         now = self._clock()
         # A caller who sends the same head again need not have it read again.
-        facts: Facts = exchange.headers.facts
-        if facts is None or facts.reader is not self.reader:
-            facts = exchange.headers.facts = self.reader.read(exchange.headers)
+        known: Facts | None = exchange.headers.facts
+        if known is None or known.reader is not self.reader:
+            known = exchange.headers.facts = self.reader.read(exchange.headers)
+        facts = known
         parsed = CODECS[endpoint.protocol].parse(endpoint, facts, exchange.body, self.limits)
         if parsed.expansion > UNCHARGED and not exchange.charge(parsed.expansion):
             why = f"body: {parsed.expansion} bytes more to read it, and bodies.maxBuffered leaves no room"
@@ -524,15 +525,15 @@ class Driver:
             case UpstreamError() as error:
                 exchange.fail(error.status, error.reason, str(error), [retry_after(1.0)])
             case WrongRows(reason=reason) as error:
-                exchange.fail(502, reason, f"the model's answer can't be shared out: {error}", marks)
+                exchange.fail(502, reason, f"the model's answer can't be split by rows: {error}", marks)
             case None if fault.kind is FaultKind.ROWS:
-                exchange.fail(502, "wrong-rows", "the model does not answer row by row; it is not batched any more")
+                exchange.fail(502, "wrong-rows", "the model does not answer row by row; it is no longer batched")
             case _:
                 exchange.fail(500, "internal", "the sidecar could not handle this request; its log says why", marks)
 
     def _refuse(self, refusal: Refusal) -> None:
         status, text = REFUSALS[refusal.reason]
-        exchange: Exchange = refusal.request.payload.exchange
+        exchange: Exchange | Shadow = refusal.request.payload.exchange
         exchange.fail(status, refusal.reason.value, text, [retry_after(refusal.retry_after)])
 
     # ------------------------------------------------------------------------------------------------- the timer

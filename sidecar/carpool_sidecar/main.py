@@ -31,10 +31,10 @@ example (sidecar.yaml):
 From an environment variable, as in a pod: carpool-sidecar --config-env CARPOOL_CONFIG. With `publicKey` and `target`
 in it, changes signed by an operator are taken from `PUT /v1/config` on the admin port and from the directory `changes`.
 
-The file is watched: a new version takes effect within seconds, a wrong one changes nothing and is named in the log,
-in /v1/config on the admin port and in the metric carpool_config_rejected_total.
+The file is watched: a new version takes effect within seconds, an invalid one changes nothing and is reported in the
+log, in /v1/config on the admin port and in the metric carpool_config_rejected_total.
 
-signals: SIGTERM and SIGINT drain (unready at once, accepting for shutdown.lame, then finishing what is here, all
+signals: SIGTERM and SIGINT drain (unready at once, accepting for shutdown.lame, then finishing accepted requests, all
 within shutdown.limit); a second one ends the process at once.
 
 exit codes: 0 drained, 2 wrong configuration, 3 can't start (a port, a file), 4 ended by a second signal.
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="carpool-sidecar",
-        description="Merges inference requests into batches for the model server beside it, inside a latency target.",
+        description="Merges inference requests into batches for the model server beside it, within an SLO.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="only check the configuration: print OK and exit 0 if it is right, else exit 2",
+        help="only check the configuration: print OK and exit 0 if it is valid, else exit 2",
     )
     parser.add_argument(
         "--listen", type=_address, metavar="HOST:PORT", help="data port, instead of the file's `listen`"

@@ -301,13 +301,13 @@ class Sidecar:
         )
 
     def _changed(self, entry: Entry) -> None:
-        self.log.warning("the model is another one now: what was learned is forgotten", extra={"model": entry.model})
+        self.log.warning("the model has changed: everything learned of it is dropped", extra={"model": entry.model})
         self.driver.verifier.forget(entry)
         self.control.forget_model(entry.lane)
 
     def _found(self, again: bool) -> None:
         if again:
-            self.log.warning("the model's server answers again: what was learned is forgotten")
+            self.log.warning("the model's server answers again: everything learned of it is dropped")
             for entry in self.models:
                 self.driver.verifier.forget(entry)
             self.control.forget()

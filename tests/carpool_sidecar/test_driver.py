@@ -500,6 +500,7 @@ async def test_what_was_answered_is_freed_without_the_garbage_collector(world):
         gc.enable()
 
 
+@pytest.mark.pure
 async def test_a_failure_of_the_sidecars_own_costs_the_culprit_alone(world, monkeypatch):
     sidecar, client = await world.start()
     send = sidecar.backend.send

@@ -13,9 +13,11 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Axis, Model, for_p99
 from carpool_sidecar.driver import RESOLUTION, Driver
-from carpool_sidecar.http1.messages import FieldLines
+from carpool_sidecar.http1.fields import FieldLines
 from carpool_sidecar.models import ModelTable
 from carpool_sidecar.protocols.common import Endpoint
+
+pytestmark = pytest.mark.pure  # a double stands in for the class Exchange
 
 ENDPOINT = Endpoint("v1", "m", "", b"/v1/models/m:predict")
 

@@ -40,18 +40,20 @@ def forgotten():
     return []
 
 
-def resolver(table, server):
-    learned, changed = [], []
-    made = Resolver(table, server, learned.append, changed.append)
-    made.learned, made.changed = learned, changed
-    return made
+class Resolving:
+    """A resolver, and what it reported."""
+
+    def __init__(self, table, server):
+        self.learned, self.changed = [], []
+        made = Resolver(table, server, self.learned.append, self.changed.append)
+        self.resolve, self.run = made.resolve, made.run
 
 
 async def test_v1_rides_together_at_once_and_v2_when_the_axis_is_known(forgotten):
     table = ModelTable([], forgotten.append)
     entry = table.entry(endpoint("m"))
     assert (entry.alone_by_protocol, entry.alone) == (None, "axis-unknown")
-    made = resolver(table, Server(m=Document(200, metadata([-1, 3]))))
+    made = Resolving(table, Server(m=Document(200, metadata([-1, 3]))))
     await made.resolve(entry)
     assert entry.alone is None
     assert made.learned == [entry]
@@ -62,7 +64,7 @@ async def test_v1_rides_together_at_once_and_v2_when_the_axis_is_known(forgotten
 async def test_a_fixed_first_dimension_rides_alone_and_says_how_to_change_that(forgotten):
     table = ModelTable([], forgotten.append)
     entry = table.entry(endpoint("m"))
-    await resolver(table, Server(m=Document(200, metadata([1, 3])))).resolve(entry)
+    await Resolving(table, Server(m=Document(200, metadata([1, 3])))).resolve(entry)
     assert entry.alone == "axis-none"
     assert "axis: First" in entry.reason
 
@@ -74,7 +76,7 @@ async def test_triton_tells_the_largest_batch(forgotten):
         **{"3": Document(200, metadata([-1, 3])), "config": Document(200, b'{"name":"m","max_batch_size":4}')}
     )
     assert table.cap("m") == 16
-    await resolver(table, server).resolve(entry)
+    await Resolving(table, server).resolve(entry)
     assert (entry.max_batch, table.cap("m"), table.cap("n")) == (4, 4, None)
     assert server.asked == [b"/v2/models/m/versions/3", b"/v2/models/m/versions/3/config"]
 
@@ -84,7 +86,7 @@ async def test_the_policy_goes_before_what_the_server_says(forgotten):
     a, b = table.entry(endpoint("a")), table.entry(endpoint("b"))
     assert (a.alone, a.alone_by_protocol) == (None, None)
     assert (b.alone, b.alone_by_protocol) == ("axis-none", "axis-none")
-    made = resolver(table, Server(a=Document(200, metadata([1])), b=Document(200, metadata([-1]))))
+    made = Resolving(table, Server(a=Document(200, metadata([1])), b=Document(200, metadata([-1]))))
     await made.resolve(a)
     await made.resolve(b)
     assert (a.alone, b.alone) == (None, "axis-none")
@@ -97,7 +99,7 @@ async def test_what_the_backend_knows_of_the_axis_goes_before_metadata(forgotten
     entry = table.entry(endpoint("m"))
     server = Server(m=Document(200, metadata([-1, 3])))
     server.known = BatchAxis("None", None, "dim 0 is named 'time': export it as 'batch'")
-    await resolver(table, server).resolve(entry)
+    await Resolving(table, server).resolve(entry)
     assert (entry.alone, entry.reason) == ("axis-none", "dim 0 is named 'time': export it as 'batch'")
     assert server.asked == [b"/v2/models/m"]
 
@@ -105,7 +107,7 @@ async def test_what_the_backend_knows_of_the_axis_goes_before_metadata(forgotten
 async def test_what_was_refuted_is_not_merged_unless_the_policy_says_so(forgotten):
     table = ModelTable([], forgotten.append)
     entry = table.entry(endpoint("m"))
-    await resolver(table, Server(m=Document(200, metadata([-1, 3])))).resolve(entry)
+    await Resolving(table, Server(m=Document(200, metadata([-1, 3])))).resolve(entry)
     entry.record.disagreed = "row 0: 1 alone, 2 in a batch"
     entry.configure(None)
     assert (entry.alone, entry.alone_by_protocol) == ("axis-refuted", "axis-refuted")
@@ -118,7 +120,7 @@ async def test_what_was_refuted_is_not_merged_unless_the_policy_says_so(forgotte
 async def test_a_server_that_is_not_ready_says_nothing(forgotten, answer):
     table = ModelTable([], forgotten.append)
     entry = table.entry(endpoint("m"))
-    made = resolver(table, Server(m=answer))
+    made = Resolving(table, Server(m=answer))
     await made.resolve(entry)
     assert (entry.alone, made.learned) == ("axis-unknown", [])
 
@@ -126,7 +128,7 @@ async def test_a_server_that_is_not_ready_says_nothing(forgotten, answer):
 async def test_a_server_without_metadata_leaves_the_axis_to_the_policy(forgotten):
     table = ModelTable([], forgotten.append)
     entry = table.entry(endpoint("m"))
-    await resolver(table, Server()).resolve(entry)
+    await Resolving(table, Server()).resolve(entry)
     assert entry.alone == "axis-none"
     assert "axis: First" in entry.reason
 
@@ -135,7 +137,7 @@ async def test_another_version_is_told_and_the_same_in_other_words_is_not(forgot
     table = ModelTable([], forgotten.append)
     entry = table.entry(endpoint("m"))
     server = Server(m=Document(200, metadata([-1, 3], versions=["1"])))
-    made = resolver(table, server)
+    made = Resolving(table, server)
     await made.resolve(entry)
     server.documents["m"] = Document(200, metadata([-1, 3], versions=["1"], extra=1))
     await made.resolve(entry)
@@ -204,7 +206,7 @@ async def test_nobody_makes_room_while_requests_ride_in_it(forgotten):
 async def test_the_background_asks_about_what_is_new_and_then_again(forgotten, wait_until):
     table = ModelTable([Model(name="early")], forgotten.append)
     server = Server(early=Document(200, metadata([-1])), late=Document(200, metadata([-1])))
-    made = resolver(table, server)
+    made = Resolving(table, server)
     task = asyncio.create_task(made.run())
     await wait_until(lambda: len(made.learned) == 1)
     table.entry(endpoint("late"))

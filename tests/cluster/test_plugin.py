@@ -127,7 +127,7 @@ def test_what_is_wrong_stands_below(carpool, policy):
     code, told = carpool("status", "--check")
     assert code == 3
     assert "silent: the operator has not said anything yet" in told
-    assert "resnet: Programmed is not so: NotInjected: annotate the Deployment" in told
+    assert "resnet: Programmed is not true: NotInjected: annotate the Deployment" in told
 
 
 def test_paused_and_resumed_with_the_rights_to_edit_alone(carpool, policy, server, namespace, cluster, tmp_path):

@@ -317,7 +317,7 @@ def test_nothing_is_decided_on_counters_that_cannot_be(installed, cluster, api, 
     nonsense = "3 of 5 pods cannot be read, among them liar-backward: its clock is no number"
     status = status_until(api, namespace, lambda status: nonsense in conditions(status)["MetricsAvailable"].message)
     assert conditions(status)["MetricsAvailable"][:2] == ("False", "MetricsStale")
-    assert "Nothing is turned meanwhile" in conditions(status)["MetricsAvailable"].message
+    assert "Nothing is changed meanwhile" in conditions(status)["MetricsAvailable"].message
     before = published(api, namespace, "resnet")
     traffic.rate = 60
     passes = counters(api, "pass_seconds_count")

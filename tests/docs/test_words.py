@@ -73,7 +73,7 @@ def test_every_code_that_people_meet_is_explained():
 
 _ALONE = (
     r'\balone\(endpoint, facts, body, "([a-z-]+)"',
-    r'^    reason = "([a-z-]+)"$',
+    r'^    reason(?:: ClassVar\[str\])? = "([a-z-]+)"$',
     r'^ +"([a-z-]+)" if mixed else None,$',
     r'\balone(?:_by_protocol)? = (?:[\w.]+ or |None if .* else )?"([a-z-]+)"',
     r'^ +return "([a-z-]+)"$',

@@ -13,7 +13,7 @@ from proof.world import Stretch, arrival_times, play, timeline
 
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import for_p99
+from carpool.policy.spec import Objective, for_p99
 from carpool.simulation.outcome import End, Setting
 from carpool.simulation.twin import tuned
 
@@ -148,7 +148,11 @@ def test_carpool_is_the_tuner_as_the_twin_runs_it():
     course = (Stretch(40.0, 500.0),)
     mine = play(POISSON, CARPOOL.maker, course, 3)
     twin = tuned(
-        arrival_times(POISSON, course, 3), world.devices(POISSON, course)[0], for_p99(0.05), seconds=40.0, seed=3
+        arrival_times(POISSON, course, 3),
+        world.devices(POISSON, course)[0],
+        for_p99(0.05, Objective.EFFICIENCY),
+        seconds=40.0,
+        seed=3,
     )
     assert mine.contender.decisions == twin.decisions
     assert mine.outcome.latencies == twin.outcome.latencies

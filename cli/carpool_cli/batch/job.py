@@ -137,7 +137,9 @@ class Job:
                             committed = self._clock()
                         if self._max_bad is not None and self.skipped > self._max_bad:
                             self._commit(served.position, served.number)
-                            raise Stopped(f"{self.skipped} rows are bad: mend them, or raise --max-bad {self._max_bad}")
+                            raise Stopped(
+                                f"{self.skipped} rows are bad: correct them, or raise --max-bad {self._max_bad}"
+                            )
             finally:
                 for waiting in under_way:
                     waiting.cancel()

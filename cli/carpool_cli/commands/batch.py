@@ -34,17 +34,19 @@ Examples:
 @click.argument("source_path", metavar="INPUT", type=INPUT_FILE)
 @click.argument("output", metavar="OUTPUT", type=OUTPUT_FILE)
 @click.option("--onnx", type=INPUT_FILE, help="Run the model in this ONNX file.")
-@click.option("--upstream", type=ADDRESS, help="Ask this server.")
+@click.option("--upstream", type=ADDRESS, help="Send requests to this server.")
 @click.option("--model", default="standin", show_default=True, help="Name of the model, with --upstream.")
 @click.option(
     "--protocol",
     type=click.Choice(servers.PROTOCOLS),
     default="v1",
     show_default=True,
-    help="How to ask, with --upstream.",
+    help="Protocol of the requests, with --upstream.",
 )
 @click.option(
-    "--batch-size", type=click.IntRange(1, 65536), help="Rows a batch.  [default: the cheapest, measured while running]"
+    "--batch-size",
+    type=click.IntRange(1, 65536),
+    help="Rows per batch.  [default: the cheapest size, measured while running]",
 )
 @click.option("--max-batch", type=click.IntRange(1, 65536), default=64, show_default=True, help="Largest size to try.")
 @click.option(
@@ -53,9 +55,7 @@ Examples:
     type=INPUT_FILE,
     help="Take batch size and concurrency from this profile.",
 )
-@click.option(
-    "--concurrency", type=click.IntRange(1, 64), help="Batches at once.  [default: the profile's executors, or 1]"
-)
+@click.option("--concurrency", type=click.IntRange(1, 64), help="Batches at once.  [default: the profile's, or 1]")
 @click.option(
     "--threads",
     type=click.IntRange(0),
@@ -95,10 +95,11 @@ def command(
 
     INPUT and OUTPUT are JSON lines (.jsonl: one V1 instance a line; several inputs as an object by name) or .npz
     (arrays by input name, dim 0 the rows). Line n of OUTPUT answers line n of INPUT. A row that the model refuses is
-    null there (npz: left out), and OUTPUT.errors.jsonl has its line (npz: row, from 0) and the error. Killed at any
-    point, the same command goes on where it was.
+    null there (npz: left out), and OUTPUT.errors.jsonl has its line (npz: row, from 0) and the error. After an
+    interruption, the same command continues where it stopped.
 
-    Exits 0 when every row was answered, 3 when bad rows were skipped, 1 when it could not go on, 2 for wrong options.
+    Exits 0 when every row was answered, 3 when bad rows were skipped, 1 when it could not continue, 2 for wrong
+    options.
     """
     from carpool_cli.batch import formats  # noqa: PLC0415 - numpy is not for --help
     from carpool_cli.batch.job import Job, SizeSearch, Stopped  # noqa: PLC0415 - likewise
@@ -142,14 +143,14 @@ def command(
             sleep=time.sleep,
         )
         if journal.resumed:
-            click.echo(f"going on behind row {journal.progress.number}: {journal.progress.answered} are answered")
+            click.echo(f"continuing after row {journal.progress.number}: {journal.progress.answered} are answered")
         before, started = job.answered, time.monotonic()
         try:
             _with_bar(job.go, source)
         except Stopped as error:
-            raise click.ClickException(f"stopped: {error}. What is done is kept; the same command goes on") from None
+            raise click.ClickException(f"stopped: {error}. Finished rows are kept; the same command resumes") from None
         except KeyboardInterrupt:
-            raise click.ClickException("stopped. What is done is kept; the same command goes on") from None
+            raise click.ClickException("stopped. Finished rows are kept; the same command resumes") from None
         finally:
             source.close()
             target.close()

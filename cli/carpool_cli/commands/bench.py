@@ -95,8 +95,12 @@ Examples:
 @click.option(
     "--requests", type=click.IntRange(1, MOST_REQUESTS), help="Measure this many instead of a time; one --rate."
 )
-@click.option("--warm-up", type=DURATION, default=2.0, help="Load before it that does not count.  [default: 2s]")
-@click.option("--slo-p99", "slo", type=DURATION, default=0.05, help="Latency within which it is good.  [default: 50ms]")
+@click.option(
+    "--warm-up", type=DURATION, default=2.0, help="Load before the measured part, not counted.  [default: 2s]"
+)
+@click.option(
+    "--slo-p99", "slo", type=DURATION, default=0.05, help="Latency within which an answer is good.  [default: 50ms]"
+)
 @click.option(
     "--timeout", type=DURATION, default=10.0, help="Silence after which a request has failed.  [default: 10s]"
 )
@@ -152,10 +156,10 @@ def command(
     is; a path that is neither V1's nor V2's needs --body. With a path and --model, the path stands before the model's.
 
     Requests leave when they are due, whether or not earlier ones were answered; latency counts from then, so it is
-    never too short, and up to 1 ms too long (timers). Says when this host paused, and when the generator was the
+    never too short, and up to 1 ms too long (timers). Reports when this host paused, and when the generator was the
     bottleneck rather than the server. Ctrl-C ends the load; what was measured until then is reported.
 
-    Exits 0 when something was answered well, 1 when nothing was or --verify found a wrong answer, 130 after Ctrl-C.
+    Exits 0 when a request was answered well, 1 when none was or --verify found a wrong answer, 130 after Ctrl-C.
     """
     if requests is not None and (seconds is not None or trace is not None or (rates and len(rates) > 1)):
         raise click.UsageError("--requests goes with a single --rate, without --for and --trace")
@@ -332,7 +336,7 @@ def _show(report: Report, slo: float, url: str) -> None:
 
 def _show_latency(label: str, found: Percentiles | None) -> None:
     if found is None:
-        click.echo(f"{label}: no answers to tell by")
+        click.echo(f"{label}: no answers to judge by")
         return
     named = {"p50": found.p50, "p90": found.p90, "p99": found.p99, "p99.9": found.p999, "max": found.max}
     click.echo(f"{label}: " + ", ".join(f"{name} {format_seconds(value)}" for name, value in named.items()))

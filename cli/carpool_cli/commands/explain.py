@@ -40,20 +40,22 @@ Examples:
 """
 )
 @click.argument("admin", type=ADDRESS, default="http://127.0.0.1:9090")
-@click.option("--last", type=click.IntRange(1, 1000), default=10, show_default=True, help="Decisions to show.")
+@click.option(
+    "--last", type=click.IntRange(1, 1000), default=10, show_default=True, help="Number of decisions to show."
+)
 @click.option(
     "--over",
     type=DURATION,
     default=2.0,
-    help="Observe for so long, to compare with what was predicted; 0s: all since the start.  [default: 2s]",
+    help="Observation time, to compare with the forecast; 0s: all since the start.  [default: 2s]",
 )
-@click.option("--follow", is_flag=True, help="Go on, and print decisions as they are taken.")
+@click.option("--follow", is_flag=True, help="Continue, and print decisions as they are made.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; with --follow one object a line.")
 @opening
 def command(
     *, admin: Address, last: int, over: float, follow: bool, as_json: bool, key_file: Path | None, workload: str | None
 ) -> None:
-    """Say what the sidecar whose admin port is at ADMIN (http://127.0.0.1:9090 by default) decided, when and why.
+    """Show what the sidecar with the admin port ADMIN (http://127.0.0.1:9090 by default) decided, when and why.
 
     Each decision comes with what it predicted; where the tuner would be if it could go at once, and what keeps it. At
     the end, what the last decision predicted stands beside what is observed; of a model without requests now, beside
@@ -175,21 +177,22 @@ def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str
         predicted = decision.predicted
         lines.append(
             f"          at {number(decision.rate)}/s: p99 {duration(predicted.p99)}, {duration(predicted.p99_ahead)} "
-            f"at 1.25x, {predicted.miss_fraction:.2%} late or refused; {duration(predicted.device_time)} of device a "
-            f"request, {predicted.mean_batch:.3g} rows a batch"
+            f"at 1.25x, {predicted.miss_fraction:.2%} late or refused; {duration(predicted.device_time)} device time "
+            f"per request, {predicted.mean_batch:.3g} rows per batch"
         )
-        target = f" (target {decision.target_utilization:.0%})" if decision.target_utilization else ""
-        other = f"; {decision.alternative}" if decision.alternative else ""
-        lines.append(f"          device {predicted.utilization:.0%} busy{target}{other}")
+        if predicted.utilization:
+            target = f" (target {decision.target_utilization:.0%})" if decision.target_utilization else ""
+            other = f"; {decision.alternative}" if decision.alternative else ""
+            lines.append(f"          device {predicted.utilization:.0%} busy{target}{other}")
     if decision.capped_by and decision.uncapped is not None:
-        lines.append(f"          would be {decision.uncapped.describe()}; kept from it by: {decision.capped_by}")
+        lines.append(f"          would be {decision.uncapped.describe()}; limited by: {decision.capped_by}")
     if decision.shed_slo:
         # Refusing outlasts its cause: a queue of late requests would make those behind it late as well.
         forecast = decision.predicted
         good = (
             forecast is not None and forecast.p99 is not None and forecast.p99 <= slo and forecast.miss_fraction <= RARE
         )
-        why = "it was missed or the queue too long moments ago, or the policy's shedAt is SLO"
+        why = "it was just missed, the queue was just too long, or the policy's shedAt is SLO"
         lines.append(
             f"          requests late for the SLO are refused early: {why if good else 'the forecast misses it'}"
         )
@@ -241,7 +244,7 @@ def compared(explanation: Explanation, observed: dict[str, Figures], now: float)
         yield "no request has come yet"
 
 
-COMPARED = ("p50", "p99", "goodput", "misses", "rows a batch")
+COMPARED = ("p50", "p99", "goodput", "misses", "rows per batch")
 
 
 def _lines(

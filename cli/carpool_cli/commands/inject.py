@@ -74,27 +74,28 @@ Examples:
     metavar="FILE",
     help="Manifests, YAML or JSON, any number of documents; - is the standard input.",
 )
-@click.option("--slo-p99", type=DURATION, help="Sidecars that tune themselves to this, without any operator.")
+@click.option("--slo-p99", type=DURATION, help="Sidecars that tune themselves to this SLO, without any operator.")
 @click.option(
     "--public-key",
     metavar="HEX|FILE",
-    help="Sidecars that pass all through until the operator with this key tells them more: a policy, by its signature.",
+    help="Sidecars that pass all requests through until they get a policy signed with the operator's key.",
 )
-@click.option("-n", "--namespace", help="Of what names none; needed with --public-key, which a namespace belongs to.")
+@click.option("-n", "--namespace", help="Namespace of manifests without one; needed with --public-key.")
 @click.option("--image", help="The sidecar's.  [default: carpool-sidecar:VERSION]")
 def command(
     *, source: str, slo_p99: float | None, public_key: str | None, namespace: str | None, image: str | None
 ) -> None:
     """Put a sidecar into Deployments, StatefulSets and Pods as the webhook does, and print the manifests.
 
-    What is not changed is printed as it was, comments included. Who has a sidecar, or says carpool.dev/inject: "false"
-    in its pod template, is left alone; the annotations of the template (carpool.dev/container, -/port, ...) count.
+    Unchanged parts are printed as they were, comments included. A workload with a sidecar, or with
+    carpool.dev/inject: "false" in its pod template, is left alone. The annotations of the
+    template (carpool.dev/container, -/port, ...) count.
 
-    Without --public-key the operator's word would be anybody's, so nothing is taken from outside: name --slo-p99 then,
+    Without --public-key a sidecar could not verify an operator's changes, so it accepts none: give --slo-p99 then,
     and each sidecar tunes itself.
 
     Exits 0 when all have their sidecars, 3 when some can't, 2 for wrong input. The standard error has the reasons, and
-    what is to be known of those that have theirs, such as a port without a name, which Services reach past the sidecar.
+    notes on workloads that have theirs, such as a port without a name: Services bypass the sidecar then.
     """
     if (slo_p99 is None) == (public_key is None):
         raise click.UsageError(
@@ -161,7 +162,7 @@ def _documents(text: str, settings: Settings, namespace: str | None, outcomes: l
             pass  # YAML has braces, too
         else:
             if "kind" not in old:
-                raise NotManifests("what begins in line 1 is not a manifest, which is a mapping with a kind")
+                raise NotManifests("the document in line 1 is not a manifest, which is a mapping with a kind")
             new = _injected(old, settings, namespace, outcomes)
             yield text if new == old else json.dumps(new, indent=4, ensure_ascii=False) + "\n"
             return
@@ -176,7 +177,7 @@ def _documents(text: str, settings: Settings, namespace: str | None, outcomes: l
             raise NotManifests(f"line {line} is not YAML, {_problem(error)}") from None
         if old is not None and not (isinstance(old, dict) and "kind" in old):
             line = text.count("\n", 0, position) + 1
-            raise NotManifests(f"what begins in line {line} is not a manifest, which is a mapping with a kind")
+            raise NotManifests(f"the document in line {line} is not a manifest, which is a mapping with a kind")
         new = _injected(old, settings, namespace, outcomes)
         yield document if new == old else edited(document, new)
         if separator is not None:
@@ -187,7 +188,7 @@ def _documents(text: str, settings: Settings, namespace: str | None, outcomes: l
 def _problem(error: Exception) -> str:
     """Return what is the matter with YAML."""
     if isinstance(error, yaml.reader.ReaderError):
-        return "it has characters that no text has"
+        return "it has characters that are not text"
     return getattr(error, "problem", None) or "it is nested too deeply"
 
 
@@ -206,7 +207,7 @@ def _injected(thing: Any, settings: Settings, namespace: str | None, outcomes: l
         target = None
         if settings.policy is None:
             if where is None:
-                raise Wrong(f"{name} names no namespace, and the operator's word is for one: add -n NAMESPACE")
+                raise Wrong(f"{name} names no namespace, and the operator's changes need one: add -n NAMESPACE")
             target = target_of(pod, where) if kind == "Pod" else _target(where, kind, changed["metadata"]["name"])
         decision = decide(pod, target, settings, asked=True)
         if isinstance(decision, Skip):
@@ -214,7 +215,9 @@ def _injected(thing: Any, settings: Settings, namespace: str | None, outcomes: l
             return thing
         pod_changed = patch(pod, decision, settings, secrets.token_hex(16))
     except (KeyError, TypeError, AttributeError, ValueError, IndexError):
-        raise Wrong(f"a {kind} is not as Kubernetes has it: check it with kubectl apply --dry-run=server") from None
+        raise Wrong(
+            f"a {kind} is not a valid Kubernetes object: check it with kubectl apply --dry-run=server"
+        ) from None
     notes = json.loads(pod_changed["metadata"]["annotations"][STATUS])["notes"]
     outcomes.append(Outcome(name, None, tuple(Note(note) for note in notes)))
     if kind == "Pod":

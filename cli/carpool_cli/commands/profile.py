@@ -46,7 +46,7 @@ Examples:
     type=click.Choice(servers.PROTOCOLS),
     default="v2-binary",
     show_default=True,
-    help="How to ask, with --upstream.",
+    help="Protocol of the requests, with --upstream.",
 )
 @click.option("--max-batch", type=click.IntRange(1, 65536), default=64, show_default=True, help="Largest batch, rows.")
 @click.option(
@@ -60,7 +60,7 @@ Examples:
     type=click.IntRange(1, 64),
     default=2,
     show_default=True,
-    help="Callers at once, to find executors.",
+    help="Callers at once, to measure server concurrency.",
 )
 @click.option(
     "--threads",
@@ -86,7 +86,7 @@ Examples:
 @click.option("--timeout", type=DURATION, default=60.0, help="For one batch of a server.  [default: 60s]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of random rows.")
 @click.option("--out", type=OUTPUT_FILE, help="Write the profile (JSON) for simulate, recommend and standin.")
-@click.option("--plot", type=OUTPUT_FILE, help="Draw t(b) and the time a row to this PNG.")
+@click.option("--plot", type=OUTPUT_FILE, help="Draw batch latency and the time per row to this PNG.")
 def command(
     *,
     onnx: Path | None,
@@ -109,10 +109,11 @@ def command(
     out: Path | None,
     plot: Path | None,
 ) -> None:
-    """Measure what a batch of 1, 2, 4, ... rows costs on the model in the file ONNX, or on a server.
+    """Measure the latency of batches of 1, 2, 4, ... rows, on the model in the file ONNX or on a server.
 
-    Says where growing the batch stops paying, what memory allows, how many batches are computed at once, and, with
-    --slo-p99, which batch size to use. Times are the minimum over interleaved rounds; the median stands beside it.
+    Shows the size beyond which larger batches gain nothing, the largest size that fits memory, the server concurrency,
+    and, with --slo-p99, which batch size to use. Times are the minimum over interleaved rounds; the median is also
+    shown.
 
     Exits 1 when --verify finds that merged answers differ.
     """
@@ -254,18 +255,18 @@ def _show(profile: DeviceProfile, timings: list[Timing], rates: dict[int, float]
         if inflection == 1:
             loss = curve.per_row(largest) / curve.per_row(1)
             click.echo(
-                f"batching gains nothing: a row in a batch of {largest} costs {loss:.2f} times what it does alone"
+                f"batching gains nothing: a row in a batch of {largest} costs {loss:.2f} times as much as a single row"
             )
         else:
             edge = " (about the largest measured: raise --max-batch)" if inflection >= 0.9 * largest else ""
             click.echo(
-                f"growing the batch stops paying at {inflection} rows{edge}: a row costs {gain:.2f} times less there"
+                f"larger batches gain nothing beyond {inflection} rows{edge}: a row costs {gain:.2f} times less there"
             )
     if len(rates) > 1:
         shown = ", ".join(f"{callers}: {number(rate * at)}" for callers, rate in rates.items())
-        click.echo(f"rows/s by callers at once, in batches of {at}: {shown}; executors: {profile.executors}")
+        click.echo(f"rows/s by callers at once, in batches of {at}: {shown}; server concurrency: {profile.executors}")
         if profile.executors == len(rates):
-            click.echo("  as many as were tried: there may be more, raise --concurrency")
+            click.echo("  as many as were measured: there may be more, raise --concurrency")
 
 
 def _show_memory(meter: memory.Meter, fitted: MemoryFit | None) -> None:

@@ -40,7 +40,7 @@ Examples:
     required=True,
     help="Profile of the device (JSON), of `carpool profile`.",
 )
-@click.option("--slo-p99", "slo", type=DURATION, required=True, help="Latency that 99 % must keep, e.g. 50ms.")
+@click.option("--slo-p99", "slo", type=DURATION, required=True, help="p99 to meet, e.g. 50ms.")
 @objective_options
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second; rescales a --trace.")
 @click.option(
@@ -53,7 +53,7 @@ Examples:
 @click.option("--trace", type=click.Path(path_type=Path), help="Take rate and burstiness from arrivals, or `azure`.")
 @click.option("--rows", type=click.IntRange(1, 65536), default=1, show_default=True, help="Rows of a usual request.")
 @click.option("--executors", type=click.IntRange(1, 256), help="Batches computed at once.  [default: the profile's]")
-@click.option("--max-batch", type=click.IntRange(1, 65536), help="Rows at most.  [default: 64, and what memory holds]")
+@click.option("--max-batch", type=click.IntRange(1, 65536), help="Rows at most.  [default: 64, and what fits memory]")
 @click.option("--max-wait", type=DURATION, help="Wait at most.  [default: half the SLO]")
 @click.option("--max-in-flight", type=click.IntRange(1, 1024), help="Batches sent at once at most.  [default: 8]")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
@@ -73,10 +73,10 @@ def command(
     max_in_flight: int | None,
     as_json: bool,
 ) -> None:
-    """Choose parameters among those that hold the SLO, now and at 1.25x the load, by an objective.
+    """Choose parameters among those that meet the SLO, now and at 1.25x the load, by an objective.
 
-    Says why, what it saves, up to which load it holds, what bounds it, and prints the configuration to paste. It is
-    where the tuner would settle by itself.
+    Shows the reasons, the saving, the highest load, what bounds the choice, and the configuration to paste. The tuner
+    would reach the same setting.
 
     Exits 1 when no configuration meets the SLO at this load with the safety margin: half of the misses it allows.
     """
@@ -148,7 +148,7 @@ def _show(found: Recommendation, pasted: dict[str, object]) -> None:
     rows = [
         ("", "this", "zero wait", "no batching"),
         (
-            "device a request",
+            "device time per request",
             format_seconds(found.device_time),
             format_seconds(found.zero_wait_device_time),
             format_seconds(found.alone_device_time),
@@ -173,11 +173,11 @@ def _show(found: Recommendation, pasted: dict[str, object]) -> None:
     click.echo(
         f"forecast: p50 {format_seconds(found.p50)}, p99 {format_seconds(found.p99)}, at 1.25x the load "
         f"{format_seconds(found.p99_ahead)}; {1 - found.miss_fraction:.2%} in time, "
-        f"{found.mean_batch:.3g} rows a batch, device {found.utilization:.0%} busy"
+        f"{found.mean_batch:.3g} rows per batch, device {found.utilization:.0%} busy"
     )
-    click.echo(f"highest load that any configuration holds: {number(found.highest_load)} requests/s")
+    click.echo(f"highest load at which any configuration meets the SLO: {number(found.highest_load)} requests/s")
     click.echo("\n# sidecar.yaml, for `carpool up --config sidecar.yaml --upstream http://127.0.0.1:9000` (or --onnx).")
-    click.echo("# the tuner goes on from this baseline; `tuning: {mode: Hold}` beside it freezes it")
+    click.echo("# the tuner starts from this baseline; `tuning: {mode: Hold}` beside it freezes it")
     click.echo(yaml.safe_dump(pasted, sort_keys=False).rstrip())
 
 

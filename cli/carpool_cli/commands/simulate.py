@@ -56,8 +56,8 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
     type=ADDRESS,
     help="Take load, device, policy and present parameters from the sidecar with this admin port instead.",
 )
-@click.option("--model", help="Name of the model, where the running sidecar serves several.")
-@click.option("--slo-p99", "slo", type=DURATION, help="Latency that 99 % must keep, e.g. 50ms.")
+@click.option("--model", help="Name of the model, if the running sidecar serves several.")
+@click.option("--slo-p99", "slo", type=DURATION, help="p99 to meet, e.g. 50ms.")
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -79,16 +79,16 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
     type=click.IntRange(1, 65536),
     help="Largest batch, rows.  [default: 32; of a running sidecar its own, as the next two]",
 )
-@click.option("--max-wait", type=DURATION, help="How long the oldest waits for company.  [default: 0s]")
+@click.option("--max-wait", type=DURATION, help="How long the oldest request waits for others.  [default: 0s]")
 @click.option("--max-in-flight", type=click.IntRange(1, 1024), help="Batches sent at once.  [default: 1]")
-@click.option("--pass-through", is_flag=True, help="Merge nothing and hold nothing.")
+@click.option("--pass-through", is_flag=True, help="Merge nothing, and let no request wait.")
 @click.option(
     "--load",
     "factor",
     type=click.FloatRange(0.01, 100),
     default=1.0,
     show_default=True,
-    help="Play a running sidecar's arrivals so many times as fast, e.g. 1.25.",
+    help="Speed of a running sidecar's arrivals, as a factor, e.g. 1.25.",
 )
 @click.option(
     "--arrivals",
@@ -98,20 +98,22 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
     "[default: once; with --tune, --compare or --for repeated]",
 )
 @click.option("--tune", is_flag=True, help="Put the tuner in the loop; it starts from the three above.")
-@click.option("--compare", is_flag=True, help="Set side by side: no batching, zero-wait, by hand, the best, the tuner.")
+@click.option(
+    "--compare", is_flag=True, help="Compare no batching, zero wait, a manual setting, the best one and the tuner."
+)
 @objective_options
 @click.option(
     "--shed-at",
     type=click.Choice([each.value for each in ShedAt], case_sensitive=False),
     default=ShedAt.AUTOMATIC.value,
     show_default=True,
-    help="Refuse who will miss this. Automatic: the SLO while more waits than it leaves time for, else the deadline.",
+    help="Refuse requests that would miss this. Automatic: the SLO if the queue is too long for it, else the deadline.",
 )
 @click.option("--timeout", type=DURATION, default=10.0, help="Deadline of requests.  [default: 10s]")
 @click.option("--for", "seconds", type=DURATION, default=60.0, help="How long requests come.  [default: 60s]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrivals and service times.")
 @click.option(
-    "--plot", type=OUTPUT_FILE, help="Draw the plane of (max_batch, max_wait) of a running sidecar (PNG, SVG or PDF)."
+    "--plot", type=OUTPUT_FILE, help="Draw the map over max_batch and max_wait of a running sidecar (PNG, SVG or PDF)."
 )
 @opening
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
@@ -148,14 +150,14 @@ def command(
     workload: str | None,
     as_json: bool,
 ) -> None:
-    """Forecast what a configuration, or the tuner, would do to a load, by simulating both.
+    """Forecast the effect of a configuration, or of the tuner, on a load, by simulation.
 
     Batcher and tuner are the sidecar's own; only the device and the clock are not real. A minute takes a few seconds.
     The same arguments give the same figures.
 
-    With --from-running, the load is what a running sidecar has seen last (up to 4,096 requests), the device what it has
-    learned of t(b). The present configuration, the one given and the one recommended stand side by side, and the plane
-    of all sizes and waits shows what would hold the SLO, and what a request would cost.
+    With --from-running, the load is a running sidecar's last requests (up to 4,096), and the device is its latency
+    model. It compares the present configuration, the given one and the recommended one. The map of all sizes and waits
+    shows which settings would meet the SLO, and the device time per request.
     """
     _check(context, path, admin, plot)
     if admin is not None:
@@ -203,7 +205,9 @@ def command(
             target_utilization=target_utilization,
         )
     if asked.max_batch > 2 * profile.rows[-1] and not as_json:
-        click.echo(f"{path} ends at {profile.rows[-1]} rows: what lies beyond follows its last slope", err=True)
+        click.echo(
+            f"{path} ends at {profile.rows[-1]} rows: larger batches are extrapolated by its last slope", err=True
+        )
     arrivals: list[float | tuple[float, ...]] = [*load.times] if rows == 1 else [(time, rows) for time in load.times]
     twin = Twin(assumptions.device(profile, rows), policy, arrivals, seconds=seconds, seed=seed)
     # 2. What is asked for

@@ -76,7 +76,7 @@ Examples:
   carpool standin --profile benchmarks/profiles/synthetic-5-0.5.json --poison 666
 """
 )
-@click.option("--profile", "path", type=INPUT_FILE, required=True, help="Profile file (JSON) with t(b).")
+@click.option("--profile", "path", type=INPUT_FILE, required=True, help="Profile file (JSON) with batch latencies.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=9000, show_default=True, help="Port to listen on; 0: any free one."
@@ -118,8 +118,8 @@ def command(
     """Serve an echo of every request after the time that a device's profile gives for its rows.
 
     Speaks KServe V1 and Open Inference V2 (JSON and binary tensors) with metadata and health. V1 predictions are the
-    instances; V2 outputs are the inputs, by the same names. GET /stats tells the batches served and the device's busy
-    seconds. The options below --seed make it misbehave, to test what stands in front of it.
+    instances; V2 outputs are the inputs, by the same names. GET /stats has the batches served and the device's busy
+    seconds. The options below --seed make it misbehave, to test the proxy in front of it.
     """
     profile = device_profile.load(path)
     if executors is not None:

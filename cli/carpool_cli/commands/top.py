@@ -33,12 +33,14 @@ Examples:
 """
 )
 @click.argument("admin", type=ADDRESS, default="http://127.0.0.1:9090")
-@click.option("--once", is_flag=True, help="Look for two seconds, print that, and end; so it is without a terminal.")
+@click.option(
+    "--once", is_flag=True, help="Observe for two seconds, print the result, and end; the default without a terminal."
+)
 @opening
 def command(*, admin: Address, once: bool, key_file: Path | None, workload: str | None) -> None:
-    """Watch the sidecar whose admin port is at ADMIN (http://127.0.0.1:9090 by default). Ctrl-C ends it.
+    """Watch the sidecar with the admin port ADMIN (http://127.0.0.1:9090 by default). Ctrl-C ends it.
 
-    Rates and percentiles are over the last 10 s. Where the terminal is too low, older decisions are left out;
+    Rates and percentiles are over the last 10 s. If the terminal is too low, older decisions are left out;
     `carpool explain` has them all.
     """
     client = client_of(admin, key_file, workload)

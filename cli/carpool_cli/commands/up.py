@@ -78,17 +78,17 @@ Examples:
   carpool up --upstream http://127.0.0.1:9000 --slo-p99 50ms --fixed --max-batch 16 --max-wait 2ms
   carpool up --config sidecar.yaml --set policy.tuning.mode=Recommend
 
-Ctrl-C drains: no new connections, everybody here is answered. A second one ends it at once.
+Ctrl-C drains: no new connections, all accepted requests are answered. A second one ends it at once.
 """
 )
 @click.option("--onnx", type=click.Path(path_type=Path), help="ONNX file to serve in the sidecar itself.")
 @click.option("--model", help="Name of the model, with --onnx.  [default: the file's]")
-@click.option("--upstream", help="Model server to stand in front of: http://host:port or unix:/path.")
-@click.option("--slo-p99", "slo", type=DURATION, help="Latency that 99 % must keep, e.g. 50ms.")
+@click.option("--upstream", help="Model server behind it: http://host:port or unix:/path.")
+@click.option("--slo-p99", "slo", type=DURATION, help="p99 to meet, e.g. 50ms.")
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
-    help="Configuration file; watched, unless options stand over it.",
+    help="Configuration file; watched, unless options override it.",
 )
 @click.option("--host", help="Address of the data port; 0.0.0.0: reachable from elsewhere.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Data port; 0: any free one.  [default: 8080]")
@@ -98,7 +98,7 @@ Ctrl-C drains: no new connections, everybody here is answered. A second one ends
     "axes",
     multiple=True,
     callback=_axes,
-    help="MODEL=First: its rows lie in dim 0; MODEL=None: never merge. Repeatable.  [default: ask the model]",
+    help="MODEL=First: dim 0 is the batch; MODEL=None: never merge. Repeatable.  [default: ask the model]",
 )
 @objective_options
 @click.option("--max-batch", type=click.IntRange(1, 65536), help="Rows at most; with --fixed: the batch.")
@@ -115,12 +115,12 @@ Ctrl-C drains: no new connections, everybody here is answered. A second one ends
 @click.option("--plain", is_flag=True, help="No live view: logs, as without a terminal.")
 @click.pass_context
 def command(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 - the options above, by name
-    """Serve a model, merge its requests into batches, and tune that to a p99.
+    """Serve a model, merge its requests into batches, and tune the batching to a p99.
 
     Prints the endpoints and a line to try. On a terminal it then shows a live view; elsewhere logs go to stderr, one
     JSON object a line.
 
-    Exits 0 when drained, 2 for a wrong configuration, 3 when a port or file can't be had, 4 after a second Ctrl-C.
+    Exits 0 when drained, 2 for a wrong configuration, 3 when a port or file is not available, 4 after a second Ctrl-C.
     """
     try:
         plain, watched = _plain(options)
@@ -137,7 +137,7 @@ def command(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
             path = Path(folder) / "sidecar.json"
             path.write_bytes(msgspec.json.encode(plain))
         if options["config"] is not None and watched is None:
-            click.echo(f"{options['config']} is not watched: options stand over what it says")
+            click.echo(f"{options['config']} is not watched: options override it")
         ports = {address_of(config.listen)[1]: "--port", address_of(config.admin)[1]: "--admin-port"}
         arguments = ["--config", str(path), "--listen", config.listen, "--admin", config.admin]
         context.exit(_serve(config, key, arguments, path, ports, plain=options["plain"]))
@@ -160,7 +160,7 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
             raise click.UsageError(f"{watched}: {error}") from None
         plain = {**to_plain(ground), "listen": ground.listen}
     elif options["slo"] is None:
-        raise click.UsageError("name the latency to keep: --slo-p99 50ms, or a --config file")
+        raise click.UsageError("give the p99 to meet: --slo-p99 50ms, or a --config file")
     else:
         # Nobody has to notice that this one goes: there is no load balancer to wait for.
         plain = {"policy": {}, "listen": DATA, "shutdown": {"lame": "0s"}}
@@ -317,7 +317,7 @@ def _attend(child: Child, config: SidecarConfig, key: str | None, *, live: bool,
         if code and not asked():
             for line in list(child.lines)[-NOTES:]:
                 click.echo(readable(line), err=True)
-        click.echo("drained: everybody was answered" if code == 0 else f"the sidecar ended with {code}")
+        click.echo("drained: all requests were answered" if code == 0 else f"the sidecar ended with {code}")
     return code
 
 

@@ -40,7 +40,7 @@ class Scale(NamedTuple):
         return (2 * (self.one_by_one + self.tuned) + self.day + 30) / 60
 
 
-FULL = Scale(one_by_one=8.0, tuned=30.0, day=120.0, hours=day.HOURS, width=2048)
+FULL = Scale(one_by_one=5.0, tuned=16.0, day=102.0, hours=day.HOURS, width=2048)
 QUICK = Scale(one_by_one=1.0, tuned=1.5, day=2.0, hours=(("night", 15.0), ("morning", 40.0)), width=256)
 
 
@@ -60,17 +60,17 @@ async def run(folder: Path, files: Path, profile: Path, screen: Screen, scale: S
             outcomes.append(await real_models.show(make(), processes, screen, scale.one_by_one, scale.tuned))
     with Processes(folder) as processes:
         lived = await day.live(profile, scale.hours, scale.day, processes, screen)
-    screen.step("Carpool's changes of the day, and why")
-    for hour, reason, message in lived.decisions:
-        screen.note(f"[dim]{hour:<10}[/] [bold]{reason}[/]: {message}")
-    screen.title("What came of it")
+    screen.title("In short")
+    for line in tables.verdicts(lived, outcomes):
+        screen.console.print(line)
+    screen.title("The figures")
     screen.console.print(tables.of_models(outcomes))
     screen.console.print(tables.of_day(lived))
     for line in tables.notes(lived):
         screen.console.print(f"[dim]{line}[/]")
-    screen.title("In short")
-    for line in tables.verdicts(lived, outcomes):
-        screen.console.print(line)
+    screen.step("Carpool's changes of the day, and why")
+    for hour, reason, message in lived.decisions:
+        screen.note(f"[dim]{hour:<10}[/] [bold]{reason}[/]: {message}")
     picture.draw(folder / "demo.png", lived, outcomes)
     screen.console.print()
     screen.step(f"picture: {folder / 'demo.png'}; configurations and logs of all processes are beside it")
@@ -84,7 +84,7 @@ async def run(folder: Path, files: Path, profile: Path, screen: Screen, scale: S
 )  # fmt: skip
 @click.option(
     "--files", type=click.Path(path_type=Path, exists=True, file_okay=False), default=".", show_default=True,
-    help="Folder whose files are told apart.",
+    help="Folder with files to classify.",
 )  # fmt: skip
 @click.option(
     "--profile", type=click.Path(path_type=Path), default="benchmarks/profiles/resnet50-v100.json", show_default=True,

@@ -1,6 +1,6 @@
-"""A day in two minutes: one load, three servers with a stand-in accelerator each, three ways to batch, side by side.
+"""A day in two minutes: one load, four servers with a stand-in accelerator each, four ways to batch, side by side.
 
-Side by side, because a pause of this host then hits all three alike.
+Side by side, because a pause of this host then hits all of them alike.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ HOURS = (
 )
 """Requests per second, an equal share of the time each. One by one the device below serves 48/s, by eights 243/s."""
 
+ZERO_WAIT = {"maxBatch": 64, "maxWait": "0s", "maxInFlight": 1, "passThrough": False}
 FIXED = {"maxBatch": 8, "maxWait": "2ms", "maxInFlight": 1, "passThrough": False}
 
 SHAPE = InputSpec("input", "FP32", (16,))
@@ -79,6 +80,8 @@ class Hour(NamedTuple):
     device_time: float
     """Device seconds per row computed."""
     mean_batch: float
+    busy: float
+    """Share of the time, 0 to 1, for which the device computed."""
 
 
 class Arm(NamedTuple):
@@ -120,13 +123,17 @@ async def live(
         "so it serves " + ", ".join(f"{rows / curve.time(rows):.0f}/s in batches of {rows}" for rows in (1, 8, 64))
     )
     # 1. Three devices; the first has nothing before it.
-    devices = [await processes.standin(f"device-{name}", slowed) for name in ("alone", "fixed", "carpool")]
+    devices = [await processes.standin(f"device-{name}", slowed) for name in ("alone", "zero-wait", "fixed", "carpool")]
     screen.step(f"without batching: clients ask the server at {devices[0].address} themselves")
     policy = {"policy": {"slo": {"latency": {"p99": format_seconds(SLO)}}}}
     upstreams = [{"upstream": {"url": f"http://{device.address}"}, **policy} for device in devices]
-    fixed = await processes.sidecar("fixed", {**upstreams[1], "parameters": {"*": FIXED}})
+    zero_wait = await processes.sidecar("zero-wait", {**upstreams[1], "parameters": {"*": ZERO_WAIT}})
+    screen.step(
+        f"zero wait: a sidecar with maxBatch 64 that batches what waits for the device anyway, at {zero_wait.address}"
+    )
+    fixed = await processes.sidecar("fixed", {**upstreams[2], "parameters": {"*": FIXED}})
     screen.step(f"typical setting: a sidecar with maxBatch 8, maxWait 2ms, fixed, at {fixed.address}")
-    tuned = await processes.sidecar("carpool", upstreams[2])
+    tuned = await processes.sidecar("carpool", upstreams[3])
     screen.step(f"Carpool: a sidecar that knows a p99 of {format_seconds(SLO)} and nothing else, at {tuned.address}")
     # 2. One load for all.
     requests = [request_of("v2-binary", to_tensors(random_rows([SHAPE], 1, seed))) for seed in range(BODIES)]
@@ -138,7 +145,7 @@ async def live(
     )
     clients = [Client(device.admin) for device in devices]
     admin = Client(tuned.admin)
-    counts: list[list[Count]] = [[], [], []]
+    counts: list[list[Count]] = [[] for _ in devices]
     choices: list[Choice] = []
     started = time.time()
     with screen.load(seconds) as show_bar:
@@ -153,16 +160,16 @@ async def live(
                 choices.append(Choice(at, now.parameters))
                 show_bar(at, f"{_hour(at, seconds, hours)}: {now.parameters.describe()}")
 
-        aims = [Aim(server, MODEL, requests) for server in (devices[0], fixed, tuned)]
+        aims = [Aim(server, MODEL, requests) for server in (devices[0], zero_wait, fixed, tuned)]
         driven = await drive(aims, due, tick)
     taken = await decisions(admin)
     for client in (*clients, admin):
         await client.close()
     # 3. What came of it.
-    names = ("no batching", "fixed: 8, 2 ms", "Carpool, p99 only")
+    names = ("no batching", "zero wait: 64, 0 ms", "fixed: 8, 2 ms", "Carpool, p99 only")
     arms = [
         Arm(name, one, seen, chosen, *_hours(one, seen, hours, seconds))
-        for name, one, seen, chosen in zip(names, driven, counts, ((), (), choices), strict=True)
+        for name, one, seen, chosen in zip(names, driven, counts, ((), (), (), choices), strict=True)
     ]
     said = [(_hour(at - started, seconds, hours), reason, message) for at, reason, message, change in taken if change]
     return Day(device, seconds, hours, arms, said)
@@ -196,6 +203,7 @@ def _hours(
             report_on(driven.recording, start, stop - start, SLO),
             (last.seconds - first.seconds) / max(last.rows - first.rows, 1),
             (last.rows - first.rows) / max(last.batches - first.batches, 1),
+            (last.seconds - first.seconds) / max(last.at - first.at, 1e-9),
         )
 
     parts = [part(name, rate, i * share, (i + 1) * share) for i, (name, rate) in enumerate(hours)]

@@ -36,7 +36,7 @@ def model(folder: Path, rate: float) -> RealModel:
             files.append(file)
             rows.append(np.array([[*features.beg, *features.mid, *features.end]], np.int32))
     if not files:
-        raise DemoError(f"no file below {folder} is long enough to be told by the model")
+        raise DemoError(f"no file below {folder} is long enough for the model")
     inputs = [{"bytes": row} for row in rows]
     expected = direct(path, inputs, "target_label")
     labels = own._target_labels_space  # noqa: SLF001 - likewise
@@ -46,7 +46,7 @@ def model(folder: Path, rate: float) -> RealModel:
             raise DemoError(f"{file}: the model says {label}, magika's own API {own.identify_path(file).dl.label}")
     return RealModel(
         name="magika",
-        title=f"magika {magika.__version__}: tells what a file is from its bytes ({path.stat().st_size / 1e6:.1f} MB)",
+        title=f"magika {magika.__version__}: classifies files by their bytes ({path.stat().st_size / 1e6:.1f} MB)",
         path=path,
         output="target_label",
         inputs=inputs,

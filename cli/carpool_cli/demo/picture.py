@@ -12,7 +12,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import NullFormatter, PercentFormatter
 from PIL import Image
 
 from carpool_cli.demo.day import SLO, SLOWER
@@ -41,15 +41,15 @@ STYLE: Any = {
     "xtick.color": INK,
     "ytick.color": INK,
 }
-COLORS = ("#8d99ae", "#e09f3e", "#2a7f62")
+COLORS = ("#8d99ae", "#7a5c99", "#e09f3e", "#2a7f62")
 
 
 def draw(path: Path, day: Day, outcomes: Sequence[Outcome]) -> None:
     """Draw the day, Carpool's choices, and what batching is worth to the real models."""
     with plt.rc_context(STYLE):
-        figure = plt.figure(figsize=(12, 9.2), layout="constrained")
-        grid = figure.add_gridspec(4, 3, height_ratios=(1, 1, 1, 1.05))
-        columns = [[figure.add_subplot(grid[row, column]) for row in range(3)] for column in range(3)]
+        figure = plt.figure(figsize=(14.5, 9.2), layout="constrained")
+        grid = figure.add_gridspec(4, 4, height_ratios=(1, 1, 1, 1.05))
+        columns = [[figure.add_subplot(grid[row, column]) for row in range(3)] for column in range(4)]
         for axes, arm, color in zip(columns, day.arms, COLORS, strict=True):
             axes[0].set_title(arm.name, fontsize=12, fontweight="bold", color=color, loc="left")
             _arm(axes, arm, day, color)
@@ -58,13 +58,13 @@ def draw(path: Path, day: Day, outcomes: Sequence[Outcome]) -> None:
             top = max(column[row].get_ylim()[1] for column in columns)
             for column in columns:
                 column[row].set_ylim(top=top * room)
-        for left, label in zip(columns[0], ("requests/s", "p99", "device ms a request"), strict=True):
+        for left, label in zip(columns[0], ("requests/s", "p50 (thin), p99", "device busy"), strict=True):
             left.set_ylabel(label)
-        _choices(figure.add_subplot(grid[3, :2]), day)
-        _models(figure.add_subplot(grid[3, 2]), outcomes)
+        _choices(figure.add_subplot(grid[3, :3]), day)
+        _models(figure.add_subplot(grid[3, 3]), outcomes)
         device = day.device.name.removesuffix(f", x{SLOWER}")
         title = (
-            f"One load, three ways to batch: stand-in for {device}, times x{SLOWER}, slept; SLO p99 {SLO * 1e3:.0f} ms"
+            f"One load, four ways to batch: stand-in for {device}, times x{SLOWER}, slept; SLO p99 {SLO * 1e3:.0f} ms"
         )
         figure.suptitle(title, fontsize=13, x=0.01, ha="left")
         figure.align_ylabels()
@@ -81,13 +81,14 @@ def _arm(axes: Sequence[Axes], arm: Arm, day: Day, color: str) -> None:
     recording = arm.driven.recording
     starts = [step * WINDOW for step in range(int(day.seconds / WINDOW))]
     middles = [start + WINDOW / 2 for start in starts]
-    asked, good, p99 = [], [], []
+    asked, good, p50, p99 = [], [], [], []
     for start in starts:
         window = range(bisect_left(recording.due, start), bisect_left(recording.due, start + WINDOW))
         took = [recording.done[i] - recording.due[i] for i in window if recording.status[i] == 200]
         found = percentiles(took)
         asked.append(len(window) / WINDOW)
         good.append(sum(seconds <= SLO for seconds in took) / WINDOW)
+        p50.append(found.p50 * 1e3 if found else float("nan"))
         p99.append(found.p99 * 1e3 if found else float("nan"))
     # 1. What was asked, and what of it was answered in time.
     rate.fill_between(middles, asked, color=RED, alpha=0.25, linewidth=0, label="asked, and missed")
@@ -104,6 +105,7 @@ def _arm(axes: Sequence[Axes], arm: Arm, day: Day, color: str) -> None:
     latency.axhline(SLO * 1e3, color=RED, linewidth=1, linestyle="--")
     latency.text(day.seconds, SLO * 1e3 * 1.1, "SLO", color=RED, ha="right", va="bottom", fontsize=8)
     latency.plot(middles, p99, color=color, linewidth=1.6)
+    latency.plot(middles, p50, color=color, linewidth=0.9)
     stalls = [stall.start for stall in recording.stalls if stall.end - stall.start >= STALL]
     latency.vlines(stalls, 0, 1, transform=latency.get_xaxis_transform(), color=GREY, alpha=0.5, linewidth=2,
                    label="this host stalled")  # fmt: skip
@@ -118,18 +120,16 @@ def _arm(axes: Sequence[Axes], arm: Arm, day: Day, color: str) -> None:
         *(next((i for i, c in enumerate(arm.counts) if c.at >= start), len(arm.counts) - 1) for start in starts[1:]),
     ]
     points = [
-        (
-            arm.counts[b].at,
-            1e3 * (arm.counts[b].seconds - arm.counts[a].seconds) / (arm.counts[b].rows - arm.counts[a].rows),
-        )
+        (arm.counts[b].at, (arm.counts[b].seconds - arm.counts[a].seconds) / (arm.counts[b].at - arm.counts[a].at))
         for a, b in pairwise(marks)
-        if arm.counts[b].rows > arm.counts[a].rows
+        if arm.counts[b].at > arm.counts[a].at
     ]
     device.plot([x for x, _ in points], [y for _, y in points], color=color, linewidth=1.6)
     device.fill_between([x for x, _ in points], [y for _, y in points], color=color, alpha=0.15, linewidth=0)
-    device.text(0.99, 0.95, f"{arm.whole.device_time * 1e3:.1f} ms a request", transform=device.transAxes, ha="right",
+    device.text(0.99, 0.95, f"{arm.whole.busy:.0%} busy", transform=device.transAxes, ha="right",
                 va="top", fontweight="bold", color=color)  # fmt: skip
     device.set_ylim(bottom=0)
+    device.yaxis.set_major_formatter(PercentFormatter(1.0))
     for one in axes:
         _hours(one, day)
 
@@ -139,7 +139,7 @@ def _choices(axes: Axes, day: Day) -> None:
     times = [choice.at for choice in arm.choices]
     batch = [1 if choice.parameters.pass_through else choice.parameters.max_batch for choice in arm.choices]
     wait = [choice.parameters.max_wait * 1e3 for choice in arm.choices]
-    axes.step(times, wait, where="post", color=COLORS[2], linewidth=1.8, label="max_wait, ms")
+    axes.step(times, wait, where="post", color=COLORS[3], linewidth=1.8, label="max_wait, ms")
     axes.step(times, batch, where="post", color=BLUE, linewidth=1.8, label="max_batch, rows (1: pass-through)")
     axes.set_title("What Carpool chose", fontsize=11, fontweight="bold", loc="left", color=INK)
     axes.set_ylim(bottom=0, top=max(*wait, *batch, 1) * 1.25)
@@ -149,7 +149,7 @@ def _choices(axes: Axes, day: Day) -> None:
 
 def _models(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     """Draw what a row costs in company, relative to one alone, and where Carpool's load came out."""
-    for outcome, color in zip(outcomes, (BLUE, COLORS[1]), strict=True):
+    for outcome, color in zip(outcomes, (BLUE, COLORS[2]), strict=True):
         curve = outcome.direct
         relative = [curve.per_row(rows) / curve.per_row(1) for rows in curve.sizes]
         axes.plot(curve.sizes, relative, color=color, linewidth=1.6, marker="o", markersize=3, label=outcome.model.name)

@@ -180,7 +180,7 @@ async def show(
             screen.note(f"{asked:<{max(len(asked) for asked, _ in model.words[:SAID])}}  [green]{said}[/]")
     how_close = f"no value off by more than {furthest:.1e}" if furthest else "every value equal to the last bit"
     screen.step(
-        f"{checked} answers ({merged} of them computed in company) agree with direct onnxruntime calls: "
+        f"{checked} answers ({merged} of them computed in a batch with others) agree with direct onnxruntime calls: "
         f"same argmax, {how_close} (tolerance {TOLERANCE:g})"
     )
     return Outcome(model, timed, before, after)

@@ -57,7 +57,7 @@ def of_models(outcomes: Sequence[Outcome]) -> Table:
 def of_day(day: Day) -> Table:
     """Each part of the day, and all of it, by arm."""
     table = _table(f"The day on {day.device.name}, SLO p99 {format_seconds(SLO)}")
-    for name in ("in\ntime/s", "misses", "w/o\nstalls", "p99", "w/o\nstalls", "rows/\nbatch", "device ms/\nrequest"):
+    for name in ("in\ntime/s", "misses", "w/o\nstalls", "p50", "p99", "w/o\nstalls", "rows/\nbatch", "device\nbusy"):
         table.add_column(name, justify="right")
     for number in range(len(day.hours) + 1):
         for arm, label in zip(day.arms, _labels([*day.arms[0].hours, day.arms[0].whole][number]), strict=True):
@@ -69,10 +69,11 @@ def of_day(day: Day) -> Table:
                 f"{report.goodput:.0f}",
                 _misses(report.good_share),
                 _misses(report.steady_good_share),
+                _p50(report.latency),
                 _p99(report.latency),
                 _p99(report.steady),
                 f"{hour.mean_batch:.1f}",
-                f"{hour.device_time * 1e3:.1f}",
+                f"{hour.busy:.0%}",
                 style="bold" if number == len(day.hours) else "",
             )
         table.add_section()
@@ -86,13 +87,13 @@ def notes(day: Day) -> tuple[str, ...]:
     return (
         "In time: answered 2xx within the SLO, from the moment the request was due. Everything else is a miss.",
         (
-            "CPU ms/request: of the sidecar's whole process. Device ms/request: of a real model, wall time with a "
-            "batch in flight, by the sidecar's count: more while other work holds this machine's cores; of the "
+            "CPU ms/request: of the sidecar's whole process. Device ms/request and busy: of a real model, wall time "
+            "with a batch in flight, by the sidecar's count: more while other work holds this machine's cores; of the "
             "stand-in, its own count of batches of each size, times what its profile says they take."
         ),
         (
-            f"The fixed setting is a sidecar too ({fixed}): it refuses who would be late, as Carpool's do. "
-            "No batching is the server by itself, one request at a time."
+            f"Zero wait and the fixed setting ({fixed}) are sidecars too: they refuse requests that would be late, as "
+            "Carpool does. No batching is the server by itself, one request at a time."
         ),
         (
             f"Stalls: pauses of this host of {STALL * 1e3:.0f} ms or more, as the load generator saw them; w/o stalls "
@@ -115,17 +116,37 @@ def verdicts(day: Day, outcomes: Sequence[Outcome]) -> list[str]:
             worth = f"worth next to nothing ({outcome.worth:.2f}x at best)"
         lines.append(
             f"[bold]{outcome.model.name}[/]: batching is {worth} on this CPU. Carpool chose "
-            f"[bold]{outcome.after.how}[/]: {after.mean_batch:.1f} rows a batch, {after.cost * 1e3:.2f} ms of "
+            f"[bold]{outcome.after.how}[/]: {after.mean_batch:.1f} rows per batch, {after.cost * 1e3:.2f} ms of "
             f"{'CPU' if after.cpu else 'device time'} a request; one by one {before.cost * 1e3:.2f}, "
             f"so {before.cost / after.cost:.2f}x in this run"
         )
-    lines += [f"[bold]the day, {arm.name}[/]: {_of_arm(arm)}" for arm in day.arms]
+    return [*_of_day(day), *lines]
+
+
+def _of_day(day: Day) -> list[str]:
+    """Say what the objective came to: latency at the quietest part of the day, room on the device at the busiest."""
+    direct, zero_wait, _, ours = day.arms
+    quiet = min(range(len(day.hours)), key=lambda number: day.hours[number][1])
+    rush = max(range(len(day.hours)), key=lambda number: day.hours[number][1])
+    at_night = [arm.hours[quiet].report.latency for arm in (direct, ours)]
+    lines = [f"[bold]the day, {arm.name}[/]: {_of_arm(arm)}" for arm in day.arms]
+    if all(at_night):
+        asked, answered = (_p50(found) for found in at_night)
+        lines.append(
+            f"[bold]at {day.hours[quiet][0]}[/] the device has room, so Carpool adds no wait: p50 {answered}, "
+            f"{asked} without Carpool"
+        )
+    lines.append(
+        f"[bold]at {day.hours[rush][0]}[/] the device is {ours.hours[rush].busy:.0%} busy with Carpool, "
+        f"{zero_wait.hours[rush].busy:.0%} with zero wait: that room is what the wait buys. "
+        f"{ours.hours[rush].report.good_share:.1%} and {zero_wait.hours[rush].report.good_share:.1%} are in time"
+    )
     return lines
 
 
 def _of_arm(arm: Arm) -> str:
     whole = arm.whole
-    return f"{whole.report.good_share:.1%} in time, {whole.device_time * 1e3:.1f} ms of device time a request"
+    return f"{whole.report.good_share:.1%} in time, device {whole.busy:.0%} busy"
 
 
 def _table(title: str) -> Table:
@@ -135,13 +156,17 @@ def _table(title: str) -> Table:
     return table
 
 
-def _labels(hour: Hour) -> tuple[str, str, str]:
-    """Say beside its three rows what a part of the day was: its name, what was asked, how this host stalled."""
-    return hour.name, f"{hour.report.intended_rate:.0f}/s asked", _stalls(hour.report)
+def _labels(hour: Hour) -> tuple[str, str, str, str]:
+    """Say beside its four rows what a part of the day was: its name, what was asked, how this host stalled."""
+    return hour.name, f"{hour.report.intended_rate:.0f}/s asked", _stalls(hour.report), ""
 
 
 def _misses(good: float | None) -> str:
     return "none" if good is None else f"[{'green' if good >= 0.99 else 'red'}]{1 - good:.1%}[/]"
+
+
+def _p50(found: Percentiles | None) -> str:
+    return "none" if found is None else format_seconds(float(f"{found.p50:.3g}"))
 
 
 def _p99(found: Percentiles | None) -> str:

@@ -29,10 +29,10 @@ Examples:
 @click.option("-o", "--output", type=FORMATS, help="The same as data.")
 @cluster_options
 def command(*, name: str, output: str | None) -> None:
-    """Say what was decided last for a policy: NAME, or what it tunes (deployment/NAME).
+    """Show the last decision for a policy: NAME, or what it tunes (deployment/NAME).
 
-    With it comes what was observed beside what was forecast, where the tuner would go if it could go at once, and what
-    keeps it. The reasons are those of the tuning guide.
+    It shows observation beside forecast, where the tuner would go if it could go at once, and what limits it. The
+    tuning guide explains the reasons.
     """
     policy = policies.find(here(), name)
     if output is not None:
@@ -71,20 +71,20 @@ def _tell(policy: Policy, now: datetime) -> None:
     if (recommended := status.recommendation) is not None:
         show(f"next: {recommended.parameters.describe()}")
         if recommended.uncapped is not None:
-            kept = f"; kept from it by: {recommended.capped_by}" if recommended.capped_by else ""
+            kept = f"; limited by: {recommended.capped_by}" if recommended.capped_by else ""
             show(f"would be: {recommended.uncapped.describe()}{kept}")
     for line in policies.problems(policy):
         show(text("! ", "red"), line)
 
 
 LABELS = (
-    "requests/s a replica",
+    "requests/s per replica",
     "p50",
     "p99",
     "misses",
-    "goodput/s a replica",
-    "rows a batch",
-    "device time a request",
+    "goodput/s per replica",
+    "rows per batch",
+    "device time per request",
     "device in use",
 )
 

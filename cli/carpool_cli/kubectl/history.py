@@ -32,7 +32,7 @@ def command(*, name: str, output: str | None) -> None:
         click.echo(document(policy.raw.get("status", {}).get("history", []), output), nl=False)
         return
     if not policy.status.history:
-        show("no change yet: the parameters are those that it began with")
+        show("no change yet: these are the first parameters")
         return
     now = datetime.now(UTC)
     table(

@@ -33,8 +33,8 @@ Examples:
 def command(*, source: str, carpool_namespace: str) -> None:
     """Put a sidecar into Deployments, StatefulSets and Pods as the webhook would, and print the manifests.
 
-    The sidecars believe the operator of this cluster: its public key and the sidecar's image are asked for. Without a
-    cluster, `carpool inject` does the same. What has no namespace is for that of -n, or of the context.
+    The sidecars trust the operator of this cluster: the public key and the sidecar's image are read from it. Without a
+    cluster, `carpool inject` does the same. Objects without a namespace get that of -n, or of the context.
 
     Exits 0 when all have their sidecars, 3 when some can't (the reasons are on the standard error), 2 for wrong input.
     """

@@ -10,7 +10,7 @@ from carpool_cli.kubectl.cluster import cluster_options
 
 COMMANDS = {
     "status": Entry("carpool_cli.kubectl.status", "Show policies: what is applied, how far, and what is wrong."),
-    "explain": Entry("carpool_cli.kubectl.explain", "Say what was decided last for a policy, on what, and why."),
+    "explain": Entry("carpool_cli.kubectl.explain", "Show the last decision for a policy, and why."),
     "history": Entry("carpool_cli.kubectl.history", "List the last changes of a policy's parameters."),
     "pause": Entry("carpool_cli.kubectl.pause", "Keep a policy's parameters as they are until it is resumed."),
     "resume": Entry("carpool_cli.kubectl.resume", "Let a paused policy be tuned again."),
@@ -26,7 +26,7 @@ COMMANDS = {
 @cluster_options
 @click.version_option(package_name="carpool-serving", prog_name="kubectl-carpool")
 def main() -> None:
-    """Show and steer the BatchingPolicies of a cluster.
+    """Show and control the BatchingPolicies of a cluster.
 
     It reaches the cluster through kubectl: contexts, credentials and their plugins work as they do there. Exit codes: 0
     done, 1 the cluster has no such policy or refuses, 2 mistyped, 3 --check found a policy that is not ready.

@@ -21,7 +21,7 @@ Examples:
 def command(*, name: str) -> None:
     """Keep a policy's parameters as they are until it is resumed: NAME, or what it tunes (deployment/NAME).
 
-    Sidecars go on batching and shedding, and what the tuner would do is still shown. It sets the annotation
+    Sidecars still batch and shed, and the tuner's recommendation is still shown. It sets the annotation
     carpool.dev/paused on the policy, also on one that a Deployment's annotations made.
     """
     cluster = here()

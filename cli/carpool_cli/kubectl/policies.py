@@ -132,12 +132,12 @@ def problems(policy: Policy) -> Iterator[str]:
     status, meta = policy.status, policy.metadata
     if status.observed_generation is None:
         yield (
-            "the operator has not said anything yet: see whether it runs (kubectl get pods -A -l "
+            "the operator has not reported yet: check that it runs (kubectl get pods -A -l "
             "app.kubernetes.io/part-of=carpool) and watches this namespace"
         )
         return
     if status.observed_generation < meta.generation:
-        yield "the last edit of the spec has not been seen by the operator yet; what follows is about the one before"
+        yield "the operator has not seen the last edit of the spec yet; what follows is about the previous one"
     failing = {each.type: each for each in status.conditions if each.status is not ConditionStatus.TRUE}
     ready, slo = failing.pop(ConditionType.READY, None), failing.pop(ConditionType.SLO_MET, None)
     # What is unknown while another is not so mostly follows from that one. Ready only says which of the others it is.
@@ -146,7 +146,7 @@ def problems(policy: Policy) -> Iterator[str]:
     if slo is not None and slo.status is ConditionStatus.FALSE:
         told.append(slo)
     for each in told:
-        verb = "is unknown" if each.status is ConditionStatus.UNKNOWN else "is not so"
+        verb = "is unknown" if each.status is ConditionStatus.UNKNOWN else "is not true"
         yield f"{each.type} {verb}: {each.reason}{': ' if each.message else ''}{each.message}"
     for each in status.conditions:
         if each.type != ConditionType.READY and each.type not in failing and each.reason in DEFECTS:

@@ -30,13 +30,13 @@ Examples:
 @click.argument("name", required=False)
 @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Policies of all namespaces.")
 @click.option("-o", "--output", type=click.Choice(["wide", "json", "yaml"]), help="More columns, or the objects.")
-@click.option("--check", is_flag=True, help="End with 3 unless every policy shown is ready.")
+@click.option("--check", is_flag=True, help="Exit with 3 unless every policy shown is ready.")
 @cluster_options
 def command(*, name: str | None, everywhere: bool, output: str | None, check: bool) -> None:
     """Show the policies of a namespace, or one of them in full: NAME, or what it tunes (deployment/NAME).
 
-    PODS are those that run the newest configuration, of those that have a sidecar, of those wanted. What is wrong
-    stands below, with what to do.
+    PODS are the pods with the newest configuration, the pods with a sidecar, and the pods wanted. Problems are listed
+    below, with what to do.
     """
     cluster = here()
     if name is not None and everywhere:

@@ -39,6 +39,7 @@ class Predicted(Struct, frozen=True, rename="camel"):
     goodput: float
     device_time: float | None
     mean_batch: float
+    utilization: float = 0.0
 
 
 class Decided(Struct, frozen=True, rename="camel"):
@@ -53,6 +54,9 @@ class Decided(Struct, frozen=True, rename="camel"):
     predicted: Predicted | None = None
     shed_slo: bool = False
     rate: float = 0.0
+    target_utilization: float = 0.0
+    """0: the objective has none."""
+    alternative: str = ""
 
 
 class Explained(Struct, frozen=True):
@@ -117,7 +121,7 @@ class AdminClient:
         except PolicyError as error:
             raise self._differs("/v1/config", error) from None
         except (KeyError, TypeError):
-            raise AdminError(f"{self.address}/v1/config does not answer as a sidecar's admin port would") from None
+            raise AdminError(f"{self.address}/v1/config does not answer like a sidecar's admin port") from None
 
     def explanation(self) -> Explanation:
         """Return the last decisions.
@@ -137,7 +141,7 @@ class AdminClient:
         try:
             return msgspec.json.decode(self._ask(path))
         except msgspec.DecodeError:
-            raise AdminError(f"{self.address}{path} does not answer as a sidecar's admin port would") from None
+            raise AdminError(f"{self.address}{path} does not answer like a sidecar's admin port") from None
 
     def _ask(self, path: str) -> bytes:
         connection = http.client.HTTPConnection(self.address.host, self.address.port, timeout=self._timeout)
@@ -173,7 +177,7 @@ class AdminClient:
         return f"{self.address} wants the admin key: give --key-file"
 
     def _differs(self, path: str, error: PolicyError) -> AdminError:
-        return AdminError(f"{self.address}{path} does not answer as this version would: {error}")
+        return AdminError(f"{self.address}{path} does not answer like this version: {error}")
 
 
 def _words(body: bytes) -> str:

@@ -148,7 +148,7 @@ class Sight(Struct, frozen=True, kw_only=True):
         if not self.explanation.tuned:
             text.append(" (fixed)")
         if lane.quarantined:
-            text.append("  quarantined: its requests are sent alone", "bold red")
+            text.append("  quarantined: its requests are not batched", "bold red")
         return text
 
     def _decisions(self) -> Table:
@@ -261,10 +261,10 @@ def _bar(share: float) -> str:
 def curve(lane: Lane) -> str:
     """Return what a batch is believed to take, by its rows, as far as batches may go."""
     if lane.service_seconds is None or not lane.executors:
-        return "t(b) not known yet"
+        return "batch latency not known yet"
     sizes = [rows for rows in (1, 4, 16, 64, 256, 1024) if rows < min(len(lane.service_seconds), lane.cap + 1)]
     known = ", ".join(f"{rows}: {duration(lane.service_seconds[rows])}" for rows in sizes)
-    return f"t(b) {known}; {lane.executors} executor{'s' if lane.executors > 1 else ''}"
+    return f"batch latency {known}; server concurrency {lane.executors}"
 
 
 def clock(seconds: float) -> str:

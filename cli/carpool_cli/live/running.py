@@ -72,19 +72,19 @@ def read(client: AdminClient, model: str | None) -> Running:
             "came: it is an older sidecar's, update it"
         )
     if lane.arrivals[-1][0] <= lane.arrivals[0][0]:
-        raise AdminError(f"a single request to {name or 'the model'} is no load: send some, e.g. {_SEND}")
+        raise AdminError(f"a single request to {name or 'the model'} is no load: send more, e.g. {_SEND}")
     service = learned(stats, lane)
     if service is None:
         raise AdminError(
-            f"t(b) of {name or 'the model'} is unknown: no batch of it was measured yet (the first of each size is "
+            f"batch latency of {name or 'the model'} is unknown: no batch was measured yet (the first of each size is "
             f"not); wait, or send requests, e.g. {_SEND}"
         )
     limits, largest_safe, notes = _limits(report, name, policy)
     if service.executors >= service.largest_in_flight:
         most = service.largest_in_flight
         notes.append(
-            f"no more than {most} in flight {'was' if most == 1 else 'were'} seen there: whether the device computes "
-            "more at once only trying tells, and the forecast supposes not"
+            f"no more than {most} in flight {'was' if most == 1 else 'were'} seen there: the forecast assumes that "
+            "the device computes no more at once"
         )
         service = replace(service, largest_in_flight=service.executors + 1)
     decisions = [each for each in explained.decisions if each.model == name]
@@ -185,7 +185,7 @@ def _notes(report: Report, name: str, service: ServiceTime) -> list[str]:
     notes = []
     ago = report.stats.at - lane.arrivals[-1][0]
     if ago > LONG_AGO:
-        stepped = "; with nobody coming it has stepped aside since" if lane.parameters.pass_through else ""
+        stepped = "; without requests it passes through since" if lane.parameters.pass_through else ""
         notes.append(f"the last request came {duration(ago)} ago: this is the load of that time{stepped}")
     alone = sum(each.requests for each in report.alone if each.model == name)
     if NOTABLE * stats.arrivals < alone:
@@ -200,12 +200,12 @@ def _notes(report: Report, name: str, service: ServiceTime) -> list[str]:
         )
     if lane.replaced:
         notes.append(
-            "the model was replaced since the sidecar began: how sure t(b) is, and from which sizes, is of all of them"
+            "the model was replaced since the sidecar began: the counts behind the latency model include all of them"
         )
     if lane.service_seconds is None:
-        notes.append("its tuner says nothing of t(b), so that this is the mean since the sidecar began")
+        notes.append("its tuner reports no batch latency, so this is the mean since the sidecar began")
     if service.samples < 20:
-        notes.append(f"t(b) stands on {service.samples:.0f} batches only")
+        notes.append(f"batch latency is from {service.samples:.0f} batches only")
     return notes
 
 

@@ -129,7 +129,7 @@ def plane(
 MARKS = {"now": ("(", ")"), "as given": ("<", ">"), "recommended": ("[", "]")}
 """What stands around a configuration's figures in a terminal; where two are the same, the last one's."""
 
-LEGEND = "(now) <as given> [recommended]  ! infeasible  ~ holds now, not at 1.25x the load  ? t(b) not measured there"
+LEGEND = "(now) <as given> [recommended]  ! infeasible  ~ feasible now, not at 1.25x the load  ? size not measured"
 
 
 def drawn(shown: Plane, marked: dict[str, Parameters]) -> Iterable[Text | Table]:
@@ -138,7 +138,7 @@ def drawn(shown: Plane, marked: dict[str, Parameters]) -> Iterable[Text | Table]
     flights = f"{shown.max_in_flight} in flight"
     for title, figure in (
         (f"{shown.percentile}, ms; {flights}", "latency"),
-        (f"device time a request, ms; {flights}", "device_time"),
+        (f"device time per request, ms; {flights}", "device_time"),
     ):
         yield Text(title, "bold")
         table = Table(box=None, padding=(0, 1), pad_edge=False)

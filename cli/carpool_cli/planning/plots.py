@@ -79,7 +79,7 @@ def what_if(path: Path, title: str, planes: Sequence[Plane], marked: Mapping[str
         for column, (figure_of, words, top) in enumerate(
             (
                 ("latency", planes[0].percentile, slo),
-                ("device_time", "device time a request", None),
+                ("device_time", "device time per request", None),
             )
         ):
             # One scale for all planes.
@@ -101,7 +101,7 @@ def what_if(path: Path, title: str, planes: Sequence[Plane], marked: Mapping[str
         ]
         handles += [
             Patch(facecolor=GREY, hatch="////", edgecolor="#9a9a9a", label="infeasible: forecast to miss the SLO"),
-            Patch(facecolor="white", hatch="...", edgecolor="#9a9a9a", label="holds now, not at 1.25x the load"),
+            Patch(facecolor="white", hatch="...", edgecolor="#9a9a9a", label="feasible now, not at 1.25x the load"),
         ]
         if any(drawn.extrapolated(size) for drawn in planes for size in drawn.sizes):
             low, high = planes[0].measured
@@ -111,7 +111,7 @@ def what_if(path: Path, title: str, planes: Sequence[Plane], marked: Mapping[str
                     [],
                     color=RED,
                     linestyle=(0, (4, 2)),
-                    label=f"beyond: t(b) extrapolated (measured {low} to {high} rows)",
+                    label=f"beyond: batch latency extrapolated (measured {low} to {high} rows)",
                 )
             )
         figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)

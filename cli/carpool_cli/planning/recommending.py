@@ -108,11 +108,11 @@ def recommend(
     fast = fastest_of(assessor, best, aim, passing_mode)
     if fast is not None:
         best = fast
-        reasons.append(f"{objective.explained(aim, best)}: the least latency that the target leaves")
+        reasons.append(f"{objective.explained(aim, best)}: the least latency within the target")
         if other := objective.alternative(aim, best, efficient, zero_wait):
             reasons.append(other)
     elif passing_mode is PassThroughMode.ALWAYS:
-        reasons.append("the policy says so: requests pass one by one")
+        reasons.append("the policy says so: requests pass through")
         best = passing
     elif (
         passing_mode is PassThroughMode.AUTOMATIC
@@ -122,7 +122,7 @@ def recommend(
     ):
         reasons.append(
             f"merging would save {max(assessor.saving(best, passing), 0):.1%} of the device time at this load: "
-            "requests pass one by one"
+            "requests pass through"
         )
         best = passing
     bounded_by = _bound(assessor, best, largest_safe)
@@ -221,23 +221,25 @@ def _reasons(assessor: Assessor, best: Assessment) -> list[str]:
     service, parameters = assessor.situation.service, best.parameters
     reasons = []
     reach = _beyond_reach(assessor.situation)
-    within = f" of up to {reach} rows, which is as far as t(b) speaks," if reach else ""
+    within = f" of up to {reach} rows, the largest reliable size," if reach else ""
     inflection = service.inflection(assessor.situation.limits.max_batch)
     if inflection == 1:
-        reasons.append("a row is never cheaper in a batch than alone on this device")
+        reasons.append("batching saves no device time per row on this device")
     else:
         gain = service.per_row(1) / service.per_row(inflection)
         known = service.largest_measured
         guess = f" (extrapolated: measured up to {known} rows)" if inflection > known else ""
-        reasons.append(f"a row in a batch of {inflection} costs {gain:.2g} times less than alone{guess}")
+        reasons.append(f"a row in a batch of {inflection} costs {gain:.2g} times less than without batching{guess}")
     if not best.holds_now:
         most = "this one has the most goodput"
         reasons.append(f"{shortfall(best, within)}; {most}")
     elif not best.holds_ahead:
-        reasons.append(f"no configuration{within} holds at {HEADROOM:g}x the load: this one has the most margin now")
+        reasons.append(
+            f"no configuration{within} meets the SLO at {HEADROOM:g}x the load: this one has the most margin now"
+        )
     elif parameters.max_wait and not parameters.pass_through:
         reasons.append(
-            f"waiting {format_seconds(parameters.max_wait)} gathers {best.now.mean_batch:.3g} rows a batch on average"
+            f"waiting {format_seconds(parameters.max_wait)} gathers {best.now.mean_batch:.3g} rows per batch on average"
         )
     return reasons
 
@@ -258,7 +260,7 @@ def _doubts(situation: Situation, best: Assessment) -> list[str]:
     rows_per_second = situation.process.rate * situation.rows
     used = stability(rows_per_second, service, parameters.max_batch).utilization
     if used > TIGHT:
-        found.append(f"the load is {used:.0%} of what such batches can serve: small errors of t(b) decide")
+        found.append(f"the load is {used:.0%} of what such batches can serve: small errors of batch latency decide")
     return found
 
 
@@ -269,20 +271,20 @@ def _bound(assessor: Assessor, best: Assessment, largest_safe: int | None) -> st
     alone = situation.service.time(situation.rows)
     if alone >= situation.target:
         return (
-            f"bounded by the device: a request takes {format_seconds(alone)} there all alone, "
-            f"so that no configuration holds {format_seconds(situation.target)} at any load"
+            f"bounded by the device: a request takes {format_seconds(alone)} there without any other, "
+            f"so no configuration meets {format_seconds(situation.target)} at any load"
         )
     reach = _beyond_reach(situation)
     if not best.holds_ahead and reach:
-        return f"bounded by what was measured: t(b) speaks for {reach} rows at most, and larger ones may hold more"
+        return f"bounded by what was measured: sizes up to {reach} rows are reliable, and larger ones may serve more"
     if not best.holds_now:
         return "bounded by the device: this load is more than it can do within the SLO"
     if not best.holds_ahead and situation.service.inflection(limits.max_batch) > 1:
         p99 = format_seconds(best.ahead.p99)
-        return f"bounded by the SLO at {HEADROOM:g}x the load, which nothing holds: p99 with this would be {p99}"
+        return f"bounded by the SLO at {HEADROOM:g}x the load, which nothing meets: p99 with this would be {p99}"
     larger = [step for step in SIZES if step > size and step <= limits.max_batch]
     if not larger and size == largest_safe:
-        return f"bounded by memory: {largest_safe} rows is all it holds"
+        return f"bounded by memory: {largest_safe} rows is all that fits"
     if not larger and best.now.mean_batch > 0.9 * size:
         return f"bounded by the largest batch allowed: batches fill to {best.now.mean_batch:.3g} of {size}; raise it"
     longer = [whole_microseconds(share * limits.max_wait) for share in WAITS]

@@ -144,7 +144,7 @@ def show(found: Sequence[Figures], slo: float, tolerated: float) -> None:
 
     A `!` marks who does not keep the SLO: ``slo`` seconds for all but a share ``tolerated``.
     """
-    rows = [("", "p50", "p99", "goodput", "misses", "device a request", "mean batch")]
+    rows = [("", "p50", "p99", "goodput", "misses", "device time per request", "mean batch")]
     rows += [
         (
             f"{figures.name}: {figures.parameters.describe()}",

@@ -277,7 +277,7 @@ def _observed(found: Running, forecast: float) -> Iterator[str]:
     if found.p99 is not None and found.p99 > UNLIKE * forecast:
         paused = f" ({found.stalls.count}, {duration(found.stalls.seconds)} in all)" if found.stalls.count else ""
         yield (
-            f"since it began the p99 has been {duration(found.p99)}, where {duration(forecast)} is forecast for what "
+            f"since it started the p99 has been {duration(found.p99)}, where {duration(forecast)} is forecast for what "
             f"is in force: pauses of the host{paused}, another load or other parameters before are not in the forecast"
         )
 
@@ -287,35 +287,35 @@ def _trust(played: Load, situation: Situation, current: Parameters, percentile: 
     recorded, span = played.recorded, duration(played.span)
     if played.how is How.FITTED:
         yield (
-            f"arrivals are drawn at random; what the {number(recorded)} recorded ones did besides (a trend, a pause, "
-            "company that always comes together) is not in them"
+            f"arrivals are drawn at random; what the {number(recorded)} recorded ones also had (a trend, a pause, "
+            "requests that always arrive together) is not in them"
         )
         if too_few_arrivals(len(played.times), quantile):
             needed = 10 / (1 - quantile)
             yield (
-                f"{number(len(played.times))} drawn do not bear a {percentile}, which takes {needed:,.0f}: "
+                f"{number(len(played.times))} drawn are too few for a {percentile}, which needs {needed:,.0f}: "
                 f"--for {math.ceil(needed / played.process.rate)}s draws as many"
             )
         return
     others = [how for how in (How.REPEATED, How.FITTED) if how is not played.how]
     words = {
-        How.REPEATED: "--arrivals repeated plays them over and over, so that queues settle",
-        How.FITTED: "--arrivals fitted draws as many as it takes of a process like them",
+        How.REPEATED: "--arrivals repeated repeats them, so that queues reach a steady state",
+        How.FITTED: "--arrivals fitted draws enough of them from a fitted process",
     }
     offered = "; ".join(words[how] for how in others)
     if too_few_arrivals(recorded, quantile):
         beyond = recorded * (1 - quantile)
         yield (
-            f"{number(recorded)} arrivals do not bear a {percentile}: {beyond:.2g} lie beyond it, and it takes 10, of "
-            f"{10 / (1 - quantile):,.0f}. Let more come, or: {offered}"
+            f"{number(recorded)} arrivals are too few for a {percentile}: {beyond:.2g} lie beyond it, and 10 are "
+            f"needed: {10 / (1 - quantile):,.0f} arrivals. Wait for more, or: {offered}"
         )
     elif played.span < SHORT:
         yield (
-            f"the recording is {span} long: bursts and lulls that are rarer than that are not in its {percentile}. "
-            f"Look again at other times, or: {offered}"
+            f"the recording is {span} long: rarer bursts and pauses are not in its {percentile}. "
+            f"Repeat it at other times, or: {offered}"
         )
     if played.how is How.REPEATED and len(played.times) > recorded:
-        yield f"played over and over, no arrival is more independent than the {number(recorded)} recorded ones"
+        yield f"repeating adds no information to the {number(recorded)} recorded ones"
     size = recorded // QUARTERS
     if size < ENOUGH:
         return
@@ -337,8 +337,8 @@ def _reach(drawn: Plane) -> Iterator[str]:
     beyond = [size for size in drawn.sizes if drawn.extrapolated(size)]
     if beyond:
         yield (
-            f"t(b) was measured from {low} to {high} rows: {', '.join(map(str, beyond))} follow its slope there; the "
-            f"tuner goes to {2 * high} at most before it has measured more"
+            f"batch latency was measured from {low} to {high} rows: {', '.join(map(str, beyond))} are extrapolated; "
+            f"the tuner goes to {2 * high} at most before it has measured more"
         )
 
 
@@ -363,10 +363,10 @@ def _tell(found: Running, answer: WhatIf) -> None:
         for index in dict.fromkeys((0, len(service.rows) - 1))
     )
     click.echo(
-        f"t(b): {ends} rows, of {service.batches:,.0f} batches, extrapolated beyond {service.rows[-1]} rows; "
-        f"{service.executors} computed at once, single ones vary by {service.noise:.0%}"
+        f"batch latency: {ends} rows, of {service.batches:,.0f} batches, extrapolated beyond {service.rows[-1]} rows; "
+        f"{service.executors} computed at once, single batches vary by {service.noise:.0%}"
     )
-    click.echo(f"answers since it began: p50 {duration(found.p50)}, p99 {duration(found.p99)}")
+    click.echo(f"answers since it started: p50 {duration(found.p50)}, p99 {duration(found.p99)}")
     if found.decision is not None:
         decision = found.decision.decision
         verb = "changed" if decision.change else "kept"
@@ -379,8 +379,14 @@ def _tell(found: Running, answer: WhatIf) -> None:
         click.echo(f"- {line}")
     if answer.stays:
         click.echo("- the present configuration is not clearly worse: the tuner would stay with it")
-    beyond = "" if found.limits.max_batch <= service.rows[-1] else f"; beyond {service.rows[-1]} rows t(b) is a guess"
-    click.echo(f"- highest load that any configuration holds: {number(best.highest_load)} requests/s{beyond}\n")
+    beyond = (
+        ""
+        if found.limits.max_batch <= service.rows[-1]
+        else f"; beyond {service.rows[-1]} rows batch latency is a guess"
+    )
+    click.echo(
+        f"- highest load at which any configuration meets the SLO: {number(best.highest_load)} requests/s{beyond}\n"
+    )
     console = Console(width=max(Console().width, 110), highlight=False)
     marked = _marked(answer)
     console.print(*parameter_map.drawn(answer.planes[-1], marked), sep="\n")
@@ -388,7 +394,7 @@ def _tell(found: Running, answer: WhatIf) -> None:
     for name, parameters in marked.items():
         if answer.planes[-1].place(parameters) is None:
             click.echo(
-                f"{name}, with {parameters.max_in_flight} in flight, is on another plane: --plot and --json have it"
+                f"{name}, with {parameters.max_in_flight} in flight, is on another map: --plot and --json have it"
             )
     for note in answer.notes:
         click.echo(f"beware: {note}")

@@ -136,15 +136,15 @@ def advise(curve: ServiceTime, *, slo: float, limit: int | None) -> Advice:
     slowest = max(sizes, key=curve.per_row)
     if not allowed:
         text = (
-            f"even two batches of one row take {2 * curve.time(1) * 1e3:.3g} ms: under load this p99 can't be held; "
+            f"even two batches of one row take {2 * curve.time(1) * 1e3:.3g} ms: under load this p99 can't be met; "
             "serve single rows and keep the utilization low, or relax it"
         )
     elif inflection == 1:
         loss = curve.per_row(slowest) / curve.per_row(1)
         worse = f"; a row in a batch of {slowest} costs {loss:.2g} times as much" if loss > WORTHWHILE else ""
-        text = f"don't batch: a row is never cheaper than alone{worse}"
+        text = f"don't batch: a row never costs less in a batch{worse}"
     elif best < inflection:
         text = f"max_batch {best}: the p99 leaves no room for {inflection}, where a row would be cheapest"
     else:
-        text = f"max_batch {best}, where growing the batch stops paying"
+        text = f"max_batch {best}, beyond which larger batches gain nothing"
     return Advice(best, gain, rate, bool(allowed), text)

@@ -10,9 +10,8 @@ from bisect import bisect_left
 from collections import deque
 from typing import NamedTuple
 
-from msgspec import Struct, field
-
 from carpool.batching.requests import Refused
+from carpool.policy.plain import MutableCamel
 
 WINDOW = 0.1
 """Seconds of one arrival-count window: long against a service time, short against a change of load."""
@@ -75,7 +74,7 @@ ALL = -1
 """Left out, as by sidecars of older versions, which do not count it: every arrival."""
 
 
-class ModelStats(Struct, rename="camel"):
+class ModelStats(MutableCamel, rename="camel"):
     """A snapshot (or a difference of two, or a sum over replicas) of one model's counters."""
 
     arrivals: int = 0
@@ -91,9 +90,9 @@ class ModelStats(Struct, rename="camel"):
     served: int = 0
     """Requests answered, whatever the status."""
     hits: int = 0
-    misses: dict[str, int] = field(default_factory=dict)
+    misses: "dict[str, int]" = {}  # noqa: RUF012, UP037 - msgspec copies it; the quotes: see `Frozen`
     """By reason: late, cold, failed, rejected, cancelled, or a refusal's reason."""
-    cells: list[tuple[int, int, int, int, int, float, float]] = field(default_factory=list)
+    cells: "list[tuple[int, int, int, int, int, float, float]]" = []  # noqa: RUF012, UP037
     """(bucket, rows, in_flight, executors, batches, busy, busy_squared)."""
     limited: int = 0
     """Batches composed while fewer rows than ``max_batch`` were allowed: a size limit, or poisoned requests."""
@@ -103,7 +102,7 @@ class ModelStats(Struct, rename="camel"):
     stalled: int = 0
     padded_rows: int = 0
     bisections: int = 0
-    durations: list[int] = field(default_factory=list)
+    durations: "list[int]" = []  # noqa: RUF012, UP037
     """Requests answered by duration; one more entry than ``DURATION_BOUNDS``, the last beyond them all."""
 
     def __post_init__(self) -> None:
@@ -137,14 +136,14 @@ class ModelStats(Struct, rename="camel"):
         return DURATION_BOUNDS[-1]
 
 
-class Stats(Struct, rename="camel"):
+class Stats(MutableCamel, rename="camel"):
     """A snapshot of one upstream's counters."""
 
     at: float
     """When it was taken, seconds of the counting process's monotonic clock."""
     device_busy: float = 0.0
     """Wall seconds with at least one batch in flight."""
-    models: dict[str, ModelStats] = field(default_factory=dict)
+    models: "dict[str, ModelStats]" = {}  # noqa: RUF012, UP037
     queued_rows: int = 0
     """Rows waiting at that moment."""
 

@@ -7,8 +7,9 @@ from enum import IntEnum, StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from msgspec import Struct
 from msgspec.structs import replace
+
+from carpool.policy.plain import Frozen, FrozenCamel
 
 if TYPE_CHECKING:
     from carpool.batching.model_state import Lane
@@ -160,7 +161,7 @@ class FaultKind(StrEnum):
     """The upstream's: never bisected; retried once where nothing was answered and the policy allows it."""
 
 
-class Fault(Struct, frozen=True):
+class Fault(Frozen, frozen=True):
     """Why a batch failed. ``detail`` belongs to the driver and comes back with the riders."""
 
     kind: FaultKind
@@ -197,7 +198,7 @@ class Refused(StrEnum):
     DRAINING = "draining"
 
 
-class Refusal(Struct, frozen=True):
+class Refusal(Frozen, frozen=True):
     """Action: answer the request with a refusal. ``retry_after`` is the predicted drain of what waits, in seconds."""
 
     request: Request
@@ -205,14 +206,14 @@ class Refusal(Struct, frozen=True):
     retry_after: float = 0.0
 
 
-class Finish(Struct, frozen=True):
+class Finish(Frozen, frozen=True):
     """Action: the batch succeeded. Share out its answer; ``requests`` are complete with it."""
 
     batch: Batch
     requests: Sequence[Request]
 
 
-class Failure(Struct, frozen=True):
+class Failure(Frozen, frozen=True):
     """Action: answer ``requests`` with the fault.
 
     ``unresolved``: the requests may not be sent again, so innocents may be among them.
@@ -223,7 +224,7 @@ class Failure(Struct, frozen=True):
     unresolved: bool = False
 
 
-class Abort(Struct, frozen=True):
+class Abort(Frozen, frozen=True):
     """Action: nobody waits for this batch any more; cancel the call and don't report it ``complete``."""
 
     batch: Batch
@@ -237,7 +238,7 @@ def seldom_exceeded(noise: float) -> float:
     return 1 + 2 * noise
 
 
-class Estimate(Struct, frozen=True, rename="camel"):
+class Estimate(FrozenCamel, frozen=True, rename="camel"):
     """What is believed of a model's service time.
 
     ``times[b]`` is the seconds a batch of b rows takes (index 0 unused), ``upper[b]`` what it seldom exceeds, used
@@ -246,13 +247,13 @@ class Estimate(Struct, frozen=True, rename="camel"):
     of eight times the length takes eight times as long.
     """
 
-    times: tuple[float, ...]
-    upper: tuple[float, ...]
+    times: "tuple[float, ...]"  # noqa: UP037 - see Frozen
+    upper: "tuple[float, ...]"  # noqa: UP037
     executors: int = 1
     noise: float = 0.0
     hoped: int = 0
     """Of the executors, those that nobody has seen yet."""
-    buckets: dict[int, Estimate] = {}
+    buckets: "dict[int, Estimate]" = {}  # noqa: RUF012, UP037
 
     def of(self, bucket: int | None) -> Estimate:
         """Return what is believed of one length bucket; of one not met, and of several together, what is of all."""

@@ -167,12 +167,14 @@ def forecast(
 
 
 class Glance(NamedTuple):
-    """The two figures of a ``Forecast`` that most choices need, for half of what it costs."""
+    """The figures of a ``Forecast`` that most choices need, for half of what it costs."""
 
     miss_fraction: float
     device_time: float
     together: float = 1.0
     """With how many one who misses does, itself included: in how large runs of late batches."""
+    mean: float = 0.0
+    utilization: float = 0.0
 
 
 def glance(
@@ -185,19 +187,27 @@ def glance(
     groups: Sequence[float] = (1.0,),
     noise_draws: Sequence[float] | None = None,
 ) -> Glance:
-    """Forecast misses and device time alone, as ``forecast`` does: of requests of one row, none of them refused."""
+    """Forecast a few figures as ``forecast`` does: of requests of one row, none of them refused."""
     setting = Setting.of(service, parameters, slo_target, executors, noise_draws)
     count = len(arrivals)
     if service.mix or len(groups) > 1:
         run = mixed(arrivals, service, setting, groups)
         latencies, limit = iter(run.latencies), slo_target + ROUNDING
         late, squares = in_runs(sum(map(limit.__lt__, islice(latencies, size))) for size in run.sizes)
-        busy = run.device_busy
+        busy, waited, work, end = run.device_busy, math.fsum(run.latencies), run.work, run.end
     else:
         course = recursion(arrivals, setting)
         late, squares = course.late(arrivals, slo_target + ROUNDING)
-        busy = course.busy()
-    return Glance(1 - (count - late) / count, busy / count, squares / late if late else 1.0)
+        busy, end = course.busy(), max(course.finishes)
+        waited, work = course.sums(arrivals, setting)
+    span = max(end, arrivals[-1]) - arrivals[0]
+    return Glance(
+        miss_fraction=1 - (count - late) / count,
+        device_time=busy / count,
+        together=squares / late if late else 1.0,
+        mean=waited / count,
+        utilization=work / (setting.executors * span),
+    )
 
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)

@@ -16,17 +16,16 @@ from heapq import heapreplace
 from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import Struct
-
 from carpool.batching.requests import seldom_exceeded
 from carpool.forecasting.mixed import Kind, due_with, serve
+from carpool.policy.plain import Frozen
 
 if TYPE_CHECKING:
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Parameters
 
 
-class Setting(Struct, frozen=True):
+class Setting(Frozen, frozen=True):
     """All that the loops below look at, besides arrivals."""
 
     cap: int
@@ -135,6 +134,16 @@ class Course(NamedTuple):
             work += setting.times[beyond - first] * draw
             first = beyond
         return Run(latencies, sizes, self.busy(), work, max(self.finishes))
+
+    def sums(self, arrivals: Sequence[float], setting: Setting) -> tuple[float, float]:
+        """Sum up the latencies of all requests, and the times of all batches (seconds)."""
+        answered = work = 0.0
+        first = 0
+        for beyond, finish, draw in zip(self.ends, self.finishes, cycle(setting.draws), strict=False):
+            answered += (beyond - first) * finish
+            work += setting.times[beyond - first] * draw
+            first = beyond
+        return answered - math.fsum(arrivals), work
 
     def late(self, arrivals: Sequence[float], limit: float) -> tuple[int, int]:
         """Count requests that took longer than ``limit``, and sum the squares of how many did so in a row of batches.

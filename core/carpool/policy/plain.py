@@ -23,6 +23,22 @@ class Camel(Struct, rename="camel", frozen=True, forbid_unknown_fields=True, kw_
     """Base of everything that is written in a file: camelCase outside, unknown fields refused by name."""
 
 
+class Frozen(Struct, frozen=True):
+    """Base of structs in compiled modules: mypyc drops the keywords of a class statement, so structs inherit them.
+
+    Each repeats them for the type checker. mypyc also drops what stands in brackets in an annotation (it keeps
+    ``dict`` of ``dict[str, int]``), except in quotes: fields that msgspec reads from JSON have such annotations quoted.
+    """
+
+
+class FrozenCamel(Frozen, rename="camel", frozen=True):
+    """`Frozen` with camelCase names in JSON."""
+
+
+class MutableCamel(Struct, rename="camel"):
+    """`FrozenCamel` for structs that change."""
+
+
 T = TypeVar("T")
 
 

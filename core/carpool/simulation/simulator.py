@@ -14,8 +14,6 @@ from math import inf, log, sqrt
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
-from msgspec import Struct
-
 from carpool.batching.batcher import Batcher
 from carpool.batching.counters import Stats
 from carpool.batching.requests import (
@@ -34,6 +32,7 @@ from carpool.batching.requests import (
     time_of,
 )
 from carpool.policy.parameters import Parameters
+from carpool.policy.plain import Frozen
 from carpool.policy.spec import Admission
 from carpool.simulation.outcome import ENDS, End, Outcome, Setting, Summary
 
@@ -64,7 +63,7 @@ class Noise(StrEnum):
     LOGNORMAL = "lognormal"
 
 
-class Device(Struct, frozen=True):
+class Device(Frozen, frozen=True):
     """The upstream as it truly is; what the Batcher believes of it is an ``Estimate``.
 
     Batches beyond ``executors`` wait their turn there, first come, first served. All times in seconds.
@@ -452,7 +451,7 @@ class _Service:
         return None
 
 
-class Point(Struct, frozen=True):
+class Point(Frozen, frozen=True):
     """One candidate, measured."""
 
     parameters: Parameters

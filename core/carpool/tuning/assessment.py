@@ -220,6 +220,18 @@ class Assessment(NamedTuple):
         return (self.outlook.glance if self._holds(self.outlook.glance, KEPT) else self.outlook.shed).device_time
 
     @property
+    def mean(self) -> float:
+        """Mean latency (seconds) at the present load, nobody shed."""
+        return self.outlook.first.mean
+
+    @property
+    def utilization(self) -> float:
+        """Share of the time, 0 to 1, for which the device's executors compute, at the present load, nobody shed."""
+        service, flights = self.situation.service, self.parameters.max_in_flight
+        used = min(service.executors_for(flights), flights)
+        return min(self.outlook.first.utilization * used / max(used, service.executors), 1.0)
+
+    @property
     def misses(self) -> float:
         """Fraction of requests forecast to miss the SLO at the present load, nobody shed."""
         return self.outlook.glance.miss_fraction

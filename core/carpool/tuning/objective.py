@@ -77,21 +77,19 @@ class Aim(Struct, frozen=True):
 
     def utilization(self, one: Assessment) -> float:
         """Return the share of its time, 0 to 1, for which the device is busy under a setting, others included."""
-        service, flights = one.situation.service, one.parameters.max_in_flight
-        executors = min(service.executors_for(flights), flights)
-        if max(executors, service.executors) > 1:
-            own = one.now.utilization * executors / max(executors, service.executors)
-        else:
-            own = one.device_time * min(one.situation.process.rate, one.now.throughput or math.inf)
-        return min((min(own, 1.0) + self.others) / self.share, 1.0)
+        return min((one.utilization + self.others) / self.share, 1.0)
 
     def latency(self, one: Assessment) -> float:
         """Return the latency (seconds) that is to be low: the mean, or the p99."""
-        return one.now.p99 if self.objective is Objective.LATENCY else one.now.mean
+        return one.now.p99 if self.objective is Objective.LATENCY else one.mean
 
     def keeps_target(self, one: Assessment, slack: float = 0.0) -> bool:
         """Whether utilization is at or below the target."""
         return self.objective is Objective.LATENCY or self.utilization(one) <= self.target + slack
+
+
+SMALLEST = 5
+"""Sizes looked at, of those that can keep the target, besides the largest and the one in force."""
 
 
 def passing(parameters: Parameters, service: ServiceTime, limits: Limits) -> Parameters:
@@ -129,7 +127,7 @@ def fastest(
         if situation.service.largest_measured <= situation.rows:
             # Nothing tells what merging would take. Where requests seldom meet it hardly matters; where they do, the
             # few that meet are merged without a wait, and tell.
-            meet = alone.now.mean > limit * situation.service.time(situation.rows)
+            meet = alone.mean > limit * situation.service.time(situation.rows)
             return _pairs(assessor, present) if meet else through
         if best is None or (
             aim.latency(alone) <= limit * aim.latency(best) and alone.now.p99 <= (1 + FASTER) * limit * best.now.p99
@@ -146,33 +144,27 @@ def _pairs(assessor: Assessor, present: Parameters) -> Assessment:
 
 
 def _fastest_batching(assessor: Assessor, aim: Aim, choice: Choice, avoid: Collection[Parameters]) -> Assessment | None:
+    """Return the setting with the least latency that keeps the target, of those that batch requests."""
     flights = {choice.best.parameters.max_in_flight, _known(assessor)}
     found = [
-        one
-        for number in sorted(flights)
-        for size in choice.sizes
-        if (one := _least_wait(assessor, aim, size, number)) is not None and one.parameters not in avoid
+        one for number in flights for one in _least_waits(assessor, aim, choice, number) if one.parameters not in avoid
     ]
     found.sort(key=aim.latency)
     best = next((one for one in found if one.holds_now and one.holds_ahead), None)
-    if best is not None:
-        alike = [
-            one
-            for one in found
-            if aim.latency(one) <= (1 + ALIKE / 2) * aim.latency(best) and one.holds_now and one.holds_ahead
-        ]
-        # Of equals the size in force stays: at low load no size differs from another.
-        present = choice.current.parameters
-        best = min(
-            alike,
-            key=lambda one: (
-                one.parameters.max_batch != present.max_batch,
-                one.parameters.max_in_flight != present.max_in_flight,
-                round(one.device_time, 6),
-                -one.parameters.max_batch,
-            ),
-        )
-    return best
+    if best is None:
+        return None
+    # Of equals the size in force stays: at low load no size differs from another.
+    present = choice.current.parameters
+    alike = sorted(
+        (one for one in found if aim.latency(one) <= (1 + ALIKE / 2) * aim.latency(best)),
+        key=lambda one: (
+            one.parameters.max_batch != present.max_batch,
+            one.parameters.max_in_flight != present.max_in_flight,
+            round(one.device_time, 6),
+            -one.parameters.max_batch,
+        ),
+    )
+    return next(one for one in alike if one.holds_now and one.holds_ahead)
 
 
 def _known(assessor: Assessor) -> int:
@@ -180,25 +172,50 @@ def _known(assessor: Assessor) -> int:
     return min(max(service.executors, limits.min_in_flight), limits.max_in_flight)
 
 
-def _least_wait(assessor: Assessor, aim: Aim, size: int, flights: int) -> Assessment | None:
-    """Return the setting with the shortest wait at which a size keeps the target; ``None``: not even the longest."""
-    waits = _waits(assessor)
+def _least_waits(assessor: Assessor, aim: Aim, choice: Choice, flights: int) -> list[Assessment]:
+    """Return of each size worth it the setting with the shortest wait that keeps the target.
 
-    def at(index: int) -> Assessment:
-        return assessor.assess(Parameters(size, Duration(waits[index]), flights))
+    From the largest size downwards: in smaller batches fewer requests gather, so they need no shorter a wait.
+    """
+    found: list[Assessment] = []
+    waits, low = _waits(assessor), 0
+    for size in reversed(_sizes(assessor, aim, choice, flights)):
 
-    if aim.keeps_target(found := at(0)):
-        return found
-    low, high = 0, len(waits) - 1
-    if size == 1 or not aim.keeps_target(found := at(high)):
-        return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if aim.keeps_target(one := at(middle)):
-            high, found = middle, one
-        else:
-            low = middle
+        def at(index: int, size: int = size) -> Assessment:
+            return assessor.assess(Parameters(size, Duration(waits[index]), flights))
+
+        if not aim.keeps_target(one := at(low)):
+            too_short, high = low, len(waits) - 1
+            if size == 1 or not aim.keeps_target(one := at(high)):
+                continue
+            while high - too_short > 1:
+                middle = (too_short + high) // 2
+                if aim.keeps_target(nearer := at(middle)):
+                    high, one = middle, nearer
+                else:
+                    too_short = middle
+            low = high
+        found.append(one)
     return found
+
+
+def _sizes(assessor: Assessor, aim: Aim, choice: Choice, flights: int) -> list[int]:
+    """List the sizes worth a forecast, ascending.
+
+    Were all batches as large as pays, the device would be busy for rate x batch latency / rows of the time: a size at
+    which even that is too much is none. Of the others the smallest few differ, since batches seldom get larger.
+    """
+    situation = assessor.situation
+    service, rows = situation.service, situation.process.rate * situation.rows
+    executors = max(min(service.executors_for(flights), flights), service.executors)
+    room = (aim.share * aim.target - aim.others) if aim.objective is Objective.BALANCED else 1.0
+    enough: list[int] = []
+    cheapest = math.inf
+    for size in choice.sizes:
+        cheapest = min(cheapest, service.per_row(size))
+        if rows * cheapest <= room * executors:
+            enough.append(size)
+    return sorted({*enough[:SMALLEST], *enough[-1:], *({choice.current.parameters.max_batch} & {*enough})})
 
 
 def _waits(assessor: Assessor) -> Sequence[float]:

@@ -137,14 +137,14 @@ def _default(field: types.Field, schema: dict[str, Any]) -> Any:  # noqa: ANN401
 
 
 COLUMNS = (
-    ("Mode", "string", ".spec.tuning.mode", "Whether parameters are turned."),
+    ("Mode", "string", ".spec.tuning.mode", "Whether parameters are tuned."),
     ("Batch", "string", ".status.applied.batch", "Rows that a batch of the busiest model may have."),
-    ("Wait", "string", ".status.applied.wait", "How long a request may wait for company."),
-    ("P99", "string", ".spec.slo.latency.p99", "The promise."),
-    ("SLO", "string", '.status.conditions[?(@.type=="SLOMet")].status', "Whether it is kept."),
+    ("Wait", "string", ".status.applied.wait", "How long a request may wait for others."),
+    ("P99", "string", ".spec.slo.latency.p99", "The p99 of the SLO."),
+    ("SLO", "string", '.status.conditions[?(@.type=="SLOMet")].status', "Whether the SLO is met."),
     ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', "Whether all works."),
-    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why not, or what is to be known: Paused."),
-    ("Age", "date", ".metadata.creationTimestamp", "Since when it is there."),
+    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why not, or a note: Paused."),
+    ("Age", "date", ".metadata.creationTimestamp", "Time since its creation."),
 )
 
 
@@ -159,7 +159,7 @@ def resource() -> dict[str, Any]:
         "categories": ["carpool"],
     }
     schema = {
-        "description": "A latency that some workloads' models promise; Carpool turns their batching so that it holds.",
+        "description": "An SLO of some workloads' models. Carpool tunes their batching to meet it.",
         "type": "object",
         "required": ["spec"],
         "properties": {

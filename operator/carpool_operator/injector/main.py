@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="carpool-injector",
         description="Puts the sidecar into pods as they are created: an admission webhook.",
-        epilog="SIGTERM: unready at once, answers for 5 s more, finishes what is here, ends.",
+        epilog="SIGTERM: unready at once, answers for 5 s more, finishes accepted requests, ends.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('carpool-serving')}")
     parser.add_argument("--sidecar-image", required=True, metavar="IMAGE", help="image of the sidecar")
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         "--cert-dir", type=Path, metavar="DIR", help="serve tls.crt and tls.key from there, watched; else its own"
     )
     parser.add_argument("--kubeconfig", metavar="FILE", help="cluster to work in, where it isn't the one it runs in")
-    parser.add_argument("--interval", type=float, default=10.0, metavar="SECONDS", help="between two looks (10)")
+    parser.add_argument("--interval", type=float, default=10.0, metavar="SECONDS", help="between two readings (10)")
     parser.add_argument(
         "--log", choices=("debug", "info", "warning", "error"), default="info", help="least severe lines"
     )

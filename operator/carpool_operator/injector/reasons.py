@@ -57,12 +57,12 @@ REASONS = {
         "Nothing, or take the one written by hand out.",
     ),
     Reason.BAD_ANNOTATION: Page(
-        "An annotation of the pod template has a value that can't be meant.",
+        "An annotation of the pod template has an invalid value.",
         "Write what the message says. The template's, not the Deployment's: changing it rolls the pods.",
     ),
     Reason.NO_PUBLIC_KEY: Page(
-        "The injector has not read the ConfigMap `carpool-public-key` yet: a sidecar could not tell the operator's "
-        "changes from anybody's.",
+        "The injector has not read the ConfigMap `carpool-public-key` yet: a sidecar could not verify the "
+        "operator's changes.",
         "See that the operator runs: it makes the key. Then restart the workload.",
     ),
     Reason.UNKNOWN_OWNER: Page(
@@ -98,13 +98,13 @@ REASONS = {
     Reason.FAULT: Page(
         "The injector failed on this pod. Its log has the traceback; "
         '`carpool_injector_reviews_total{result="Fault"}` counts.',
-        "Report it, with the pod. `carpool inject` may do meanwhile.",
+        "Report it, with the pod. `carpool inject` may work meanwhile.",
     ),
 }  # fmt: skip
 
 NOTES = {
     Note.PRE_STOP_KEPT: Page(
-        "The model's container has a `preStop` hook of its own, so it is not the sidecar's drain that holds it up.",
+        "The model's container has a `preStop` hook of its own, so it does not wait for the sidecar's drain.",
         "Let the hook last until nobody sends requests any more, e.g. `sleep: {seconds: 15}`; or take it out: then the "
         "sidecar's drain takes its place.",
     ),
@@ -115,10 +115,10 @@ NOTES = {
     ),
     Note.GUARANTEED_KEPT: Page(
         "The pod's quality of service is Guaranteed. To keep it so, the sidecar's limits equal its requests.",
-        "Where the sidecar is throttled, raise `carpool.dev/sidecar-cpu`.",
+        "If the sidecar is throttled, raise `carpool.dev/sidecar-cpu`.",
     ),
     Note.PORT_UNNAMED: Page(
-        "The model's port has no name, so Services reach it by number: past the sidecar.",
+        "The model's port has no name, so Services reach it by number and bypass the sidecar.",
         "Name the port in the workload, and let the Service's `targetPort` be that name.",
     ),
 }

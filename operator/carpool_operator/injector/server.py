@@ -116,8 +116,10 @@ class Injector:
         try:
             answer = judge(question, self.settings, self._drain_key())
         except Exception:
-            log.exception("left alone, for a fault of ours: %s %s", question["kind"]["kind"], question["uid"])
-            warning = f"carpool: no sidecar, for a fault of the injector's: its log has {question['uid']}"
+            log.exception(
+                "left unchanged, because of an error in the injector: %s %s", question["kind"]["kind"], question["uid"]
+            )
+            warning = f"carpool: no sidecar, because of an error in the injector: its log has {question['uid']}"
             return Answer(Reason.FAULT, "", question["object"], (warning,))
         log.info("%s: %s", answer.result, answer.of)
         return answer

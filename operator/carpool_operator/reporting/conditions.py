@@ -68,7 +68,7 @@ def accepted(policy: Policy, targets: Sequence[Target], view: View) -> Finding:
         )
     invalid = _told(view, targets, ANNOTATION_INVALID) if policy.annotated else []
     if invalid:
-        message = f"{_joined(invalid)}. Until then this stays as the annotations before asked for"
+        message = f"{_joined(invalid)}. Until then the policy stays as it was before"
         return Finding(TRUE, ANNOTATION_INVALID, message)
     return Finding(TRUE, "Accepted")
 
@@ -189,7 +189,7 @@ def _inject(workload: Workload, where: str) -> str:
         return f"{where} annotate {resource} {INJECT}={ASKED}"
     if target.kind == "Deployment":
         # Annotated while the webhook was away.
-        return f"it was annotated while the injector was away: {where} rollout restart {resource}"
+        return f"it was annotated while the injector was not available: {where} rollout restart {resource}"
     return _patch(target, where, INJECT, ASKED)
 
 
@@ -230,7 +230,7 @@ def metrics_available(steering: Steering, view: View, stale_after: float) -> Fin
     return Finding(
         FALSE,
         blind.reason,
-        f"{what}: {blind.message}. Nothing is turned meanwhile; "
+        f"{what}: {blind.message}. Nothing is changed meanwhile; "
         f"kubectl -n {namespace} get pods -l carpool.dev/injected shows whether they run",
     )
 
@@ -249,14 +249,14 @@ def slo_met(steerings: Iterable[Steering], policy: Policy, spec: PolicySpec, bef
         return Finding(
             FALSE,
             "Missed",
-            f"{promise} is not kept for {names(broken)}: more requests miss than may. Add replicas or raise "
+            f"{promise} is missed for {names(broken)}: more requests miss than allowed. Add replicas or raise "
             f"slo.latency; why: kubectl carpool explain {policy.name} -n {policy.namespace}",
         )
     if any(verdicts.values()):
         return Finding(TRUE, "Kept", promise)
     if before is not None and before.status is not UNKNOWN and not verdicts:
         return before
-    return Finding(UNKNOWN, "TooFewRequests", "too few requests were answered yet to tell")
+    return Finding(UNKNOWN, "TooFewRequests", "too few requests were answered yet for a decision")
 
 
 def ready(findings: Mapping[ConditionType, Finding], *, paused: bool) -> Finding:
@@ -266,7 +266,7 @@ def ready(findings: Mapping[ConditionType, Finding], *, paused: bool) -> Finding
         if finding.status is not TRUE:
             return Finding(FALSE, finding.reason, finding.message)
     if paused:
-        return Finding(TRUE, "Paused", "tuning is paused, and what runs stays: kubectl carpool resume goes on")
+        return Finding(TRUE, "Paused", "tuning is paused, and parameters stay: kubectl carpool resume continues it")
     return next((finding for finding in parts if finding.reason in DEFECTS), Finding(TRUE, "Ready"))
 
 

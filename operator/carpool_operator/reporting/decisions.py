@@ -142,7 +142,7 @@ class Reporter:
             target, model = main.steering.target, main.name
             reason, message = str(decision.reason), decision.message
             if view.policy.paused:
-                reason, message = "Paused", "tuning is paused, and what runs stays"
+                reason, message = "Paused", "tuning is paused, and parameters stay"
         if target is None:
             return
         lasted = self._state.for_long((target, model, reason), view.now)

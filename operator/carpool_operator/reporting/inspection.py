@@ -128,7 +128,7 @@ class Inspector:
             Event(
                 True,
                 SERVICE_BYPASSED,
-                f"Service {service['metadata']['name']} port {way.port} leads past the sidecar. Put it right: "
+                f"Service {service['metadata']['name']} port {way.port} bypasses the sidecar. Correct it: "
                 f"{way.command}",
             )
             for pod in pods

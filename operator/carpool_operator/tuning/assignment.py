@@ -47,7 +47,7 @@ def conflicts(policy: Policy, targets: Iterable[Target], owners: Mapping[Target,
     parts = []
     for target, owner in lost:
         if policy.annotated and not owner.annotated:
-            why = "which was written by hand and so beats this one, made of annotations"
+            why = "which was written by hand and so takes precedence over this one, made from annotations"
         elif owner.created < policy.created:
             why = "which is older"
         else:

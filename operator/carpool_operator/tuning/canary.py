@@ -131,18 +131,18 @@ class Trial:
             if self._compared.evidence >= BLAME or others < COMPANY:
                 return Verdict.ROLL_BACK, f"{counted}, {self._rest.misses} of {self._rest.requests} on the other pods"
             if self._rest_alarmed:
-                return Verdict.RETURN, f"{counted}, but the other pods miss as many: something else is the matter"
+                return Verdict.RETURN, f"{counted}, but the other pods miss as many: the cause is elsewhere"
         elif own.requests >= self._min_requests and own.kept:
             return Verdict.PROMOTE, counted
         if now - self.since < LONGEST or (not self.heard and self._looks < LOOKS):
             return Verdict.CONTINUE, ""
         if not self.heard:
-            return Verdict.RETURN, f"no canary was seen to run them in {now - self.since:.0f} s"
+            return Verdict.RETURN, f"no canary reported that it runs them within {now - self.since:.0f} s"
         if own.misses <= (1 - self._quantile) * own.requests:
             # At little traffic nothing is ever proven, and little can go wrong: the forecast decides, and the
             # sidecars' own test watches on.
-            return Verdict.PROMOTE, f"{counted} in {LONGEST:.0f} s: nothing speaks against them"
-        return Verdict.RETURN, f"{counted} in {LONGEST:.0f} s: too many to go on, too few to tell"
+            return Verdict.PROMOTE, f"{counted} in {LONGEST:.0f} s: no result against them"
+        return Verdict.RETURN, f"{counted} in {LONGEST:.0f} s: too many to continue, too few for a verdict"
 
 
 def choose(pods: Sequence[Pod], template_hash: str | None, percent: int) -> list[str]:

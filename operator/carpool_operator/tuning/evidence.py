@@ -270,7 +270,7 @@ class Evidence:
                     f"its histogram has {len(model.durations)} parts: another version of the sidecar; restart the pod"
                 )
             if any(getattr(model, count) < 0 for count in _COUNTS) or any(n < 0 for n in model.misses.values()):
-                return f"it counted less than nothing (model {name!r})"
+                return f"its counters are negative (model {name!r})"
             for cell in model.cells:
                 busy, squared = cell[5], cell[6]
                 if not (_real(busy) and _real(squared)) or min(cell[:5]) < 0:

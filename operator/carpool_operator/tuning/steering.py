@@ -190,7 +190,7 @@ class Steering:
         turn = self.trust.take(now, spec, gathered, self.evidence.newest)
         why = "" if self.trust.blind is None else self.trust.blind.message
         if turn is Turn.RECOVERED:
-            self._happened("Recovered", EVERY, "Recovered", "there is evidence again, and tuning goes on", None)
+            self._happened("Recovered", EVERY, "Recovered", "there are measurements again, and tuning continues", None)
         elif turn is Turn.LOST:
             self._call_back()
             if spec.fallback.behavior is FallbackBehavior.HOLD_LAST:
@@ -206,7 +206,7 @@ class Steering:
         """Take in what sidecars took back by themselves: what one found wanting, no other is to run."""
         change = self.publisher.change
         for uid, rolled in gathered.rolled_back:
-            message = f"a sidecar went back from {rolled.rejected.describe()}: {rolled.reason}"
+            message = f"a sidecar undid {rolled.rejected.describe()}: {rolled.reason}"
             trial, tried = self.trial, self.publisher.trial
             if trial is not None and tried is not None and uid in trial.pods and rolled.generation == tried.generation:
                 self._reject(now, trial, "SidecarRolledBack", message)

@@ -108,7 +108,7 @@ class Changes:
         count = self.rejected[refused.reason]
         if count.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: whoever reaches the port can send what is wrong
             self._log.warning(
-                "a change is refused; what is in force stays",
+                "a change is refused; the parameters in force stay",
                 extra={"reason": refused.reason, "error": str(refused), "count": count},
             )
 

@@ -170,9 +170,7 @@ class SidecarConfig(Camel, frozen=True):
                 "changes", "a change counts only if it is signed: name the publicKey that it is signed by"
             )
         if self.shutdown.lame >= self.shutdown.limit:
-            raise PolicyError(
-                "shutdown.limit", f"{self.shutdown.limit} is all taken by lame: none is left to finish in"
-            )
+            raise PolicyError("shutdown.limit", f"{self.shutdown.limit} leaves no time to finish after lame")
         for name, size in (("maxRequest", self.bodies.max_request), ("maxAnswer", self.bodies.largest_answer)):
             if self.bodies.max_buffered < size:
                 raise PolicyError(
@@ -289,4 +287,4 @@ def _validate_url(url: str) -> None:
     if url.startswith("https:"):
         raise PolicyError("upstream.url", f"{url!r}: {NO_TLS}")
     if not good:
-        raise PolicyError("upstream.url", f"{url!r}: write http://host:port or unix:/path, without a path behind it")
+        raise PolicyError("upstream.url", f"{url!r}: write http://host:port or unix:/path, without a path after it")

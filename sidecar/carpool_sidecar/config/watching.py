@@ -61,7 +61,7 @@ class ConfigFile:
             self.error = str(error)
             self.rejected += 1
             self._log.error(
-                "the configuration file is wrong; the last good version stays",
+                "the configuration file is invalid; the last valid version stays",
                 extra={"file": str(self._path), "error": self.error, "generation": self.generation},
             )
             return

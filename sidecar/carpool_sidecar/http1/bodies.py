@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from carpool_sidecar.http1.memory import Region
 from carpool_sidecar.http1.parsing import FIELD_TEXT, IN_CHUNKS, TOKEN, HttpError
@@ -110,7 +110,7 @@ class BodyReader:
 
     # Pieces below this are collected in larger ones on arrival. Otherwise a body in chunks of one byte would hold an
     # object of over 100 bytes for each of them.
-    _SMALL = 4096
+    _SMALL: ClassVar[int] = 4096
 
     def __init__(self, length: int) -> None:
         self._decoder = ChunkedDecoder() if length == IN_CHUNKS else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from carpool_sidecar.http1.messages import LAST_CHUNK, Body, Buffer, Headers, chunk_of, gather, message
@@ -81,7 +80,6 @@ class StreamReceiver(Receiver, Protocol):
         """Take note that the body is complete."""
 
 
-@dataclass(frozen=True, slots=True)
 class Upload:
     """In place of a request's body: it will be streamed by `Call.write` and `Call.end`.
 
@@ -89,8 +87,11 @@ class Upload:
     as long as the call waits for a connection, `Call.writable` is False, and `flow` hears when that changes.
     """
 
-    length: int | None
-    flow: Flow
+    __slots__ = ("flow", "length")
+
+    def __init__(self, length: int | None, flow: Flow) -> None:
+        self.length = length
+        self.flow = flow
 
 
 class Call:

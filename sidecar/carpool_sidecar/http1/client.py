@@ -187,9 +187,8 @@ class Pool:
         elif self._idle:
             call.begin(self._idle.pop())
         elif len(self._waiting) >= self._max_waiting + max(0, self._max_connections - len(self._open)):
-            text = (
-                f"all {self._max_connections} connections to the upstream are taken, and {self._max_waiting} calls wait"
-            )
+            wait = f"{self._max_waiting:.0f} calls wait"
+            text = f"all {self._max_connections} connections to the upstream are taken, and {wait}"
             self._loop.call_soon(call.fail, "busy", f"{text}; raise {self._setting} or replicas")
         else:
             call.expires = self.clock() + call.timeout

@@ -10,8 +10,9 @@ import httptools
 
 from carpool_sidecar.http1.bodies import BodyReader
 from carpool_sidecar.http1.exchange import Exchange
+from carpool_sidecar.http1.fields import FieldLines
 from carpool_sidecar.http1.memory import count_while_alive, counts_itself
-from carpool_sidecar.http1.messages import CONTINUE, Buffer, FieldLines
+from carpool_sidecar.http1.messages import CONTINUE, Buffer
 from carpool_sidecar.http1.parsing import LONGEST_KEPT, HeadCheck, HttpError, RequestHead, parse_request_head
 from carpool_sidecar.http1.sockets import peer_has_reset, reset
 from carpool_sidecar.http1.timing import BULK, NEVER
@@ -626,7 +627,8 @@ class Connection(asyncio.Protocol):
 
     def _no_room(self) -> HttpError:
         self._budget.short = True
-        text = f"with this body over {self._budget.limit} bytes would be buffered; raise bodies.maxBuffered or replicas"
+        limit = f"{self._budget.limit:.0f} bytes"
+        text = f"with this body over {limit} would be buffered; raise bodies.maxBuffered or replicas"
         return HttpError(503, BUFFERS_FULL, text, [(b"retry-after", b"1")])
 
     def _break_body(self, exchange: Exchange, refusal: HttpError) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+from carpool_sidecar.http1.fields import FieldLines
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 """Field lines as received: order, case and repetitions kept, optional whitespace around values taken off."""
@@ -21,26 +23,6 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 Body: TypeAlias = Buffer | Sequence[Buffer]
 """A body in one piece, or in parts that are sent one after the other."""
-
-
-class FieldLines(list[tuple[bytes, bytes]]):
-    """The field lines of a head that came in. They are never changed, so what was made of them is kept with them.
-
-    Peers repeat themselves: a connection hands out the same object for as long as the same head comes in. What is kept
-    lives no longer than that, so nothing of one caller is ever told to another.
-    """
-
-    __slots__ = ("encoded", "encoded_for", "facts", "kept")
-
-    def __init__(self, fields: Headers | None = None) -> None:
-        super().__init__(fields or ())
-        self.kept: FieldLines | None = None
-        """Those that are forwarded, once somebody asked."""
-        self.encoded = b""
-        """The last head that was made of them, and, below, what else went into it."""
-        self.encoded_for: object = None
-        self.facts: Any = None
-        """The application's: what it reads in them."""
 
 
 HOP_BY_HOP = frozenset(

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import httptools
 
-from carpool_sidecar.http1.messages import FieldLines, Headers, has_body, tokens
+from carpool_sidecar.http1.fields import FieldLines
+from carpool_sidecar.http1.messages import Headers, has_body, tokens
 
 IN_CHUNKS = -1
 """Instead of a length: the body is in the chunked coding."""

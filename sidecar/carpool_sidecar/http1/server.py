@@ -55,7 +55,8 @@ class Server:
         self._dispensable: list[tuple[float, int, Connection]] = []
         self._seen: list[tuple[float, int, Connection]] = []
         self._none_dispensable_until = -NEVER
-        self._listeners: list[asyncio.Server] = []
+        # Any: the sockets of asyncio's are a tuple, those of uvloop's a list.
+        self._listeners: list[Any] = []
         self._idle = asyncio.Event()
         self._ticker = Ticker(self.limits.tick, self._expire, self.clock)
 

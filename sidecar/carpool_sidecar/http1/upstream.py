@@ -216,7 +216,9 @@ class Upstream(asyncio.Protocol):
             stop = data.find(b"\r\n\r\n", position) + 4
             size = (stop if stop > 3 else len(data)) - position
             if size > limit:
-                raise HttpError(502, "head-too-large", f"the answer's head is over {limit} bytes; raise max_head_bytes")
+                raise HttpError(
+                    502, "head-too-large", f"the answer's head is over {limit:.0f} bytes; raise max_head_bytes"
+                )
             if stop == 3:
                 self._buffer = data[position:]
                 if self._buffer:
@@ -358,12 +360,14 @@ class Upstream(asyncio.Protocol):
     def _no_room(self) -> None:
         self._budget.short = True
         limit = self._budget.limit
-        text = f"with the upstream's answer over {limit} bytes would be buffered; raise bodies.maxBuffered or replicas"
+        text = (
+            f"with the upstream's answer over {limit:.0f} bytes would be buffered; raise bodies.maxBuffered or replicas"
+        )
         self._fail("buffers-full", text)
 
     def _too_large(self) -> None:
         limit = self._pool.limits.max_body_bytes
-        self._fail("too-large", f"the upstream's answer is over {limit} bytes; raise bodies.maxAnswer")
+        self._fail("too-large", f"the upstream's answer is over {limit:.0f} bytes; raise bodies.maxAnswer")
 
     def _fail(self, kind: FailureKind, text: str) -> None:
         call = self._call

@@ -7,9 +7,8 @@ more than a few milliseconds (:mod:`carpool_sidecar.protocols.limits`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from carpool_sidecar.protocols import json_scan
 
@@ -39,7 +38,7 @@ UNREADABLE = "malformed"
 class WrongRows(Exception):  # noqa: N818 - the field's word for it
     """The upstream's answer cannot be shared out by rows: 502, and the model is quarantined from batching."""
 
-    status = 502
+    status: ClassVar[int] = 502
 
     def __init__(self, message: str, *, reason: str = "wrong-rows") -> None:
         super().__init__(message)
@@ -53,8 +52,7 @@ class TooLarge(WrongRows):
         super().__init__(message, reason="limits")
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(NamedTuple):
     """Where an inference request goes. ``target`` is the request target as it came, query included."""
 
     protocol: Literal["v1", "v2"]
@@ -63,7 +61,6 @@ class Endpoint:
     target: bytes
 
 
-@dataclass(slots=True)
 class Parsed(Generic[State]):
     """One inference request, read as far as it can be.
 
@@ -81,19 +78,41 @@ class Parsed(Generic[State]):
     are the default).
     """
 
-    endpoint: Endpoint
-    key: bytes
-    rows: int
-    size: int
-    tokens: int
-    state: State = field(repr=False)
-    alone: str | None = None
-    why: str = ""
-    expansion: int = 0
-    form: bytes = b""
-    first_by_protocol: bool = False
-    timeout_s: float | None = None
-    priority: int | None = None
+    __slots__ = (
+        "alone", "endpoint", "expansion", "first_by_protocol", "form", "key", "priority", "rows", "size", "state",
+        "timeout_s", "tokens", "why",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        key: bytes,
+        rows: int,
+        size: int,
+        tokens: int,
+        state: State,
+        alone: str | None = None,
+        why: str = "",
+        *,
+        expansion: int = 0,
+        form: bytes = b"",
+        first_by_protocol: bool = False,
+        timeout_s: float | None = None,
+        priority: int | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.key = key
+        self.rows = rows
+        self.size = size
+        self.tokens = tokens
+        self.state = state
+        self.alone = alone
+        self.why = why
+        self.expansion = expansion
+        self.form = form
+        self.first_by_protocol = first_by_protocol
+        self.timeout_s = timeout_s
+        self.priority = priority
 
     @property
     def mergeable(self) -> bool:

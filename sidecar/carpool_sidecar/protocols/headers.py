@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -112,7 +111,6 @@ _GRPC_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n"
 _MILLISECONDS = re.compile(rb"\d{1,12}(?:\.\d{1,9})?")
 
 
-@dataclass(frozen=True, slots=True)
 class Facts:
     """What a request's headers say.
 
@@ -123,15 +121,31 @@ class Facts:
     they were read. The others as sent, or empty.
     """
 
-    key: bytes
-    shared: list[tuple[bytes, bytes]]
-    deadline_s: float | None
-    content_type: bytes
-    content_encoding: bytes
-    header_length: bytes
-    debug: bool
-    clash: str
-    reader: Reader
+    __slots__ = (
+        "clash", "content_encoding", "content_type", "deadline_s", "debug", "header_length", "key", "reader", "shared",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        key: bytes,
+        shared: list[tuple[bytes, bytes]],
+        deadline_s: float | None,
+        content_type: bytes,
+        content_encoding: bytes,
+        header_length: bytes,
+        debug: bool,
+        clash: str,
+        reader: Reader,
+    ) -> None:
+        self.key = key
+        self.shared = shared
+        self.deadline_s = deadline_s
+        self.content_type = content_type
+        self.content_encoding = content_encoding
+        self.header_length = header_length
+        self.debug = debug
+        self.clash = clash
+        self.reader = reader
 
 
 class Reader:

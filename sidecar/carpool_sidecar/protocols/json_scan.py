@@ -11,7 +11,7 @@ import re
 from array import array
 from functools import lru_cache
 from itertools import accumulate, takewhile
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import msgspec
 
@@ -34,6 +34,7 @@ _NOT_COUNTED = bytes(set(range(256)) - set(b'"\\,[{'))
 _STEPS = bytes.maketrans(b"[]", b"\x01\xff")
 """As signed bytes: one level up, one level down."""
 
+_NO_MEMBER = ("", msgspec.Raw(b""))
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _array = msgspec.json.Decoder(list[msgspec.Raw])
 _any = msgspec.json.Decoder(msgspec.Raw)
@@ -47,19 +48,19 @@ class Malformed(ValueError):  # noqa: N818 - reads as the sentence it starts
     ``reason`` is the code under which a request with it is forwarded alone.
     """
 
-    reason = "malformed"
+    reason: ClassVar[str] = "malformed"
 
 
 class Surrogates(Malformed):
     r"""Valid but for a surrogate escape (``\ud800``) without its other half, which many servers refuse."""
 
-    reason = "surrogates"
+    reason: ClassVar[str] = "surrogates"
 
 
 class Beyond(Malformed):
     """Larger than a limit allows; nothing says that it is wrong."""
 
-    reason = "limits"
+    reason: ClassVar[str] = "limits"
 
     def __init__(self, where: str, name: str, limits: Limits, got: int | None = None) -> None:
         limit = getattr(limits, name)
@@ -162,6 +163,13 @@ Span: TypeAlias = tuple[int, int]
 """Where a value stands in a text: its first byte, and the one behind its last."""
 
 
+def cut(text: bytes, span: Span) -> bytes:
+    """Return the value that stands there."""
+    # not `text[slice(*span)]`: mypyc takes that slice for an index
+    start, stop = span
+    return text[start:stop]
+
+
 def members(text: bytes, where: str, limits: Limits, span: Span | None = None) -> dict[str, Span]:
     """Take an object apart: where its members' values stand in ``text``, in order; each name may come once."""
     fields = _decoded(_object, text, where, span)
@@ -248,10 +256,10 @@ def _at_most(most: int, text: bytes, where: str, span: Span, *, of_objects: bool
     decoder = _bounded(most, of_objects=of_objects)
     try:
         found = decoder.decode(memoryview(text)[span[0] : span[1]])
-    except msgspec.ValidationError as error:
-        if "at most length" in str(error):
+    except msgspec.ValidationError as unfit:
+        if "at most length" in str(unfit):
             return None
-        raise _explained(text, where, error, span) from None
+        raise _explained(text, where, unfit, span) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _explained(text, where, error, span) from None
     return list(takewhile(lambda element: element is not msgspec.UNSET, msgspec.structs.astuple(found)))
@@ -278,7 +286,7 @@ def _spans(text: bytes, at: int, fields: dict[str, msgspec.Raw], where: str) -> 
     spans: dict[str, Span] = {}
     at = text.index(b"{", at) + 1
     while key := _KEY.match(text, at):
-        name, raw = next(expected, ("", b""))
+        name, raw = next(expected, _NO_MEMBER)
         value, start = bytes(raw), key.end()
         after = _NEXT.match(text, start + len(value)) if text.startswith(value, start) else None
         if after is None or (key[1] != name.encode() and string(b'"%b"' % key[1], "") != name):

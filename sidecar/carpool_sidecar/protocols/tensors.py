@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -67,7 +66,6 @@ _MAX_DIMS = 64
 """numpy's bound on dimensions."""
 
 
-@dataclass(slots=True)
 class Tensor:
     """One input or output: ``data`` is the inside of the JSON array, or the binary buffer.
 
@@ -76,15 +74,18 @@ class Tensor:
     (bytes): those of binary BYTES, and of flat JSON once somebody asked. ``rows``: those of other JSON, likewise.
     """
 
-    name: str
-    shape: list[int]
-    form: str
-    data: Buffer
-    head: bytes
-    parameters: bytes
-    alone: str | None = None
-    cuts: list[int] | None = None
-    rows: list[Buffer] = field(default_factory=list)
+    __slots__ = ("alone", "cuts", "data", "form", "head", "name", "parameters", "rows", "shape")
+
+    def __init__(self, name: str, shape: list[int], form: str, data: Buffer, head: bytes, parameters: bytes) -> None:
+        self.name = name
+        self.shape = shape
+        self.form = form
+        self.data = data
+        self.head = head
+        self.parameters = parameters
+        self.alone: str | None = None
+        self.cuts: list[int] | None = None
+        self.rows: list[Buffer] = []
 
     @property
     def key(self) -> bytes:
@@ -210,7 +211,7 @@ class _Reader:
         data = fields.pop("data", None)
         head = b'{"name":%b,"datatype":%b' % (msgspec.json.encode(name), msgspec.json.encode(datatype))
         if fields:
-            head += b"," + join_members({name: text[slice(*span)] for name, span in fields.items()})
+            head += b"," + join_members({name: text[start:stop] for name, (start, stop) in fields.items()})
         tensor = Tensor(name, shape, "binary", b"", head, join_members(parameters))
         if not shape:
             tensor.alone = "scalar"
@@ -310,7 +311,7 @@ def _cuts(where: str, tensor: Tensor, size: int) -> list[int] | None:
 
 def _json(where: str, tensor: Tensor, text: bytes, span: Span, datatype: str, size: int) -> None:
     """Whether JSON data holds as many elements as the shape says, flat or nested, and what kinds they are."""
-    data = text[slice(*span)]
+    data = json_scan.cut(text, span)
     if data[:1] != b"[":
         raise Malformed(f"{where}.data: expected an array, got {json_scan.kind(data)}")
     bare = json_scan.outside(data) if b'"' in data else data

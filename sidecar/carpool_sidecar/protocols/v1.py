@@ -20,7 +20,6 @@ alone, as it came: the server decides.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -74,15 +73,17 @@ _PER_ROW = 72
 """Bytes that the place of one row takes."""
 
 
-@dataclass(slots=True)
 class Rows:
     """The rows of a request: ``inner`` is where they stand in ``text``, without the brackets."""
 
-    name: bytes
-    text: bytes
-    inner: Span
-    rows: list[msgspec.Raw]
-    rest: bytes
+    __slots__ = ("inner", "name", "rest", "rows", "text")
+
+    def __init__(self, name: bytes, text: bytes, inner: Span, rows: list[msgspec.Raw], rest: bytes) -> None:
+        self.name = name
+        self.text = text
+        self.inner = inner
+        self.rows = rows
+        self.rest = rest
 
     def slice(self, start: int, stop: int) -> Buffer:
         """Rows ``start`` to ``stop``, comma-separated; large ones are not copied."""
@@ -92,13 +93,15 @@ class Rows:
         return self.text[first:last] if last - first <= JOINED else memoryview(self.text)[first:last]
 
 
-@dataclass(slots=True)
 class Answer:
     """The rows of an answer between what stands before and after them."""
 
-    head: bytes
-    rows: list[msgspec.Raw]
-    tail: bytes
+    __slots__ = ("head", "rows", "tail")
+
+    def __init__(self, head: bytes, rows: list[msgspec.Raw], tail: bytes) -> None:
+        self.head = head
+        self.rows = rows
+        self.tail = tail
 
 
 def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAULT) -> Parsed[Rows] | Parsed[None]:
@@ -197,8 +200,8 @@ def split(rides: Sequence[Ride], headers: Headers, body: Buffer, limits: Limits 
                 check_shareable(fields)
             head = b'{"%b":[' % name.encode()
             tail = b"]" + b"".join(_member(*field) for field in fields.items()) + b"}"
-    except json_scan.Beyond as error:
-        raise TooLarge(str(error)) from None
+    except json_scan.Beyond as beyond:
+        raise TooLarge(str(beyond)) from None
     except json_scan.Malformed as error:
         raise WrongRows(str(error), reason=UNREADABLE) from None
     if rows is None or len(rows) != total:

@@ -17,7 +17,6 @@ Sources: the protocol's ``inference_rest.md``; Triton's extensions ``binary_data
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid5
@@ -61,26 +60,30 @@ _PER_TENSOR, _PER_CUT = 800, 40
 """Bytes that one tensor, and the place of one row in it, take."""
 
 
-@dataclass(slots=True)
 class Request:
     """Inputs of a request; ``rest``: the members after them as sent with a batch; ``id``: a JSON string or empty."""
 
-    inputs: list[Tensor]
-    rest: bytes
-    id: bytes
+    __slots__ = ("id", "inputs", "rest")
+
+    def __init__(self, inputs: list[Tensor], rest: bytes, own: bytes) -> None:
+        self.inputs = inputs
+        self.rest = rest
+        self.id = own
 
 
-@dataclass(slots=True)
 class Answer:
     """The outputs of an answer; ``fields``: the members before them; ``id``: the server's own, or empty.
 
     ``several``: whether more than one request shares it.
     """
 
-    outputs: list[Tensor]
-    fields: bytes
-    id: bytes
-    several: bool
+    __slots__ = ("fields", "id", "outputs", "several")
+
+    def __init__(self, outputs: list[Tensor], fields: bytes, own: bytes, several: bool) -> None:
+        self.outputs = outputs
+        self.fields = fields
+        self.id = own
+        self.several = several
 
 
 def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAULT) -> Parsed[Request] | Parsed[None]:
@@ -103,7 +106,7 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
             json_scan.members(text, "parameters", limits, fields.pop("parameters")) if "parameters" in fields else {}
         )
         # 2. What is the caller's own
-        own = json_scan.string_text(text[slice(*fields.pop("id"))], "id") if "id" in fields else b""
+        own = json_scan.string_text(json_scan.cut(text, fields.pop("id")), "id") if "id" in fields else b""
         timeout = _whole("parameters.timeout", text, parameters.pop("timeout", None))
         priority = _whole("parameters.priority", text, parameters.pop("priority", None))
         parameters.pop("binary_data_size", None)
@@ -162,8 +165,8 @@ def split(rides: Sequence[Ride], headers: Headers, body: Buffer, limits: Limits 
             raise WrongRows("answer has no `outputs`", reason=UNREADABLE)
         outputs = tensors.parse("outputs", text, spans.pop("outputs"), tail, limits, any_datatype=True)
         fields = {name: text[start:stop] for name, (start, stop) in spans.items()}
-    except json_scan.Beyond as error:
-        raise TooLarge(str(error)) from None
+    except json_scan.Beyond as beyond:
+        raise TooLarge(str(beyond)) from None
     except json_scan.Malformed as error:
         raise WrongRows(f"answer: {error}", reason=UNREADABLE) from None
     for tensor in outputs:
@@ -263,7 +266,7 @@ def _needed(name: str, fields: dict[str, Span]) -> Span:
 def _whole(where: str, text: bytes, span: Span | None) -> int:
     if span is None:
         return 0
-    value = text[slice(*span)]
+    value = json_scan.cut(text, span)
     try:
         number = msgspec.json.decode(value, type=int)
     except msgspec.DecodeError:

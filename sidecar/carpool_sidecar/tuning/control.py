@@ -253,7 +253,7 @@ class Control:
         except Exception:  # noqa: BLE001 - whatever it is, requests are served best by a tuner
             self.errors += 1
             if self.errors.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: a lasting one comes twice a second
-                self._log.exception("a fault in tuning; it goes on", extra={"count": self.errors})
+                self._log.exception("an error in tuning; it continues", extra={"count": self.errors})
 
     def _decided(self, model: str, decision: Decision) -> None:
         if not any(lane.name == model for lane in self._batcher.lanes()):
@@ -277,9 +277,9 @@ class Control:
         if decision.alarm:
             self.alarms[model] = decision.alarm
         if decision.alarm and before is None:
-            self._log.warning("the forecast is off", extra={"model": model, "detail": decision.alarm})
+            self._log.warning("the forecast differs from the answers", extra={"model": model, "detail": decision.alarm})
         elif before is not None and not decision.alarm:
-            self._log.info("the forecast is right again", extra={"model": model})
+            self._log.info("the forecast matches the answers again", extra={"model": model})
 
     def _remember(self, model: str, decision: Decision) -> None:
         key = ("Change" if decision.change else "Keep", decision.reason.value)

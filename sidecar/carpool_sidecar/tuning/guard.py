@@ -138,7 +138,7 @@ class Guard:
                 at=time(),
             )
             self._log.warning(
-                "parameters taken back",
+                "parameters undone",
                 extra={
                     "model": lane.name,
                     "generation": verdict.generation,

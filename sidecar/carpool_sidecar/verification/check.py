@@ -242,11 +242,11 @@ class Check:
     def evidence(self) -> str:
         """A sentence on what was seen so far."""
         if self.verified:
-            return f"{TRIALS} batches gave every row the answer it got alone"
+            return f"{TRIALS} batches gave every row the same answer as a single request"
         if self.trouble:
             return f"not verified yet: {self.trouble}"
         if self.pace.answers < LONE:
-            return f"not verified yet: {self.pace.answers} of {LONE} requests were answered alone"
+            return f"not verified yet: {self.pace.answers} of {LONE} single requests were answered"
         if self.only is not None:
             return "only identical requests are merged: others whose answers differ were not seen yet"
         if len(self.samples.group()) < 2:

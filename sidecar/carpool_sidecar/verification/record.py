@@ -84,4 +84,4 @@ class Record:
         checks = sorted(
             self.checks.values(), key=lambda check: (not check.verified, -check.agreed, -check.pace.answers)
         )
-        return checks[0].evidence if checks else "not verified yet: no request was answered alone"
+        return checks[0].evidence if checks else "not verified yet: no single request was answered"

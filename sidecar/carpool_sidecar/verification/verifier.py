@@ -149,7 +149,7 @@ class Verifier:
             check.trouble = str(error)
         except WrongRows as error:
             if error.reason == UNREADABLE:
-                check.trouble = f"answers can't be shared out: {error}"
+                check.trouble = f"answers can't be split by rows: {error}"
             else:
                 self._disagrees(entry, check, f"of a request sent alone, {error}")
         except Exception:  # noqa: BLE001 - a comparison that fails must not cost anybody an answer
@@ -160,7 +160,7 @@ class Verifier:
                 self._disagrees(
                     entry,
                     check,
-                    "two equal requests, both sent alone, had different answers: "
+                    "two equal requests, neither in a batch, had different answers: "
                     f"output {difference.output!r}, row {difference.row}: {again}",
                 )
             self._go_on(entry, check, now)
@@ -283,7 +283,7 @@ class Verifier:
         asserted = _asserted(entry)
         if not entry.record.disagreed:
             entry.record.disagreed = why
-            effect = "merged all the same, as the policy says axis First" if asserted else "requests are sent alone"
+            effect = "merged anyway, because the policy says axis First" if asserted else "requests are sent alone"
             self._log.warning(
                 "a row's answer depends on its batch: " + effect,
                 extra={"model": entry.model, "version": entry.version, "detail": why},
@@ -300,7 +300,7 @@ class Verifier:
     def _fault(self) -> None:
         self._faults += 1
         if self._faults.bit_count() == 1:  # the 1st, 2nd, 4th, 8th
-            self._log.exception("a fault in verifying batches; requests are served", extra={"count": self._faults})
+            self._log.exception("an error in verifying batches; requests are served", extra={"count": self._faults})
 
 
 def _is_off(policy: BatchingPolicy) -> bool:

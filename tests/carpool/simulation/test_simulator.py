@@ -424,6 +424,7 @@ class OneByOne(Batcher):
         return super().configure(replace(parameters, max_batch=1), now, model=model)
 
 
+@pytest.mark.pure
 def test_another_rule_may_stand_in_for_the_batcher():
     made = []
 
@@ -521,6 +522,7 @@ devices = st.builds(
 )
 
 
+@pytest.mark.pure  # Hypothesis makes arrivals by their annotations, of which mypyc keeps less
 @settings(max_examples=150, deadline=None)
 @given(
     crowd=crowds,

@@ -84,7 +84,7 @@ def test_too_many_bad_rows_stop_it_and_what_is_done_is_kept(nasty, carpool, tmp_
         assert "--max-bad 1" in result.output
         result = carpool(*job)
     assert result.exit_code == 3
-    assert "going on behind row 3" in result.output
+    assert "continuing after row 3" in result.output
     assert lines(output) == ["[1]", "null", "null", "[4]"]
 
 
@@ -100,7 +100,7 @@ def test_a_server_that_loses_rows_in_batches_is_asked_for_single_ones(nasty, car
 def test_nobody_there_keeps_what_is_done(carpool, rows, tmp_path):
     result = carpool("batch", rows, tmp_path / "out.jsonl", "--upstream", "127.0.0.1:1", "--retries", 0)
     assert result.exit_code == 1
-    assert "the same command goes on" in result.output
+    assert "the same command resumes" in result.output
 
 
 def test_the_profile_gives_the_size(echo, tiny, carpool, rows, tmp_path):

@@ -30,6 +30,12 @@ CHANGED = Decided(
     predicted=PREDICTED,
     rate=300.0,
 )
+BUSY = replace(
+    CHANGED,
+    predicted=replace(PREDICTED, utilization=0.6),
+    target_utilization=0.6,
+    alternative="Efficiency would free 25% of the device for 6.6ms more p50",
+)
 KEPT = Decided(Parameters(max_batch=8), change=False, reason=Reason.CONVERGED, message="nothing is better")
 
 
@@ -38,17 +44,23 @@ def test_a_decision_reads_when_what_why_and_what_keeps_it():
     assert lines[0].split("  ", 1)[1] == "m  changed, SavesDeviceTime: device time falls 20%"
     assert (
         lines[1].strip()
-        == "at 300/s: p99 30ms, - at 1.25x, 0.10% late or refused; 1.2ms of device a request, 4 rows a batch"
+        == "at 300/s: p99 30ms, - at 1.25x, 0.10% late or refused; 1.2ms device time per request, 4 rows per batch"
     )
-    assert lines[2].strip().endswith("kept from it by: twice the largest size measured")
+    assert lines[2].strip().endswith("limited by: twice the largest size measured")
     assert "batch 64, wait 10ms" in lines[2]
     assert len(lines) == 3
+
+
+def test_utilization_target_and_what_another_objective_would_do_are_shown():
+    lines = text_of(Explained("m", 0.0, BUSY), SLO).splitlines()
+    expected = "device 60% busy (target 60%); Efficiency would free 25% of the device for 6.6ms more p50"
+    assert lines[2].strip() == expected
 
 
 @pytest.mark.parametrize(
     ("predicted", "says"),
     [
-        (PREDICTED, "it was missed or the queue too long moments ago, or the policy's shedAt is SLO"),
+        (PREDICTED, "it was just missed, the queue was just too long, or the policy's shedAt is SLO"),
         (replace(PREDICTED, p99=0.051), "the forecast misses it"),
         (replace(PREDICTED, miss_fraction=0.4), "the forecast misses it"),
         (replace(PREDICTED, p99=None), "the forecast misses it"),
@@ -83,7 +95,7 @@ def test_what_was_predicted_stands_beside_what_is_so():
     assert [line.split() for line in said[3:]] == [
         ["goodput", "297/s", "(299/s)"],
         ["misses", "1.00%", "(0.10%)"],
-        ["rows", "a", "batch", "4", "(4)"],
+        ["rows", "per", "batch", "4", "(4)"],
     ]
     assert said[1].endswith("(10ms)")
     assert "nothing" in next(iter(list(compared(Explanation(True, []), observed, 0.0))[1:]))

@@ -171,11 +171,11 @@ def test_nothing_with_pods_is_said(inject):
         (MANIFESTS, ("--public-key", "key.txt"), "neither 64 hex digits nor a file with them"),
         (MANIFESTS.replace(", namespace: models", ""), ("--public-key", KEY), "add -n NAMESPACE"),
         ("kind: X\n---\nb: [\n", ("--slo-p99", "50ms"), "line "),
-        ("kind: Deployment\n", ("--slo-p99", "50ms"), "a Deployment is not as Kubernetes has it"),
+        ("kind: Deployment\n", ("--slo-p99", "50ms"), "a Deployment is not a valid Kubernetes object"),
         (
             "kind: Pod\nmetadata: {}\nspec: {containers: []}\n",
             ("--slo-p99", "50ms"),
-            "a Pod is not as Kubernetes has it",
+            "a Pod is not a valid Kubernetes object",
         ),
     ],
 )
@@ -195,14 +195,14 @@ def test_a_file_that_is_not_there(carpool):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("just words\n", "what begins in line 1 is not a manifest"),
-        ("kind: ConfigMap\n---\nwords\n", "what begins in line 3 is not a manifest"),
+        ("just words\n", "the document in line 1 is not a manifest"),
+        ("kind: ConfigMap\n---\nwords\n", "the document in line 3 is not a manifest"),
         ("[project]\nname = 'x'\n", "line 2 is not YAML"),
         ("kind: X\n---\n# Title\n\n*Words*\n", "line 5 is not YAML"),
-        ("\x7fELF\x00", "line 1 is not YAML, it has characters that no text has"),
-        ("kind: ConfigMap\n---\nname: x\n", "what begins in line 3 is not a manifest"),
-        ("- a\n- b\n", "what begins in line 1 is not a manifest"),
-        ('{"name": "x"}', "what begins in line 1 is not a manifest"),
+        ("\x7fELF\x00", "line 1 is not YAML, it has characters that are not text"),
+        ("kind: ConfigMap\n---\nname: x\n", "the document in line 3 is not a manifest"),
+        ("- a\n- b\n", "the document in line 1 is not a manifest"),
+        ('{"name": "x"}', "the document in line 1 is not a manifest"),
     ],
 )
 def test_a_file_that_is_no_manifest_is_named_with_the_line(carpool, tmp_path, text, says):

@@ -48,7 +48,7 @@ def test_a_server_is_measured_in_every_protocol(echo, carpool, protocol, tmp_pat
 
 def test_concurrency_is_told(echo, carpool):
     result = carpool("profile", "--upstream", echo, "--rounds", 3, "--max-batch", 1, "--concurrency", 2)
-    assert "executors:" in result.output
+    assert "server concurrency:" in result.output
 
 
 def test_rows_that_depend_on_their_company_are_found_out(mixing, carpool):

@@ -113,7 +113,7 @@ def test_a_sidecars_file_gives_policy_and_parameters(simulated, tmp_path):
 def test_people_get_a_table_the_misses_and_the_steps(carpool, profile):
     shown = carpool("simulate", "--profile", profile(), *LOAD, "--tune").output
     assert "Poisson at 800/s" in shown
-    assert "device a request" in shown
+    assert "device time per request" in shown
     assert "tuned: batch" in shown
     assert "LowersUtilization: batch 32, wait 0s, 1 in flight to " in shown
     assert "misses, fixed: late" in carpool("simulate", "--profile", profile(), *LOAD, "--max-batch", 1).output

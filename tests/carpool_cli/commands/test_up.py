@@ -94,7 +94,7 @@ def test_on_a_terminal_there_is_a_view_and_at_the_end_the_last_of_it(echo):
         assert process.wait(60) == 0
     os.close(ours)
     assert "goodput" in left
-    assert left.rstrip().endswith("drained: everybody was answered")
+    assert left.rstrip().endswith("drained: all requests were answered")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent is gone")

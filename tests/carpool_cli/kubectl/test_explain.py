@@ -8,13 +8,13 @@ def test_why_and_on_what_evidence(kubectl):
     shown = kubectl.run("explain", "resnet").output.splitlines()
     assert shown[0].startswith("Applied, SavesDeviceTime: device time falls 20% (Deployment/resnet, every model, 4")
     rows = {line.strip().split("   ")[0]: line.split()[-2:] for line in shown if line.startswith("  ") and line.strip()}
-    assert rows["requests/s a replica"] == ["301", "300"]
+    assert rows["requests/s per replica"] == ["301", "300"]
     assert rows["p99"] == ["31ms", "30ms"]
     assert rows["misses"] == ["0.12%", "0.10%"]
-    assert rows["rows a batch"] == ["-", "4.2"]
-    assert rows["device time a request"] == ["-", "1.2ms"]
+    assert rows["rows per batch"] == ["-", "4.2"]
+    assert rows["device time per request"] == ["-", "1.2ms"]
     assert "p50" not in rows
-    assert "would be: batch 64, wait 20ms, 2 in flight; kept from it by: twice the largest size measured" in shown
+    assert "would be: batch 64, wait 20ms, 2 in flight; limited by: twice the largest size measured" in shown
     assert "next: batch 16, wait 2ms, 2 in flight" in shown
 
 
@@ -28,7 +28,7 @@ def test_before_the_first_decision(kubectl):
 
 def test_without_a_status_it_says_where_to_look(kubectl):
     kubectl.holds(kubectl.policy(conditions=None))
-    assert "see whether it runs" in kubectl.run("explain", "resnet").output
+    assert "check that it runs" in kubectl.run("explain", "resnet").output
 
 
 def test_as_data(kubectl):

@@ -21,7 +21,7 @@ def test_a_list_has_a_line_a_policy_and_what_is_wrong_below(kubectl):
         "resnet p50 10ms, p99 50ms Apply batch 8, wait 2ms, 2 in flight 3/3/3 True True 5d"
     )
     assert " ".join(shown[2].split()) == "bert p50 10ms, p99 50ms Paused - 3/3/3 - False 5d"
-    assert shown[3:] == ["", "bert: Programmed is not so: NotInjected: no pod has a sidecar: kubectl annotate …"]
+    assert shown[3:] == ["", "bert: Programmed is not true: NotInjected: no pod has a sidecar: kubectl annotate …"]
 
 
 def test_all_namespaces_and_more_columns(kubectl):
@@ -31,7 +31,7 @@ def test_all_namespaces_and_more_columns(kubectl):
     assert shown[0].endswith("RECOMMENDED")
     assert shown[1].split()[:2] == ["shop", "resnet"]
     assert "Deployment/resnet" in shown[1]
-    assert shown[3].startswith("shop/resnet: the operator has not said anything yet")
+    assert shown[3].startswith("shop/resnet: the operator has not reported yet")
     assert kubectl.asked == [
         ["get", "batchingpolicies.carpool.dev", "--all-namespaces", "--output=json", "--request-timeout=20s"]
     ]
@@ -69,7 +69,7 @@ def test_what_follows_from_another_is_not_told_beside_it(kubectl):
     ]
     kubectl.holds(kubectl.policy(conditions=said))
     told = [line for line in lines(kubectl.run("status", "resnet")) if "!" in line]
-    assert told == ["  ! Accepted is not so: Conflicted: it belongs to another"]
+    assert told == ["  ! Accepted is not true: Conflicted: it belongs to another"]
 
 
 def test_a_promise_that_is_not_kept_is_told_in_any_case_and_an_idle_one_is_nothing_wrong(kubectl):
@@ -78,17 +78,17 @@ def test_a_promise_that_is_not_kept_is_told_in_any_case_and_an_idle_one_is_nothi
     kubectl.holds(kubectl.policy(conditions=[pending, missed]))
     told = kubectl.run("status", "resnet").output
     assert "! Programmed is unknown: Pending: on its way" in told
-    assert "! SLOMet is not so: Missed: p99 within 50ms is not kept" in told
+    assert "! SLOMet is not true: Missed: p99 within 50ms is not kept" in told
     kubectl.holds(kubectl.policy(conditions=[kubectl.condition("SLOMet", "Unknown", "TooFewRequests", "too few")]))
     assert "nothing is wrong" in kubectl.run("status", "resnet").output
 
 
 def test_what_is_to_be_put_right_though_all_is_so_is_told_once(kubectl):
-    past = ("ServiceBypassed", "Service web port 80 leads past the sidecar. Put it right: kubectl patch …")
+    past = ("ServiceBypassed", "Service web port 80 bypasses the sidecar. Correct it: kubectl patch …")
     said = [kubectl.condition("Programmed", "True", *past), kubectl.condition("Ready", "True", *past)]
     kubectl.holds(kubectl.policy(conditions=said))
     told = kubectl.run("status", "resnet").output
-    assert [line.strip() for line in told.splitlines() if "past" in line] == [f"! {past[0]}: {past[1]}"]
+    assert [line.strip() for line in told.splitlines() if "bypasses" in line] == [f"! {past[0]}: {past[1]}"]
     assert "nothing is wrong" not in told
     assert kubectl.run("status", "--check").exit_code == 0
 
@@ -97,7 +97,7 @@ def test_a_spec_that_was_not_seen_yet_is_said(kubectl):
     held = kubectl.policy()
     held["metadata"]["generation"] = 4
     kubectl.holds(held)
-    assert "the last edit of the spec has not been seen" in kubectl.run("status").output
+    assert "the operator has not seen the last edit of the spec" in kubectl.run("status").output
     assert kubectl.run("status", "--check").exit_code == 3
 
 

@@ -88,7 +88,7 @@ def test_a_page_of_an_admin_port_is_not_the_port():
         ),
         (403, {"error": "served on loopback addresses only"}, "refuses: served on loopback addresses only"),
         (403, ["no words"], "refuses: "),
-        (200, {"stats": 1}, "does not answer as this version would: stats"),
+        (200, {"stats": 1}, "does not answer like this version: stats"),
     ],
 )
 def test_what_an_admin_port_refuses_names_the_fix(status, document, says):
@@ -97,10 +97,13 @@ def test_what_an_admin_port_refuses_names_the_fix(status, document, says):
 
 
 def test_a_policy_that_is_none_is_no_sidecars():
-    with answering(200, {"config": {}}) as url, pytest.raises(AdminError, match="not answer as a sidecar's admin port"):
+    with (
+        answering(200, {"config": {}}) as url,
+        pytest.raises(AdminError, match="not answer like a sidecar's admin port"),
+    ):
         client(url).policy()
     newer = {"config": {"policy": {"slo": {"latency": {"p99": "50ms"}}, "colour": "red"}}}
-    with answering(200, newer) as url, pytest.raises(AdminError, match=r"as this version would: .*colour"):
+    with answering(200, newer) as url, pytest.raises(AdminError, match=r"like this version: .*colour"):
         client(url).policy()
 
 

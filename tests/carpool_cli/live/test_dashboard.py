@@ -85,7 +85,7 @@ def test_a_frame_tells_rates_latencies_and_parameters():
     assert line(lines, "device") == "device   2.5ms a request, 25% busy"
     assert line(lines, "queue") == "queue    7 rows waiting, 1 of 2 batches in flight"
     assert line(lines, "m ") == "m        batch 16, wait 5ms, 2 in flight"
-    assert "t(b) 1: 5.5ms, 4: 7ms, 16: 13ms; 2 executors" in "\n".join(lines)
+    assert "batch latency 1: 5.5ms, 4: 7ms, 16: 13ms; server concurrency 2" in "\n".join(lines)
     assert not any(each.startswith("model ") for each in lines)
 
 
@@ -124,7 +124,7 @@ def test_what_is_out_of_the_ordinary_is_told():
     for part in (
         "the model does not accept connections",
         "pass-through (fixed)  quarantined",
-        "t(b) not known yet",
+        "batch latency not known yet",
         "alone    no batch axis 10\n",
         "m  batches refuted: row 0: 1 alone, 2 in a batch",
         "paused 3 times, 250ms in all",

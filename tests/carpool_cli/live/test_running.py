@@ -156,8 +156,8 @@ def test_requests_that_name_no_model_are_a_model():
     [
         ({}, {"arrivals": 0}, "no request has come to http://127.0.0.1:9090 yet: send some"),
         ({"arrivals": []}, {}, "does not say when they came: it is an older sidecar's, update it"),
-        ({"arrivals": [(1.0, 1)]}, {"arrivals": 1}, "a single request to m is no load: send some"),
-        ({}, {"cells": []}, r"t\(b\) of m is unknown: no batch of it was measured yet"),
+        ({"arrivals": [(1.0, 1)]}, {"arrivals": 1}, "a single request to m is no load: send more"),
+        ({}, {"cells": []}, r"batch latency of m is unknown: no batch was measured yet"),
     ],
 )
 def test_what_is_missing_names_the_fix(lanes, counted, says):
@@ -179,11 +179,11 @@ def test_what_a_forecast_leaves_out_is_said():
     # 0.6 s of the device's, where the model asked for took 50 * 24 * 11.25 ms = 13.5 s.
     assert said[2].startswith("other models took 4% of the batches' seconds there")
     assert said[3].startswith("the model was replaced")
-    assert said[4].startswith("its tuner says nothing of t(b)")
+    assert said[4].startswith("its tuner reports no batch latency")
     few = running.read(client(models={"m": stats(cells=[(0, 1, 1, 0, 5, 0.0275, 0.00015125)])}), None).notes
-    assert few[-1] == "t(b) stands on 5 batches only"
+    assert few[-1] == "batch latency is from 5 batches only"
 
 
 def test_who_stepped_aside_says_so():
     aside = lane(parameters=Parameters(max_batch=8, pass_through=True, max_in_flight=4))
-    assert running.read(client(lanes={"m": aside}, at=160.0), None).notes[-1].endswith("it has stepped aside since")
+    assert running.read(client(lanes={"m": aside}, at=160.0), None).notes[-1].endswith("it passes through since")

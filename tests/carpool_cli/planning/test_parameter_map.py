@@ -113,7 +113,7 @@ def test_a_terminal_shows_what_is_what():
     assert lines[2] == "1 (5) 5"
     assert "[16]" in lines[3]
     assert lines[4].startswith("4? <5>")
-    assert lines[5] == "device time a request, ms; 1 in flight"
+    assert lines[5] == "device time per request, ms; 1 in flight"
     overload = io.StringIO()
     Console(file=overload, width=80).print(*parameter_map.drawn(drawn(target=0.004), {}), sep="\n")
     assert "5 !" in overload.getvalue()

@@ -43,7 +43,7 @@ def test_a_plane_shows_figures_configurations_and_what_is_infeasible(drawn):
     assert "m_x$y at 10 requests/s" in text
     assert text.count(">12.3<") == text.count(">4.56<") == 4
     for words in ("now: batch 1, wait 0s, 1 in flight", "recommended: batch 2, wait 10ms", "infeasible: ",
-                  "t(b) extrapolated (measured 1 to 1 rows)", "max_wait, ms", "max_batch, rows"):  # fmt: skip
+                  "batch latency extrapolated (measured 1 to 1 rows)", "max_wait, ms", "max_batch, rows"):  # fmt: skip
         assert words in text
     assert len(re.findall("<pattern", text)) >= 1
 

@@ -55,9 +55,9 @@ def test_executors_that_are_known_are_not_hoped_to_be_more():
 def test_where_batching_loses_rows_go_alone():
     busy, idle = recommend(situation(SUPERLINEAR, 100)), recommend(situation(SUPERLINEAR, 40))
     assert busy.parameters.max_batch == 1
-    assert "never cheaper" in busy.reasons[0]
+    assert "saves no device time" in busy.reasons[0]
     assert idle.parameters.pass_through
-    assert "pass one by one" in idle.reasons[0]
+    assert "pass through" in idle.reasons[0]
 
 
 def test_the_search_is_not_caught_among_large_batches_that_hold_nothing():
@@ -67,7 +67,7 @@ def test_the_search_is_not_caught_among_large_batches_that_hold_nothing():
 def test_a_device_too_slow_for_a_single_request_says_so():
     found = recommend(situation(REFERENCE, 10, slo=0.004))
     assert not found.holds
-    assert "a request takes 5.5ms there all alone" in found.bounded_by
+    assert "a request takes 5.5ms there without any other" in found.bounded_by
 
 
 def test_overload_says_so():
@@ -101,7 +101,7 @@ def test_what_bounds_it(profile, rate, slo, largest, says):
 
 def test_memory_bounds_it():
     found = recommend(situation(REFERENCE, 600, largest=8), largest_safe=8)
-    assert found.bounded_by == "bounded by memory: 8 rows is all it holds"
+    assert found.bounded_by == "bounded by memory: 8 rows is all that fits"
 
 
 def test_beyond_what_was_measured_it_warns():
@@ -109,14 +109,16 @@ def test_beyond_what_was_measured_it_warns():
     policy = for_p99(0.05)
     found = recommend(Situation(process=Poisson(800), service=short, target=0.05, budget=0.005, limits=policy.limits()))
     assert any("profile larger sizes" in doubt for doubt in found.doubts)
-    assert any(reason.endswith("less than alone (extrapolated: measured up to 8 rows)") for reason in found.reasons)
+    assert any(
+        reason.endswith("less than without batching (extrapolated: measured up to 8 rows)") for reason in found.reasons
+    )
     # 16 rows in 13 ms are 1,230/s; 64 would serve all.
     alone = replace(short, largest_in_flight=2)
     found = recommend(
         Situation(process=Poisson(1400), service=alone, target=0.05, budget=0.005, limits=policy.limits())
     )
     assert not found.holds
-    assert "no configuration of up to 16 rows, which is as far as t(b) speaks, meets the SLO" in found.reasons[1]
-    assert found.bounded_by.startswith("bounded by what was measured: t(b) speaks for 16 rows at most")
+    assert "no configuration of up to 16 rows, the largest reliable size, meets the SLO" in found.reasons[1]
+    assert found.bounded_by.startswith("bounded by what was measured: sizes up to 16 rows are reliable")
     assert found.highest_load > 1400
     assert any("of what such batches can serve" in doubt for doubt in recommend(situation(REFERENCE, 1650)).doubts)

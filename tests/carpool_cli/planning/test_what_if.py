@@ -186,14 +186,14 @@ def test_requests_of_several_rows_are_played_as_such():
 @pytest.mark.parametrize(
     ("how", "rate", "count", "says"),
     [
-        (How.ONCE, 800, 600, "600 arrivals do not bear a p99: 6 lie beyond it, and it takes 10, of 1,000"),
-        (How.ONCE, 800, 4096, "bursts and lulls that are rarer than that are not in its p99"),
-        (How.ONCE, 800, 4096, "--arrivals repeated plays them over and over"),
-        (How.ONCE, 800, 4096, "--arrivals fitted draws as many as it takes"),
-        (How.REPEATED, 800, 4096, "no arrival is more independent than the 4,096 recorded ones"),
-        (How.FITTED, 800, 4096, "arrivals are drawn at random; what the 4,096 recorded ones did besides"),
+        (How.ONCE, 800, 600, "600 arrivals are too few for a p99: 6 lie beyond it, and 10 are needed: 1,000 arrivals"),
+        (How.ONCE, 800, 4096, "rarer bursts and pauses are not in its p99"),
+        (How.ONCE, 800, 4096, "--arrivals repeated repeats them"),
+        (How.ONCE, 800, 4096, "--arrivals fitted draws enough of them"),
+        (How.REPEATED, 800, 4096, "repeating adds no information to the 4,096 recorded ones"),
+        (How.FITTED, 800, 4096, "arrivals are drawn at random; what the 4,096 recorded ones also had"),
         (How.ONCE, 800, 4096, "by quarters of the recording the present p99 would be "),
-        (How.ONCE, 800, 4096, "t(b) was measured from 1 to 24 rows: 32, 48, 64 follow its slope there"),
+        (How.ONCE, 800, 4096, "batch latency was measured from 1 to 24 rows: 32, 48, 64 are extrapolated"),
         (How.ONCE, 800, 4096, "seen there"),
     ],
 )
@@ -204,9 +204,11 @@ def test_what_the_figures_stand_on_is_said(how, rate, count, says):
 
 def test_a_draw_too_short_for_the_percentile_says_how_long_would_do():
     notes = found_of(behind(rate=800), How.FITTED, seconds=0.5).notes
-    assert any("drawn do not bear a p99, which takes 1,000: --for 2s draws as many" in note for note in notes), notes
+    assert any("drawn are too few for a p99, which needs 1,000: --for 2s draws as many" in note for note in notes), (
+        notes
+    )
     notes = found_of(behind(rate=800), How.FITTED, seconds=2.0).notes
-    assert not any("do not bear" in note for note in notes), notes
+    assert not any("too few" in note for note in notes), notes
 
 
 def test_a_long_recording_of_a_known_device_is_in_no_doubt():
@@ -222,7 +224,7 @@ def test_the_plane_is_of_the_highest_percentile_promised():
     assert (answer.percentile, answer.planes[0].percentile, answer.slo_seconds) == ("p95", "p95", 0.05)
     assert answer.recommendation.holds
     assert answer.recommendation.p50 <= 0.03
-    assert "arrivals do not bear" not in " ".join(answer.notes)
+    assert "arrivals are too few" not in " ".join(answer.notes)
 
 
 def test_what_a_batcher_counted_forecasts_what_became_of_it():
@@ -248,7 +250,7 @@ def test_what_a_batcher_counted_forecasts_what_became_of_it():
 
 def test_what_was_slower_than_forecast_is_said_at_the_same_load_alone():
     slower = behind(p99=0.2, stalls=Stalls(3, 0.9))
-    (said,) = [note for note in found_of(slower).notes if note.startswith("since it began the p99 has been 200ms")]
+    (said,) = [note for note in found_of(slower).notes if note.startswith("since it started the p99 has been 200ms")]
     assert "pauses of the host (3, 900ms in all), another load" in said
     assert not any("since it began" in note for note in found_of(slower, factor=1.25).notes)
     assert not any("since it began" in note for note in found_of(behind()).notes)
@@ -280,9 +282,9 @@ def test_a_running_sidecar_is_replayed_drawn_and_told(launched, echo, carpool, t
             "load: 900 arrivals over",
             "recommended: ",
             "p99, ms; ",
-            "device time a request, ms; ",
+            "device time per request, ms; ",
             "batches, extrapolated beyond ",
-            "900 arrivals do not bear a p99: 9 lie beyond it",
+            "900 arrivals are too few for a p99: 9 lie beyond it",
             f"drew {picture}",
         ):
             assert words in shown.output

@@ -92,4 +92,4 @@ def test_memory_limits_it():
 def test_a_p99_that_one_row_can_not_keep_is_told():
     advice = advise(GAINING, slo=0.01, limit=None)
     assert not advice.fits
-    assert "can't be held" in advice.text
+    assert "can't be met" in advice.text

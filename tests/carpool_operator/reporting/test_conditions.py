@@ -231,7 +231,7 @@ def test_times_are_of_the_wall():
     assert world.status["targets"][0]["name"] == RESNET.name
 
 
-PAST = "Service web port 80 leads past the sidecar. Put it right: kubectl -n vision patch service web …"
+PAST = "Service web port 80 bypasses the sidecar. Correct it: kubectl -n vision patch service web …"
 
 
 def test_a_service_that_leads_past_is_told_and_is_nothing_that_the_operator_failed_at():

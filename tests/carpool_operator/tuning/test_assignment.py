@@ -46,7 +46,7 @@ def test_the_loser_is_told_who_won_and_why():
 def test_what_is_made_of_annotations_is_told_so():
     explicit, made = policy_of(name="explicit", created=2.0), policy_of(name="made", created=1.0, annotated=True)
     told = conflicts(made, [RESNET], assign([explicit, made]))
-    assert "made of annotations" in told
+    assert "made from annotations" in told
     assert "take the annotations carpool.dev/slo-* off the workload" in told
 
 

@@ -16,6 +16,7 @@ from carpool.policy.spec import (
     Fallback,
     FallbackBehavior,
     IntRange,
+    Objective,
     PassThrough,
     PassThroughMode,
     RiskierStep,
@@ -86,6 +87,15 @@ def test_low_traffic_ends_in_pass_through():
     world.run(6, 300)
     assert world.parameters().pass_through
     assert world.status["applied"]["batch"] == "pass"
+
+
+def test_by_default_nobody_waits_on_an_idle_device_and_on_a_busy_one_they_do():
+    world = World(spec(objective=Objective.BALANCED), pods=2)
+    world.run(40, 60)
+    assert world.parameters().max_wait == 0
+    world.run(1200, 60, seed=2)
+    assert world.parameters().max_wait > 0
+    assert "CanaryPromoted" in world.reasons()
 
 
 def test_no_traffic_changes_nothing():

@@ -158,6 +158,7 @@ async def test_probes_that_hang_are_forwarded_like_the_rest(world, other_server,
         (b"DELETE", b"/v1/models/m", False),
     ],
 )
+@pytest.mark.pure
 async def test_what_is_a_probe(world, method, target, probe):
     made = backend(world, ready="/custom/ready")
     exchange = SimpleNamespace(method=method, path=target.partition(b"?")[0], length=0, upgrade=b"")

@@ -222,7 +222,12 @@ class Asker:
     def ask(self, *pieces, method=b"GET", stream=False):
         receiver = self.kit.Receiver()
         told = receiver.answered
-        receiver.answered = lambda status, headers, body: (self.headers.append(headers), told(status, headers, body))
+
+        def answered(status, headers, body):
+            self.headers.append(headers)
+            told(status, headers, body)
+
+        receiver.answered = answered
         head = encode_request_head(method, b"/", [(b"Host", b"h")])
         (self.pool.stream if stream else self.pool.send)(head, b"", receiver)
         self.wire.feed(*pieces)

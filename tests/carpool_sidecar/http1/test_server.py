@@ -130,6 +130,7 @@ async def test_backpressure_of_a_streamed_answer(serve, app, kit):
     assert len(client.received) > written
 
 
+@pytest.mark.pure
 async def test_a_client_that_never_reads_is_cut(serve, app):
     server = await serve.start(app, write_timeout=0.02)
     client = await serve.connect(server)

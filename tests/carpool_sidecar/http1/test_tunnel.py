@@ -332,6 +332,7 @@ async def test_tunnels_take_connections_of_the_pool(switching, upstream, serve, 
     await pool.close()
 
 
+@pytest.mark.pure
 async def test_the_application_hears_of_a_switch_once(switching, upstream, app, client, kit, server):
     heard = []
     app.sent = lambda exchange: heard.append(("sent", exchange.status))

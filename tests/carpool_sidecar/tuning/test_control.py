@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from carpool.batching.requests import Estimate
 from carpool.exchange.decision import Decision, Reason
 from carpool.policy.durations import Duration
@@ -76,7 +78,7 @@ async def test_a_forecast_that_is_off_is_in_metrics_report_and_log_until_it_is_r
         assert (await admin.get(b"/v1/stats")).json["lanes"]["m"]["forecastAlarm"] == alarm
     assert (await admin.get(b"/v1/explain")).json["decisions"][-1]["decision"]["reason"] == "ForecastOff"
     logged = [record.message for record in caplog.records if "forecast" in record.message]
-    assert logged == ["the forecast is off", "the forecast is right again"]
+    assert logged == ["the forecast differs from the answers", "the forecast matches the answers again"]
     sidecar.control._decided("m", decision(change=False, alarm=said))
     sidecar.control.forget_model("m")
     assert sidecar.control.alarms == {}
@@ -149,6 +151,7 @@ async def test_a_restarted_model_is_forgotten(world):
     assert sidecar.batcher.lane("m").parameters.max_batch == 4
 
 
+@pytest.mark.pure
 async def test_a_fault_costs_an_interval_and_not_the_tuning(world, monkeypatch, caplog):
     monkeypatch.setattr(control_module, "INTERVAL", 0.0)
     sidecar = await world.sidecar(**TUNED)
@@ -160,10 +163,11 @@ async def test_a_fault_costs_an_interval_and_not_the_tuning(world, monkeypatch, 
     sidecar.batcher.lane("m")
     await world.until(lambda: control.counts)
     errors = control.errors
-    assert errors < 2 ** caplog.messages.count("a fault in tuning; it goes on") <= 2 * errors
+    assert errors < 2 ** caplog.messages.count("an error in tuning; it continues") <= 2 * errors
     assert b"carpool_tuner_errors_total %d.0" % errors in (await admin.get(b"/metrics")).body
 
 
+@pytest.mark.pure
 async def test_a_decision_that_fails_costs_no_other(world, monkeypatch):
     sidecar = await world.sidecar(**TUNED)
     control, lane = sidecar.control, sidecar.batcher.lane("m")

@@ -24,7 +24,7 @@ async def test_no_answer_depends_on_other_callers(served, load, compare, name, p
     assert all(one.batch == len(one.rows) for one in told)
     entry, state, why = entry_of(sidecar)
     if (name, protocol) == ("scalar", "v1"):
-        assert (state, "can't be shared out" in why) == ("unverified", True)
+        assert (state, "can't be split by rows" in why) == ("unverified", True)
         assert sidecar.driver.alone["m", "axis-unverified"] == len(told)
     else:
         assert (state, entry.alone, entry.alone_by_protocol) == ("refuted", "axis-refuted", "axis-refuted")

@@ -64,7 +64,7 @@ async def test_trials_are_few_calls_and_count_as_nobody_s_requests(world, served
     assert [rows_of(call) for call in world.model.received[-TRIALS:]] == [8, 8]
     counted = sidecar.batcher.stats(sidecar.clock()).models["m"]
     assert (counted.arrivals, counted.rows, counted.hits, counted.misses) == (LONE, LONE, LONE, {})
-    assert state(sidecar)[1] == "2 batches gave every row the answer it got alone"
+    assert state(sidecar)[1] == "2 batches gave every row the same answer as a single request"
     assert sidecar.driver.verifier.results == {("m", "agreed"): TRIALS}
     assert all(one.batch == 1 for one in told)
     (entry,) = sidecar.models
@@ -224,7 +224,7 @@ async def test_another_model_is_verified_anew_and_what_was_under_way_says_nothin
     await asked(sidecar, client, load, requests=1, seed=17)
     await world.until(lambda: held)
     sidecar._changed(entry)
-    assert state(sidecar) == ("unverified", "not verified yet: no request was answered alone")
+    assert state(sidecar) == ("unverified", "not verified yet: no single request was answered")
     held[0].respond(500, [], b"")
     await idle(world, sidecar)
     assert sidecar.driver.verifier.results == {}
@@ -250,7 +250,7 @@ async def test_an_axis_that_the_policy_asserts_is_merged_at_once_and_only_warned
     assert not sidecar.batcher.lane("m").quarantined
     assert [record.message for record in caplog.records if record.name == "carpool" and record.levelname == "WARNING"][
         -1
-    ] == "a row's answer depends on its batch: merged all the same, as the policy says axis First"
+    ] == "a row's answer depends on its batch: merged anyway, because the policy says axis First"
     told = await load(client, "v1", requests=3)
     assert any(one.batch > len(one.rows) for one in told)
 
@@ -322,7 +322,7 @@ async def test_a_fault_in_comparing_costs_nobody_an_answer(world, served, load, 
     assert all(compare(LINEAR, one) for one in told)
     assert all(one.batch == len(one.rows) for one in told)
     assert "the sidecar's log says why" in state(sidecar)[1]
-    assert "a fault in verifying batches; requests are served" in caplog.messages
+    assert "an error in verifying batches; requests are served" in caplog.messages
 
 
 async def test_each_form_of_request_is_verified_for_itself(world, served, load):
@@ -359,7 +359,7 @@ async def test_stats_metrics_and_log_say_what_is_known(world, served, load, ask_
     await client.send(b"POST", target, body, headers)
     (model,) = (await admin.get(b"/v1/stats")).json["models"]
     assert (model["merges"], model["verified"]) == (False, "unverified")
-    assert model["evidence"] == "not verified yet: 1 of 8 requests were answered alone"
+    assert model["evidence"] == "not verified yet: 1 of 8 single requests were answered"
     told = await load(client, "v1")
     (model,) = (await admin.get(b"/v1/stats")).json["models"]
     assert (model["merges"], model["verified"]) == (False, "refuted")

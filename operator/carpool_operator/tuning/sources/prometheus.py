@@ -247,7 +247,7 @@ class Prometheus:
                     f"it has {GENERATION}, but nothing else: metric relabeling drops it"
                 )
                 if isinstance(report, UnusableError):
-                    text = f"what Prometheus at {self._where.base} has of pod {name} is of no use: {report}"
+                    text = f"what Prometheus at {self._where.base} has of pod {name} can't be used: {report}"
                     readings[pod.uid] = Reading(now, None, text)
                     continue
                 # On Prometheus's clock it is at least scraped.at + scraped.age by now.
@@ -324,8 +324,8 @@ class Prometheus:
             body += chunk
             if len(body) > LARGEST:
                 raise _TooLargeError(
-                    f"Prometheus at {self._where.base} answers with more than {LARGEST // 2**20} MiB for one pod: that "
-                    "is no sidecar's, or use spec.metrics.source Sidecar"
+                    f"Prometheus at {self._where.base} answers with more than {LARGEST // 2**20} MiB for one pod: "
+                    "these are not a sidecar's metrics, or use spec.metrics.source Sidecar"
                 )
         return bytes(body)
 
@@ -355,7 +355,7 @@ def _refusal(base: str, status: int, body: bytes) -> str:
     match status:
         case 401 | 403:
             return (
-                f"Prometheus at {base} refuses who the operator says it is ({status}{said}): check the Secret that "
+                f"Prometheus at {base} refuses the operator's credentials ({status}{said}): check the Secret that "
                 "spec.metrics.prometheus.auth names"
             )
         case 404 | 405:

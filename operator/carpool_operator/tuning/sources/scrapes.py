@@ -216,7 +216,7 @@ def _report(scrape: Scrape, at: float, before: Scrape) -> Report:
     """
     for (name, _), value in scrape.items():
         if not isfinite(value) or value < 0:
-            raise UnusableError(f"{name} is {value:g}, which no sidecar writes: a rule or proxy makes it up")
+            raise UnusableError(f"{name} is {value:g}, which no sidecar writes: it comes from a rule or proxy")
     # Within one life of a process no series ends: what was there a scrape ago has not arrived yet.
     if before.get(_START) == scrape.get(_START):
         for name, own in before.keys() - scrape.keys():

@@ -192,7 +192,7 @@ async def test_more_pods_than_one_answer_holds_are_asked_for_by_the_half(fake, s
 @pytest.mark.parametrize(
     ("status", "said", "told"),
     [
-        (401, {}, "refuses who the operator says it is (401): check the Secret"),
+        (401, {}, "refuses the operator's credentials (401): check the Secret"),
         (403, {"error": "no rights"}, "(403: no rights)"),
         (404, {}, "has no Prometheus API (404)"),
         (405, {}, "without /api/v1"),
