@@ -1,0 +1,274 @@
+"""`make ablation`: what each rule of the tuner is worth, by what is lost without it.
+
+Carpool climbs the proof's rising loads in some scenarios, with three seeds: once as it is, and once without each rule.
+Compared are the highest load that meets the SLO and the device time saved, both as shares of the oracle's. A rule that
+moves neither by more than the seeds differ, and guards against nothing that the proof leaves out, is to be deleted.
+
+Exit codes: 0, played; 130, interrupted, and then nothing was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean, variance
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import msgspec
+from evidence import commit, machine, today
+from msgspec import Struct
+from proof import courses, kept, measures, oracle, verdict
+from proof import scenario as suite
+from proof.experiments import CONTENDERS
+from proof.measures import tally
+from proof.rows import CARPOOL
+from proof.world import play
+
+from carpool.forecasting.accuracy import ForecastCheck
+from carpool.learning import latency_model
+from carpool.learning.batchable_share import Sharing
+from carpool.learning.latency_model import LatencyLearner
+from carpool.learning.load import Load
+from carpool.learning.miss_test import MissTest
+from carpool.learning.size_limit import SizeLimit
+from carpool.tuning import assessment, candidate_range, objective, search, steps, tuner
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RESULTS = Path(__file__).parent / "results" / "ablation.json"
+
+SEEDS = (1, 3, 7)
+
+SCENARIOS = (
+    "bert-base-t4-noisy",
+    "bert-large-a100-on-off",
+    "bert-large-a100-overload",
+    "ocr-1-core-bursty",
+    "resnet50-t4-throttled",
+    "synthetic-4-executors-lognormal",
+    "tiles-32-tight",
+)
+"""Noise, bursts, an overload, a small CPU, a model that becomes slower, several executors, and steps in t(b)."""
+
+AS_IT_IS = "as it is"
+
+
+class Rule(NamedTuple):
+    """One rule, and how to do without it: what replaces attributes, by their owner and name."""
+
+    what: str
+    without: Mapping[tuple[Any, str], Any]
+
+
+def _never(*_args: object, **_options: object) -> bool:
+    return False
+
+
+def _always(*_args: object, **_options: object) -> bool:
+    return True
+
+
+def _nothing(*_args: object, **_options: object) -> None:
+    return None
+
+
+def _constant(name: str, value: object) -> dict[tuple[Any, str], Any]:
+    """Replace a constant wherever it was imported."""
+    return {(module, name): value for module in (assessment, objective, search, steps, tuner) if hasattr(module, name)}
+
+
+RULES: dict[str, Rule] = {
+    AS_IT_IS: Rule("all rules", {}),
+    "test of misses": Rule(
+        "after more late requests than forecast the setting is left, and forecasts plan with a shorter target",
+        {(MissTest, "observe"): _never},
+    ),
+    "forecast check": Rule(
+        "while answers are slower than forecast nothing is held", {(ForecastCheck, "observe"): _never}
+    ),
+    "pass-through": Rule(
+        "where merging saves too little, requests pass one by one", {(objective, "PASSING_LOAD"): -1.0}
+    ),
+    "unmeasured sizes": Rule("a size never measured is tried where it may save 5 %", {(tuner, "bolder"): _nothing}),
+    "least known of equals": Rule(
+        "of settings that are as good, the least known one is chosen", {(tuner, "brighter"): _nothing}
+    ),
+    "more executors": Rule(
+        "more batches in flight than ever seen are tried",
+        {(search, "flights_worth"): partial(candidate_range.flights_worth, hoped=False)},
+    ),
+    "bearable hope": Rule(
+        "they are not where the SLO would be missed if the device computes no more at once",
+        {(search, "_is_bearable"): _always},
+    ),
+    "smoothing": Rule(
+        "the time of a size is drawn towards the line through its neighbours",
+        {(latency_model, "smoothed"): lambda _rows, means, _counts, _noise: list(means)},
+    ),
+    "outliers": Rule(
+        "pauses of the host are not learned from",
+        {(latency_model, "_without_outliers"): lambda batches, busy, squared, _noise: (batches, busy, squared)},
+    ),
+    "change of the model": Rule(
+        "when three observations agree, all sizes move at once", {(LatencyLearner, "_moved"): lambda _: 1.0}
+    ),
+    "change of the load": Rule("after a jump what was before is forgotten", {(Load, "_jumped"): lambda _: 0.0}),
+    "limited sizes": Rule("forecasts know when batches are kept small", {(SizeLimit, "observe"): _never}),
+    "batchable share": Rule("forecasts know how many can share a batch", {(Sharing, "observe"): _never}),
+    "first batches": Rule(
+        "where the first batch of a size is slow, new sizes have to save 10 %", _constant("COLD", "")
+    ),
+    "misses near the budget": Rule(
+        "those are forecast from up to eight times as many requests", {(assessment.Assessor, "_most_lots"): 1}
+    ),
+    "leniency": Rule("the setting in force may miss 1.3 times as many", _constant("KEPT", 1.0)),
+    "no vain wait": Rule(
+        "there is no wait where nobody comes to share the batch",
+        {(tuner, "without_vain_wait"): lambda _assessor, _current, target: target},
+    ),
+    "small gains": Rule(
+        "a gain below 2 % counts where chance can't explain it",
+        {(tuner.Tuner._worth, "__defaults__"): (steps.is_clearly_worth,)},  # noqa: SLF001 - what is left out
+    ),
+}
+
+
+class Row(Struct, frozen=True):
+    """One climb: shares of the oracle's; ``saved`` is the least at any load, ``None`` where nothing can be saved."""
+
+    rule: str
+    scenario: str
+    seed: int
+    highest: float
+    saved: float | None
+
+
+class Results(Struct, frozen=True):
+    """All climbs, and what they were played on."""
+
+    commit: str
+    date: str
+    machine: str
+    rows: list[Row]
+
+
+def climb(task: tuple[str, str, int]) -> Row:
+    """Play one scenario's rising loads without one rule."""
+    name, scenario_name, seed = task
+    (scenario,) = [each for each in suite.load_all() if each.name == scenario_name]
+    reference = kept.refer(scenario, seed)
+    stair = courses.stair(scenario, oracle.capacity(scenario))
+    before = {(owner, attribute): getattr(owner, attribute) for owner, attribute in RULES[name].without}
+    try:
+        for (owner, attribute), value in RULES[name].without.items():
+            setattr(owner, attribute, value)
+        outcome = play(scenario, CONTENDERS[CARPOOL].maker, stair.course, seed).outcome
+    finally:
+        for (owner, attribute), value in before.items():
+            setattr(owner, attribute, value)
+    own = tuple(tally(outcome.summary(step.start, step.stop)) for step in stair.steps)
+    low, high = verdict.CONSIDERED
+    gains = [
+        gain.share
+        for load, mine, best, lazy in zip(
+            reference.about.loads, own, reference.stair.steps, reference.lazy_steps, strict=True
+        )
+        if low <= load <= high and (gain := measures.saving(mine, best, lazy)) is not None
+    ]
+    ideal = measures.highest(list(zip(reference.about.loads, reference.stair.steps, strict=True))[:-1])
+    top = measures.highest(list(zip(reference.about.loads, own, strict=True))[:-1])
+    return Row(name, scenario_name, seed, round(top / ideal, 4), round(min(gains), 4) if gains else None)
+
+
+def table(rows: list[Row]) -> str:
+    """Write what is lost without each rule, in points, as Markdown: the mean of all climbs, and the worst scenario."""
+    base = {(row.scenario, row.seed): row for row in rows if row.rule == AS_IT_IS}
+    lines = [
+        "| without | highest load: mean | worst | saving: mean | worst | most in |",
+        "|---|---:|---:|---:|---:|---|",
+    ]
+    for name, rule in RULES.items():
+        own = [row for row in rows if row.rule == name]
+        if name == AS_IT_IS or not own:
+            continue
+        high, saved = _moves(own, base, "highest"), _moves(own, base, "saved")
+        both = {scenario: abs(high[scenario]) + abs(saved.get(scenario, 0.0)) for scenario in high}
+        most = max(both, key=both.__getitem__)
+        figures = " | ".join(
+            f"{value:+.1f}" for moves in (high, saved) for value in (fmean(moves.values()), min(moves.values()))
+        )
+        lines.append(f"| {name}: {rule.what} | {figures} | {most if both[most] >= NOTICEABLE else '-'} |")
+    spread = ", ".join(f"{_spread(list(base.values()), field):.1f}" for field in ("highest", "saved"))
+    return "\n".join([*lines, "", f"Seeds differ by (standard deviation, points): {spread}."])
+
+
+NOTICEABLE = 0.05
+"""Points below which a scenario is not named."""
+
+
+def _moves(own: list[Row], base: Mapping[tuple[str, int], Row], field: str) -> dict[str, float]:
+    """Return by how many points each scenario's figure moves, as a mean over the seeds."""
+    moves: dict[str, list[float]] = {}
+    for row in own:
+        mine, theirs = getattr(row, field), getattr(base[row.scenario, row.seed], field)
+        if mine is not None and theirs is not None:
+            moves.setdefault(row.scenario, []).append(100 * (mine - theirs))
+    return {scenario: fmean(values) for scenario, values in moves.items()}
+
+
+def _spread(rows: list[Row], field: str) -> float:
+    """Return how much equal scenarios differ by their seeds, in points: a pooled standard deviation."""
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        if (value := getattr(row, field)) is not None:
+            groups.setdefault(row.scenario, []).append(100 * value)
+    spreads = [variance(values) for values in groups.values() if len(values) > 1]
+    return fmean(spreads) ** 0.5 if spreads else 0.0
+
+
+def main() -> int:
+    """Play what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--without", action="append", choices=[*RULES][1:], help="only this rule; may be given again")
+    parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="only this one; may be given again")
+    parser.add_argument("--seed", action="append", type=int, help="only this one; may be given again")
+    parser.add_argument("--table", action="store_true", help="only print the table of the results kept")
+    options = parser.parse_args()
+    if options.table:
+        print(table(msgspec.json.decode(RESULTS.read_bytes(), type=Results).rows))
+        return 0
+    rules = [AS_IT_IS, *options.without] if options.without else [*RULES]
+    tasks = [
+        (rule, scenario, seed)
+        for seed in options.seed or SEEDS
+        for scenario in options.scenario or SCENARIOS
+        for rule in rules
+    ]
+    rows: list[Row] = []
+    measured, began = commit(), time.monotonic()
+    try:
+        with get_context("spawn").Pool(2) as pool:
+            for row in pool.imap_unordered(climb, tasks):
+                rows.append(row)
+                left = (time.monotonic() - began) / len(rows) * (len(tasks) - len(rows))
+                print(f"[{len(rows)}/{len(tasks)}, about {left:.0f} s left] {row}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("\ninterrupted; nothing was written", file=sys.stderr)
+        return 130
+    rows.sort(key=lambda row: ([*RULES].index(row.rule), row.scenario, row.seed))
+    if not (options.without or options.scenario or options.seed):
+        results = Results(measured, today(), machine(), rows)
+        RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+    print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
