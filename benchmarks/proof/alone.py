@@ -15,7 +15,8 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.simulation.outcome import Setting
 from carpool.tuning.assessment import Assessor, Situation
-from carpool.tuning.tuner import INTERVAL, TOO_LATE
+from carpool.tuning.guards import TOO_LATE
+from carpool.tuning.tuner import INTERVAL
 from proof import courses, measures, oracle
 from proof import scenario as suite
 from proof.measures import TOLERATED

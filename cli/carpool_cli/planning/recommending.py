@@ -16,8 +16,7 @@ from carpool.tuning.assessment import HEADROOM, Assessor
 from carpool.tuning.candidate_range import SIZES, WAITS, spoken_for
 from carpool.tuning.objective import Aim
 from carpool.tuning.search import Choice, choose
-from carpool.tuning.steps import is_worth, shortfall
-from carpool.tuning.tuner import ENTER_PASS_THROUGH
+from carpool.tuning.steps import ENTER_PASS_THROUGH, is_worth, shortfall
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.tuning.assessment import Assessor
 from carpool.tuning.candidate_range import SIZES, spoken_for
-from carpool.tuning.steps import WORTH, gain, is_worth
+from carpool.tuning.steps import ENTER_PASS_THROUGH, WORTH, gain, is_worth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -47,6 +47,10 @@ size far below what the load needs may cost most of them."""
 
 LASTS = 10.0
 """Seconds after which a try that was not filled is given up; each later one of that size is put off twice as long."""
+
+
+SPARED = 300.0
+"""Seconds' worth of misses that the SLO allows, and were not made, that are kept for tries."""
 
 
 class _Try(NamedTuple):
@@ -109,6 +113,89 @@ class Dares:
         """Let everything be tried again: the model is another."""
         self._now = None
         self._pauses = {}
+
+
+class Exploration:
+    """What is to be tried next, and what may be lost by it."""
+
+    def __init__(self) -> None:
+        """Begin with nothing to try, and nothing spared."""
+        self.tries = Dares()
+        self.bold: Parameters | None = None
+        """What would tell of a size never measured, if that is worth a try."""
+        self.is_in_force = False
+        """Whether the present parameters are a try, which is left again whatever was tried before."""
+        self.spare = 0.0
+        """Requests of a replica that were not late and might have been: what a try may cost."""
+        self._looked_with = 0.0
+        """As many when a try was last looked for."""
+        self._looked_at = inf
+        """Requests per second at which one was last looked for on the way to another setting."""
+        self.brighter: Assessment | None = None
+        """What is turned to in place of the best: as good for all that is known, and less of it is."""
+        self._hopes_until = inf
+        """When it is no more in place of pass-through; ``inf``: not begun; ``-inf``: over, until load or t(b) move."""
+
+    def begin_epoch(self, *, another_model: bool) -> None:
+        """Break off what is under way: the load or the model moved."""
+        self._hopes_until = inf
+        self.tries.stop()
+        if another_model:
+            self.tries.forget()
+
+    def earn(self, budget: float, hits: int, late: float, replicas: int, rate: float) -> None:
+        """Count the misses that the SLO allows, and that were not made; those of the last ``SPARED`` seconds count."""
+        self.spare += (2 * budget * (hits + late) - late) / replicas
+        self.spare = min(max(self.spare, 0.0), 2 * budget * SPARED * rate)
+
+    def hope_ends(self, now: float) -> bool:
+        """Return whether the time for what may turn out better than passing through is just over."""
+        over = now >= self._hopes_until > -inf
+        if over:
+            self._hopes_until = -inf
+        return over
+
+    def is_affordable(self) -> bool:
+        """Whether so much more is spared than when a try was last looked for that it is worth another look."""
+        return self.spare >= 2 * max(self._looked_with, 1.0) and not self.tries.trying
+
+    def is_due(self, rate: float, *, leaves: bool) -> bool:
+        """Whether a try would be on the way: to another setting, or to a higher load."""
+        due = leaves or rate >= RISE * self._looked_at
+        if due:
+            self._looked_at = rate
+        return due
+
+    def look(
+        self, assessor: Assessor, choice: Choice, avoid: Collection[Parameters], *, moving: bool, now: float
+    ) -> None:
+        """Ask which size never measured is worth a try, for as much as may be lost by it."""
+        self.bold = bolder(
+            assessor, choice, avoid, moving=moving, spare=self.spare, may=lambda size: self.tries.may(size, now)
+        )
+
+    def begin(self, size: int, beyond: int, now: float) -> None:
+        """Note that what tells of ``size`` is put in force, while ``beyond`` is the next smaller measured."""
+        self.bold = None
+        self.tries.begin(size, beyond, now)
+
+    def give_up_looking(self) -> None:
+        """Try nothing: there is nothing to be gained, or no forecast to go by."""
+        self.bold, self._looked_with = None, self.spare
+
+    def hope_beside_passing(
+        self, assessor: Assessor, best: Assessment, passing: Assessment, avoid: Collection[Parameters], now: float
+    ) -> Assessment | None:
+        """Return what may turn out better than passing through, from where nothing tells what company would cost.
+
+        A wait that saves nothing is not for long.
+        """
+        if self._hopes_until == -inf:
+            return None
+        found = brighter(assessor, best, passing, ENTER_PASS_THROUGH, avoid)
+        if found is not None:
+            self._hopes_until = min(self._hopes_until, now + LASTS)
+        return found
 
 
 def bolder(

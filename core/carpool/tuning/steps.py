@@ -12,6 +12,9 @@ from carpool.exchange.decision import Reason
 from carpool.learning.change_detection import width
 from carpool.policy.durations import Duration, format_seconds, whole_microseconds
 from carpool.policy.parameters import Parameters
+from carpool.policy.spec import PassThroughMode
+from carpool.tuning import objective
+from carpool.tuning.assessment import KEPT
 from carpool.tuning.search import LEAST, is_better
 
 if TYPE_CHECKING:
@@ -20,6 +23,13 @@ if TYPE_CHECKING:
 
 WORTH = 0.02
 """Relative gain for which parameters are changed, though half of it may be chance: having changed tells."""
+
+ENTER_PASS_THROUGH = 0.05
+LEAVE_PASS_THROUGH = 0.08
+"""Saving of device time by batching below which requests pass through, and above which they stop to however unsure."""
+
+MOSTLY_ALONE = 1.2
+"""Mean batch, in requests, up to which what passes through is forecast to."""
 
 UNSURE = 0.1
 """Share of the width of t(b)'s confidence interval, relative to it, that a gain has to exceed for that."""
@@ -87,6 +97,32 @@ def without_vain_wait(assessor: Assessor, current: Assessment, target: Assessmen
     kept = target if is_worth(target, current) or current.parameters.pass_through else current
     wait = min(Duration(assessor.situation.limits.min_wait), kept.parameters.max_wait)
     return assessor.assess(replace(kept.parameters, max_wait=wait))
+
+
+def pass_or_batch(assessor: Assessor, choice: Choice, mode: PassThroughMode) -> Assessment:
+    """Return the setting with the least device time, or pass-through where batching saves too little of that."""
+    present = choice.current.parameters
+    if mode is PassThroughMode.NEVER:
+        return without_vain_wait(assessor, choice.current, choice.best)
+    situation = assessor.situation
+    passing = assessor.assess(
+        objective.passing(choice.best.parameters, situation.service, situation.limits),
+        KEPT if present.pass_through else 1.0,
+    )
+    if mode is PassThroughMode.ALWAYS:
+        return passing
+    best = without_vain_wait(assessor, choice.current, choice.best)
+    if not passing.holds_ahead or assessor.passing_load() > objective.PASSING_LOAD:
+        return best
+    saving = assessor.saving(choice.best, passing)
+    enough = ENTER_PASS_THROUGH
+    if present.pass_through and enough <= saving < LEAVE_PASS_THROUGH:
+        # Which of the two is in force may depend on the past only as far as chance leaves it open.
+        enough += gain(choice.best, passing).error
+    if saving >= enough:
+        return best
+    # Where a backlog soon ends it, what was forecast is merging without a wait, and no passing through.
+    return passing if passing.now.mean_batch <= MOSTLY_ALONE * situation.rows else best
 
 
 def toward(current: Parameters, target: Parameters, factor: float, largest: int) -> Parameters:

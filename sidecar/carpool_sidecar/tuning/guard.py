@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool.batching.counters import FAILED
 from carpool.exchange.probation import Probation
 from carpool.exchange.report import RolledBack
-from carpool.tuning.tuner import TOO_LATE
+from carpool.tuning.guards import TOO_LATE
 from carpool_sidecar.models import OTHER
 
 if TYPE_CHECKING:

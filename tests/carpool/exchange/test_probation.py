@@ -10,7 +10,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.simulation.outcome import Setting
 from carpool.simulation.simulator import Device, Simulation, linear
-from carpool.tuning.tuner import TOO_LATE
+from carpool.tuning.guards import TOO_LATE
 
 GOOD, OTHER = Parameters(max_batch=32), Parameters(max_batch=48, max_wait=Duration(0.005))
 BAD = Parameters(max_batch=1)

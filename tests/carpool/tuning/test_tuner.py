@@ -30,7 +30,9 @@ from carpool.policy.spec import (
 from carpool.simulation.simulator import Device, Noise, Simulation, linear
 from carpool.simulation.twin import Pilot, flips, tuned
 from carpool.tuning.assessment import Assessor
-from carpool.tuning.tuner import ENTER_PASS_THROUGH, INTERVAL, Tuner
+from carpool.tuning.planner import Planner
+from carpool.tuning.steps import ENTER_PASS_THROUGH
+from carpool.tuning.tuner import INTERVAL, Tuner
 
 GPU = Device(times=linear(0.005, 0.0005))
 
@@ -230,9 +232,9 @@ def test_the_predicted_p99_is_what_comes():
 
 def test_what_is_predicted_is_told_from_more_requests_while_nothing_else_is_to_do(monkeypatch):
     done = []
-    lot, search, step = Assessor.lot, Tuner._search, Tuner.step
+    lot, search, step = Assessor.lot, Planner.search, Tuner.step
     monkeypatch.setattr(Assessor, "lot", lambda *args, **more: done.append("lot") or lot(*args, **more))
-    monkeypatch.setattr(Tuner, "_search", lambda self: done.append("search") or search(self))
+    monkeypatch.setattr(Planner, "search", lambda *args, **more: done.append("search") or search(*args, **more))
     monkeypatch.setattr(Tuner, "step", lambda *args: done.append("step") or step(*args))
     noisy = Device(times=linear(0.005, 0.0005), cv=0.5)
     decisions = tuned(poisson(800, 60), noisy, policy()).decisions

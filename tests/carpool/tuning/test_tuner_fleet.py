@@ -106,9 +106,9 @@ def test_replicas_forget_by_the_clock_and_not_by_their_seconds():
             )  # fmt: skip
             tuner.step(Observation(now=(step + 1) / 2, seconds=0.5 * replicas, stats=stats, replicas=replicas))
     # Four tell more exactly than one that it is 208 now.
-    assert abs(four._load.rate - 208) < abs(one._load.rate - 208) < 0.03 * 208
-    assert len(four._load._intervals) == len(one._load._intervals)
-    assert sum(each.lasted for each in four._load._intervals) == pytest.approx(30.0)
+    assert abs(four._belief.load.rate - 208) < abs(one._belief.load.rate - 208) < 0.03 * 208
+    assert len(four._belief.load._intervals) == len(one._belief.load._intervals)
+    assert sum(each.lasted for each in four._belief.load._intervals) == pytest.approx(30.0)
 
 
 # -- parameters that others put in force
@@ -153,8 +153,8 @@ def test_it_may_be_told_twice_and_after_it_has_seen_it_itself():
     bad = Parameters(max_batch=64, max_wait=Duration(0.024))
     for _ in range(3):
         tuner.rejected(bad, POLICY.baseline)
-    assert tuner._failed == [bad]
-    assert tuner._caution.factor == CAUTION
+    assert tuner._guards.failed == [bad]
+    assert tuner._guards.caution.factor == CAUTION
 
 
 def test_what_is_held_follows_what_is_in_force():
@@ -193,8 +193,8 @@ def test_what_a_try_may_cost_is_what_one_replica_might_have_missed_in_five_minut
             )  # fmt: skip
             tuner.step(Observation(now=float(second), seconds=float(replicas), stats=stats, replicas=replicas))
             if second == 200:
-                spared.append(tuner._spare)
-        spared.append(tuner._spare)
+                spared.append(tuner._exploration.spare)
+        spared.append(tuner._exploration.spare)
     assert spared == pytest.approx([198.0, 300.0] * 2, rel=0.02)
 
 

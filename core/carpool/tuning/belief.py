@@ -1,0 +1,117 @@
+"""What is believed of one model's load and device, from its counters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.batching.counters import COLD
+from carpool.forecasting.queueing import stability
+from carpool.learning.batchable_share import Sharing
+from carpool.learning.change_detection import is_another, is_news
+from carpool.learning.latency_model import LatencyLearner
+from carpool.learning.load import Load
+from carpool.learning.size_limit import SizeLimit
+
+if TYPE_CHECKING:
+    from carpool.batching.requests import Estimate
+    from carpool.exchange.decision import Observation
+    from carpool.learning.latency_model import ServiceTime
+    from carpool.policy.parameters import Parameters
+
+
+class Moved(NamedTuple):
+    """What is another than it was, clearly."""
+
+    load: bool
+    model: bool
+    share: bool
+    """Of the arrivals, those that can share a batch."""
+    limit: bool
+    """Of the rows of a batch."""
+
+
+class Belief:
+    """The load, t(b), who can share a batch, and how large batches are allowed to be."""
+
+    def __init__(self, load: Load | None = None, learner: LatencyLearner | None = None) -> None:
+        """Begin with nothing known, or with what is known from elsewhere."""
+        self.load = load or Load()
+        self.learner = learner or LatencyLearner()
+        self.sharing = Sharing()
+        self.size_limit = SizeLimit()
+        self.cold = False
+        """Whether the first batch of a size was seen to make requests late."""
+        self.in_force: ServiceTime | None = None
+        """The t(b) that the Batcher's tables were last made of."""
+        self._estimate: Estimate | None = None
+        self._at_epoch: ServiceTime | None = None
+
+    def observe(self, observation: Observation) -> Moved:
+        """Learn from an observation; say what moved."""
+        stats, seconds = observation.stats, observation.seconds / observation.replicas
+        self.cold = self.cold or COLD in stats.misses
+        return Moved(
+            load=self.load.observe(
+                observation.seconds,
+                stats.arrivals,
+                stats.arrivals_squared,
+                stats.windows,
+                stats.rows,
+                observation.replicas,
+            ),
+            model=self.learner.observe(observation.now, stats.by_key()) != 1.0,
+            share=self.sharing.observe(seconds, stats.arrivals, stats.batchable),
+            limit=self.size_limit.observe(seconds, stats),
+        )
+
+    @property
+    def service(self) -> ServiceTime | None:
+        """What batches take; ``None`` before any was measured."""
+        return self.learner.estimate()
+
+    @property
+    def is_news(self) -> bool:
+        """Whether t(b) is another than that in force."""
+        service = self.service
+        return service is not None and is_news(service, self.in_force)
+
+    def is_another(self) -> bool:
+        """Whether t(b) is another model's than when the epoch began, in which settings were tried."""
+        service = self.service
+        return service is not None and is_another(service, self._at_epoch)
+
+    def begin_epoch(self) -> bool:
+        """Begin another epoch; return whether t(b) is another model's than in the last one."""
+        another = self.is_another()
+        self._at_epoch = self.service
+        return another
+
+    def put_in_force(self, max_rows: int) -> None:
+        """Make tables of t(b) for the Batcher, up to ``max_rows``."""
+        service = self.service
+        if service is not None and service is not self.in_force:
+            self.in_force = service
+            self._estimate = self.learner.believed(max_rows)
+
+    def discard_tables(self) -> None:
+        """Let the tables be made again: other limits."""
+        self.in_force = None
+
+    def planned(self, parameters: Parameters) -> Estimate | None:
+        """Return what the Batcher is to plan with under some parameters."""
+        service, estimate = self.in_force, self._estimate
+        if service is None or estimate is None:
+            return None
+        executors = service.executors_for(parameters.max_in_flight)
+        # A size below all that was measured is turned to in the hope that it takes so much less.
+        if parameters.max_batch < service.sizes[0]:
+            estimate = estimate.hopeful(service.sizes[0])
+        return estimate.computed(executors, hoped=executors - service.executors)
+
+    def capacity(self, parameters: Parameters) -> float | None:
+        """Return the rows per second of a backlog under some parameters; ``None`` before any batch was measured."""
+        service = self.in_force
+        if service is None:
+            return None
+        executors = min(service.executors_for(parameters.max_in_flight), parameters.max_in_flight)
+        return stability(0.0, service, parameters.max_batch, executors).capacity

@@ -1,0 +1,64 @@
+"""When the tuner last saw something happen. Times in seconds of the observations' clock."""
+
+from __future__ import annotations
+
+from math import inf
+
+from carpool.policy.durations import format_seconds
+
+SILENCE = 30.0
+"""Seconds without an arrival after which the load is taken to be none."""
+
+
+class History:
+    """The last arrival, the last change, and what came since."""
+
+    __slots__ = ("changed_at", "last_arrival", "now", "requests", "started_at")
+
+    def __init__(self) -> None:
+        """Begin before the first observation."""
+        self.now = -inf
+        """Of the last observation."""
+        self.started_at: float | None = None
+        self.changed_at = -inf
+        """Of the last change of parameters."""
+        self.requests = 0
+        """Arrivals since then."""
+        self.last_arrival = -inf
+
+    def observe(self, now: float, arrivals: int) -> None:
+        """Note an observation."""
+        self.now = now
+        if self.started_at is None:
+            self.started_at = self.changed_at = now
+        if arrivals:
+            self.last_arrival = now
+
+    def changed(self) -> None:
+        """Note that other parameters are in force from now on."""
+        self.changed_at = self.now
+        self.requests = 0
+
+    @property
+    def since_change(self) -> float:
+        """Seconds for which the parameters have been in force."""
+        return self.now - self.changed_at
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nobody came for so long that there is no load."""
+        return self.now - self.last_arrival > SILENCE
+
+    @property
+    def silence(self) -> str:
+        """Say for how long nobody came."""
+        return f"no request for {format_seconds(round(self.now - self._quiet_from, 1))}"
+
+    @property
+    def is_quiet_from_the_start(self) -> bool:
+        """Whether nobody came for as long since the start."""
+        return self.now - self._quiet_from > SILENCE
+
+    @property
+    def _quiet_from(self) -> float:
+        return max(self.last_arrival, self.started_at if self.started_at is not None else self.now)

@@ -1,0 +1,52 @@
+"""What a policy asks of one model, ready to compute with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Self
+
+from msgspec import Struct
+
+from carpool.policy.parameters import Limits
+from carpool.policy.spec import BatchingPolicy, PassThroughMode, TuningMode
+
+if TYPE_CHECKING:
+    from carpool.policy.spec import Model
+
+
+class Requirements(Struct, frozen=True):
+    """The SLO, the limits, and how the tuner may move."""
+
+    policy: BatchingPolicy
+    limits: Limits
+    quantile: float
+    """The SLO's highest percentile, 0 to 1."""
+    target: float
+    """The latency (seconds) that it allows."""
+    quantiles: tuple[tuple[float, float], ...]
+    """The other percentiles as (quantile, seconds)."""
+
+    @classmethod
+    def of(cls, policy: BatchingPolicy, model: Model | None) -> Self:
+        """Gather them."""
+        *others, (quantile, target) = policy.slo.percentiles
+        return cls(policy, policy.limits(model), quantile, target, tuple(others))
+
+    @property
+    def budget(self) -> float:
+        """Fraction of requests that a setting may be forecast to miss: half of what the SLO allows."""
+        return (1 - self.quantile) / 2
+
+    @property
+    def held(self) -> bool:
+        """Whether nothing is to be changed."""
+        return self.policy.tuning.mode is TuningMode.HOLD
+
+    @property
+    def recommends(self) -> bool:
+        """Whether changes are only to be named."""
+        return self.policy.tuning.mode is TuningMode.RECOMMEND
+
+    @property
+    def passing(self) -> PassThroughMode:
+        """When requests may pass one by one."""
+        return self.policy.pass_through.mode
