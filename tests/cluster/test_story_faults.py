@@ -224,7 +224,7 @@ def test_what_started_while_the_injector_was_away_is_named_with_the_command_that
     assert missed["targets"][0]["missed"] == [name]
     messages = [conditions(late)["Ready"].message, conditions(missed)["Ready"].message]
     wrong = (
-        "Deployment late has no sidecars: it was annotated while the injector was away",
+        "Deployment late has no sidecars: it was annotated while the injector was not available",
         f"{name} of Deployment resnet started without a sidecar",
     )
     commands = [f"kubectl -n {namespace} rollout restart deployment/{each}" for each in ("late", "resnet")]
