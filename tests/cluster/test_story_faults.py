@@ -245,11 +245,12 @@ def test_what_started_while_the_injector_was_away_is_named_with_the_command_that
 
 
 QUICK = {
+    "objective": "Efficiency",
     "bounds": {"maxBatch": {"max": 16}},
     "tuning": {"riskier": {"after": "2s", "minRequests": 50}},
     "metrics": {"staleAfter": "4s"},
 }
-"""Of a policy that decides soon."""
+"""Of a policy that decides soon, and batches however idle the device is."""
 
 LIES = """
 import http.server, json, sys
