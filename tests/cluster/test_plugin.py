@@ -126,7 +126,7 @@ def test_what_is_wrong_stands_below(carpool, policy):
     policy("resnet", Status(observed_generation=1, conditions=(not_so,)))
     code, told = carpool("status", "--check")
     assert code == 3
-    assert "silent: the operator has not said anything yet" in told
+    assert "silent: the operator has not reported yet" in told
     assert "resnet: Programmed is not true: NotInjected: annotate the Deployment" in told
 
 

@@ -224,7 +224,7 @@ def test_what_started_while_the_injector_was_away_is_named_with_the_command_that
     assert missed["targets"][0]["missed"] == [name]
     messages = [conditions(late)["Ready"].message, conditions(missed)["Ready"].message]
     wrong = (
-        "Deployment late has no sidecars: it was annotated while the injector was away",
+        "Deployment late has no sidecars: it was annotated while the injector was not available",
         f"{name} of Deployment resnet started without a sidecar",
     )
     commands = [f"kubectl -n {namespace} rollout restart deployment/{each}" for each in ("late", "resnet")]
@@ -245,11 +245,12 @@ def test_what_started_while_the_injector_was_away_is_named_with_the_command_that
 
 
 QUICK = {
+    "objective": "Efficiency",
     "bounds": {"maxBatch": {"max": 16}},
     "tuning": {"riskier": {"after": "2s", "minRequests": 50}},
     "metrics": {"staleAfter": "4s"},
 }
-"""Of a policy that decides soon."""
+"""Of a policy that decides soon, and batches however idle the device is."""
 
 LIES = """
 import http.server, json, sys
