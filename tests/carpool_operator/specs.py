@@ -63,7 +63,6 @@ specs = st.fixed_dictionaries(
             mode=st.sampled_from(["Apply", "Recommend", "Hold"]),
             tolerancePercent=st.integers(0, 100),
             riskier=some(after=waits, minRequests=rows, maxFactor=st.sampled_from([1.5, 2, 16])),
-            safer=some(after=waits),
         ),
         "passThrough": some(mode=st.sampled_from(["Automatic", "Always", "Never"])),
         "admission": some(

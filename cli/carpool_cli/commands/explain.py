@@ -172,7 +172,9 @@ def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str
     when = datetime.fromtimestamp(each.at, UTC).astimezone().strftime("%H:%M:%S")
     again = f" ({each.times} times in a row)" if each.times > 1 else ""
     verb = "changed" if decision.change else "kept"
-    lines = [f"{when}  {each.model or 'model'}  {verb}, {decision.reason}{again}: {message_of(each, unbatched)}"]
+    state = f"[{decision.state}] " if decision.state else ""
+    message = message_of(each, unbatched)
+    lines = [f"{when}  {each.model or 'model'}  {state}{verb}, {decision.reason}{again}: {message}"]
     if decision.predicted is not None:
         predicted = decision.predicted
         lines.append(

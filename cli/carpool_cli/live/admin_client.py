@@ -57,6 +57,7 @@ class Decided(Struct, frozen=True, rename="camel"):
     target_utilization: float = 0.0
     """0: the objective has none."""
     alternative: str = ""
+    state: str = ""
 
 
 class Explained(Struct, frozen=True):

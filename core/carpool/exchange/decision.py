@@ -37,6 +37,27 @@ class Reason(StrEnum):
     WOULD_FLIP = "WouldFlip"
 
 
+class State(StrEnum):
+    """What the tuner is doing, whatever the last decision was."""
+
+    LEARNING = "Learning"
+    """Too little is known to decide by."""
+    PASS_THROUGH = "PassThrough"  # noqa: S105 - no password
+    """Requests pass one by one."""
+    STEADY = "Steady"
+    """Requests are batched; nothing better is known."""
+    EXPLORING = "Exploring"
+    """A setting is in force to tell what it takes."""
+    SHEDDING = "Shedding"
+    """Requests that would be late are refused, until a backlog or a spell of misses is over."""
+    OVERLOADED = "Overloaded"
+    """No setting meets the SLO at this load: requests that would be late are refused."""
+    ROLLED_BACK = "RolledBack"
+    """A setting was taken back, since more requests were late than forecast; forecasts plan with a shorter target."""
+    HELD = "Held"
+    """The policy says that nothing is changed."""
+
+
 class Observation(Struct, frozen=True):
     """What was counted since the last observation."""
 
@@ -103,5 +124,6 @@ class Decision(Struct, frozen=True, rename="camel"):
     """Utilization up to which latency comes first, 0 to 1; 0: the objective has none."""
     alternative: str = ""
     """What another objective would do; ``""``: nothing that is worth a word."""
+    state: State = State.LEARNING
     alarm: str = ""
     """What was observed in place of what was forecast, while that differs by more than 20 %; ``""``: nothing."""

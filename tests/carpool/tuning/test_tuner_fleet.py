@@ -210,6 +210,6 @@ def test_a_try_that_somebody_else_ended_is_one_no_more():
         if decision.change and decision.reason is Reason.EXPLORES:
             break
     assert decision.reason is Reason.EXPLORES
-    assert tuner._dared
+    assert tuner._exploration.is_in_force
     tuner.adopt(before)
-    assert not tuner._dared
+    assert not tuner._exploration.is_in_force
