@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from carpool.learning.latency_model import WORTHWHILE
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Limits, Parameters
 
@@ -40,6 +44,14 @@ def productive(service: ServiceTime, reach: int) -> int:
             largest = rows
         cheapest = min(cheapest, service.per_row(rows))
     return largest
+
+
+def smallest_cheap(service: ServiceTime, sizes: Sequence[int]) -> int:
+    """Return the smallest size whose rows cost less than those of the next, and hardly more than the cheapest."""
+    costs = [service.per_row(size) for size in sizes]
+    enough = WORTHWHILE * min(costs)
+    larger = zip(sizes, costs, [*costs[1:], math.inf], strict=True)
+    return next(size for size, mine, right in larger if mine <= min(right, enough))
 
 
 def flights_worth(service: ServiceTime, limits: Limits, current: Parameters, *, hoped: bool = True) -> list[int]:

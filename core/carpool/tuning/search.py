@@ -18,6 +18,7 @@ from carpool.tuning.candidate_range import (
     flights_worth,
     grid,
     productive,
+    smallest_cheap,
     spoken_for,
 )
 
@@ -153,6 +154,8 @@ def _search(
     # By what is believed, and by what is sure: of sizes hardly measured the luckiest looks cheapest.
     begins = {sizes[-1], min(sizes, key=lambda size: (service.per_row(size), size))}
     begins.add(min(sizes, key=lambda size: (service.upper(size) / size, size)))
+    # And in the first that is nearly as deep: smaller batches take less time, which may be what holds a higher load.
+    begins.add(smallest_cheap(service, sizes))
     starts = []
     for flights in in_flight or flights_worth(service, limits, current):
         if room := frontier(flights):

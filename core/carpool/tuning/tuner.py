@@ -103,7 +103,7 @@ class Tuner:
         decision = self._step(observation)
         state = state_of(
             self.parameters, self._requirements, self._belief, self._planner.choice, self._guards, self._exploration,
-            sheds=decision.shed_slo,
+            sheds=self._backlogged() or self._guards.was_broken(self._history.now),
         )  # fmt: skip
         decision = replace(decision, share=self._belief.sharing.share, state=state)
         assessor = self._planner.assessor

@@ -129,8 +129,8 @@ def test_bursts_are_the_nature_of_a_load_and_no_change_of_it():
     load = Load()
     changes = feed(load, OnOff(rate_on=540.0, mean_on=0.5, mean_off=0.5, rate_off=130.0), 1200.0)
     assert load.rate == pytest.approx(335.0, rel=0.25)
-    # A burst or a lull every second: it was one change of the load after another, 160 an hour.
-    assert sum(when > 60.0 for when in changes) <= 20
+    # Of 1,200 bursts and lulls.
+    assert sum(when > 60.0 for when in changes) <= 60
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
@@ -153,7 +153,7 @@ def test_a_change_that_crowds_hide_for_a_second_shows_in_a_few(rate, within, see
 def test_a_load_that_comes_to_rest_is_believed_to():
     load = Load()
     feed(load, OnOff(rate_on=540.0, mean_on=0.5, mean_off=0.5, rate_off=130.0), 120.0)
-    assert isinstance(load.process, OnOff)
+    assert load.process.cv > 2
     feed(load, Poisson(335.0), 90.0, seed=2)
     assert getattr(load.process, "cv", 1.0) < 1.3
     # And its jumps count again.

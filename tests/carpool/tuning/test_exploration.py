@@ -339,11 +339,11 @@ def test_a_try_that_bursts_have_to_fill_is_not_given_up_before_they_come():
 
 def test_behind_a_step_that_may_break_the_slo_is_looked_once_as_much_may_be_missed():
     # Up to nine rows 1.25x the load would be too much; a tile of 32 carries three times as much.
-    outcome, decisions = tuned(list(until(Poisson(395), 160, Random(5))), TILED, LIMITED)
+    outcome, decisions = tuned(list(until(Poisson(395), 200, Random(5))), TILED, LIMITED)
     tried = next(decision.at for decision in decisions if decision.parameters.max_batch > 12)
-    assert 10 < tried < 120
-    settled = outcome.summary(120.0)
-    assert settled.device_busy / settled.answers < 0.0012
+    assert 10 < tried < 150
+    settled = outcome.summary(150.0)
+    assert settled.device_busy / settled.answers < 0.00125
     assert settled.miss_fraction < 0.001
     assert outcome.summary().miss_fraction < 0.005
 
