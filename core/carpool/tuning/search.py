@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
-from carpool.tuning.assessment import FINE, KEPT, Assessment, Assessor
+from carpool.tuning.assessment import FINE, HEADROOM, KEPT, Assessment, Assessor
 from carpool.tuning.candidate_range import (
     SIZES,
     WAITS,
@@ -127,14 +127,17 @@ def _search(
         """Take of each size the longest wait that has room: the smaller the batch, the longer that is.
 
         Shorter waits, and smaller batches with the same one, take more device time where t(b) has no valleys. So a size
-        whose longest wait looks dearer than what was found is none to look for room in.
+        whose longest wait looks dearer than what was found is none to look for room in; nor is one at which there are
+        too few executors for the load, however full its batches are.
         """
         found: list[Assessment] = []
         longest, last = 0, len(waits) - 1
+        at_once, loaded = min(service.executors_for(flights), flights), HEADROOM * assessor.situation.process.rate
         for i in reversed(range(len(sizes))):
             least = min((one.device_time for one in found), default=math.inf)
-            at_once = min(service.executors_for(flights), flights)
-            if cheapest[i] >= least * at_once or all(one.looks >= least for one in at([(i, last)], flights)):
+            if cheapest[i] >= least * at_once or cheapest[i] * loaded >= at_once:
+                continue
+            if all(one.looks >= least for one in at([(i, last)], flights)):
                 continue
             if roomy(i, last, flights):
                 longest = last
