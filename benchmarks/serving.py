@@ -214,8 +214,10 @@ async def copies(folder: Path) -> list[Figure]:
             async with model(lambda message, size=received: tensor_reply(message, size)) as upstream:  # type: ignore[misc]
                 with processes.sidecar(folder, upstream, parameters=parameters, env=counter.env) as sidecar:
                     load = Load(sidecar, asked)
-                    before = counter.read()
+                    # While the batch axis is verified, copies of requests are sent besides.
                     await load.trial(TRIAL)
-                    seen[way] = (counter.read() - before) / load.answered / MIB
+                    before, answered = counter.read(), load.answered
+                    await load.trial(TRIAL)
+                    seen[way] = (counter.read() - before) / (load.answered - answered) / MIB
         figures.append(Figure(name, max(seen.values()), 1, seen))
     return figures

@@ -31,7 +31,7 @@ def spoken_for(service: ServiceTime, limits: Limits) -> int:
     return max(size for size in (*SIZES, limits.max_batch) if size <= most)
 
 
-def grid(values: tuple[int, ...], low: int, high: int, *, also: int) -> list[int]:
+def sizes_within(values: tuple[int, ...], low: int, high: int, *, also: int) -> list[int]:
     """List the values within bounds, the bounds themselves, and one more, ascending."""
     return sorted({low, high, *(value for value in values if low <= value <= high), min(max(also, low), high)})
 

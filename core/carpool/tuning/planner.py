@@ -15,9 +15,12 @@ from carpool.tuning.assessment import KEPT, Assessment, Assessor, Situation
 from carpool.tuning.exploration import brighter
 from carpool.tuning.moves import Scene
 from carpool.tuning.search import Choice, choose
+from carpool.tuning.states import state_of
 from carpool.tuning.steps import WORTH, is_clearly_worth, pass_or_batch
 
 if TYPE_CHECKING:
+    from carpool.exchange.decision import State
+    from carpool.forecasting.refinement import Expected
     from carpool.policy.parameters import Limits, Parameters
     from carpool.tuning.belief import Belief
     from carpool.tuning.exploration import Exploration
@@ -70,6 +73,17 @@ class Planner:
     def current(self, parameters: Parameters) -> Assessment | None:
         """Return the forecasts of what is in force; ``None`` before the first search."""
         return self.assessor.assess(parameters, KEPT) if self.assessor is not None else None
+
+    def expected(self, parameters: Parameters) -> Expected | None:
+        """Return what answers should show; ``None`` where the forecast says itself that it is worth little."""
+        current = self.current(parameters)
+        return current.expected if current is not None and current.holds_now else None
+
+    def state(self, parameters: Parameters, *, sheds: bool) -> State:
+        """Return what is being done; ``sheds``: whether requests that would be late are refused."""
+        return state_of(
+            parameters, self._requirements, self._belief, self.choice, self._guards, self._exploration, sheds=sheds
+        )
 
     def _reach(self, size: int) -> Limits:
         """Return where to look for candidates; ``size``: ``max_batch`` in force."""

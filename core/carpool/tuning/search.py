@@ -16,14 +16,16 @@ from carpool.tuning.candidate_range import (
     SIZES,
     WAITS,
     flights_worth,
-    grid,
     productive,
+    sizes_within,
     smallest_cheap,
     spoken_for,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
+
+    from carpool.learning.latency_model import ServiceTime
 
 
 LEAST = 0.003
@@ -53,7 +55,7 @@ def choose(assessor: Assessor, current: Parameters, avoid: Collection[Parameters
     situation = assessor.situation
     limits, service = situation.limits, situation.service
     reach = max(productive(service, spoken_for(service, limits)), limits.min_batch)
-    sizes = grid(SIZES, limits.min_batch, reach, also=current.max_batch)
+    sizes = sizes_within(SIZES, limits.min_batch, reach, also=current.max_batch)
     present = assessor.assess(current, KEPT)
     best = _search(assessor, sizes, current, avoid)
     if unused and present.holds_now and best is not None and best.parameters.max_batch not in service.sizes:
@@ -92,6 +94,71 @@ def _is_bearable(assessor: Assessor, best: Assessment) -> bool:
     return Assessor(sober).assess(best.parameters).holds_now
 
 
+class _Grid:
+    """Sizes and waits to choose from, ascending, and where in it there is room for more load."""
+
+    def __init__(self, assessor: Assessor, sizes: Sequence[int], avoid: Collection[Parameters]) -> None:
+        self._assessor = assessor
+        self._avoid = avoid
+        limits, service = assessor.situation.limits, assessor.situation.service
+        self.sizes = sizes
+        shares = (share * limits.max_wait for share in WAITS)
+        self.waits = sorted({whole_microseconds(max(limits.min_wait, wait)) for wait in shares})
+        self._cheapest = list(accumulate((assessor.situation.rows * service.per_row(size) for size in sizes), min))
+        """Executor time of a request in batches of up to so many rows, were they all as large as pays."""
+
+    def at(self, places: Iterable[tuple[int, int]], flights: int) -> list[Assessment]:
+        """Assess places, as (index of the size, index of the wait); those outside and those to be avoided are none."""
+        sizes, waits = self.sizes, self.waits
+        inside = [(sizes[i], waits[j]) for i, j in places if 0 <= i < len(sizes) and 0 <= j < len(waits)]
+        points = [Parameters(max_batch=i, max_wait=Duration(j), max_in_flight=flights) for i, j in inside]
+        return [self._assessor.assess(point) for point in points if point not in self._avoid]
+
+    def around(self, here: Assessment) -> list[Assessment]:
+        """Assess the neighbours."""
+        i, j = self.sizes.index(here.parameters.max_batch), self.waits.index(here.parameters.max_wait)
+        neighbours = ((i + di, j + dj) for di, dj in ((-1, 0), (1, 0), (0, -1), (0, 1), (-1, 1), (-1, -1)))
+        return self.at(neighbours, here.parameters.max_in_flight)
+
+    def at_size(self, size: int, flights: int) -> list[Assessment]:
+        """Assess every second wait of a size."""
+        return self.at([(self.sizes.index(size), wait) for wait in range(0, len(self.waits), 2)], flights)
+
+    def frontier(self, flights: int) -> list[Assessment]:
+        """Take of each size the longest wait that has room: the smaller the batch, the longer that is.
+
+        Shorter waits, and smaller batches with the same one, take more device time where t(b) has no valleys. So a size
+        whose longest wait looks dearer than what was found is none to look for room in; nor is one at which there are
+        too few executors for the load, however full its batches are.
+        """
+        situation, cheapest = self._assessor.situation, self._cheapest
+        at_once, loaded = min(situation.service.executors_for(flights), flights), HEADROOM * situation.process.rate
+        found: list[Assessment] = []
+        longest, last = 0, len(self.waits) - 1
+        for i in reversed(range(len(self.sizes))):
+            least = min((one.device_time for one in found), default=math.inf)
+            if cheapest[i] >= least * at_once or cheapest[i] * loaded >= at_once:
+                continue
+            if all(one.looks >= least for one in self.at([(i, last)], flights)):
+                continue
+            if self._roomy(i, last, flights):
+                longest = last
+            elif not self._roomy(i, longest, flights):
+                continue
+            too_long = last
+            while too_long - longest > 1:
+                middle = (longest + too_long) // 2
+                if self._roomy(i, middle, flights):
+                    longest = middle
+                else:
+                    too_long = middle
+            found += self.at([(i, longest)], flights)
+        return found
+
+    def _roomy(self, i: int, j: int, flights: int) -> bool:
+        return any(one.holds_ahead for one in self.at([(i, j)], flights))
+
+
 def _search(
     assessor: Assessor,
     sizes: Sequence[int],
@@ -104,70 +171,12 @@ def _search(
     ``in_flight``: numbers in flight to look among; ``None``: all that are worth it.
     """
     limits, service = assessor.situation.limits, assessor.situation.service
-    longest = limits.max_wait
-    waits = sorted({whole_microseconds(max(limits.min_wait, share * longest)) for share in WAITS})
-
-    cheapest = list(accumulate((assessor.situation.rows * service.per_row(size) for size in sizes), min))
-    """Executor time of a request in batches of up to so many rows, were they all as large as pays."""
-
-    def at(places: Iterable[tuple[int, int]], flights: int) -> list[Assessment]:
-        inside = [(sizes[i], waits[j]) for i, j in places if 0 <= i < len(sizes) and 0 <= j < len(waits)]
-        points = [Parameters(max_batch=i, max_wait=Duration(j), max_in_flight=flights) for i, j in inside]
-        return [assessor.assess(point) for point in points if point not in avoid]
-
-    def around(here: Assessment) -> list[Assessment]:
-        i, j = sizes.index(here.parameters.max_batch), waits.index(here.parameters.max_wait)
-        neighbours = ((i + di, j + dj) for di, dj in ((-1, 0), (1, 0), (0, -1), (0, 1), (-1, 1), (-1, -1)))
-        return at(neighbours, here.parameters.max_in_flight)
-
-    def roomy(i: int, j: int, flights: int) -> bool:
-        return any(one.holds_ahead for one in at([(i, j)], flights))
-
-    def frontier(flights: int) -> list[Assessment]:
-        """Take of each size the longest wait that has room: the smaller the batch, the longer that is.
-
-        Shorter waits, and smaller batches with the same one, take more device time where t(b) has no valleys. So a size
-        whose longest wait looks dearer than what was found is none to look for room in; nor is one at which there are
-        too few executors for the load, however full its batches are.
-        """
-        found: list[Assessment] = []
-        longest, last = 0, len(waits) - 1
-        at_once, loaded = min(service.executors_for(flights), flights), HEADROOM * assessor.situation.process.rate
-        for i in reversed(range(len(sizes))):
-            least = min((one.device_time for one in found), default=math.inf)
-            if cheapest[i] >= least * at_once or cheapest[i] * loaded >= at_once:
-                continue
-            if all(one.looks >= least for one in at([(i, last)], flights)):
-                continue
-            if roomy(i, last, flights):
-                longest = last
-            elif not roomy(i, longest, flights):
-                continue
-            too_long = last
-            while too_long - longest > 1:
-                middle = (longest + too_long) // 2
-                if roomy(i, middle, flights):
-                    longest = middle
-                else:
-                    too_long = middle
-            found += at([(i, longest)], flights)
-        return found
-
-    # Device time a row has valleys, at a tile's size, out of which no walk leads: the deepest is begun in as well.
-    # By what is believed, and by what is sure: of sizes hardly measured the luckiest looks cheapest.
-    begins = {sizes[-1], min(sizes, key=lambda size: (service.per_row(size), size))}
-    begins.add(min(sizes, key=lambda size: (service.upper(size) / size, size)))
-    # And in the first that is nearly as deep: smaller batches take less time, which may be what holds a higher load.
-    begins.add(smallest_cheap(service, sizes))
-    starts = []
-    for flights in in_flight or flights_worth(service, limits, current):
-        if room := frontier(flights):
-            starts.append((flights, room))
-            continue
-        starts += [
-            (flights, at([(sizes.index(size), wait) for wait in range(0, len(waits), 2)], flights))
-            for size in sorted(begins)
-        ]
+    grid = _Grid(assessor, sizes, avoid)
+    numbers = in_flight or flights_worth(service, limits, current)
+    starts = [(flights, room) for flights in numbers if (room := grid.frontier(flights))]
+    if not starts:
+        begins = _begins(service, sizes)
+        starts = [(flights, grid.at_size(size, flights)) for flights in numbers for size in begins]
     # Where some number in flight keeps the SLO, those that don't are not searched for the most they could do.
     holding = [(flights, start) for flights, start in starts if any(one.holds_now for one in start)]
     restores = not assessor.assess(current, KEPT).holds_ahead
@@ -179,10 +188,22 @@ def _search(
         step = here = _best(start)
         while step is not None:
             here = step
-            step = _best(around(here), than=here, share=0.001)
+            step = _best(grid.around(here), than=here, share=0.001)
         if here is not None and (best is None or is_better(here, best, 0.005)):
             best = here
     return best
+
+
+def _begins(service: ServiceTime, sizes: Sequence[int]) -> list[int]:
+    """List the sizes from which the search begins where none has room.
+
+    Device time a row has valleys, at a tile's size, out of which no walk leads: the deepest is one of them. By what is
+    believed, and by what is sure: of sizes hardly measured the luckiest looks cheapest. And so is the first that is
+    nearly as deep: smaller batches take less time, which may be what holds a higher load.
+    """
+    believed = min(sizes, key=lambda size: (service.per_row(size), size))
+    sure = min(sizes, key=lambda size: (service.upper(size) / size, size))
+    return sorted({sizes[-1], believed, sure, smallest_cheap(service, sizes)})
 
 
 def _best(candidates: list[Assessment], than: Assessment | None = None, share: float = 0.0) -> Assessment | None:

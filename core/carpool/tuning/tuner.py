@@ -23,12 +23,10 @@ from carpool.tuning.history import History
 from carpool.tuning.moves import Move, move
 from carpool.tuning.planner import Planner
 from carpool.tuning.requirements import Requirements
-from carpool.tuning.states import state_of
 
 if TYPE_CHECKING:
     from carpool.exchange.decision import Observation
     from carpool.forecasting.accuracy import Alarm
-    from carpool.forecasting.refinement import Expected
     from carpool.learning.latency_model import LatencyLearner, ServiceTime
     from carpool.learning.load import Load
     from carpool.policy.parameters import Parameters
@@ -101,10 +99,8 @@ class Tuner:
     def step(self, observation: Observation) -> Decision:
         """Take an observation and decide."""
         decision = self._step(observation)
-        state = state_of(
-            self.parameters, self._requirements, self._belief, self._planner.choice, self._guards, self._exploration,
-            sheds=self._backlogged() or self._guards.was_broken(self._history.now),
-        )  # fmt: skip
+        sheds = self._backlogged() or self._guards.was_broken(self._history.now)
+        state = self._planner.state(self.parameters, sheds=sheds)
         decision = replace(decision, share=self._belief.sharing.share, state=state)
         assessor = self._planner.assessor
         holds = assessor is None or assessor.holds(self._requirements.limits.max_wait)
@@ -185,7 +181,7 @@ class Tuner:
             observation,
             model_moved=moved.model,
             disturbed=disturbed or COLD in stats.misses,
-            expected=self._expected,
+            expected=lambda: None if self._shed else self._planner.expected(self.parameters),
         )
         return broken and not guards.caution.most, tried, checked
 
@@ -278,11 +274,6 @@ class Tuner:
             target_utilization=aim.target if aim.objective is Objective.BALANCED else 0.0,
             alternative=self._planner.alternative(self.parameters) if step is not None else "",
         )
-
-    def _expected(self) -> Expected | None:
-        """Return what answers should show; ``None`` where the forecast says itself that it is worth little."""
-        current = self._planner.current(self.parameters)
-        return current.expected if current is not None and current.holds_now and not self._shed else None
 
     def _sheds_late(self) -> bool:
         """Whether who would be late for the SLO is refused."""

@@ -5,7 +5,7 @@ from examples import CURVE, LIMITS, parameters
 from msgspec.structs import replace
 
 from carpool.learning.latency_model import ServiceTime
-from carpool.tuning.candidate_range import flights_worth, grid, productive
+from carpool.tuning.candidate_range import flights_worth, productive, sizes_within
 
 
 def rows_cost(*each):
@@ -17,12 +17,12 @@ def rows_cost(*each):
 
 
 def test_the_grid_has_the_bounds_what_lies_between_them_and_what_is_in_force():
-    assert grid((1, 2, 4, 8, 16), 3, 10, also=7) == [3, 4, 7, 8, 10]
+    assert sizes_within((1, 2, 4, 8, 16), 3, 10, also=7) == [3, 4, 7, 8, 10]
 
 
 @pytest.mark.parametrize(("also", "found"), [(1, [2, 4, 8]), (4, [2, 4, 8]), (64, [2, 4, 8])])
 def test_the_grid_stays_within_bounds_and_has_each_value_once(also, found):
-    assert grid((1, 2, 4, 8, 16), 2, 8, also=also) == found
+    assert sizes_within((1, 2, 4, 8, 16), 2, 8, also=also) == found
 
 
 # Four waves of 13 rows: the last of each is the cheapest.
