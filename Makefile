@@ -42,13 +42,14 @@ cluster: programs ## Open a cluster with the chart and a model in it, and a shel
 programs: $(STAMP)
 	@PYTHONPATH=tests/cluster $(BIN)/python -m minicluster.binaries --get
 
-check: $(STAMP) ## Lint, types, layers, import cycles, words, generated files
+check: $(STAMP) ## Lint, types, layers, import cycles, sizes, words, generated files
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/import_cycles.py
 	$(BIN)/python tools/words.py
+	$(BIN)/python tools/sizes.py
 	$(BIN)/python tools/reference.py --check
 	$(BIN)/python -m carpool_operator.api.crd --check
 	$(BIN)/python benchmarks/proof --check-report

@@ -1,0 +1,95 @@
+"""`make check`: how large the core, its classes and its functions may be.
+
+What is larger is listed below with its size, which may only shrink; what isn't any more has to leave the list.
+
+Exit codes: 0, all within their limits; 1, not so.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CORE = Path(__file__).parents[1] / "core" / "carpool"
+
+LINES, GOAL = 10_360, 5_500
+"""Of the whole core: what it may have, and what it should."""
+
+LIMITS = {"function lines": 60, "class lines": 250, "class attributes": 12}
+
+LARGER: dict[tuple[str, str], int] = {
+    ("batching/batcher.py", "Batcher: class attributes"): 20,
+    ("batching/batcher.py", "Batcher: class lines"): 718,
+    ("batching/counters.py", "Counters: class attributes"): 23,
+    ("batching/model_state.py", "Lane: class attributes"): 28,
+    ("batching/queues.py", "board: function lines"): 76,
+    ("batching/requests.py", "Batch: class attributes"): 17,
+    ("batching/requests.py", "Request: class attributes"): 20,
+    ("forecasting/mixed.py", "_Line: class attributes"): 13,
+    ("forecasting/mixed.py", "serve: function lines"): 79,
+    ("forecasting/queueing.py", "forecast: function lines"): 81,
+    ("forecasting/recursion.py", "recursion: function lines"): 75,
+    ("forecasting/recursion.py", "refusing: function lines"): 96,
+    ("forecasting/recursion.py", "with_queue: function lines"): 107,
+    ("simulation/simulator.py", "Simulation: class attributes"): 16,
+    ("simulation/simulator.py", "run: function lines"): 126,
+}
+
+
+def found(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
+    """List (name, what, size) of every function and class."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, "function lines", _lines(node)
+        elif isinstance(node, ast.ClassDef):
+            yield node.name, "class lines", _lines(node)
+            attributes = {
+                each.attr
+                for each in ast.walk(node)
+                if isinstance(each, ast.Attribute)
+                and isinstance(each.ctx, ast.Store)
+                and isinstance(each.value, ast.Name)
+                and each.value.id == "self"
+            }
+            yield node.name, "class attributes", len(attributes)
+
+
+def _lines(node: ast.FunctionDef | ast.ClassDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def wrong(folder: Path = CORE, larger: dict[tuple[str, str], int] = LARGER, lines: int = LINES) -> list[str]:
+    """List what is too large, and what is listed without need."""
+    told, total, left = [], 0, dict(larger)
+    for path in sorted(folder.rglob("*.py")):
+        text, name = path.read_text("utf-8"), path.relative_to(folder).as_posix()
+        total += text.count("\n")
+        for owner, what, size in found(ast.parse(text)):
+            limit = LIMITS[what]
+            known = left.pop((name, f"{owner}: {what}"), limit)
+            if size > known:
+                told.append(f"{name}: {owner} has {size} {what.partition(' ')[2]}; at most {known}")
+            elif size <= limit < known:
+                told.append(
+                    f"{name}: {owner} has {size} {what.partition(' ')[2]}: take it off the list in tools/sizes.py"
+                )
+    told += [f"{name}: there is no {what} any more: take it off the list in tools/sizes.py" for name, what in left]
+    if total > lines:
+        told.append(f"the core has {total:,} lines; at most {lines:,}, and the goal is {GOAL:,}")
+    return told
+
+
+def main() -> int:
+    """Print what is wrong."""
+    told = wrong()
+    print("\n".join(told), end="\n" if told else "")
+    return 1 if told else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
