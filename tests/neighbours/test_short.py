@@ -38,9 +38,11 @@ def test_healthy_callers_pay_nothing(name):
     while True:
         seen.append(uvloop.run(trials.behind_sidecar(neighbour, SECONDS[name], warm_up=WARM_UP)))
         row = verdict.row(neighbour, seen, None, None)
-        if len(seen) == verdict.TRIALS or not verdict.only_noise(row):
+        # On a machine that stands still a neighbour may not get to anything.
+        acted = any(each.theirs for each in seen) or name == "none"
+        if len(seen) == verdict.TRIALS or (acted and not verdict.only_noise(row)):
             break
-    assert seen[0].theirs or name == "none", "the neighbour did nothing"
+    assert acted, "the neighbour did nothing"
     assert row.sidecar.ok > 0
     broken = verdict.violations(row)
     assert not broken, "\n".join(broken)
