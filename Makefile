@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CACHE := $(HOME)/.cache/carpool
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-compiled test-cluster cluster check format docs crds bench converge balanced proof proof-quick oracle peers neighbours soak fuzz clients triton clean
+.PHONY: help setup demo test test-compiled test-cluster cluster check format docs crds bench converge balanced ablation proof proof-quick oracle peers neighbours soak fuzz clients triton clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -72,6 +72,9 @@ converge: $(STAMP) ## How close the tuner comes to the best grid point, in the s
 
 balanced: $(STAMP) ## What the objective Balanced costs and keeps, against zero wait and a grid (half an hour)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/balanced.py
+
+ablation: $(STAMP) ## What is lost without each rule of the tuner, in virtual time (an hour)
+	$(BIN)/python benchmarks/ablation.py
 
 proof: $(STAMP) ## How close to the oracle, how far ahead of other rules (half an hour on two cores, with a C compiler; less when only the tuner changed); SEED=7 for another seed
 	$(BIN)/python benchmarks/proof --write $(if $(SEED),--seed $(SEED))
