@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from carpool.exchange.probation import Probation
-from carpool.forecasting.refinement import Settling
+from carpool.forecasting.forecaster import Forecaster, Situation
+from carpool.forecasting.refinement import Refinement
 from carpool.learning import arrivals
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.simulation.outcome import Setting
-from carpool.tuning.assessment import Assessor, Situation
 from carpool.tuning.guards import TOO_LATE
 from carpool.tuning.tuner import INTERVAL
 from proof import courses, measures, oracle
@@ -48,6 +48,7 @@ FORECAST_RUNS = 120
 FORECAST_DOUBT = 0.01
 """Half of its 95 % interval, relative to it."""
 FORECAST_ENOUGH = 3
+FEWEST_RUNS = 4
 """Runs where no goal is at stake."""
 
 ROLLBACK_RATE = 400.0
@@ -111,7 +112,7 @@ def forecasts(scenario: Scenario, stair: courses.Stair, contender: Carpool, seed
             budget=TOLERATED / 2,
             limits=scenario.limits,
         )
-        told = Assessor(situation).settled(setting.parameters, shed=setting.shed_slo)
+        told = Forecaster(situation).refined(setting.parameters, shed=setting.shed_slo)
         # Beyond, nobody is judged by it.
         runs = FORECAST_RUNS if told.utilization <= UTILIZED else FORECAST_ENOUGH
         simulated = _p99(warm, setting, rate, seed, runs)
@@ -120,14 +121,14 @@ def forecasts(scenario: Scenario, stair: courses.Stair, contender: Carpool, seed
         if decision is not None and decision.predicted is not None and not decision.shed_slo:
             learned = decision.predicted.p99
             own = Setting(decision.parameters, decision.estimate, decision.shed_slo)
-            realized = simulated.value if own == setting else _p99(warm, own, rate, seed, FORECAST_ENOUGH).value
+            realized = (simulated if own == setting else _p99(warm, own, rate, seed, FORECAST_ENOUGH)).quantile(0.99)
         found.append(
             Forecast(
                 scenario.name,
                 step.load,
                 round(told.utilization, 4),
                 setting.parameters.describe(),
-                simulated=round(simulated.value, 6),
+                simulated=round(simulated.quantile(0.99), 6),
                 doubt=round(simulated.doubt, 4),
                 told=round(told.p99, 6),
                 learned=learned,
@@ -137,18 +138,19 @@ def forecasts(scenario: Scenario, stair: courses.Stair, contender: Carpool, seed
     return found
 
 
-def _p99(scenario: Scenario, setting: Setting, rate: float, seed: int, runs: int) -> Settling:
+def _p99(scenario: Scenario, setting: Setting, rate: float, seed: int, runs: int) -> Refinement:
     """Play a steady load with one setting, run after run, until the p99 is known well enough."""
-    settling = Settling()
+    played = Refinement()
     warm_up, seconds = 0.05 * FORECAST_REQUESTS / rate, FORECAST_REQUESTS / rate
     course = [Stretch(warm_up + seconds, rate)]
     for run in range(runs):
         outcome = play(scenario, fixed(setting), course, seed + 1 + run).outcome
         first = bisect_left(outcome.times, warm_up)
-        settling.add([latency for latency in outcome.latencies[first:] if latency < inf])
-        if settling.is_known(FORECAST_DOUBT):
+        latencies = [latency for latency in outcome.latencies[first:] if latency < inf]
+        played.add(latencies, 0.0, len(latencies))
+        if played.samples >= FEWEST_RUNS and played.doubt <= FORECAST_DOUBT:
             break
-    return settling
+    return played
 
 
 class OnProbation:

@@ -27,12 +27,12 @@ from evidence import Machine, commit, machine, today
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.forecasting.queueing import forecast, glance
+from carpool.forecasting.queueing import Load, forecast, glance
 from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
 from carpool.simulation.outcome import Setting
 from carpool.simulation.simulator import Noise
-from carpool.tuning.candidate_range import SIZES, WAITS
+from carpool.tuning.candidates import SIZES, WAITS
 from proof.scenario import HERE, Scenario, Trace, load_all, own_hash, recording, suite_hash
 from proof.world import Stretch, arrival_times, estimate, knowledge, play
 
@@ -282,13 +282,12 @@ class Bench:
             return self.simulate(point, rate, requests)
         seconds = requests / rate
         slo = float(self.scenario.slo)
-        times = _arrivals(self.scenario, seconds, rate)
-        draws = _draws(self.scenario, 2 * requests)
+        load = Load(_arrivals(self.scenario, seconds, rate), draws=_draws(self.scenario, 2 * requests) or (1.0,))
         if point.shed:
-            expected = forecast(times, self.service, point.parameters, slo, shed=True, noise_draws=draws)
+            expected = forecast(load, self.service, point.parameters, slo, shed=True)
             served = 1 - expected.shed_fraction
             return Measured(expected.miss_fraction, expected.device_time if served else inf)
-        return Measured(*glance(times, self.service, point.parameters, slo, noise_draws=draws)[:2])
+        return Measured(*glance(load, self.service, point.parameters, slo)[:2])
 
     def simulate(self, point: Point, rate: float, requests: int, settle: float = 0.0) -> Measured:
         """Do so by the simulator; the first ``settle`` seconds don't count."""

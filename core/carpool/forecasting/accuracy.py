@@ -1,15 +1,15 @@
 """Is the forecast right? Answers are compared with what was forecast, and a lasting difference raises an alarm.
 
-Quantiles are compared by counts, never by a measured p99: of 500 answers five are expected beyond the forecast p99. Too
-many beyond 1.2 times the forecast means that it is off by more than 20 %. How many are too many by chance is known from
-the requests that were played for the forecast: latencies depend on each other, so stretches of them differ by more than
-independent ones would (``refinement``).
+Quantiles are compared by counts, never by a measured p99: of 500 answers, five are expected beyond the forecast p99. Too
+many beyond 1.2 times the forecast show that it is off by more than 20 %. How many are too many by chance shows in how
+much half seconds differ: a burst makes one of them slow, a wrong forecast nearly all.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from statistics import stdev
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.batching.counters import DURATION_BOUNDS, ModelStats
@@ -18,13 +18,13 @@ from carpool.policy.durations import format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from carpool.forecasting.refinement import Bound, Expected
+    from carpool.forecasting.refinement import Expected
 
 LASTING = 10.0
 """Seconds with steady parameters and load over which answers are compared."""
 
 SETTLED_AFTER = 2.0
-"""Seconds after a change that belong to neither side: what was queued is still being served."""
+"""Seconds after a change that are left out: what was queued before is still being served."""
 
 RESUMED_AFTER = 0.5
 """Seconds after a pause of the host that are left out with it."""
@@ -39,13 +39,23 @@ FEWEST = 10
 """Answers beyond a limit that are evidence: fewer may be one slow batch."""
 
 CERTAIN = 5.0
-"""Standard deviations beyond the forecast share: one comparison in a million, were it only chance."""
+"""Standard errors beyond the forecast share that are no matter of chance."""
 
 HOLDS = 60.0
 """Seconds for which an alarm lasts at least; doubled with each that follows within ``FORGIVEN`` times as long."""
 
 FORGIVEN = 10.0
 """Times as long as an alarm without another one after which the next one is short again."""
+
+SLOW = 1.2
+"""Factor on the forecast from which answers are too slow for it to be right."""
+
+QUICK = 2.0
+"""Factor by which the median has to be below the forecast. Quicker answers harm nobody, and may have a harmless reason:
+the largest batch that fits into the server's memory is smaller than the parameters say."""
+
+OWN = 0.002
+"""Seconds that the sidecar itself may take for a request, of which forecasts know nothing."""
 
 
 class Alarm(NamedTuple):
@@ -54,6 +64,18 @@ class Alarm(NamedTuple):
     message: str
     slow: bool
     """Whether answers take longer than forecast, not less."""
+
+
+class _Limit(NamedTuple):
+    """A quantile of the forecast, and what shows that it is wrong."""
+
+    quantile: float
+    forecast: float
+    """Seconds."""
+    seconds: float
+    """Too many answers beyond it (too few, where it is below ``forecast``) show that the forecast is off."""
+    lasting: float
+    """Share of the intervals that have to show it: a slow median shows in most, a slow tail in one of three."""
 
 
 class ForecastCheck:
@@ -68,7 +90,7 @@ class ForecastCheck:
         self._window: deque[tuple[float, Sequence[int]]] = deque()
         """(seconds, answers by duration) of each interval."""
         self._since = -math.inf
-        """When parameters or load were last another."""
+        """When parameters or load last changed."""
         self._until = -math.inf
         """When the last alarm is, or was, over."""
         self._holds = HOLDS
@@ -107,7 +129,12 @@ class ForecastCheck:
         known = expected()
         if known is None:
             return False
-        found = next((alarm for bound in known.bounds if (alarm := _off(bound, parts, lasted)) is not None), None)
+        limits = (
+            _Limit(0.5, known.p50, SLOW * known.p50 + OWN, 0.75),
+            _Limit(0.99, known.p99, SLOW * known.p99 + OWN, 0.33),
+            _Limit(0.5, known.p50, known.p50 / QUICK, 0.75),
+        )
+        found = next((alarm for limit in limits if (alarm := _off(limit, parts, lasted)) is not None), None)
         if found is None:
             if self.alarm is None or now < self._until:
                 return False
@@ -122,37 +149,31 @@ class ForecastCheck:
         return began
 
 
-def _off(bound: Bound, parts: Sequence[Sequence[int]], lasted: float) -> Alarm | None:
+def _off(limit: _Limit, parts: Sequence[Sequence[int]], lasted: float) -> Alarm | None:
     """Return an alarm where answers show that a quantile is not what was forecast."""
-    slow = bound.limit > bound.forecast
+    slow = limit.seconds > limit.forecast
     sign = 1.0 if slow else -1.0
-    counts = [(_beyond(part, bound.limit), sum(part)) for part in parts]
+    allowed = 1 - limit.quantile
+    counts = [(_beyond(part, limit.seconds), sum(part)) for part in parts]
     total = sum(count for _, count in counts)
     seen = sum(beyond for beyond, _ in counts)
-    evidence = seen if slow else total - seen
-    # 1. Off by more than 20 %?
-    allowed = 1 - bound.quantile
-    if sign * (seen / total - allowed) <= 0 or evidence < FEWEST:
+    # 1. Off by more than 20 %, by more than one slow batch?
+    if sign * (seen / total - allowed) <= 0 or (seen if slow else total - seen) < FEWEST:
         return None
-    # 2. By more than chance? Of fewer requests than were played in a stretch the share is less sure.
-    share, deviation, requests = bound.expected
-    deviation *= math.sqrt(max(requests / total, 1.0))
-    deviation = max(deviation, math.sqrt(share * (1 - share) / total))
-    if sign * (seen / total - share) <= CERTAIN * deviation:
-        return None
-    # 3. All the time?
-    showing = sum(sign * (beyond - allowed * count) > 0 for beyond, count in counts)
-    if showing < bound.lasting * len(counts):
+    # 2. By more than chance, all the time?
+    excess = [beyond - allowed * count for beyond, count in counts]
+    error = stdev(excess) * math.sqrt(len(excess)) if len(excess) > 1 else math.inf
+    error = max(error, math.sqrt(allowed * (1 - allowed) * total))
+    if sign * sum(excess) <= CERTAIN * error or sum(sign * each > 0 for each in excess) < limit.lasting * len(counts):
         return None
     merged = [sum(column) for column in zip(*parts, strict=True)]
-    observed = ModelStats(durations=merged).quantile(bound.quantile) or 0.0
+    observed = _rounded(ModelStats(durations=merged).quantile(limit.quantile) or 0.0)
+    text = f"p{100 * limit.quantile:g} {observed} observed for {lasted:.0f} s, {_rounded(limit.forecast)} forecast"
+    if not slow:
+        return Alarm(f"{text}: answers are quicker than that", slow)
     return Alarm(
-        f"p{100 * bound.quantile:g} {_rounded(observed)} observed for {lasted:.0f} s, {_rounded(bound.forecast)} "
-        f"forecast ({seen / total:.0%} of {total} answers took longer than {_rounded(bound.limit)}; "
-        f"{allowed:.0%} were expected at most)"
-        if slow
-        else f"p{100 * bound.quantile:g} {_rounded(observed)} observed for {lasted:.0f} s, "
-        f"{_rounded(bound.forecast)} forecast: answers are quicker than that",
+        f"{text} ({seen / total:.0%} of {total} answers took longer than {_rounded(limit.seconds)}; "
+        f"{allowed:.0%} were expected at most)",
         slow,
     )
 

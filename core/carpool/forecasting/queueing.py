@@ -1,27 +1,28 @@
-"""Fast forecasts of latency and goodput: what parameters would do to given arrivals on a given device.
-
-``forecast`` runs the batch recursion over explicit arrival times, batch by batch instead of event by event, about a
-million requests a second. ``doubts`` says when a forecast is not to be believed.
-"""
+"""What parameters would do to given arrivals on a given device: latency, misses, utilization, goodput."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from enum import StrEnum
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from carpool.forecasting.mixed import ROUNDING
-from carpool.forecasting.recursion import Setting, in_runs, mixed, recursion, refusing, with_queue
+from carpool.batching.requests import seldom_exceeded
+from carpool.forecasting.recursion import ROUNDING, Rules, in_bursts, recursion
+from carpool.forecasting.replay import Kind, replay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from carpool.forecasting.recursion import Run
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Parameters
+
+QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 
 class Forecast(Struct, frozen=True):
@@ -46,106 +47,68 @@ class Forecast(Struct, frozen=True):
     mean_batch: float
     """Rows."""
     utilization: float
-    """Share of the executors' time spent computing."""
-    stable: bool
-    """Whether the rate lies below what full batches can serve."""
+    """Share of its capacity to compute batches at once that the device uses."""
     requests: int
-    """Arrivals behind the forecast; 0 for a forecast in closed form."""
+    """Arrivals behind the forecast."""
 
 
-class Stability(NamedTuple):
-    """Whether a rate can be kept up with."""
+class Glance(NamedTuple):
+    """The figures of a ``Forecast`` that most choices need, for half of what it costs."""
 
-    capacity: float
-    """Rows per second of a backlog, which is served in full batches."""
-    peak: float
-    """Rows per second at the most productive size; more than ``capacity`` where large batches cost more a row."""
-    peak_rows: int
+    miss_fraction: float
+    device_time: float
+    mean: float
     utilization: float
-    """Rate over capacity; in a stable system an upper end, since batches that need not be full are no longer."""
+    together: float = 1.0
+    """How many requests miss together, in the mean over those that miss: the length of runs of late batches."""
+
+
+class Load(NamedTuple):
+    """Requests to be played."""
+
+    arrivals: Sequence[float]
+    """Seconds, ascending, at least one."""
+    rows: Sequence[int] | int = 1
+    """Of each request, or of all of them."""
+    groups: Sequence[float] = (1.0,)
+    """Shares of the requests that have one batch key each."""
+    draws: Sequence[float] = (1.0,)
+    """Multipliers of batch times."""
 
     @property
-    def stable(self) -> bool:
-        """Whether a backlog shrinks."""
-        return self.utilization < 1
-
-
-def stability(rate: float, service: ServiceTime, max_batch: int, executors: int | None = None) -> Stability:
-    """Compare a rate (rows per second) with what the device does.
-
-    A backlog is drained in batches of ``max_batch``, so that is what decides stability, not the best size below it:
-    with a superlinear t(b) and too large a cap a backlog that a smaller cap would drain never ends.
-    """
-    executors = executors or service.executors
-    table = service.table(max_batch)
-    productivity = [rows * executors / table[rows] for rows in range(1, max_batch + 1)]
-    peak = max(productivity)
-    return Stability(productivity[-1], peak, productivity.index(peak) + 1, rate / productivity[-1])
+    def total_rows(self) -> int:
+        """Rows of all requests."""
+        return self.rows * len(self.arrivals) if isinstance(self.rows, int) else sum(self.rows)
 
 
 def forecast(
-    arrivals: Sequence[float],
+    load: Load,
     service: ServiceTime,
     parameters: Parameters,
-    slo_target: float,
+    target: float,
     *,
     shed: bool = False,
-    deadline: float = math.inf,
-    executors: int | None = None,
-    rows: Sequence[int] | None = None,
-    groups: Sequence[float] = (1.0,),
-    noise_draws: Sequence[float] | None = None,
+    concurrency: int | None = None,
     latencies: list[float] | None = None,
     sizes: list[int] | None = None,
 ) -> Forecast:
-    """Forecast what happens to ``arrivals`` (seconds, ascending, at least one), all of equal priority.
+    """Forecast what happens to requests of equal priority that are to be answered within ``target`` seconds.
 
-    A batch leaves at d = max(first free slot, a0, min(a0 + W, aB)): when a slot is free and it is full, or its oldest
-    has waited W = ``max_wait``, or waiting on would make its oldest later than ``slo_target``. Slots beyond
-    ``executors`` (default: the fitted ones) only queue at the device. ``shed`` refuses whom the SLO can't be kept for,
-    on arrival and at dispatch; without it that is done at ``deadline`` seconds of age. ``rows`` gives each request's
-    rows (default 1); requests larger than the cap are split. Where ``service`` has a mix, those of one row ride with
-    others of their length bucket, drawn by the buckets' shares. ``groups``: shares of the requests that have one key
-    each, where they have several; these have equally many rows. ``noise_draws`` are multipliers of service times, one a
-    batch, over and over. To ``latencies``, if given, those of all who are served are appended, in order of arrival
-    (with a mix, of service); to ``sizes`` the rows of every batch.
+    ``shed``: requests that would be late are refused. ``concurrency``: batches that the device computes at once
+    (default: as fitted). Requests larger than a batch are split. To ``latencies``, if given, those of all requests
+    served are added; to ``sizes`` the requests of every batch.
     """
-    setting = Setting.of(
-        service,
-        parameters,
-        slo_target,
-        executors,
-        noise_draws,
-        deadline=deadline,
-        shed=shed,
-        largest=max(rows, default=0) if rows else 0,
-    )
-    run = None
-    unit = rows[0] if rows else 1
-    grouped = len(groups) > 1 and unit <= setting.cap
-    if (grouped or (service.mix and rows is None)) and deadline == math.inf:
-        run = mixed(arrivals, service, setting, groups, unit)
-    elif rows is None and not shed:
-        run = recursion(arrivals, setting).run(arrivals, setting)
-        # Who is refused is predicted late behind full batches: at most two of these more than it would take.
-        if deadline < math.inf and max(run.latencies) + 2 * setting.times[setting.cap] > deadline:
-            run = None
-    elif rows is None and deadline == math.inf and not setting.passing and setting.times[1] <= slo_target:
-        run = refusing(arrivals, setting)
-    if run is None:
-        run = with_queue(arrivals, rows or [1] * len(arrivals), setting)
+    rules = _rules(load, service, parameters, target, concurrency, shed=shed)
+    run = _played(load, service, rules)
     if latencies is not None:
         latencies += run.latencies
     if sizes is not None:
         sizes += run.sizes
     run.latencies.sort()
-    total_rows = sum(rows) if rows is not None else len(arrivals)
+    arrivals = load.arrivals
     count, served = len(arrivals), len(run.latencies)
     span = max(run.end, arrivals[-1]) - arrivals[0]
-    on_time = bisect_right(run.latencies, slo_target + ROUNDING)
-    offered = max(arrivals[-1] - arrivals[0], 1e-9)
-    # Over one arrival fewer: n arrivals span n - 1 gaps.
-    rate = total_rows / count * (count - 1) / offered
+    on_time = bisect_right(run.latencies, target + ROUNDING)
     p50, p90, p95, p99, p999 = (_quantile(run.latencies, q) for q in QUANTILES)
     return Forecast(
         p50=p50,
@@ -158,59 +121,101 @@ def forecast(
         shed_fraction=1 - served / count,
         goodput=on_time / span,
         throughput=served / span,
-        device_time=run.device_busy / served if served else 0.0,
-        mean_batch=sum(run.sizes) / len(run.sizes) if run.sizes else 0.0,
-        utilization=run.work / (setting.executors * span),
-        stable=rate < setting.cap * setting.executors / setting.times[setting.cap],
+        device_time=run.busy / served if served else 0.0,
+        mean_batch=run.rows / len(run.sizes) if run.sizes else 0.0,
+        utilization=run.work / (rules.concurrency * span),
         requests=count,
     )
 
 
-class Glance(NamedTuple):
-    """The figures of a ``Forecast`` that most choices need, for half of what it costs."""
-
-    miss_fraction: float
-    device_time: float
-    together: float = 1.0
-    """With how many one who misses does, itself included: in how large runs of late batches."""
-    mean: float = 0.0
-    utilization: float = 0.0
-
-
 def glance(
-    arrivals: Sequence[float],
-    service: ServiceTime,
-    parameters: Parameters,
-    slo_target: float,
-    *,
-    executors: int | None = None,
-    groups: Sequence[float] = (1.0,),
-    noise_draws: Sequence[float] | None = None,
+    load: Load, service: ServiceTime, parameters: Parameters, target: float, *, concurrency: int | None = None
 ) -> Glance:
-    """Forecast a few figures as ``forecast`` does: of requests of one row, none of them refused."""
-    setting = Setting.of(service, parameters, slo_target, executors, noise_draws)
-    count = len(arrivals)
-    if service.mix or len(groups) > 1:
-        run = mixed(arrivals, service, setting, groups)
-        latencies, limit = iter(run.latencies), slo_target + ROUNDING
-        late, squares = in_runs(sum(map(limit.__lt__, islice(latencies, size))) for size in run.sizes)
-        busy, waited, work, end = run.device_busy, math.fsum(run.latencies), run.work, run.end
-    else:
-        course = recursion(arrivals, setting)
-        late, squares = course.late(arrivals, slo_target + ROUNDING)
+    """Forecast a few figures as ``forecast`` does, with no request refused."""
+    rules = _rules(load, service, parameters, target, concurrency)
+    arrivals, limit = load.arrivals, target + ROUNDING
+    if (unit := _unit(load, service, rules)) is not None:
+        small, times, slow = unit
+        course = recursion(arrivals, times, slow, small)
+        late, squares = in_bursts(course.late(arrivals, limit))
         busy, end = course.busy(), max(course.finishes)
-        waited, work = course.sums(arrivals, setting)
-    span = max(end, arrivals[-1]) - arrivals[0]
+        waited, work = course.sums(arrivals, times, small.draws)
+    else:
+        run = _played(load, service, rules)
+        ordered = iter(run.latencies)
+        late, squares = in_bursts(sum(map(limit.__lt__, islice(ordered, size))) for size in run.sizes)
+        busy, waited, work, end = run.busy, math.fsum(run.latencies), run.work, run.end
+    count, span = len(arrivals), max(end, arrivals[-1]) - arrivals[0]
     return Glance(
-        miss_fraction=1 - (count - late) / count,
+        miss_fraction=late / count,
         device_time=busy / count,
-        together=squares / late if late else 1.0,
         mean=waited / count,
-        utilization=work / (setting.executors * span),
+        utilization=work / (rules.concurrency * span),
+        together=squares / late if late else 1.0,
     )
 
 
-QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
+def _rules(
+    load: Load,
+    service: ServiceTime,
+    parameters: Parameters,
+    target: float,
+    concurrency: int | None,
+    *,
+    shed: bool = False,
+) -> Rules:
+    return Rules(
+        cap=parameters.max_batch,
+        wait=parameters.max_wait,
+        slots=parameters.max_in_flight,
+        passing=parameters.pass_through,
+        concurrency=min(concurrency or service.executors, parameters.max_in_flight),
+        target=target,
+        shed=shed,
+        surely=seldom_exceeded(service.noise),
+        draws=load.draws,
+    )
+
+
+def _unit(
+    load: Load, service: ServiceTime, rules: Rules
+) -> tuple[Rules, tuple[float, ...], tuple[float, ...]] | None:
+    """Return rules and batch times by requests where these are all alike, so that ``recursion`` plays them."""
+    rows, cap = load.rows, rules.cap
+    if rules.shed or service.mix or len(load.groups) > 1 or not isinstance(rows, int) or rows > cap or cap % rows:
+        return None
+    times, slow = _times(service, cap), _slow(service, cap)
+    if rows == 1:
+        return rules, times, slow
+    return replace(rules, cap=cap // rows), times[::rows], slow[::rows]
+
+
+def _played(load: Load, service: ServiceTime, rules: Rules) -> Run:
+    if (unit := _unit(load, service, rules)) is not None:
+        small, times, slow = unit
+        run = recursion(load.arrivals, times, slow, small).run(load.arrivals, times, small.draws)
+        return run._replace(rows=load.total_rows)
+    rows = load.rows
+    largest = max(rules.cap, rows if isinstance(rows, int) else max(rows))
+    kinds = [
+        Kind(share * group, _times(own, largest), _slow(own, rules.cap))
+        for share, own in service.mix or ((1.0, service),)
+        for group in load.groups
+    ]
+    if isinstance(rows, int):
+        rows = [rows] * len(load.arrivals) if rows > 1 else None
+    return replay(load.arrivals, rows, kinds, rules)
+
+
+# A search asks for the same few again and again, of every length bucket.
+@lru_cache(maxsize=256)
+def _times(service: ServiceTime, largest: int) -> tuple[float, ...]:
+    return service.table(largest)
+
+
+@lru_cache(maxsize=256)
+def _slow(service: ServiceTime, largest: int) -> tuple[float, ...]:
+    return tuple(service.slow(size) for size in range(largest + 1))
 
 
 def _quantile(ascending: Sequence[float], q: float) -> float:
@@ -218,40 +223,25 @@ def _quantile(ascending: Sequence[float], q: float) -> float:
     return ascending[max(math.ceil(q * len(ascending)) - 1, 0)] if ascending else math.inf
 
 
-class Doubt(StrEnum):
-    """Why a forecast may be wrong."""
+class Stability(NamedTuple):
+    """Whether a rate can be kept up with."""
 
-    TOO_FEW_ARRIVALS = "TooFewArrivals"
-    NEAR_SATURATION = "NearSaturation"
-    EXTRAPOLATED = "Extrapolated"
-    TOO_FEW_SAMPLES = "TooFewSamples"
+    capacity: float
+    """Rows per second of a backlog, which is served in full batches."""
+    utilization: float
+    """Rate over capacity; in a stable system an upper end, since batches that need not be full are no longer."""
+
+    @property
+    def stable(self) -> bool:
+        """Whether a backlog shrinks."""
+        return self.utilization < 1
 
 
-def too_few_arrivals(arrivals: int, quantile: float) -> bool:
-    """Whether fewer than ten requests are expected beyond a quantile: 1,000 arrivals carry a p99, 200 a p95."""
-    return arrivals * (1 - quantile) < 10 - 1e-9
+def stability(rate: float, service: ServiceTime, max_batch: int, concurrency: int | None = None) -> Stability:
+    """Compare a rate (rows per second) with what the device does.
 
-
-def near_saturation(utilization: float, seconds: float, service_seconds: float) -> bool:
-    """Whether the horizon decides the answer: close to saturation a queue takes long to settle.
-
-    Its relaxation time is about t / (1 - utilization)^2 (Kleinrock, Queueing Systems II, 2.9); ten of these must fit
-    in. Beyond 0.95 small errors of t(b) matter more than any horizon.
+    A backlog is drained in batches of ``max_batch``, so that is what decides stability, not the best size below it:
+    where large batches cost more per row, a backlog that a smaller cap would drain never ends.
     """
-    return utilization > 0.95 or seconds * (1 - utilization) ** 2 < 10 * service_seconds
-
-
-def doubts(
-    expected: Forecast, service: ServiceTime, max_batch: int, *, quantile: float = 0.99, seconds: float = math.inf
-) -> tuple[Doubt, ...]:
-    """Return every reason not to trust a forecast made over ``seconds`` of arrivals; none is a good sign."""
-    found = []
-    if expected.requests and too_few_arrivals(expected.requests, quantile):
-        found.append(Doubt.TOO_FEW_ARRIVALS)
-    if near_saturation(expected.utilization, seconds, service.time(max_batch)):
-        found.append(Doubt.NEAR_SATURATION)
-    if max_batch > service.largest_measured:
-        found.append(Doubt.EXTRAPOLATED)
-    if service.samples < 20:
-        found.append(Doubt.TOO_FEW_SAMPLES)
-    return tuple(found)
+    capacity = max_batch * (concurrency or service.executors) / service.time(max_batch)
+    return Stability(capacity, rate / capacity)

@@ -1,7 +1,7 @@
-"""Arrivals and noise that forecasts are played with: always the same, and at the very rate that is asked for.
+"""Arrivals, rows and noise that forecasts are played with: always the same, and at the very rate that is asked for.
 
 4,000 arrivals of a process come at its rate give or take 1.6 % (Poisson) or 3 % (gaps with a CV of 2): as much as
-decides whether the SLO is kept near the capacity, and with equal seeds the same error in every forecast. So the last of
+decides whether the SLO is met near the capacity, and with equal seeds the same error in every forecast. So the last of
 them is put where it belongs.
 """
 
@@ -9,48 +9,57 @@ from __future__ import annotations
 
 from functools import lru_cache
 from random import Random
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from carpool.learning import arrivals
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 SEED = 20
 """Every forecast of every decision meets the same arrivals, so that candidates differ by what they are."""
 
 NOISELESS = 0.01
-"""Coefficient of variation of service times below which they are played without noise."""
+"""Coefficient of variation of batch times below which they are played without noise."""
 
 
-def times(process: arrivals.Poisson | arrivals.Gamma, count: int, factor: float = 1.0, lot: int = 0) -> list[float]:
-    """List about ``count`` arrivals, in seconds; ``lot``: which of many such lists.
-
-    At ``factor`` times the load they come closer.
-    """
+def times(process: arrivals.Poisson | arrivals.Gamma, count: int, factor: float = 1.0, sample: int = 0) -> list[float]:
+    """List about ``count`` arrivals, in seconds, at ``factor`` times the load; ``sample``: which of many such lists."""
     rate = process.rate * factor
-    return [time / rate for time in _unit(replace(process, rate=1.0), count, lot)]
+    return [time / rate for time in _unit(replace(process, rate=1.0), count, sample)]
 
 
-def drawn(process: arrivals.Poisson | arrivals.Gamma, count: int, lot: int) -> list[float]:
-    """List ``count`` arrivals as they come, now more and now fewer: over many lots a tail has to have that as well."""
-    return list(arrivals.first(process, count, _random(lot)))
+def drawn(process: arrivals.Poisson | arrivals.Gamma, count: int, sample: int) -> list[float]:
+    """List ``count`` arrivals as they come, now more and now fewer: over many samples a tail has to have that too."""
+    return list(arrivals.first(process, count, _random(sample)))
 
 
-def draws(noise: float, lot: int = 0) -> list[float] | None:
-    """Multipliers of service times: gamma with mean 1 and the given coefficient of variation; ``None`` without."""
+def draws(noise: float, sample: int = 0) -> Sequence[float]:
+    """Multipliers of batch times: gamma with mean 1 and the given coefficient of variation."""
     if noise < NOISELESS:
-        return None
-    rng = _random(lot)
+        return (1.0,)
+    rng = _random(sample)
     shape = noise**-2
     return [rng.gammavariate(shape, 1 / shape) for _ in range(997)]  # a prime, so that draws don't fall in step
 
 
-def _random(lot: int) -> Random:
-    return Random(f"{SEED} {lot}" if lot else SEED)
+@lru_cache(maxsize=16)
+def rows(shares: tuple[float, ...], count: int, sample: int) -> tuple[int, ...]:
+    """Draw the rows of ``count`` requests; ``shares``: of those with 2**(k-1) < rows <= 2**k, by k."""
+    rng = _random(sample)
+    classes = rng.choices(range(len(shares)), shares, k=count)
+    return tuple(rng.randint(2**each // 2 + 1, 2**each) for each in classes)
+
+
+def _random(sample: int) -> Random:
+    return Random(f"{SEED} {sample}" if sample else SEED)
 
 
 @lru_cache(maxsize=16)
-def _unit(process: arrivals.Poisson | arrivals.Gamma, count: int, lot: int) -> tuple[float, ...]:
+def _unit(process: arrivals.Poisson | arrivals.Gamma, count: int, sample: int) -> tuple[float, ...]:
     """Arrivals at one a second, to be put closer: the same for every search."""
-    found = arrivals.first(process, count, _random(lot))
+    found = arrivals.first(process, count, _random(sample))
     scale = count / found[-1]
     return tuple(time * scale for time in found)

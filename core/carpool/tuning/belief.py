@@ -13,10 +13,19 @@ from carpool.learning.load import Load
 from carpool.learning.size_limit import SizeLimit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from carpool.batching.requests import Estimate
     from carpool.exchange.decision import Observation
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Parameters
+
+
+ENOUGH_REQUESTS = 1000
+"""Requests over which it is averaged how many rows they have."""
+
+ROW_SHARES_MOVED = 0.1
+"""Change of a share that is worth another forecast."""
 
 
 class Moved(NamedTuple):
@@ -43,6 +52,9 @@ class Belief:
         """Whether the first batch of a size was seen to make requests late."""
         self.in_force: ServiceTime | None = None
         """The t(b) that the Batcher's tables were last made of."""
+        self.row_shares: tuple[float, ...] = ()
+        """Shares of the requests by rows, in powers of two; empty: all have about as many."""
+        self._row_counts: list[float] = []
         self._estimate: Estimate | None = None
         self._at_epoch: ServiceTime | None = None
 
@@ -50,6 +62,7 @@ class Belief:
         """Learn from an observation; say what moved."""
         stats, seconds = observation.stats, observation.seconds / observation.replicas
         self.cold = self.cold or COLD in stats.misses
+        self._count_rows(getattr(stats, "request_rows", []))
         return Moved(
             load=self.load.observe(
                 observation.seconds,
@@ -63,6 +76,22 @@ class Belief:
             share=self.sharing.observe(seconds, stats.arrivals, stats.batchable),
             limit=self.size_limit.observe(seconds, stats),
         )
+
+    def _count_rows(self, counts: Sequence[int]) -> None:
+        """Learn how many rows requests have; told anew when they have other ones, or twice as much is known."""
+        if not any(counts):
+            return
+        known = self._row_counts or [0.0] * len(counts)
+        keep = 1.0 if sum(known) < ENOUGH_REQUESTS else 1 - min(sum(counts) / ENOUGH_REQUESTS, 0.5)
+        self._row_counts = [keep * before + count for before, count in zip(known, counts, strict=True)]
+        total = sum(self._row_counts)
+        shares = tuple(round(count / total, 2) for count in self._row_counts)
+        kinds = sum(share > 0 for share in shares)
+        old = self.row_shares or (0.0,) * len(shares)
+        if kinds < 2:
+            self.row_shares = ()
+        elif max(abs(new - before) for new, before in zip(shares, old, strict=True)) > ROW_SHARES_MOVED:
+            self.row_shares = shares
 
     @property
     def service(self) -> ServiceTime | None:

@@ -1,4 +1,4 @@
-"""What speaks against the setting in force, or against forecasts: unforeseen misses, failed settings."""
+"""What speaks against the setting in force, or against forecasts: misses that were not forecast, slow answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from carpool.batching.counters import LATE
 from carpool.batching.requests import Refused
 from carpool.forecasting.accuracy import PAUSED, ForecastCheck
 from carpool.learning.miss_test import MissTest
-from carpool.tuning.safety_margin import Caution
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,33 +16,74 @@ if TYPE_CHECKING:
     from carpool.batching.counters import ModelStats
     from carpool.exchange.decision import Observation
     from carpool.forecasting.refinement import Expected
-    from carpool.policy.parameters import Parameters
 
 TOO_LATE = (LATE, Refused.LATE, Refused.EXPIRED, Refused.QUEUE_FULL)
 """Misses that other parameters might have avoided; failures and cancellations are not."""
 
 BROKEN = 10.0
-"""Seconds for which who would be late is refused after the SLO was seen not to be kept, whatever was forecast."""
+"""Seconds for which requests that would be late are refused after the SLO was seen to be missed."""
+
+TIGHTER = 0.9
+"""Factor on the SLO's target in forecasts, for every time that misses were seen which were not forecast."""
+
+TIGHTEST = 0.5
+"""Factor from which a shorter target would only cost goodput: no parameters help against what makes requests late."""
+
+FORGIVEN_AFTER = 300.0
+"""Seconds without such misses after which one step is taken back; doubled whenever that was too soon."""
 
 
 def late_of(stats: ModelStats) -> int:
-    """Return how many requests were too late, by the setting's doing or not."""
+    """Return how many requests were too late, whatever made them so."""
     return sum(stats.misses.get(reason, 0) for reason in TOO_LATE)
 
 
+class SafetyMargin:
+    """How much shorter than promised the target is taken to be in forecasts. Times in seconds."""
+
+    __slots__ = ("_calm_since", "_forgiven", "_forgiven_after", "factor")
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+        self._calm_since = -inf
+        self._forgiven_after = FORGIVEN_AFTER
+        self._forgiven = False
+
+    @property
+    def is_most(self) -> bool:
+        """Whether more would help no request."""
+        return self.factor <= TIGHTEST
+
+    def reset(self) -> None:
+        """Believe forecasts again: load or model changed."""
+        self.__init__()  # type: ignore[misc] # its own, of this very class
+
+    def more(self, now: float) -> None:
+        """Plan a step more carefully."""
+        self.factor = max(self.factor * TIGHTER, TIGHTEST)
+        self._calm_since = now
+        if self._forgiven:
+            self._forgiven_after *= 2
+            self._forgiven = False
+
+    def is_over(self, now: float) -> bool:
+        """Whether a step may be taken back: what made requests late may be gone, and the load may never change."""
+        return self.factor < 1 and now - self._calm_since >= self._forgiven_after
+
+    def less(self, now: float) -> None:
+        """Take a step back."""
+        self.factor = min(self.factor / TIGHTER, 1.0)
+        self._calm_since = now
+        self._forgiven = True
+
+
 class Guards:
-    """A sequential test of misses, a check of the forecast, and what was tried and left since load or model moved."""
+    """A sequential test of misses, a check of the forecast, and the margin that they call for."""
 
     def __init__(self, quantile: float) -> None:
         """Begin with nothing against anything; ``quantile``: the SLO's."""
-        self.caution = Caution()
+        self.margin = SafetyMargin()
         self.check = ForecastCheck()
-        self.failed: list[Parameters] = []
-        """Settings in which more requests were late than forecast."""
-        self.tried: list[Parameters] = []
-        """Settings that were left, for whatever reason."""
-        self.before: list[Parameters] = []
-        """What was in force before the present parameters, if anything: no try leads back to it."""
         self._misses = MissTest.of(quantile, spells=True)
         self._broken_at = -inf
 
@@ -53,10 +93,8 @@ class Guards:
         self.check.forget(now)
 
     def begin_epoch(self) -> None:
-        """Forget what was tried: load or model moved, and what was found wanting may be right now."""
-        self.tried = []
-        self.failed = []
-        self.caution.reset()
+        """Begin anew: load or model changed, and what missed the SLO may meet it now."""
+        self.margin.reset()
         self._misses.restart()
 
     def changed(self, now: float) -> None:
@@ -65,16 +103,15 @@ class Guards:
         self.check.changed(now)
 
     def observe_misses(self, now: float, stats: ModelStats, max_batch: int) -> bool:
-        """Count answers of a setting that is forecast to keep the SLO; return whether it clearly doesn't."""
-        broken = self._misses.observe(stats.hits, late_of(stats), max_batch)
-        if broken:
+        """Count answers of a setting that is forecast to meet the SLO; return whether it clearly doesn't."""
+        missed = self._misses.observe(stats.hits, late_of(stats), max_batch)
+        if missed:
             self._broken_at = now
-            if self.caution.most:
-                self._misses.restart()
-        return broken
+            self._misses.restart()
+        return missed
 
     def was_broken(self, now: float) -> bool:
-        """Whether the SLO was seen not to be kept just now."""
+        """Whether the SLO was seen to be missed just now."""
         return now - self._broken_at < BROKEN
 
     def check_forecast(
@@ -97,19 +134,3 @@ class Guards:
     def is_forecast_low(self) -> bool:
         """Whether answers take longer than forecast, so that no forecast says what a wait would do."""
         return self.check.alarm is not None and self.check.alarm.slow
-
-    def forgives(self, now: float) -> bool:
-        """Whether it is time to plan less carefully."""
-        return self.caution.is_over(now)
-
-    def fail(self, parameters: Parameters, now: float) -> None:
-        """Plan more carefully, and don't come back here: misses were seen that were not forecast."""
-        self.failed.append(parameters)
-        self.caution.more(now)
-        self._misses.restart()
-
-    def forgive(self, now: float) -> None:
-        """Plan a step less carefully: what made requests late may be gone, and another load may never come."""
-        self.caution.less(now)
-        self.failed = self.failed[:-1]
-        self.tried = []

@@ -2,28 +2,75 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec.structs import replace
-
 from carpool.exchange.decision import Reason
-from carpool.policy.durations import Duration, format_seconds
-from carpool.tuning import objective
-from carpool.tuning.steps import is_worth, toward, why
+from carpool.learning.change_detection import width
+from carpool.policy.durations import Duration, format_seconds, whole_microseconds
+from carpool.policy.parameters import Parameters
+from carpool.tuning import messages
+from carpool.tuning.objective import FASTER, SLACK, is_better
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from carpool.tuning.assessment import Assessment, Assessor
-    from carpool.tuning.exploration import Exploration
-    from carpool.tuning.guards import Guards
+    from carpool.forecasting.forecaster import Assessment, Forecaster
     from carpool.tuning.history import History
-    from carpool.tuning.objective import Aim
+    from carpool.tuning.objective import Aim, Choice
     from carpool.tuning.requirements import Requirements
-    from carpool.tuning.search import Choice
 
 NEGLIGIBLE = 0.001
 """Difference of forecast miss fractions below which one step is no riskier than another."""
+
+WORTH = 0.02
+"""Relative gain for which parameters are changed whatever is uncertain of it: the change itself measures it."""
+
+LEAST = 0.003
+"""Relative saving of device time below which nothing is changed, however sure it is: a change is a message to every
+replica."""
+
+UNSURE = 0.1
+"""Share of the width of a batch latency's confidence interval that a gain has to exceed."""
+
+WIDE = 3.92
+"""Standard errors from one end of a 95 % interval to the other."""
+
+
+class Scene(NamedTuple):
+    """All that a move is decided by."""
+
+    requirements: Requirements
+    aim: Aim
+    forecaster: Forecaster
+    choice: Choice
+    current: Assessment
+    """What is in force."""
+    history: History
+    left: frozenset[Parameters]
+    """Settings that were left since load or model changed: the way back needs a better reason."""
+    backlogged: bool
+    """Whether more waits than can be served in time."""
+    forecast_low: bool
+    """Whether answers take longer than forecast."""
+    explored: Parameters | None
+    """What is worth exploring."""
+    explores: bool
+    """Whether the setting in force is explored; ``ended``: whether it was, until now."""
+    ended: bool
+
+    @property
+    def loses(self) -> bool:
+        """Whether the SLO is missed as it is, by forecast or by what waits."""
+        return not self.current.holds_now or self.backlogged
+
+    @property
+    def is_early(self) -> bool:
+        """Whether it is too early for a riskier step."""
+        riskier = self.requirements.policy.tuning.riskier
+        return self.history.since_change < riskier.after or self.history.requests < riskier.min_requests
+
+    def is_riskier(self, step: Assessment) -> bool:
+        """Whether more may be late than now. A setting that misses the SLO has nothing to lose."""
+        return not self.loses and step.outlook.risk > self.current.outlook.risk + NEGLIGIBLE
 
 
 class Move(NamedTuple):
@@ -38,127 +85,96 @@ class Move(NamedTuple):
     """What keeps the step from being the target; ``""``: nothing."""
     tentative: bool = False
     """Whether one replica had better try it first."""
-    tries: int | None = None
-    """The size that it is to tell of, where that was never measured."""
-    resumes: bool = False
-    """Whether pass-through, which a backlog ended, is put in force again."""
+    explores: bool = False
+    """Whether the step, or what is in force, is to be explored."""
 
 
-class Scene(NamedTuple):
-    """All that a move is decided by."""
+def is_worth(target: Assessment, current: Assessment) -> bool:
+    """Whether a setting with less device time is enough of a gain to change anything for it."""
+    service = target.situation.service
+    size, present = target.parameters.max_batch, current.parameters.max_batch
+    doubt = width(service, size)
+    if is_better(target, current, max(WORTH, UNSURE * doubt)):
+        return True
+    if not (current.holds_ahead and target.holds_ahead):
+        return False
+    # Of equal sizes, what is uncertain of batch latency is the same for both.
+    error = 0.0 if size == present else sqrt(doubt**2 + width(service, present) ** 2) / WIDE
+    return is_better(target, current, max(LEAST, error))
 
-    requirements: Requirements
-    aim: Aim
-    assessor: Assessor
-    choice: Choice
-    """Of the search; its ``current`` is what is in force."""
-    target: Assessment
-    """What is best for all that is known."""
-    is_fast: bool
-    """Whether that was chosen for its latency."""
-    guards: Guards
-    exploration: Exploration
-    history: History
-    backlogged: bool
-    cold: bool
-    """Whether the first batch of a size makes requests late."""
 
-    @property
-    def current(self) -> Assessment:
-        """What is in force."""
-        return self.choice.current
+def is_faster(aim: Aim, target: Assessment, current: Assessment) -> bool:
+    """Whether a setting chosen for its latency is worth a change."""
+    if not current.holds_ahead or not aim.keeps_target(current, SLACK):
+        return True
+    return aim.latency(target) < (1 - FASTER) * aim.latency(current)
 
-    @property
-    def loses(self) -> bool:
-        """Whether the SLO is not kept as it is, by forecast or by what waits."""
-        return not self.current.holds_now or self.backlogged
 
-    @property
-    def is_early(self) -> bool:
-        """Whether it is too early for a riskier step."""
-        riskier = self.requirements.policy.tuning.riskier
-        return self.history.since_change < riskier.after or self.history.requests < riskier.min_requests
-
-    def is_riskier(self, step: Assessment) -> bool:
-        """Whether more may be late than now. Who does not keep the SLO as it is has nothing to lose."""
-        if self.loses:
-            return False
-        return self.assessor.risk(step.parameters) > self.assessor.risk(self.current.parameters) + NEGLIGIBLE
-
-    def is_worth(self, target: Assessment, enough: Callable[[Assessment, Assessment], bool] = is_worth) -> bool:
-        """Whether the target is ``enough`` of a gain to change anything for it."""
-        current, passes = self.current, target.parameters.pass_through
-        if self.cold and passes and target.situation.rows not in target.situation.service.sizes:
-            return False
-        if current.parameters.pass_through != passes:
-            return True
-        waits = current.parameters.max_wait
-        if self.is_fast and target is self.target:
-            return objective.is_gain(self.aim, target, current)
-        if target.parameters.max_wait < waits and not self.assessor.holds(waits):
-            return True
-        return enough(target, current)
+def is_gain(aim: Aim, choice: Choice, current: Assessment) -> bool:
+    """Whether the chosen setting is worth a change from the one in force."""
+    target = choice.target
+    if current.parameters.pass_through != target.parameters.pass_through:
+        return True
+    if choice.is_fast:
+        return is_faster(aim, target, current)
+    return is_worth(target, current)
 
 
 def move(scene: Scene, *, alarmed: bool, expelled: bool) -> Move:
-    """Go towards the best configuration as far as the rules allow.
+    """Go towards the chosen setting as far as the rules allow.
 
     ``alarmed``: more requests were late than forecast; ``expelled``: a backlog ended pass-through.
     """
-    target, parameters = scene.exploration.brighter or scene.target, scene.current.parameters
-    if scene.exploration.tries.trying:
-        return Move(Reason.EXPLORES, "a batch size never measured is being tried", target, capped_by="evidence")
-    # What restores the SLO comes first.
+    target, parameters = scene.choice.target, scene.current.parameters
+    if scene.explores:
+        return Move(Reason.EXPLORES, "what this setting takes is being measured", target, capped_by="evidence")
+    # 1. What restores the SLO comes first.
     rescue = scene.loses and target.holds_now and target.parameters != parameters
-    if scene.guards.is_forecast_low and not alarmed and not rescue:
+    if scene.forecast_low and not alarmed and not rescue:
         return _unheld(scene, target)
-    # Before requests pass one by one too: from there on nothing tells what company would cost.
-    if not rescue and (tried := _try(scene, target)) is not None:
-        return tried
+    # 2. Then what only running it can show. From pass-through nothing would show what batches take.
+    if scene.explored is not None and not rescue and not scene.requirements.recommends:
+        explored = scene.forecaster.assess(scene.explored)
+        if not (scene.is_early and scene.is_riskier(explored)):
+            message = "it may gain, and only running it shows what it takes"
+            tentative = not scene.loses
+            return Move(Reason.EXPLORES, message, target, explored, "evidence", tentative=tentative, explores=True)
+    # 3. Then what is better.
     if target.parameters == parameters and expelled:
         if scene.history.since_change < scene.requirements.policy.tuning.riskier.after:
             return Move(Reason.WITHIN_STABILIZATION_WINDOW, "a backlog ended pass-through", target)
-        message = "the backlog that ended pass-through is gone"
-        return Move(Reason.PASSES_THROUGH, message, target, resumes=True)
-    if target.parameters == parameters or not (alarmed or scene.is_worth(target)):
+        return Move(Reason.PASSES_THROUGH, "the backlog that ended pass-through is gone", target, target)
+    if target.parameters == parameters or not (alarmed or is_gain(scene.aim, scene.choice, scene.current)):
         return Move(Reason.CONVERGED, "no configuration within reach is clearly better", target)
-    return _step(scene, target, alarmed=alarmed)
+    return _step(scene, alarmed=alarmed)
 
 
 def _unheld(scene: Scene, target: Assessment) -> Move:
-    """Hold nothing: no forecast says what is better, or what a wait does."""
-    shortest, parameters = scene.requirements.limits.min_wait, scene.current.parameters
+    """Hold no request while the forecast is too low: nothing says what a wait would do."""
+    parameters = scene.current.parameters
+    shortest = Duration(scene.requirements.limits.min_wait)
     if parameters.max_wait <= shortest:
-        return Move(Reason.FORECAST_OFF, "nothing is changed while the forecast is off", target)
-    unheld = scene.assessor.assess(replace(parameters, max_wait=Duration(shortest)))
-    return Move(Reason.FORECAST_OFF, "nothing is held while the forecast is off", unheld, step=unheld)
+        return Move(Reason.FORECAST_OFF, "the forecast is off", target)
+    unheld = scene.forecaster.assess(replaced_wait(parameters, shortest))
+    return Move(Reason.FORECAST_OFF, "no request is held while the forecast is off", unheld, unheld)
 
 
-def _try(scene: Scene, target: Assessment) -> Move | None:
-    """Try a size never measured, if one is worth it and it is time for it."""
-    exploration, current = scene.exploration, scene.current
-    if exploration.bold is None or current.parameters.pass_through or scene.requirements.recommends:
-        return None
-    bold = scene.assessor.assess(exploration.bold)
-    if scene.is_early and scene.is_riskier(bold):
-        return None
-    message = "it may cost little or nothing, and what a batch of that size takes only trying tells"
-    size = bold.parameters.max_batch
-    if bold.parameters == current.parameters:
-        return Move(Reason.EXPLORES, message, target, capped_by="evidence", tries=size)
-    return Move(Reason.EXPLORES, message, bold, bold, "evidence", tentative=not scene.loses, tries=size)
+def replaced_wait(parameters: Parameters, wait: Duration) -> Parameters:
+    """Return the same setting with another wait."""
+    return Parameters(parameters.max_batch, wait, parameters.max_in_flight, parameters.pass_through)
 
 
-def _step(scene: Scene, target: Assessment, *, alarmed: bool) -> Move:
-    """Take one step, if it is time for it."""
-    current, tuning, history = scene.current, scene.requirements.policy.tuning, scene.history
-    service = scene.assessor.situation.service
+def _step(scene: Scene, *, alarmed: bool) -> Move:
+    """Take one step towards the target, if it is time for it."""
+    current, target = scene.current, scene.choice.target
+    tuning, history = scene.requirements.policy.tuning, scene.history
+    service = target.situation.service
     step, capped_by = target, ""
     # 1. How far?
     if scene.is_riskier(target):
         nearer = toward(current.parameters, target.parameters, tuning.riskier.max_factor, service.largest_measured)
         if nearer != target.parameters:
-            step, capped_by = scene.assessor.assess(nearer), "step"
+            step, capped_by = scene.forecaster.assess(nearer), "step"
     is_riskier = scene.is_riskier(step)
     # 2. Not yet?
     named = step.parameters.describe()
@@ -170,30 +186,28 @@ def _step(scene: Scene, target: Assessment, *, alarmed: bool) -> Move:
         )
         return Move(Reason.WITHIN_STABILIZATION_WINDOW, message, target, capped_by="step")
     # 3. Not again?
-    guards = scene.guards
-    again = step.parameters in guards.failed or (step.parameters in guards.tried and not alarmed)
-    if again and target.holds_now and not scene.exploration.is_in_force:
-        return Move(Reason.WOULD_FLIP, f"{named} was tried at this load and left", target, capped_by="evidence")
-    reason, message = _why(scene, target, step if capped_by else target, alarmed=alarmed)
-    # Where requests seldom meet, that more may be in flight than ever were makes no difference.
-    is_new = (
-        step.parameters.max_batch > service.largest_measured
-        or step.parameters.max_in_flight > service.largest_in_flight
-    )
-    passes = scene.is_fast and step is scene.target and step.parameters.pass_through
-    tentative = is_riskier or (is_new and not scene.loses and not passes)
-    return Move(reason, message, target, step, capped_by, tentative=tentative)
-
-
-def _why(scene: Scene, target: Assessment, step: Assessment, *, alarmed: bool) -> tuple[Reason, str]:
-    """Say what a step is for."""
-    if target is not scene.target:
-        best = scene.target.parameters.describe()
-        reason, message = Reason.EXPLORES, f"as good as {best} for all that is known; only running it tells if better"
-    elif scene.is_fast:
-        reason, message = objective.why(scene.aim, scene.current, step)
-    else:
-        reason, message = why(scene.choice, step)
+    if step.parameters in scene.left and target.holds_now and not (alarmed or scene.ended):
+        message = f"{named} was in force at this load, and was left"
+        return Move(Reason.WOULD_FLIP, message, target, capped_by="evidence")
+    reason, message = messages.why(scene.aim, scene.choice, current, step if capped_by else target)
     if alarmed and reason is not Reason.RESTORES_SLO:
-        return Reason.MISSES_CONFIRMED, f"more requests were late than forecast; {message}"
-    return reason, message
+        reason, message = Reason.MISSES_CONFIRMED, f"more requests were late than forecast; {message}"
+    is_new = step.parameters.max_batch > service.largest_measured and not step.parameters.pass_through
+    return Move(reason, message, target, step, capped_by, tentative=is_riskier or (is_new and not scene.loses))
+
+
+def toward(current: Parameters, target: Parameters, factor: float, largest: int) -> Parameters:
+    """Go from ``current`` towards ``target``: per step at most ``factor``, or one row, or one millisecond more.
+
+    ``largest`` is the largest batch measured; growth stops at twice that. Downwards a step may be of any size.
+    """
+    size = min(target.max_batch, max(int(current.max_batch * factor), current.max_batch + 1))
+    size = min(size, max(2 * largest, current.max_batch))
+    wait = min(target.max_wait, max(current.max_wait * factor, current.max_wait + 0.001))
+    flights = min(target.max_in_flight, max(int(current.max_in_flight * factor), current.max_in_flight + 1))
+    return Parameters(
+        max_batch=size,
+        max_wait=Duration(whole_microseconds(wait)),
+        max_in_flight=flights,
+        pass_through=target.pass_through,
+    )

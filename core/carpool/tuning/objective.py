@@ -1,12 +1,14 @@
 """The objective: which setting is chosen among those that meet the SLO now and at 1.25x the load.
 
 - *Balanced*: the lowest mean latency that keeps utilization at or below the target. If no setting keeps it, the least
-  device time (``search``).
+  device time.
 - *Efficiency*: the least device time at any load.
 - *Latency*: the lowest p99.
 
-Utilization is the share of its time for which the device computes; where it computes several batches at once, of its
-executors' time. Other models behind the same sidecar count, and so does what others take of a shared device.
+If no setting meets the SLO at 1.25x the load: the one that loses least of it. If none meets it now: the most goodput.
+
+Utilization is the share of its capacity that the device uses; where it computes several batches at once, of all of
+them. Other models behind the same sidecar count, and so does what others use of a shared device.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.exchange.decision import Reason
-from carpool.policy.durations import Duration, format_seconds, whole_microseconds
+from carpool.forecasting.forecaster import LENIENT, Assessment, Forecaster
+from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Objective, PassThroughMode
-from carpool.tuning.assessment import KEPT
+from carpool.tuning.candidates import Grid, known_flights, productive_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Limits
     from carpool.policy.spec import BatchingPolicy
-    from carpool.tuning.assessment import Assessment, Assessor
-    from carpool.tuning.search import Choice
 
 SLACK = 0.02
 """Utilization beyond the target that the setting in force may have: entering and leaving differ, so that a load at the
@@ -44,17 +44,30 @@ ALIKE = 0.02
 """Relative difference of latency below which pass-through is preferred: it merges and copies nothing."""
 
 PASSING_IN_FLIGHT = 4
-"""Requests passed through at once when the device's executors are fewer: it has a queue of its own."""
+"""Requests passed through at once where the device computes fewer at once: it has a queue of its own."""
 
 PASSING_LOAD = 0.7
-"""Share of the executors' time up to which requests may pass one by one: above it they mostly meet a backlog."""
+"""Share of the device's capacity up to which requests may pass one by one: above it they mostly meet a backlog."""
+
+ENTER_PASS_THROUGH = 0.05
+LEAVE_PASS_THROUGH = 0.08
+"""Saving of device time by batching below which *Efficiency* passes requests through, and above which it stops to."""
+
+MOSTLY_ALONE = 1.2
+"""Mean batch, in requests, up to which pass-through is forecast to pass requests one by one."""
 
 OCTAVES, STEPS = 8, 4
-"""Waits are tried down to the longest over 2**8, with 4 steps an octave: neighbours differ by 19 %."""
+"""*Balanced* compares waits down to the longest over 2**8, with 4 steps an octave: neighbours differ by 19 %."""
+
+FINE = 400
+"""Steps in which misses beyond the capacity differ: 0.25 % of the requests."""
+
+SMALLEST = 5
+"""Sizes compared, of those that can keep the target, besides the largest and the one in force."""
 
 
 class Aim(Struct, frozen=True):
-    """What a policy asks for, and what others take of the device."""
+    """What a policy asks for, and what others use of the device."""
 
     objective: Objective = Objective.EFFICIENCY
     target: float = 1.0
@@ -76,7 +89,7 @@ class Aim(Struct, frozen=True):
         return self.objective is not Objective.EFFICIENCY
 
     def utilization(self, one: Assessment) -> float:
-        """Return the share of its time, 0 to 1, for which the device is busy under a setting, others included."""
+        """Return the share of its capacity, 0 to 1, that the device uses under a setting, others included."""
         return min((one.utilization + self.others) / self.share, 1.0)
 
     def latency(self, one: Assessment) -> float:
@@ -88,8 +101,91 @@ class Aim(Struct, frozen=True):
         return self.objective is Objective.LATENCY or self.utilization(one) <= self.target + slack
 
 
-SMALLEST = 5
-"""Sizes looked at, of those that can keep the target, besides the largest and the one in force."""
+class Choice(Struct, frozen=True):
+    """What is best at the present load."""
+
+    target: Assessment
+    """By the objective."""
+    efficient: Assessment
+    """With the least device time; where none meets the SLO, with the least loss."""
+    is_fast: bool = False
+    """Whether ``target`` was chosen for its latency."""
+
+
+def choose(
+    forecaster: Forecaster,
+    aim: Aim,
+    current: Parameters,
+    mode: PassThroughMode,
+    avoid: Collection[Parameters] = (),
+    sizes: Sequence[int] | None = None,
+) -> Choice:
+    """Choose a setting; ``current`` is in force, ``avoid`` is left out, ``sizes`` are all that is compared, if given."""
+    situation = forecaster.situation
+    sizes = sizes or productive_sizes(situation.service, situation.limits, also=current.max_batch)
+    efficient = most_efficient(forecaster, current, sizes, avoid)
+    if mode is PassThroughMode.ALWAYS:
+        return Choice(_passing(forecaster, efficient.parameters, current), efficient)
+    if aim.is_for_latency and efficient.holds_ahead:
+        fast = _fastest(forecaster, aim, efficient, current, mode, sizes, avoid)
+        if fast is not None:
+            return Choice(fast, efficient, is_fast=True)
+    if mode is PassThroughMode.NEVER:
+        return Choice(efficient, efficient)
+    return Choice(_pass_or_batch(forecaster, efficient, current), efficient)
+
+
+def rank(one: Assessment) -> tuple[float, ...]:
+    """Return a key to sort settings by, the best first: by device time where the SLO is met with headroom."""
+    if one.holds_ahead:
+        return (0, one.device_time)
+    outlook, lost_ahead = one.outlook, round(one.outlook.lost_ahead * FINE)
+    if one.holds_now:
+        return (1, round(one.misses * FINE), lost_ahead, one.device_time)
+    # Where no request is answered in time, the smallest batches, as many at once as may be computed, show soonest
+    # whether any can be.
+    point = one.parameters
+    concurrency = one.situation.service.executors_for(point.max_in_flight)
+    return (2, round(outlook.lost * FINE), lost_ahead, point.max_wait, point.max_batch, -concurrency)
+
+
+def is_better(one: Assessment, other: Assessment, share: float) -> bool:
+    """Whether ``one`` is better than ``other`` by more than ``share`` of what they differ in."""
+    mine, theirs = rank(one), rank(other)
+    if mine[0] != theirs[0]:
+        return mine[0] < theirs[0]
+    least = FINE / 4 if mine[0] else 0.0
+    for left, right in zip(mine[1:], theirs[1:], strict=True):
+        if left < right - share * max(right, least):
+            return True
+        if left > right:
+            return False
+    return False
+
+
+def most_efficient(
+    forecaster: Forecaster,
+    current: Parameters,
+    sizes: Sequence[int],
+    avoid: Collection[Parameters] = (),
+) -> Assessment:
+    """Return the setting with the least device time that meets the SLO now and at 1.25x the load; else the least loss.
+
+    With as many batches in flight as the device is known to compute at once, or as are in force.
+    """
+    situation = forecaster.situation
+    flights = {known_flights(situation.service, situation.limits)}
+    if not current.pass_through:
+        flights.add(current.max_in_flight)
+    grids = [Grid(forecaster, sizes, number, avoid) for number in sorted(flights)]
+    found = [one for grid in grids for one in grid.with_headroom()]
+    if not found:
+        found = [one for grid in grids for one in grid.unheld()]
+        found = [one for one in found if one.holds_now] or found
+    return min(found, key=rank, default=forecaster.assess(current))
+
+
+# ------------------------------------------------------------------------------------------------- pass-through
 
 
 def passing(parameters: Parameters, service: ServiceTime, limits: Limits) -> Parameters:
@@ -98,68 +194,86 @@ def passing(parameters: Parameters, service: ServiceTime, limits: Limits) -> Par
     return replace(parameters, max_wait=Duration(0.0), max_in_flight=flights, pass_through=True)
 
 
-def fastest(
-    assessor: Assessor,
+def _passing(forecaster: Forecaster, parameters: Parameters, current: Parameters) -> Assessment:
+    situation = forecaster.situation
+    through = passing(parameters, situation.service, situation.limits)
+    return forecaster.assess(through, LENIENT if current.pass_through else 1.0)
+
+
+def _pass_or_batch(forecaster: Forecaster, efficient: Assessment, current: Parameters) -> Assessment:
+    """Return the setting with the least device time, or pass-through where batching saves too little of that."""
+    through = _passing(forecaster, efficient.parameters, current)
+    if not through.holds_ahead or forecaster.single_load() > PASSING_LOAD:
+        return efficient
+    enough = LEAVE_PASS_THROUGH if current.pass_through else ENTER_PASS_THROUGH
+    if forecaster.saving(efficient, through) >= enough:
+        return efficient
+    # Where a backlog soon ends it, what was forecast is batching without a wait, and no pass-through.
+    return through if through.now.mean_batch <= MOSTLY_ALONE * forecaster.situation.rows else efficient
+
+
+# ------------------------------------------------------------------------------------------------- latency first
+
+
+def _fastest(
+    forecaster: Forecaster,
     aim: Aim,
-    choice: Choice,
+    efficient: Assessment,
+    current: Parameters,
     mode: PassThroughMode,
-    avoid: Collection[Parameters] = (),
+    sizes: Sequence[int],
+    avoid: Collection[Parameters],
 ) -> Assessment | None:
     """Return the setting with the least latency that keeps the utilization target and the SLO, now and at 1.25x.
 
-    ``choice``: the setting in force, and that with the least device time; ``avoid``: what is not to be chosen.
-    ``None``: the objective is device time, or no setting keeps both.
+    ``None``: no setting keeps both.
     """
-    if not aim.is_for_latency or mode is PassThroughMode.ALWAYS or not choice.best.holds_ahead:
-        return None
-    present = choice.current.parameters
-    best = _fastest_batching(assessor, aim, choice, avoid)
-    if mode is PassThroughMode.NEVER or assessor.passing_load() > PASSING_LOAD:
+    best = _fastest_batching(forecaster, aim, efficient, current, sizes, avoid)
+    if mode is PassThroughMode.NEVER or forecaster.single_load() > PASSING_LOAD:
         return best
-    situation = assessor.situation
-    leniency = KEPT if present.pass_through else 1.0
-    merging = (best or choice.current).parameters
-    through = assessor.assess(passing(merging, situation.service, situation.limits), leniency)
-    # Forecast as merging what a backlog brings; how it serves those who come meanwhile, single requests tell.
-    alone = assessor.assess(Parameters(situation.rows, Duration(0.0), _known(assessor)), leniency)
-    if alone.holds_ahead and aim.keeps_target(alone):
-        limit = 1 + (FASTER if present.pass_through else ALIKE)
-        if situation.service.largest_measured <= situation.rows:
-            # Nothing tells what merging would take. Where requests seldom meet it hardly matters; where they do, the
-            # few that meet are merged without a wait, and tell.
-            meet = alone.mean > limit * situation.service.time(situation.rows)
-            return _pairs(assessor, present) if meet else through
-        if best is None or (
-            aim.latency(alone) <= limit * aim.latency(best) and alone.now.p99 <= (1 + FASTER) * limit * best.now.p99
-        ):
+    situation, service = forecaster.situation, forecaster.situation.service
+    through = _passing(forecaster, (best or forecaster.assess(current)).parameters, current)
+    # Forecast as batching what a backlog brings; how it serves requests that come meanwhile, single requests show.
+    flights = known_flights(service, situation.limits)
+    alone = forecaster.assess(Parameters(situation.rows, Duration(0.0), flights), through.leniency)
+    if not (alone.holds_ahead and aim.keeps_target(alone)):
+        return best
+    limit = 1 + (FASTER if current.pass_through else ALIKE)
+    if service.largest_measured <= situation.rows:
+        # Nothing shows what a batch would take. Where requests seldom meet it hardly matters; where they do, the few
+        # that meet are batched without a wait, and show it.
+        if alone.mean <= limit * service.time(situation.rows):
             return through
-    return best
+        size = current.max_batch if current.max_batch > situation.rows and not current.pass_through else 0
+        pairs = Parameters(size or 2 * situation.rows, Duration(0.0), flights)
+        return forecaster.assess(situation.limits.clamp(pairs))
+    if best is None:
+        return through
+    is_alike = aim.latency(alone) <= limit * aim.latency(best) and alone.now.p99 <= (1 + FASTER) * limit * best.now.p99
+    return through if is_alike else best
 
 
-def _pairs(assessor: Assessor, present: Parameters) -> Assessment:
-    """Return what merges requests that meet, without a wait."""
-    rows = assessor.situation.rows
-    size = present.max_batch if present.max_batch > rows and not present.pass_through else 2 * rows
-    return assessor.assess(assessor.situation.limits.clamp(Parameters(size, Duration(0.0), _known(assessor))))
-
-
-def _fastest_batching(assessor: Assessor, aim: Aim, choice: Choice, avoid: Collection[Parameters]) -> Assessment | None:
+def _fastest_batching(
+    forecaster: Forecaster,
+    aim: Aim,
+    efficient: Assessment,
+    current: Parameters,
+    sizes: Sequence[int],
+    avoid: Collection[Parameters],
+) -> Assessment | None:
     """Return the setting with the least latency that keeps the target, of those that batch requests."""
-    flights = {choice.best.parameters.max_in_flight, _known(assessor)}
-    found = [
-        one for number in flights for one in _least_waits(assessor, aim, choice, number) if one.parameters not in avoid
-    ]
-    found.sort(key=aim.latency)
+    flights = {efficient.parameters.max_in_flight, known_flights(forecaster.situation.service, efficient.situation.limits)}
+    found = [one for number in flights for one in _least_waits(forecaster, aim, current, sizes, number)]
+    found = sorted((one for one in found if one.parameters not in avoid), key=aim.latency)
     best = next((one for one in found if one.holds_now and one.holds_ahead), None)
     if best is None:
         return None
     # Of equals the size in force stays: at low load no size differs from another.
-    present = choice.current.parameters
     alike = sorted(
         (one for one in found if aim.latency(one) <= (1 + ALIKE / 2) * aim.latency(best)),
         key=lambda one: (
-            one.parameters.max_batch != present.max_batch,
-            one.parameters.max_in_flight != present.max_in_flight,
+            one.parameters.max_batch != current.max_batch,
+            one.parameters.max_in_flight != current.max_in_flight,
             round(one.device_time, 6),
             -one.parameters.max_batch,
         ),
@@ -167,110 +281,45 @@ def _fastest_batching(assessor: Assessor, aim: Aim, choice: Choice, avoid: Colle
     return next(one for one in alike if one.holds_now and one.holds_ahead)
 
 
-def _known(assessor: Assessor) -> int:
-    limits, service = assessor.situation.limits, assessor.situation.service
-    return min(max(service.executors, limits.min_in_flight), limits.max_in_flight)
-
-
-def _least_waits(assessor: Assessor, aim: Aim, choice: Choice, flights: int) -> list[Assessment]:
-    """Return of each size worth it the setting with the shortest wait that keeps the target.
+def _least_waits(
+    forecaster: Forecaster, aim: Aim, current: Parameters, sizes: Sequence[int], flights: int
+) -> list[Assessment]:
+    """Assess of each size the shortest wait that keeps the target.
 
     From the largest size downwards: in smaller batches fewer requests gather, so they need no shorter a wait.
     """
+    limits = forecaster.situation.limits
+    steps = (limits.max_wait * 2 ** (-step / STEPS) for step in range(OCTAVES * STEPS + 1))
+    waits = sorted({limits.min_wait, *(whole_microseconds(max(wait, limits.min_wait)) for wait in steps)})
     found: list[Assessment] = []
-    waits, low = _waits(assessor), 0
-    for size in reversed(_sizes(assessor, aim, choice, flights)):
+    low = 0
+    for size in reversed(_able(forecaster, aim, current, sizes, flights)):
 
         def at(index: int, size: int = size) -> Assessment:
-            return assessor.assess(Parameters(size, Duration(waits[index]), flights))
+            return forecaster.assess(Parameters(size, Duration(waits[index]), flights))
 
-        if not aim.keeps_target(one := at(low)):
+        if not aim.keeps_target(at(low)):
             too_short, high = low, len(waits) - 1
-            if size == 1 or not aim.keeps_target(one := at(high)):
+            if size == 1 or not aim.keeps_target(at(high)):
                 continue
             while high - too_short > 1:
                 middle = (too_short + high) // 2
-                if aim.keeps_target(nearer := at(middle)):
-                    high, one = middle, nearer
-                else:
-                    too_short = middle
+                too_short, high = (too_short, middle) if aim.keeps_target(at(middle)) else (middle, high)
             low = high
-        found.append(one)
+        found.append(at(low))
     return found
 
 
-def _sizes(assessor: Assessor, aim: Aim, choice: Choice, flights: int) -> list[int]:
-    """List the sizes worth a forecast, ascending.
-
-    Were all batches as large as pays, the device would be busy for rate x batch latency / rows of the time: a size at
-    which even that is too much is none. Of the others the smallest few differ, since batches seldom get larger.
-    """
-    situation = assessor.situation
+def _able(forecaster: Forecaster, aim: Aim, current: Parameters, sizes: Sequence[int], flights: int) -> list[int]:
+    """List the sizes, ascending, that can keep the target were all batches full: the smallest, the largest, that in force."""
+    situation = forecaster.situation
     service, rows = situation.service, situation.process.rate * situation.rows
-    executors = max(min(service.executors_for(flights), flights), service.executors)
+    concurrency = max(min(service.executors_for(flights), flights), service.executors)
     room = (aim.share * aim.target - aim.others) if aim.objective is Objective.BALANCED else 1.0
-    enough: list[int] = []
+    able: list[int] = []
     cheapest = math.inf
-    for size in choice.sizes:
+    for size in sizes:
         cheapest = min(cheapest, service.per_row(size))
-        if rows * cheapest <= room * executors:
-            enough.append(size)
-    return sorted({*enough[:SMALLEST], *enough[-1:], *({choice.current.parameters.max_batch} & {*enough})})
-
-
-def _waits(assessor: Assessor) -> Sequence[float]:
-    limits = assessor.situation.limits
-    steps = (limits.max_wait * 2 ** (-step / STEPS) for step in range(OCTAVES * STEPS + 1))
-    return sorted({limits.min_wait, *(whole_microseconds(max(wait, limits.min_wait)) for wait in steps)})
-
-
-def is_gain(aim: Aim, target: Assessment, current: Assessment) -> bool:
-    """Whether a setting chosen for its latency is worth a change."""
-    if current.parameters.pass_through != target.parameters.pass_through:
-        return True
-    if not current.holds_ahead or not aim.keeps_target(current, SLACK):
-        return True
-    return aim.latency(target) < (1 - FASTER) * aim.latency(current)
-
-
-def why(aim: Aim, current: Assessment, target: Assessment) -> tuple[Reason, str]:
-    """Say what a move to a setting chosen for its latency is for."""
-    before, after = (format_seconds(_rounded(aim.latency(one))) for one in (current, target))
-    what = "p99" if aim.objective is Objective.LATENCY else "mean latency"
-    if target.parameters.pass_through:
-        return Reason.PASSES_THROUGH, f"{explained(aim, target)}: requests pass through, {what} {before} to {after}"
-    if not current.holds_ahead:
-        ahead = f"p99 forecast {format_seconds(_rounded(target.now.p99))} now"
-        return Reason.RESTORES_SLO, f"{ahead}, {format_seconds(_rounded(target.ahead.p99))} at 1.25x the load"
-    if not aim.keeps_target(current):
-        fall = f"device {aim.utilization(current):.0%} to {aim.utilization(target):.0%} busy (target {aim.target:.0%})"
-        return Reason.LOWERS_UTILIZATION, f"{fall}, {what} {before} to {after}"
-    return Reason.LOWERS_LATENCY, f"{what} {before} to {after}, {explained(aim, target)}"
-
-
-def explained(aim: Aim, one: Assessment) -> str:
-    """Say how busy the device is under a setting: ``device 57% busy (target 60%)``."""
-    text = f"device {aim.utilization(one):.0%} busy"
-    return f"{text} (target {aim.target:.0%})" if aim.objective is Objective.BALANCED else text
-
-
-def alternative(aim: Aim, current: Assessment, efficient: Assessment, fast: Assessment) -> str:
-    """Say what another objective would do; ``""``: nothing that is worth a word.
-
-    ``efficient``: the setting with the least device time; ``fast``: one without a wait.
-    """
-    if aim.is_for_latency:
-        freed = aim.utilization(current) - aim.utilization(efficient)
-        if not efficient.holds_ahead or freed < 0.01:
-            return ""
-        change = format_seconds(_rounded(efficient.now.p50 - current.now.p50))
-        return f"Efficiency would free {freed:.0%} of the device for {change} more p50"
-    gained = current.now.p50 - fast.now.p50
-    if not fast.holds_ahead or gained < FASTER * current.now.p50:
-        return ""
-    more = aim.utilization(fast) - aim.utilization(current)
-    return f"without a wait p50 would be {format_seconds(_rounded(gained))} lower, with {more:.0%} more of the device"
-
-
-def _rounded(seconds: float) -> float:
-    return max(round(seconds, 4), 0.0)
+        if rows * cheapest <= room * concurrency:
+            able.append(size)
+    return sorted({*able[:SMALLEST], *able[-1:], *({current.max_batch} & {*able})})

@@ -9,34 +9,36 @@ from carpool.policy.spec import ShedAt
 
 if TYPE_CHECKING:
     from carpool.policy.parameters import Parameters
-    from carpool.tuning.belief import Belief
-    from carpool.tuning.exploration import Exploration
-    from carpool.tuning.guards import Guards
+    from carpool.tuning.plan import Plan
     from carpool.tuning.requirements import Requirements
-    from carpool.tuning.search import Choice
 
 
 def state_of(
     parameters: Parameters,
     requirements: Requirements,
-    belief: Belief,
-    choice: Choice | None,
-    guards: Guards,
-    exploration: Exploration,
+    plan: Plan,
     *,
+    known: bool,
     sheds: bool,
+    cautious: bool,
+    explores: bool,
 ) -> State:
-    """Return it; ``choice``: of the last search; ``sheds``: whether requests that would be late are refused."""
+    """Return it.
+
+    ``known``: whether batch latency is; ``sheds``: whether there is a backlog, or the SLO was just missed;
+    ``cautious``: whether forecasts are made with a margin; ``explores``: whether the setting in force is explored.
+    """
+    choice = plan.choice
     if requirements.held:
         return State.HELD
-    if belief.in_force is None or (choice is None and not parameters.pass_through):
+    if not known or (choice is None and not parameters.pass_through):
         return State.LEARNING
-    if choice is not None and not choice.best.holds_now:
+    if choice is not None and not choice.efficient.holds_now:
         return State.OVERLOADED
     if sheds and requirements.policy.admission.shed_at is ShedAt.AUTOMATIC:
         return State.SHEDDING
-    if guards.failed:
+    if cautious:
         return State.ROLLED_BACK
-    if exploration.is_under_way:
+    if explores:
         return State.EXPLORING
     return State.PASS_THROUGH if parameters.pass_through else State.STEADY

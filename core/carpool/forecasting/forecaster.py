@@ -1,0 +1,371 @@
+"""Forecasts of any setting for one situation: the load, the device and the SLO. Each is made at most once."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from carpool.forecasting import sampling
+from carpool.forecasting.queueing import Forecast, Glance, Load, forecast, glance
+from carpool.forecasting.refinement import Refinement
+from carpool.learning import batchable_share
+from carpool.learning.arrivals import Gamma, Poisson
+from carpool.learning.latency_model import ServiceTime
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Limits, Parameters
+
+if TYPE_CHECKING:
+    from carpool.forecasting.refinement import Expected
+
+HEADROOM = 1.25
+"""Load at which a preferred setting must meet the SLO too."""
+
+REQUESTS = 4000
+"""Requests that a forecast plays, at least: of a planning budget of 0.5 %, 20 may miss."""
+
+LASTING = 40
+"""Times the SLO's target that it lasts, at least: of two overloads, that which grows more slowly shows later."""
+
+MOST_REQUESTS = 16_000
+"""Requests that it plays at most."""
+
+SAMPLES = 8
+"""Times that many requests by which misses near the budget are judged, at most."""
+
+TOGETHER = 3.0
+"""Requests that miss together, at least. A burst makes seven late, or hundreds: then 20 misses are three events."""
+
+DECIDES = 2.0
+"""Standard errors beyond the budget at which misses are no matter of chance: of runs of n, as compound Poisson events,
+the variance of their number is n times its mean."""
+
+LENIENT = 1.3
+"""Factor on the planning budget below which the setting in force still counts as meeting the SLO: entering and leaving
+differ, so that a forecast near the edge does not turn parameters back and forth."""
+
+_FIELDS = {0.5: "p50", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
+
+
+class Situation(Struct, frozen=True):
+    """What a choice is made for. Seconds and requests per second."""
+
+    process: Poisson | Gamma
+    service: ServiceTime
+    target: float
+    """The due time of the SLO's highest percentile, in seconds from arrival."""
+    budget: float
+    """Fraction of requests that may be forecast to miss: half of what the SLO allows."""
+    limits: Limits
+    rows: int = 1
+    """Rows of a usual request."""
+    row_shares: tuple[float, ...] = ()
+    """Shares of requests by rows, in powers of two, as ``ModelStats.request_rows``; empty: all have ``rows``."""
+    quantiles: tuple[tuple[float, float], ...] = ()
+    """The SLO's other percentiles as (quantile, seconds)."""
+    share: float = 1.0
+    """Of the arrivals, those that can share a batch with the next one (``batchable_share``)."""
+    largest: int | None = None
+    """Rows that a batch may have where that is less than ``max_batch`` (``size_limit``)."""
+
+
+class Assessment(NamedTuple):
+    """One setting's forecasts, read with some leniency: a factor on the budget of misses."""
+
+    parameters: Parameters
+    outlook: Outlook
+    leniency: float
+
+    @property
+    def situation(self) -> Situation:
+        """What it is forecast for."""
+        return self.outlook.forecaster.situation
+
+    @property
+    def _is_sustained(self) -> bool:
+        return self._meets(self.outlook.glance, LENIENT)
+
+    @property
+    def now(self) -> Forecast:
+        """The present load; where even that misses the SLO, with requests that would be late refused."""
+        return self.outlook.present if self._is_sustained else self.outlook.shed
+
+    @property
+    def ahead(self) -> Forecast:
+        """``HEADROOM`` times the load; where not even the present load meets the SLO, that."""
+        return self.outlook.ahead if self._is_sustained else self.outlook.present
+
+    @property
+    def holds_now(self) -> bool:
+        """Whether the SLO is forecast to be met."""
+        return self._meets(self.outlook.glance, self.leniency)
+
+    @property
+    def holds_ahead(self) -> bool:
+        """Whether it is at ``HEADROOM`` times the load too."""
+        return self._is_sustained and self._meets(self.outlook.glance_ahead, self.leniency)
+
+    @property
+    def device_time(self) -> float:
+        """Of a request at the present load, in seconds."""
+        return self.outlook.first.device_time if self._is_sustained else self.outlook.shed.device_time
+
+    @property
+    def mean(self) -> float:
+        """Mean latency (seconds) at the present load, no request refused."""
+        return self.outlook.first.mean
+
+    @property
+    def utilization(self) -> float:
+        """Share of the device's capacity, 0 to 1, that the present load uses, no request refused."""
+        service, flights = self.situation.service, self.parameters.max_in_flight
+        used = min(service.executors_for(flights), flights)
+        return min(self.outlook.first.utilization * used / max(used, service.executors), 1.0)
+
+    @property
+    def misses(self) -> float:
+        """Fraction of requests forecast to miss the SLO at the present load, no request refused."""
+        return self.outlook.glance.miss_fraction
+
+    @property
+    def refined(self) -> Forecast:
+        """``now``, its tail from as many requests as were played for it by ``refine``."""
+        searched, played = self.now, self._refinement
+        if played.samples < 2:
+            return searched
+        misses = sum(played.misses) / played.samples
+        return replace(searched, p99=played.quantile(0.99), miss_fraction=misses, requests=played.requests)
+
+    @property
+    def expected(self) -> Expected | None:
+        """What answers should show where the forecast is right; ``None`` while too few requests were played."""
+        return self._refinement.expected
+
+    @property
+    def _refinement(self) -> Refinement:
+        return self.outlook.refinement if self._is_sustained else self.outlook.refinement_shed
+
+    def refine(self) -> bool:
+        """Play another sample of arrivals for ``refined``; return whether it needs no more."""
+        played = self._refinement
+        if not played.is_done:
+            self.outlook.forecaster.sample(self.outlook.parameters, played, shed=not self._is_sustained)
+        return played.is_done
+
+    def _meets(self, result: Glance | Forecast, leniency: float) -> bool:
+        situation = self.situation
+        return result.miss_fraction <= situation.budget * leniency and all(
+            getattr(result, _FIELDS[q]) <= seconds for q, seconds in situation.quantiles
+        )
+
+
+class Outlook:
+    """Forecasts of one setting, each made when first asked for: most are never needed in full, or at all."""
+
+    def __init__(self, forecaster: Forecaster, parameters: Parameters) -> None:
+        self.forecaster = forecaster
+        self.parameters = parameters
+        self.refinement = Refinement()
+        self.refinement_shed = Refinement()
+
+    @cached_property
+    def first(self) -> Glance | Forecast:
+        """The present load, as far as one sample of arrivals shows it."""
+        return self.forecaster.glance(self.parameters)
+
+    @cached_property
+    def glance(self) -> Glance | Forecast:
+        """The same, its misses by as many samples as it takes to say whether they are within the budget."""
+        return self.forecaster.judge(self.parameters, self.first)
+
+    @cached_property
+    def glance_ahead(self) -> Glance | Forecast:
+        """The same at ``HEADROOM`` times the load."""
+        first = self.forecaster.glance(self.parameters, HEADROOM)
+        return self.forecaster.judge(self.parameters, first, HEADROOM)
+
+    @cached_property
+    def present(self) -> Forecast:
+        """The present load, no request refused."""
+        return self.forecaster.forecast(self.parameters)
+
+    @cached_property
+    def shed(self) -> Forecast:
+        """The present load, requests that would be late refused: what an overload leaves."""
+        return self.forecaster.forecast(self.parameters, shed=True)
+
+    @cached_property
+    def ahead(self) -> Forecast:
+        """``HEADROOM`` times the load."""
+        return self.forecaster.forecast(self.parameters, HEADROOM)
+
+    @cached_property
+    def lost_ahead(self) -> float:
+        """Misses at ``HEADROOM`` times the load with refusals, at the upper confidence of batch latency.
+
+        Of sizes that carry as much, one hardly measured is the luckiest.
+        """
+        return self.forecaster.forecast(self.parameters, HEADROOM, shed=True, upper=True).miss_fraction
+
+    @cached_property
+    def lost(self) -> float:
+        """The same of the present load; beyond the capacity as much is served of either."""
+        if (served := HEADROOM * (1 - self.lost_ahead)) < 1:
+            return 1 - served
+        return self.forecaster.forecast(self.parameters, shed=True, upper=True).miss_fraction
+
+    @cached_property
+    def risk(self) -> float:
+        """Forecast fraction of misses at the upper confidence of batch latency."""
+        return self.forecaster.glance(self.parameters, upper=True).miss_fraction
+
+
+class Forecaster:
+    """Forecasts settings for one situation, each at most once."""
+
+    samples = SAMPLES
+    """Of arrivals that can be drawn; of recorded ones there is one."""
+
+    def __init__(self, situation: Situation) -> None:
+        self.situation = situation
+        self._upper = situation.service.pessimistic()
+        self._groups = batchable_share.groups(
+            situation.share, batchable_share.MOST_GROUPS // max(len(situation.service.mix), 1)
+        )
+        self._known: dict[Parameters, Outlook] = {}
+        self._loads: dict[tuple[float, int], Load] = {}
+
+    @cached_property
+    def requests(self) -> int:
+        """How many a forecast plays."""
+        lasting = LASTING * self.situation.target * self.situation.process.rate
+        # In powers of two, so that loads which differ little share their arrivals.
+        return min(REQUESTS << max(math.ceil(math.log2(lasting / REQUESTS)), 0), MOST_REQUESTS)
+
+    def load(self, factor: float = 1.0, sample: int = 0) -> Load:
+        """Return a sample of arrivals at ``factor`` times the load."""
+        key = factor, sample
+        if key not in self._loads:
+            situation = self.situation
+            drawn = sampling.rows(situation.row_shares, self.requests, sample) if situation.row_shares else None
+            mean = sum(drawn) / len(drawn) if drawn else situation.rows
+            times = sampling.times(situation.process, self.requests, factor * situation.rows / mean, sample)
+            draws = sampling.draws(situation.service.noise, sample)
+            self._loads[key] = Load(times, drawn or situation.rows, self._groups, draws)
+        return self._loads[key]
+
+    def rest(self) -> None:
+        """Let go of what is quickly made again, and large: an operator has a thousand of these, and most rest."""
+        self._loads.clear()
+
+    def assess(self, parameters: Parameters, leniency: float = 1.0) -> Assessment:
+        """Return a setting's forecasts; ``leniency`` is a factor on the budget of misses."""
+        effective = self.effective(parameters)
+        outlook = self._known.get(effective)
+        if outlook is None:
+            outlook = self._known[effective] = Outlook(self, effective)
+        return Assessment(parameters, outlook, leniency)
+
+    def effective(self, parameters: Parameters) -> Parameters:
+        """Return what the Batcher makes of a setting: where no request can share a batch it holds none."""
+        situation = self.situation
+        if situation.largest is not None and situation.largest < parameters.max_batch:
+            parameters = replace(parameters, max_batch=max(situation.largest, situation.rows))
+        if situation.share <= batchable_share.NONE:
+            return replace(parameters, max_wait=Duration(0.0), max_batch=situation.rows)
+        return parameters if self.holds(parameters.max_wait) else replace(parameters, max_wait=Duration(0.0))
+
+    def holds(self, wait: float) -> bool:
+        """Whether the Batcher holds requests for so many seconds."""
+        return batchable_share.pays_to_hold(self.situation.share, self.situation.process.rate, wait)
+
+    def forecast(
+        self, parameters: Parameters, factor: float = 1.0, *, shed: bool = False, upper: bool = False
+    ) -> Forecast:
+        """Play ``factor`` times the load; ``upper``: at the upper confidence of batch latency."""
+        service = self._upper if upper else self.situation.service
+        load, concurrency = self.load(factor), self._concurrency(parameters)
+        return forecast(load, service, parameters, self.situation.target, shed=shed, concurrency=concurrency)
+
+    def glance(
+        self, parameters: Parameters, factor: float = 1.0, sample: int = 0, *, upper: bool = False
+    ) -> Glance | Forecast:
+        """Do the same for fewer figures, which is cheaper; at the upper confidence without noise."""
+        situation, load = self.situation, self.load(factor, sample)
+        service = self._upper if upper else situation.service
+        if upper:
+            load = load._replace(draws=(1.0,))
+        concurrency = self._concurrency(parameters)
+        if situation.quantiles:
+            return forecast(load, service, parameters, situation.target, concurrency=concurrency)
+        return glance(load, service, parameters, situation.target, concurrency=concurrency)
+
+    def judge(self, parameters: Parameters, first: Glance | Forecast, factor: float = 1.0) -> Glance | Forecast:
+        """Return a first glance with misses from more requests, where its own leave open whether the budget is kept.
+
+        Device time stays that of the first sample: that is what candidates differ in.
+        """
+        one = first
+        budget, misses, squares = self.situation.budget, 0.0, 0.0
+        for samples in range(1, self.samples + 1):
+            misses += one.miss_fraction
+            squares += one.miss_fraction * (one.together if isinstance(one, Glance) else TOGETHER)
+            together = max(squares / misses, TOGETHER) if misses else TOGETHER
+            doubt = DECIDES * math.sqrt(budget * together / (samples * self.requests))
+            if samples == self.samples or abs(misses / samples - budget) >= doubt:
+                break
+            one = self.glance(parameters, factor, samples)
+        mean = misses / samples
+        return first._replace(miss_fraction=mean) if isinstance(first, Glance) else replace(first, miss_fraction=mean)
+
+    def sample(self, parameters: Parameters, played: Refinement, *, shed: bool) -> None:
+        """Play the load once more, with a sample of its own, and add its latencies."""
+        number = played.samples
+        load = self.load()
+        if number and self.samples > 1:
+            # Not kept: a hundred may be played, each once.
+            arrivals = sampling.drawn(self.situation.process, self.requests, number)
+            load = load._replace(arrivals=arrivals, draws=sampling.draws(self.situation.service.noise, number))
+        latencies: list[float] = []
+        found = forecast(
+            load, self.situation.service, parameters, self.situation.target, shed=shed,
+            concurrency=self._concurrency(parameters), latencies=latencies,
+        )  # fmt: skip
+        played.add(latencies, found.miss_fraction, found.requests)
+
+    def refined(self, parameters: Parameters, *, shed: bool = False) -> Forecast:
+        """Return the forecast of a setting with its tail as sure as it gets: up to a second's work."""
+        outlook = self.assess(parameters).outlook
+        played = outlook.refinement_shed if shed else outlook.refinement
+        while not played.is_done:
+            self.sample(outlook.parameters, played, shed=shed)
+        found = outlook.shed if shed else outlook.present
+        misses = sum(played.misses) / played.samples
+        return replace(found, p99=played.quantile(0.99), miss_fraction=misses, requests=played.requests)
+
+    def _concurrency(self, parameters: Parameters) -> int:
+        """Return how many batches are computed at once: optimistic where never tried, unless requests pass through."""
+        service = self.situation.service
+        return service.executors if parameters.pass_through else service.executors_for(parameters.max_in_flight)
+
+    def single_load(self) -> float:
+        """Return the share of the device's capacity that single requests would take at ``HEADROOM`` times the load."""
+        situation = self.situation
+        seconds = situation.service.time(situation.rows)
+        return HEADROOM * situation.process.rate * seconds / situation.service.executors
+
+    def saving(self, one: Assessment, other: Assessment) -> float:
+        """Return the saving of ``one`` over ``other`` in device time per request, or in capacity used if that is more.
+
+        A device that computes several batches at once may be busy all the time while each request takes more of its
+        capacity than it needs.
+        """
+        wall = 1 - one.now.device_time / other.now.device_time
+        return max(wall, 1 - self._work(one) / self._work(other))
+
+    def _work(self, one: Assessment) -> float:
+        concurrency = min(self._concurrency(one.parameters), one.parameters.max_in_flight)
+        return one.now.utilization * concurrency / one.now.throughput

@@ -1,0 +1,123 @@
+"""Which settings are compared: batch sizes that measurements speak for, waits, and numbers of batches in flight."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from carpool.policy.durations import Duration, whole_microseconds
+from carpool.policy.parameters import Parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from carpool.forecasting.forecaster import Assessment, Forecaster
+    from carpool.learning.latency_model import ServiceTime
+    from carpool.policy.parameters import Limits
+
+SIZES: tuple[int, ...] = (1, *(size for n in range(1, 16) for size in (2**n, 3 * 2 ** (n - 1))), 2**16)
+"""Batch sizes compared, up to the most that a bound may be: half-octave steps, between which device time per row differs
+by a few percent."""
+
+WAITS = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
+"""Waits compared, as shares of the longest allowed."""
+
+
+def largest_reliable(service: ServiceTime, limits: Limits) -> int:
+    """Return the largest size within bounds and within twice the largest measured.
+
+    One of those usually compared: where batch latency is flat, 46 rows have 4 % less capacity than 48.
+    """
+    most = min(limits.max_batch, 2 * service.largest_measured)
+    return max(size for size in (*SIZES, limits.max_batch) if size <= most)
+
+
+def productive_sizes(service: ServiceTime, limits: Limits, *, also: int) -> list[int]:
+    """List sizes, ascending, up to the largest reliable one whose rows aren't clearly dearer than in smaller batches."""
+    cheapest, largest = math.inf, 1
+    for rows in range(1, largest_reliable(service, limits) + 1):
+        if service.lower(rows) / rows <= cheapest:
+            largest = rows
+        cheapest = min(cheapest, service.per_row(rows))
+    low, high = limits.min_batch, max(largest, limits.min_batch)
+    return sorted({low, high, *(size for size in SIZES if low <= size <= high), min(max(also, low), high)})
+
+
+def known_flights(service: ServiceTime, limits: Limits) -> int:
+    """Return how many batches in flight make full use of what the device is known to compute at once."""
+    return min(max(service.executors, limits.min_in_flight), limits.max_in_flight)
+
+
+def waits_within(limits: Limits) -> list[float]:
+    """List the waits compared, ascending, seconds."""
+    return sorted({whole_microseconds(max(limits.min_wait, share * limits.max_wait)) for share in WAITS})
+
+
+class Grid:
+    """Settings of given sizes with one number of batches in flight. Pure but for the forecasts it asks for."""
+
+    __slots__ = ("_avoid", "_flights", "_forecaster", "_sizes", "_waits")
+
+    def __init__(
+        self, forecaster: Forecaster, sizes: Sequence[int], flights: int, avoid: Collection[Parameters] = ()
+    ) -> None:
+        self._forecaster = forecaster
+        self._sizes = sizes
+        self._waits = waits_within(forecaster.situation.limits)
+        self._flights = flights
+        self._avoid = avoid
+
+    def at(self, size: int, wait: int) -> Assessment:
+        """Assess a size with the wait of an index."""
+        return self._forecaster.assess(Parameters(size, Duration(self._waits[wait]), self._flights))
+
+    def unheld(self) -> list[Assessment]:
+        """Assess all sizes with the shortest wait."""
+        return [one for size in self._sizes if (one := self.at(size, 0)).parameters not in self._avoid]
+
+    def with_headroom(self) -> list[Assessment]:
+        """Assess of each size the longest wait that meets the SLO now and at 1.25 times the load.
+
+        The smaller the batch, the longer that wait. Shorter waits take more device time; so a size whose longest wait
+        looks dearer than what was found needs no closer look.
+        """
+        found: list[Assessment] = []
+        longest, last = 0, len(self._waits) - 1
+        for size in reversed(self._sizes):
+            least = min((one.device_time for one in found), default=math.inf)
+            if self._is_hopeless(size, least) or self.at(size, last).outlook.first.device_time >= least:
+                continue
+            if self._has_headroom(size, last):
+                longest = last
+            elif not self._has_headroom(size, longest):
+                continue
+            too_long = last if not self._has_headroom(size, last) else last + 1
+            while too_long - longest > 1:
+                middle = (longest + too_long) // 2
+                longest, too_long = (middle, too_long) if self._has_headroom(size, middle) else (longest, middle)
+            found.append(self._without_vain_wait(size, longest))
+        return found
+
+    def _has_headroom(self, size: int, wait: int) -> bool:
+        one = self.at(size, wait)
+        return one.parameters not in self._avoid and one.holds_now and one.holds_ahead
+
+    def _is_hopeless(self, size: int, least: float) -> bool:
+        """Whether no wait makes a size as cheap as ``least`` seconds per request, or able to carry the load."""
+        situation = self._forecaster.situation
+        service, rows = situation.service, situation.rows
+        at_once = min(service.executors_for(self._flights), self._flights)
+        cheapest = rows * min(service.per_row(each) for each in self._sizes if each <= size)
+        return cheapest >= least * at_once or cheapest * situation.process.rate >= at_once
+
+    def _without_vain_wait(self, size: int, wait: int) -> Assessment:
+        """Return the shortest wait that takes as little device time as a given one: more would gather no more."""
+        best = self.at(size, wait)
+        enough = (1 + VAIN) * best.device_time
+        while wait > 0 and self._has_headroom(size, wait - 1) and self.at(size, wait - 1).device_time <= enough:
+            wait -= 1
+        return self.at(size, wait)
+
+
+VAIN = 0.0005
+"""Relative saving of device time for which no longer wait is taken."""

@@ -1,0 +1,102 @@
+"""Decisions in words: what a change gains and what it risks, what another objective would do. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from carpool.exchange.decision import Reason
+from carpool.policy.durations import format_seconds
+from carpool.policy.spec import Objective
+from carpool.tuning.objective import FASTER, Aim
+
+if TYPE_CHECKING:
+    from carpool.forecasting.forecaster import Assessment
+    from carpool.tuning.objective import Choice
+
+LEAST = 0.003
+"""Saving of device time, relative, that is worth a word."""
+
+
+def why(aim: Aim, choice: Choice, current: Assessment, target: Assessment) -> tuple[Reason, str]:
+    """Say what the move to ``target`` is for."""
+    if choice.is_fast:
+        return _why_faster(aim, current, target)
+    if target.parameters.pass_through:
+        saving = max(1 - choice.efficient.device_time / target.device_time, 0.0)
+        return (
+            Reason.PASSES_THROUGH,
+            f"batching would save {saving:.1%} of the device time at this load: too little; requests pass one by one",
+        )
+    saving = 1 - target.now.device_time / current.now.device_time if current.now.device_time else 0.0
+    times = f"{format_seconds(current.now.device_time)} to {format_seconds(target.now.device_time)} per request"
+    ahead = f"p99 forecast {format_seconds(target.now.p99)} now, {format_seconds(target.ahead.p99)} at 1.25x the load"
+    if target.holds_now and not current.holds_now:
+        return Reason.RESTORES_SLO, f"the present configuration is forecast to miss the SLO; {ahead}"
+    if target.holds_ahead and not current.holds_ahead:
+        return Reason.MORE_MARGIN, f"meets the SLO at 1.25x the load too; {ahead}"
+    if target.holds_ahead:
+        # Less of the device's capacity may be used while it is busy all the time.
+        falls = f"falls {saving:.{0 if saving >= 0.01 else 1}%}, " if saving >= LEAST else ""
+        return Reason.SAVES_DEVICE_TIME, f"device time {falls}{times}; {ahead}"
+    if target.holds_now:
+        return (
+            Reason.MORE_MARGIN,
+            f"no configuration meets the SLO at 1.25x the load; this one leaves the most room; {ahead}",
+        )
+    if not target.now.goodput:
+        return Reason.EXPLORES, "nothing measured so far is forecast to meet the SLO; a smaller batch may"
+    good = f"{current.now.goodput:.0f} to {target.now.goodput:.0f} good answers/s"
+    return Reason.MORE_GOODPUT, f"{shortfall(target)}; {good}, late requests are refused"
+
+
+def _why_faster(aim: Aim, current: Assessment, target: Assessment) -> tuple[Reason, str]:
+    before, after = (format_seconds(_rounded(aim.latency(one))) for one in (current, target))
+    what = "p99" if aim.objective is Objective.LATENCY else "mean latency"
+    if target.parameters.pass_through:
+        return Reason.PASSES_THROUGH, f"{busy(aim, target)}: requests pass through, {what} {before} to {after}"
+    if not current.holds_ahead:
+        ahead = f"p99 forecast {format_seconds(_rounded(target.now.p99))} now"
+        return Reason.RESTORES_SLO, f"{ahead}, {format_seconds(_rounded(target.ahead.p99))} at 1.25x the load"
+    if not aim.keeps_target(current):
+        fall = f"device {aim.utilization(current):.0%} to {aim.utilization(target):.0%} busy (target {aim.target:.0%})"
+        return Reason.LOWERS_UTILIZATION, f"{fall}, {what} {before} to {after}"
+    return Reason.LOWERS_LATENCY, f"{what} {before} to {after}, {busy(aim, target)}"
+
+
+def busy(aim: Aim, one: Assessment) -> str:
+    """Say how busy the device is under a setting: ``device 57% busy (target 60%)``."""
+    text = f"device {aim.utilization(one):.0%} busy"
+    return f"{text} (target {aim.target:.0%})" if aim.objective is Objective.BALANCED else text
+
+
+def alternative(aim: Aim, current: Assessment, efficient: Assessment, fast: Assessment) -> str:
+    """Say what another objective would do; ``""``: nothing that is worth a word.
+
+    ``efficient``: the setting with the least device time; ``fast``: one without a wait.
+    """
+    if aim.is_for_latency:
+        freed = aim.utilization(current) - aim.utilization(efficient)
+        if not efficient.holds_ahead or freed < 0.01:
+            return ""
+        change = format_seconds(_rounded(efficient.now.p50 - current.now.p50))
+        return f"Efficiency would free {freed:.0%} of the device for {change} more p50"
+    gained = current.now.p50 - fast.now.p50
+    if not fast.holds_ahead or gained < FASTER * current.now.p50:
+        return ""
+    more = aim.utilization(fast) - aim.utilization(current)
+    return f"without a wait p50 would be {format_seconds(_rounded(gained))} lower, with {more:.0%} more of the device"
+
+
+def shortfall(best: Assessment, among: str = "") -> str:
+    """Say by how much the best configuration, ``among`` some, misses the SLO.
+
+    Its p99 is of the requests that are answered, and may be inside the SLO while many are refused. The bound is the
+    planning budget: half of the misses that the SLO allows.
+    """
+    share, budget = best.now.miss_fraction, best.situation.budget
+    late = f"{share:.1%} late or refused, {budget:.1%} is the most planned for"
+    return f"no configuration{among} meets the SLO at this load: {late}"
+
+
+def _rounded(seconds: float) -> float:
+    return max(round(seconds, 4), 0.0)

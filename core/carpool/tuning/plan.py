@@ -1,0 +1,194 @@
+"""What is best in the present situation: made anew when something changed, and kept until then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from carpool.exchange.decision import Forecasted
+from carpool.forecasting.forecaster import LENIENT, Forecaster, Situation
+from carpool.learning.batchable_share import NONE
+from carpool.policy.durations import Duration
+from carpool.tuning import messages
+from carpool.tuning.moves import Scene, is_gain
+from carpool.tuning.objective import Aim, Choice, choose
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from carpool.forecasting.forecaster import Assessment
+    from carpool.policy.parameters import Parameters
+    from carpool.tuning.belief import Belief
+    from carpool.tuning.exploration import Exploration
+    from carpool.tuning.guards import Guards
+    from carpool.tuning.history import History
+    from carpool.tuning.requirements import Requirements
+
+
+class Plan:
+    """The situation, and what was chosen for it."""
+
+    def __init__(self, requirements: Requirements) -> None:
+        """Begin without a choice."""
+        self._requirements = requirements
+        self.aim = Aim.of(requirements.policy)
+        self._forecaster: Forecaster | None = None
+        self.choice: Choice | None = None
+        """``None``: to be made."""
+
+    def discard(self) -> None:
+        """Choose anew with the next observation."""
+        self.choice = None
+
+    def share_device(self, others: float) -> None:
+        """Take into account that others use the device for such a share of the time."""
+        self.aim = Aim.of(self._requirements.policy, others)
+
+    def is_outdated(self, belief: Belief) -> bool:
+        """Whether there is no choice, or it is for another load."""
+        forecaster = self._forecaster
+        return self.choice is None or forecaster is None or belief.load.process != forecaster.situation.process
+
+    def assess(self, parameters: Parameters) -> Assessment | None:
+        """Return the forecasts of what is in force; ``None`` before the first choice."""
+        return self._forecaster.assess(parameters, LENIENT) if self._forecaster is not None else None
+
+    def holds(self, wait: float) -> bool:
+        """Whether the Batcher holds requests for so many seconds."""
+        return self._forecaster is None or self._forecaster.holds(wait)
+
+    def rest(self, parameters: Parameters, *, refine: bool) -> None:
+        """Forecast what is in force more surely, with every decision that needs no choice; let go of what is large."""
+        if self._forecaster is not None:
+            if refine:
+                self._forecaster.assess(parameters, LENIENT).refine()
+            self._forecaster.rest()
+
+    def make(
+        self,
+        belief: Belief,
+        guards: Guards,
+        exploration: Exploration,
+        parameters: Parameters,
+        left: Collection[Parameters],
+        now: float,
+    ) -> None:
+        """Choose anew, from what is in force."""
+        situation = self._situation(belief, guards)
+        if situation is None:
+            return
+        self._forecaster = forecaster = Forecaster(situation)
+        current = forecaster.assess(parameters, LENIENT)
+        if self._requirements.held:
+            self.choice = Choice(current, current)
+            return
+        # Where batches can't be larger now, nothing is to be gained by another maximum, nor to be learned.
+        limited = belief.sharing.share <= NONE or (situation.largest or parameters.max_batch) < parameters.max_batch
+        sizes = (parameters.max_batch,) if limited else None
+        # A setting that misses the SLO is left, and what was left before is no answer.
+        avoid = () if current.holds_now else left
+        choice = choose(forecaster, self.aim, parameters, self._requirements.passing, avoid, sizes)
+        if not choice.efficient.holds_now and avoid:
+            # Beyond the capacity requests are late whatever is set: that speaks against nothing that was in force.
+            choice = choose(forecaster, self.aim, parameters, self._requirements.passing, (), sizes)
+        self.choice = choice
+        leaves = choice.target.parameters != parameters and is_gain(self.aim, choice, current)
+        moving = exploration.is_due(belief.load.rate, leaves=leaves)
+        self.explore(belief, guards, exploration, parameters, now, moving=moving)
+
+    def explore(
+        self,
+        belief: Belief,
+        guards: Guards,
+        exploration: Exploration,
+        parameters: Parameters,
+        now: float,
+        *,
+        moving: bool,
+    ) -> None:
+        """Look for what is worth exploring."""
+        forecaster, choice = self._forecaster, self.choice
+        exploration.candidate = None
+        if forecaster is None or choice is None or self._requirements.held or guards.check.alarm is not None:
+            return
+        if choice.is_fast or belief.size_limit.largest is not None or belief.sharing.share <= NONE:
+            return  # while the device has room, another size has nothing to save that anybody needs
+        # After misses that were not forecast no forecast says what harm would be done.
+        if guards.margin.factor == 1 or not choice.efficient.holds_now:
+            current = forecaster.assess(parameters, LENIENT)
+            exploration.look(forecaster, choice.efficient, current, moving=moving, cold=belief.cold, now=now)
+
+    def _situation(self, belief: Belief, guards: Guards) -> Situation | None:
+        requirements = self._requirements
+        process, service, limits = belief.load.process, belief.learner.mixed(), requirements.limits
+        if process is None or service is None:
+            return None
+        if guards.is_forecast_low:
+            limits = replace(limits, max_wait=limits.min_wait)
+        return Situation(
+            process=process,
+            service=service,
+            target=requirements.target * guards.margin.factor,
+            budget=requirements.budget,
+            limits=limits,
+            rows=max(1, round(belief.load.rows)),
+            row_shares=belief.row_shares,
+            quantiles=requirements.quantiles,
+            share=belief.sharing.share,
+            largest=belief.size_limit.largest,
+        )
+
+    def scene(
+        self,
+        parameters: Parameters,
+        history: History,
+        guards: Guards,
+        exploration: Exploration,
+        left: Collection[Parameters],
+        *,
+        backlogged: bool,
+        ended: bool,
+    ) -> Scene | None:
+        """Return all that a move is decided by; ``None`` without a choice."""
+        if self._forecaster is None or self.choice is None:
+            return None
+        return Scene(
+            requirements=self._requirements,
+            aim=self.aim,
+            forecaster=self._forecaster,
+            choice=self.choice,
+            current=self._forecaster.assess(parameters, LENIENT),
+            history=history,
+            left=frozenset(left),
+            backlogged=backlogged,
+            forecast_low=guards.is_forecast_low,
+            explored=exploration.candidate,
+            explores=exploration.is_under_way,
+            ended=ended,
+        )
+
+    def forecasted(self, step: Assessment) -> Forecasted:
+        """Return what is expected of a setting."""
+        refined = step.refined
+        return Forecasted(
+            p50=refined.p50,
+            p99=refined.p99,
+            p99_ahead=step.ahead.p99,
+            miss_fraction=refined.miss_fraction,
+            goodput=refined.goodput,
+            device_time=refined.device_time,
+            mean_batch=refined.mean_batch,
+            mean=refined.mean,
+            utilization=self.aim.utilization(step),
+        )
+
+    def alternative(self, parameters: Parameters) -> str:
+        """Say what another objective than the one ``parameters`` were chosen for would do at this load."""
+        forecaster, choice = self._forecaster, self.choice
+        if forecaster is None or choice is None:
+            return ""
+        current = forecaster.assess(parameters, LENIENT)
+        shortest = Duration(self._requirements.limits.min_wait)
+        unheld = replace(choice.efficient.parameters, max_wait=shortest, pass_through=False)
+        return messages.alternative(self.aim, current, choice.efficient, forecaster.assess(unheld))
