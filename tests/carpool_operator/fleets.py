@@ -6,7 +6,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from carpool.batching.counters import DURATION_BOUNDS, ModelStats, Stats, combine
+from carpool.batching.counters import DURATION_BOUNDS, ROW_BOUNDS, ModelStats, Stats, combine
 from carpool.exchange.report import Lane, Queue, Report, RolledBack, Stalls
 from carpool.learning.arrivals import Poisson, until
 from carpool.policy.durations import Duration
@@ -85,7 +85,7 @@ def pod_of(index, target=RESNET, **changes):
 
 def counted(arrivals=0, *, misses=0, seconds=2.0, cells=(), total=None):
     """Counters of an interval, on top of ``total``."""
-    before = total or ModelStats(durations=[0] * (len(DURATION_BOUNDS) + 1))
+    before = total or ModelStats(durations=[0] * (len(DURATION_BOUNDS) + 1), request_rows=[0] * (len(ROW_BOUNDS) + 1))
     windows = round(seconds / 0.1)
     each = arrivals / windows
     known = {tuple(cell[:4]): cell[4:] for cell in before.cells}
@@ -105,6 +105,7 @@ def counted(arrivals=0, *, misses=0, seconds=2.0, cells=(), total=None):
         misses={"late": before.misses.get("late", 0) + misses},
         cells=[(*key, *value) for key, value in known.items()],
         durations=durations,
+        request_rows=[before.request_rows[0] + arrivals, *before.request_rows[1:]],
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from itertools import zip_longest
 from typing import NamedTuple
 
 from carpool.batching.requests import Refused
@@ -21,6 +22,9 @@ SUPPOSED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 DURATION_BOUNDS = tuple(0.0005 * 2 ** (step / 4) for step in range(65))
 """Upper bounds (seconds) of the duration histogram: 0.5 ms to 32 s, a factor of 1.19 apart."""
+
+ROW_BOUNDS = tuple(2**power for power in range(16))
+"""Upper bounds of the histogram of rows per request: 1, 2, 4, ... 32,768."""
 
 RECENT_ARRIVALS = 4096
 
@@ -104,6 +108,8 @@ class ModelStats(MutableCamel, rename="camel"):
     bisections: int = 0
     durations: "list[int]" = []  # noqa: RUF012, UP037
     """Requests answered by duration; one more entry than ``DURATION_BOUNDS``, the last beyond them all."""
+    request_rows: "list[int]" = []  # noqa: RUF012, UP037
+    """Arrivals by rows; one more entry than ``ROW_BOUNDS``. Empty: not counted, as by sidecars of older versions."""
 
     def __post_init__(self) -> None:
         """Fill in what older sidecars do not count."""
@@ -187,6 +193,7 @@ def combine(parts: list[ModelStats]) -> ModelStats:
             total.misses[reason] = total.misses.get(reason, 0) + count
         for index, count in enumerate(part.durations):
             total.durations[index] += count
+        total.request_rows = [a + b for a, b in zip_longest(total.request_rows, part.request_rows, fillvalue=0)]
         for each in part.cells:
             cell = cells.setdefault(each[:4], [0, 0.0, 0.0])
             for index, value in enumerate(each[4:]):
@@ -212,6 +219,8 @@ def _difference(now: ModelStats, before: ModelStats) -> ModelStats:
         reason: delta for reason, count in now.misses.items() if (delta := count - before.misses.get(reason, 0))
     }
     result.durations = [a - b for a, b in zip(now.durations, before.durations, strict=True)]
+    if len(now.request_rows) == len(before.request_rows):
+        result.request_rows = [a - b for a, b in zip(now.request_rows, before.request_rows, strict=True)]
     earlier = {cell[:4]: cell[4:] for cell in before.cells}
     for cell in now.cells:
         n, busy, squared = earlier.get(cell[:4], (0, 0.0, 0.0))
@@ -226,7 +235,7 @@ class Counters:
     __slots__ = (
         "_window", "_window_arrivals", "arrivals", "arrivals_squared", "batchable", "bisections", "cells", "cold",
         "dispatched", "durations", "excess", "excess_until", "hits", "limited", "limited_rows", "misses", "padded_rows",
-        "queue_seconds", "recent", "rows", "served", "stalled", "windows",
+        "queue_seconds", "recent", "request_rows", "rows", "served", "stalled", "windows",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -248,6 +257,7 @@ class Counters:
         self.padded_rows = 0
         self.bisections = 0
         self.durations = [0] * (len(DURATION_BOUNDS) + 1)
+        self.request_rows = [0] * (len(ROW_BOUNDS) + 1)
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_ARRIVALS)
         self.excess = 0.0
         """Seconds by which first batches of their size took longer than believed, while what waited for them is not
@@ -265,6 +275,8 @@ class Counters:
         self.arrivals += 1
         self.batchable += batchable
         self.rows += rows
+        # 3 or 4 rows: entry 2, up to 2**2.
+        self.request_rows[min((rows - 1).bit_length(), len(ROW_BOUNDS)) if rows > 1 else 0] += 1
         self.recent.append((now, rows))
 
     def answered(self, arrived: float, due: float, now: float, ok: bool, failure: str = FAILED) -> None:
@@ -315,6 +327,7 @@ class Counters:
             **{name: getattr(self, name) for name in _SUMMED},
             misses=dict(self.misses),
             durations=list(self.durations),
+            request_rows=list(self.request_rows),
             cells=[(*key, cell.batches, cell.busy, cell.busy_squared) for key, cell in self.cells.items()],
         )
 

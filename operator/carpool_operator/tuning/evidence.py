@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from carpool.batching.counters import DURATION_BOUNDS, WINDOW, ModelStats, Stats, combine
+from carpool.batching.counters import DURATION_BOUNDS, ROW_BOUNDS, WINDOW, ModelStats, Stats, combine
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -269,7 +269,10 @@ class Evidence:
                 return (
                     f"its histogram has {len(model.durations)} parts: another version of the sidecar; restart the pod"
                 )
-            if any(getattr(model, count) < 0 for count in _COUNTS) or any(n < 0 for n in model.misses.values()):
+            if model.request_rows and len(model.request_rows) != len(ROW_BOUNDS) + 1:
+                return f"its histogram of rows has {len(model.request_rows)} parts: restart the pod"
+            counts = (*(getattr(model, count) for count in _COUNTS), *model.misses.values(), *model.request_rows)
+            if any(count < 0 for count in counts):
                 return f"its counters are negative (model {name!r})"
             for cell in model.cells:
                 busy, squared = cell[5], cell[6]
@@ -288,6 +291,8 @@ def _absurd(stats: ModelStats, seconds: float) -> str:
         return f"{stats.arrivals} requests in {seconds:.3g} s"
     if stats.batchable > stats.arrivals:
         return f"{stats.batchable} batchable requests of {stats.arrivals}"
+    if sum(stats.request_rows) > stats.arrivals:
+        return f"{sum(stats.request_rows)} requests by rows, of {stats.arrivals}"
     if stats.limited_rows < stats.limited:
         return f"{stats.limited} limited batches with {stats.limited_rows} rows allowed"
     if stats.windows * WINDOW > 2 * seconds + 1.0:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from carpool.batching.counters import CANCELLED, DURATION_BOUNDS, CellKey
+from carpool.batching.counters import CANCELLED, DURATION_BOUNDS, ROW_BOUNDS, CellKey
 from carpool.batching.requests import Refused
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ METRICS = (
     Metric("arrivals_squared", "counter", ("model",), "Sum over windows of 100 ms of the squared number of arrivals"),
     Metric("windows", "counter", ("model",), "Windows of 100 ms that were counted"),
     Metric("rows", "counter", ("model",), "Rows that arrived"),
+    Metric("request_rows", "histogram", ("model",), "Rows of the requests that arrived"),
     Metric(
         "limited_batches",
         "counter",
@@ -276,6 +277,7 @@ class Collector:
         families["request_duration_seconds"].add_metric(
             [model], _cumulative(DURATION_BOUNDS, counted.durations), driver.duration_seconds.get(model, 0.0)
         )
+        families["request_rows"].add_metric([model], _cumulative(ROW_BOUNDS, counted.request_rows), counted.rows)
         families["queue_wait_seconds"].add_metric([model], counted.dispatched, counted.queue_seconds)
         sizes = [0] * (len(SIZE_BOUNDS) + 1)
         for (name, power), count in driver.batch_sizes.items():

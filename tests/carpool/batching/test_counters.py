@@ -13,6 +13,7 @@ from carpool.batching.counters import (
     LATE,
     MAX_CELLS,
     REJECTED,
+    ROW_BOUNDS,
     Cell,
     CellKey,
     Counters,
@@ -56,6 +57,8 @@ def same(one: ModelStats, other: ModelStats) -> bool:
         "durations",
     )  # fmt: skip
     assert {name: getattr(one, name) for name in exact} == {name: getattr(other, name) for name in exact}
+    none = [0] * (len(ROW_BOUNDS) + 1)
+    assert (one.request_rows or none) == (other.request_rows or none)
     cells, others = one.by_key(), other.by_key()
     assert cells.keys() == others.keys()
     return all(
@@ -137,6 +140,22 @@ def test_windows_of_100_ms_are_squared_when_they_end_empty_ones_too() -> None:
     assert (taken.arrivals_squared, taken.windows) == (9 + 1, 4)
     taken = counters.snapshot(0.61)
     assert (taken.arrivals_squared, taken.windows, taken.arrivals) == (11, 6, 5)
+
+
+def test_arrivals_are_counted_by_their_rows() -> None:
+    counters = Counters()
+    for rows in (1, 1, 2, 3, 4, 5, 8, 9, 2**15, 2**15 + 1, 10**9):
+        counters.arrived(0.0, rows)
+    assert counters.snapshot(0.0).request_rows == [2, 1, 2, 2, 1, *[0] * 10, 1, 2]
+
+
+def test_rows_per_request_of_older_sidecars_are_unknown() -> None:
+    counters = Counters()
+    older = Stats(0.0, models={"m": ModelStats(arrivals=0, durations=[0] * 66)})
+    counters.arrived(0.0, 1)
+    counted = Stats(1.0, models={"m": counters.snapshot(1.0)})
+    assert counted.since(older).models["m"].request_rows == []
+    assert combine([counted.models["m"], older.models["m"]]).request_rows == [1, *[0] * 16]
 
 
 def test_recent_arrivals_are_kept_for_replay() -> None:

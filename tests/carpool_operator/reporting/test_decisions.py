@@ -24,7 +24,7 @@ def two_models(world, share=0.5):
                 field: int(getattr(stats, field) * part)
                 for field in ("arrivals", "batchable", "arrivals_squared", "rows", "hits", "served", "dispatched")
             }
-            parts[name] = replace(stats, **counts)
+            parts[name] = replace(stats, **counts, request_rows=[])
         lane = report.lanes[""]
         return replace(report, stats=replace(report.stats, models=parts), lanes={"bert": lane, "resnet": lane})
 

@@ -6,7 +6,7 @@ import pytest
 from fleets import RESNET, counted, pod_of, report_of
 from msgspec.structs import replace
 
-from carpool.batching.counters import ModelStats, Stats
+from carpool.batching.counters import Stats
 from carpool.exchange.report import Stalls
 from carpool_operator.api.model import Reading
 from carpool_operator.tuning.evidence import Evidence, add_up
@@ -141,6 +141,9 @@ def spoilt(**changes):
         spoilt(arrivals=10**12),
         spoilt(windows=10**6),
         spoilt(durations=[0, 1]),
+        spoilt(request_rows=[1, 2]),
+        spoilt(request_rows=[10**9] + [0] * 16),
+        spoilt(request_rows=[-1] + [0] * 16),
     ],
 )
 def test_numbers_that_cannot_be_are_refused_with_a_reason(edit):
@@ -244,6 +247,6 @@ def test_who_is_gone_is_forgotten():
 def test_a_lane_that_was_forgotten_and_came_back_counts_from_then_on():
     fleet = Fleet(1)
     fleet.gather(500)
-    fleet.totals["resnet-uid-0"] = ModelStats(durations=counted().durations)
+    fleet.totals["resnet-uid-0"] = counted()
     gathered = fleet.gather(20)
     assert gathered.samples[0].models["resnet"].arrivals == 20

@@ -33,6 +33,7 @@ async def test_a_scrape_has_every_metric_and_its_numbers_agree(world):
     m = (("model", "m"),)
     assert seen["arrivals"][m] == 6
     assert seen["rows"][m] == 7
+    assert seen["request_rows"][m] == 6
     assert seen["batchable"][m] == 6, "all have one key"
     assert seen["forecast_alarm"][m] == 0
     assert seen["slo_hits"][m] == 4
@@ -56,6 +57,9 @@ async def test_sizes_that_callers_choose_do_not_add_up(world):
         assert f'carpool_batch_size_bucket{{le="{bound}",model="m"}} {count}.0' in text
     assert 'carpool_batch_size_sum{model="m"} 14211.0' in text
     assert len(sidecar.driver.batch_sizes) == 6
+    for bound, count in (("1", 1), ("2", 2), ("4", 4), ("64", 4), ("128", 6), ("8192", 7), ("16384", 8), ("+Inf", 8)):
+        assert f'carpool_request_rows_bucket{{le="{bound}",model="m"}} {count}.0' in text
+    assert 'carpool_request_rows_sum{model="m"} 14211.0' in text
 
 
 def _read(exposition):

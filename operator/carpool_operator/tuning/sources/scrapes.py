@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from msgspec import Struct, field
 
-from carpool.batching.counters import ALL, DURATION_BOUNDS, ModelStats, Stats
+from carpool.batching.counters import ALL, DURATION_BOUNDS, ROW_BOUNDS, ModelStats, Stats
 from carpool.exchange.report import Lane, Queue, Report, Stalls
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
@@ -36,6 +36,8 @@ BATCHABLE = "carpool_batchable_total"
 """Sidecars of older versions don't count it: every arrival of theirs is taken to be batchable."""
 LIMITED = {"limited": "carpool_limited_batches_total", "limited_rows": "carpool_limited_batch_rows_total"}
 """Nor do they count these: no batch of theirs is taken to be limited."""
+REQUEST_ROWS = "carpool_request_rows_bucket"
+"""Nor this: their rows per request are known by the mean only."""
 MODE = "carpool_mode"
 CELLS = ("carpool_batches_total", "carpool_batch_busy_seconds_total", "carpool_batch_busy_seconds_squared_total")
 
@@ -80,13 +82,17 @@ OWN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*OF_A_MODEL, BATCHABLE), ("model",)),
     **dict.fromkeys(CELLS, ("model", "bucket", "rows", "in_flight", "executors")),
     DURATIONS: ("model", "le"),
+    REQUEST_ROWS: ("model", "le"),
     MISSES: ("model", "reason"),
     MODE: ("model", "mode"),
 }
 """All that is read, each metric with the labels that the sidecar gives it; all others name the source."""
 
-_EDGES = (*(f"{bound:.6g}" for bound in DURATION_BOUNDS), "inf")
-"""Upper bounds of the durations' buckets, as written in ``le``."""
+_EDGES = {
+    name: (*(f"{bound:.6g}" for bound in bounds), "inf")
+    for name, bounds in ((DURATIONS, DURATION_BOUNDS), (REQUEST_ROWS, ROW_BOUNDS))
+}
+"""Upper bounds of the histograms' buckets, as written in ``le``."""
 
 
 class UnusableError(ValueError):
@@ -286,7 +292,7 @@ def _counters(scrape: Scrape, models: list[str]) -> dict[str, ModelStats]:
     """Gather every model's counters in one pass over the scrape."""
     cells: dict[str, list[tuple[int, int, int, int, int, float, float]]] = {model: [] for model in models}
     misses: dict[str, dict[str, int]] = {model: {} for model in models}
-    buckets: dict[str, dict[str, int]] = {model: {} for model in models}
+    buckets: dict[tuple[str, str], dict[str, int]] = {}
     for name, own in scrape:
         if name in CELLS:
             values = [scrape.get((each, own)) for each in CELLS]
@@ -298,8 +304,8 @@ def _counters(scrape: Scrape, models: list[str]) -> dict[str, ModelStats]:
                 )
         elif name == MISSES:
             misses[own[0]][own[1]] = _count(scrape, name, own)
-        elif name == DURATIONS:
-            buckets[own[0]][_edge(own[1])] = _count(scrape, name, own)
+        elif name in _EDGES:
+            buckets.setdefault((name, own[0]), {})[_edge(own[1])] = _count(scrape, name, own)
     return {
         model: ModelStats(
             **{field: _count(scrape, name, (model,)) for field, name in COUNTS.items()},
@@ -308,21 +314,22 @@ def _counters(scrape: Scrape, models: list[str]) -> dict[str, ModelStats]:
             queue_seconds=scrape["carpool_queue_wait_seconds_sum", (model,)],
             misses=misses[model],
             cells=cells[model],
-            durations=_durations(buckets[model]),
+            durations=_histogram(DURATIONS, buckets.get((DURATIONS, model), {})),
+            request_rows=_histogram(REQUEST_ROWS, rows) if (rows := buckets.get((REQUEST_ROWS, model))) else [],
         )
         for model in models
     }
 
 
-def _durations(cumulative: dict[str, int]) -> list[int]:
+def _histogram(name: str, cumulative: dict[str, int]) -> list[int]:
     """Return how many lie between each bound and the one before."""
-    missing = [edge for edge in _EDGES if edge not in cumulative]
+    missing = [edge for edge in _EDGES[name] if edge not in cumulative]
     if missing:
-        raise UnusableError(f"{DURATIONS} has no le={missing[0]!r}: metric relabeling drops buckets")
-    ordered = [0, *(cumulative[edge] for edge in _EDGES)]
+        raise UnusableError(f"{name} has no le={missing[0]!r}: metric relabeling drops buckets")
+    ordered = [0, *(cumulative[edge] for edge in _EDGES[name])]
     counts = [above - below for below, above in pairwise(ordered)]
     if min(counts) < 0:
-        raise UnusableError(f"{DURATIONS} falls from one bound to the next")
+        raise UnusableError(f"{name} falls from one bound to the next")
     return counts
 
 

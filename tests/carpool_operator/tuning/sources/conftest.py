@@ -6,10 +6,20 @@ from itertools import accumulate
 
 import pytest
 
-from carpool.batching.counters import DURATION_BOUNDS, ModelStats
-from carpool_operator.tuning.sources.scrapes import BATCHABLE, CELLS, COUNTS, DURATIONS, MISSES, MODE, STARTED
+from carpool.batching.counters import DURATION_BOUNDS, ROW_BOUNDS, ModelStats
+from carpool_operator.tuning.sources.scrapes import (
+    BATCHABLE,
+    CELLS,
+    COUNTS,
+    DURATIONS,
+    MISSES,
+    MODE,
+    REQUEST_ROWS,
+    STARTED,
+)
 
 EDGES = [*(f"{bound:.6g}" for bound in DURATION_BOUNDS), "+Inf"]
+ROW_EDGES = [*map(str, ROW_BOUNDS), "+Inf"]
 OF_POD = {"namespace": "shop", "pod": "resnet-0", "container": "carpool", "instance": "10.244.0.9:15090"}
 
 
@@ -19,7 +29,8 @@ def model_stats(**counts):
     durations = [0] * len(EDGES)
     durations[20], durations[-1] = counts["served"] - 1, 1
     cells = [(0, 4, 1, 0, 3, 0.03, 0.0004), (0, 1, 2, 1, 1, 0.01, 0.0001)]
-    return ModelStats(**{"durations": durations, "cells": cells, **counts})
+    by_rows = [counts["arrivals"] - 1, 0, 1, *[0] * (len(ROW_EDGES) - 3)]
+    return ModelStats(**{"durations": durations, "request_rows": by_rows, "cells": cells, **counts})
 
 
 def scrape(models=None, *, started=1000.0, generation=7, **process):
@@ -47,6 +58,8 @@ def scrape(models=None, *, started=1000.0, generation=7, **process):
             found[MISSES, (*own, ("reason", reason))] = count
         for edge, count in zip(EDGES, accumulate(stats.durations), strict=True):
             found[DURATIONS, (*own, ("le", edge))] = count
+        for edge, count in zip(ROW_EDGES, accumulate(stats.request_rows), strict=True):
+            found[REQUEST_ROWS, (*own, ("le", edge))] = count
         for bucket, rows, in_flight, executors, *values in stats.cells:
             kind = (
                 ("bucket", str(bucket)), ("rows", str(rows)), ("in_flight", str(in_flight)),

@@ -11,8 +11,13 @@ from carpool.batching.counters import Stats
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool_operator.tuning.sources.scrapes import (
+    BATCHABLE,
+    DURATIONS,
+    MISSES,
+    MODE,
     OWN,
     POD_MONITOR,
+    REQUEST_ROWS,
     STARTED,
     Fresh,
     LabelNames,
@@ -118,7 +123,7 @@ def test_a_reset_is_left_to_whoever_differences(stored):
 
 @pytest.mark.parametrize(
     "drop",
-    sorted(name for name in OWN if name not in {"carpool_mode", "carpool_slo_misses_total", "carpool_batchable_total"}),
+    sorted(set(OWN) - {MODE, MISSES, BATCHABLE, REQUEST_ROWS}),
 )
 def test_what_is_missing_is_named(stored, drop):
     scrape = {key: value for key, value in stored.scrape().items() if key[0] != drop}
@@ -132,10 +137,17 @@ def test_older_sidecars_do_not_count_what_can_share_a_batch_so_all_can(stored):
     assert older.batchable == older.arrivals == 10
 
 
-def test_a_dropped_bucket_is_named(stored):
+def test_older_sidecars_do_not_count_rows_per_request(stored):
+    scrape = {key: value for key, value in stored.scrape().items() if key[0] != REQUEST_ROWS}
+    assert read_one(stored.matrix({5000.0: stored.scrape()})).stats.models["m"].request_rows == [9, 0, 1, *[0] * 14]
+    assert read_one(stored.matrix({5000.0: scrape})).stats.models["m"].request_rows == []
+
+
+@pytest.mark.parametrize(("name", "edge"), [(DURATIONS, "0.001"), (REQUEST_ROWS, "8")])
+def test_a_dropped_bucket_is_named(stored, name, edge):
     scrape = stored.scrape()
-    del scrape["carpool_request_duration_seconds_bucket", (("model", "m"), ("le", "0.001"))]
-    assert "le='0.001'" in why(stored.matrix({5000.0: scrape}))
+    del scrape[name, (("model", "m"), ("le", edge))]
+    assert f"{name} has no le={edge!r}" in why(stored.matrix({5000.0: scrape}))
 
 
 def test_half_a_scrape_is_passed_over_for_the_one_before(stored):
