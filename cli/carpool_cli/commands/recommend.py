@@ -10,9 +10,9 @@ import click
 import msgspec
 import yaml
 
+from carpool.forecasting.forecaster import Situation
 from carpool.policy.durations import format_seconds
 from carpool.policy.plain import to_plain
-from carpool.tuning.assessment import Situation
 from carpool.tuning.objective import Aim
 from carpool_cli.live.figures import number
 from carpool_cli.options import DURATION, objective_options

@@ -8,10 +8,10 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import ShedAt
-from carpool.tuning.assessment import Assessor, Situation
 from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, Address, objective_options, opening
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.recommending import best_for
@@ -227,7 +227,7 @@ def command(
                 ("zero wait", Parameters(max_batch=policy.limits().max_batch, max_in_flight=profile.executors)),
                 ("by hand", TYPICAL),
                 ("as given", asked),
-                ("best fixed", best_for(policy, Assessor(situation)).parameters),
+                ("best fixed", best_for(policy, Forecaster(situation)).parameters),
             ]
         )
         found = [twin.fixed(name, parameters) for name, parameters in named]

@@ -10,15 +10,15 @@ from rich.text import Text
 
 from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
-from carpool.tuning.candidate_range import SIZES, WAITS
+from carpool.tuning.candidates import SIZES, WAITS
 from carpool_cli.live.figures import number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from carpool.forecasting.forecaster import Forecaster
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Limits
-    from carpool.tuning.assessment import Assessor
 
 MOST_SIZES = 14
 """Sizes of a plane; marked points have theirs besides."""
@@ -92,7 +92,7 @@ def grid(limits: Limits, marked: Iterable[Parameters]) -> tuple[list[int], list[
 
 
 def plane(
-    assessor: Assessor,
+    forecaster: Forecaster,
     max_in_flight: int,
     sizes: Sequence[int],
     waits: Sequence[float],
@@ -100,10 +100,10 @@ def plane(
     step: Callable[[], object] = lambda: None,
 ) -> Plane:
     """Forecast every point; ``step`` is called after each."""
-    service: ServiceTime = assessor.situation.service
+    service: ServiceTime = forecaster.situation.service
 
     def point(size: int, wait: float) -> Point:
-        found = assessor.assess(Parameters(max_batch=size, max_wait=Duration(wait), max_in_flight=max_in_flight))
+        found = forecaster.assess(Parameters(max_batch=size, max_wait=Duration(wait), max_in_flight=max_in_flight))
         present = found.outlook.present
         step()
         return Point(

@@ -7,22 +7,20 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from carpool.forecasting.forecaster import HEADROOM, Forecaster
 from carpool.forecasting.queueing import stability
 from carpool.policy.durations import Duration, format_seconds, whole_microseconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import PassThroughMode
-from carpool.tuning import objective
-from carpool.tuning.assessment import HEADROOM, Assessor
-from carpool.tuning.candidate_range import SIZES, WAITS, spoken_for
-from carpool.tuning.objective import Aim
-from carpool.tuning.search import Choice, choose
-from carpool.tuning.steps import ENTER_PASS_THROUGH, is_worth, shortfall
+from carpool.tuning import messages
+from carpool.tuning.candidates import SIZES, WAITS, largest_reliable
+from carpool.tuning.objective import Aim, choose, rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from carpool.forecasting.forecaster import Assessment, Situation
     from carpool.policy.spec import BatchingPolicy
-    from carpool.tuning.assessment import Assessment, Situation
 
 SCAN = 0.97
 """Loads are tried from the capacity downwards, each this share of the one before."""
@@ -82,50 +80,41 @@ def recommend(
     situation: Situation,
     largest_safe: int | None = None,
     *,
-    assess: Callable[[Situation], Assessor] = Assessor,
+    forecasting: Callable[[Situation], Forecaster] = Forecaster,
     passing_mode: PassThroughMode = PassThroughMode.AUTOMATIC,
     aim: Aim = EFFICIENT,
 ) -> Recommendation:
     """Choose; ``largest_safe`` is the memory's bound in rows, which the situation's limits respect already.
 
-    ``assess`` makes what forecasts a situation; ``aim``: the policy's objective.
+    ``forecasting`` makes what forecasts a situation; ``aim``: the policy's objective.
     """
-    assessor = assess(situation)
+    forecaster = forecasting(situation)
     service, limits = situation.service, situation.limits
     start = limits.clamp(Parameters(max_in_flight=service.executors))
-    best = efficient = best_of(assessor, assess)
-    # 1. What else there is
+    # By the tuner's own rule, so that it arrives at what is recommended here.
+    choice = choose(forecaster, aim, start, passing_mode)
+    best, efficient = choice.target, choice.efficient
+    # What else there is
     greedy = [
-        assessor.assess(limits.clamp(replace(start, max_batch=size, max_wait=Duration(0.0))))
+        forecaster.assess(limits.clamp(replace(start, max_batch=size, max_wait=Duration(0.0))))
         for size in (limits.max_batch, service.inflection(limits.max_batch))
     ]
-    zero_wait = min(greedy, key=lambda one: one.rank)
-    alone = assessor.assess(replace(start, max_batch=situation.rows, max_wait=Duration(0.0)))
-    # 2. Step aside? By the tuner's own rule, so that it settles on what is recommended here.
+    zero_wait = min(greedy, key=rank)
+    alone = forecaster.assess(replace(start, max_batch=situation.rows, max_wait=Duration(0.0)))
     reasons = []
-    passing = assessor.assess(objective.passing(best.parameters, service, limits))
-    fast = fastest_of(assessor, best, aim, passing_mode)
-    if fast is not None:
-        best = fast
-        reasons.append(f"{objective.explained(aim, best)}: the least latency within the target")
-        if other := objective.alternative(aim, best, efficient, zero_wait):
+    if choice.is_fast:
+        reasons.append(f"{messages.busy(aim, best)}: the least latency within the target")
+        if other := messages.alternative(aim, best, efficient, zero_wait):
             reasons.append(other)
     elif passing_mode is PassThroughMode.ALWAYS:
         reasons.append("the policy says so: requests pass through")
-        best = passing
-    elif (
-        passing_mode is PassThroughMode.AUTOMATIC
-        and passing.holds_ahead
-        and assessor.passing_load() <= objective.PASSING_LOAD
-        and assessor.saving(best, passing) < ENTER_PASS_THROUGH
-    ):
+    elif best.parameters.pass_through:
         reasons.append(
-            f"merging would save {max(assessor.saving(best, passing), 0):.1%} of the device time at this load: "
+            f"batching would save {max(forecaster.saving(efficient, best), 0):.1%} of the device time at this load: "
             "requests pass through"
         )
-        best = passing
-    bounded_by = _bound(assessor, best, largest_safe)
-    reasons += _reasons(assessor, best)
+    bounded_by = _bound(forecaster, best, largest_safe)
+    reasons += _reasons(forecaster, best)
     reasons.append(bounded_by)
     return Recommendation(
         parameters=best.parameters,
@@ -147,54 +136,21 @@ def recommend(
         zero_wait_holds=zero_wait.holds_now,
         alone_device_time=alone.now.device_time,
         alone_holds=alone.holds_now,
-        highest_load=highest_load(situation, assess),
+        highest_load=highest_load(situation, forecasting),
         bounded_by=bounded_by,
         reasons=reasons,
         doubts=_doubts(situation, best),
     )
 
 
-def best_of(assessor: Assessor, assess: Callable[[Situation], Assessor] = Assessor) -> Assessment:
-    """Return the best configuration within the situation's limits.
-
-    A search starts at the largest size. Where large batches cost more a row it may stay among those that hold nothing,
-    so that another one starts where a row is cheapest.
-    """
-    situation = assessor.situation
-    limits, service = situation.limits, situation.service
-    found = []
-    for largest in {limits.max_batch, max(service.inflection(limits.max_batch), limits.min_batch)}:
-        within = replace(limits, max_batch=largest)
-        start = within.clamp(Parameters(max_in_flight=service.executors))
-        found.append(choose(assess(replace(situation, limits=within)), start).best)
-    return min((assessor.assess(one.parameters) for one in found), key=lambda one: one.rank)
-
-
-def fastest_of(
-    assessor: Assessor, efficient: Assessment, aim: Aim, mode: PassThroughMode = PassThroughMode.AUTOMATIC
-) -> Assessment | None:
-    """Return the setting with the least latency that keeps the utilization target.
-
-    ``None``: there is none, or the objective is device time. ``efficient``: the setting with the least device time.
-    """
-    limits = assessor.situation.limits
-    sizes = sorted({efficient.parameters.max_batch, *(n for n in SIZES if limits.min_batch <= n <= limits.max_batch)})
-    return objective.fastest(assessor, aim, Choice(best=efficient, current=efficient, sizes=tuple(sizes)), mode)
-
-
-def best_for(policy: BatchingPolicy, assessor: Assessor) -> Assessment:
+def best_for(policy: BatchingPolicy, forecaster: Forecaster) -> Assessment:
     """Return the best setting by a policy's objective."""
-    efficient = best_of(assessor)
-    return fastest_of(assessor, efficient, Aim.of(policy), policy.pass_through.mode) or efficient
+    situation = forecaster.situation
+    start = situation.limits.clamp(Parameters(max_in_flight=situation.service.executors))
+    return choose(forecaster, Aim.of(policy), start, policy.pass_through.mode).target
 
 
-def worth_changing(aim: Aim, best: Assessment, current: Assessment) -> bool:
-    """Whether the tuner would leave ``current`` for what is best by the objective."""
-    is_fast = aim.is_for_latency and best.holds_ahead and aim.keeps_target(best)
-    return objective.is_gain(aim, best, current) if is_fast else is_worth(best, current)
-
-
-def highest_load(situation: Situation, assess: Callable[[Situation], Assessor] = Assessor) -> float:
+def highest_load(situation: Situation, forecasting: Callable[[Situation], Forecaster] = Forecaster) -> float:
     """Return the highest load (requests/s) at which some configuration holds the SLO; 0 where none does.
 
     Whether one holds is not monotone in the load, so loads are scanned downwards and not bisected. Near the capacity
@@ -205,23 +161,23 @@ def highest_load(situation: Situation, assess: Callable[[Situation], Assessor] =
     capacity = max(stability(1.0, service, size).capacity for size in sizes) / situation.rows
     rate = capacity
     while rate > capacity / 100:
-        assessor = assess(replace(situation, process=replace(situation.process, rate=rate)))
+        forecaster = forecasting(replace(situation, process=replace(situation.process, rate=rate)))
         for size in reversed(sizes):
             if stability(rate * situation.rows, service, size).stable:
                 greedy = limits.clamp(Parameters(max_batch=size, max_in_flight=service.executors))
-                if assessor.assess(greedy).holds_now:
+                if forecaster.assess(greedy).holds_now:
                     return rate
         rate *= SCAN
     return 0.0
 
 
-def _reasons(assessor: Assessor, best: Assessment) -> list[str]:
+def _reasons(forecaster: Forecaster, best: Assessment) -> list[str]:
     """Say what the load and the curve have to do with it."""
-    service, parameters = assessor.situation.service, best.parameters
+    service, parameters = forecaster.situation.service, best.parameters
     reasons = []
-    reach = _beyond_reach(assessor.situation)
+    reach = _beyond_reach(forecaster.situation)
     within = f" of up to {reach} rows, the largest reliable size," if reach else ""
-    inflection = service.inflection(assessor.situation.limits.max_batch)
+    inflection = service.inflection(forecaster.situation.limits.max_batch)
     if inflection == 1:
         reasons.append("batching saves no device time per row on this device")
     else:
@@ -231,7 +187,7 @@ def _reasons(assessor: Assessor, best: Assessment) -> list[str]:
         reasons.append(f"a row in a batch of {inflection} costs {gain:.2g} times less than without batching{guess}")
     if not best.holds_now:
         most = "this one has the most goodput"
-        reasons.append(f"{shortfall(best, within)}; {most}")
+        reasons.append(f"{messages.shortfall(best, within)}; {most}")
     elif not best.holds_ahead:
         reasons.append(
             f"no configuration{within} meets the SLO at {HEADROOM:g}x the load: this one has the most margin now"
@@ -246,7 +202,7 @@ def _reasons(assessor: Assessor, best: Assessment) -> list[str]:
 def _beyond_reach(situation: Situation) -> int:
     """Return the largest size that t(b) speaks for, where larger ones are allowed and may serve more; else 0."""
     service, limits = situation.service, situation.limits
-    most = spoken_for(service, limits)
+    most = largest_reliable(service, limits)
     return most if most < limits.max_batch and service.inflection(limits.max_batch) > most else 0
 
 
@@ -263,9 +219,9 @@ def _doubts(situation: Situation, best: Assessment) -> list[str]:
     return found
 
 
-def _bound(assessor: Assessor, best: Assessment, largest_safe: int | None) -> str:
+def _bound(forecaster: Forecaster, best: Assessment, largest_safe: int | None) -> str:
     """Say what keeps the batch from being larger or the wait longer."""
-    situation, parameters = assessor.situation, best.parameters
+    situation, parameters = forecaster.situation, best.parameters
     limits, size = situation.limits, parameters.max_batch
     alone = situation.service.time(situation.rows)
     if alone >= situation.target:
@@ -294,7 +250,7 @@ def _bound(assessor: Assessor, best: Assessment, largest_safe: int | None) -> st
         if wait > parameters.max_wait and not parameters.pass_through
     ][:1]
     for name, neighbour in neighbours:
-        there = assessor.assess(neighbour)
+        there = forecaster.assess(neighbour)
         if not there.holds_now:
             return f"bounded by the SLO: p99 with {name} would be {format_seconds(there.now.p99)}"
         if best.holds_ahead and not there.holds_ahead:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from functools import cached_property
 from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,15 +11,17 @@ import click
 from msgspec.structs import replace
 
 from carpool.batching.counters import RECENT_ARRIVALS
+from carpool.forecasting import sampling
+from carpool.forecasting.forecaster import Forecaster
+from carpool.forecasting.queueing import Load as Played
 from carpool.learning.arrivals import Gamma, Poisson, scaled, until
-from carpool.tuning.assessment import HEADROOM, Assessor
 from carpool_cli.live.figures import duration, number
 from carpool_cli.planning import assumptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool.tuning.assessment import Situation
+    from carpool.forecasting.forecaster import Situation
 
 PLAYED = 2 * RECENT_ARRIVALS
 """Arrivals that a forecast plays at most: all that a sidecar remembers, twice. A search and a plane have hundreds of
@@ -76,10 +77,10 @@ class Load(NamedTuple):
         """As a simulation takes them."""
         return self.times if self.rows is None else list(zip(self.times, self.rows, strict=True))
 
-    def assessor(self, situation: Situation) -> Assessor:
+    def forecaster(self, situation: Situation) -> Forecaster:
         """Return what forecasts a situation with these arrivals, at the situation's rate."""
         if self.how is How.FITTED:
-            return Assessor(situation)
+            return Forecaster(situation)
         return Replay(situation, self.times[:PLAYED], self.rows and self.rows[:PLAYED], self.process.rate)
 
 
@@ -134,25 +135,22 @@ def _repeated(times: list[float], seconds: float) -> list[float]:
     return played
 
 
-class Replay(Assessor):
+class Replay(Forecaster):
     """Forecasts with given arrivals instead of drawn ones: ``times`` at ``rate``, put closer for a higher one."""
 
-    _most_lots = 1
+    samples = 1
 
     def __init__(self, situation: Situation, times: Sequence[float], rows: Sequence[int] | None, rate: float) -> None:
         super().__init__(situation)
-        factor = rate / situation.process.rate
-        self._played = [time * factor for time in times]
-        self._played_rows = rows
+        self._slower = rate / situation.process.rate
+        self._times = times
+        self._rows = rows
 
-    @cached_property
-    def _now(self) -> list[float]:
-        return self._played
-
-    @cached_property
-    def _ahead(self) -> list[float]:
-        return [time / HEADROOM for time in self._played]
-
-    @cached_property
-    def _rows(self) -> list[int] | None:
-        return None if self._played_rows is None else list(self._played_rows)
+    def load(self, factor: float = 1.0, sample: int = 0) -> Played:  # noqa: ARG002 - there is one sample
+        """Return the recorded arrivals at ``factor`` times the load."""
+        key = factor, 0
+        if key not in self._loads:
+            times = [time * self._slower / factor for time in self._times]
+            rows = self.situation.rows if self._rows is None else list(self._rows)
+            self._loads[key] = Played(times, rows, self._groups, sampling.draws(self.situation.service.noise))
+        return self._loads[key]

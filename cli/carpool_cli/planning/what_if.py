@@ -13,20 +13,20 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.forecasting.queueing import too_few_arrivals
+from carpool.forecasting.forecaster import LENIENT, Situation
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError
 from carpool.policy.spec import SLO, Latency, ShedAt
 from carpool.simulation.simulator import Device, table
-from carpool.tuning.assessment import KEPT, Situation
-from carpool.tuning.objective import Aim
+from carpool.tuning.moves import is_gain
+from carpool.tuning.objective import Aim, Choice
 from carpool_cli.live import running
 from carpool_cli.live.admin_client import AdminError
 from carpool_cli.live.figures import duration, number
 from carpool_cli.planning import assumptions, parameter_map
 from carpool_cli.planning.parameter_map import Plane
-from carpool_cli.planning.recommending import Recommendation, recommend, worth_changing
+from carpool_cli.planning.recommending import Recommendation, recommend
 from carpool_cli.planning.replaying import How, load
 from carpool_cli.planning.simulating import TYPICAL, Figures, Twin, distinct, show
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from carpool.tuning.assessment import Assessor
+    from carpool.forecasting.forecaster import Forecaster
     from carpool_cli.live.admin_client import AdminClient
     from carpool_cli.live.running import Running
     from carpool_cli.planning.replaying import Load
@@ -48,6 +48,11 @@ UNLIKE = 1.25
 QUARTERS = 4
 """Parts of a recording whose percentiles are set side by side, from ``ENOUGH`` arrivals each."""
 ENOUGH = 100
+
+
+def too_few_arrivals(arrivals: int, quantile: float) -> bool:
+    """Whether fewer than ten requests are expected beyond a quantile: 1,000 arrivals carry a p99, 200 a p95."""
+    return arrivals * (1 - quantile) < 10 - 1e-9
 
 
 class Asked(NamedTuple):
@@ -165,7 +170,7 @@ def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], ob
     best = recommend(
         situation,
         found.largest_safe,
-        assess=played.assessor,
+        forecasting=played.forecaster,
         passing_mode=policy.pass_through.mode,
         aim=aim,
     )
@@ -178,7 +183,7 @@ def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], ob
         largest=found.largest_safe,
     )
     twin = Twin(device, policy, played.arrivals, seconds=played.times[-1], seed=asked.seed)
-    assessor = played.assessor(situation)
+    forecaster = played.forecaster(situation)
     named = [("now", found.parameters), ("as given", given), ("recommended", best.parameters)]
     if asked.compare:
         rows, executors = played.usual_rows, service.executors
@@ -188,7 +193,7 @@ def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], ob
             ("by hand", TYPICAL),
         ]
     results = [
-        twin.known(name, parameters, service, shed_slo=_sheds(found, assessor, parameters))
+        twin.known(name, parameters, service, shed_slo=found.policy.admission.shed_at is not ShedAt.DEADLINE)
         for name, parameters in distinct(named)
     ]
     if asked.tune or asked.compare:
@@ -199,7 +204,7 @@ def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], ob
     sizes, waits = parameter_map.grid(limits, (found.parameters, given, best.parameters))
     left = iter(range(len(flights) * len(sizes) * len(waits) - 1, -1, -1))
     drawn = [
-        parameter_map.plane(assessor, slots, sizes, waits, percentile, lambda: step(next(left))) for slots in flights
+        parameter_map.plane(forecaster, slots, sizes, waits, percentile, lambda: step(next(left))) for slots in flights
     ]
     return WhatIf(
         sidecar=found.address,
@@ -217,7 +222,7 @@ def what_if(found: Running, played: Load, asked: Asked, step: Callable[[int], ob
         service=Curve(service.sizes, service.means, service.noise, service.executors, service.samples),
         current=found.parameters,
         recommendation=best,
-        stays=not worth_changing(aim, assessor.assess(best.parameters), assessor.assess(found.parameters, KEPT)),
+        stays=not _is_gain(aim, forecaster, best.parameters, found.parameters),
         results=results,
         planes=drawn,
         notes=[
@@ -261,12 +266,11 @@ def _promising(found: Running, slo: float) -> Running:
     )
 
 
-def _sheds(found: Running, assessor: Assessor, parameters: Parameters) -> bool:
-    """Whether a sidecar that stays with these would refuse who misses the SLO, as its tuner tells it to."""
-    mode = found.policy.admission.shed_at
-    if mode is ShedAt.AUTOMATIC:
-        return not assessor.assess(parameters, KEPT).holds_now
-    return mode is ShedAt.SLO
+def _is_gain(aim: Aim, forecaster: Forecaster, best: Parameters, current: Parameters) -> bool:
+    """Whether the tuner would leave ``current`` for what is best by the objective."""
+    target = forecaster.assess(best)
+    is_fast = aim.is_for_latency and target.holds_ahead and aim.keeps_target(target)
+    return is_gain(aim, Choice(target, target, is_fast=is_fast), forecaster.assess(current, LENIENT))
 
 
 # ------------------------------------------------------------------------------------------------- trust
@@ -323,7 +327,7 @@ def _trust(played: Load, situation: Situation, current: Parameters, percentile: 
     for part in range(QUARTERS):
         here = slice(part * size, (part + 1) * size)
         times, rows = played.times[here], played.rows and played.rows[here]
-        quarter = played._replace(times=times, rows=rows).assessor(situation)
+        quarter = played._replace(times=times, rows=rows).forecaster(situation)
         parts.append(getattr(quarter.assess(current).outlook.present, percentile))
     yield (
         f"by quarters of the recording the present {percentile} would be {duration(min(parts))} to "

@@ -177,9 +177,7 @@ def _rules(
     )
 
 
-def _unit(
-    load: Load, service: ServiceTime, rules: Rules
-) -> tuple[Rules, tuple[float, ...], tuple[float, ...]] | None:
+def _unit(load: Load, service: ServiceTime, rules: Rules) -> tuple[Rules, tuple[float, ...], tuple[float, ...]] | None:
     """Return rules and batch times by requests where these are all alike, so that ``recursion`` plays them."""
     rows, cap = load.rows, rules.cap
     if rules.shed or service.mix or len(load.groups) > 1 or not isinstance(rows, int) or rows > cap or cap % rows:

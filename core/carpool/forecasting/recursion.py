@@ -39,7 +39,7 @@ class Rules(Frozen, frozen=True):
     """Whether requests that would be late are refused."""
     surely: float = 1.0
     """Factor on a batch's mean time that it seldom exceeds."""
-    draws: "Sequence[float]" = (1.0,)  # noqa: UP037 - see Frozen
+    draws: "Sequence[float]" = (1.0,)
     """Multipliers of batch times, one per batch, over and over."""
 
 

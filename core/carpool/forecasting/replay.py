@@ -131,7 +131,11 @@ class _Player:
                     return
         queue.requests.append(_Waiting(index, now, rows, due))
         queue.rows += rows
-        if self.passing and len(flight) >= rules.slots and sum(len(each.requests) for each in self.queues) > rules.slots:
+        if (
+            self.passing
+            and len(flight) >= rules.slots
+            and sum(len(each.requests) for each in self.queues) > rules.slots
+        ):
             self.passing = False
             for each in self.queues:
                 self._changed(each)

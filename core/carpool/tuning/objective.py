@@ -262,7 +262,10 @@ def _fastest_batching(
     avoid: Collection[Parameters],
 ) -> Assessment | None:
     """Return the setting with the least latency that keeps the target, of those that batch requests."""
-    flights = {efficient.parameters.max_in_flight, known_flights(forecaster.situation.service, efficient.situation.limits)}
+    flights = {
+        efficient.parameters.max_in_flight,
+        known_flights(forecaster.situation.service, efficient.situation.limits),
+    }
     found = [one for number in flights for one in _least_waits(forecaster, aim, current, sizes, number)]
     found = sorted((one for one in found if one.parameters not in avoid), key=aim.latency)
     best = next((one for one in found if one.holds_now and one.holds_ahead), None)

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from carpool.batching.counters import COLD
 from carpool.exchange.decision import Decision, Reason
-from carpool.forecasting.forecaster import LENIENT
 from carpool.learning.batchable_share import explained
 from carpool.policy.spec import Objective, PassThroughMode, ShedAt
 from carpool.tuning.belief import Belief
