@@ -193,15 +193,13 @@ def _played(load: Load, service: ServiceTime, rules: Rules) -> Run:
         small, times, slow = unit
         run = recursion(load.arrivals, times, slow, small).run(load.arrivals, times, small.draws)
         return run._replace(rows=load.total_rows)
-    rows = load.rows
-    largest = max(rules.cap, rows if isinstance(rows, int) else max(rows))
+    rows = [load.rows] * len(load.arrivals) if isinstance(load.rows, int) else load.rows
+    largest = max(rules.cap, *rows)
     kinds = [
         Kind(share * group, _times(own, largest), _slow(own, rules.cap))
         for share, own in service.mix or ((1.0, service),)
         for group in load.groups
     ]
-    if isinstance(rows, int):
-        rows = [rows] * len(load.arrivals) if rows > 1 else None
     return replay(load.arrivals, rows, kinds, rules)
 
 

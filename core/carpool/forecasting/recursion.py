@@ -1,8 +1,8 @@
 """Requests of one row, none of them refused, batch by batch: the loop that a search spends its time in.
 
 A batch leaves at d = max(first free slot, a0, min(a0 + W, aB)): when a slot is free and it is full, or its oldest
-request has waited W = ``max_wait``, or more waiting would make that one late. The loop takes one turn per batch, not per
-request. What it can't play (requests of several rows or kinds, refusals) is played by ``replay``.
+request has waited W = ``max_wait``, or more waiting would make that one late. The loop takes one turn per batch, not
+per request. What it can't play (requests of several rows or kinds, refusals) is played by ``replay``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A forecast's tail from more and more requests: a search plays 4,000, which leave a p99 up to 25 % off under bursts."""
+"""A forecast's tail from more and more requests: 4,000, as a search plays, leave a p99 up to 25 % off under bursts."""
 
 from __future__ import annotations
 

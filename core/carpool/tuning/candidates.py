@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from carpool.policy.parameters import Limits
 
 SIZES: tuple[int, ...] = (1, *(size for n in range(1, 16) for size in (2**n, 3 * 2 ** (n - 1))), 2**16)
-"""Batch sizes compared, up to the most that a bound may be: half-octave steps, between which device time per row differs
-by a few percent."""
+"""Batch sizes compared, up to the most that a bound may be: half-octave steps, between which device time per row
+differs by a few percent."""
 
 WAITS = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 """Waits compared, as shares of the longest allowed."""
@@ -33,7 +33,7 @@ def largest_reliable(service: ServiceTime, limits: Limits) -> int:
 
 
 def productive_sizes(service: ServiceTime, limits: Limits, *, also: int) -> list[int]:
-    """List sizes, ascending, up to the largest reliable one whose rows aren't clearly dearer than in smaller batches."""
+    """List sizes, ascending, up to the largest reliable one whose rows aren't clearly dearer than in smaller ones."""
     cheapest, largest = math.inf, 1
     for rows in range(1, largest_reliable(service, limits) + 1):
         if service.lower(rows) / rows <= cheapest:

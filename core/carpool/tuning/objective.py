@@ -120,7 +120,7 @@ def choose(
     avoid: Collection[Parameters] = (),
     sizes: Sequence[int] | None = None,
 ) -> Choice:
-    """Choose a setting; ``current`` is in force, ``avoid`` is left out, ``sizes`` are all that is compared, if given."""
+    """Choose a setting; ``current`` is in force, ``avoid`` is left out, ``sizes``, if given, are all that is compared."""
     situation = forecaster.situation
     sizes = sizes or productive_sizes(situation.service, situation.limits, also=current.max_batch)
     efficient = most_efficient(forecaster, current, sizes, avoid)
@@ -314,7 +314,7 @@ def _least_waits(
 
 
 def _able(forecaster: Forecaster, aim: Aim, current: Parameters, sizes: Sequence[int], flights: int) -> list[int]:
-    """List the sizes, ascending, that can keep the target were all batches full: the smallest, the largest, that in force."""
+    """List sizes, ascending, that keep the target if all batches are full: the smallest, the largest, that in force."""
     situation = forecaster.situation
     service, rows = situation.service, situation.process.rate * situation.rows
     concurrency = max(min(service.executors_for(flights), flights), service.executors)
