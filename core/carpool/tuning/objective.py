@@ -120,7 +120,7 @@ def choose(
     avoid: Collection[Parameters] = (),
     sizes: Sequence[int] | None = None,
 ) -> Choice:
-    """Choose a setting; ``current`` is in force, ``avoid`` is left out, ``sizes``, if given, are all that is compared."""
+    """Choose a setting; ``current`` is in force, ``avoid`` left out, ``sizes``, if given, are all that is compared."""
     situation = forecaster.situation
     sizes = sizes or productive_sizes(situation.service, situation.limits, also=current.max_batch)
     efficient = most_efficient(forecaster, current, sizes, avoid)
