@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from math import inf, pi, sin
+from math import exp, inf, pi, sin
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
@@ -173,8 +173,9 @@ def requests(scenario: Scenario, course: tuple[Stretch, ...], seed: int) -> Sequ
     if scenario.lengths is None:
         return times
     rng = Random(f"{scenario.name} {seed} lengths")
-    drawn = arrivals.HeavyTailed(scenario.lengths.median, scenario.lengths.sigma, scenario.lengths.buckets[-1])
-    return list(arrivals.requests(times, rng, lengths=drawn))
+    median, sigma, largest = scenario.lengths.median, scenario.lengths.sigma, scenario.lengths.buckets[-1]
+    # Log-normal, as texts are: half of them are shorter than the median.
+    return [(time, 1, min(max(round(median * exp(rng.gauss(0.0, sigma))), 1), largest)) for time in times]
 
 
 def arrival_times(scenario: Scenario, course: tuple[Stretch, ...], seed: int) -> list[float]:

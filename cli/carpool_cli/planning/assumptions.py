@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 from msgspec.structs import replace
 
-from carpool.learning.arrivals import Gamma, Poisson, Trace, WindowCounts, azure_llm_2023, scaled, until
+from carpool.learning.arrivals import Gamma, Poisson, WindowCounts, until
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.plain import PolicyError
 from carpool.policy.spec import (
@@ -30,14 +30,15 @@ from carpool.policy.spec import (
 )
 from carpool.simulation.simulator import Device, table
 from carpool_cli.live.figures import number
+from carpool_cli.planning.traces import Trace, azure_llm_2023, scaled
 from carpool_sidecar.config.settings import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from carpool.learning.arrivals import TokenTrace
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Parameters
+    from carpool_cli.planning.traces import TokenTrace
     from carpool_cli.profiling.device_profile import DeviceProfile
 
 MOST_REQUESTS = 2_000_000

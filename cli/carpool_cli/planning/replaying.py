@@ -14,9 +14,10 @@ from carpool.batching.counters import RECENT_ARRIVALS
 from carpool.forecasting import sampling
 from carpool.forecasting.forecaster import Forecaster
 from carpool.forecasting.queueing import Load as Played
-from carpool.learning.arrivals import Gamma, Poisson, scaled, until
+from carpool.learning.arrivals import Gamma, Poisson, until
 from carpool_cli.live.figures import duration, number
 from carpool_cli.planning import assumptions
+from carpool_cli.planning.traces import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

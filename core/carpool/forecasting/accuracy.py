@@ -1,8 +1,8 @@
 """Is the forecast right? Answers are compared with what was forecast, and a lasting difference raises an alarm.
 
 Quantiles are compared by counts, never by a measured p99: of 500 answers, five are expected beyond a forecast p99.
-Too many beyond 1.2 times the forecast show that it is off by more than 20 %. How many are too many by chance shows in how
-much half seconds differ: a burst makes one of them slow, a wrong forecast nearly all.
+Too many beyond 1.2 times the forecast show that it is off by more than 20 %. How many are too many by chance shows in
+how much half seconds differ: a burst makes one of them slow, a wrong forecast nearly all.
 """
 
 from __future__ import annotations

@@ -7,16 +7,14 @@ same arrivals (common random numbers) and nothing here holds state.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
-from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
 from carpool.batching.counters import WINDOW
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
     from random import Random
 
 
@@ -69,109 +67,6 @@ class Gamma(Struct, frozen=True):
             yield now
 
 
-class OnOff(Struct, frozen=True):
-    """Bursts: Poisson at ``rate_on``, then at ``rate_off``, each phase exponential with the given mean seconds."""
-
-    rate_on: float
-    mean_on: float
-    mean_off: float
-    rate_off: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        """Mean arrivals per second over both phases."""
-        return (self.rate_on * self.mean_on + self.rate_off * self.mean_off) / (self.mean_on + self.mean_off)
-
-    @property
-    def dispersion(self) -> float:
-        """Variance over mean of how many come in a long time (Cox and Isham, Point Processes, 1980, 3.3)."""
-        share = self.mean_on / (self.mean_on + self.mean_off)
-        variance = (self.rate_on - self.rate_off) ** 2 * share * (1 - share)
-        correlated = self.mean_off * share
-        return 1 + 2 * variance * correlated / self.rate
-
-    def scaled(self, factor: float) -> OnOff:
-        """Return more callers, ``factor`` times as many in each phase; the phases last as long."""
-        return OnOff(self.rate_on * factor, self.mean_on, self.mean_off, self.rate_off * factor)
-
-    def times(self, rng: Random) -> Iterator[float]:
-        """Walk the process, starting at the beginning of a burst."""
-        start = 0.0
-        while True:
-            for rate, mean in ((self.rate_on, self.mean_on), (self.rate_off, self.mean_off)):
-                end = start + rng.expovariate(1 / mean)
-                yield from _poisson(rate, start, end, rng)
-                start = end
-
-
-class Schedule(Struct, frozen=True):
-    """Load that rises and falls in steps: Poisson at each (seconds, rate) in turn, over and over."""
-
-    steps: tuple[tuple[float, float], ...]
-
-    @property
-    def rate(self) -> float:
-        """Mean arrivals per second over one round."""
-        return sum(seconds * rate for seconds, rate in self.steps) / sum(seconds for seconds, _ in self.steps)
-
-    def times(self, rng: Random) -> Iterator[float]:
-        """Walk the process."""
-        start = 0.0
-        while True:
-            for seconds, rate in self.steps:
-                yield from _poisson(rate, start, start + seconds, rng)
-                start += seconds
-
-
-class Diurnal(Struct, frozen=True):
-    """A day and a night: Poisson at ``rate * (1 + swing * sin)`` with the given period in seconds, 0 <= swing <= 1."""
-
-    rate: float
-    swing: float
-    period: float = 86_400.0
-
-    def times(self, rng: Random) -> Iterator[float]:
-        """Walk the process, starting at the mean and rising."""
-        # Thinning (Lewis and Shedler 1979): candidates at the peak rate, each kept with probability rate(t) / peak.
-        peak = self.rate * (1 + self.swing)
-        now = 0.0
-        while True:
-            now += rng.expovariate(peak)
-            if rng.random() * (1 + self.swing) <= 1 + self.swing * math.sin(2 * math.pi * now / self.period):
-                yield now
-
-
-class Trace(Struct, frozen=True):
-    """Recorded arrivals, played once. ``factor`` is how much their clock was stretched: below 1 is faster than life."""
-
-    recorded: tuple[float, ...]
-    factor: float = 1.0
-
-    @classmethod
-    def at_rate(cls, times: Sequence[float], rate: float) -> Trace:
-        """Rescale recorded times (seconds, ascending, at least two, not all equal) to a mean rate.
-
-        Burstiness in units of the mean gap is kept; everything slower (a day, a deploy) is squeezed with it.
-        """
-        factor = (len(times) - 1) / (times[-1] - times[0]) / rate
-        return cls(tuple(scaled(times, factor)), factor)
-
-    @property
-    def rate(self) -> float:
-        """Mean arrivals per second of the rescaled recording."""
-        return (len(self.recorded) - 1) / (self.recorded[-1] - self.recorded[0])
-
-    def times(self, rng: Random) -> Iterator[float]:  # noqa: ARG002 - a recording is no matter of chance
-        """Play the recording."""
-        return iter(self.recorded)
-
-
-def scaled(times: Sequence[float], factor: float) -> list[float]:
-    """Stretch times by ``factor`` around the first one, which becomes 0."""
-    first = times[0]
-    return [(time - first) * factor for time in times]
-
-
 def until(process: Process, seconds: float, rng: Random) -> list[float]:
     """List the arrivals of a process before ``seconds``."""
     found = []
@@ -185,65 +80,6 @@ def until(process: Process, seconds: float, rng: Random) -> list[float]:
 def first(process: Process, count: int, rng: Random) -> list[float]:
     """List the first ``count`` arrivals of a process, fewer when a recording ends."""
     return [time for time, _ in zip(process.times(rng), range(count), strict=False)]
-
-
-class Draw(Protocol):
-    """A distribution over positive whole numbers: rows of a request, tokens of a text."""
-
-    def draw(self, rng: Random) -> int:
-        """One value."""
-
-
-class Fixed(Struct, frozen=True):
-    """Always the same."""
-
-    value: int = 1
-
-    def draw(self, rng: Random) -> int:  # noqa: ARG002 - no matter of chance
-        """One value."""
-        return self.value
-
-
-class Choice(Struct, frozen=True):
-    """One of ``values``, in proportion to ``weights`` (as many, not all zero)."""
-
-    values: tuple[int, ...]
-    weights: tuple[float, ...]
-
-    def draw(self, rng: Random) -> int:
-        """One value."""
-        upto = tuple(accumulate(self.weights))
-        # The last value also takes a draw that rounds up to the total.
-        return self.values[min(bisect_right(upto, rng.random() * upto[-1]), len(upto) - 1)]
-
-
-class HeavyTailed(Struct, frozen=True):
-    """Log-normal lengths, as texts are: half below ``median``, ``sigma`` the spread of the logarithm, capped."""
-
-    median: float
-    sigma: float = 1.0
-    largest: int = 4096
-
-    def draw(self, rng: Random) -> int:
-        """One value."""
-        return min(max(round(self.median * math.exp(rng.gauss(0.0, self.sigma))), 1), self.largest)
-
-
-class Request(NamedTuple):
-    """One arrival: when (seconds), how many rows, how long each row is."""
-
-    time: float
-    rows: int
-    length: int
-
-
-def requests(
-    times: Iterable[float], rng: Random, *, rows: Draw | None = None, lengths: Draw | None = None
-) -> Iterator[Request]:
-    """Give each arrival its rows and length, 1 where no distribution is given."""
-    rows, lengths = rows or Fixed(), lengths or Fixed()
-    for time in times:
-        yield Request(time, rows.draw(rng), lengths.draw(rng))
 
 
 class WindowCounts(Struct, frozen=True):
@@ -316,56 +152,3 @@ class WindowCounts(Struct, frozen=True):
         """Return the simplest process that fits: Poisson unless the counts clearly say otherwise; needs arrivals."""
         # Gaps more regular than cv 0.1 or wilder than 10 make no difference to a queue that a forecast could resolve.
         return Poisson(self.rate) if self.looks_poisson else Gamma(self.rate, min(max(self.cv, 0.1), 10.0))
-
-
-class TokenTrace(Struct, frozen=True):
-    """A recorded trace of text requests: seconds from the first arrival, tokens in, tokens out; equally long."""
-
-    times: tuple[float, ...]
-    context: tuple[int, ...]
-    generated: tuple[int, ...]
-
-
-def azure_llm_2023(lines: Iterable[str]) -> TokenTrace:
-    """Read the Azure LLM inference trace of 2023: ``TIMESTAMP,ContextTokens,GeneratedTokens``.
-
-    Timestamps are ``2023-11-16 18:15:46.6805900``. Raises ``ValueError`` naming the line that does not read so.
-    """
-    rows = []
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
-        if not text or text.startswith("TIMESTAMP"):
-            continue
-        try:
-            stamp, context, generated = text.split(",")
-            rows.append((_seconds(stamp), int(context), int(generated)))
-        except ValueError:
-            raise ValueError(
-                f"line {number}: {text[:80]!r} is not 'YYYY-MM-DD HH:MM:SS.fff,context tokens,generated tokens'"
-            ) from None
-    rows.sort()
-    start = rows[0][0] if rows else 0.0
-    return TokenTrace(
-        tuple(row[0] - start for row in rows), tuple(row[1] for row in rows), tuple(row[2] for row in rows)
-    )
-
-
-def _seconds(stamp: str) -> float:
-    """Seconds from the epoch of the civil calendar (days since March of year 0, Hinnant's algorithm)."""
-    date, clock = stamp.split(" ")
-    year, month, day = (int(part) for part in date.split("-"))
-    hour, minute, second = clock.split(":")
-    # March first: the leap day then ends the year, and 153 days a five-month cycle count the rest.
-    year, month = (year, month - 3) if month > 2 else (year - 1, month + 9)
-    days = 365 * year + year // 4 - year // 100 + year // 400 + (153 * month + 2) // 5 + day - 1
-    return days * 86_400.0 + int(hour) * 3600 + int(minute) * 60 + float(second)
-
-
-def _poisson(rate: float, start: float, end: float, rng: Random) -> Iterator[float]:
-    """Poisson arrivals in [start, end); none at rate 0."""
-    if rate <= 0:
-        return
-    now = start + rng.expovariate(rate)
-    while now < end:
-        yield now
-        now += rng.expovariate(rate)

@@ -1,0 +1,85 @@
+"""Recorded arrivals: played at any rate, and the Azure LLM inference trace of 2023."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from random import Random
+
+
+class Trace(Struct, frozen=True):
+    """Recorded arrivals, played once. ``factor`` is how much their clock was stretched: below 1 is faster than life."""
+
+    recorded: tuple[float, ...]
+    factor: float = 1.0
+
+    @classmethod
+    def at_rate(cls, times: Sequence[float], rate: float) -> Trace:
+        """Rescale recorded times (seconds, ascending, at least two, not all equal) to a mean rate.
+
+        Burstiness in units of the mean gap is kept; everything slower (a day, a deploy) is squeezed with it.
+        """
+        factor = (len(times) - 1) / (times[-1] - times[0]) / rate
+        return cls(tuple(scaled(times, factor)), factor)
+
+    @property
+    def rate(self) -> float:
+        """Mean arrivals per second of the rescaled recording."""
+        return (len(self.recorded) - 1) / (self.recorded[-1] - self.recorded[0])
+
+    def times(self, rng: Random) -> Iterator[float]:  # noqa: ARG002 - a recording is no matter of chance
+        """Play the recording."""
+        return iter(self.recorded)
+
+
+def scaled(times: Sequence[float], factor: float) -> list[float]:
+    """Stretch times by ``factor`` around the first one, which becomes 0."""
+    first = times[0]
+    return [(time - first) * factor for time in times]
+
+
+class TokenTrace(Struct, frozen=True):
+    """A recorded trace of text requests: seconds from the first arrival, tokens in, tokens out; equally long."""
+
+    times: tuple[float, ...]
+    context: tuple[int, ...]
+    generated: tuple[int, ...]
+
+
+def azure_llm_2023(lines: Iterable[str]) -> TokenTrace:
+    """Read the Azure LLM inference trace of 2023: ``TIMESTAMP,ContextTokens,GeneratedTokens``.
+
+    Timestamps are ``2023-11-16 18:15:46.6805900``. Raises ``ValueError`` naming the line that does not read so.
+    """
+    rows = []
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("TIMESTAMP"):
+            continue
+        try:
+            stamp, context, generated = text.split(",")
+            rows.append((_seconds(stamp), int(context), int(generated)))
+        except ValueError:
+            raise ValueError(
+                f"line {number}: {text[:80]!r} is not 'YYYY-MM-DD HH:MM:SS.fff,context tokens,generated tokens'"
+            ) from None
+    rows.sort()
+    start = rows[0][0] if rows else 0.0
+    return TokenTrace(
+        tuple(row[0] - start for row in rows), tuple(row[1] for row in rows), tuple(row[2] for row in rows)
+    )
+
+
+def _seconds(stamp: str) -> float:
+    """Seconds from the epoch of the civil calendar (days since March of year 0, Hinnant's algorithm)."""
+    date, clock = stamp.split(" ")
+    year, month, day = (int(part) for part in date.split("-"))
+    hour, minute, second = clock.split(":")
+    # March first: the leap day then ends the year, and 153 days a five-month cycle count the rest.
+    year, month = (year, month - 3) if month > 2 else (year - 1, month + 9)
+    days = 365 * year + year // 4 - year // 100 + year // 400 + (153 * month + 2) // 5 + day - 1
+    return days * 86_400.0 + int(hour) * 3600 + int(minute) * 60 + float(second)
