@@ -71,7 +71,7 @@ def test_a_tail_that_differs_is_played_on_until_it_is_sure_or_there_is_an_end():
     played = Refinement()
     seed = 0
     while not played.is_done:
-        played.add(in_bursts(8000, seed), 0.0, 8000)
+        played.add(in_bursts(8000, seed, size=20), 0.0, 8000)
         seed += 1
     assert ENOUGH < played.samples < MOST
     assert played.doubt <= WITHIN
