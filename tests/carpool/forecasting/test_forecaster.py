@@ -58,17 +58,16 @@ def test_loads_are_let_go_of_and_come_back_the_same():
     assert forecaster.load(HEADROOM) == before
 
 
-def test_more_in_flight_are_taken_to_be_computed_at_once_while_nothing_shows_otherwise_but_not_to_pass_requests():
-    unseen = replace(CURVE, largest_in_flight=1)
-    forecaster = Forecaster(situation(100.0, service=unseen))
-    known = forecaster.assess(parameters(1))
-    assert forecaster.assess(parameters(1, flights=4)).now.device_time < 0.9 * known.now.device_time
-    passing = forecaster.assess(parameters(1, flights=4, passing=True))
-    assert passing.now.device_time == pytest.approx(known.now.device_time)
-    assert passing.now.p99 == pytest.approx(known.now.p99)
-    # Pass-through makes use of those that were seen.
-    seen = Forecaster(situation(100.0, service=replace(unseen, executors=4, largest_in_flight=4)))
-    assert seen.assess(passing.parameters).now.device_time < 0.9 * known.now.device_time
+def test_as_many_batches_are_computed_at_once_as_the_device_is_known_to_compute():
+    unseen = Forecaster(situation(100.0, service=replace(CURVE, largest_in_flight=4)))
+    known, more = (unseen.assess(parameters(1, flights=flights)) for flights in (1, 4))
+    passing = unseen.assess(parameters(1, flights=4, passing=True))
+    for one in (more, passing):
+        assert one.now.device_time == pytest.approx(known.now.device_time)
+        assert one.now.p99 == pytest.approx(known.now.p99)
+    seen = Forecaster(situation(100.0, service=replace(CURVE, executors=4, largest_in_flight=4)))
+    for one in (more, passing):
+        assert seen.assess(one.parameters).now.device_time < 0.9 * known.now.device_time
 
 
 # -- what the Batcher makes of a setting

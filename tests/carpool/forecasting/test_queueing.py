@@ -29,8 +29,9 @@ SUPERLINEAR = ServiceTime.measured({rows: 0.002 * rows**1.3 for rows in range(1,
 SLO = 0.05
 
 
-def played(arrivals, point, *, service=SERVICE, target=SLO, rows=1, draws=(1.0,), **options):
-    return forecast(Load(arrivals, rows, draws=draws), service, point, target, **options)
+def played(arrivals, point, *, service=SERVICE, target=SLO, rows=1, draws=(1.0,), concurrency=1, **options):
+    known = replace(service, executors=concurrency)
+    return forecast(Load(arrivals, rows, draws=draws), known, point, target, **options)
 
 
 # -- against the Batcher in the simulator
@@ -63,9 +64,8 @@ def test_the_recursion_foretells_what_the_batcher_does(data):
     latencies: list[float] = []
     batches: list[int] = []
     load = Load(arrivals, 1 if sizes == (1,) else rows)
-    got = forecast(
-        load, service, p, target, concurrency=concurrency, shed=shed, latencies=latencies, sizes=batches
-    )  # fmt: skip
+    known = replace(service, executors=concurrency)
+    got = forecast(load, known, p, target, shed=shed, latencies=latencies, sizes=batches)
     times = service.table(64)
     twin = Simulation(
         [(time, size) for time, size in zip(arrivals, rows, strict=True)],
@@ -224,8 +224,8 @@ def test_a_superlinear_model_is_best_served_alone():
 @pytest.mark.parametrize("point", [parameters(8, 0.01), parameters(16, 0.0, 3), parameters(4, 0.0, passing=True)])
 def test_a_glance_has_the_figures_of_the_forecast(rows, point):
     load = Load(first(Poisson(500.0), 3000, Random(1)), rows, draws=(0.8, 1.3, 0.9))
-    whole = forecast(load, SERVICE, point, SLO, concurrency=2)
-    brief = glance(load, SERVICE, point, SLO, concurrency=2)
+    pair = replace(SERVICE, executors=2)
+    whole, brief = forecast(load, pair, point, SLO), glance(load, pair, point, SLO)
     for field in ("miss_fraction", "device_time", "mean", "utilization"):
         assert getattr(brief, field) == pytest.approx(getattr(whole, field)), field
 

@@ -70,7 +70,7 @@ def times(rate, seed=6):
     ],
 )
 def test_buckets_that_share_a_device_are_forecast_as_the_simulator_plays_them(rate, point, concurrency):
-    found = forecast(Load(times(rate)), mixed(concurrency), point, SLO, concurrency=concurrency)
+    found = forecast(Load(times(rate)), mixed(concurrency), point, SLO)
     truth = simulated(rate, point, concurrency=concurrency)
     assert found.device_time == pytest.approx(truth.device_busy / truth.answers, rel=0.02)
     assert found.mean_batch == pytest.approx(truth.rows / truth.batches, rel=0.03)
@@ -161,10 +161,10 @@ def test_keys_and_rows_are_replayed_as_the_batcher_serves_them(data):
     # No wait: whether the Batcher holds anything for others it finds out as it goes.
     point = parameters(data.draw(st.integers(1, 40)), 0.0, slots, passing=data.draw(st.booleans()))
     shed, target = data.draw(st.booleans()), data.draw(st.sampled_from([0.02, 0.05, 0.2]))
-    service = replace(curve(0.5), noise=data.draw(st.sampled_from([0.0, 0.3])))
+    service = replace(curve(0.5), noise=data.draw(st.sampled_from([0.0, 0.3])), executors=concurrency)
     latencies: list[float] = []
     load = Load(arrived, rows, shares)
-    forecast(load, service, point, target, shed=shed, concurrency=concurrency, latencies=latencies)
+    forecast(load, service, point, target, shed=shed, latencies=latencies)
     admission = Admission(max_queued_rows=10**9, timeout=Duration(1e6))
     keys = assigned(count, shares, arrived[0])
     twin = Simulation(
@@ -172,7 +172,7 @@ def test_keys_and_rows_are_replayed_as_the_batcher_serves_them(data):
         Device(table(service.table(64)), executors=concurrency),
         slo=target,
         parameters=point,
-        estimate=replace(service.believed(64), executors=concurrency),
+        estimate=service.believed(64),
         shed_slo=shed,
         dispatcher=lambda: Unflooded(point, admission=admission),
         admission=admission,
