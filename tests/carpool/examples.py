@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.learning.arrivals import Gamma, Poisson
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Limits, Parameters
-from carpool.tuning.assessment import Assessor, Situation
 
 LIMITS = Limits(1, 64, 0.0, 0.025, 1, 8)
 # One executor, and known to be: eight batches were seen in flight.
@@ -31,4 +31,4 @@ TILES = replace(ServiceTime.measured({1: 0.028, 32: 0.0286, 33: 0.0556, 64: 0.05
 
 def tiled(rate, target=0.150):
     limits = replace(LIMITS, max_wait=0.075)
-    return Assessor(situation(rate, process=Gamma(rate, 2.0), service=TILES, target=target, limits=limits))
+    return Forecaster(situation(rate, process=Gamma(rate, 2.0), service=TILES, target=target, limits=limits))

@@ -212,9 +212,7 @@ class Outlook:
 
     @cached_property
     def lost(self) -> float:
-        """The same of the present load; beyond the capacity as much is served of either."""
-        if (served := HEADROOM * (1 - self.lost_ahead)) < 1:
-            return 1 - served
+        """The same of the present load."""
         return self.forecaster.forecast(self.parameters, shed=True, upper=True).miss_fraction
 
     @cached_property
