@@ -36,6 +36,9 @@ GAIN = 0.05
 COLD_GAIN = 0.15
 """The same where the first batch of each size is slow, since kernels are chosen or compiled for it."""
 
+LEAST_CREDIT = 3.0
+"""Requests that may be late in an exploration that was forecast to make none late."""
+
 LOSES = 0.15
 """Share of the requests that exploration beyond the capacity may lose at most while it lasts."""
 
@@ -57,6 +60,8 @@ class _Trial(NamedTuple):
     beyond: int
     """Rows of the largest batch below the explored size that was well measured."""
     until: float
+    credit: float
+    """Requests that may still be late."""
     more_in_flight: bool
     """Whether it is to show how many batches the device computes at once, and not what a size takes."""
     left: int = TELLING
@@ -92,11 +97,15 @@ class Exploration:
         _, pause = self._pauses.get(key, (0.0, LASTS / 2))
         self._pauses[key] = (inf, 2 * pause)
         more = parameters.max_in_flight > max(service.executors, service.largest_in_flight)
-        self._trial = _Trial(parameters, below(service, parameters.max_batch), now + LASTS, more)
+        beyond = below(service, parameters.max_batch)
+        self._trial = _Trial(parameters, beyond, now + LASTS, max(self.spare, LEAST_CREDIT), more)
         self.candidate = None
 
-    def observe(self, now: float, stats: ModelStats, service: ServiceTime) -> bool:
-        """Count the batches that show something; return whether the exploration just ended."""
+    def observe(self, now: float, stats: ModelStats, late: float, service: ServiceTime) -> bool:
+        """Count the batches that show something; return whether the exploration just ended.
+
+        ``late``: requests of a replica that were late; what can't be paid for ends it too.
+        """
         trial = self._trial
         if trial is None:
             return False
@@ -106,8 +115,8 @@ class Exploration:
         else:
             sizes = (cell[4] for cell in stats.cells if not cell[3] and trial.beyond < cell[1] <= size)
             left = trial.left - sum(sizes)
-        self._trial = trial._replace(left=left)
-        if left > 0 and now < trial.until:
+        self._trial = trial._replace(left=left, credit=trial.credit - late)
+        if left > 0 and now < trial.until and self._trial.credit > 0:
             return False
         if left > 0:
             pause = self._pauses[size, flights][1]
@@ -155,13 +164,13 @@ class Exploration:
             return
         situation = forecaster.situation
         hopeful = optimistic(situation.service, largest_reliable(situation.service, situation.limits))
-        optimist = Forecaster(replace(situation, service=hopeful))
+        gain = COLD_GAIN if cold else max(GAIN, situation.service.noise / sqrt(TELLING))
         for point in _candidates(best, hopeful):
             key = point.max_batch, point.max_in_flight
             if point == current.parameters or self._pauses.get(key, (-inf, 0.0))[0] > now:
                 continue
-            gain = COLD_GAIN if cold else max(GAIN, situation.service.noise / sqrt(TELLING))
-            promised = optimist.assess(point)
+            service = replace(hopeful, executors=max(hopeful.executors, point.max_in_flight))
+            promised = Forecaster(replace(situation, service=service)).assess(point)
             if is_worth_exploring(promised, best, gain) and self._is_bearable(forecaster, point, best):
                 self.candidate = point
                 return
@@ -169,26 +178,32 @@ class Exploration:
     def _is_bearable(self, forecaster: Forecaster, point: Parameters, best: Assessment) -> bool:
         """Whether a setting does no harm at the upper confidence of batch latency, or what can be paid for."""
         situation = forecaster.situation
+        outlook = forecaster.assess(point).outlook
         if not best.holds_now:
-            return forecaster.assess(point).outlook.lost_ahead <= best.outlook.lost_ahead + LOSES
-        sober = replace(situation.service, largest_in_flight=situation.service.executors + 1)
-        risk = Forecaster(replace(situation, service=sober)).assess(point).outlook.risk
-        exposed = EXPOSED * situation.process.rate
+            return outlook.lost_ahead <= best.outlook.lost_ahead + LOSES
+        risk, exposed = outlook.risk, EXPOSED * situation.process.rate
         return risk <= situation.budget or risk * exposed <= self.spare
 
 
 def is_worth_exploring(promised: Assessment, best: Assessment, gain: float) -> bool:
     """Whether a setting would gain enough, were it as quick as it may be, and would show it soon."""
-    situation = promised.situation
     more = promised.parameters.max_in_flight > best.parameters.max_in_flight
-    if not more and promised.now.mean_batch <= below(best.situation.service, promised.parameters.max_batch) / 2:
-        return False  # batches would not be filled
+    if not more and not _is_filled(promised, below(best.situation.service, promised.parameters.max_batch)):
+        return False
     if not best.holds_now:
         return promised.holds_now or promised.now.goodput > (1 + gain) * best.now.goodput
     if promised.holds_ahead and not best.holds_ahead:
         return True
-    soon = situation.process.rate * situation.rows * LASTS >= TELLING * promised.now.mean_batch
-    return soon and promised.holds_ahead and promised.device_time <= (1 - gain) * best.device_time
+    return promised.holds_ahead and promised.device_time <= (1 - gain) * best.device_time
+
+
+def _is_filled(promised: Assessment, beyond: int) -> bool:
+    """Whether enough batches with more than ``beyond`` rows come within half of the time that exploration lasts."""
+    sizes = promised.outlook.batches
+    situation = promised.situation
+    count = sum(size * situation.rows > beyond for size in sizes)
+    seconds = sum(sizes) / situation.process.rate
+    return count * LASTS / 2 >= TELLING * seconds
 
 
 def _candidates(best: Assessment, hopeful: ServiceTime) -> Iterator[Parameters]:
@@ -209,7 +224,7 @@ def _candidates(best: Assessment, hopeful: ServiceTime) -> Iterator[Parameters]:
     largest = largest_reliable(service, limits)
     sizes = [size for size in SIZES if limits.min_batch <= size <= largest and size not in told]
     for size in sorted(sizes, key=lambda size: (hopeful.per_row(size), size)):
-        for wait in sorted(waits, reverse=True):
+        for wait in sorted(waits):
             yield Parameters(size, wait, flights)
 
 
