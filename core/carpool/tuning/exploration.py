@@ -95,12 +95,12 @@ class Exploration:
         """Whether the setting in force is explored, so that what seems better has to wait."""
         return self._trial is not None
 
-    def begin(self, parameters: Parameters, service: ServiceTime, now: float) -> None:
-        """Note that ``parameters`` are put in force to be explored."""
+    def begin(self, parameters: Parameters, before: Parameters, service: ServiceTime, now: float) -> None:
+        """Note that ``parameters`` are put in force to be explored, in place of those ``before``."""
         key = parameters.max_batch, parameters.max_in_flight
         _, pause = self._pauses.get(key, (0.0, LASTS / 2))
         self._pauses[key] = (inf, 2 * pause)
-        more = parameters.max_in_flight > max(service.executors, service.largest_in_flight)
+        more = parameters.max_in_flight > max(before.max_in_flight, service.executors, service.largest_in_flight)
         credit = max(SPENDS * self.spare, LEAST_CREDIT)
         beyond = below(service, parameters.max_batch)
         self._trial = _Trial(parameters, beyond, now + LASTS, credit, more, telling(service))

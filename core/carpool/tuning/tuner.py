@@ -221,7 +221,7 @@ class Tuner:
         chosen = move(scene, alarmed=alarmed, expelled=expelled)
         service = self._belief.service
         if chosen.explores and chosen.step is not None and service is not None:
-            self._exploration.begin(chosen.step.parameters, service, self._history.now)
+            self._exploration.begin(chosen.step.parameters, self.parameters, service, self._history.now)
         if chosen.step is None:
             return self._keep(chosen.reason, chosen.message, chosen.target, chosen.capped_by)
         return self._change(chosen, chosen.step)
