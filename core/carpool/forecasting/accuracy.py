@@ -75,7 +75,7 @@ class _Limit(NamedTuple):
     seconds: float
     """Too many answers beyond it (too few, where it is below ``forecast``) show that the forecast is off."""
     lasting: float
-    """Share of the intervals that have to show it: a slow median shows in most, a slow tail in one of three."""
+    """Share of the intervals that have to show it: a quick median shows in most, a slow tail in one of three."""
 
 
 class ForecastCheck:
@@ -130,7 +130,6 @@ class ForecastCheck:
         if known is None:
             return False
         limits = (
-            _Limit(0.5, known.p50, SLOW * known.p50 + OWN, 0.75),
             _Limit(0.99, known.p99, SLOW * known.p99 + OWN, 0.33),
             _Limit(0.5, known.p50, known.p50 / QUICK, 0.75),
         )

@@ -121,9 +121,9 @@ class Assessment(NamedTuple):
     @property
     def utilization(self) -> float:
         """Share of the device's capacity, 0 to 1, that the present load uses, no request refused."""
-        service, flights = self.situation.service, self.parameters.max_in_flight
-        used = min(service.executors_for(flights), flights)
-        return min(self.outlook.first.utilization * used / max(used, service.executors), 1.0)
+        concurrency = self.situation.service.executors
+        used = min(concurrency, self.parameters.max_in_flight)
+        return min(self.outlook.first.utilization * used / concurrency, 1.0)
 
     @property
     def misses(self) -> float:
@@ -203,6 +203,13 @@ class Outlook:
         return self.forecaster.forecast(self.parameters, HEADROOM)
 
     @cached_property
+    def batches(self) -> list[int]:
+        """Requests of each batch at the present load, no request refused."""
+        sizes: list[int] = []
+        self.forecaster.forecast(self.parameters, sizes=sizes)
+        return sizes
+
+    @cached_property
     def lost_ahead(self) -> float:
         """Misses at ``HEADROOM`` times the load with refusals, at the upper confidence of batch latency.
 
@@ -212,9 +219,7 @@ class Outlook:
 
     @cached_property
     def lost(self) -> float:
-        """The same of the present load; beyond the capacity as much is served of either."""
-        if (served := HEADROOM * (1 - self.lost_ahead)) < 1:
-            return 1 - served
+        """The same of the present load."""
         return self.forecaster.forecast(self.parameters, shed=True, upper=True).miss_fraction
 
     @cached_property
@@ -283,12 +288,20 @@ class Forecaster:
         return batchable_share.pays_to_hold(self.situation.share, self.situation.process.rate, wait)
 
     def forecast(
-        self, parameters: Parameters, factor: float = 1.0, *, shed: bool = False, upper: bool = False
+        self,
+        parameters: Parameters,
+        factor: float = 1.0,
+        *,
+        shed: bool = False,
+        upper: bool = False,
+        sizes: list[int] | None = None,
     ) -> Forecast:
-        """Play ``factor`` times the load; ``upper``: at the upper confidence of batch latency."""
+        """Play ``factor`` times the load; ``upper``: at the upper confidence of batch latency.
+
+        To ``sizes``, if given, the requests of every batch are added.
+        """
         service = self._upper if upper else self.situation.service
-        load, concurrency = self.load(factor), self._concurrency(parameters)
-        return forecast(load, service, parameters, self.situation.target, shed=shed, concurrency=concurrency)
+        return forecast(self.load(factor), service, parameters, self.situation.target, shed=shed, sizes=sizes)
 
     def glance(
         self, parameters: Parameters, factor: float = 1.0, sample: int = 0, *, upper: bool = False
@@ -298,10 +311,9 @@ class Forecaster:
         service = self._upper if upper else situation.service
         if upper:
             load = load._replace(draws=(1.0,))
-        concurrency = self._concurrency(parameters)
         if situation.quantiles:
-            return forecast(load, service, parameters, situation.target, concurrency=concurrency)
-        return glance(load, service, parameters, situation.target, concurrency=concurrency)
+            return forecast(load, service, parameters, situation.target)
+        return glance(load, service, parameters, situation.target)
 
     def judge(self, parameters: Parameters, first: Glance | Forecast, factor: float = 1.0) -> Glance | Forecast:
         """Return a first glance with misses from more requests, where its own leave open whether the budget is kept.
@@ -330,10 +342,8 @@ class Forecaster:
             arrivals = sampling.drawn(self.situation.process, self.requests, number)
             load = load._replace(arrivals=arrivals, draws=sampling.draws(self.situation.service.noise, number))
         latencies: list[float] = []
-        found = forecast(
-            load, self.situation.service, parameters, self.situation.target, shed=shed,
-            concurrency=self._concurrency(parameters), latencies=latencies,
-        )  # fmt: skip
+        situation = self.situation
+        found = forecast(load, situation.service, parameters, situation.target, shed=shed, latencies=latencies)
         played.add(latencies, found.miss_fraction, found.requests)
 
     def refined(self, parameters: Parameters, *, shed: bool = False) -> Forecast:
@@ -345,11 +355,6 @@ class Forecaster:
         found = outlook.shed if shed else outlook.present
         misses = sum(played.misses) / played.samples
         return replace(found, p99=played.quantile(0.99), miss_fraction=misses, requests=played.requests)
-
-    def _concurrency(self, parameters: Parameters) -> int:
-        """Return how many batches are computed at once: optimistic where never tried, unless requests pass through."""
-        service = self.situation.service
-        return service.executors if parameters.pass_through else service.executors_for(parameters.max_in_flight)
 
     def single_load(self) -> float:
         """Return the share of the device's capacity that single requests would take at ``HEADROOM`` times the load."""
@@ -367,5 +372,5 @@ class Forecaster:
         return max(wall, 1 - self._work(one) / self._work(other))
 
     def _work(self, one: Assessment) -> float:
-        concurrency = min(self._concurrency(one.parameters), one.parameters.max_in_flight)
+        concurrency = min(self.situation.service.executors, one.parameters.max_in_flight)
         return one.now.utilization * concurrency / one.now.throughput

@@ -88,17 +88,15 @@ def forecast(
     target: float,
     *,
     shed: bool = False,
-    concurrency: int | None = None,
     latencies: list[float] | None = None,
     sizes: list[int] | None = None,
 ) -> Forecast:
     """Forecast what happens to requests of equal priority that are to be answered within ``target`` seconds.
 
-    ``shed``: requests that would be late are refused. ``concurrency``: batches that the device computes at once
-    (default: as fitted). Requests larger than a batch are split. To ``latencies``, if given, those of all requests
-    served are added; to ``sizes`` the requests of every batch.
+    ``shed``: requests that would be late are refused. Requests larger than a batch are split. To ``latencies``, if
+    given, those of all requests served are added; to ``sizes`` the requests of every batch.
     """
-    rules = _rules(load, service, parameters, target, concurrency, shed=shed)
+    rules = _rules(load, service, parameters, target, shed=shed)
     run = _played(load, service, rules)
     if latencies is not None:
         latencies += run.latencies
@@ -128,11 +126,9 @@ def forecast(
     )
 
 
-def glance(
-    load: Load, service: ServiceTime, parameters: Parameters, target: float, *, concurrency: int | None = None
-) -> Glance:
+def glance(load: Load, service: ServiceTime, parameters: Parameters, target: float) -> Glance:
     """Forecast a few figures as ``forecast`` does, with no request refused."""
-    rules = _rules(load, service, parameters, target, concurrency)
+    rules = _rules(load, service, parameters, target)
     arrivals, limit = load.arrivals, target + ROUNDING
     if (unit := _unit(load, service, rules)) is not None:
         small, times, slow = unit
@@ -160,7 +156,6 @@ def _rules(
     service: ServiceTime,
     parameters: Parameters,
     target: float,
-    concurrency: int | None,
     *,
     shed: bool = False,
 ) -> Rules:
@@ -169,7 +164,7 @@ def _rules(
         wait=parameters.max_wait,
         slots=parameters.max_in_flight,
         passing=parameters.pass_through,
-        concurrency=min(concurrency or service.executors, parameters.max_in_flight),
+        concurrency=min(service.executors, parameters.max_in_flight),
         target=target,
         shed=shed,
         surely=seldom_exceeded(service.noise),

@@ -106,7 +106,7 @@ class Grid:
         """Whether no wait makes a size as cheap as ``least`` seconds per request, or able to carry the load."""
         situation = self._forecaster.situation
         service, rows = situation.service, situation.rows
-        at_once = min(service.executors_for(self._flights), self._flights)
+        at_once = min(service.executors, self._flights)
         cheapest = rows * min(service.per_row(each) for each in self._sizes if each <= size)
         return cheapest >= least * at_once or cheapest * situation.process.rate >= at_once
 

@@ -10,14 +10,14 @@ uncertainty: Lai and Robbins 1985; paid from what was saved: Wu et al., "Conserv
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from math import inf, sqrt
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
 from carpool.forecasting.forecaster import Forecaster
 from carpool.learning.latency_model import ServiceTime
-from carpool.policy.durations import Duration
+from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
 from carpool.tuning.candidates import SIZES, largest_reliable
 
@@ -28,13 +28,20 @@ if TYPE_CHECKING:
     from carpool.forecasting.forecaster import Assessment
 
 TELLING = 3
-"""Batches that say what a size takes."""
+UNSURE = 0.06
+"""Batches that say what a size takes: 3, and more of a noisy model; of one whose batches differ by 30 % it takes 28."""
 
 GAIN = 0.05
 """Share of device time, or of goodput, that an unmeasured size has to be able to gain."""
 
 COLD_GAIN = 0.15
 """The same where the first batch of each size is slow, since kernels are chosen or compiled for it."""
+
+SPENDS = 0.05
+"""Share of what can be spent that one exploration may cost: 0.15 s of requests, where none was late for 5 minutes."""
+
+LEAST_CREDIT = 3.0
+"""Requests that may be late in an exploration that was forecast to make none late."""
 
 LOSES = 0.15
 """Share of the requests that exploration beyond the capacity may lose at most while it lasts."""
@@ -57,9 +64,11 @@ class _Trial(NamedTuple):
     beyond: int
     """Rows of the largest batch below the explored size that was well measured."""
     until: float
+    credit: float
+    """Requests that may still be late."""
     more_in_flight: bool
     """Whether it is to show how many batches the device computes at once, and not what a size takes."""
-    left: int = TELLING
+    left: float
     """Batches still to be seen."""
 
 
@@ -92,11 +101,16 @@ class Exploration:
         _, pause = self._pauses.get(key, (0.0, LASTS / 2))
         self._pauses[key] = (inf, 2 * pause)
         more = parameters.max_in_flight > max(before.max_in_flight, service.executors, service.largest_in_flight)
-        self._trial = _Trial(parameters, below(service, parameters.max_batch), now + LASTS, more)
+        credit = max(SPENDS * self.spare, LEAST_CREDIT)
+        beyond = below(service, parameters.max_batch)
+        self._trial = _Trial(parameters, beyond, now + LASTS, credit, more, telling(service))
         self.candidate = None
 
-    def observe(self, now: float, stats: ModelStats, service: ServiceTime) -> bool:
-        """Count the batches that show something; return whether the exploration just ended."""
+    def observe(self, now: float, stats: ModelStats, late: float, service: ServiceTime) -> bool:
+        """Count the batches that show something; return whether the exploration just ended.
+
+        ``late``: requests of a replica that were late; what can't be paid for ends it too.
+        """
         trial = self._trial
         if trial is None:
             return False
@@ -106,8 +120,8 @@ class Exploration:
         else:
             sizes = (cell[4] for cell in stats.cells if not cell[3] and trial.beyond < cell[1] <= size)
             left = trial.left - sum(sizes)
-        self._trial = trial._replace(left=left)
-        if left > 0 and now < trial.until:
+        self._trial = trial._replace(left=left, credit=trial.credit - late)
+        if left > 0 and now < trial.until and self._trial.credit > 0:
             return False
         if left > 0:
             pause = self._pauses[size, flights][1]
@@ -155,13 +169,13 @@ class Exploration:
             return
         situation = forecaster.situation
         hopeful = optimistic(situation.service, largest_reliable(situation.service, situation.limits))
-        optimist = Forecaster(replace(situation, service=hopeful))
+        gain = COLD_GAIN if cold else GAIN
         for point in _candidates(best, hopeful):
             key = point.max_batch, point.max_in_flight
             if point == current.parameters or self._pauses.get(key, (-inf, 0.0))[0] > now:
                 continue
-            gain = COLD_GAIN if cold else max(GAIN, situation.service.noise / sqrt(TELLING))
-            promised = optimist.assess(point)
+            service = replace(hopeful, executors=max(hopeful.executors, point.max_in_flight))
+            promised = Forecaster(replace(situation, service=service)).assess(point)
             if is_worth_exploring(promised, best, gain) and self._is_bearable(forecaster, point, best):
                 self.candidate = point
                 return
@@ -169,26 +183,32 @@ class Exploration:
     def _is_bearable(self, forecaster: Forecaster, point: Parameters, best: Assessment) -> bool:
         """Whether a setting does no harm at the upper confidence of batch latency, or what can be paid for."""
         situation = forecaster.situation
+        outlook = forecaster.assess(point).outlook
         if not best.holds_now:
-            return forecaster.assess(point).outlook.lost_ahead <= best.outlook.lost_ahead + LOSES
-        sober = replace(situation.service, largest_in_flight=situation.service.executors + 1)
-        risk = Forecaster(replace(situation, service=sober)).assess(point).outlook.risk
-        exposed = EXPOSED * situation.process.rate
-        return risk <= situation.budget or risk * exposed <= self.spare
+            return outlook.lost_ahead <= best.outlook.lost_ahead + LOSES
+        risk, exposed = outlook.risk, EXPOSED * situation.process.rate
+        return risk <= situation.budget or risk * exposed <= SPENDS * self.spare
 
 
 def is_worth_exploring(promised: Assessment, best: Assessment, gain: float) -> bool:
     """Whether a setting would gain enough, were it as quick as it may be, and would show it soon."""
-    situation = promised.situation
     more = promised.parameters.max_in_flight > best.parameters.max_in_flight
-    if not more and promised.now.mean_batch <= below(best.situation.service, promised.parameters.max_batch) / 2:
-        return False  # batches would not be filled
+    if not more and not _is_filled(promised, below(best.situation.service, promised.parameters.max_batch)):
+        return False
     if not best.holds_now:
         return promised.holds_now or promised.now.goodput > (1 + gain) * best.now.goodput
     if promised.holds_ahead and not best.holds_ahead:
         return True
-    soon = situation.process.rate * situation.rows * LASTS >= TELLING * promised.now.mean_batch
-    return soon and promised.holds_ahead and promised.device_time <= (1 - gain) * best.device_time
+    return promised.holds_ahead and promised.device_time <= (1 - gain) * best.device_time
+
+
+def _is_filled(promised: Assessment, beyond: int) -> bool:
+    """Whether enough batches with more than ``beyond`` rows come within half of the time that exploration lasts."""
+    sizes = promised.outlook.batches
+    situation = promised.situation
+    count = sum(size * situation.rows > beyond for size in sizes)
+    seconds = sum(sizes) / situation.process.rate
+    return count * LASTS / 2 >= telling(situation.service) * seconds
 
 
 def _candidates(best: Assessment, hopeful: ServiceTime) -> Iterator[Parameters]:
@@ -197,7 +217,9 @@ def _candidates(best: Assessment, hopeful: ServiceTime) -> Iterator[Parameters]:
     service, limits = situation.service, situation.limits
     waits = {known.max_wait}
     if best.holds_now:
-        waits.add(Duration(limits.max_wait))
+        waits |= {
+            Duration(whole_microseconds(max(share * limits.max_wait, limits.min_wait))) for share in (0.25, 0.5, 1)
+        }
     if not best.holds_ahead:
         waits.add(Duration(limits.min_wait))
     flights = known.max_in_flight
@@ -205,31 +227,39 @@ def _candidates(best: Assessment, hopeful: ServiceTime) -> Iterator[Parameters]:
         for more in (4 * flights, 2 * flights):
             if more <= limits.max_in_flight:
                 yield replace(known, max_in_flight=more, pass_through=False)
-    told = service.told(TELLING)
+    told = service.told(telling(service))
     largest = largest_reliable(service, limits)
     sizes = [size for size in SIZES if limits.min_batch <= size <= largest and size not in told]
     for size in sorted(sizes, key=lambda size: (hopeful.per_row(size), size)):
-        for wait in sorted(waits, reverse=True):
+        for wait in sorted(waits):
             yield Parameters(size, wait, flights)
 
 
 def optimistic(service: ServiceTime, largest: int) -> ServiceTime:
-    """Return batch latency as it may be: a size not measured takes no longer than the next smaller one surely does.
+    """Return batch latency as it may be.
 
-    And no less than any larger number of batches shows. Sizes measured well are as they are.
+    Sizes measured well are as they are; one measured seldom takes what its lower confidence says; one never measured
+    takes no longer than the next smaller one that was measured well.
     """
-    told = service.told(TELLING) or list(service.sizes[:1])
+    told = service.told(telling(service)) or list(service.sizes[:1])
     seconds = {size: service.time(size) for size in told}
     for size in SIZES:
         if told[0] < size <= largest and size not in seconds:
-            seen = service.sizes[max(bisect_right(service.sizes, size) - 1, 0)]
-            seconds[size] = max(service.upper(_well_known(service, size)), service.lower(min(seen, size)))
+            least = service.lower(service.sizes[max(bisect_right(service.sizes, size) - 1, 0)])
+            seconds[size] = max(service.upper(_well_known(service, size)), least)
+            if size in service.sizes:
+                seconds[size] = max(service.lower(size), seconds[told[0]])
     rising = 0.0
     for size in sorted(seconds):
         rising = seconds[size] = max(rising, seconds[size])
     curve = ServiceTime.measured(seconds, noise=service.noise)
     mix = tuple((share, optimistic(each, largest)) for share, each in service.mix)
     return replace(curve, executors=service.executors, largest_in_flight=service.largest_in_flight, mix=mix)
+
+
+def telling(service: ServiceTime) -> float:
+    """Return how many batches say what a size takes."""
+    return TELLING + (service.noise / UNSURE) ** 2
 
 
 def below(service: ServiceTime, size: int) -> int:
@@ -239,6 +269,6 @@ def below(service: ServiceTime, size: int) -> int:
 
 def _well_known(service: ServiceTime, size: int) -> int:
     """Return the largest size below another that was measured well enough to tell."""
-    told = service.told(TELLING)
+    told = service.told(telling(service))
     index = bisect_left(told, size)
     return told[index - 1] if index else service.sizes[0]

@@ -145,8 +145,7 @@ def rank(one: Assessment) -> tuple[float, ...]:
     # Where no request is answered in time, the smallest batches, as many at once as may be computed, show soonest
     # whether any can be.
     point = one.parameters
-    concurrency = one.situation.service.executors_for(point.max_in_flight)
-    return (2, round(outlook.lost * FINE), lost_ahead, point.max_wait, point.max_batch, -concurrency)
+    return (2, round(outlook.lost * FINE), lost_ahead, point.max_wait, point.max_batch, -point.max_in_flight)
 
 
 def is_better(one: Assessment, other: Assessment, share: float) -> bool:
@@ -296,7 +295,7 @@ def _least_waits(
     waits = sorted({limits.min_wait, *(whole_microseconds(max(wait, limits.min_wait)) for wait in steps)})
     found: list[Assessment] = []
     low = 0
-    for size in reversed(_able(forecaster, aim, current, sizes, flights)):
+    for size in reversed(_able(forecaster, aim, current, sizes)):
 
         def at(index: int, size: int = size) -> Assessment:
             return forecaster.assess(Parameters(size, Duration(waits[index]), flights))
@@ -313,11 +312,11 @@ def _least_waits(
     return found
 
 
-def _able(forecaster: Forecaster, aim: Aim, current: Parameters, sizes: Sequence[int], flights: int) -> list[int]:
+def _able(forecaster: Forecaster, aim: Aim, current: Parameters, sizes: Sequence[int]) -> list[int]:
     """List sizes, ascending, that keep the target if all batches are full: the smallest, the largest, that in force."""
     situation = forecaster.situation
     service, rows = situation.service, situation.process.rate * situation.rows
-    concurrency = max(min(service.executors_for(flights), flights), service.executors)
+    concurrency = service.executors
     room = (aim.share * aim.target - aim.others) if aim.objective is Objective.BALANCED else 1.0
     able: list[int] = []
     cheapest = math.inf

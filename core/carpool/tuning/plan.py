@@ -94,7 +94,8 @@ class Plan:
             choice = choose(forecaster, self.aim, parameters, self._requirements.passing, (), sizes)
         self.choice = choice
         leaves = choice.target.parameters != parameters and is_gain(self.aim, choice, current)
-        moving = exploration.is_due(belief.load.rate, leaves=leaves)
+        # What was worth exploring on the way, and had to wait, still is.
+        moving = exploration.is_due(belief.load.rate, leaves=leaves) or exploration.candidate is not None
         self.explore(belief, guards, exploration, parameters, now, moving=moving)
 
     def explore(

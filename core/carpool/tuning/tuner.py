@@ -173,7 +173,8 @@ class Tuner:
         broken = promised and guards.observe_misses(now, stats, self.parameters.max_batch)
         if broken:
             exploration.stop()
-        ended = service is not None and exploration.observe(now, stats, service)
+        late = late_of(stats) / observation.replicas
+        ended = service is not None and exploration.observe(now, stats, late, service)
         disturbed = moved.load or moved.share or moved.limit or ended or exploration.is_under_way or expelled
         checked = guards.check_forecast(
             observation,

@@ -3,8 +3,9 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from bursts import OnOff
 
-from carpool.learning.arrivals import Gamma, OnOff, Poisson, WindowCounts, until
+from carpool.learning.arrivals import Gamma, Poisson, WindowCounts, until
 from carpool.learning.load import UNTOLD, Load
 
 

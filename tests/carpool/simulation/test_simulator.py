@@ -5,6 +5,7 @@ from collections import Counter
 from random import Random
 
 import pytest
+from bursts import Schedule
 from examples import parameters
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from carpool.batching.batcher import Batcher
 from carpool.batching.counters import CANCELLED, COLD, FAILED, LATE
 from carpool.batching.requests import Estimate, FaultKind, Priority, Refused
 from carpool.forecasting.queueing import forecast
-from carpool.learning.arrivals import Gamma, Poisson, Schedule, until
+from carpool.learning.arrivals import Gamma, Poisson, until
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.spec import Admission
 from carpool.simulation.outcome import ENDS, End, Setting
