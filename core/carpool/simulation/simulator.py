@@ -39,7 +39,7 @@ from carpool.simulation.outcome import ENDS, End, Outcome, Setting, Summary
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from carpool.batching.model_state import Lane
+    from carpool.batching.model_state import ModelState
 
 ServiceSeconds: TypeAlias = Callable[[int, int], float]
 """Seconds that a batch takes on a free executor, by (rows, length bucket)."""
@@ -130,7 +130,7 @@ Hook: TypeAlias = Callable[[float, list[Stats]], list[Setting] | None]
 class Dispatcher(Protocol):
     """What a replica needs of whoever decides what rides together, and when: the Batcher's own methods.
 
-    Its batches and its ``lane("")`` carry the counters that answers are counted in.
+    Its batches and its ``model("")`` carry the counters that answers are counted in.
     """
 
     def arrive(self, request: Request, now: float) -> list[Action]:
@@ -154,8 +154,8 @@ class Dispatcher(Protocol):
     def wake_at(self) -> float:
         """When ``poll`` is next needed; ``inf``: not before another event."""
 
-    def lane(self, model: str) -> Lane:
-        """Return a model's lane."""
+    def model(self, name: str) -> ModelState:
+        """Return a model's state, which has the counters of its answers."""
 
     def stats(self, now: float) -> Stats:
         """Snapshot the counters."""
@@ -258,7 +258,7 @@ class Simulation:
         replicas = []
         for index, device in enumerate(self._devices):
             batcher = self._dispatcher() if self._dispatcher else self._batcher()
-            batcher.lane("").max_tokens = self._max_tokens
+            batcher.model("").limits.max_tokens = self._max_tokens
             for model in {"", *(each.model for each in details or ())}:
                 batcher.learn(model, self._estimate, 0.0, shed_slo=self._shed_slo)
             replicas.append(_Replica(index, batcher, _Service(device, outcome), self._seed))
@@ -277,7 +277,7 @@ class Simulation:
                     if not replica.service.hangs(action):
                         heappush(heap, (replica.service.finish(replica, action, now), next(serial), replica, action))
                 elif isinstance(action, Finish):
-                    answered = action.batch.lane.counters.answered
+                    answered = action.batch.state.counters.answered
                     replica.outstanding -= len(action.requests)
                     for request in action.requests:
                         index = request.payload
@@ -293,7 +293,7 @@ class Simulation:
                     replica.outstanding -= len(action.requests)
                     for request in action.requests:
                         ends[request.payload] = _FAILED
-                        counters = replica.batcher.lane(request.model).counters
+                        counters = replica.batcher.model(request.model).counters
                         counters.answered(request.arrived, request.due, now, ok=False)
 
         # 2. The loop: what the heap holds before a wake, a wake before an arrival, when they coincide.
@@ -399,7 +399,7 @@ class _Service:
 
     def hangs(self, batch: Batch) -> bool:
         """Whether a batch is never answered."""
-        return any(self.harmful[each].hangs for each, _, _ in batch.rides if each in self.harmful)
+        return any(self.harmful[each].hangs for each, _, _ in batch.slices if each in self.harmful)
 
     def finish(self, replica: _Replica, batch: Batch, now: float) -> float:
         """Take a batch at ``now`` and return when its answer is there."""
@@ -443,7 +443,7 @@ class _Service:
         if device.largest is not None and batch.rows > device.largest:
             return Fault(FaultKind.SIZE)
         if self.harmful:
-            harmful = [self.harmful[each] for each, _, _ in batch.rides if each in self.harmful]
+            harmful = [self.harmful[each] for each, _, _ in batch.slices if each in self.harmful]
             if any(each.poisoned for each in harmful):
                 return Fault(FaultKind.ITEM)
             if not batch.whole and any(each.short for each in harmful):
