@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CORE = Path(__file__).parents[1] / "core" / "carpool"
 
-LINES, GOAL = 10_600, 5_500
+LINES, GOAL = 10_640, 5_500
 """Of the whole core: what it may have, and what it should."""
 
 LIMITS = {"function lines": 60, "class lines": 250, "class attributes": 12}
@@ -32,8 +32,6 @@ LARGER: dict[tuple[str, str], int] = {
     ("forecasting/recursion.py", "recursion: function lines"): 75,
     ("forecasting/recursion.py", "refusing: function lines"): 96,
     ("forecasting/recursion.py", "with_queue: function lines"): 107,
-    ("simulation/simulator.py", "Simulation: class attributes"): 16,
-    ("simulation/simulator.py", "run: function lines"): 126,
 }
 
 
