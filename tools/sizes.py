@@ -26,12 +26,6 @@ LARGER: dict[tuple[str, str], int] = {
     ("batching/counters.py", "Counters: class attributes"): 24,
     ("batching/requests.py", "Batch: class attributes"): 17,
     ("batching/requests.py", "Request: class attributes"): 20,
-    ("forecasting/mixed.py", "_Line: class attributes"): 13,
-    ("forecasting/mixed.py", "serve: function lines"): 79,
-    ("forecasting/queueing.py", "forecast: function lines"): 81,
-    ("forecasting/recursion.py", "recursion: function lines"): 75,
-    ("forecasting/recursion.py", "refusing: function lines"): 96,
-    ("forecasting/recursion.py", "with_queue: function lines"): 107,
 }
 
 
