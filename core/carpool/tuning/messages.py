@@ -103,7 +103,7 @@ def shortfall(best: Assessment, among: str = "") -> str:
 
 
 def explained(decision: Decision, alarm: Alarm | None, *, holds: bool) -> Decision:
-    """Say what keeps requests from being batched, and whether the forecast is wrong; ``holds``: whether any are held."""
+    """Say why requests are not batched, and whether the forecast is wrong; ``holds``: whether any are held."""
     decision = replace(decision, alarm=alarm.message if alarm is not None else "")
     if alarm is not None and decision.reason in {Reason.CONVERGED, Reason.FORECAST_OFF, Reason.HELD}:
         return replace(decision, reason=Reason.FORECAST_OFF, message=f"{decision.message}; {alarm.message}")

@@ -277,8 +277,12 @@ class Tuner:
         )
 
     def _sheds_late(self) -> bool:
-        """Whether requests that would miss the SLO are refused."""
-        return self._requirements.policy.admission.shed_at is not ShedAt.DEADLINE
+        """Whether requests that would miss the SLO are refused: where device time is scarce, or was just now."""
+        mode = self._requirements.policy.admission.shed_at
+        if mode is ShedAt.AUTOMATIC:
+            scarce = self._plan.is_scarce(self.parameters)
+            return scarce or self._backlogged() or self._guards.was_broken(self._history.now)
+        return mode is ShedAt.SLO
 
     def _backlogged(self) -> bool:
         """Whether more waits than can be served in time: all that comes behind it would be late."""
