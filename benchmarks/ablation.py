@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean, variance
@@ -30,17 +29,26 @@ from proof.measures import tally
 from proof.rows import CARPOOL
 from proof.world import play
 
+from carpool.forecasting import forecaster
 from carpool.forecasting.accuracy import ForecastCheck
+from carpool.forecasting.forecaster import Forecaster
 from carpool.learning import latency_model
 from carpool.learning.batchable_share import Sharing
 from carpool.learning.latency_model import LatencyLearner
 from carpool.learning.load import Load
 from carpool.learning.miss_test import MissTest
 from carpool.learning.size_limit import SizeLimit
-from carpool.tuning import assessment, candidate_range, objective, search, steps, tuner
+from carpool.tuning import candidates, exploration, moves, objective, plan, tuner
+from carpool.tuning.exploration import Exploration
+from carpool.tuning.tuner import Tuner
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
+    from carpool.forecasting.forecaster import Assessment
+    from carpool.learning.latency_model import ServiceTime
+    from carpool.policy.parameters import Parameters
+    from carpool.tuning.moves import Scene
 
 RESULTS = Path(__file__).parent / "results" / "ablation.json"
 
@@ -75,17 +83,41 @@ def _always(*_args: object, **_options: object) -> bool:
     return True
 
 
-def _nothing(*_args: object, **_options: object) -> None:
-    return None
+def _forgetting(scene: Callable[..., Scene | None]) -> Callable[..., Scene | None]:
+    """Forget which settings were left."""
+
+    def without(*args: object, **options: object) -> Scene | None:
+        found = scene(*args, **options)
+        return None if found is None else found._replace(left=frozenset())
+
+    return without
+
+
+def _overloaded(self: Tuner) -> bool:
+    """Refuse only where no setting meets the SLO, or more waits than can be served in time."""
+    choice = self._plan.choice
+    return self._backlogged() or (choice is not None and not choice.efficient.holds_now)
 
 
 def _constant(name: str, value: object) -> dict[tuple[Any, str], Any]:
     """Replace a constant wherever it was imported."""
-    return {(module, name): value for module in (assessment, objective, search, steps, tuner) if hasattr(module, name)}
+    modules = (forecaster, candidates, exploration, moves, objective, plan, tuner)
+    return {(module, name): value for module in modules if hasattr(module, name)}
+
+
+def _exploring(explore: Callable[..., Iterator[Parameters]], *, sizes: bool) -> Callable[..., Iterator[Parameters]]:
+    """Leave out of what ``explore`` yields the sizes, or more batches in flight."""
+
+    def those(best: Assessment, hopeful: ServiceTime) -> Iterator[Parameters]:
+        flights = best.parameters.max_in_flight
+        return (point for point in explore(best, hopeful) if (point.max_in_flight > flights) is sizes)
+
+    return those
 
 
 RULES: dict[str, Rule] = {
     AS_IT_IS: Rule("all rules", {}),
+    "pass-through": Rule("where batching saves too little, requests pass one by one", _constant("PASSING_LOAD", -1.0)),
     "test of misses": Rule(
         "after more late requests than forecast the setting is left, and forecasts plan with a shorter target",
         {(MissTest, "observe"): _never},
@@ -93,20 +125,17 @@ RULES: dict[str, Rule] = {
     "forecast check": Rule(
         "while answers are slower than forecast nothing is held", {(ForecastCheck, "observe"): _never}
     ),
-    "pass-through": Rule(
-        "where merging saves too little, requests pass one by one", {(objective, "PASSING_LOAD"): -1.0}
+    "unmeasured sizes": Rule(
+        "a size never measured is explored where it may save 5 %",
+        {(exploration, "_candidates"): _exploring(exploration._candidates, sizes=True)},  # noqa: SLF001 - left out
     ),
-    "unmeasured sizes": Rule("a size never measured is tried where it may save 5 %", {(tuner, "bolder"): _nothing}),
-    "least known of equals": Rule(
-        "of settings that are as good, the least known one is chosen", {(tuner, "brighter"): _nothing}
+    "more in flight": Rule(
+        "more batches in flight than ever seen are explored",
+        {(exploration, "_candidates"): _exploring(exploration._candidates, sizes=False)},  # noqa: SLF001 - left out
     ),
-    "more executors": Rule(
-        "more batches in flight than ever seen are tried",
-        {(search, "flights_worth"): partial(candidate_range.flights_worth, hoped=False)},
-    ),
-    "bearable hope": Rule(
-        "they are not where the SLO would be missed if the device computes no more at once",
-        {(search, "_is_bearable"): _always},
+    "error budget": Rule(
+        "what may make requests late is explored only from misses that were not made",
+        {(Exploration, "_is_bearable"): _always},
     ),
     "smoothing": Rule(
         "the time of a size is drawn towards the line through its neighbours",
@@ -123,19 +152,22 @@ RULES: dict[str, Rule] = {
     "limited sizes": Rule("forecasts know when batches are kept small", {(SizeLimit, "observe"): _never}),
     "batchable share": Rule("forecasts know how many can share a batch", {(Sharing, "observe"): _never}),
     "first batches": Rule(
-        "where the first batch of a size is slow, new sizes have to save 10 %", _constant("COLD", "")
+        "where the first batch of a size is slow, new sizes have to save 15 %", _constant("COLD_GAIN", exploration.GAIN)
     ),
     "misses near the budget": Rule(
-        "those are forecast from up to eight times as many requests", {(assessment.Assessor, "_most_lots"): 1}
+        "those are forecast from up to eight times as many requests", {(Forecaster, "samples"): 1}
     ),
-    "leniency": Rule("the setting in force may miss 1.3 times as many", _constant("KEPT", 1.0)),
+    "leniency": Rule("the setting in force may miss 1.3 times as many", _constant("LENIENT", 1.0)),
     "no vain wait": Rule(
-        "there is no wait where nobody comes to share the batch",
-        {(tuner, "without_vain_wait"): lambda _assessor, _current, target: target},
+        "there is no wait that gathers no more", {(candidates.Grid, "_without_vain_wait"): candidates.Grid.at}
     ),
-    "small gains": Rule(
-        "a gain below 2 % counts where chance can't explain it",
-        {(tuner.Tuner._worth, "__defaults__"): (steps.is_clearly_worth,)},  # noqa: SLF001 - what is left out
+    "settings left before": Rule(
+        "the way back to a setting left at this load needs a better reason",
+        {(plan.Plan, "scene"): _forgetting(plan.Plan.scene)},
+    ),
+    "always refusing": Rule(
+        "requests that would be late are always refused, not only beyond the capacity",
+        {(Tuner, "_sheds_late"): _overloaded},
     ),
 }
 

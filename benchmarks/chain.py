@@ -26,12 +26,12 @@ def greedy(rate: float, service: ServiceTime, max_batch: int, slo_target: float)
 
     ``noise`` plays no part. Unstable rates get no latencies (``inf``) and no goodput.
     """
-    load = stability(rate, service, max_batch, executors=1)
+    load = stability(rate, service, max_batch, concurrency=1)
     if not load.stable:
         return Forecast(
             p50=math.inf, p90=math.inf, p95=math.inf, p99=math.inf, p999=math.inf, mean=math.inf,
             miss_fraction=1.0, shed_fraction=0.0, goodput=0.0, throughput=load.capacity,
-            device_time=1 / load.capacity, mean_batch=float(max_batch), utilization=1.0, stable=False, requests=0,
+            device_time=1 / load.capacity, mean_batch=float(max_batch), utilization=1.0, requests=0,
         )  # fmt: skip
     times = service.table(max_batch)
     arriving = [_poisson(rate * time) for time in times]
@@ -63,7 +63,6 @@ def greedy(rate: float, service: ServiceTime, max_batch: int, slo_target: float)
         device_time=services / served,
         mean_batch=served / batches,
         utilization=services / (services + states[0] / rate),
-        stable=True,
         requests=0,
     )
 

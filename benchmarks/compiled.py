@@ -33,7 +33,7 @@ MODULES = (
     "batching.model_state",
     "batching.queues",
     "batching.requests",
-    "forecasting.mixed",
+    "forecasting.replay",
     "forecasting.recursion",
     "learning.smoothing",
     "simulation.simulator",

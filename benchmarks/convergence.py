@@ -20,7 +20,7 @@ import msgspec
 from evidence import Machine, commit, machine, today
 from msgspec import Struct
 
-from carpool.forecasting.queueing import forecast
+from carpool.forecasting.queueing import Load, forecast
 from carpool.learning import arrivals
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
@@ -111,10 +111,10 @@ def capacity(executors: int) -> float:
     best = 0.0
     for step in range(25, 51):
         rate = full * step / 50
-        times = [time / rate for time in unit]
+        load = Load([time / rate for time in unit])
         for number in flights(executors):
             point = Parameters(max_batch=64, max_wait=Duration(0.0), max_in_flight=number)
-            if forecast(times, service, point, SLO).miss_fraction <= 0.01:
+            if forecast(load, service, point, SLO).miss_fraction <= 0.01:
                 best = rate
     return best
 
@@ -123,8 +123,7 @@ def oracle(executors: int, rate: float, factor: float = 1.0) -> Parameters:
     """Return the best grid point under the tuner's objective, for a steady load and the true device."""
     service = true_service(executors, factor)
     unit = arrivals.first(arrivals.Poisson(1.0), 20_000, Random(8))
-    now = [time / rate for time in unit]
-    ahead = [time / (rate * 1.25) for time in unit]
+    now, ahead = (Load([time / (rate * more) for time in unit]) for more in (1.0, 1.25))
 
     def rank(point: Parameters) -> tuple[float, ...]:
         present = forecast(now, service, point, SLO)

@@ -11,7 +11,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Limits, Parameters
 
 LIMITS = Limits(1, 64, 0.0, 0.025, 1, 8)
-# One executor, and known to be: eight batches were seen in flight.
+# One batch at a time, and known to be: eight batches were seen in flight.
 CURVE = replace(ServiceTime.measured({rows: 0.005 + 0.0005 * rows for rows in range(1, 65)}), largest_in_flight=8)
 
 

@@ -108,7 +108,7 @@ def test_what_nobody_asks_for_is_deleted_in_time(played, plays):
 def test_all_code_that_decides_a_row_counts_and_the_tuner_does_not():
     core = {path.stem for path in kept.reached(*kept.MODULES) if path.parents[1].name == "carpool"}
     assert {"batcher", "model_state", "simulator", "latency_model", "requests"} <= core
-    assert not {"tuner", "search", "assessment", "load", "exploration"} & core
+    assert not {"tuner", "objective", "forecaster", "load", "exploration"} & core
     # And nothing else of the project is imported by it, by whatever way.
     root = kept.HERE.parent
     code = f"import sys\nfor name in {kept.MODULES!r}: __import__(name)\n"

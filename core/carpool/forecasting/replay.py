@@ -184,9 +184,14 @@ class _Player:
         queues = self.queues
         if len(queues) == 1:
             return queues[0]
-        cap = self.rules.cap
-        due = [queue for queue in queues if queue.leaves <= leave]
-        return min(due, key=lambda queue: queue.requests[0].arrival - queue.kind.times[min(queue.rows, cap)])
+        cap, passing = self.rules.cap, self.passing
+
+        def start(queue: _Queue) -> float:
+            """Return when its oldest request has to start, but for a target that is the same for all."""
+            oldest = queue.requests[0]
+            return oldest.arrival - queue.kind.times[oldest.rows if passing else min(queue.rows, cap)]
+
+        return min((queue for queue in queues if queue.leaves <= leave), key=start)
 
     def dispatch(self, leave: float) -> None:
         """Send the next batch; requests that would be late in it are dropped."""

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from carpool.forecasting.forecaster import Forecaster
 from carpool.learning.latency_model import ServiceTime
-from carpool.policy.durations import Duration
+from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
 from carpool.tuning.candidates import SIZES, largest_reliable
 
@@ -36,6 +36,9 @@ GAIN = 0.05
 
 COLD_GAIN = 0.15
 """The same where the first batch of each size is slow, since kernels are chosen or compiled for it."""
+
+SPENDS = 0.05
+"""Share of what can be spent that one exploration may cost: 0.15 s of requests, where none was late for 5 minutes."""
 
 LEAST_CREDIT = 3.0
 """Requests that may be late in an exploration that was forecast to make none late."""
@@ -92,13 +95,13 @@ class Exploration:
         """Whether the setting in force is explored, so that what seems better has to wait."""
         return self._trial is not None
 
-    def begin(self, parameters: Parameters, service: ServiceTime, now: float) -> None:
-        """Note that ``parameters`` are put in force to be explored."""
+    def begin(self, parameters: Parameters, before: Parameters, service: ServiceTime, now: float) -> None:
+        """Note that ``parameters`` are put in force to be explored, in place of those ``before``."""
         key = parameters.max_batch, parameters.max_in_flight
         _, pause = self._pauses.get(key, (0.0, LASTS / 2))
         self._pauses[key] = (inf, 2 * pause)
-        more = parameters.max_in_flight > max(service.executors, service.largest_in_flight)
-        credit = max(self.spare, LEAST_CREDIT)
+        more = parameters.max_in_flight > max(before.max_in_flight, service.executors, service.largest_in_flight)
+        credit = max(SPENDS * self.spare, LEAST_CREDIT)
         beyond = below(service, parameters.max_batch)
         self._trial = _Trial(parameters, beyond, now + LASTS, credit, more, telling(service))
         self.candidate = None
@@ -184,7 +187,7 @@ class Exploration:
         if not best.holds_now:
             return outlook.lost_ahead <= best.outlook.lost_ahead + LOSES
         risk, exposed = outlook.risk, EXPOSED * situation.process.rate
-        return risk <= situation.budget or risk * exposed <= self.spare
+        return risk <= situation.budget or risk * exposed <= SPENDS * self.spare
 
 
 def is_worth_exploring(promised: Assessment, best: Assessment, gain: float) -> bool:
@@ -214,7 +217,9 @@ def _candidates(best: Assessment, hopeful: ServiceTime) -> Iterator[Parameters]:
     service, limits = situation.service, situation.limits
     waits = {known.max_wait}
     if best.holds_now:
-        waits.add(Duration(limits.max_wait))
+        waits |= {
+            Duration(whole_microseconds(max(share * limits.max_wait, limits.min_wait))) for share in (0.25, 0.5, 1)
+        }
     if not best.holds_ahead:
         waits.add(Duration(limits.min_wait))
     flights = known.max_in_flight

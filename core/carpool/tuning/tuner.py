@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from carpool.batching.counters import COLD
 from carpool.exchange.decision import Decision, Reason
-from carpool.learning.batchable_share import explained
 from carpool.policy.spec import Objective, PassThroughMode, ShedAt
+from carpool.tuning import messages
 from carpool.tuning.belief import Belief
 from carpool.tuning.exploration import Exploration
 from carpool.tuning.guards import Guards, late_of
@@ -111,7 +111,9 @@ class Tuner:
             explores=self._exploration.is_under_way,
         )
         decision = replace(decision, share=self._belief.sharing.share, state=state)
-        return self._explained(decision)
+        return messages.explained(
+            decision, self._guards.check.alarm, holds=self._plan.holds(self._requirements.limits.max_wait)
+        )
 
     def _step(self, observation: Observation) -> Decision:
         history, belief, stats = self._history, self._belief, observation.stats
@@ -221,7 +223,7 @@ class Tuner:
         chosen = move(scene, alarmed=alarmed, expelled=expelled)
         service = self._belief.service
         if chosen.explores and chosen.step is not None and service is not None:
-            self._exploration.begin(chosen.step.parameters, service, self._history.now)
+            self._exploration.begin(chosen.step.parameters, self.parameters, service, self._history.now)
         if chosen.step is None:
             return self._keep(chosen.reason, chosen.message, chosen.target, chosen.capped_by)
         return self._change(chosen, chosen.step)
@@ -282,15 +284,3 @@ class Tuner:
         """Whether more waits than can be served in time: all that comes behind it would be late."""
         capacity = self._belief.capacity(self.parameters)
         return capacity is not None and self._queued_rows > capacity * self._requirements.target
-
-    def _explained(self, decision: Decision) -> Decision:
-        """Say what keeps requests from being batched, and whether the forecast is wrong."""
-        alarm = self._guards.check.alarm
-        decision = replace(decision, alarm=alarm.message if alarm is not None else "")
-        if alarm is not None and decision.reason in {Reason.CONVERGED, Reason.FORECAST_OFF, Reason.HELD}:
-            return replace(decision, reason=Reason.FORECAST_OFF, message=f"{decision.message}; {alarm.message}")
-        plain = decision.reason in {Reason.CONVERGED, Reason.PASSES_THROUGH, Reason.SAVES_DEVICE_TIME}
-        if plain and not self._plan.holds(self._requirements.limits.max_wait):
-            message = f"{decision.message}; {explained(decision.share)}"
-            return replace(decision, reason=Reason.NO_COMPANY, message=message)
-        return decision

@@ -5,17 +5,17 @@ from random import Random
 
 import pytest
 
-from carpool.forecasting.refinement import Settling
+from carpool.forecasting.refinement import BELIEVED, ENOUGH, MOST, WITHIN, Refinement
 
 P99 = -math.log(0.01)
 """Of exponential latencies with mean 1."""
 
 
-def settled(*runs):
-    settling = Settling()
-    for run in runs:
-        settling.add(run)
-    return settling
+def refined(*samples):
+    played = Refinement()
+    for sample in samples:
+        played.add(sample, 0.0, len(sample))
+    return played
 
 
 def independent(count, seed):
@@ -23,66 +23,87 @@ def independent(count, seed):
     return [rng.expovariate(1.0) for _ in range(count)]
 
 
-def crowds(count, seed, size=100):
-    """As many, of which each ``size`` fare alike: who waits behind one another."""
+def in_bursts(count, seed, size=100):
+    """As many, of which each ``size`` take as long: they wait behind one another."""
     rng = Random(seed)
     return [latency for _ in range(count // size) for latency in [rng.expovariate(1.0)] * size]
 
 
 def test_the_quantile_is_that_of_all_that_was_added():
-    runs = [independent(1000, seed) for seed in range(40)]
-    exact = sorted(latency for run in runs for latency in run)[39_600]
-    assert settled(*runs).value == pytest.approx(exact, rel=0.005)
+    samples = [independent(1000, seed) for seed in range(40)]
+    exact = sorted(latency for sample in samples for latency in sample)
+    for q in (0.5, 0.99):
+        assert refined(*samples).quantile(q) == pytest.approx(exact[round(40_000 * q)], rel=0.005)
 
 
-@pytest.mark.parametrize(("draw", "count"), [(independent, 4000), (crowds, 64_000)])
+@pytest.mark.parametrize(("draw", "count"), [(independent, 4000), (in_bursts, 8000)])
 def test_the_interval_holds_the_truth_about_as_often_as_it_says(draw, count):
-    inside = sum(
-        abs(found.value / P99 - 1) <= found.doubt for found in (settled(draw(count, seed)) for seed in range(100))
-    )
-    assert 85 <= inside <= 99
+    inside = 0
+    for seed in range(60):
+        found = refined(*(draw(count, 100 * seed + number) for number in range(16)))
+        inside += abs(found.quantile(0.99) / P99 - 1) <= found.doubt
+    assert inside >= 48
 
 
-def test_a_narrow_interval_of_few_runs_is_not_believed():
-    found = Settling()
-    for _ in range(3):
-        found.add([0.045] * 4000)
-        assert not found.is_known(0.02), "by chance it may look so"
-    found.add([0.045] * 4000)
-    assert found.is_known(0.02)
-    found.add([0.045] * 3900 + [0.4] * 100)
-    assert not found.is_known(0.02), "one in 200 of the others' is far off: the p99 may be either"
+def test_bursts_leave_more_open():
+    smooth = refined(*(independent(4000, seed) for seed in range(16)))
+    bursty = refined(*(in_bursts(4000, seed) for seed in range(16)))
+    assert bursty.doubt > 3 * smooth.doubt
 
 
-def test_who_fares_alike_tells_less():
-    alike, shuffled = crowds(40_000, 1), crowds(40_000, 1)
-    Random(2).shuffle(shuffled)
-    assert settled(alike).value == settled(shuffled).value
-    assert settled(alike).doubt > 3 * settled(shuffled).doubt
+def test_more_samples_leave_less_open():
+    few = refined(*(independent(4000, seed) for seed in range(4)))
+    many = refined(*(independent(4000, seed) for seed in range(64)))
+    assert many.doubt < few.doubt / 2
 
 
-def test_more_requests_leave_less_doubt():
-    few = settled(*(independent(4000, seed) for seed in range(2)))
-    many = settled(*(independent(4000, seed) for seed in range(50)))
-    assert many.doubt < few.doubt / 3
-    assert few.doubt < 0.1
+def test_where_samples_agree_few_are_enough():
+    played = Refinement()
+    for number in range(ENOUGH):
+        assert not played.is_done, "by chance it may look so"
+        played.add([0.045] * 4000, 0.0, 4000)
+        assert played.samples == number + 1
+    assert played.is_done
+    assert played.quantile(0.99) == pytest.approx(0.045, rel=0.0025)
 
 
-def test_a_gap_in_what_comes_is_a_doubt():
-    # One in a hundred takes ten times as long: the p99 is one or the other.
-    rng = Random(1)
-    found = settled([10.0 if rng.random() < 0.01 else 1.0 for _ in range(4000)])
-    assert found.doubt > 1
+def test_a_tail_that_differs_is_played_on_until_it_is_sure_or_there_is_an_end():
+    played = Refinement()
+    seed = 0
+    while not played.is_done:
+        played.add(in_bursts(8000, seed, size=20), 0.0, 8000)
+        seed += 1
+    assert ENOUGH < played.samples < MOST
+    assert played.doubt <= WITHIN
+    endless = Refinement()
+    while not endless.is_done:
+        seed += 1
+        endless.add([Random(seed).expovariate(1.0)] * 100, 0.0, 100)
+    assert endless.samples == MOST
 
 
-def test_what_is_always_the_same_leaves_none():
-    found = settled([0.045] * 4000)
-    assert (found.value, found.doubt) == (pytest.approx(0.045, rel=0.0025), 0.0)
+def test_misses_and_requests_are_kept_by_sample():
+    played = Refinement()
+    played.add([0.01] * 90, 0.1, 100)
+    played.add([0.01] * 70, 0.3, 100)
+    assert played.misses == [0.1, 0.3]
+    assert played.requests == 200
 
 
-def test_nothing_tells_nothing():
-    found = settled([])
-    assert (found.value, found.doubt) == (math.inf, math.inf)
-    found.add([0.01])
-    assert found.value == pytest.approx(0.01, rel=0.0025)
-    assert found.doubt == math.inf
+def test_answers_are_compared_only_once_enough_was_played():
+    played = Refinement()
+    for number in range(BELIEVED):
+        assert played.expected is None, number
+        played.add([0.01] * 98 + [0.05] * 2, 0.0, 100)
+    assert played.expected is not None
+    assert played.expected.p50 == pytest.approx(0.01, rel=0.0025)
+    assert played.expected.p99 == pytest.approx(0.05, rel=0.0025)
+
+
+def test_where_no_request_is_answered_there_is_nothing_to_expect_and_an_end():
+    played = Refinement()
+    for _ in range(ENOUGH):
+        played.add([], 1.0, 100)
+    assert played.quantile(0.99) == math.inf
+    assert played.expected is None
+    assert played.is_done

@@ -10,34 +10,51 @@ from carpool.forecasting import sampling
 from carpool.learning.arrivals import Gamma, Poisson
 
 
-@pytest.mark.parametrize("lot", [0, 1, 2])
+@pytest.mark.parametrize("sample", [0, 1, 2])
 @pytest.mark.parametrize("process", [Poisson(700.0), Gamma(700.0, 2.0)], ids=["poisson", "gamma"])
-def test_arrivals_come_at_the_very_rate_that_was_asked_for(process, lot):
+def test_arrivals_come_at_the_very_rate_that_was_asked_for(process, sample):
     for factor in (1.0, 1.25):
-        times = sampling.times(process, 4000, factor, lot)
+        times = sampling.times(process, 4000, factor, sample)
         assert all(one <= other for one, other in pairwise(times))
         assert len(times) / times[-1] == pytest.approx(factor * process.rate, rel=0.002)
 
 
-def test_lots_differ_and_the_same_lot_does_not():
-    assert sampling.times(Gamma(700.0, 2.0), 4000, lot=1) == sampling.times(Gamma(700.0, 2.0), 4000, lot=1)
-    assert sampling.times(Gamma(700.0, 2.0), 4000, lot=1) != sampling.times(Gamma(700.0, 2.0), 4000, lot=2)
+def test_samples_differ_and_the_same_sample_does_not():
+    assert sampling.times(Gamma(700.0, 2.0), 4000, sample=1) == sampling.times(Gamma(700.0, 2.0), 4000, sample=1)
+    assert sampling.times(Gamma(700.0, 2.0), 4000, sample=1) != sampling.times(Gamma(700.0, 2.0), 4000, sample=2)
     assert sampling.draws(0.3, 1) != sampling.draws(0.3, 2)
-    assert sampling.draws(0.001) is None
+
+
+def test_noise_has_mean_one_and_the_spread_that_was_asked_for():
+    drawn = [each for sample in range(20) for each in sampling.draws(0.3, sample)]
+    assert mean(drawn) == pytest.approx(1.0, abs=0.01)
+    assert stdev(drawn) == pytest.approx(0.3, rel=0.03)
+    assert sampling.draws(0.001) == (1.0,)
 
 
 @pytest.mark.parametrize("process", [Poisson(700.0), Gamma(700.0, 2.0)], ids=["poisson", "gamma"])
-def test_lots_as_they_come_are_now_more_and_now_fewer(process):
-    lots = [sampling.drawn(process, 4000, lot) for lot in range(1, 41)]
-    assert {len(lot) for lot in lots} == {4000}
-    assert all(one <= other for lot in lots for one, other in pairwise(lot))
+def test_samples_as_they_come_are_now_more_and_now_fewer(process):
+    samples = [sampling.drawn(process, 4000, sample) for sample in range(1, 41)]
+    assert {len(sample) for sample in samples} == {4000}
+    assert all(one <= other for sample in samples for one, other in pairwise(sample))
     # Counts of a time in which 4,000 are expected spread by sqrt(4,000 * dispersion), and as much does that time.
-    lasted = [lot[-1] * process.rate / 4000 for lot in lots]
+    lasted = [sample[-1] * process.rate / 4000 for sample in samples]
     chance = sqrt(process.dispersion / 4000)
     assert mean(lasted) == pytest.approx(1.0, abs=4 * chance / sqrt(40))
     assert stdev(lasted) == pytest.approx(chance, rel=0.35)
 
 
-def test_lots_as_they_come_differ_and_the_same_lot_does_not():
+def test_samples_as_they_come_differ_and_the_same_sample_does_not():
     assert sampling.drawn(Gamma(700.0, 2.0), 400, 1) == sampling.drawn(Gamma(700.0, 2.0), 400, 1)
     assert sampling.drawn(Gamma(700.0, 2.0), 400, 1) != sampling.drawn(Gamma(700.0, 2.0), 400, 2)
+
+
+def test_rows_are_drawn_in_the_shares_of_their_powers_of_two():
+    # Half of the requests have one row, a quarter two, none three or four, a quarter five to eight.
+    drawn = sampling.rows((0.5, 0.25, 0.0, 0.25), 4000, 0)
+    assert len(drawn) == 4000
+    for low, high, share in ((1, 1, 0.5), (2, 2, 0.25), (3, 4, 0.0), (5, 8, 0.25)):
+        assert sum(low <= each <= high for each in drawn) / 4000 == pytest.approx(share, abs=0.03)
+    assert {5, 6, 7, 8} < set(drawn)
+    assert drawn == sampling.rows((0.5, 0.25, 0.0, 0.25), 4000, 0)
+    assert drawn != sampling.rows((0.5, 0.25, 0.0, 0.25), 4000, 1)

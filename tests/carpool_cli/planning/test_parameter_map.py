@@ -5,11 +5,11 @@ import io
 import pytest
 from rich.console import Console
 
+from carpool.forecasting.forecaster import Situation
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Limits, Parameters
-from carpool.tuning.assessment import Situation
-from carpool.tuning.candidate_range import SIZES
+from carpool.tuning.candidates import SIZES
 from carpool_cli.planning import parameter_map
 from carpool_cli.planning.replaying import load
 
@@ -26,7 +26,7 @@ def drawn(target=0.05, sizes=(1, 2, 4), waits=(0.0, 0.025), flights=1, factor=1.
         budget=0.005,
         limits=LIMITS,
     )
-    return parameter_map.plane(played.assessor(situation), flights, sizes, waits, "p99")
+    return parameter_map.plane(played.forecaster(situation), flights, sizes, waits, "p99")
 
 
 def test_a_plane_of_worked_numbers():
@@ -70,7 +70,7 @@ def test_every_point_is_counted():
     situation = Situation(
         process=EVERY_10_MS.process, service=ServiceTime.measured({1: 0.005}), target=0.05, budget=0.005, limits=LIMITS
     )
-    parameter_map.plane(EVERY_10_MS.assessor(situation), 1, (1, 2), (0.0, 0.01, 0.02), "p99", lambda: seen.append(1))
+    parameter_map.plane(EVERY_10_MS.forecaster(situation), 1, (1, 2), (0.0, 0.01, 0.02), "p99", lambda: seen.append(1))
     assert len(seen) == 6
 
 

@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.learning.arrivals import Poisson
 from carpool.learning.latency_model import ServiceTime
-from carpool.policy.spec import for_p99
+from carpool.policy.spec import Objective, for_p99
 from carpool.simulation.simulator import Simulation
-from carpool.tuning.assessment import Assessor, Situation
 from carpool_cli.planning import assumptions
-from carpool_cli.planning.recommending import best_of, highest_load, recommend
+from carpool_cli.planning.recommending import best_for, highest_load, recommend
 from carpool_cli.profiling.device_profile import DeviceProfile
 
 REFERENCE = DeviceProfile(name="r", source="synthetic", rows=(1, 256), seconds=(0.0055, 0.133))
@@ -61,7 +61,8 @@ def test_where_batching_loses_rows_go_alone():
 
 
 def test_the_search_is_not_caught_among_large_batches_that_hold_nothing():
-    assert best_of(Assessor(situation(SUPERLINEAR, 100))).holds_now
+    policy = for_p99(0.05, Objective.EFFICIENCY)
+    assert best_for(policy, Forecaster(situation(SUPERLINEAR, 100))).holds_now
 
 
 def test_a_device_too_slow_for_a_single_request_says_so():

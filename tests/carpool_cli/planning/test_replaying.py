@@ -4,13 +4,13 @@ import click
 import pytest
 from msgspec.structs import replace
 
-from carpool.forecasting.queueing import forecast
+from carpool.forecasting.forecaster import HEADROOM, Forecaster, Situation
+from carpool.forecasting.queueing import Load, forecast
 from carpool.learning.arrivals import Gamma, Poisson
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import for_p99
-from carpool.tuning.assessment import Assessor, Situation
 from carpool_cli.planning.replaying import How, Replay, load
 
 EVEN = [(50.0 + 0.01 * i, 1) for i in range(1001)]
@@ -85,41 +85,41 @@ def test_too_many_to_play_names_the_options():
 def test_a_replay_forecasts_the_very_arrivals():
     found = load(EVEN)
     service = situation().service
-    assessor = found.assessor(situation(found.process))
-    assert isinstance(assessor, Replay)
+    forecaster = found.forecaster(situation(found.process))
+    assert isinstance(forecaster, Replay)
     # Alone every request finds the device idle: 5 ms. Two together: the first waits 10 ms, and 6 ms are shared.
-    alone = assessor.forecast(Parameters(max_batch=1))
+    alone = forecaster.forecast(Parameters(max_batch=1))
     assert (alone.p99, alone.device_time) == (pytest.approx(0.005), pytest.approx(0.005))
     pair = Parameters(max_batch=2, max_wait=Duration(0.02))
-    assert assessor.forecast(pair).p99 == pytest.approx(0.016)
-    assert assessor.forecast(pair).device_time == pytest.approx(0.003, rel=0.01)
-    assert assessor.forecast(pair) == forecast(found.times, service, pair, 0.05)
-    assert assessor.forecast(pair, ahead=True).p99 == pytest.approx(0.014)  # 8 ms between them
-    assert assessor.glance(pair).device_time == assessor.forecast(pair).device_time
-    assert assessor.glance(pair, ahead=True).miss_fraction == 0
+    assert forecaster.forecast(pair).p99 == pytest.approx(0.016)
+    assert forecaster.forecast(pair).device_time == pytest.approx(0.003, rel=0.01)
+    assert forecaster.forecast(pair) == forecast(Load(found.times), service, pair, 0.05)
+    assert forecaster.forecast(pair, HEADROOM).p99 == pytest.approx(0.014)  # 8 ms between them
+    assert forecaster.glance(pair).device_time == forecaster.forecast(pair).device_time
+    assert forecaster.glance(pair, HEADROOM).miss_fraction == 0
 
 
 def test_a_replay_at_another_rate_puts_arrivals_closer():
     found = load(EVEN)
     pair = Parameters(max_batch=2, max_wait=Duration(0.02))
-    twice = found.assessor(situation(replace(found.process, rate=2 * found.process.rate)))
+    twice = found.forecaster(situation(replace(found.process, rate=2 * found.process.rate)))
     assert twice.forecast(pair).p99 == pytest.approx(0.011)
 
 
 def test_a_replay_counts_rows_other_percentiles_and_doubt():
     recorded = [(time, 2) for time, _ in EVEN]
     found = load(recorded)
-    assessor = found.assessor(situation(found.process, rows=2))
+    forecaster = found.forecaster(situation(found.process, rows=2))
     two = Parameters(max_batch=2)
-    assert assessor.glance(two).p99 == assessor.forecast(two).p99 == pytest.approx(0.006)
-    median = load(EVEN).assessor(situation(found.process, quantiles=((0.5, 0.02),)))
+    assert forecaster.glance(two).p99 == forecaster.forecast(two).p99 == pytest.approx(0.006)
+    median = load(EVEN).forecaster(situation(found.process, quantiles=((0.5, 0.02),)))
     assert median.glance(two).p50 == pytest.approx(0.005)
     # What was never measured is pessimistically no cheaper a row than what was.
     four = Parameters(max_batch=4, max_wait=Duration(0.04))
-    calm = load(EVEN).assessor(situation(found.process))
-    assert calm.risk(four) >= calm.assess(four).outlook.glance.miss_fraction
+    calm = load(EVEN).forecaster(situation(found.process))
+    assert calm.assess(four).outlook.risk >= calm.assess(four).outlook.glance.miss_fraction
 
 
 def test_what_is_fitted_is_forecast_as_the_tuner_would():
     found = load(EVEN, How.FITTED)
-    assert type(found.assessor(situation(found.process))) is Assessor
+    assert type(found.forecaster(situation(found.process))) is Forecaster

@@ -8,14 +8,24 @@ import pytest
 from msgspec.structs import replace
 
 from carpool.exchange.report import Lane, Stalls
+from carpool.forecasting.forecaster import Situation
 from carpool.learning.arrivals import Poisson, first
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import SLO, Admission, BatchingPolicy, DurationRange, Latency, Objective, ShedAt, for_p99
+from carpool.policy.spec import (
+    SLO,
+    Admission,
+    BatchingPolicy,
+    DurationRange,
+    Latency,
+    Objective,
+    PassThroughMode,
+    ShedAt,
+    for_p99,
+)
 from carpool.simulation.simulator import Device, Simulation, linear
-from carpool.tuning.assessment import Situation
-from carpool.tuning.search import choose
+from carpool.tuning.objective import Aim, choose
 from carpool_cli.live.running import Running, learned
 from carpool_cli.planning.recommending import recommend
 from carpool_cli.planning.replaying import How, load
@@ -79,7 +89,10 @@ def test_what_is_recommended_is_what_the_tuners_search_finds_over_these_arrivals
     situation = situation_of(found, played)
     answer = found_of(found)
     start = situation.limits.clamp(Parameters(max_in_flight=1))
-    assert answer.recommendation.parameters == choose(played.assessor(situation), start).best.parameters
+    assert (
+        answer.recommendation.parameters
+        == choose(played.forecaster(situation), Aim(), start, PassThroughMode.NEVER).target.parameters
+    )
     # It is the cheapest of all that hold, now and at 1.25 times the load, as far as the tuner would go at once.
     (drawn,) = answer.planes
     points = [each for line in drawn.points for each in line if each.max_batch <= 2 * 24]

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pytest
+
+from carpool.batching.counters import DURATION_BOUNDS, ModelStats
+from carpool.exchange.decision import Observation
+from carpool.forecasting.refinement import Expected
+from carpool.tuning.guards import BROKEN, FORGIVEN_AFTER, TIGHTER, TIGHTEST, Guards, SafetyMargin, late_of
+
+GOOD = ModelStats(arrivals=200, hits=200)
+BAD = ModelStats(arrivals=200, hits=150, misses={"late": 50})
+
+
+# -- the margin
+
+
+def test_each_step_of_the_margin_is_a_tenth_down_to_half():
+    margin = SafetyMargin()
+    seen = []
+    while not margin.is_most:
+        margin.more(0.0)
+        seen.append(margin.factor)
+    assert seen[:2] == [TIGHTER, pytest.approx(TIGHTER**2)]
+    assert seen[-1] == TIGHTEST
+
+
+def test_after_five_calm_minutes_a_step_is_taken_back():
+    margin = SafetyMargin()
+    margin.more(100.0)
+    assert not margin.is_over(100.0 + FORGIVEN_AFTER - 1)
+    assert margin.is_over(100.0 + FORGIVEN_AFTER)
+    margin.less(400.0)
+    assert margin.factor == 1.0
+    assert not margin.is_over(1e9), "there is none left"
+
+
+def test_a_step_taken_back_too_soon_doubles_the_time():
+    margin = SafetyMargin()
+    margin.more(0.0)
+    margin.less(FORGIVEN_AFTER)
+    margin.more(FORGIVEN_AFTER + 10)
+    assert not margin.is_over(2 * FORGIVEN_AFTER + 20)
+    assert margin.is_over(3 * FORGIVEN_AFTER + 10)
+    margin.reset()
+    margin.more(0.0)
+    assert margin.factor == TIGHTER
+    assert margin.is_over(FORGIVEN_AFTER)
+
+
+# -- misses
+
+
+def test_failures_and_cancellations_are_not_late():
+    misses = {"late": 1, "expired": 2, "queue-full": 4, "predicted-late": 8, "failed": 16, "cancelled": 32}
+    assert late_of(ModelStats(misses=misses)) == 1 + 2 + 4 + 8
+
+
+def test_clear_misses_are_noticed_and_remembered_for_ten_seconds():
+    guards = Guards(0.99)
+    assert not any(guards.observe_misses(now / 2, GOOD, 8) for now in range(20))
+    assert not guards.was_broken(10.0)
+    missed = next(now / 2 for now in range(20, 60) if guards.observe_misses(now / 2, BAD, 8))
+    assert missed < 15.0
+    assert guards.was_broken(missed + BROKEN - 0.5)
+    assert not guards.was_broken(missed + BROKEN)
+
+
+def test_as_many_misses_as_the_slo_allows_are_none():
+    guards = Guards(0.99)
+    allowed = ModelStats(arrivals=200, hits=198, misses={"late": 2})
+    assert not any(guards.observe_misses(now / 2, allowed, 8) for now in range(200))
+
+
+# -- the forecast
+
+
+def checked(guards, start, count, durations, **more):
+    changes = []
+    for index in range(count):
+        stats = ModelStats(arrivals=200, hits=200, durations=durations)
+        observation = Observation(now=start + (index + 1) / 2, seconds=0.5, stats=stats)
+        options = {"model_moved": False, "disturbed": False} | more
+        changes.append(guards.check_forecast(observation, expected=lambda: Expected(0.01, 0.02), **options))
+    return changes
+
+
+def slow():
+    """Half a second of 200 answers that took many times as long."""
+    durations = [0] * (len(DURATION_BOUNDS) + 1)
+    durations[-2] = 200
+    return durations
+
+
+def test_answers_slower_than_forecast_are_an_alarm_until_the_model_moves():
+    guards = Guards(0.99)
+    assert not guards.is_forecast_low
+    assert sum(checked(guards, 0.0, 30, slow())) == 1
+    assert guards.is_forecast_low
+    checked(guards, 15.0, 1, slow(), model_moved=True)
+    assert not guards.is_forecast_low
+
+
+def test_while_what_is_in_force_changes_nothing_is_compared():
+    guards = Guards(0.99)
+    assert not any(checked(guards, 0.0, 60, slow(), disturbed=True))
+    assert guards.check.alarm is None
+
+
+def test_another_slo_ends_an_alarm():
+    guards = Guards(0.99)
+    checked(guards, 0.0, 30, slow())
+    guards.follow(0.95, 15.0)
+    assert not guards.is_forecast_low
