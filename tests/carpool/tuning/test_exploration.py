@@ -26,7 +26,18 @@ from carpool.policy.spec import (
 )
 from carpool.simulation.simulator import Device
 from carpool.simulation.twin import flips, tuned
-from carpool.tuning.exploration import LASTS, RISE, SAVED, TELLING, Exploration, below, optimistic
+from carpool.tuning.exploration import (
+    LASTS,
+    LEAST_CREDIT,
+    RISE,
+    SAVED,
+    SPENDS,
+    TELLING,
+    Exploration,
+    below,
+    optimistic,
+    telling,
+)
 from carpool.tuning.objective import Aim, choose
 
 TILES = (0.0063, 0.0063, 0.0072, 0.0091, 0.0111, 0.0134, 0.0157, 0.018, 0.0232)
@@ -73,8 +84,8 @@ def begun(size=18, flights=1, now=0.0, service=KNOWN):
     return exploration
 
 
-def observe(exploration, now, stats, service=KNOWN):
-    return exploration.observe(now, stats, service)
+def observe(exploration, now, stats, service=KNOWN, late=0.0):
+    return exploration.observe(now, stats, late, service)
 
 
 def pause(exploration, size, flights=1):
@@ -170,7 +181,7 @@ def test_of_several_lengths_each_may_be_as_quick_in_larger_batches():
 
 def test_a_setting_that_may_miss_the_slo_is_explored_only_from_what_was_not_missed():
     assert candidate(420, moving=False) is None
-    found = candidate(420, moving=False, spare=420)
+    found = candidate(420, moving=False, spare=420 / SPENDS)
     assert found is not None
     assert found.max_batch > 9
 
@@ -269,6 +280,27 @@ def test_one_that_nothing_filled_waits_longer_each_time():
         pauses.append(pause(exploration, 18) - now)
         now = pause(exploration, 18)
     assert pauses == [LASTS, 2 * LASTS, 4 * LASTS]
+
+
+def test_one_that_costs_more_than_can_be_paid_for_ends():
+    exploration = begun(18)
+    assert not observe(exploration, 0.5, seen(9, 50), late=LEAST_CREDIT - 1)
+    assert observe(exploration, 1.0, seen(9, 50), late=1.0)
+    assert pause(exploration, 18) == 1.0 + LASTS
+    rich = Exploration()
+    rich.spare = 10 * LEAST_CREDIT / SPENDS
+    rich.begin(point(18), point(8), KNOWN, 0.0)
+    assert not observe(rich, 0.5, seen(9, 50), late=10 * LEAST_CREDIT - 1)
+    assert observe(rich, 1.0, seen(9, 50), late=1.0)
+
+
+def test_of_a_noisy_model_more_batches_have_to_be_seen():
+    assert telling(KNOWN) == TELLING
+    assert telling(replace(KNOWN, noise=0.3)) == pytest.approx(28.0)
+    noisy = replace(KNOWN, noise=0.3)
+    exploration = begun(18, service=noisy)
+    assert not observe(exploration, 0.5, seen(12, 27), noisy)
+    assert observe(exploration, 1.0, seen(12, 1), noisy)
 
 
 def test_one_that_was_broken_off_may_be_made_again():

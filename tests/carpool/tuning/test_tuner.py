@@ -8,6 +8,7 @@ import pytest
 
 from carpool.batching.counters import ModelStats
 from carpool.exchange.decision import Observation, Reason, State
+from carpool.forecasting.forecaster import Forecaster
 from carpool.learning.arrivals import Poisson, until
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
@@ -29,9 +30,8 @@ from carpool.policy.spec import (
 )
 from carpool.simulation.simulator import Device, Noise, Simulation, linear
 from carpool.simulation.twin import Pilot, flips, tuned
-from carpool.tuning.assessment import Assessor
-from carpool.tuning.planner import Planner
-from carpool.tuning.steps import ENTER_PASS_THROUGH
+from carpool.tuning.objective import ENTER_PASS_THROUGH
+from carpool.tuning.plan import Plan
 from carpool.tuning.tuner import INTERVAL, Tuner
 
 GPU = Device(times=linear(0.005, 0.0005))
@@ -222,20 +222,20 @@ def test_the_predicted_p99_is_what_comes():
     assert outcome.summary(30.0).device_time == pytest.approx(predicted.device_time, rel=0.05)
 
 
-def test_what_is_predicted_is_told_from_more_requests_while_nothing_else_is_to_do(monkeypatch):
+def test_what_is_predicted_is_refined_by_more_requests_while_nothing_else_is_to_do(monkeypatch):
     done = []
-    lot, search, step = Assessor.lot, Planner.search, Tuner.step
-    monkeypatch.setattr(Assessor, "lot", lambda *args, **more: done.append("lot") or lot(*args, **more))
-    monkeypatch.setattr(Planner, "search", lambda *args, **more: done.append("search") or search(*args, **more))
+    sample, make, step = Forecaster.sample, Plan.make, Tuner.step
+    monkeypatch.setattr(Forecaster, "sample", lambda *args, **more: done.append("sample") or sample(*args, **more))
+    monkeypatch.setattr(Plan, "make", lambda *args, **more: done.append("make") or make(*args, **more))
     monkeypatch.setattr(Tuner, "step", lambda *args: done.append("step") or step(*args))
     noisy = Device(times=linear(0.005, 0.0005), cv=0.5)
     decisions = tuned(poisson(800, 60), noisy, policy()).decisions
     course = " ".join(done)
-    assert "step lot step lot" in course
-    assert "search lot" not in course, "a search costs enough for one decision"
-    assert "lot lot" not in course
-    told = {decision.predicted.p99 for decision in decisions if decision.predicted is not None}
-    assert len(told) > done.count("search")
+    assert "step sample step sample" in course
+    assert "make sample" not in course, "a choice costs enough for one decision"
+    assert "sample sample" not in course
+    refined = {decision.predicted.p99 for decision in decisions if decision.predicted is not None}
+    assert len(refined) > done.count("make")
 
 
 def test_a_trickle_passes_through_and_says_why():
@@ -245,7 +245,7 @@ def test_a_trickle_passes_through_and_says_why():
     assert final.max_wait == 0
     reason = next(d for d in decisions if d.change and d.parameters.pass_through)
     assert reason.reason is Reason.PASSES_THROUGH
-    assert re.search(r"merging would save [0-9]\.[0-9]% of the device time", reason.message)
+    assert re.search(r"batching would save [0-9]\.[0-9]% of the device time", reason.message)
 
 
 @pytest.mark.parametrize("seed", [4, 7])
@@ -367,7 +367,7 @@ def test_a_backlog_left_over_is_shed_until_newcomers_can_be_served_in_time():
     device = Device(times=linear(0.005, 0.0005), executors=4)
     outcome, decisions = tuned(poisson(5900, 3), device, policy())
     assert decisions[0].reason is Reason.RESTORES_SLO
-    assert [decision.shed_slo for decision in decisions[:2]] == [True, False]
+    assert decisions[1].state is not State.SHEDDING
     # Shed by what one executor could do, two thirds of the newcomers would go too.
     assert outcome.summary(0.7, 1.0).miss_fraction < 0.1
     # What was late before the change does not speak against it.
@@ -380,12 +380,10 @@ def test_what_is_held_sheds_while_it_cannot_keep_the_slo():
     assert decisions[-1].reason is Reason.HELD
     assert {decision.parameters for decision in decisions} == {Parameters(max_batch=64)}
     assert outcome.summary(5.0).goodput > 1400
-    _, decisions = tuned(poisson(700, 10), GPU, holding)
-    assert not any(decision.shed_slo for decision in decisions)
 
 
-@pytest.mark.parametrize(("shed_at", "shed"), [(ShedAt.SLO, True), (ShedAt.DEADLINE, False)])
-def test_shedding_can_be_fixed(shed_at, shed):
+@pytest.mark.parametrize(("shed_at", "shed"), [(ShedAt.AUTOMATIC, True), (ShedAt.SLO, True), (ShedAt.DEADLINE, False)])
+def test_requests_that_would_be_late_are_refused_but_where_only_deadlines_count(shed_at, shed):
     _, decisions = tuned(poisson(300, 10), GPU, policy(admission=Admission(shed_at=shed_at)))
     assert decisions[-1].shed_slo is shed
 
@@ -422,9 +420,8 @@ def test_caution_has_a_floor_and_is_taken_back_when_it_was_not_needed():
     cared = steps(tuner, late, 120, start=2.0)[-1].predicted
     careful = tuner.parameters
     assert cared.p99 <= 0.025 < before.p99, "half the SLO"
-    # Half the SLO can be kept, it is forecast, and still so many are late: who would be is refused while it is so.
-    assert steps(tuner, late, 10, start=62.0)[-1].shed_slo
-    assert not steps(tuner, good, 22, start=67.0)[-1].shed_slo
+    assert steps(tuner, late, 10, start=62.0)[-1].state is State.SHEDDING
+    assert steps(tuner, good, 22, start=67.0)[-1].state is State.ROLLED_BACK
     steps(tuner, good, 378, start=78.0)
     assert tuner.parameters == careful  # not at once
     forgiven = steps(tuner, good, 6000, start=267.0)[-1].predicted

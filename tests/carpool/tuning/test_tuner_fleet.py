@@ -24,7 +24,7 @@ from carpool.policy.spec import (
 )
 from carpool.simulation.simulator import Device, linear
 from carpool.simulation.twin import flips, tuned
-from carpool.tuning.safety_margin import CAUTION
+from carpool.tuning.guards import TIGHTER
 from carpool.tuning.tuner import Tuner
 
 GPU = Device(times=linear(0.005, 0.0005))
@@ -144,7 +144,7 @@ def test_what_was_taken_back_is_not_tried_again_at_this_load_and_forecasts_becom
     changes = [decision for decision in decisions if decision.change]
     assert changes[0].at > 30.0
     # It goes where it is kept with a tenth to spare.
-    assert changes[-1].predicted.p99 <= 0.05 * CAUTION
+    assert changes[-1].predicted.p99 <= 0.05 * TIGHTER
 
 
 def test_it_may_be_told_twice_and_after_it_has_seen_it_itself():
@@ -153,8 +153,8 @@ def test_it_may_be_told_twice_and_after_it_has_seen_it_itself():
     bad = Parameters(max_batch=64, max_wait=Duration(0.024))
     for _ in range(3):
         tuner.rejected(bad, POLICY.baseline)
-    assert tuner._guards.failed == [bad]
-    assert tuner._guards.caution.factor == CAUTION
+    assert bad in tuner._left
+    assert tuner._guards.margin.factor == TIGHTER
 
 
 def test_what_is_held_follows_what_is_in_force():
@@ -180,7 +180,7 @@ def test_any_percentile_may_be_promised_alone(target):
     assert outcome.summary(20.0).miss_fraction <= 1 - quantile
 
 
-def test_what_a_try_may_cost_is_what_one_replica_might_have_missed_in_five_minutes():
+def test_what_exploration_may_cost_is_what_one_replica_might_have_missed_in_five_minutes():
     spared = []
     for replicas in (1, 4):
         tuner = Tuner(POLICY)
@@ -198,7 +198,7 @@ def test_what_a_try_may_cost_is_what_one_replica_might_have_missed_in_five_minut
     assert spared == pytest.approx([198.0, 300.0] * 2, rel=0.02)
 
 
-def test_a_try_that_somebody_else_ended_is_one_no_more():
+def test_an_exploration_that_somebody_else_ended_is_over():
     # Up to nine rows cost more and more; while a try lasts, leaving it is no flip. Taken back, it is over.
     tuner = Tuner(for_p99(0.12, Objective.EFFICIENCY))
     known = (0.0063, 0.0063, 0.0072, 0.0091, 0.0111, 0.0134, 0.0157, 0.018, 0.0233)
@@ -210,6 +210,6 @@ def test_a_try_that_somebody_else_ended_is_one_no_more():
         if decision.change and decision.reason is Reason.EXPLORES:
             break
     assert decision.reason is Reason.EXPLORES
-    assert tuner._exploration.is_in_force
+    assert tuner._exploration.is_under_way
     tuner.adopt(before)
-    assert not tuner._exploration.is_in_force
+    assert not tuner._exploration.is_under_way
