@@ -147,8 +147,9 @@ class PassThrough(Camel, frozen=True):
 class ShedAt(StrEnum):
     """Which time a request must be able to meet to be admitted and dispatched.
 
-    ``Automatic`` is ``SLO``: requests that would miss the SLO are refused once batch latency is known; a request that
-    could not meet it even alone never is. ``Deadline`` refuses only requests that would miss their deadline.
+    ``SLO`` refuses requests that would miss the SLO, once batch latency is known; a request that could not meet it even
+    alone never is. ``Deadline`` refuses only requests that would miss their deadline. ``Automatic`` is ``SLO`` where
+    device time is scarce (30 % utilization and more, or a backlog), else ``Deadline``.
     """
 
     AUTOMATIC = "Automatic"
