@@ -62,7 +62,7 @@ class Belief:
         """Learn from an observation; say what moved."""
         stats, seconds = observation.stats, observation.seconds / observation.replicas
         self.cold = self.cold or COLD in stats.misses
-        self._count_rows(getattr(stats, "request_rows", []))
+        self._count_rows(stats.request_rows)
         return Moved(
             load=self.load.observe(
                 observation.seconds,

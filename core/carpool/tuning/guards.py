@@ -56,7 +56,9 @@ class SafetyMargin:
 
     def reset(self) -> None:
         """Believe forecasts again: load or model changed."""
-        self.__init__()  # type: ignore[misc] # its own, of this very class
+        self.factor = 1.0
+        self._forgiven_after = FORGIVEN_AFTER
+        self._forgiven = False
 
     def more(self, now: float) -> None:
         """Plan a step more carefully."""

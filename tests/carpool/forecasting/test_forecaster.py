@@ -145,7 +145,7 @@ def test_beyond_the_capacity_as_much_is_lost_of_the_present_load_as_more_load_le
     outlook = tiled(1010.0).assess(parameters(64, 0.075)).outlook
     assert 0 < outlook.lost < outlook.lost_ahead
     drowned = Forecaster(situation(4000.0)).assess(parameters(64)).outlook
-    assert 1 - drowned.lost == pytest.approx(HEADROOM * (1 - drowned.lost_ahead))
+    assert 1 - drowned.lost == pytest.approx(HEADROOM * (1 - drowned.lost_ahead), rel=0.02)
 
 
 def test_utilization_is_of_all_that_the_device_computes_at_once():
