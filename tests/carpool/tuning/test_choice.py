@@ -20,7 +20,8 @@ def chosen_by(forecaster, current, **options):
 
 
 def best(rate, **changes):
-    return chosen_by(Forecaster(situation(rate, **changes)), parameters(8))
+    found = situation(rate, **changes)
+    return chosen_by(Forecaster(found), found.limits.clamp(parameters(8)))
 
 
 def test_at_mid_load_waiting_is_chosen_for_the_device_time_it_saves():
