@@ -59,7 +59,7 @@ def ride(requests: int) -> float:
                 if isinstance(action, Batch):
                     flying.append((landed + times[action.rows], action))
                 elif isinstance(action, Finish):
-                    counters = action.batch.lane.counters
+                    counters = action.batch.state.counters
                     for rider in action.requests:
                         counters.answered(rider.arrived, rider.due, landed, True)
     return (time.process_time() - start) / requests

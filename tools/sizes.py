@@ -17,27 +17,15 @@ if TYPE_CHECKING:
 
 CORE = Path(__file__).parents[1] / "core" / "carpool"
 
-LINES, GOAL = 10_367, 5_500
+LINES, GOAL = 10_640, 5_500
 """Of the whole core: what it may have, and what it should."""
 
 LIMITS = {"function lines": 60, "class lines": 250, "class attributes": 12}
 
 LARGER: dict[tuple[str, str], int] = {
-    ("batching/batcher.py", "Batcher: class attributes"): 20,
-    ("batching/batcher.py", "Batcher: class lines"): 718,
     ("batching/counters.py", "Counters: class attributes"): 24,
-    ("batching/model_state.py", "Lane: class attributes"): 28,
-    ("batching/queues.py", "board: function lines"): 76,
     ("batching/requests.py", "Batch: class attributes"): 17,
     ("batching/requests.py", "Request: class attributes"): 20,
-    ("forecasting/mixed.py", "_Line: class attributes"): 13,
-    ("forecasting/mixed.py", "serve: function lines"): 79,
-    ("forecasting/queueing.py", "forecast: function lines"): 81,
-    ("forecasting/recursion.py", "recursion: function lines"): 75,
-    ("forecasting/recursion.py", "refusing: function lines"): 96,
-    ("forecasting/recursion.py", "with_queue: function lines"): 107,
-    ("simulation/simulator.py", "Simulation: class attributes"): 16,
-    ("simulation/simulator.py", "run: function lines"): 126,
 }
 
 

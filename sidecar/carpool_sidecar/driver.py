@@ -139,9 +139,9 @@ class Flight:
         self._driver = driver
         self._batch = batch
         self._rides = rides
-        self._sent = batch.rides
+        self._sent = batch.slices
         """What the call was made of; the Batcher may take a request out of the batch meanwhile."""
-        self._alone = len(batch.rides) == 1
+        self._alone = len(batch.slices) == 1
         """Whether all of it is one request's, so that an error is its own."""
         self.call: Call | None = None
 
@@ -165,9 +165,9 @@ class Flight:
             fault = Fault(kind, detail=answer if self._alone else without_text(answer))
         elif not self._rides:
             first.answer = UpstreamAnswer(status, headers, body)
-            if batch.family is not None and not driver.can_be_shared(first.parsed, headers, body):
+            if batch.halves is not None and not driver.can_be_shared(first.parsed, headers, body):
                 # Alone it passes as it is, but that proves nothing of the size of the batch that failed.
-                batch.family = None
+                batch.halves = None
         else:
             codec = CODECS[first.parsed.endpoint.protocol]
             try:
@@ -311,7 +311,7 @@ class Driver:
             tokens=parsed.tokens,
             mergeable=reason is None,
             caller=exchange.peer,
-            payload=Rider(exchange, entry, self.batcher.lane(entry.lane).counters, facts, parsed, check),
+            payload=Rider(exchange, entry, self.batcher.model(entry.lane).counters, facts, parsed, check),
         )
         self.do(self.batcher.arrive(request, now))
 
@@ -340,22 +340,22 @@ class Driver:
             size=size_of(message.parts),
             mergeable=False,
             shadow=True,
-            payload=Rider(shadow, entry, self.batcher.lane(entry.lane).counters, trial.facts, parsed, None),
+            payload=Rider(shadow, entry, self.batcher.model(entry.lane).counters, trial.facts, parsed, None),
         )
         self.do(self.batcher.arrive(request, now))
 
     def cap(self, entry: Entry) -> int:
         """Return the rows that a batch of a model may have, whatever the tuner makes of it now."""
-        lane = self.batcher.lane(entry.lane)
-        return min(bound for bound in (self._largest(entry.lane), lane.max_batch, lane.ceiling) if bound is not None)
+        limits = self.batcher.model(entry.lane).limits
+        return min(bound for bound in (self._largest(entry.lane), limits.max_rows, limits.ceiling) if bound is not None)
 
     def served(self, entry: Entry) -> int:
         """Return the rows that a model has served."""
-        return self.batcher.lane(entry.lane).served_rows
+        return self.batcher.model(entry.lane).limits.served_rows
 
     def quarantine(self, entry: Entry, *, on: bool) -> None:
         """Merge nothing of a model, what waits already included; or merge it again."""
-        self.batcher.lane(entry.lane).quarantined = on
+        self.batcher.model(entry.lane).isolation.quarantined = on
 
     def sent(self, exchange: Exchange) -> None:
         """Count an answer whose last byte is with the transport."""
@@ -432,7 +432,7 @@ class Driver:
                             self._fail(request.payload, action.fault, unresolved=action.unresolved)
                         if action.unresolved and isinstance(action.fault.detail, WrongRows):
                             # Finding out whose rows made it so was too dear: this model's answers can't be merged.
-                            self.batcher.lane(action.requests[0].model).quarantined = True
+                            self.batcher.model(action.requests[0].model).isolation.quarantined = True
                     case Refusal():
                         self._refuse(action)
                     case Abort():
@@ -461,7 +461,7 @@ class Driver:
             self._models.missing(entry)
 
     def _send(self, batch: Batch) -> None:
-        first: Rider = batch.rides[0][0].payload
+        first: Rider = batch.slices[0][0].payload
         size = (batch.model, (batch.rows - 1).bit_length())
         self.batch_sizes[size] = self.batch_sizes.get(size, 0) + 1
         self.batch_rows[batch.model] = self.batch_rows.get(batch.model, 0) + batch.rows
@@ -473,7 +473,7 @@ class Driver:
                 body = first.exchange.body
                 headers = forwardable(first.exchange.headers)
             else:
-                rides = [Ride(request.payload.parsed, start, stop) for request, start, stop in batch.rides]
+                rides = [Ride(request.payload.parsed, start, stop) for request, start, stop in batch.slices]
                 message = CODECS[first.parsed.endpoint.protocol].merge(rides)
                 body = message.parts
                 headers = [*first.facts.shared, *message.headers]

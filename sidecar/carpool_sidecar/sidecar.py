@@ -290,11 +290,11 @@ class Sidecar:
         self.driver.forget(model)
 
     def _cap(self) -> None:
-        for lane in self.batcher.lanes():
-            lane.max_batch = self.models.cap(lane.name)
+        for state in self.batcher.models():
+            state.limits.max_rows = self.models.cap(state.name)
 
     def _learned(self, entry: Entry) -> None:
-        self.batcher.lane(entry.lane).max_batch = self.models.cap(entry.lane)
+        self.batcher.model(entry.lane).limits.max_rows = self.models.cap(entry.lane)
         self.log.info(
             "batch axis looked up",
             extra={"model": entry.model, "merges": entry.alone is None, "detail": entry.reason},

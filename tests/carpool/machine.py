@@ -11,8 +11,9 @@ from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from carpool.batching.batcher import ALONE, Batcher
+from carpool.batching.batcher import Batcher
 from carpool.batching.isolation import EXTRA_ROWS, EXTRA_SHARE
+from carpool.batching.queue_set import ALONE
 from carpool.batching.requests import (
     Abort,
     Action,
@@ -25,7 +26,7 @@ from carpool.batching.requests import (
     Refusal,
     Refused,
     Request,
-    Ride,
+    Slice,
 )
 from carpool.policy.durations import Duration, Quantity
 from carpool.policy.parameters import Parameters
@@ -115,7 +116,7 @@ class Driver:
         self.obey(self.batcher.restarted(self.now))
 
     def budget(self, model: str, max_tokens: int | None) -> None:
-        self.batcher.lane(model).max_tokens = max_tokens
+        self.batcher.model(model).limits.max_tokens = max_tokens
         self.obey(self.batcher.poll(self.now))
 
     def quiesce(self) -> None:
@@ -146,7 +147,7 @@ class Driver:
                     for request in action.requests:
                         assert self._fails_alone(request, action.fault.kind), "an innocent request failed"
                         self._end(request, "failed")
-                        self.batcher.lane(request.model).counters.answered(
+                        self.batcher.model(request.model).counters.answered(
                             request.arrived, request.due, self.now, ok=False
                         )
                 case Refusal():
@@ -158,7 +159,7 @@ class Driver:
                     assert 0 <= action.retry_after < inf
                 case Abort():
                     del self.calls[action.batch]
-                    assert all(request not in self.live for request, _, _ in action.batch.rides)
+                    assert all(request not in self.live for request, _, _ in action.batch.slices)
         self.check()
 
     def _end(self, request: Request, how: str) -> None:
@@ -167,48 +168,52 @@ class Driver:
         self.ended[how] += 1
 
     def _send(self, batch: Batch) -> None:
-        lane = batch.lane
-        rides = batch.rides
-        assert rides
-        assert batch.rows == sum(stop - start for _, start, stop in rides)
-        # Only equal keys ride together, each request once, and only who still waits for an answer.
-        assert len({(request.model, request.key, request.mergeable) for request, _, _ in rides}) == 1
-        assert len({request for request, _, _ in rides}) == len(rides)
-        assert all(request in self.live and request.deadline > self.now for request, _, _ in rides)
-        uncut = lane.quarantined or batch.key == (lane.name, ALONE)
+        state = batch.state
+        slices = batch.slices
+        assert slices
+        assert batch.rows == sum(stop - start for _, start, stop in slices)
+        # Only equal keys ride together, each request once, and only those that still wait for an answer.
+        assert len({(request.model, request.key, request.mergeable) for request, _, _ in slices}) == 1
+        assert len({request for request, _, _ in slices}) == len(slices)
+        assert all(request in self.live and request.deadline > self.now for request, _, _ in slices)
+        uncut = state.isolation.quarantined or batch.key == (state.name, ALONE)
         if uncut:
-            assert len(rides) == 1
+            assert len(slices) == 1
         else:
-            isolation = lane.isolated.get(batch.key)
-            assert len(rides) == 1 or isolation is None or self._is_part(rides) or batch.rows <= (isolation.limit or 64)
-            largest = lane.parameters.max_batch
-            assert batch.rows <= min(bound for bound in (largest, lane.max_batch, lane.ceiling) if bound is not None)
-        if batch.whole and self.sent[rides[0][0]]:
-            request = rides[0][0]
+            isolation = state.isolation.keys.get(batch.key)
+            assert (
+                len(slices) == 1 or isolation is None or self._is_part(slices) or batch.rows <= (isolation.limit or 64)
+            )
+            largest = state.parameters.max_batch
+            assert batch.rows <= min(
+                bound for bound in (largest, state.limits.max_rows, state.limits.ceiling) if bound is not None
+            )
+        if batch.whole and self.sent[slices[0][0]]:
+            request = slices[0][0]
             self.sent[request] = request.rows  # served anew: its rows that were answered before are void
             self.live[request] = []
-        fresh = [ride for ride in rides if ride[1] == self.sent[ride[0]]]
+        fresh = [ride for ride in slices if ride[1] == self.sent[ride[0]]]
         if fresh:
             # Rows go out in order and without gaps; only retries and parts of failed batches repeat rows.
-            assert fresh == rides
-            assert not lane.passing or len(rides) == 1
-            for request, start, stop in rides:
+            assert fresh == slices
+            assert not state.passing or len(slices) == 1
+            for request, start, stop in slices:
                 assert 0 <= start < stop <= request.rows
                 self.sent[request] = stop
-            tokens = sum((stop - start) * request.tokens // request.rows for request, start, stop in rides)
-            assert self.max_tokens is None or tokens <= self.max_tokens or batch.rows == 1 or len(rides) == 1
-            assert lane.taken <= lane.parameters.max_in_flight
+            tokens = sum((stop - start) * request.tokens // request.rows for request, start, stop in slices)
+            assert self.max_tokens is None or tokens <= self.max_tokens or batch.rows == 1 or len(slices) == 1
+            assert state.load.taken <= state.parameters.max_in_flight
         else:
-            for request, _, stop in rides:
+            for request, _, stop in slices:
                 assert stop <= self.sent[request]
         self.calls[batch] = self._fault(batch)
 
-    def _is_part(self, rides: list[Ride]) -> bool:
-        return any(start < self.sent[request] for request, start, _ in rides)
+    def _is_part(self, slices: list[Slice]) -> bool:
+        return any(start < self.sent[request] for request, start, _ in slices)
 
     def _fault(self, batch: Batch) -> Fault | None:
         """Return what the upstream makes of a call."""
-        kinds = {request.payload for request, _, _ in batch.rides}
+        kinds = {request.payload for request, _, _ in batch.slices}
         if FaultKind.ITEM in kinds:
             return Fault(FaultKind.ITEM)
         if FaultKind.ROWS in kinds and not batch.whole:
@@ -225,7 +230,7 @@ class Driver:
 
     def _answer(self, finish: Finish) -> None:
         complete = []
-        for request, start, stop in finish.batch.rides:
+        for request, start, stop in finish.batch.slices:
             if request not in self.live:
                 continue
             spans = self.live[request]
@@ -237,7 +242,7 @@ class Driver:
         assert list(finish.requests) == complete
         for request in complete:
             self._end(request, "answered")
-            self.batcher.lane(request.model).counters.answered(request.arrived, request.due, self.now, ok=True)
+            self.batcher.model(request.model).counters.answered(request.arrived, request.due, self.now, ok=True)
 
     def check(self) -> None:
         """Compare the Batcher's account with the driver's."""
@@ -245,18 +250,20 @@ class Driver:
         waiting = [request for request in self.live if request.taken < request.rows]
         assert batcher.queued_rows == sum(request.rows - request.taken for request in waiting)
         assert batcher.queued_bytes == sum(request.size for request in waiting)
-        assert sum(lane.backlog.tokens for lane in batcher.lanes()) == sum(request.tokens for request in waiting)
-        assert len(batcher._in_flight) == len(self.calls)
-        taken = [batch.lane for batch in batcher._in_flight if not batch.overdue]
-        taken += [ghost.lane for _, _, ghost in batcher._ghosts]
-        assert batcher._taken == len(taken)
-        for lane in batcher.lanes():
-            assert lane.taken == taken.count(lane)
-            assert lane.overdue == sum(batch.overdue for batch in batcher._in_flight if batch.lane is lane)
+        assert sum(state.load.tokens for state in batcher.models()) == sum(request.tokens for request in waiting)
+        assert len(batcher._slots.in_flight) == len(self.calls)
+        taken = [batch.state for batch in batcher._slots.in_flight if not batch.overdue]
+        taken += [batch.state for batch in batcher._slots.all() if batch.aborted]
+        assert batcher._slots.taken == len(taken)
+        for state in batcher.models():
+            assert state.load.taken == taken.count(state)
+            assert state.load.overdue == sum(
+                batch.overdue for batch in batcher._slots.in_flight if batch.state is state
+            )
         for request in self.live:
             # All of it is taken also where it is to be served anew, behind another part in its slot.
             assert request.taken in {self.sent[request], request.rows}, "rows were skipped"
-        assert all(any(request in self.live for request, _, _ in batch.rides) for batch in self.calls)
+        assert all(any(request in self.live for request, _, _ in batch.slices) for batch in self.calls)
 
     def check_totals(self) -> None:
         """Hits, misses and the living add up to arrivals; what was served twice stays within its budget."""
@@ -267,9 +274,9 @@ class Driver:
         assert self.arrivals == sum(model.arrivals for model in stats.models.values())
         assert self.arrivals == hits + misses + len(self.live) == sum(self.ended.values()) + len(self.live)
         assert 0.0 <= stats.device_busy <= self.now + 1e-6
-        for lane in self.batcher.lanes():
-            assert lane.extra_rows <= EXTRA_ROWS + EXTRA_SHARE * lane.served_rows
-            assert lane.queued == sum(r.taken < r.rows and r.model == lane.name for r in self.live)
+        for state in self.batcher.models():
+            assert state.limits.again_rows <= EXTRA_ROWS + EXTRA_SHARE * state.limits.served_rows
+            assert state.load.requests == sum(r.taken < r.rows and r.model == state.name for r in self.live)
 
 
 FAILURES = (Fault(FaultKind.SHARED), Fault(FaultKind.TRANSPORT), Fault(FaultKind.TRANSPORT, retryable=True))

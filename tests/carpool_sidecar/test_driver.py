@@ -232,14 +232,14 @@ async def test_an_upstream_that_is_down_is_503(world):
 
 async def test_a_connection_that_breaks_is_no_restart(world):
     sidecar, client = await world.start()
-    lane = sidecar.batcher.lane("m")
-    lane.quarantined = True
+    lane = sidecar.batcher.model("m")
+    lane.isolation.quarantined = True
     found = []
     sidecar.health._found = found.append
     world.model.behave = lambda exchange: exchange.abort()
     assert (await client.predict(b"1")).status == 502
     sidecar.health.observe(Document(200))
-    assert (found, lane.quarantined) == ([], True)
+    assert (found, lane.isolation.quarantined) == ([], True)
 
 
 # ------------------------------------------------------------------------------------------------------- faults
@@ -260,7 +260,7 @@ async def test_a_batch_that_is_too_large_is_halved_and_the_next_ones_are_smaller
     world.model.release()
     await first
     assert [(await one).json for one in rest] == [{"predictions": [n]} for n in (1, 2, 3, 4)]
-    assert sidecar.batcher.lane("m").cap == 2
+    assert sidecar.batcher.model("m").cap == 2
 
 
 async def test_an_answer_with_too_few_rows_costs_nobody_an_answer_and_ends_batching(world):
@@ -274,7 +274,7 @@ async def test_an_answer_with_too_few_rows_costs_nobody_an_answer_and_ends_batch
     world.model.release()
     await first
     assert [(await one).json for one in rest] == [{"predictions": [1]}, {"predictions": [2]}]
-    assert sidecar.batcher.lane("m").quarantined
+    assert sidecar.batcher.model("m").isolation.quarantined
     first, rest = await world.queue_behind(sidecar, client, [b"1", b"2"])
     world.model.release()
     assert [(await one).json for one in rest] == [{"predictions": [1]}, {"predictions": [2]}]
@@ -359,7 +359,7 @@ async def test_who_leaves_a_batch_under_way_costs_the_others_nothing(world, wait
     await first
     await wait_until(lambda: world.model.held)
     rest[0].leave()
-    counters = sidecar.batcher.lane("m").counters
+    counters = sidecar.batcher.model("m").counters
     await wait_until(lambda: counters.misses.get("cancelled"))
     world.model.release()
     assert (await rest[1]).json == {"predictions": [2]}
@@ -403,7 +403,7 @@ async def test_answers_that_blame_the_caller_are_counted_apart(world, status, re
     sidecar, client = await world.start()
     world.model.behave = lambda exchange: exchange.respond(status, [], b"{}")
     assert (await client.predict(b"1")).status == status
-    assert sidecar.batcher.lane("m").counters.misses == {reason: 1}
+    assert sidecar.batcher.model("m").counters.misses == {reason: 1}
 
 
 async def test_callers_who_differ_in_a_header_across_which_is_batched_share_a_call(world):
@@ -461,7 +461,7 @@ async def test_names_that_callers_make_up_leave_nothing_behind(world):
     for number in range(300):
         assert (await client.predict(b"1", model=f"made-up-{number}")).status == 404
     assert [entry.model for entry in sidecar.models] == ["m"]
-    assert [lane.name for lane in sidecar.batcher.lanes()] == ["m"]
+    assert [lane.name for lane in sidecar.batcher.models()] == ["m"]
     assert sidecar.driver.requests == {(OTHER, "v1", 404): 300}
     assert not sidecar.driver.batch_sizes
     assert not sidecar.driver.duration_seconds
@@ -477,7 +477,7 @@ async def test_names_that_callers_make_up_are_bounded_however_many_wait_at_once(
         await world.until(lambda: len(world.model.held) > MAX_ENTRIES // 2)
         world.model.release()
         assert {(await one).status for one in asked} == {400}
-    assert len([*sidecar.batcher.lanes()]) <= MAX_ENTRIES + 1
+    assert len([*sidecar.batcher.models()]) <= MAX_ENTRIES + 1
 
 
 async def test_what_was_answered_is_freed_without_the_garbage_collector(world):

@@ -176,7 +176,7 @@ async def test_who_leaves_a_run_under_way_costs_the_others_nothing(world, matmul
     await world.until(lambda: gate.rows)
     rest = await world.queue(sidecar, lambda: client.predict(b"[4,3,2,1]", model=name))
     first.leave()
-    await world.until(lambda: sidecar.batcher.lane(name).counters.misses.get("cancelled"))
+    await world.until(lambda: sidecar.batcher.model(name).counters.misses.get("cancelled"))
     gate.open.set()
     np.testing.assert_allclose((await rest[0]).json["predictions"], np.array([[4, 3, 2, 1]], "f4") @ WEIGHTS, rtol=1e-5)
 
@@ -459,7 +459,7 @@ async def test_longer_json_than_is_read_is_413_and_halves_a_batch(world, matmul,
     gate.open.set()
     assert [(await one).status for one in (first, *rest)] == [200] * 3
     assert gate.rows == [1, 1, 1]
-    assert sidecar.batcher.lane(name).cap == 1
+    assert sidecar.batcher.model(name).cap == 1
     long = await client.predict(b"[1.5,2,3,4.25" + b" " * 100 + b"]", model=name)
     assert (long.status, "onnx.maxText is 100" in long.json["error"]) == (413, True)
 

@@ -13,7 +13,7 @@ from carpool_sidecar.http1.calls import UpstreamError
 
 async def test_a_model_that_was_restarted_is_learned_anew(world):
     sidecar, client = await world.start()
-    counters = sidecar.batcher.lane("m").counters
+    counters = sidecar.batcher.model("m").counters
     for _ in range(2):
         assert (await client.predict(b"1")).status == 200
     assert counters.cold == 1
@@ -31,13 +31,13 @@ async def test_a_model_that_became_another_version_is_learned_anew(world):
     assert (await client.predict(b"1")).status == 200
     entry = next(iter(sidecar.models))
     await world.until(lambda: entry.axis is not None)
-    lane, other = sidecar.batcher.lane("m"), sidecar.batcher.lane("n")
-    assert lane.seen
+    lane, other = sidecar.batcher.model("m"), sidecar.batcher.model("n")
+    assert lane.first_batches.seen
     other.seen.add((0, 1))
     status, document = world.model.documents[b"/v2/models/m"]
     world.model.documents[b"/v2/models/m"] = (status, {**document, "versions": ["2"]})
     sidecar.models.ask_again()
-    await world.until(lambda: not lane.seen)
+    await world.until(lambda: not lane.first_batches.seen)
     assert other.seen
 
 
@@ -62,7 +62,7 @@ async def test_configurations_change_under_load_and_no_request_is_lost(world, tm
     assert sidecar.generation > 20
     path.write_text(versions[3])
     sidecar.file.look()
-    assert sidecar.batcher.lane("m").parameters.max_batch == 16
+    assert sidecar.batcher.model("m").parameters.max_batch == 16
 
 
 async def test_a_new_policy_takes_hold(world, tmp_path):
@@ -77,7 +77,7 @@ async def test_a_new_policy_takes_hold(world, tmp_path):
     path.write_text(world.config(policy=policy))
     sidecar.file.look()
     assert (sidecar.driver.due, sidecar.driver.timeout) == (0.07, 3.0)
-    assert sidecar.batcher.lane("m").cap == 2
+    assert sidecar.batcher.model("m").cap == 2
     assert next(iter(sidecar.models)).alone == "axis-none"
     client = world.client(sidecar.address)
     first, rest = await world.queue_behind(sidecar, client, [b"1"])

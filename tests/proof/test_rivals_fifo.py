@@ -86,7 +86,7 @@ def test_refused_are_who_is_late_and_who_finds_no_room():
     fifo.late = 2
     assert refusals(fifo.poll(0.003)) == [Refused.LATE, Refused.LATE]
     assert fifo.stats(0.003).queued_rows == 0
-    assert fifo.lane("").counters.misses == {Refused.QUEUE_FULL: 1, Refused.LATE: 2}
+    assert fifo.model("").counters.misses == {Refused.QUEUE_FULL: 1, Refused.LATE: 2}
 
 
 def test_who_waits_beyond_the_deadline_has_expired():
@@ -108,7 +108,7 @@ def test_who_leaves_is_not_answered():
         assert fifo.cancel(gone, 0.002) == []
     (finish,) = fifo.complete(first, 0.005)
     assert finish.requests == []
-    assert fifo.lane("").counters.misses == {"cancelled": 2}
+    assert fifo.model("").counters.misses == {"cancelled": 2}
 
 
 def test_a_batch_too_large_is_halved_and_larger_ones_are_not_tried_again():

@@ -153,8 +153,8 @@ class BentoML(Fifo):
 
     def completed(self, batch: Batch, now: float) -> None:
         """Log the call; a step of the training ends with the last of its calls."""
-        wait = 0.0 if self._steps else batch.dispatched - batch.rides[0][0].arrived
-        self.optimizer.log(len(batch.rides), wait, now - batch.dispatched, now)
+        wait = 0.0 if self._steps else batch.dispatched - batch.slices[0][0].arrived
+        self.optimizer.log(len(batch.slices), wait, now - batch.dispatched, now)
         if not self._steps:
             return
         self._calls += 1

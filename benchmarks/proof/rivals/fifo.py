@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.batching.bisection import judge, next_part
 from carpool.batching.counters import CANCELLED, Stats
-from carpool.batching.model_state import Lane
-from carpool.batching.requests import Action, Batch, Estimate, Failure, Fault, Finish, Refusal, Refused, Request, Ride
+from carpool.batching.model_state import ModelState
+from carpool.batching.requests import Action, Batch, Estimate, Failure, Fault, Finish, Refusal, Refused, Request, Slice
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Admission
 
@@ -75,7 +75,7 @@ class Fifo(ABC):
         self.slots = slots
         self.in_flight: dict[Batch, None] = {}
         self._bound = max_queued_rows or Admission().max_queued_rows
-        self._lane = Lane("", Parameters(max_batch=max_batch, max_in_flight=slots))
+        self._state = ModelState("", Parameters(max_batch=max_batch, max_in_flight=slots))
         self._lines: dict[Hashable, Line] = {}
         self._queued = 0
         self._again = inf
@@ -93,17 +93,17 @@ class Fifo(ABC):
     @property
     def cap(self) -> int:
         """Rows that a batch may have now: size faults lower it."""
-        return self._lane.cap
+        return self._state.cap
 
     # ------------------------------------------------------------------------------------- as Simulation calls it
 
     def arrive(self, request: Request, now: float) -> list[Action]:
         """Queue a request, or refuse it where there is no room; start what is due."""
-        lane = self._lane
-        lane.counters.arrived(now, request.rows)
+        state = self._state
+        state.counters.arrived(now, request.rows)
         if self._queued and self._queued + request.rows > self._bound:
             request.ended = True
-            lane.counters.missed(Refused.QUEUE_FULL)
+            state.counters.missed(Refused.QUEUE_FULL)
             return [Refusal(request, Refused.QUEUE_FULL)]
         line = self._lines.get(request.key)
         if line is None:
@@ -128,23 +128,15 @@ class Fifo(ABC):
         Nothing is learned from a ``stalled`` one, as Carpool learns nothing from it.
         """
         actions: list[Action] = []
-        lane = self._lane
+        state = self._state
         del self.in_flight[batch]
         if not self.in_flight:
             self._busy += now - self._busy_since
         if fault is None:
-            lane.served(batch.key, batch.rows)
-            if batch.family is not None:
-                batch.family.succeeded += 1
-                if batch.family.succeeded == 2:
-                    lane.too_large(batch.family.rows, works=batch.family.largest)
-            finished = []
-            for request, start, stop in batch.rides:
-                request.unserved -= stop - start
-                if not request.unserved and not request.ended:
-                    request.ended = True
-                    finished.append(request)
-            actions.append(Finish(batch, finished))
+            state.served(batch.key, batch.rows)
+            if batch.halves is not None and batch.halves.succeed():
+                state.limits.too_large(batch.halves.rows, works=batch.halves.largest)
+            actions.append(Finish(batch, batch.answered()))
             if not stalled:
                 self.completed(batch, now)
         else:
@@ -165,7 +157,7 @@ class Fifo(ABC):
     def cancel(self, request: Request, now: float) -> list[Action]:  # noqa: ARG002 - nobody else is touched
         """Forget a request whose caller has left; where it rides, its rows are computed all the same."""
         if not request.ended:
-            self._lane.counters.missed(CANCELLED)
+            self._state.counters.missed(CANCELLED)
             self._leave(request)
         return []
 
@@ -181,14 +173,14 @@ class Fifo(ABC):
         """When ``poll`` is next needed."""
         return min(self._again, self._expiry)
 
-    def lane(self, model: str) -> Lane:  # noqa: ARG002 - there is one
+    def model(self, model: str) -> ModelState:  # noqa: ARG002 - there is one
         """Return what counts."""
-        return self._lane
+        return self._state
 
     def stats(self, now: float) -> Stats:
         """Snapshot the counters."""
         busy = self._busy + (now - self._busy_since if self.in_flight else 0.0)
-        return Stats(now, busy, {"": self._lane.counters.snapshot(now)}, self._queued)
+        return Stats(now, busy, {"": self._state.counters.snapshot(now)}, self._queued)
 
     # ------------------------------------------------------------------------------------------------- dispatch
 
@@ -207,7 +199,7 @@ class Fifo(ABC):
                 for _ in range(verdict.late):
                     request = line.head
                     self._leave(request)
-                    self._lane.counters.missed(Refused.LATE)
+                    self._state.counters.missed(Refused.LATE)
                     actions.append(Refusal(request, Refused.LATE))
                 if verdict.rows:
                     self._send(line, verdict.rows, now, actions)
@@ -219,13 +211,13 @@ class Fifo(ABC):
 
     def _send(self, line: Line, rows: int, now: float, actions: list[Action]) -> None:
         """Take ``rows`` off a line's head, the last request cut where need be, and dispatch them."""
-        rides: list[Ride] = []
+        slices: list[Slice] = []
         left = rows
         while left:
             request = line.head
             start = request.taken
             request.taken = stop = min(start + left, request.rows)
-            rides.append((request, start, stop))
+            slices.append((request, start, stop))
             left -= stop - start
             if stop == request.rows:
                 line.requests.popleft()
@@ -233,7 +225,7 @@ class Fifo(ABC):
         self._queued -= rows
         if not line.requests:
             del self._lines[line.key]
-        self._dispatch(Batch(self._lane, line.key, rides[0][0].bucket, rides, rows), now, actions)
+        self._dispatch(Batch(self._state, line.key, slices[0][0].bucket, slices, rows), now, actions)
 
     def _dispatch(self, batch: Batch, now: float, actions: list[Action]) -> None:
         if not self.in_flight:
@@ -261,7 +253,7 @@ class Fifo(ABC):
         for request in waiting:
             if request.deadline <= now and not request.taken:
                 self._leave(request)
-                self._lane.counters.missed(Refused.EXPIRED)
+                self._state.counters.missed(Refused.EXPIRED)
                 actions.append(Refusal(request, Refused.EXPIRED))
         self._expiry = min(
             (request.deadline for line in self._lines.values() for request in line.requests if request.deadline > now),

@@ -98,7 +98,7 @@ class AdaptiveShared(Fifo):
     def completed(self, batch: Batch, now: float) -> None:
         """Feed the limit with the latency from the first request on."""
         self._ended += 1
-        self.limit.completed(now - batch.rides[0][0].arrived)
+        self.limit.completed(now - batch.slices[0][0].arrived)
 
 
 def contender(knowledge: Knowledge, rng: Random) -> Still:

@@ -1,9 +1,8 @@
-"""Company: which share of a model's requests can share a batch with another one.
+"""Which share of a model's requests can share a batch with another one.
 
 Only requests with equal keys are batched. A hundred callers with an `Authorization` header of their own have a hundred
-keys: holding their requests costs latency and saves nothing. So the share is observed, one comparison an arrival. The
-Batcher holds nothing without company (``Company``), and the tuner forecasts with the share
-(``learning.batchable_share``).
+keys: holding their requests costs latency and saves nothing. So the share is observed, by one comparison per arrival.
+The Batcher holds nothing where it is too small, and the tuner forecasts with it (``learning.batchable_share``).
 """
 
 from __future__ import annotations
@@ -24,38 +23,34 @@ STRIDE = 5
 ARRIVALS = 32
 """Arrivals over which the share of matches is averaged, exponentially."""
 
-SECONDS = 1.0
-WAITS = 3.0
-"""Seconds over which the pace of matches is averaged, or as many waits where that is longer: one match by chance then
+SECONDS, WAITS = 1.0, 3.0
+"""Seconds over which the rate of matches is averaged, or as many waits where that is longer: one match by chance then
 promises a third of a request, which is not enough to hold for."""
 
 LIKELY = math.log(2.0)
-"""Requests to be expected within the wait from which holding is worth it: with 0.69 of a Poisson process one comes in
-every second wait."""
+"""Matching requests expected within the wait from which holding is worth it: with 0.69 of a Poisson process one comes
+in every second wait."""
 
 MOSTLY = 0.9
-"""Share of arrivals that can share a batch from which keys play no part: how many come within a wait is then for the
-tuner to weigh, by the load."""
-
+"""Batchable share from which keys play no part: how many come within a wait is then for the tuner to weigh."""
 
 CERTAIN = 0.999
-"""Share from which the next arrival of the only key in sight need not be weighed: the usual case costs one comparison.
-"""
+"""Share from which arrivals of the only key in sight are not compared any more: the usual case costs nothing."""
 
 
-class Company:
-    """What the Batcher observes of one model: whether others come that a held request could share its batch with.
+class BatchableShare:
+    """The share of one model's arrivals that could share a batch, and how often such arrivals come.
 
     Each arrival's key is compared with that of one of the ``RECENT`` arrivals of its length bucket before it. With keys
     of probabilities p they match with probability sum(p^2), which is the chance that the next arrival can join a batch.
     """
 
-    __slots__ = ("_at", "_pace", "_recent", "share")
+    __slots__ = ("_at", "_rate", "_recent", "share")
 
     def __init__(self) -> None:
-        self._recent: dict[int, _Recent] = {}
+        self._recent: dict[int, _RecentKeys] = {}
         """By length bucket: texts of another length are no other caller."""
-        self._pace = 0.0
+        self._rate = 0.0
         """Matches per second."""
         self._at = 0.0
         self.share = 1.0
@@ -69,17 +64,17 @@ class Company:
         known = hash(key) if key is not None else None
         recent = self._recent.get(bucket)
         if recent is None:
-            recent = self._recent[bucket] = _Recent()
+            recent = self._recent[bucket] = _RecentKeys()
         if known == recent.only is not None:
             return True
         matches = recent.matches(known)
-        lasting = max(SECONDS, WAITS * wait)
-        self._pace *= math.exp((self._at - now) / lasting)
+        span = max(SECONDS, WAITS * wait)
+        self._rate *= math.exp((self._at - now) / span)
         self._at = now
         if matches:
-            self._pace += 1 / lasting
+            self._rate += 1 / span
             self.share += (1 - self.share) / ARRIVALS
-            if self.share >= CERTAIN and recent.settles(known):
+            if self.share >= CERTAIN and recent.all_equal(known):
                 self.share = 1.0
         else:
             self.share -= self.share / ARRIVALS
@@ -87,12 +82,12 @@ class Company:
                 each.only = None
         return matches
 
-    def likely(self, wait: float) -> bool:
-        """Whether it is worth it to hold a request for so many seconds."""
-        return self.share >= MOSTLY or self._pace * wait >= LIKELY
+    def worth_holding(self, wait: float) -> bool:
+        """Whether a request that is held for so many seconds probably meets another that it can be batched with."""
+        return self.share >= MOSTLY or self._rate * wait >= LIKELY
 
 
-class _Recent:
+class _RecentKeys:
     """The keys of the last arrivals, as hashes: what callers send is not kept."""
 
     __slots__ = ("_at", "_keys", "only")
@@ -107,7 +102,7 @@ class _Recent:
         """Compare a key with one before it, and remember it."""
         at, keys = self._at, self._keys
         if len(keys) < RECENT:
-            # The first of all is as good as any.
+            # The very first counts as a match.
             matches = key is not None and (not keys or keys[-1] == key)
             keys.append(key)
             return matches
@@ -117,8 +112,8 @@ class _Recent:
         self._at = (at + 1) % RECENT
         return matches
 
-    def settles(self, key: int | None) -> bool:
-        """Note that no other key is in sight, if that is so; return whether it is."""
+    def all_equal(self, key: int | None) -> bool:
+        """Return whether no other key is in sight, and note that."""
         if self._keys.count(key) < RECENT:
             return False
         self.only = key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from carpool.batching.requests import Batch, Family, Fault, FaultKind, Request, Ride
+from carpool.batching.requests import Batch, Fault, FaultKind, Halves, Request, Slice
 
 
 class Verdict(NamedTuple):
@@ -20,107 +20,107 @@ class Verdict(NamedTuple):
 
 
 def judge(batch: Batch, fault: Fault, *, retry_transport: bool, idempotent: bool = True) -> Verdict:
-    """Decide about the requests that still wait, and note in the batch's lane what the fault says of the model.
+    """Decide about the requests that still wait, and note what the fault says of the model.
 
     An innocent request never fails for another one: it is sent again, in a smaller batch or alone. What that costs is
-    bounded by the batch size of its key, which ``Isolation`` lowers. ``idempotent``: whether requests may be sent
+    bounded by the batch size of its key, which ``RetryBudget`` lowers. ``idempotent``: whether requests may be sent
     again.
     """
-    lane = batch.lane
-    rides = [ride for ride in batch.rides if not ride[0].ended]
-    rows = _rows(rides)
-    complete = len(rides) == len(batch.rides)
-    everybody = [request for request, _, _ in rides]
-    several = len(batch.rides) > 1
+    state = batch.state
+    slices = [each for each in batch.slices if not each[0].ended]
+    rows = _rows(slices)
+    complete = len(slices) == len(batch.slices)
+    everybody = [request for request, _, _ in slices]
+    several = len(batch.slices) > 1
     if fault.kind is FaultKind.TRANSPORT:
         if fault.retryable and retry_transport and batch.attempt == 1:
-            again = _part(batch, rides)
+            again = _part(batch, slices)
             again.attempt = 2
-            again.family = batch.family if complete else None
+            again.halves = batch.halves if complete else None
             return Verdict([again], [])
     elif fault.kind is FaultKind.SIZE:
         # A server that answers 413 has computed nothing: halves may be sent whatever the policy says.
-        halves = None if lane.quarantined else _halve_rows(rides)
+        halves = None if state.isolation.quarantined else _halve_rows(slices)
         if halves is not None:
             # One row can be too large by itself, and must not cost the others their batches: the ceiling waits for
             # both halves to succeed. When searching has become too expensive, the smaller batch is the safe guess.
-            if not lane.may_serve_again(rows):
-                lane.too_large(rows, works=rows - rows // 2)
-            lane.counters.bisections += 1
-            return Verdict(_family(batch, halves, complete=complete), [])
+            if not state.limits.may_serve_again(rows):
+                state.limits.too_large(rows, works=rows - rows // 2)
+            state.counters.bisections += 1
+            return Verdict(_halves(batch, halves, complete=complete), [])
         if several:  # what made it too large has left
-            return Verdict([_part(batch, [ride]) for ride in rides], [])
+            return Verdict([_part(batch, [each]) for each in slices], [])
         if not batch.whole:  # a row of a request that was cut: whole, its answer need not be read
             return Verdict([], [], restarted=everybody)
     elif fault.kind is FaultKind.ROWS:
         if not batch.whole:
-            lane.quarantined = True
+            state.isolation.quarantined = True
             if idempotent:
                 return Verdict([], [], restarted=everybody)
     elif fault.kind is FaultKind.ITEM and several:
         if not idempotent:
             return Verdict([], everybody, unresolved=True)
-        lane.counters.bisections += 1
-        if lane.isolate(batch.key, rows):
-            middle = len(rides) // 2  # a single request is sent again too: the culprit may be the one that left
-            return Verdict(_family(batch, (rides[:middle], rides[middle:]), complete=complete), [])
-        return Verdict([_part(batch, [ride]) for ride in rides], [])
+        state.counters.bisections += 1
+        if state.isolation.failed(batch.key, rows):
+            middle = len(slices) // 2  # a single request is sent again too: the culprit may be the one that left
+            return Verdict(_halves(batch, (slices[:middle], slices[middle:]), complete=complete), [])
+        return Verdict([_part(batch, [each]) for each in slices], [])
     return Verdict([], everybody)
 
 
 def next_part(rest: list[Batch]) -> Batch | None:
     """Take the next part that somebody waits for, cut to what may be sent now; ``None``: nothing is left.
 
-    Riders leave, caps shrink and models are quarantined while a part waits for its slot.
+    Requests leave, caps shrink and models are quarantined while a part waits for its slot.
     """
     while rest:
         part = rest.pop(0)
-        lane = part.lane
-        rides = [ride for ride in part.rides if not ride[0].ended]
-        if not rides:
+        state = part.state
+        slices = [each for each in part.slices if not each[0].ended]
+        if not slices:
             continue
-        if lane.quarantined:
-            cut = (rides[:1], rides[1:]) if len(rides) > 1 else None
+        if state.isolation.quarantined:
+            cut = (slices[:1], slices[1:]) if len(slices) > 1 else None
         else:
-            cut = _halve_rows(rides) if _rows(rides) > lane.cap else None
+            cut = _halve_rows(slices) if _rows(slices) > state.cap else None
         if cut is not None:
             rest[:0] = [_part(part, cut[0]), _part(part, cut[1])]
-        elif len(rides) < len(part.rides):
-            return _part(part, rides)  # no longer of its family: who left may have been the culprit
+        elif len(slices) < len(part.slices):
+            return _part(part, slices)  # no longer a half: the culprit may have left
         else:
             return part
     return None
 
 
-def _rows(rides: list[Ride]) -> int:
-    return sum(stop - start for _, start, stop in rides)
+def _rows(slices: list[Slice]) -> int:
+    return sum(stop - start for _, start, stop in slices)
 
 
-def _part(batch: Batch, rides: list[Ride]) -> Batch:
-    part = Batch(batch.lane, batch.key, batch.bucket, rides, _rows(rides))
+def _part(batch: Batch, slices: list[Slice]) -> Batch:
+    part = Batch(batch.state, batch.key, batch.bucket, slices, _rows(slices))
     part.attempt = batch.attempt
     return part
 
 
-def _family(batch: Batch, halves: tuple[list[Ride], list[Ride]], *, complete: bool) -> list[Batch]:
-    """Make parts of two halves; they prove a size fault only where nobody has left the batch."""
+def _halves(batch: Batch, halves: tuple[list[Slice], list[Slice]], *, complete: bool) -> list[Batch]:
+    """Make parts of two halves; they prove a size fault only where no request has left the batch."""
     parts = [_part(batch, half) for half in halves]
     if complete:
-        family = Family(batch.rows, max(part.rows for part in parts))
+        both = Halves(batch.rows, max(part.rows for part in parts))
         for part in parts:
-            part.family = family
+            part.halves = both
     return parts
 
 
-def _halve_rows(rides: list[Ride]) -> tuple[list[Ride], list[Ride]] | None:
-    """Split rides into two halves by rows, through a mergeable request if need be; ``None``: a single row, or whole."""
-    total = _rows(rides)
-    if total < 2 or not rides[0][0].mergeable:
+def _halve_rows(slices: list[Slice]) -> tuple[list[Slice], list[Slice]] | None:
+    """Split slices into halves by rows, through a mergeable request if need be; ``None``: a single row, or whole."""
+    total = _rows(slices)
+    if total < 2 or not slices[0][0].mergeable:
         return None
-    left: list[Ride] = []
-    right: list[Ride] = []
+    left: list[Slice] = []
+    right: list[Slice] = []
     room = total // 2
-    for request, start, stop in rides:
+    for request, start, stop in slices:
         cut = min(start + room, stop)
         if cut > start:
             left.append((request, start, cut))

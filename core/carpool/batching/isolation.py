@@ -1,6 +1,6 @@
 """Requests that fail the batches they are in: how small batches become meanwhile, and which callers are kept apart.
 
-An innocent request never fails for a poisoned one (``bisection``); here is what bounds the price of that.
+An innocent request never fails for another one (``bisection``); here is what bounds the price of that.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EXTRA_SHARE = 0.20
 up to a fifth less, 0.5 up to a tenth."""
 
 MAX_ISOLATED = 64
-"""Batch keys of a model that are watched for poison at a time; callers make keys up."""
+"""Batch keys of a model that are watched at a time; callers make keys up."""
 
 FIRST_SPAN, LONGEST_SPAN = 8, 1024
 """Good answers that a caller needs before its requests are batched again: after its first failure, and at most."""
@@ -28,12 +28,51 @@ MAX_SUSPECTS = 256
 
 
 class Isolation:
+    """What of one model is not batched, or in smaller batches, since requests failed the batches they were in."""
+
+    __slots__ = ("keys", "quarantined", "suspects")
+
+    def __init__(self) -> None:
+        self.quarantined = False
+        """Whether nothing is batched: the model does not answer by rows."""
+        self.keys: dict[Hashable, RetryBudget] = {}
+        """Batch keys with failing requests, the latest last."""
+        self.suspects = Suspects()
+
+    def failed(self, key: Hashable, rows: int) -> bool:
+        """Note that a batch of ``rows`` failed for one of its requests; return whether to search for it by halves."""
+        budget = self.keys.pop(key, None) or RetryBudget()
+        self.keys[key] = budget
+        if len(self.keys) > MAX_ISOLATED:
+            del self.keys[next(iter(self.keys))]
+        return budget.failed(rows)
+
+    def succeeded(self, key: Hashable, rows: int, cap: int) -> None:
+        """Note that a batch succeeded, ``cap`` rows being the most that any batch may have."""
+        budget = self.keys.get(key)
+        if budget is not None:
+            budget.succeeded(rows)
+            if budget.over(cap):
+                del self.keys[key]
+
+    def cap(self, key: Hashable, rows: int) -> int:
+        """Return how many of ``rows`` a batch of one key may have."""
+        budget = self.keys.get(key)
+        return rows if budget is None or budget.limit is None else min(rows, budget.limit)
+
+    def forget(self) -> None:
+        """Forget what was learned of the model; callers stay what they are."""
+        self.quarantined = False
+        self.keys.clear()
+
+
+class RetryBudget:
     """How large a batch of one key may be while some of its requests fail and are searched for.
 
     Rows that are served again are paid from a credit: ``EXTRA_ROWS`` at most, filled by ``EXTRA_SHARE`` of the rows
     that succeed. Where it does not cover them they are sent again all the same, each request alone, and batches become
-    half as large. They double again once the credit would pay for a search at twice the size. With one poisoned request
-    in a hundred a batch of 32 fails every fourth time and costs 64 rows: batches settle at 4 to 8 rows.
+    half as large. They double again once the credit would pay for a search at twice the size. With one failing request
+    in a hundred a batch of 32 fails every fourth time and costs 64 rows: batches end up at 4 to 8 rows.
     """
 
     __slots__ = ("credit", "largest", "limit")
@@ -78,7 +117,7 @@ class Suspects:
 
     def __init__(self) -> None:
         self.left: dict[Hashable, int] = {}
-        """Good answers still needed, by caller, the latest failure last. Open, since every arrival looks at it."""
+        """Good answers still needed, by caller, the latest failure last. Public: every arrival looks at it."""
         self._spans: dict[Hashable, int] = {}
         """As many as were needed after the last failure."""
 

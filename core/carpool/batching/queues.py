@@ -1,4 +1,4 @@
-"""A queue is what waits in a lane under one key."""
+"""A queue: what of a model waits under one key, and which of it makes the next batch."""
 
 from __future__ import annotations
 
@@ -6,58 +6,51 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.batching.requests import Request, Ride, time_of
+from carpool.batching.requests import Request, Slice, time_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Hashable, Iterator
 
-    from carpool.batching.model_state import Lane
+    from carpool.batching.model_state import ModelState
     from carpool.batching.requests import Estimate
 
 
-class Boarding(NamedTuple):
+class Taken(NamedTuple):
     """The next batch of a queue, taken off it."""
 
-    rides: list[Ride]
+    slices: list[Slice]
     rows: int
     begun: int
     """Requests of which nothing was dispatched before."""
     waited: float
     """Seconds that those have waited, in sum."""
     dropped: list[Request]
-    """Who was taken off because this batch would make them late."""
+    """Requests that this batch would have made late."""
 
 
 class Queue:
     """Requests with one key, by priority class, first come, first served."""
 
     __slots__ = (
-        "_class_rows",
-        "_hold",
-        "_soonest",
-        "_stale",
-        "bucket",
-        "classes",
-        "key",
-        "lane",
-        "merge",
-        "rows",
-        "tokens",
-    )
+        "_class_rows", "_hold", "_soonest", "_stale", "bucket", "classes", "key", "merge", "rows", "state", "tokens",
+    )  # fmt: skip
 
-    def __init__(self, key: Hashable, lane: Lane, *, merge: bool, bucket: int | None = None) -> None:
+    def __init__(self, key: Hashable, state: ModelState, *, merge: bool, bucket: int | None = None) -> None:
         self.key = key
+        self.state = state
+        self.merge = merge
         self.bucket = bucket
         """Length bucket of all its requests; ``None``: of several."""
-        self.lane = lane
-        self.merge = merge
         self.classes: dict[int, deque[Request]] = {}
         self.rows = 0
         self.tokens = 0
         self._hold = inf
+        """The first end of a hold, and the first time by which an answer has to be there ..."""
         self._soonest = inf
         self._stale = False
-        self._class_rows: dict[int, int] | None = None  # None: to be summed up
+        """... and whether both have to be found anew."""
+        self._class_rows: dict[int, int] | None = None
+        """Rows by class; ``None``: to be summed up."""
 
     def __iter__(self) -> Iterator[Request]:
         for waiting in self.classes.values():
@@ -66,48 +59,41 @@ class Queue:
     @property
     def alone(self) -> bool:
         """Whether each of its requests makes a batch of its own now."""
-        return not self.merge or self.lane.passing or self.lane.quarantined
-
-    @property
-    def estimate(self) -> Estimate | None:
-        """What is believed of its requests' service time."""
-        estimate = self.lane.estimate
-        return estimate.of(self.bucket) if estimate is not None and estimate.buckets else estimate
-
-    @property
-    def cap(self) -> int:
-        """Rows that a batch of its requests may have now."""
-        lane = self.lane
-        return self._isolated(lane.cap) if lane.isolated else lane.cap
-
-    def _isolated(self, rows: int) -> int:
-        """Return ``rows``, or what poison among its requests leaves of them; a larger request is not cut for that."""
-        isolation = self.lane.isolated.get(self.key)
-        return rows if isolation is None or isolation.limit is None else min(rows, isolation.limit)
+        return not self.merge or self.state.passing or self.state.isolation.quarantined
 
     @property
     def splits(self) -> bool:
         """Whether requests larger than a batch may be cut."""
-        return self.merge and not self.lane.quarantined
+        return self.merge and not self.state.isolation.quarantined
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """What is believed of its requests' service time."""
+        estimate = self.state.belief.estimate
+        return estimate.of(self.bucket) if estimate is not None and estimate.buckets else estimate
+
+    @property
+    def cap(self) -> int:
+        """Rows that a batch of its requests may have now; a larger request is not cut for a failing one's sake."""
+        cap, isolation = self.state.cap, self.state.isolation
+        return isolation.cap(self.key, cap) if isolation.keys else cap
 
     def add(self, request: Request) -> None:
         """Append at the end of its class."""
-        priority = request.priority
-        waiting = self.classes.get(priority)
+        waiting = self.classes.get(request.priority)
         if waiting is None:
-            waiting = self.classes[priority] = deque()
+            waiting = self.classes[request.priority] = deque()
         waiting.append(request)
         self.rows += request.rows
         self.tokens += request.tokens
-        self.lane.queued += 1
-        backlog = self.lane.backlog
-        backlog.rows += request.rows
-        backlog.size += request.size
-        backlog.tokens += request.tokens
+        load = self.state.load
+        load.requests += 1
+        load.rows += request.rows
+        load.size += request.size
+        load.tokens += request.tokens
         self._class_rows = None
         if not self._stale:
-            limit = min(request.deadline, request.due)
-            self._soonest = min(self._soonest, limit)
+            self._soonest = min(self._soonest, request.deadline, request.due)
             self._hold = min(self._hold, request.hold_until)
 
     def remove(self, request: Request) -> None:
@@ -118,33 +104,28 @@ class Queue:
             del self.classes[request.priority]
         left = request.rows - request.taken
         self.rows -= left
-        self.lane.backlog.rows -= left
+        self.state.load.rows -= left
         self._off(request)
         self.changed()
 
     def _off(self, request: Request) -> None:
         self.tokens -= request.tokens
-        self.lane.queued -= 1
-        self.lane.backlog.size -= request.size
-        self.lane.backlog.tokens -= request.tokens
+        load = self.state.load
+        load.requests -= 1
+        load.size -= request.size
+        load.tokens -= request.tokens
 
-    def board(self, start: float, now: float, ageing: float) -> Boarding:
-        """Take the next batch off, to be served from ``start``, leaving behind whom it would make late."""
-        lane = self.lane
-        cap = lane.cap
-        alone = self.alone
-        splits = self.splits
-        room = full = self.cap
-        if lane.picky and not alone:
-            room = lane.familiar(next(iter(self)).bucket, min(self.rows, full))
-        budget = lane.max_tokens
-        shed_slo = lane.shed_slo
-        estimate = self.estimate
+    def take(self, start: float, now: float, ageing: float) -> Taken:
+        """Take the next batch off, to be served from ``start``, leaving out requests that it would make late."""
+        state, estimate, alone, splits, cap = self.state, self.estimate, self.alone, self.splits, self.state.cap
         times = None if estimate is None else estimate.times
-        # Who can't make it with the batch as large as it would be is dropped: late riders only delay the others.
-        lasting = -inf if times is None else time_of(times, min(self.rows, room))
+        full = self.cap
+        room = full if alone or not state.first_batches.slow else self._known_size(full)
+        # All are to be in time with the batch as large as it would be: late ones only delay the others.
+        seconds = -inf if times is None else time_of(times, min(self.rows, room))
         surely = 1.0 if estimate is None or alone else estimate.surely
-        rides: list[Ride] = []
+        budget, shed_slo = state.limits.max_tokens, state.belief.shed_slo
+        slices: list[Slice] = []
         dropped: list[Request] = []
         rows = tokens = begun = 0
         waited = 0.0
@@ -152,40 +133,30 @@ class Queue:
         while classes:
             waiting = self.first(now, ageing) if len(classes) > 1 else next(iter(classes.values()))
             request = waiting[0]
-            first_row = request.taken
-            left = request.rows - first_row
+            first_row, left = request.taken, request.rows - request.taken
             if alone and times is not None:
-                lasting = time_of(times, min(left, cap) if splits else left)
-            # 1. Late? Where others fill the batch, the seat is for who will surely be in time.
-            slack = surely if self.rows - left >= full else 1.0
-            if (
-                (
-                    start + lasting > request.deadline
-                    or (shed_slo and request.sheddable and start + slack * lasting > request.due)
-                )
-                and not request.exempt
-                and not first_row
-            ):
-                self.remove(request)
-                dropped.append(request)
-                continue
+                seconds = time_of(times, min(left, cap) if splits else left)
+            # 1. Late? Where others fill the batch, only requests that will surely be in time have a place in it.
+            if not first_row and not request.exempt:
+                factor = surely if self.rows - left >= full else 1.0
+                if start + seconds > request.deadline or (
+                    shed_slo and request.sheddable and start + factor * seconds > request.due
+                ):
+                    self.remove(request)
+                    dropped.append(request)
+                    continue
             # 2. Room? A request larger than a batch fills what there is; any other waits for room for all its rows.
             if splits and request.rows > cap:
                 left = min(left, room - rows)
-            elif rides and rows + left > room:
+            elif slices and rows + left > room:
                 break
             if budget is not None and request.tokens:
-                share = left * request.tokens // request.rows
-                if tokens + share > budget and splits and request.tokens > budget:
-                    left = min(left, (budget - tokens) * request.rows // request.tokens)
-                    if not rides:
-                        left = max(left, 1)  # a row is served whatever its tokens
-                    share = left * request.tokens // request.rows
-                if not left or (rides and tokens + share > budget):
+                left, share = _within(budget, tokens, request, left, cut=splits, first=not slices)
+                if not left:
                     break
                 tokens += share
-            # 3. On board.
-            rides.append((request, first_row, first_row + left))
+            # 3. In the batch.
+            slices.append((request, first_row, first_row + left))
             rows += left
             if not first_row:
                 waited += now - request.arrived
@@ -201,21 +172,12 @@ class Queue:
             if alone or rows >= room:
                 break
         self.rows -= rows
-        self.lane.backlog.rows -= rows
+        state.load.rows -= rows
         self.changed()
-        return Boarding(rides, rows, begun, waited, dropped)
+        return Taken(slices, rows, begun, waited, dropped)
 
-    def shed(self, span: Callable[[Queue, Request, Estimate], float]) -> None:
-        """Let those be shed too who came before shedding began: late anyway, they would make late who comes after.
-
-        ``span``: service time of a request alone.
-        """
-        estimate = self.estimate
-        if estimate is None:
-            return
-        for request in self:
-            if not request.sheddable:
-                request.sheddable = request.arrived + span(self, request, estimate) <= request.due
+    def _known_size(self, most: int) -> int:
+        return self.state.first_batches.known_size(next(iter(self)).bucket, min(self.rows, most))
 
     def changed(self) -> None:
         """Note that requests left or that what they wait for changed."""
@@ -223,7 +185,7 @@ class Queue:
         self._class_rows = None
 
     def due_at(self, upper: tuple[float, ...]) -> float:
-        """When holding ends: with the first hold, or where longer would make a rider late (service: ``upper``)."""
+        """When holding ends: with the first hold, or where longer would make a request late (service: ``upper``)."""
         if self._stale:
             self._hold = min(request.hold_until for request in self)
             self._soonest = min(min(request.due, request.deadline) for request in self)
@@ -238,14 +200,6 @@ class Queue:
             self.classes.values(),
             key=lambda waiting: (waiting[0].priority - (now - waiting[0].arrived) / ageing, waiting[0].arrived),
         )
-
-    def _rows_by_class(self) -> dict[int, int]:
-        if self._class_rows is None:
-            self._class_rows = {
-                level: sum(request.rows - request.taken for request in waiting)
-                for level, waiting in self.classes.items()
-            }
-        return self._class_rows
 
     def work(self, times: tuple[float, ...], *, priority: int | None = None, joins: bool = False) -> float:
         """Device seconds of what waits, or of that in classes up to ``priority``.
@@ -264,3 +218,39 @@ class Queue:
         full, part = divmod(rows, cap)
         ahead = full * time_of(times, cap) if full else 0.0
         return ahead + time_of(times, part) if part and not joins else ahead
+
+    def _rows_by_class(self) -> dict[int, int]:
+        if self._class_rows is None:
+            self._class_rows = {
+                level: sum(request.rows - request.taken for request in waiting)
+                for level, waiting in self.classes.items()
+            }
+        return self._class_rows
+
+    def span(self, request: Request, estimate: Estimate) -> float:
+        """Service time of a request alone, in as many batches as it needs."""
+        cap = self.state.cap
+        if request.rows <= cap or not self.splits:
+            return time_of(estimate.times, request.rows)
+        servers = min(estimate.executors, self.state.parameters.max_in_flight)
+        return -(-request.rows // (cap * servers)) * time_of(estimate.times, cap)
+
+    def shed(self) -> None:
+        """Let requests be shed that came before shedding began: late anyway, they would make later ones late."""
+        estimate = self.estimate
+        if estimate is not None:
+            for request in self:
+                if not request.sheddable:
+                    request.sheddable = request.arrived + self.span(request, estimate) <= request.due
+
+
+def _within(budget: int, used: int, request: Request, rows: int, *, cut: bool, first: bool) -> tuple[int, int]:
+    """Return how many of a request's rows the token budget has room for, and their tokens; one row always goes first.
+
+    Only requests that are beyond the whole budget are cut.
+    """
+    share = rows * request.tokens // request.rows
+    if used + share > budget and cut and request.tokens > budget:
+        rows = max(min(rows, (budget - used) * request.rows // request.tokens), 1 if first else 0)
+        share = rows * request.tokens // request.rows
+    return (rows, share) if first or used + share <= budget else (0, 0)

@@ -1,4 +1,4 @@
-"""What goes into the Batcher and what comes out: requests, batches, faults, and the actions it asks for."""
+"""What goes into the Batcher and what comes out: requests, estimates, batches, faults, and the actions it asks for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from carpool.policy.plain import Frozen, FrozenCamel
 
 if TYPE_CHECKING:
-    from carpool.batching.model_state import Lane
+    from carpool.batching.model_state import ModelState
 
 
 class Priority(IntEnum):
@@ -24,14 +24,13 @@ class Priority(IntEnum):
 
 
 class Request:
-    """One caller's request while it waits and rides.
+    """One caller's request while it waits and is served.
 
-    ``key``: only requests with equal keys merge. ``rows`` along the batch axis. ``size`` in bytes, ``tokens`` in the
-    unit of the token budget. ``arrived``, ``due`` (arrival plus the SLO's target) and ``deadline`` (when the caller
-    stops waiting) are seconds on the clock that every ``now`` is read from. ``mergeable`` requests may be merged and
-    split; others go alone, whole. ``caller``: who sent it, as far as that is known; ``None``: not at all. A ``shadow``
-    is a request of the driver's own: it takes a slot like any other, and is not counted as an arrival, a refusal or a
-    miss. ``payload`` belongs to whoever made the request.
+    ``key``: only requests with equal keys are batched together. ``rows`` along the batch axis. ``size`` in bytes,
+    ``tokens`` in the unit of the token budget. ``arrived``, ``due`` (arrival plus the SLO's target) and ``deadline``
+    (when the caller stops waiting) are seconds on the clock that every ``now`` is read from. ``mergeable`` requests may
+    be merged and split; others are sent alone, whole. ``caller``: its sender, where known. A ``shadow`` is the driver's
+    own request: it takes a slot like any other, and is not counted. ``payload`` belongs to the driver.
     """
 
     __slots__ = (
@@ -72,7 +71,7 @@ class Request:
         self.shadow = shadow
         self.payload = payload
         self.hold_until = arrived
-        """When it stops waiting for company; set on admission, and only ever brought forward."""
+        """When it stops waiting for others; set on admission, and only ever brought forward."""
         self.exempt = False
         """Whether it arrived at an idle upstream and so is never shed. Set on admission."""
         self.sheddable = False
@@ -85,7 +84,7 @@ class Request:
         self.ended = False
 
 
-Ride: TypeAlias = tuple[Request, int, int]
+Slice: TypeAlias = tuple[Request, int, int]
 """Rows ``start:stop`` of a request, in one batch."""
 
 
@@ -93,15 +92,15 @@ class Batch:
     """Rows that go to the upstream in one call. As an action: send it, then report it ``complete``."""
 
     __slots__ = (
-        "aborted", "attempt", "bucket", "cold", "completed_before", "dispatched", "family", "finish", "in_flight",
-        "key", "lane", "number", "overdue", "overdue_at", "rest", "rides", "rows",
+        "aborted", "attempt", "bucket", "cold", "completed_before", "dispatched", "finish", "halves", "in_flight",
+        "key", "number", "overdue", "overdue_at", "rest", "rows", "slices", "state",
     )  # fmt: skip
 
-    def __init__(self, lane: Lane, key: Hashable, bucket: int, rides: list[Ride], rows: int) -> None:
-        self.lane = lane
+    def __init__(self, state: ModelState, key: Hashable, bucket: int, slices: list[Slice], rows: int) -> None:
+        self.state = state
         self.key = key
         self.bucket = bucket
-        self.rides = rides
+        self.slices = slices
         self.rows = rows
         self.number = 0
         """Counts dispatches of this Batcher."""
@@ -111,50 +110,68 @@ class Batch:
         self.completed_before = 0
         """Calls that had ended by then."""
         self.finish = inf
-        """Predicted; ``inf`` while its service time is unknown."""
+        """Forecast; ``inf`` while its service time is unknown."""
         self.overdue = False
         """Whether it gave its slot back, since it takes far longer than forecast."""
         self.overdue_at = inf
         self.cold = False
+        """Whether it is the first of its size."""
         self.aborted = False
         self.attempt = 1
         self.rest: list[Batch] = []
-        """What the slot serves next: the remaining parts of a batch that failed."""
-        self.family: Family | None = None
+        """What its slot serves next: the remaining parts of a batch that failed."""
+        self.halves: Halves | None = None
+        """Of which it is one."""
 
     @property
     def model(self) -> str:
         """Name of the model it calls."""
-        return self.lane.name
+        return self.state.name
 
     @property
     def whole(self) -> bool:
         """Whether it is one request, entire: its original bytes can be sent."""
-        return len(self.rides) == 1 and self.rides[0][2] - self.rides[0][1] == self.rides[0][0].rows
+        return len(self.slices) == 1 and self.slices[0][2] - self.slices[0][1] == self.slices[0][0].rows
+
+    def answered(self) -> list[Request]:
+        """Count its rows as answered; return the requests that are complete with them."""
+        finished = []
+        for request, start, stop in self.slices:
+            if not request.ended:
+                request.unserved -= stop - start
+                if not request.unserved:
+                    request.ended = True
+                    finished.append(request)
+        return finished
 
 
-class Family:
+class Halves:
     """The two halves of a batch that failed: when both succeed, its size was the fault."""
 
-    __slots__ = ("largest", "rows", "succeeded")
+    __slots__ = ("_succeeded", "largest", "rows")
 
     def __init__(self, rows: int, largest: int) -> None:
         self.rows = rows
         """Of the batch that failed."""
         self.largest = largest
         """Rows of the larger half."""
-        self.succeeded = 0
+        self._succeeded = 0
+
+    def succeed(self) -> bool:
+        """Note that one succeeded; return whether both did."""
+        self._succeeded += 1
+        return self._succeeded == 2
 
 
 class FaultKind(StrEnum):
     """Whose fault a failed batch is, which says what to do with it."""
 
     ITEM = "item"
-    """One rider's: bisect."""
+    """One request's: bisect."""
     SIZE = "size"
     """The batch is too large: halve it, through a request if need be; lower the ceiling when both halves succeed."""
     SHARED = "shared"
-    """Every rider's alike: all get the answer."""
+    """Every request's alike: all get the answer."""
     ROWS = "rows"
     """The answer has the wrong number of rows: the model can't be batched."""
     TRANSPORT = "transport"
@@ -162,7 +179,7 @@ class FaultKind(StrEnum):
 
 
 class Fault(Frozen, frozen=True):
-    """Why a batch failed. ``detail`` belongs to the driver and comes back with the riders."""
+    """Why a batch failed. ``detail`` belongs to the driver and comes back with the requests."""
 
     kind: FaultKind
     retryable: bool = False
@@ -183,7 +200,7 @@ def fault_kind(status: int) -> FaultKind | None:
 
 
 def callers_fault(status: int) -> bool:
-    """Whether an upstream's status for one request blames its caller: 4xx, but for those that say it has no time."""
+    """Whether an upstream's status for one request is its caller's fault: 4xx, but for those that mean overload."""
     return 400 <= status < 500 and status not in {408, 429}
 
 
@@ -192,14 +209,14 @@ class Refused(StrEnum):
 
     QUEUE_FULL = "queue-full"
     LATE = "predicted-late"
-    """It is predicted to miss the time it must meet; answers that came late are counted apart."""
+    """It is forecast to miss the time it must meet; answers that came late are counted apart."""
     EXPIRED = "expired"
     """Its deadline passed."""
     DRAINING = "draining"
 
 
 class Refusal(Frozen, frozen=True):
-    """Action: answer the request with a refusal. ``retry_after`` is the predicted drain of what waits, in seconds."""
+    """Action: answer the request with a refusal. ``retry_after``: forecast seconds until what waits is served."""
 
     request: Request
     reason: Refused
@@ -242,9 +259,9 @@ class Estimate(FrozenCamel, frozen=True, rename="camel"):
     """What is believed of a model's service time.
 
     ``times[b]`` is the seconds a batch of b rows takes (index 0 unused), ``upper[b]`` what it seldom exceeds, used
-    where being late costs a rider its SLO; ``executors`` batches are computed at once; ``noise`` is the coefficient of
-    variation of single batches. ``buckets`` says the same of single length buckets, where more than one was met: a row
-    of eight times the length takes eight times as long.
+    where being late costs a request its SLO; ``executors`` is the server concurrency; ``noise`` is the coefficient of
+    variation of single batches. ``buckets`` has the same for each length bucket, where there are several: a row of
+    eight times the length takes eight times as long.
     """
 
     times: "tuple[float, ...]"  # noqa: UP037 - see Frozen
@@ -252,15 +269,15 @@ class Estimate(FrozenCamel, frozen=True, rename="camel"):
     executors: int = 1
     noise: float = 0.0
     hoped: int = 0
-    """Of the executors, those that nobody has seen yet."""
+    """How much of the server concurrency is assumed, not measured."""
     buckets: "dict[int, Estimate]" = {}  # noqa: RUF012, UP037
 
     def of(self, bucket: int | None) -> Estimate:
-        """Return what is believed of one length bucket; of one not met, and of several together, what is of all."""
+        """Return the estimate of one length bucket; of an unknown one, and of several together, that of all."""
         return self.buckets.get(bucket, self) if bucket is not None else self
 
     def computed(self, executors: int, hoped: int = 0) -> Estimate:
-        """Return the same of an upstream with so many executors."""
+        """Return the same with another server concurrency."""
         buckets = {bucket: each.computed(executors, hoped) for bucket, each in self.buckets.items()}
         return replace(self, executors=executors, hoped=hoped, buckets=buckets)
 
@@ -279,8 +296,8 @@ class Estimate(FrozenCamel, frozen=True, rename="camel"):
     def surely(self) -> float:
         """Factor on a batch's time that it seldom exceeds.
 
-        Where more wait than fit on board, whoever boards takes another's seat, and half of those whom the mean would
-        just bring in time come late. Where nobody else would take the seat it is theirs by the mean.
+        Where more wait than fit in a batch, each request takes another's place, and half of those that are just in time
+        by the mean come late. Where no other would take the place, the mean decides.
         """
         return seldom_exceeded(self.noise)
 

@@ -147,8 +147,9 @@ class PassThrough(Camel, frozen=True):
 class ShedAt(StrEnum):
     """Which time a request must be able to meet to be admitted and dispatched.
 
-    ``Automatic`` is ``SLO`` while no configuration is forecast to hold at 1.25 times the load, or the SLO was just seen
-    not to be kept, else ``Deadline``.
+    ``SLO`` refuses requests that would miss the SLO, once batch latency is known; a request that could not meet it even
+    alone never is. ``Deadline`` refuses only requests that would miss their deadline. ``Automatic`` is ``SLO`` where
+    device time is scarce (30 % utilization and more, or a backlog), else ``Deadline``.
     """
 
     AUTOMATIC = "Automatic"
@@ -168,7 +169,7 @@ class Admission(Camel, frozen=True):
     timeout: Duration = Duration(10.0)
     """Deadline of a request that names none; one that names a later one gets this."""
     shed_at: ShedAt = ShedAt.AUTOMATIC
-    """Which time a request must be able to meet."""
+    """Automatic and SLO refuse requests that would miss the SLO; Deadline only those that would miss their deadline."""
 
 
 NEVER_ACROSS = frozenset(

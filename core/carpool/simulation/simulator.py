@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 from heapq import heappop, heappush, heapreplace
-from itertools import count
 from math import inf, log, sqrt
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
@@ -37,9 +36,9 @@ from carpool.policy.spec import Admission
 from carpool.simulation.outcome import ENDS, End, Outcome, Setting, Summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from carpool.batching.model_state import Lane
+    from carpool.batching.model_state import ModelState
 
 ServiceSeconds: TypeAlias = Callable[[int, int], float]
 """Seconds that a batch takes on a free executor, by (rows, length bucket)."""
@@ -128,9 +127,9 @@ Hook: TypeAlias = Callable[[float, list[Stats]], list[Setting] | None]
 
 
 class Dispatcher(Protocol):
-    """What a replica needs of whoever decides what rides together, and when: the Batcher's own methods.
+    """What a replica needs of a Batcher, or of a rule that stands in for it.
 
-    Its batches and its ``lane("")`` carry the counters that answers are counted in.
+    Its batches and its ``model("")`` carry the counters that answers are counted in.
     """
 
     def arrive(self, request: Request, now: float) -> list[Action]:
@@ -154,8 +153,8 @@ class Dispatcher(Protocol):
     def wake_at(self) -> float:
         """When ``poll`` is next needed; ``inf``: not before another event."""
 
-    def lane(self, model: str) -> Lane:
-        """Return a model's lane."""
+    def model(self, name: str) -> ModelState:
+        """Return a model's state, which has the counters of its answers."""
 
     def stats(self, now: float) -> Stats:
         """Snapshot the counters."""
@@ -167,24 +166,6 @@ _REFUSED = {
     Refused.QUEUE_FULL: ENDS.index(End.QUEUE_FULL),
     Refused.EXPIRED: ENDS.index(End.EXPIRED),
 }
-
-
-class _Replica:
-    """One dispatcher and its device, as far as the device has a state."""
-
-    __slots__ = ("batcher", "busy_until", "free", "index", "luck", "noise", "outstanding", "seen", "service")
-
-    def __init__(self, index: int, batcher: Dispatcher, service: _Service, seed: int) -> None:
-        self.index = index
-        self.batcher = batcher
-        self.service = service
-        self.free = [0.0] * service.device.executors
-        """Heap: when each executor is free."""
-        self.busy_until = 0.0
-        self.noise = Random(f"{seed} noise {index}")
-        self.luck = Random(f"{seed} failures {index}")
-        self.seen: set[tuple[int, int]] = set()
-        self.outstanding = 0
 
 
 class Simulation:
@@ -220,28 +201,26 @@ class Simulation:
         seed: int = 0,
         seconds: float = 0.0,
     ) -> None:
-        listed = list(arrivals)
-        self._times: list[float] = []
-        self._details: list[Arrival] | None = None
-        if listed and isinstance(listed[0], tuple):
-            self._details = [Arrival(*each) for each in listed]  # type: ignore[misc] # one kind throughout
-            self._times = [each.time for each in self._details]
-        else:
-            self._times = listed  # type: ignore[assignment] # one kind throughout
+        self._load = _Load(arrivals, slo, float((admission or Admission()).timeout), bucket)
         self._devices = [device] * replicas if isinstance(device, Device) else [*device]
-        self._slo = slo
         self._parameters = parameters or Parameters()
-        self._estimate = estimate
-        self._shed_slo = shed_slo
-        self._dispatcher = dispatcher
-        self._admission = admission or Admission()
-        self._retry_transport = retry_transport
-        self._bucket = bucket
-        self._max_tokens = max_tokens
         self._balancer = balancer
         self._seed = seed
-        self._seconds = max(seconds, self._times[-1] if self._times else 0.0)
+        self._seconds = max(seconds, self._load.times[-1] if self._load.times else 0.0)
         self._hooks: list[tuple[float, Hook]] = []
+
+        def batcher() -> Dispatcher:
+            made = (
+                dispatcher()
+                if dispatcher
+                else Batcher(self._parameters, admission=admission, retry_transport=retry_transport)
+            )
+            made.model("").limits.max_tokens = max_tokens
+            for model in self._load.models:
+                made.learn(model, estimate, 0.0, shed_slo=shed_slo)
+            return made
+
+        self._batcher = batcher
 
     def every(self, seconds: float, hook: Hook) -> Simulation:
         """Call ``hook`` every so often while the run lasts, and apply the settings it returns. Returns itself."""
@@ -250,140 +229,201 @@ class Simulation:
 
     def run(self) -> Outcome:
         """Simulate. The same arguments give the same outcome, to the last bit."""
-        # 1. What the loop needs, in local names: it runs a few million times.
-        slo, timeout = self._slo, float(self._admission.timeout)
-        times, details, bucket_of = self._times, self._details, self._bucket
-        outcome = Outcome(times, self._seconds, self._parameters)
-        latencies, ends = outcome.latencies, outcome.ends
-        replicas = []
-        for index, device in enumerate(self._devices):
-            batcher = self._dispatcher() if self._dispatcher else self._batcher()
-            batcher.lane("").max_tokens = self._max_tokens
-            for model in {"", *(each.model for each in details or ())}:
-                batcher.learn(model, self._estimate, 0.0, shed_slo=self._shed_slo)
-            replicas.append(_Replica(index, batcher, _Service(device, outcome), self._seed))
-        only = replicas[0] if len(replicas) == 1 else None
-        wakes = [inf] * len(replicas)
-        balance = Random(f"{self._seed} balancer")
-        serial = count()
-        heap: list[tuple[float, int, _Replica, Batch | Request | tuple[float, Hook]]] = []
+        outcome = Outcome(self._load.times, self._seconds, self._parameters)
+        replicas = [
+            _Replica(index, self._batcher(), _Service(device, outcome), self._seed)
+            for index, device in enumerate(self._devices)
+        ]
+        run = _Run(self._load, outcome, replicas, self._balancer, Random(f"{self._seed} balancer"))
         for hook in self._hooks:
-            if hook[0] <= self._seconds:
-                heappush(heap, (hook[0], next(serial), replicas[0], hook))
+            run.schedule(hook[0], replicas[0], hook)
+        run.play(iter(self._devices[0].stalls))
+        ended = max([self._seconds, *(replica.busy_until for replica in replicas)])
+        outcome.final = [replica.batcher.stats(ended) for replica in replicas]
+        return outcome
 
-        def carry_out(replica: _Replica, actions: list[Action], now: float) -> None:
-            for action in actions:
-                if isinstance(action, Batch):
-                    if not replica.service.hangs(action):
-                        heappush(heap, (replica.service.finish(replica, action, now), next(serial), replica, action))
-                elif isinstance(action, Finish):
-                    answered = action.batch.lane.counters.answered
-                    replica.outstanding -= len(action.requests)
-                    for request in action.requests:
-                        index = request.payload
-                        arrived = times[index]
-                        latencies[index] = now - arrived
-                        # As the Batcher adds up: by the difference, the last bit would make late who left just in time.
-                        ends[index] = _HIT if now <= arrived + slo else _LATE
-                        answered(request.arrived, request.due, now, ok=True)
-                elif isinstance(action, Refusal):
-                    replica.outstanding -= 1
-                    ends[action.request.payload] = _REFUSED[action.reason]
-                elif isinstance(action, Failure):
-                    replica.outstanding -= len(action.requests)
-                    for request in action.requests:
-                        ends[request.payload] = _FAILED
-                        counters = replica.batcher.lane(request.model).counters
-                        counters.answered(request.arrived, request.due, now, ok=False)
 
-        # 2. The loop: what the heap holds before a wake, a wake before an arrival, when they coincide.
-        stalls = iter(self._devices[0].stalls)
+class _Load:
+    """The requests to come, by number."""
+
+    __slots__ = ("_bucket", "_details", "_timeout", "models", "slo", "times")
+
+    def __init__(
+        self, arrivals: Iterable[float | tuple[float, ...]], slo: float, timeout: float, bucket: Callable[[int], int]
+    ) -> None:
+        listed = list(arrivals)
+        self._details: list[Arrival] | None = None
+        if listed and isinstance(listed[0], tuple):
+            self._details = [Arrival(*each) for each in listed]  # type: ignore[misc] # one kind throughout
+            self.times = [each.time for each in self._details]
+        else:
+            self.times = listed  # type: ignore[assignment] # one kind throughout
+        self.models = {"", *(each.model for each in self._details or ())}
+        self.slo = slo
+        self._timeout = timeout
+        self._bucket = bucket
+
+    def detail(self, number: int) -> Arrival | None:
+        """Return what is to be known of a request; ``None``: nothing, it is like all others."""
+        return None if self._details is None else self._details[number]
+
+    def request(self, number: int, detail: Arrival | None, now: float) -> Request:
+        """Make the request that arrives ``now``."""
+        due = now + self.slo
+        if detail is None:
+            return Request(key=0, arrived=now, due=due, deadline=now + self._timeout, payload=number)
+        bucket = self._bucket(detail.length)
+        return Request(
+            key=(bucket, detail.key) if detail.key else bucket,
+            arrived=now,
+            due=due,
+            rows=detail.rows,
+            deadline=now + min(detail.deadline, self._timeout),
+            priority=detail.priority,
+            tokens=detail.length * detail.rows,
+            bucket=bucket,
+            model=detail.model,
+            caller=detail.caller,
+            payload=number,
+        )
+
+
+class _Run:
+    """The event heap: a batch's end, a caller's leaving, or a hook, each with its time and replica."""
+
+    __slots__ = ("_balance", "_balancer", "_heap", "_load", "_outcome", "_replicas", "_serial", "_wakes")
+
+    def __init__(
+        self, load: _Load, outcome: Outcome, replicas: list[_Replica], balancer: Balancer, balance: Random
+    ) -> None:
+        self._load = load
+        self._outcome = outcome
+        self._replicas = replicas
+        self._balancer = balancer
+        self._balance = balance
+        self._heap: list[tuple[float, int, _Replica, Batch | Request | tuple[float, Hook]]] = []
+        self._serial = 0
+        self._wakes = [inf] * len(replicas)
+
+    def schedule(self, at: float, replica: _Replica, what: Batch | Request | tuple[float, Hook]) -> None:
+        """Let something happen later; a hook not after the run's last second."""
+        if not isinstance(what, tuple) or at <= self._outcome.seconds:
+            self._serial += 1
+            heappush(self._heap, (at, self._serial, replica, what))
+
+    def play(self, stalls: Iterator[tuple[float, float]]) -> None:
+        """Let all happen in order: what the heap holds before a wake, a wake before an arrival, when they coincide."""
+        heap, wakes, replicas, times = self._heap, self._wakes, self._replicas, self._load.times
         stall = next(stalls, (inf, 0.0))
         resumed = 0.0  # when the host last came to itself
-        arrivals = iter(enumerate(times))
-        index, next_arrival = next(arrivals, (0, inf))
-        next_wake = inf
+        number = 0
         while True:
             next_event = heap[0][0] if heap else inf
-            at = min(next_event, next_wake, next_arrival)
+            next_wake = min(wakes)
+            at = min(next_event, next_wake, times[number] if number < len(times) else inf)
             if at == inf:
-                break
+                return
             while at >= stall[0]:
                 resumed = stall[0] + stall[1]
                 stall = next(stalls, (inf, 0.0))
             now = max(at, resumed)
             if at == next_event:
                 _, _, replica, what = heappop(heap)
-                if isinstance(what, Batch):
-                    fault = replica.service.fault(replica, what)
-                    actions = replica.batcher.complete(what, now, fault=fault, stalled=what.dispatched < resumed)
-                elif isinstance(what, Request):
-                    if what.ended:
-                        continue
-                    replica.outstanding -= 1
-                    ends[what.payload] = _CANCELLED
-                    actions = replica.batcher.cancel(what, now)
-                else:
-                    again = at + what[0]
-                    if again <= self._seconds:
-                        heappush(heap, (again, next(serial), replica, what))
-                    settings = what[1](now, [each.batcher.stats(now) for each in replicas]) or ()
-                    for each, setting in zip(replicas, settings * len(replicas), strict=False):
-                        outcome.changes.append((now, each.index, setting))
-                        carry_out(each, each.batcher.configure(setting.parameters, now), now)
-                        learned = each.batcher.learn("", setting.estimate, now, shed_slo=setting.shed_slo)
-                        carry_out(each, learned, now)
-                        wakes[each.index] = each.batcher.wake_at()
-                    next_wake = min(wakes)
-                    continue
+                actions = self._happens(replica, what, at, now, resumed)
             elif at == next_wake:
                 replica = replicas[wakes.index(at)]
                 actions = replica.batcher.poll(now)
             else:
-                replica = only or self._choose(replicas, balance)
-                replica.outstanding += 1
-                if details is None:
-                    request = Request(key=0, arrived=now, due=now + slo, deadline=now + timeout, payload=index)
-                else:
-                    detail = details[index]
-                    bucket = bucket_of(detail.length)
-                    request = Request(
-                        key=(bucket, detail.key) if detail.key else bucket,
-                        arrived=now,
-                        due=now + slo,
-                        rows=detail.rows,
-                        deadline=now + min(detail.deadline, timeout),
-                        priority=detail.priority,
-                        tokens=detail.length * detail.rows,
-                        bucket=bucket,
-                        model=detail.model,
-                        caller=detail.caller,
-                        payload=index,
-                    )
-                    if detail.poisoned or detail.short or detail.hangs:
-                        replica.service.harmful[request] = detail
-                    if detail.patience < inf:
-                        heappush(heap, (at + detail.patience, next(serial), replica, request))
-                actions = replica.batcher.arrive(request, now)
-                index, next_arrival = next(arrivals, (0, inf))
+                replica = replicas[0] if len(replicas) == 1 else self._choose()
+                actions = self._arrives(replica, number, at, now)
+                number += 1
             if actions:
-                carry_out(replica, actions, now)
-            wakes[replica.index] = next_wake = replica.batcher.wake_at()
-            if only is None:
-                next_wake = min(wakes)
-        ended = max([self._seconds, *(replica.busy_until for replica in replicas)])
-        outcome.final = [replica.batcher.stats(ended) for replica in replicas]
-        return outcome
+                self._carry_out(replica, actions, now)
+            wakes[replica.index] = replica.batcher.wake_at()
 
-    def _batcher(self) -> Dispatcher:
-        return Batcher(self._parameters, admission=self._admission, retry_transport=self._retry_transport)
+    def _happens(
+        self, replica: _Replica, what: Batch | Request | tuple[float, Hook], at: float, now: float, resumed: float
+    ) -> list[Action]:
+        if isinstance(what, Batch):
+            fault = replica.service.fault(replica, what)
+            return replica.batcher.complete(what, now, fault=fault, stalled=what.dispatched < resumed)
+        if isinstance(what, Request):
+            if what.ended:
+                return []
+            replica.outstanding -= 1
+            self._outcome.ends[what.payload] = _CANCELLED
+            return replica.batcher.cancel(what, now)
+        self.schedule(at + what[0], replica, what)
+        settings = what[1](now, [each.batcher.stats(now) for each in self._replicas]) or ()
+        for each, setting in zip(self._replicas, settings * len(self._replicas), strict=False):
+            self._outcome.changes.append((now, each.index, setting))
+            self._carry_out(each, each.batcher.configure(setting.parameters, now), now)
+            learned = each.batcher.learn("", setting.estimate, now, shed_slo=setting.shed_slo)
+            self._carry_out(each, learned, now)
+            self._wakes[each.index] = each.batcher.wake_at()
+        return []
 
-    def _choose(self, replicas: list[_Replica], balance: Random) -> _Replica:
-        if self._balancer is Balancer.RANDOM:
-            return replicas[int(balance.random() * len(replicas))]
-        least = min(replica.outstanding for replica in replicas)
-        idlest = [replica for replica in replicas if replica.outstanding == least]
-        return idlest[int(balance.random() * len(idlest))]
+    def _arrives(self, replica: _Replica, number: int, at: float, now: float) -> list[Action]:
+        replica.outstanding += 1
+        detail = self._load.detail(number)
+        request = self._load.request(number, detail, now)
+        if detail is not None:
+            if detail.poisoned or detail.short or detail.hangs:
+                replica.service.harmful[request] = detail
+            if detail.patience < inf:
+                self.schedule(at + detail.patience, replica, request)
+        return replica.batcher.arrive(request, now)
+
+    def _carry_out(self, replica: _Replica, actions: list[Action], now: float) -> None:
+        outcome, times, slo = self._outcome, self._load.times, self._load.slo
+        for action in actions:
+            if isinstance(action, Batch):
+                if not replica.service.hangs(action):
+                    self.schedule(replica.service.finish(replica, action, now), replica, action)
+            elif isinstance(action, Finish):
+                answered = action.batch.state.counters.answered
+                replica.outstanding -= len(action.requests)
+                for request in action.requests:
+                    number = request.payload
+                    arrived = times[number]
+                    outcome.latencies[number] = now - arrived
+                    # As the Batcher adds up: by the difference, the last bit would make late what is just in time.
+                    outcome.ends[number] = _HIT if now <= arrived + slo else _LATE
+                    answered(request.arrived, request.due, now, ok=True)
+            elif isinstance(action, Refusal):
+                replica.outstanding -= 1
+                outcome.ends[action.request.payload] = _REFUSED[action.reason]
+            elif isinstance(action, Failure):
+                replica.outstanding -= len(action.requests)
+                for request in action.requests:
+                    outcome.ends[request.payload] = _FAILED
+                    counters = replica.batcher.model(request.model).counters
+                    counters.answered(request.arrived, request.due, now, ok=False)
+
+    def _choose(self) -> _Replica:
+        replicas = self._replicas
+        if self._balancer is not Balancer.RANDOM:
+            least = min(replica.outstanding for replica in replicas)
+            replicas = [replica for replica in replicas if replica.outstanding == least]
+        return replicas[int(self._balance.random() * len(replicas))]
+
+
+class _Replica:
+    """One dispatcher and its device, as far as the device has a state."""
+
+    __slots__ = ("batcher", "busy_until", "free", "index", "luck", "noise", "outstanding", "seen", "service")
+
+    def __init__(self, index: int, batcher: Dispatcher, service: _Service, seed: int) -> None:
+        self.index = index
+        self.batcher = batcher
+        self.service = service
+        self.free = [0.0] * service.device.executors
+        """Heap: when each executor is free."""
+        self.busy_until = 0.0
+        self.noise = Random(f"{seed} noise {index}")
+        self.luck = Random(f"{seed} failures {index}")
+        self.seen: set[tuple[int, int]] = set()
+        self.outstanding = 0
 
 
 class _Service:
@@ -399,7 +439,7 @@ class _Service:
 
     def hangs(self, batch: Batch) -> bool:
         """Whether a batch is never answered."""
-        return any(self.harmful[each].hangs for each, _, _ in batch.rides if each in self.harmful)
+        return any(self.harmful[each].hangs for each, _, _ in batch.slices if each in self.harmful)
 
     def finish(self, replica: _Replica, batch: Batch, now: float) -> float:
         """Take a batch at ``now`` and return when its answer is there."""
@@ -443,7 +483,7 @@ class _Service:
         if device.largest is not None and batch.rows > device.largest:
             return Fault(FaultKind.SIZE)
         if self.harmful:
-            harmful = [self.harmful[each] for each, _, _ in batch.rides if each in self.harmful]
+            harmful = [self.harmful[each] for each, _, _ in batch.slices if each in self.harmful]
             if any(each.poisoned for each in harmful):
                 return Fault(FaultKind.ITEM)
             if not batch.whole and any(each.short for each in harmful):

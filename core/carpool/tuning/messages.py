@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from carpool.exchange.decision import Reason
+from msgspec.structs import replace
+
+from carpool.exchange.decision import Decision, Reason
+from carpool.learning import batchable_share
 from carpool.policy.durations import format_seconds
 from carpool.policy.spec import Objective
 from carpool.tuning.objective import FASTER, Aim
 
 if TYPE_CHECKING:
+    from carpool.forecasting.accuracy import Alarm
     from carpool.forecasting.forecaster import Assessment
     from carpool.tuning.objective import Choice
 
@@ -96,6 +100,18 @@ def shortfall(best: Assessment, among: str = "") -> str:
     share, budget = best.now.miss_fraction, best.situation.budget
     late = f"{share:.1%} late or refused, {budget:.1%} is the most planned for"
     return f"no configuration{among} meets the SLO at this load: {late}"
+
+
+def explained(decision: Decision, alarm: Alarm | None, *, holds: bool) -> Decision:
+    """Say why requests are not batched, and whether the forecast is wrong; ``holds``: whether any are held."""
+    decision = replace(decision, alarm=alarm.message if alarm is not None else "")
+    if alarm is not None and decision.reason in {Reason.CONVERGED, Reason.FORECAST_OFF, Reason.HELD}:
+        return replace(decision, reason=Reason.FORECAST_OFF, message=f"{decision.message}; {alarm.message}")
+    plain = decision.reason in {Reason.CONVERGED, Reason.PASSES_THROUGH, Reason.SAVES_DEVICE_TIME}
+    if plain and not holds:
+        message = f"{decision.message}; {batchable_share.explained(decision.share)}"
+        return replace(decision, reason=Reason.NO_COMPANY, message=message)
+    return decision
 
 
 def _rounded(seconds: float) -> float:

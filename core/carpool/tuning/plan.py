@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from carpool.tuning.requirements import Requirements
 
 
+SCARCE = 0.3
+"""Utilization from which requests that would be late are refused: below it, few others come while one is served late,
+and a burst is over soon."""
+
+
 class Plan:
     """The situation, and what was chosen for it."""
 
@@ -57,6 +62,14 @@ class Plan:
     def holds(self, wait: float) -> bool:
         """Whether the Batcher holds requests for so many seconds."""
         return self._forecaster is None or self._forecaster.holds(wait)
+
+    def is_scarce(self, parameters: Parameters) -> bool:
+        """Whether device time is: a request that is answered late makes others late.
+
+        Where it is not, refusing the last requests of a burst would help no other.
+        """
+        current = self.assess(parameters)
+        return current is not None and (not current.holds_ahead or self.aim.utilization(current) > SCARCE)
 
     def rest(self, parameters: Parameters, *, refine: bool) -> None:
         """Forecast what is in force more surely, with every decision that needs no choice; let go of what is large."""

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from carpool.batching.counters import COLD
 from carpool.exchange.decision import Decision, Reason
-from carpool.learning.batchable_share import explained
 from carpool.policy.spec import Objective, PassThroughMode, ShedAt
+from carpool.tuning import messages
 from carpool.tuning.belief import Belief
 from carpool.tuning.exploration import Exploration
 from carpool.tuning.guards import Guards, late_of
@@ -111,7 +111,9 @@ class Tuner:
             explores=self._exploration.is_under_way,
         )
         decision = replace(decision, share=self._belief.sharing.share, state=state)
-        return self._explained(decision)
+        return messages.explained(
+            decision, self._guards.check.alarm, holds=self._plan.holds(self._requirements.limits.max_wait)
+        )
 
     def _step(self, observation: Observation) -> Decision:
         history, belief, stats = self._history, self._belief, observation.stats
@@ -275,22 +277,14 @@ class Tuner:
         )
 
     def _sheds_late(self) -> bool:
-        """Whether requests that would miss the SLO are refused."""
-        return self._requirements.policy.admission.shed_at is not ShedAt.DEADLINE
+        """Whether requests that would miss the SLO are refused: where device time is scarce, or was just now."""
+        mode = self._requirements.policy.admission.shed_at
+        if mode is ShedAt.AUTOMATIC:
+            scarce = self._plan.is_scarce(self.parameters)
+            return scarce or self._backlogged() or self._guards.was_broken(self._history.now)
+        return mode is ShedAt.SLO
 
     def _backlogged(self) -> bool:
         """Whether more waits than can be served in time: all that comes behind it would be late."""
         capacity = self._belief.capacity(self.parameters)
         return capacity is not None and self._queued_rows > capacity * self._requirements.target
-
-    def _explained(self, decision: Decision) -> Decision:
-        """Say what keeps requests from being batched, and whether the forecast is wrong."""
-        alarm = self._guards.check.alarm
-        decision = replace(decision, alarm=alarm.message if alarm is not None else "")
-        if alarm is not None and decision.reason in {Reason.CONVERGED, Reason.FORECAST_OFF, Reason.HELD}:
-            return replace(decision, reason=Reason.FORECAST_OFF, message=f"{decision.message}; {alarm.message}")
-        plain = decision.reason in {Reason.CONVERGED, Reason.PASSES_THROUGH, Reason.SAVES_DEVICE_TIME}
-        if plain and not self._plan.holds(self._requirements.limits.max_wait):
-            message = f"{decision.message}; {explained(decision.share)}"
-            return replace(decision, reason=Reason.NO_COMPANY, message=message)
-        return decision

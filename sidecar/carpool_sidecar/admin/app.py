@@ -162,7 +162,7 @@ class AdminApp:
                 "running": sidecar.running,
                 "error": None if sidecar.file is None else sidecar.file.error,
                 "tuned": sidecar.control.tunes,
-                "parameters": {lane.name: to_plain(lane.parameters) for lane in sidecar.batcher.lanes()},
+                "parameters": {state.name: to_plain(state.parameters) for state in sidecar.batcher.models()},
                 "config": config,
             },
         )
@@ -181,7 +181,7 @@ class AdminApp:
             _respond(exchange, {"generation": sidecar.generation, "running": sidecar.running})
 
     def _stats(self, exchange: Exchange) -> None:
-        """Everything counted, and the state of each lane; ``?arrivals=N`` adds the last N arrivals of each model."""
+        """Everything counted, and the state of each model; ``?arrivals=N`` adds the last N arrivals of each model."""
         text = parse_qs(exchange.query.decode("latin-1")).get("arrivals", ["0"])[-1]
         exchange.respond(200, JSON, report.encode(_report(self._sidecar, int(text) if text.isdigit() else 0)) + b"\n")
 
@@ -240,20 +240,20 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
             rows=batcher.queued_rows, bytes=batcher.queued_bytes, in_flight=batcher.in_flight, slots=batcher.slots
         ),
         lanes={
-            lane.name: report.Lane(
-                parameters=lane.parameters,
-                pass_through=lane.passing,
-                queued_requests=lane.queued,
-                cap=lane.cap,
-                ceiling=lane.ceiling,
-                quarantined=lane.quarantined,
-                service_seconds=None if lane.estimate is None else lane.estimate.times,
-                executors=None if lane.estimate is None else lane.estimate.executors,
-                forecast_alarm=sidecar.control.alarms.get(lane.name, ""),
-                replaced=sidecar.control.replaced(lane.name),
-                arrivals=list(lane.counters.recent)[-arrivals:] if arrivals else [],
+            state.name: report.Lane(
+                parameters=state.parameters,
+                pass_through=state.passing,
+                queued_requests=state.load.requests,
+                cap=state.cap,
+                ceiling=state.limits.ceiling,
+                quarantined=state.isolation.quarantined,
+                service_seconds=None if state.belief.estimate is None else state.belief.estimate.times,
+                executors=None if state.belief.estimate is None else state.belief.estimate.executors,
+                forecast_alarm=sidecar.control.alarms.get(state.name, ""),
+                replaced=sidecar.control.replaced(state.name),
+                arrivals=list(state.counters.recent)[-arrivals:] if arrivals else [],
             )
-            for lane in batcher.lanes()
+            for state in batcher.models()
         },
         models=[
             report.ModelEntry(

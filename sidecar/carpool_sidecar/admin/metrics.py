@@ -203,8 +203,8 @@ class Collector:
 
         # 1. By model
         stats = batcher.stats(sidecar.clock())
-        for lane in batcher.lanes():
-            model, counted = lane.name, stats.models[lane.name]
+        for state in batcher.models():
+            model, counted = state.name, stats.models[state.name]
             for name in ("arrivals", "batchable", "arrivals_squared", "windows", "rows", "padded_rows", "bisections"):
                 put(name, getattr(counted, name), model)
             put("limited_batches", counted.limited, model)
@@ -223,12 +223,12 @@ class Collector:
             put("expired", counted.misses.get(Refused.EXPIRED, 0), model)
             put("cancelled", counted.misses.get(CANCELLED, 0), model)
             self._histograms(families, model, counted)
-            for mode, active in (("batching", not lane.passing), ("pass-through", lane.passing)):
+            for mode, active in (("batching", not state.passing), ("pass-through", state.passing)):
                 put("mode", active, model, mode)
-            put("max_batch", lane.cap, model)
-            put("max_wait_seconds", lane.parameters.max_wait, model)
-            put("max_in_flight", lane.parameters.max_in_flight, model)
-            put("overdue_calls", lane.gave_back, model)
+            put("max_batch", state.cap, model)
+            put("max_wait_seconds", state.parameters.max_wait, model)
+            put("max_in_flight", state.parameters.max_in_flight, model)
+            put("overdue_calls", state.load.gave_back, model)
             if (utilization := control.utilization.get(model)) is not None:
                 put("forecast_utilization_ratio", utilization.forecast, model)
                 put("target_utilization_ratio", utilization.target, model)

@@ -176,22 +176,22 @@ class Control:
         paused = self._stalls.total - self._stalled_before
         observations = Observations(
             {
-                lane.name: Observed(
+                state.name: Observed(
                     Observation(
                         now=now,
                         seconds=seconds,
-                        stats=self._measured(lane.name, since.models[lane.name]),
-                        passing=lane.passing,
+                        stats=self._measured(state.name, since.models[state.name]),
+                        passing=state.passing,
                         stalled=paused > STALLED_SHARE * seconds,
                         paused=paused,
                         queued_rows=stats.queued_rows,
-                        others_busy=since.others_busy(lane.name),
+                        others_busy=since.others_busy(state.name),
                     ),
-                    lane.parameters,
-                    self._generation_of(lane.name),
+                    state.parameters,
+                    self._generation_of(state.name),
                 )
-                for lane in self._batcher.lanes()
-                if lane.name != OTHER
+                for state in self._batcher.models()
+                if state.name != OTHER
             }
         )
         if not self.link.send(observations):
@@ -216,7 +216,7 @@ class Control:
     def _apply(self, *, keep: bool = False) -> None:
         """Give every model its parameters: fixed ones, the first ones, or (``keep``) its own within new limits."""
         config, batcher, now = self._config, self._batcher, self._clock()
-        running = {lane.name: lane.parameters for lane in batcher.lanes()}
+        running = {state.name: state.parameters for state in batcher.models()}
         models = {model.name: model for model in config.policy.models}
         self._driver.do(batcher.configure(config.parameters_of(EVERY_MODEL), now))
         for name in {*running, *models, *config.parameters} - {EVERY_MODEL}:
@@ -256,7 +256,7 @@ class Control:
                 self._log.exception("an error in tuning; it continues", extra={"count": self.errors})
 
     def _decided(self, model: str, decision: Decision) -> None:
-        if not any(lane.name == model for lane in self._batcher.lanes()):
+        if not any(state.name == model for state in self._batcher.models()):
             return  # forgotten meanwhile
         now = self._clock()
         if decision.change:

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from carpool.batching.batcher import Batcher
-    from carpool.batching.model_state import Lane
+    from carpool.batching.model_state import ModelState
     from carpool.policy.parameters import Parameters
     from carpool.policy.spec import BatchingPolicy
 
 
 class _Counted(NamedTuple):
-    """A lane's counters, as far as they tell whether its parameters are good."""
+    """A model's counters, as far as they show whether its parameters are good."""
 
     rows: int
     hits: int
@@ -31,15 +31,15 @@ class _Counted(NamedTuple):
     failed: int
 
     @classmethod
-    def of(cls, lane: Lane) -> _Counted:
-        counters = lane.counters
+    def of(cls, state: ModelState) -> _Counted:
+        counters = state.counters
         misses = counters.misses
         late = sum(misses.get(reason, 0) for reason in TOO_LATE)
         return cls(counters.rows, counters.hits, late, misses.get(FAILED, 0))
 
 
 class _Watched(NamedTuple):
-    lane: Lane
+    state: ModelState
     probation: Probation
     before: _Counted
 
@@ -92,10 +92,10 @@ class Guard:
 
     def applied(self, now: float) -> None:
         """Take note that the change was applied: what is counted from here on speaks of it."""
-        for name, (lane, probation, _) in self._watched.items():
+        for name, (state, probation, _) in self._watched.items():
             if name not in self.rolled_back:
-                probation.change(lane.parameters, self._generation)
-            self._watched[name] = _Watched(lane, probation, _Counted.of(lane))
+                probation.change(state.parameters, self._generation)
+            self._watched[name] = _Watched(state, probation, _Counted.of(state))
         self._at = now
 
     def forget(self, model: str | None = None) -> None:
@@ -110,16 +110,16 @@ class Guard:
         if self._policy is None:
             return
         watched = {}
-        for lane in self._batcher.lanes():
-            if lane.name == OTHER:
+        for state in self._batcher.models():
+            if state.name == OTHER:
                 continue
-            counted = _Counted.of(lane)
-            known = self._watched.get(lane.name)
-            if known is None or known.lane is not lane:
+            counted = _Counted.of(state)
+            known = self._watched.get(state.name)
+            if known is None or known.state is not state:
                 quantile, _ = self._policy.slo.percentiles[-1]
-                watched[lane.name] = _Watched(lane, Probation(quantile, lane.parameters, self._generation), counted)
+                watched[state.name] = _Watched(state, Probation(quantile, state.parameters, self._generation), counted)
                 continue
-            watched[lane.name] = known._replace(before=counted)
+            watched[state.name] = known._replace(before=counted)
             if stalled:
                 continue
             verdict = known.probation.observe(
@@ -127,9 +127,9 @@ class Guard:
             )
             if verdict is None:
                 continue
-            self.counts[lane.name] += 1
-            self.rolled_back[lane.name] = RolledBack(
-                model=lane.name,
+            self.counts[state.name] += 1
+            self.rolled_back[state.name] = RolledBack(
+                model=state.name,
                 generation=verdict.generation,
                 rejected=verdict.rejected,
                 back_to=verdict.back_to,
@@ -140,12 +140,12 @@ class Guard:
             self._log.warning(
                 "parameters undone",
                 extra={
-                    "model": lane.name,
+                    "model": state.name,
                     "generation": verdict.generation,
                     "rejected": verdict.rejected.describe(),
                     "back_to": verdict.back_to.describe(),
                     "detail": verdict.reason,
                 },
             )
-            self._go_back(lane.name, verdict.back_to)
+            self._go_back(state.name, verdict.back_to)
         self._watched = watched

@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
-from carpool.batching.batchable import LIKELY, RECENT, Company
-from carpool.batching.batcher import MAX_KINDS, Batcher
+from carpool.batching.batchable import LIKELY, RECENT, BatchableShare
+from carpool.batching.batcher import Batcher
+from carpool.batching.queue_set import MAX_KEYS
 from carpool.batching.requests import Batch, Fault, FaultKind, Request
 from carpool.exchange.decision import Reason
 from carpool.learning.arrivals import Poisson, until
@@ -32,8 +33,8 @@ def drawn(number, count, seed=1):
 
 
 def share_of(keys, *, gap=0.02, bucket=0):
-    company = Company()
-    return sum(company.arrived(key, bucket, at * gap, WAIT) for at, key in enumerate(keys)) / len(keys)
+    share = BatchableShare()
+    return sum(share.arrived(key, bucket, at * gap, WAIT) for at, key in enumerate(keys)) / len(keys)
 
 
 # -- what is observed
@@ -56,22 +57,22 @@ def test_callers_who_take_turns_are_seen_as_what_they_are(number):
 
 
 def test_one_key_is_a_share_of_one_to_the_last_bit():
-    company = Company()
-    assert all(company.arrived("k", 0, at * 1.0, WAIT) for at in range(1000))
-    assert company.share == 1.0
-    assert company.likely(0.0)
+    share = BatchableShare()
+    assert all(share.arrived("k", 0, at * 1.0, WAIT) for at in range(1000))
+    assert share.share == 1.0
+    assert share.worth_holding(0.0)
 
 
 def test_texts_of_another_length_are_no_other_caller():
-    company = Company()
-    assert all(company.arrived(bucket, bucket, 0.0, WAIT) for bucket in drawn(4, 1000))
-    assert company.share == 1.0
+    share = BatchableShare()
+    assert all(share.arrived(bucket, bucket, 0.0, WAIT) for bucket in drawn(4, 1000))
+    assert share.share == 1.0
 
 
 def test_what_callers_send_is_not_kept():
-    company, secret = Company(), b"authorization: Bearer 12345"
-    company.arrived(secret, 0, 0.0, WAIT)
-    assert secret not in company._recent[0]._keys
+    share, secret = BatchableShare(), b"authorization: Bearer 12345"
+    share.arrived(secret, 0, 0.0, WAIT)
+    assert secret not in share._recent[0]._keys
 
 
 def request(now, key="k", **fields):
@@ -88,7 +89,7 @@ def test_requests_that_may_not_be_batched_have_no_company():
     for at in range(20):
         batcher.arrive(request(at, mergeable=False), at)
     assert counted(batcher) == (20, 0)
-    assert not batcher.lane("m").company.likely(WAIT)
+    assert not batcher.model("m").batchable.worth_holding(WAIT)
 
 
 def test_a_quarantined_model_has_no_batchable_requests():
@@ -99,16 +100,16 @@ def test_a_quarantined_model_has_no_batchable_requests():
     (_, merged) = batcher.complete(running, 0.1)
     assert isinstance(merged, Batch)
     batcher.complete(merged, 0.2, fault=Fault(FaultKind.ROWS))
-    assert batcher.lane("m").quarantined
+    assert batcher.model("m").isolation.quarantined
     before = counted(batcher)
     for at in range(1, 11):
         batcher.arrive(request(at), at)
     assert counted(batcher) == (before[0] + 10, before[1])
 
 
-def test_a_request_that_found_too_many_kinds_waiting_counts_by_its_key():
+def test_a_request_that_found_too_many_keys_waiting_counts_by_its_key():
     batcher = Batcher(Parameters(max_batch=8, max_in_flight=1))
-    for key in range(MAX_KINDS + 10):
+    for key in range(MAX_KEYS + 10):
         batcher.arrive(request(0.0, key=key), 0.0)
     arrivals, batchable = counted(batcher)
     for _ in range(50):
@@ -163,11 +164,11 @@ def test_a_wait_that_is_short_for_the_keys_holds_nothing():
 
 
 def believed(number, *, intervals=600, count=25):
-    company, sharing, news = Company(), Sharing(), []
+    share, sharing, news = BatchableShare(), Sharing(), []
     keys = iter(drawn(number, intervals * count))
     for interval in range(intervals):
         now = 0.5 * interval
-        matches = sum(company.arrived(next(keys), 0, now, WAIT) for _ in range(count))
+        matches = sum(share.arrived(next(keys), 0, now, WAIT) for _ in range(count))
         if sharing.observe(0.5, count, matches):
             news.append(interval)
     return sharing.share, news

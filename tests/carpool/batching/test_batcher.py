@@ -14,9 +14,10 @@ from machine import FAILURES, MODELS, Driver, estimate, random_parameters, rando
 from msgspec.structs import replace
 from soak import soak
 
-from carpool.batching.batcher import LEAST_OVERDUE, MAX_KINDS, OVERDUE_UNKNOWN, Batcher
+from carpool.batching.batcher import Batcher
 from carpool.batching.counters import CANCELLED, MAX_CELLS
 from carpool.batching.isolation import EXTRA_ROWS, EXTRA_SHARE, MAX_ISOLATED
+from carpool.batching.queue_set import MAX_KEYS
 from carpool.batching.requests import (
     Abort,
     Action,
@@ -31,6 +32,7 @@ from carpool.batching.requests import (
     Refused,
     Request,
 )
+from carpool.batching.slots import LEAST_OVERDUE, OVERDUE_UNKNOWN
 from carpool.learning.arrivals import Poisson, until
 from carpool.policy.durations import Duration, Quantity
 from carpool.policy.parameters import Parameters
@@ -67,7 +69,7 @@ def batches(actions: list[Action]) -> list[Batch]:
 
 
 def riders(batch: Batch) -> list[Request]:
-    return [rider for rider, _, _ in batch.rides]
+    return [each for each, _, _ in batch.slices]
 
 
 def refusals(actions: list[Action]) -> list[tuple[Request, Refused]]:
@@ -120,7 +122,7 @@ def test_rule_2_a_larger_request_is_split_at_the_cap_and_ends_with_its_last_row(
     spans = []
     finished: list[Request] = []
     while True:
-        spans += [(start, stop) for _, start, stop in batch.rides]
+        spans += [(start, stop) for _, start, stop in batch.slices]
         actions = to.complete(batch, 0.01)
         (finish,) = (action for action in actions if isinstance(action, Finish))
         finished += finish.requests
@@ -138,7 +140,7 @@ def test_rule_2_the_last_part_of_a_split_request_takes_others_along() -> None:
     (batch,) = batches(to.arrive(large, 0.0))
     to.arrive(small, 0.0)
     (batch,) = batches(to.complete(batch, 0.01))
-    assert batch.rides == [(large, 8, 10), (small, 0, 3)]
+    assert batch.slices == [(large, 8, 10), (small, 0, 3)]
 
 
 def test_rule_2_tei_array_inputs_do_not_slip_past_the_cap() -> None:
@@ -152,27 +154,27 @@ def test_rule_2_tei_array_inputs_do_not_slip_past_the_cap() -> None:
 @pytest.mark.parametrize("passing", [False, True])
 def test_rule_2_a_model_s_own_cap_holds(passing: bool) -> None:
     to = Batcher(Parameters(max_batch=16, pass_through=passing))
-    to.lane("m").max_batch = 4
+    to.model("m").limits.max_rows = 4
     (batch,) = batches(to.arrive(request(rows=10), 0.0))
     assert batch.rows == 4
 
 
 def test_rule_2_the_token_budget_bounds_batches_and_cuts_requests_larger_than_it() -> None:
     to = batcher(max_batch=100)
-    to.lane("m").max_tokens = 50
+    to.model("m").limits.max_tokens = 50
     first = occupied(to)
     send(to, 0.0, request(rows=1, tokens=30), request(rows=10, tokens=100))
     (batch,) = batches(to.complete(first, 0.01))
-    assert [(start, stop) for _, start, stop in batch.rides] == [(0, 1), (0, 2)]  # 30 + 2 rows of 10
+    assert [(start, stop) for _, start, stop in batch.slices] == [(0, 1), (0, 2)]  # 30 + 2 rows of 10
     (batch,) = batches(to.complete(batch, 0.02))
-    assert [(start, stop) for _, start, stop in batch.rides] == [(2, 7)]
+    assert [(start, stop) for _, start, stop in batch.slices] == [(2, 7)]
     (batch,) = batches(to.complete(batch, 0.03))
-    assert [(start, stop) for _, start, stop in batch.rides] == [(7, 10)]
+    assert [(start, stop) for _, start, stop in batch.slices] == [(7, 10)]
 
 
 def test_rule_2_a_row_beyond_the_token_budget_rides_alone() -> None:
     to = batcher(max_batch=8)
-    to.lane("m").max_tokens = 5
+    to.model("m").limits.max_tokens = 5
     (batch,) = batches(to.arrive(request(rows=2, tokens=20), 0.0))
     assert batch.rows == 1
     (batch,) = batches(to.complete(batch, 0.01))
@@ -186,7 +188,7 @@ def test_rule_3_without_a_batch_axis_requests_ride_alone_and_whole() -> None:
     send(to, 0.0, *asked)
     (one,) = batches(to.complete(first, 0.01))
     (two,) = batches(to.complete(one, 0.02))
-    assert (one.rides, two.rides) == ([(asked[0], 0, 6)], [(asked[1], 0, 1)])
+    assert (one.slices, two.slices) == ([(asked[0], 0, 6)], [(asked[1], 0, 1)])
     assert one.whole
     assert two.whole
 
@@ -206,7 +208,7 @@ def test_rule_3_a_shadow_takes_a_slot_and_is_counted_as_nobody() -> None:
     real, late = request(0.0), shadow(0.0, deadline=0.5)
     assert send(to, 0.0, real, late) == [Refusal(late, Refused.QUEUE_FULL, 1.0)]
     (second,) = batches(to.complete(first, 0.1))
-    assert [rider for rider, _, _ in second.rides] == [real]
+    assert [each for each, _, _ in second.slices] == [real]
     expiring = shadow(0.1, deadline=0.5)
     send(to, 0.1, expiring)
     assert Refusal(expiring, Refused.EXPIRED) in to.poll(0.6)
@@ -255,7 +257,7 @@ def test_rule_4_a_model_that_never_answers_fills_no_queue_and_delays_no_forecast
     send(to, 0.0, *(request(model="other", deadline=60.0) for _ in range(9)))
     to.poll(5.0)  # its first call gave the slot back, the next never answers either
     send(to, 10.0, *(request(10.0, model="other", deadline=60.0) for _ in range(9)))
-    assert to.lane("other").backlog.rows == 4
+    assert to.model("other").load.rows == 4
     to.arrive(request(10.0), 10.0)
     # 5.5 ms for what runs and 5.5 for itself; nothing of the other model's queue reaches the upstream.
     assert refusals(to.arrive(request(10.0, deadline=10.0111), 10.0)) == []
@@ -268,7 +270,7 @@ def test_rule_4_models_take_turns_in_forecasts() -> None:
     send(to, 0.0, *(request(0.0, model="other") for _ in range(6)), request(0.0))
     # In front: two calls under way (11 ms), one batch of the other model (5.5), then itself (5.5).
     assert refusals(to.arrive(request(0.0, deadline=0.0221), 0.0)) == []
-    to.cancel(next(iter(to._waiting[("m", "k")])), 0.0)
+    to.cancel(next(iter(to._queues.by_key[("m", "k")])), 0.0)
     assert refusals(to.arrive(request(0.0, deadline=0.0219), 0.0)) != []
 
 
@@ -280,13 +282,13 @@ def test_rule_8_an_overdue_call_gives_its_slot_back() -> None:
     assert to.wake_at() == LEAST_OVERDUE
     (next_one,) = batches(to.poll(LEAST_OVERDUE))
     assert riders(next_one) == [waiting]
-    assert (to.lane("m").overdue, to.lane("m").gave_back, to.in_flight) == (1, 1, 2)
+    assert (to.model("m").load.overdue, to.model("m").load.gave_back, to.in_flight) == (1, 1, 2)
     # Answered after all, it is an answer like any other, and frees no second slot.
     (finish,) = to.complete(hung, 1.5)
     assert isinstance(finish, Finish)
-    assert not to.lane("m").free
+    assert not to.model("m").free
     to.complete(next_one, 1.5)
-    assert to.lane("m").free
+    assert to.model("m").free
     assert to.idle
 
 
@@ -335,7 +337,7 @@ def test_rule_5_due_when_full() -> None:
 
 def test_rule_5_due_when_the_token_budget_is_full() -> None:
     to = held(max_batch=64)
-    to.lane("m").max_tokens = 100
+    to.model("m").limits.max_tokens = 100
     assert to.arrive(request(tokens=60), 0.0) == []
     assert batches(to.arrive(request(tokens=60), 0.0))
 
@@ -596,7 +598,7 @@ def test_rule_7_bounds_refuse_low_classes_at_80_percent_and_all_at_100(unit: str
     assert not refused(1, 1)
     assert not refused(1, 2)  # 10 of 10
     assert refused(1, 1)
-    assert to.lane("m").counters.misses == {Refused.QUEUE_FULL: 2}
+    assert to.model("m").counters.misses == {Refused.QUEUE_FULL: 2}
 
 
 def test_rule_7_what_leaves_makes_room() -> None:
@@ -708,33 +710,33 @@ def test_rule_7_a_batch_that_took_longer_than_believed_moves_the_predictions_beh
     assert not refusals(to.arrive(request(deadline=0.0366), 0.021))
 
 
-def test_beyond_so_many_kinds_waiting_a_new_one_rides_alone() -> None:
+def test_beyond_so_many_keys_waiting_a_new_one_rides_alone() -> None:
     to = batcher(max_batch=8)
     first = occupied(to)
-    send(to, 0.0, *(request(key=kind) for kind in range(MAX_KINDS)))
+    send(to, 0.0, *(request(key=kind) for kind in range(MAX_KEYS)))
     late, later = (request(key="another") for _ in range(2))
     assert not refusals(send(to, 0.0, late, later, request(key=0)))
     sent = one_after_another(to, first)
     assert [riders(batch) for batch in sent if late in riders(batch)] == [[late]]
     assert [riders(batch) for batch in sent if later in riders(batch)] == [[later]]
-    assert sorted(batch.rows for batch in sent) == [1] * (MAX_KINDS + 1) + [2]
+    assert sorted(batch.rows for batch in sent) == [1] * (MAX_KEYS + 1) + [2]
 
 
 def test_of_another_kind_what_is_larger_than_a_batch_is_split_all_the_same() -> None:
     to = batcher(max_batch=8)
     first = occupied(to)
-    send(to, 0.0, *(request(key=kind) for kind in range(MAX_KINDS)), request(key="another", rows=20))
+    send(to, 0.0, *(request(key=kind) for kind in range(MAX_KEYS)), request(key="another", rows=20))
     assert max(batch.rows for batch in one_after_another(to, first)) == 8
 
 
 def test_sizes_seen_are_bounded() -> None:
     to = batcher(max_batch=1)
-    to.lane("m").seen = {(bucket, 1) for bucket in range(MAX_CELLS)}
+    to.model("m").first_batches.seen = {(bucket, 1) for bucket in range(MAX_CELLS)}
     (batch,) = batches(to.arrive(request(), 0.0))
-    assert batch.cold is ((0, 1) not in to.lane("m").seen)
+    assert batch.cold is ((0, 1) not in to.model("m").first_batches.seen)
     (batch,) = batches(to.complete(batch, 0.01) + to.arrive(request(bucket=-1), 0.02))
     assert not batch.cold
-    assert len(to.lane("m").seen) == MAX_CELLS
+    assert len(to.model("m").first_batches.seen) == MAX_CELLS
 
 
 def test_what_boarded_no_longer_counts_as_waiting() -> None:
@@ -814,14 +816,14 @@ def test_rule_7_hope_for_executors_ends_with_the_first_batch_that_waited_for_one
     (third,) = batches(to.arrive(request(0.0055), 0.0055))
     to.complete(other, 0.0110)  # 1.5 times 6.05 ms, what a row seldom exceeds, are 9.1
     assert third.finish == pytest.approx(0.0165)
-    assert to.lane("m").estimate.executors == 1
+    assert to.model("m").belief.estimate.executors == 1
     # In vain is in vain, until there is another hope, or more is known.
     to.learn("m", replace(estimate(executors=2), hoped=1), 0.011)
-    assert to.lane("m").estimate.executors == 1
+    assert to.model("m").belief.estimate.executors == 1
     to.learn("m", replace(estimate(executors=3), hoped=2), 0.011)
-    assert to.lane("m").estimate.executors == 3
+    assert to.model("m").belief.estimate.executors == 3
     to.learn("m", estimate(executors=2), 0.011)
-    assert to.lane("m").estimate.executors == 2
+    assert to.model("m").belief.estimate.executors == 2
 
 
 @pytest.mark.parametrize("took", [0.0055, 0.0090])
@@ -832,7 +834,7 @@ def test_rule_7_hope_for_executors_lasts_while_nobody_waits_for_one(took: float)
     # Alone at the upstream, nobody waits for an executor, however long it takes.
     (slow,) = batches(to.arrive(request(1.0), 1.0))
     to.complete(slow, 2.0)
-    assert to.lane("m").estimate.executors == 2
+    assert to.model("m").belief.estimate.executors == 2
 
 
 def test_rule_5_each_length_is_held_by_what_its_own_bucket_seldom_exceeds() -> None:
@@ -912,7 +914,7 @@ def test_rule_7_a_request_half_served_is_not_dropped() -> None:
     to.arrive(large, 0.0)
     (part,) = batches(to.complete(first, 0.0055))
     (part,) = batches(to.complete(part, 0.025))  # the second half takes 9 ms
-    assert part.rides == [(large, 8, 16)]
+    assert part.slices == [(large, 8, 16)]
 
 
 def test_rule_7_retry_after_is_the_predicted_drain() -> None:
@@ -973,7 +975,7 @@ def test_rule_8_a_cancelled_request_leaves_the_queue() -> None:
     assert (to.queued_rows, to.queued_bytes) == (1, 7)
     (batch,) = batches(to.complete(first, 0.01))
     assert riders(batch) == [stays]
-    assert to.lane("m").counters.misses == {CANCELLED: 1}
+    assert to.model("m").counters.misses == {CANCELLED: 1}
 
 
 def test_rule_8_mlserver_one_rider_s_exit_leaves_the_others() -> None:
@@ -1071,7 +1073,7 @@ def test_rule_8_triton_deadlines_end_the_waiting_and_the_riding() -> None:
     assert refusals(to.poll(0.02)) == [(waiting, Refused.EXPIRED)]
     assert to.wake_at() == inf
     assert to.idle
-    assert to.lane("m").counters.misses == {Refused.EXPIRED: 2}
+    assert to.model("m").counters.misses == {Refused.EXPIRED: 2}
 
 
 def test_rule_8_an_expired_request_is_not_dispatched_when_the_poll_is_late() -> None:
@@ -1162,7 +1164,7 @@ def test_rule_9_torchserve_when_the_credit_is_spent_each_is_sent_alone_and_batch
     assert [failure.requests for failure in failures] == [[each] for each in asked if each in bad]
     assert not any(failure.unresolved for failure in failures)
     assert calls == 1 + 2 + 64
-    assert to.lane("m").cap == 64, "requests of other keys are batched as before"
+    assert to.model("m").cap == 64, "requests of other keys are batched as before"
     first = occupied(to)
     send(to, 0.7, *(request() for _ in range(64)))
     # A half of 64 failed, and the other half: the limit was halved twice.
@@ -1217,10 +1219,10 @@ def test_rule_9_a_caller_with_bad_requests_costs_the_others_no_batches() -> None
 
 
 def test_rule_9_keys_that_are_watched_are_bounded() -> None:
-    lane = batcher().lane("m")
+    isolation = batcher().model("m").isolation
     for key in range(3 * MAX_ISOLATED):
-        lane.isolate(key, 2)
-    assert list(lane.isolated) == list(range(2 * MAX_ISOLATED, 3 * MAX_ISOLATED))
+        isolation.failed(key, 2)
+    assert list(isolation.keys) == list(range(2 * MAX_ISOLATED, 3 * MAX_ISOLATED))
 
 
 def test_rule_9_what_may_not_be_sent_again_shares_the_error() -> None:
@@ -1230,7 +1232,7 @@ def test_rule_9_what_may_not_be_sent_again_shares_the_error() -> None:
     asked, batch = together(to, 3)
     wrong = Fault(FaultKind.ROWS)
     assert to.complete(batch, 0.02, fault=wrong) == [Failure(asked, wrong)]
-    assert to.lane("m").quarantined
+    assert to.model("m").isolation.quarantined
 
 
 def test_rule_9_one_request_alone_gets_its_own_error_at_once() -> None:
@@ -1247,7 +1249,7 @@ def test_rule_9_who_stays_is_not_blamed_for_a_culprit_who_left() -> None:
     (again,) = batches(to.complete(batch, 0.01, fault=ITEM))
     assert riders(again) == [stays]
     assert to.complete(again, 0.02)[0].requests == [stays]
-    assert to.lane("m").ceiling is None
+    assert to.model("m").limits.ceiling is None
 
 
 def test_rule_9_a_failed_part_fails_the_request_and_stops_its_other_parts() -> None:
@@ -1265,9 +1267,9 @@ def test_rule_9_both_halves_succeeding_is_a_size_fault() -> None:
     _, batch = together(to, 8)
     (left,) = batches(to.complete(batch, 0.01, fault=ITEM))
     (right,) = batches(to.complete(left, 0.02))
-    assert to.lane("m").ceiling is None
+    assert to.model("m").limits.ceiling is None
     to.complete(right, 0.03)
-    assert to.lane("m").cap == 4
+    assert to.model("m").cap == 4
     _, batch = together(to, 4)
     assert batch.rows == 4
 
@@ -1279,7 +1281,7 @@ def test_rule_9_halves_prove_nothing_once_a_rider_has_left() -> None:
     to.cancel(asked[7], 0.015)
     (right,) = batches(to.complete(left, 0.02))
     to.complete(right, 0.03)
-    assert to.lane("m").ceiling is None
+    assert to.model("m").limits.ceiling is None
 
 
 def test_rule_9_halves_prove_nothing_when_a_rider_left_before_the_fault() -> None:
@@ -1289,7 +1291,7 @@ def test_rule_9_halves_prove_nothing_when_a_rider_left_before_the_fault() -> Non
     (left,) = batches(to.complete(batch, 0.01, fault=ITEM))
     (right,) = batches(to.complete(left, 0.02))
     to.complete(right, 0.03)
-    assert to.lane("m").ceiling is None
+    assert to.model("m").limits.ceiling is None
 
 
 def test_rule_9_413_halves_through_requests_and_lowers_the_ceiling() -> None:
@@ -1301,12 +1303,12 @@ def test_rule_9_413_halves_through_requests_and_lowers_the_ceiling() -> None:
     while batch:
         actions = to.complete(batch, 0.01, fault=SIZE if batch.rows > 5 else None)
         if batch.rows <= 5:
-            spans += [ride[1:] for ride in batch.rides]
+            spans += [ride[1:] for ride in batch.slices]
         finished += [done for action in actions if isinstance(action, Finish) for done in action.requests]
         batch = next(iter(batches(actions)), None)
     assert spans == [(0, 4), (4, 8), (8, 12), (12, 16)]
     assert finished == [asked]
-    assert to.lane("m").cap == 4
+    assert to.model("m").cap == 4
 
 
 def test_rule_9_413_of_one_row_is_its_own_and_costs_the_others_no_ceiling() -> None:
@@ -1315,7 +1317,7 @@ def test_rule_9_413_of_one_row_is_its_own_and_costs_the_others_no_ceiling() -> N
     answered, failures, _ = serve(to, batch, {asked[5]}, SIZE)
     assert len(answered) == 7
     assert [failure.requests for failure in failures] == [[asked[5]]]
-    assert to.lane("m").ceiling is None
+    assert to.model("m").limits.ceiling is None
 
 
 def test_rule_9_413_of_a_row_of_a_larger_request_is_judged_by_the_whole() -> None:
@@ -1323,16 +1325,16 @@ def test_rule_9_413_of_a_row_of_a_larger_request_is_judged_by_the_whole() -> Non
     large = request(rows=3)
     (part,) = batches(to.arrive(large, 0.0))
     (whole,) = batches(to.complete(part, 0.01, fault=SIZE))
-    assert whole.rides == [(large, 0, 3)]
+    assert whole.slices == [(large, 0, 3)]
     assert to.complete(whole, 0.02, fault=SIZE) == [Failure([large], SIZE)]
 
 
 def test_rule_9_413_lowers_the_ceiling_at_once_when_the_budget_is_spent() -> None:
     to = batcher(max_batch=8)
-    to.lane("m").extra_rows = 100
+    to.model("m").limits.again_rows = 100
     _, batch = together(to, 7)
     (part,) = batches(to.complete(batch, 0.01, fault=SIZE))
-    assert to.lane("m").cap == 4
+    assert to.model("m").cap == 4
     assert part.rows == 3
 
 
@@ -1359,11 +1361,11 @@ def test_rule_9_wrong_rows_quarantine_the_model_and_each_is_served_alone() -> No
     waiting = [request(rows=9), request(), request()]
     send(to, 0.0, *waiting)
     running = batches(to.complete(batch, 0.01, fault=Fault(FaultKind.ROWS)))
-    assert to.lane("m").quarantined
+    assert to.model("m").isolation.quarantined
     served = []
     for step in range(6):
         (one,) = running
-        served.append(one.rides)
+        served.append(one.slices)
         running = batches(to.complete(one, 0.02 + step / 100))
     assert served == [[(each, 0, each.rows)] for each in (*asked, *waiting)]
     assert running == []
@@ -1380,7 +1382,7 @@ def test_rule_9_what_was_sent_before_the_quarantine_is_served_again_alone() -> N
     alone = batches(to.complete(one, 0.02, fault=Fault(FaultKind.ROWS)))
     # It has as many rows as were asked for, and still they may be the wrong ones.
     alone += batches(to.complete(two, 0.02))
-    assert [each.rides for each in alone] == [[(asked[0], 0, 1)], [(asked[2], 0, 1)]]
+    assert [each.slices for each in alone] == [[(asked[0], 0, 1)], [(asked[2], 0, 1)]]
 
 
 def test_rule_9_a_request_in_parts_is_served_again_whole() -> None:
@@ -1392,7 +1394,7 @@ def test_rule_9_a_request_in_parts_is_served_again_whole() -> None:
     actions = to.complete(parts[0], 0.01, fault=Fault(FaultKind.ROWS))
     assert Abort(parts[1]) in actions, "nobody waits for the other part any more"
     running = batches(actions)
-    assert (large, 0, 12) in [ride for each in running for ride in each.rides]
+    assert (large, 0, 12) in [ride for each in running for ride in each.slices]
     finished = []
     while running:
         actions = to.complete(running.pop(0), 0.02)
@@ -1406,14 +1408,14 @@ def test_rule_9_wrong_rows_of_a_whole_request_say_nothing_of_batching() -> None:
     to = batcher(max_batch=8)
     (batch,) = batches(to.arrive(request(rows=2), 0.0))
     to.complete(batch, 0.01, fault=Fault(FaultKind.ROWS))
-    assert not to.lane("m").quarantined
+    assert not to.model("m").isolation.quarantined
 
 
 def test_rule_9_wrong_rows_of_a_part_quarantine() -> None:
     to = batcher(max_batch=8)
     (batch,) = batches(to.arrive(request(rows=20), 0.0))
     (again,) = batches(to.complete(batch, 0.01, fault=Fault(FaultKind.ROWS)))
-    assert to.lane("m").quarantined
+    assert to.model("m").isolation.quarantined
     assert again.whole
 
 
@@ -1425,7 +1427,7 @@ def test_rule_9_parts_ride_alone_once_their_model_is_quarantined() -> None:
     (batch,) = batches(to.complete(blockers[0], 0.01))
     (left,) = batches(to.complete(batch, 0.02, fault=ITEM))
     to.complete(blockers[1], 0.02)
-    to.lane("m").quarantined = True
+    to.model("m").isolation.quarantined = True
     (part,) = batches(to.complete(left, 0.03))
     assert riders(part) == [asked[2]]
     (part,) = batches(to.complete(part, 0.04))
@@ -1436,7 +1438,7 @@ def test_rule_9_transport_is_retried_once_where_the_policy_allows() -> None:
     to = batcher(max_batch=8, retry_transport=True)
     asked, batch = together(to, 3)
     (again,) = batches(to.complete(batch, 0.01, fault=RESET))
-    assert again.rides == batch.rides
+    assert again.slices == batch.slices
     assert to.complete(again, 0.02, fault=RESET) == [Failure(asked, RESET)]
 
 
@@ -1480,11 +1482,11 @@ def test_rule_10_parameters_and_slots_are_per_model() -> None:
     to = batcher(max_batch=8)
     to.configure(Parameters(max_batch=2, max_in_flight=3), 0.0, model="m")
     assert to.slots == 3
-    assert to.lane("m").cap == 2
-    assert to.lane("other").cap == 8
+    assert to.model("m").cap == 2
+    assert to.model("other").cap == 8
     assert to.slots == 4
     to.configure(Parameters(max_batch=5), 0.0)
-    assert (to.slots, to.lane("m").cap, to.lane("other").cap) == (2, 5, 5)
+    assert (to.slots, to.model("m").cap, to.model("other").cap) == (2, 5, 5)
 
 
 def test_rule_10_more_slots_start_what_waits_at_once() -> None:
@@ -1517,13 +1519,13 @@ def test_rule_11_a_backlog_ends_pass_through() -> None:
     to = Batcher(Parameters(max_batch=8, max_in_flight=1, pass_through=True))
     first = occupied(to)
     to.arrive(request(), 0.0)
-    assert to.lane("m").passing
+    assert to.model("m").passing
     to.arrive(request(), 0.0)  # two wait where one is served
-    assert not to.lane("m").passing
+    assert not to.model("m").passing
     (batch,) = batches(to.complete(first, 0.01))
     assert batch.rows == 2
     to.configure(Parameters(pass_through=True), 0.02)
-    assert to.lane("m").passing
+    assert to.model("m").passing
 
 
 # ------------------------------------------------------------------------------------------------- counting
@@ -1535,7 +1537,7 @@ def test_samples_are_cold_first_then_by_rows_and_in_flight_and_never_stalled() -
         one, two = batches(send(to, start, request(start), request(start)))
         to.complete(one, start + 0.1, stalled=start == 2.0)
         to.complete(two, start + 0.2)
-    counters = to.lane("m").counters
+    counters = to.model("m").counters
     assert (counters.cold, counters.stalled) == (1, 1)
     seen = {key[:3]: cell for key, cell in counters.cells.items() if key[3] == 0}
     assert {key: cell.batches for key, cell in seen.items()} == {(0, 1, 1): 1, (0, 1, 2): 3}
@@ -1551,7 +1553,7 @@ def test_queue_seconds_count_each_request_once() -> None:
     to.arrive(request(2.0, rows=8), 2.0)
     (batch,) = batches(to.complete(first, 2.01))
     to.complete(batch, 2.03)
-    counters = to.lane("m").counters
+    counters = to.model("m").counters
     assert counters.queue_seconds == pytest.approx(0.01)
     assert counters.dispatched == 2
 
@@ -1561,16 +1563,16 @@ def test_an_unknown_service_time_is_learned_again_after_a_restart() -> None:
     (batch,) = batches(send(to, 0.0, *(request() for _ in range(8))))
     to.complete(batch, 0.01)
     assert to.restarted(0.02) == []
-    assert to.lane("m").estimate is None
+    assert to.model("m").belief.estimate is None
     assert batches(to.arrive(request(0.03), 0.03))[0].cold
 
 
 def test_a_model_that_was_replaced_is_forgotten_and_no_other() -> None:
     to = held()
-    to.learn("n", to.lane("m").estimate, 0.0)
+    to.learn("n", to.model("m").belief.estimate, 0.0)
     to.restarted(0.01, model="m")
-    assert to.lane("m").estimate is None
-    assert to.lane("n").estimate is not None
+    assert to.model("m").belief.estimate is None
+    assert to.model("n").belief.estimate is not None
 
 
 # ------------------------------------------------------------------------------------------------- all together

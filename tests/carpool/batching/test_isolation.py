@@ -1,27 +1,27 @@
 from __future__ import annotations
 
-from carpool.batching.isolation import FIRST_SPAN, LONGEST_SPAN, MAX_SUSPECTS, Isolation, Suspects
+from carpool.batching.isolation import FIRST_SPAN, LONGEST_SPAN, MAX_SUSPECTS, RetryBudget, Suspects
 
 
 def test_the_credit_is_a_fifth_of_the_rows_that_succeed() -> None:
-    isolation = Isolation()
-    assert isolation.failed(64)
-    isolation.succeeded(9)  # 0.2 x 9 is not 2 rows
-    assert not isolation.failed(2)
-    assert isolation.limit == 32, "half of the largest batch that failed"
-    isolation.succeeded(11)
-    assert isolation.failed(2)
+    budget = RetryBudget()
+    assert budget.failed(64)
+    budget.succeeded(9)  # 0.2 x 9 is not 2 rows
+    assert not budget.failed(2)
+    assert budget.limit == 32, "half of the largest batch that failed"
+    budget.succeeded(11)
+    assert budget.failed(2)
 
 
 def test_batches_grow_again_once_nothing_fails() -> None:
-    isolation = Isolation()
+    budget = RetryBudget()
     for _ in range(7):
-        isolation.failed(64)
-    assert isolation.limit == 1
+        budget.failed(64)
+    assert budget.limit == 1
     sizes = []
-    while not isolation.over(64):
-        sizes.append(isolation.limit)
-        isolation.succeeded(isolation.limit or 64)
+    while not budget.over(64):
+        sizes.append(budget.limit)
+        budget.succeeded(budget.limit or 64)
     assert sizes == sorted(sizes)
     assert {1, 2, 4, 8, 16, 32} == set(sizes)
     # From a debt of 384 rows back to a credit of 64: five times as many have to succeed.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.batching.model_state import Lane
+from carpool.batching.model_state import ModelState
 from carpool.batching.requests import Batch, Estimate, FaultKind, Request, callers_fault, fault_kind, time_of
 from carpool.policy.parameters import Parameters
 
@@ -52,10 +52,10 @@ def test_in_hope_sizes_below_those_measured_take_as_much_less_as_they_are_smalle
 
 
 def test_only_an_entire_request_alone_is_whole() -> None:
-    lane = Lane("m", Parameters())
+    state = ModelState("m", Parameters())
     one, two = (Request(key="k", arrived=0.0, due=1.0, rows=4) for _ in range(2))
-    assert Batch(lane, "k", 0, [(one, 0, 4)], 4).whole
-    assert not Batch(lane, "k", 0, [(one, 0, 3)], 3).whole
-    assert not Batch(lane, "k", 0, [(one, 1, 3)], 2).whole
-    assert not Batch(lane, "k", 0, [(one, 0, 4), (two, 0, 4)], 8).whole
-    assert Batch(lane, "k", 0, [], 0).model == "m"
+    assert Batch(state, "k", 0, [(one, 0, 4)], 4).whole
+    assert not Batch(state, "k", 0, [(one, 0, 3)], 3).whole
+    assert not Batch(state, "k", 0, [(one, 1, 3)], 2).whole
+    assert not Batch(state, "k", 0, [(one, 0, 4), (two, 0, 4)], 8).whole
+    assert Batch(state, "k", 0, [], 0).model == "m"

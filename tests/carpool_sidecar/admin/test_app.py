@@ -136,7 +136,7 @@ async def test_signed_parameters_are_applied(world, private_key):
     body, headers = _signed(private_key)
     answer = await admin.send(b"PUT", b"/v1/config", body, headers)
     assert (answer.status, answer.json) == (200, {"generation": 7, "running": 7})
-    assert sidecar.batcher.lane("m").parameters.max_batch == 2
+    assert sidecar.batcher.model("m").parameters.max_batch == 2
     assert sidecar.generation == 7
     again = await admin.send(b"PUT", b"/v1/config", body, headers)
     assert (again.status, again.json) == (200, {"generation": 7, "running": 7})
@@ -176,7 +176,7 @@ async def test_what_was_signed_for_others_or_another_time_changes_nothing(world,
     body, headers = _signed(private_key, **fields)
     answer = await admin.send(b"PUT", b"/v1/config", body, headers)
     assert (answer.status, words in answer.json["error"]) == (403, True)
-    assert sidecar.batcher.lane("m").parameters.max_batch == 8
+    assert sidecar.batcher.model("m").parameters.max_batch == 8
 
 
 async def test_an_unsigned_or_altered_change_is_refused_and_a_wrong_one_named(world, private_key):

@@ -252,7 +252,7 @@ async def test_a_batch_whose_answer_is_too_large_is_halved_and_the_next_ones_are
     assert (await first).status == 200
     assert [(await one).json for one in rest] == [{"predictions": [f"{n}" * 1000]} for n in (1, 2, 3, 4)]
     assert [len(call.rows) for call in world.model.received] == [1, 4, 2, 2]
-    assert sidecar.batcher.lane("m").cap == 2
+    assert sidecar.batcher.model("m").cap == 2
 
 
 async def test_where_one_answer_is_too_large_for_two_requests_are_sent_one_by_one(world):
@@ -261,7 +261,7 @@ async def test_where_one_answer_is_too_large_for_two_requests_are_sent_one_by_on
     world.model.release()
     assert (await first).status == 200
     assert [(await one).json for one in rest] == [{"predictions": [n]} for n in (1, 2)]
-    assert sidecar.batcher.lane("m").cap == 1
+    assert sidecar.batcher.model("m").cap == 1
 
 
 async def test_what_may_not_be_sent_again_is_not_halved_for_a_large_answer(world):
@@ -473,7 +473,7 @@ async def test_a_half_closed_caller_that_is_gone_is_not_served(world, raw):
     world.model.release()
     assert (await first).status == 200
     assert [call.rows for call in world.model.received] == [["first"]]
-    assert sidecar.batcher.lane("m").counters.misses == {"cancelled": 1}
+    assert sidecar.batcher.model("m").counters.misses == {"cancelled": 1}
 
 
 # --------------------------------------------------------------------------------------------------- bad model servers

@@ -318,8 +318,8 @@ async def test_a_row_whose_answer_is_no_json_costs_nobody_else_an_answer(world):
     # Alone, what its model says of it passes as it is: Python's servers write NaN.
     expected = [b'{"predictions":[%b]}' % text for text in (b"1", b"NaN", b"3", b"4")]
     assert [(await one).body for one in asked] == expected
-    lane = sidecar.batcher.lane("m")
-    assert (lane.quarantined, lane.cap) == (False, 8)  # it was no fault of the batch's size
+    lane = sidecar.batcher.model("m")
+    assert (lane.isolation.quarantined, lane.cap) == (False, 8)  # it was no fault of the batch's size
 
 
 async def test_a_model_whose_answers_are_often_no_json_is_sent_smaller_batches(world):
@@ -353,7 +353,7 @@ async def test_a_model_whose_merged_answers_are_no_json_is_not_merged_any_more(w
     asked = await world.queue(sidecar, *[lambda: client.predict(b"1")] * 8)
     world.model.release()
     assert [(await one).status for one in (first, *asked)] == [200] * 9
-    assert sidecar.batcher.lane("m").cap == 1
+    assert sidecar.batcher.model("m").cap == 1
 
 
 # --------------------------------------------------------------------------------------------------- Ray, BentoML, TEI

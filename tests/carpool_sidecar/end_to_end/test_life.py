@@ -44,14 +44,14 @@ async def tuned(world):
 async def test_a_tuner_that_is_killed_costs_no_request_and_what_it_said_holds(world, monkeypatch):
     monkeypatch.setattr(tuner_link, "FIRST_PAUSE", 0.0)
     sidecar, client = await tuned(world)
-    link, lane = sidecar.control.link, sidecar.batcher.lane("m")
+    link, lane = sidecar.control.link, sidecar.batcher.model("m")
     before = lane.parameters
     for _ in range(3):
         pid = link.pid
         os.kill(pid, signal.SIGKILL)
         assert await served(client, range(20))
         await world.until(lambda pid=pid: link.pid not in {None, pid})
-    assert (lane.parameters, lane.estimate) == (before, ESTIMATE)
+    assert (lane.parameters, lane.belief.estimate) == (before, ESTIMATE)
     assert link.restarts == 3
 
 

@@ -118,7 +118,7 @@ async def test_the_drain_key_drains_and_does_nothing_else(injected):
 async def test_a_signed_change_brings_parameters_and_policy_and_asks_for_no_other_key(injected, world):
     sidecar, admin = await injected(key="secret")
     assert (await put(admin, change(policy=for_p99(0.07)))).json == {"generation": 7, "running": 7}
-    assert (sidecar.driver.due, sidecar.batcher.lane("m").parameters.max_batch) == (0.07, 2)
+    assert (sidecar.driver.due, sidecar.batcher.model("m").parameters.max_batch) == (0.07, 2)
     seen = await report(admin)
     assert (seen.generation, seen.running, seen.slo_seconds, seen.target) == (7, 7, 0.07, TARGET)
     assert seen.lanes["m"].parameters == Parameters(max_batch=2)
@@ -140,7 +140,7 @@ async def test_everything_in_a_policy_takes_hold(injected, world):
     body = json.dumps(document | {"parameters": {"m": {"maxBatch": 4}}}).encode()
     answer = await admin.send(b"PUT", b"/v1/config", body, [(b"X-Carpool-Signature", b64encode(KEY.sign(body)))])
     assert answer.status == 200
-    assert (sidecar.driver.timeout, sidecar.batcher.lane("m").cap) == (3.0, 3)
+    assert (sidecar.driver.timeout, sidecar.batcher.model("m").cap) == (3.0, 3)
     assert next(iter(sidecar.models)).alone == "axis-none"
     first, rest = await world.queue_behind(sidecar, client, [b"1"])
     assert (await client.predict(b"2")).status == 429
@@ -165,7 +165,7 @@ async def test_what_is_forged_foreign_expired_or_replayed_changes_nothing(inject
     answer = await put(admin, document, signature(document, key))
     assert (answer.status, answer.json["reason"]) == (403, reason)
     assert len(answer.json["error"].split(": ")) > 1, "what would help"
-    assert (sidecar.generation, sidecar.batcher.lane("m").parameters.max_batch) == (7, 2)
+    assert (sidecar.generation, sidecar.batcher.model("m").parameters.max_batch) == (7, 2)
     assert (await report(admin)).rejected == {reason: 1}
     metrics = (await admin.get(b"/metrics")).body
     assert b'carpool_changes_rejected_total{reason="%b"} 1.0' % reason.encode() in metrics
@@ -184,7 +184,7 @@ async def test_a_change_reaches_a_pod_that_drains(injected, world):
     drained = admin.get(b"/drain", [(b"X-Carpool-Drain", DRAIN_KEY.encode())])
     await world.until(lambda: sidecar.draining)
     assert (await put(admin, change())).status == 200
-    assert sidecar.batcher.lane("m").parameters.max_batch == 2
+    assert sidecar.batcher.model("m").parameters.max_batch == 2
     drained.leave()
 
 
@@ -196,12 +196,12 @@ async def test_a_new_pod_begins_with_what_its_directory_holds_and_follows_it(inj
     for name, to in (("..data", "..1"), (BODY, f"..data/{BODY}"), (SIGNATURE, f"..data/{SIGNATURE}")):
         (tmp_path / name).symlink_to(to)
     sidecar, admin = await injected(changes=str(tmp_path))
-    assert (sidecar.generation, sidecar.batcher.lane("m").parameters.max_batch) == (7, 2)
+    assert (sidecar.generation, sidecar.batcher.model("m").parameters.max_batch) == (7, 2)
     assert (await put(admin, change(6))).status == 403
     (tmp_path / "..new").symlink_to("..2")
     (tmp_path / "..new").rename(tmp_path / "..data")
     sidecar.changes.look()
-    assert (sidecar.generation, sidecar.batcher.lane("m").parameters.max_batch) == (8, 4)
+    assert (sidecar.generation, sidecar.batcher.model("m").parameters.max_batch) == (8, 4)
     assert (await put(admin, change(8, batch=4))).status == 200  # what came by the file may come by the port
     assert (await put(admin, change(7))).status == 403
     (tmp_path / "..2" / SIGNATURE).write_bytes(b"AAAA")
@@ -212,7 +212,7 @@ async def test_a_new_pod_begins_with_what_its_directory_holds_and_follows_it(inj
 
 async def test_a_directory_that_holds_nothing_yet_leaves_the_pod_as_it_was_started(injected, tmp_path):
     sidecar, admin = await injected(changes=str(tmp_path / "optional"))
-    assert sidecar.batcher.lane("m").parameters.max_batch == 8
+    assert sidecar.batcher.model("m").parameters.max_batch == 8
     assert (await report(admin)).change_error is None
 
 
@@ -221,7 +221,7 @@ async def test_a_change_of_parameters_costs_nothing_that_was_learned(injected):
     assert (await put(admin, change(7, policy=for_p99(0.05)))).status == 200
     generation = sidecar.control._generation
     assert (await put(admin, change(8, batch=5, policy=for_p99(0.05)))).status == 200
-    assert (sidecar.control._generation, sidecar.batcher.lane("m").parameters.max_batch) == (generation, 5)
+    assert (sidecar.control._generation, sidecar.batcher.model("m").parameters.max_batch) == (generation, 5)
     assert (await put(admin, change(9, batch=5, policy=for_p99(0.06)))).status == 200
     assert sidecar.control._generation == generation + 1
 
@@ -229,7 +229,7 @@ async def test_a_change_of_parameters_costs_nothing_that_was_learned(injected):
 async def test_parameters_that_miss_are_taken_back_and_whoever_watches_is_told(injected, monkeypatch):
     monkeypatch.setattr(control, "INTERVAL", 3600.0)
     sidecar, admin = await injected()
-    counters, guard, now = sidecar.batcher.lane("m").counters, sidecar.control.guard, sidecar.clock()
+    counters, guard, now = sidecar.batcher.model("m").counters, sidecar.control.guard, sidecar.clock()
     assert (await put(admin, change(7, batch=4))).status == 200
 
     def serve(seconds, late=0):

@@ -39,10 +39,10 @@ async def test_the_tuner_process_sees_the_traffic_and_its_decisions_are_explaine
 
 async def test_a_decision_is_applied_learned_from_and_counted(world):
     sidecar = await world.sidecar(**TUNED)
-    lane = sidecar.batcher.lane("m")
+    lane = sidecar.batcher.model("m")
     sidecar.control._decided("m", decision(4, shed_slo=True))
     assert lane.parameters.max_batch == 4
-    assert (lane.estimate, lane.shed_slo) == (ESTIMATE, True)
+    assert (lane.belief.estimate, lane.belief.shed_slo) == (ESTIMATE, True)
     assert sidecar.control.counts["Change", "SavesDeviceTime"] == 1
     sidecar.control._decided("m", decision(16, change=False))
     assert lane.parameters.max_batch == 4
@@ -69,7 +69,7 @@ async def test_a_forecast_that_is_off_is_in_metrics_report_and_log_until_it_is_r
     caplog.set_level("INFO")
     sidecar, _ = await world.start(**TUNED)
     admin = world.client(sidecar.admin_address)
-    sidecar.batcher.lane("m")
+    sidecar.batcher.model("m")
     said = "p99 300ms observed for 10 s, 60ms forecast"
     for alarm in (said, said, "", ""):
         sidecar.control._decided("m", decision(change=False, reason=Reason.FORECAST_OFF, alarm=alarm))
@@ -96,9 +96,11 @@ async def test_callers_with_keys_of_their_own_are_counted_as_such(world):
 async def test_with_fixed_parameters_service_times_are_learned_and_nothing_is_turned(world):
     sidecar, client = await world.start()
     async with asyncio.timeout(60):
-        while sidecar.batcher.lane("m").estimate is None:  # what a pause of this host spoils is not learned from
+        while (
+            sidecar.batcher.model("m").belief.estimate is None
+        ):  # what a pause of this host spoils is not learned from
             assert (await client.predict(b"1")).status == 200
-    assert sidecar.batcher.lane("m").parameters.max_batch == 8
+    assert sidecar.batcher.model("m").parameters.max_batch == 8
     assert {each.decision.reason for each in sidecar.control.decisions} <= {
         Reason.HELD, Reason.TOO_FEW_SAMPLES, Reason.HOST_STALLED,
     }  # fmt: skip
@@ -108,9 +110,9 @@ async def test_new_limits_hold_at_once_and_tuned_parameters_within_them_stay(wor
     sidecar = await world.sidecar(**TUNED)
     sidecar.control._decided("m", decision(6))
     sidecar.control.configure(parse(world.config(parameters={}, policy={"bounds": {"maxBatch": {"max": 32}}})))
-    assert sidecar.batcher.lane("m").parameters.max_batch == 6
+    assert sidecar.batcher.model("m").parameters.max_batch == 6
     sidecar.control.configure(parse(world.config(parameters={}, policy={"bounds": {"maxBatch": {"max": 3}}})))
-    assert sidecar.batcher.lane("m").parameters.max_batch == 3
+    assert sidecar.batcher.model("m").parameters.max_batch == 3
 
 
 async def test_tuning_begins_and_ends_with_the_configuration(world):
@@ -119,16 +121,16 @@ async def test_tuning_begins_and_ends_with_the_configuration(world):
     before = control._generation
     control.configure(parse(world.config(parameters={"*": {"maxBatch": 2}})))
     assert not control.tunes
-    assert sidecar.batcher.lane("m").parameters.max_batch == 2
+    assert sidecar.batcher.model("m").parameters.max_batch == 2
     control._heard(Decided("m", decision(7), before))  # was under way
-    assert sidecar.batcher.lane("m").parameters.max_batch == 2
+    assert sidecar.batcher.model("m").parameters.max_batch == 2
     control.configure(parse(world.config(parameters={})))
     assert control.tunes
 
 
 async def test_decisions_about_what_was_before_are_refused(world):
     sidecar = await world.sidecar(**TUNED)
-    control, lane = sidecar.control, sidecar.batcher.lane("m")
+    control, lane = sidecar.control, sidecar.batcher.model("m")
     control._heard(Decided("m", decision(6), control._generation))
     assert lane.parameters.max_batch == 6
     before = control._generation
@@ -138,17 +140,17 @@ async def test_decisions_about_what_was_before_are_refused(world):
     before = control._generation
     control.forget()
     control._heard(Decided("m", decision(2), before))  # of the model that was replaced
-    assert (lane.parameters.max_batch, lane.estimate) == (3, None)
+    assert (lane.parameters.max_batch, lane.belief.estimate) == (3, None)
     control._heard(Decided("m", decision(2), control._generation))
-    assert (lane.parameters.max_batch, lane.estimate) == (2, ESTIMATE)
+    assert (lane.parameters.max_batch, lane.belief.estimate) == (2, ESTIMATE)
 
 
 async def test_a_restarted_model_is_forgotten(world):
     sidecar = await world.sidecar(**TUNED)
     sidecar.control._decided("m", decision(4))
     sidecar.control.forget()
-    assert sidecar.batcher.lane("m").estimate is None
-    assert sidecar.batcher.lane("m").parameters.max_batch == 4
+    assert sidecar.batcher.model("m").belief.estimate is None
+    assert sidecar.batcher.model("m").parameters.max_batch == 4
 
 
 @pytest.mark.pure
@@ -160,7 +162,7 @@ async def test_a_fault_costs_an_interval_and_not_the_tuning(world, monkeypatch, 
     monkeypatch.setattr(sidecar.batcher, "stats", None)
     await world.until(lambda: control.errors >= 5)
     monkeypatch.setattr(sidecar.batcher, "stats", stats)
-    sidecar.batcher.lane("m")
+    sidecar.batcher.model("m")
     await world.until(lambda: control.counts)
     errors = control.errors
     assert errors < 2 ** caplog.messages.count("an error in tuning; it continues") <= 2 * errors
@@ -170,7 +172,7 @@ async def test_a_fault_costs_an_interval_and_not_the_tuning(world, monkeypatch, 
 @pytest.mark.pure
 async def test_a_decision_that_fails_costs_no_other(world, monkeypatch):
     sidecar = await world.sidecar(**TUNED)
-    control, lane = sidecar.control, sidecar.batcher.lane("m")
+    control, lane = sidecar.control, sidecar.batcher.model("m")
     with monkeypatch.context() as broken:
         broken.setattr(sidecar.batcher, "configure", None)
         control._heard(Decided("m", decision(4), control._generation))
@@ -184,7 +186,7 @@ async def test_a_model_that_became_another_costs_no_other_what_was_learned(world
     sidecar, client = await world.start(**TUNED)
     control, batcher = sidecar.control, sidecar.batcher
     for model in ("m", "n"):
-        counters = batcher.lane(model).counters
+        counters = batcher.model(model).counters
         async with asyncio.timeout(60):
             while not counters.cells:  # the first of its size is cold, and what a pause of this host spoils no sample
                 await client.predict(b"1", model=model)
@@ -192,7 +194,7 @@ async def test_a_model_that_became_another_costs_no_other_what_was_learned(world
         control._heard(Decided(model, decision(4), control._generation))
     before = control._generation
     control.forget_model("m")
-    assert [(lane.name, lane.estimate) for lane in batcher.lanes()] == [("m", None), ("n", ESTIMATE)]
+    assert [(lane.name, lane.belief.estimate) for lane in batcher.models()] == [("m", None), ("n", ESTIMATE)]
 
     observed = []
     monkeypatch.setattr(control.link, "send", lambda message: observed.append(message) or len(observed) > 1)
@@ -208,11 +210,11 @@ async def test_a_model_that_became_another_costs_no_other_what_was_learned(world
 
     for model, generation in (("m", before), ("n", before + 1)):  # of before, and of what never was
         control._heard(Decided(model, decision(2), generation))
-    assert [lane.parameters.max_batch for lane in batcher.lanes()] == [4, 4]
+    assert [lane.parameters.max_batch for lane in batcher.models()] == [4, 4]
     for model, generation in (("m", before + 1), ("n", before)):
         control._heard(Decided(model, decision(2), generation))
-    assert [lane.parameters.max_batch for lane in batcher.lanes()] == [2, 2]
+    assert [lane.parameters.max_batch for lane in batcher.models()] == [2, 2]
     control.forget()
     for model, generation in (("m", before + 1), ("n", before)):
         control._heard(Decided(model, decision(3), generation))
-    assert [lane.parameters.max_batch for lane in batcher.lanes()] == [2, 2]
+    assert [lane.parameters.max_batch for lane in batcher.models()] == [2, 2]

@@ -36,7 +36,7 @@ class Bench:
 
     def serve(self, model, seconds, missing=0.0, *, reason=LATE, each=100, stalled=False):
         for _ in range(round(2 * seconds)):
-            counters = self.batcher.lane(model).counters
+            counters = self.batcher.model(model).counters
             late = round(each * missing)
             counters.rows += each
             counters.hits += each - late
@@ -45,13 +45,13 @@ class Bench:
             self.guard.observe(self.now, stalled=stalled)
 
     def running(self, model):
-        return self.batcher.lane(model).parameters
+        return self.batcher.model(model).parameters
 
 
 @pytest.fixture
 def bench():
     bench = Bench()
-    bench.batcher.lane("m")
+    bench.batcher.model("m")
     bench.change(1, m=FIRST)
     bench.serve("m", 15)
     return bench
@@ -86,7 +86,7 @@ def test_what_is_taken_back_stays_so_while_changes_name_it_and_until_they_name_a
 
 
 def test_models_are_judged_one_by_one(bench):
-    bench.batcher.lane("n")
+    bench.batcher.model("n")
     bench.change(2, m=FIRST, n=FIRST)
     bench.serve("n", 15)
     bench.change(3, m=SECOND, n=SECOND)
@@ -140,7 +140,7 @@ def test_models_without_room_are_not_judged_together(bench):
 
 
 def test_what_was_late_before_a_change_is_not_of_it(bench):
-    counters = bench.batcher.lane("m").counters
+    counters = bench.batcher.model("m").counters
     counters.misses[LATE] = counters.misses.get(LATE, 0) + 1000
     bench.change(2, m=SECOND)
     bench.serve("m", 1)

@@ -114,7 +114,7 @@ async def test_a_model_that_becomes_another_without_a_word_is_found_by_a_check_o
     await load(client, "v1")
     assert state(sidecar)[0] == "refuted"
     assert "in batch of live traffic, output 'predictions'" in state(sidecar)[1]
-    assert sidecar.batcher.lane("m").quarantined
+    assert sidecar.batcher.model("m").isolation.quarantined
     assert sidecar.driver.verifier.results["m", "disagreed"] == 1
     assert [record.detail for record in caplog.records if "depends on its batch" in record.message] == [
         state(sidecar)[1]
@@ -247,7 +247,7 @@ async def test_an_axis_that_the_policy_asserts_is_merged_at_once_and_only_warned
     assert (
         "the policy says axis First, but in batch of live traffic, output 'predictions', row 0: " in state(sidecar)[1]
     )
-    assert not sidecar.batcher.lane("m").quarantined
+    assert not sidecar.batcher.model("m").isolation.quarantined
     assert [record.message for record in caplog.records if record.name == "carpool" and record.levelname == "WARNING"][
         -1
     ] == "a row's answer depends on its batch: merged anyway, because the policy says axis First"
@@ -305,7 +305,7 @@ async def test_the_word_of_a_person_stands_over_a_refutation_and_ends_with_it(wo
     for models in (FIRST, []):
         text = world.config(policy={"models": models, "verification": {}})
         sidecar._use(world.parsed(text))
-        assert not sidecar.batcher.lane("m").quarantined
+        assert not sidecar.batcher.model("m").isolation.quarantined
         told.append(await load(client, "v1", requests=6))
     assert any(one.batch > len(one.rows) for one in told[0])
     assert all(one.batch == len(one.rows) for one in told[1])
@@ -379,7 +379,7 @@ async def test_extra_calls_are_under_one_percent_of_the_rows(world, served, load
     check_of_first = await load(client, "v1", callers=8, requests=150)
     rows = sum(len(one.rows) for one in check_of_first)
     (entry,) = sidecar.models
-    assert entry.record.rows <= 64 + 0.01 * sidecar.batcher.lane("m").served_rows
+    assert entry.record.rows <= 64 + 0.01 * sidecar.batcher.model("m").limits.served_rows
     assert sum(rows_of(call) for call in world.model.received) == rows + entry.record.rows
 
 

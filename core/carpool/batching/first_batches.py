@@ -1,0 +1,67 @@
+"""First batches of each size, which may be slow: kernels are chosen or compiled for a shape when it first comes."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from carpool.batching.counters import MAX_CELLS
+from carpool.batching.requests import time_of
+
+if TYPE_CHECKING:
+    from carpool.batching.requests import Batch, Estimate
+
+SLOW = 3.0
+"""Times what a batch seldom exceeds, from which a first one is slow for being the first."""
+
+
+class FirstBatches:
+    """The batch sizes of one model that were served before."""
+
+    __slots__ = ("_judged", "_slow", "seen")
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all: the server was replaced."""
+        self.seen: set[tuple[int, int]] = set()
+        """(bucket, rows)."""
+        self._judged = 0
+        """First batches whose time was forecast ..."""
+        self._slow = 0
+        """... and those of them that were ``SLOW``."""
+
+    def sent(self, batch: Batch) -> None:
+        """Mark a batch as cold if it is the first of its size."""
+        size = (batch.bucket, batch.rows)
+        if size not in self.seen and len(self.seen) < MAX_CELLS:
+            self.seen.add(size)
+            batch.cold = True
+
+    def ended(self, batch: Batch, estimate: Estimate | None, now: float) -> float:
+        """Learn how long a cold batch took; return seconds beyond its forecast, 0 where it was not ``SLOW``."""
+        if estimate is None:
+            return 0.0
+        estimate = estimate.of(batch.bucket)
+        # One that began before anything was measured is judged by what has been since.
+        finish = batch.finish if batch.finish < inf else batch.dispatched + time_of(estimate.times, batch.rows)
+        slow = now - finish > (SLOW - 1) * time_of(estimate.upper, batch.rows)
+        self._judged += 1
+        self._slow += slow
+        return now - finish if slow else 0.0
+
+    @property
+    def slow(self) -> bool:
+        """Whether first batches of a size are slow more often than not."""
+        return self._slow > 1 and 2 * self._slow > self._judged
+
+    def known_size(self, bucket: int, rows: int) -> int:
+        """Return the most rows, up to ``rows``, that were served before or are worth a first batch, in half octaves.
+
+        1, 2, 3, 4, 6, 8, 12, ...: a dozen first batches up to 64 rows instead of 64. At most a third of a batch waits
+        for the next one, and that third has waited least.
+        """
+        octave = 1 << (rows.bit_length() - 1)
+        step = octave + octave // 2 if rows >= octave + octave // 2 else octave
+        return next((size for size in range(rows, step, -1) if (bucket, size) in self.seen), step)

@@ -1,0 +1,136 @@
+"""All queues: which one a request joins, when each is due, and which one goes next."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING
+
+from carpool.batching.batchable import MOSTLY
+from carpool.batching.queues import Queue
+from carpool.batching.requests import Priority, Request, time_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from carpool.batching.model_state import ModelState
+
+ALONE = object()
+"""The key under which a model's requests wait that may not be batched together."""
+
+FLOOD = 2
+"""Full batches that wait in a queue from which it may be a flood."""
+
+MAX_KEYS = 32
+"""Keys under which requests wait for others at a time: a request of yet another key is not batched. Every arrival looks
+at all of them, and callers make keys up: a header is enough."""
+
+
+class QueueSet:
+    """The queues of all models."""
+
+    __slots__ = ("ageing", "by_key", "draining")
+
+    def __init__(self, ageing: float) -> None:
+        self.by_key: dict[object, Queue] = {}
+        """By model and key; none is empty."""
+        self.ageing = ageing
+        """Seconds of waiting that lift a request by one priority class."""
+        self.draining = False
+        """Whether nothing is held any more."""
+
+    def requests(self) -> Iterator[Request]:
+        """Every request that waits."""
+        for queue in self.by_key.values():
+            yield from queue
+
+    def of(self, state: ModelState) -> list[Queue]:
+        """Return a model's queues."""
+        return [queue for queue in self.by_key.values() if queue.state is state]
+
+    def new(self, request: Request, state: ModelState, *, merge: bool) -> Queue:
+        """Return a queue for a request whose key has none; it is not in the set before it has requests."""
+        # A request larger than a batch has to be cut, whatever its key.
+        if merge and (len(self.by_key) < MAX_KEYS or request.rows > state.cap):
+            return Queue((request.model, request.key), state, merge=True, bucket=request.bucket)
+        key = (request.model, ALONE)
+        return self.by_key.get(key) or Queue(key, state, merge=False)
+
+    def remove(self, request: Request) -> None:
+        """Take out what of a request still waits."""
+        if request.taken < request.rows:
+            for key in ((request.model, request.key), (request.model, ALONE)):
+                queue = self.by_key.get(key)
+                if queue is not None and request in queue.classes.get(request.priority, ()):
+                    self.take_off(queue, request)
+                    return
+
+    def take_off(self, queue: Queue, request: Request) -> None:
+        """Take a request off its queue."""
+        queue.remove(request)
+        if not queue.classes:
+            del self.by_key[queue.key]
+
+    def due_at(self, queue: Queue) -> float:
+        """When a queue's next batch is due: ``-inf`` for at once."""
+        state = queue.state
+        estimate = queue.estimate
+        if (
+            state.parameters.max_wait <= 0.0
+            or estimate is None
+            or queue.rows >= queue.cap
+            or queue.alone
+            or self.draining
+            or (state.batchable.share < MOSTLY and not state.batchable.worth_holding(state.parameters.max_wait))
+            or (state.limits.max_tokens is not None and queue.tokens >= state.limits.max_tokens)
+        ):
+            return -inf
+        return queue.due_at(estimate.upper)
+
+    def next(self, now: float) -> tuple[Queue | None, float]:
+        """Return the most urgent queue that is due and has a slot free; without one, when the next one is due."""
+        chosen: Queue | None = None
+        urgency = wake = inf
+        for queue in self.by_key.values():
+            if not queue.state.free:
+                continue
+            due = self.due_at(queue)
+            if due > now:
+                wake = min(wake, due)
+            elif chosen is None:
+                chosen = queue
+                urgency = -inf if len(self.by_key) == 1 else self._urgency(queue, now)
+            elif (other := self._urgency(queue, now)) < urgency:
+                chosen, urgency = queue, other
+        return chosen, wake
+
+    def _urgency(self, queue: Queue, now: float) -> float:
+        """When a queue's first request must start to be in time; classes above go before.
+
+        A flood's requests count as if they had come just now: those of other keys have waited longer.
+        """
+        head = queue.first(now, self.ageing)[0]
+        limit = min(head.deadline, head.due)
+        estimate = queue.estimate
+        if estimate is not None:
+            limit -= time_of(estimate.times, head.rows if queue.alone else min(queue.rows, queue.cap))
+        if self.floods(queue):
+            limit += now - head.arrived
+        return limit + (head.priority - Priority.NORMAL) * self.ageing
+
+    def floods(self, queue: Queue, newcomer: Queue | None = None) -> bool:
+        """Whether a queue holds most of what waits for its model, and more than leaves soon: other keys go before it.
+
+        Two keys that wait for as much are served by urgency. A length bucket is no other key: the same callers fill it.
+        ``newcomer``: the queue of a request that arrives, which may not wait yet.
+        """
+        rows = queue.rows
+        if rows <= FLOOD * queue.cap:
+            return False
+        bucket = queue.bucket or 0
+        rivals = [*self.by_key.values()] if newcomer is None else [*self.by_key.values(), newcomer]
+        others = [
+            other.rows
+            for other in rivals
+            if other is not queue and other.state is queue.state and (other.bucket or 0) == bucket
+        ]
+        return bool(others) and rows > sum(others)
