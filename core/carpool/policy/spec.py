@@ -169,7 +169,8 @@ class Admission(Camel, frozen=True):
     timeout: Duration = Duration(10.0)
     """Deadline of a request that names none; one that names a later one gets this."""
     shed_at: ShedAt = ShedAt.AUTOMATIC
-    """Automatic and SLO refuse requests that would miss the SLO; Deadline only those that would miss their deadline."""
+    """Whether requests that would miss the SLO are refused: Automatic where device time is scarce, SLO always, Deadline
+    never: only those that would miss their deadline."""
 
 
 NEVER_ACROSS = frozenset(
