@@ -1,0 +1,213 @@
+"""`make images`: the sidecar's and the operator's image, without a container engine and without a registry.
+
+mmdebstrap makes a Debian with a C compiler, `inside.py` makes the trees of the images in it, umoci packs them, skopeo
+writes archives. What was made is the same to the byte each time, for one commit and one state of Debian's archive.
+
+    dist/images/carpool-sidecar/                   OCI layout, tags VERSION and VERSION-ARCHITECTURE
+    dist/images/carpool-sidecar-VERSION-ARCHITECTURE.tar        for `docker load`, `ctr image import`
+    dist/images/carpool-sidecar-VERSION-ARCHITECTURE.cdx.json   bill of materials, CycloneDX
+    dist/images/digests.json                       the digest of each
+
+Exit codes: 0, made; 1, not; 3, a program is missing and this user may not install it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import layout
+import sbom
+from inside import CONTENTS, HOME, MACHINES, platforms
+
+ROOT = Path(__file__).parents[1]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+VERSION: str = PROJECT["project"]["version"]
+PREFIX = "carpool-"
+
+PROGRAMS = {"mmdebstrap": "mmdebstrap", "umoci": "umoci", "skopeo": "skopeo"}
+"""What is run here, and the Debian package of each."""
+
+ANSWERED, MISSING = 0, 3
+
+
+def install_missing(programs: dict[str, str]) -> bool:
+    """Install what is missing where we are root; else say how. Returns whether all is there."""
+    packages = [package for program, package in programs.items() if shutil.which(program) is None]
+    if not packages:
+        return True
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        sys.stderr.write(f"Missing: {', '.join(packages)}. On Debian and Ubuntu: sudo {' '.join(command)}\n")
+        return False
+    return subprocess.run(command, check=False, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}).returncode == 0
+
+
+def epoch() -> int:
+    """Return the time that everything is made at: $SOURCE_DATE_EPOCH, else that of the commit. Raises RuntimeError."""
+    if stated := os.environ.get("SOURCE_DATE_EPOCH"):
+        return int(stated)
+    if said := git("log", "-1", "--format=%ct"):
+        return int(said)
+    raise RuntimeError("This is no git checkout: set SOURCE_DATE_EPOCH, the time in seconds that files get")
+
+
+def git(*words: str) -> str:
+    """Return what git says, empty where it can't."""
+    said = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return said.stdout.strip() if said.returncode == 0 else ""
+
+
+def requirements(extra: str) -> list[str]:
+    """Return what the project and an extra of it need, without the project itself."""
+    found = list(PROJECT["project"]["dependencies"])
+    for each in PROJECT["project"]["optional-dependencies"][extra]:
+        name, _, rest = each.partition("[")
+        if name == PROJECT["project"]["name"]:
+            found += requirements(rest.rstrip("]")) if rest else []
+        elif name.partition(" ")[0] != PROJECT["project"]["name"]:
+            found.append(each)
+    return list(dict.fromkeys(found))
+
+
+def download(folder: Path, wanted: list[str], architecture: str) -> None:
+    """Put the wheels of requirements, and of what they need, into a folder."""
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    versions = ["--constraint", str(ROOT / "constraints.txt"), "--dest", str(folder), *platforms(architecture)]
+    subprocess.run([*pip, *versions, *wanted], check=True)
+
+
+def stage(folder: Path, images: list[str], architecture: str, here: str) -> None:
+    """Gather what the Debian gets: our sources and the wheels, so that it needs no index."""
+    for name in CONTENTS["sources"]["paths"]:
+        path = ROOT / name
+        if path.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", ".mypy_cache")
+            shutil.copytree(path, folder / "source" / name, ignore=ignored)
+        else:
+            (folder / "source").mkdir(exist_ok=True)
+            shutil.copy(path, folder / "source" / name)
+    hook = PROJECT["tool"]["hatch"]["build"]["hooks"]["custom"]["requires"]
+    download(folder / "wheels/build", [*PROJECT["build-system"]["requires"], *hook], here)
+    needed = dict.fromkeys(each for name in images for each in requirements(CONTENTS["image"][name]["extra"]))
+    download(folder / "wheels/app", list(needed), architecture)
+
+
+def bootstrap(folder: Path, images: list[str], architecture: str, here: str, seconds: int) -> Path:
+    """Make a Debian, and in it the layers; returns the folder that has them."""
+    out = folder / "out"
+    out.mkdir()
+    packages = list(CONTENTS["debian"]["build"])
+    if architecture != here:
+        packages += CONTENTS["debian"]["cross"][architecture]
+    made = [*(f"{name}.tar" for name in ("base", *images)), "inputs.json"]
+    variables = ["env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", f"SOURCE_DATE_EPOCH={seconds}", "LC_ALL=C.UTF-8"]
+    inside = ["python3", "/carpool/source/images/inside.py", *images, "--source=/carpool/source", "--out=/carpool/out"]
+    options = [f"--architecture={architecture}", "--wheels=/carpool/wheels", "--tar"]
+    hooks = [
+        'mkdir -p "$1/carpool"',
+        f"copy-in {folder}/source {folder}/wheels /carpool",
+        f'chroot "$1" {" ".join([*variables, *inside, *options])}',
+        f"copy-out {' '.join(f'/carpool/out/{name}' for name in made)} {out}",
+    ]
+    excluded = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "doc", "locale", "info")]
+    command = ["mmdebstrap", "--quiet", "--variant=apt", "--format=null", f"--include={','.join(packages)}", *excluded]
+    command += [f"--architectures={','.join(dict.fromkeys((here, architecture)))}"]
+    command += [f"--customize-hook={hook}" for hook in hooks]
+    mirror = [os.environ["MIRROR"]] if os.environ.get("MIRROR") else []
+    subprocess.run([*command, CONTENTS["debian"]["suite"], "/dev/null", *mirror], check=True)
+    return out
+
+
+def digest(file: Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def settings(name: str, architecture: str, bill: Path, when: int) -> dict[str, Any]:
+    """Return what an image's configuration says."""
+    image = CONTENTS["image"][name]
+    labels = CONTENTS["labels"] | {
+        "org.opencontainers.image.title": f"{PREFIX}{name}",
+        "org.opencontainers.image.description": image["title"],
+        "org.opencontainers.image.version": VERSION,
+        "org.opencontainers.image.revision": git("rev-parse", "HEAD") or "unknown",
+        "org.opencontainers.image.created": layout.moment(when),
+    }
+    return {
+        "architecture": architecture,
+        "user": f"{CONTENTS['root']['user']}:{CONTENTS['root']['user']}",
+        "entrypoint": [image["programs"][0]],
+        "cmd": image["cmd"],
+        "ports": image["ports"],
+        "env": {**CONTENTS["env"], "PATH": f"/{HOME}/bin:/usr/bin"},
+        "labels": labels,
+        "annotations": labels | {"dev.carpool.sbom": bill.name, "dev.carpool.sbom.digest": f"sha256:{digest(bill)}"},
+    }
+
+
+def pack(out: Path, made: Path, name: str, architecture: str, seconds: int) -> str:
+    """Write one image, its bill of materials and its archive; returns its digest."""
+    full = f"{PREFIX}{name}"
+    stem = f"{full}-{VERSION}-{architecture}"
+    layers = {"base": made / "base.tar", name: made / f"{name}.tar"}
+    facts = {"name": full, "version": VERSION, "license": PROJECT["project"]["license"], "kind": name}
+    inputs = json.loads((made / "inputs.json").read_text())
+    bill = out / f"{stem}.cdx.json"
+    bill.write_text(sbom.bill(facts, inputs, {key: digest(file) for key, file in layers.items()}, seconds))
+    tag = f"{VERSION}-{architecture}"
+    found = layout.add(out / full, tag, layers, settings(name, architecture, bill, seconds), seconds)
+    layout.archive(out / full, tag, out / f"{stem}.tar", f"{full}:{VERSION}")
+    megabytes = sum(file.stat().st_size for file in layers.values()) / 1e6
+    print(f"{full} {architecture}: {megabytes:.0f} MB, {layout.size(out / full, tag) / 1e6:.0f} compressed, {found}")
+    return found
+
+
+def build(out: Path, images: list[str], architectures: list[str], seconds: int) -> dict[str, dict[str, str]]:
+    """Make all; returns the digest of each image by architecture, and of all architectures together as ``all``."""
+    here = next(name for name, machine in MACHINES.items() if machine == platform.machine())
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    digests: dict[str, dict[str, str]] = {name: {} for name in images}
+    for architecture in architectures:
+        with TemporaryDirectory(prefix="carpool-images-") as name:
+            folder = Path(name)
+            folder.chmod(0o755)  # mmdebstrap may be another user in there
+            stage(folder, images, architecture, here)
+            made = bootstrap(folder, images, architecture, here, seconds)
+            for image in images:
+                digests[image][architecture] = pack(out, made, image, architecture, seconds)
+    for image in images:
+        parts = {architecture: f"{VERSION}-{architecture}" for architecture in architectures}
+        digests[image]["all"] = layout.join(out / f"{PREFIX}{image}", VERSION, parts)
+    (out / "digests.json").write_text(json.dumps(digests, indent=1) + "\n")
+    return digests
+
+
+def main() -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "dist/images", help="emptied first (dist/images)")
+    parser.add_argument("--image", action="append", choices=sorted(CONTENTS["image"]), help="all of them by default")
+    parser.add_argument("--architecture", action="append", choices=sorted(MACHINES), help="this machine's by default")
+    options = parser.parse_args()
+    if not install_missing(PROGRAMS):
+        return MISSING
+    here = next(name for name, machine in MACHINES.items() if machine == platform.machine())
+    build(options.out, options.image or sorted(CONTENTS["image"]), options.architecture or [here], epoch())
+    return ANSWERED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
