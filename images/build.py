@@ -8,7 +8,7 @@ writes archives. What was made is the same to the byte each time, for one commit
     dist/images/carpool-sidecar-VERSION-ARCHITECTURE.cdx.json   bill of materials, CycloneDX
     dist/images/digests.json                       the digest of each
 
-Exit codes: 0, made; 1, not; 3, a program is missing and this user may not install it.
+Exit codes: 0, made; 1, not so, and a program said why.
 """
 
 from __future__ import annotations
@@ -35,23 +35,6 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 VERSION: str = PROJECT["project"]["version"]
 PREFIX = "carpool-"
 
-PROGRAMS = {"mmdebstrap": "mmdebstrap", "umoci": "umoci", "skopeo": "skopeo"}
-"""What is run here, and the Debian package of each."""
-
-ANSWERED, MISSING = 0, 3
-
-
-def install_missing(programs: dict[str, str]) -> bool:
-    """Install what is missing where we are root; else say how. Returns whether all is there."""
-    packages = [package for program, package in programs.items() if shutil.which(program) is None]
-    if not packages:
-        return True
-    command = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        sys.stderr.write(f"Missing: {', '.join(packages)}. On Debian and Ubuntu: sudo {' '.join(command)}\n")
-        return False
-    return subprocess.run(command, check=False, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}).returncode == 0
-
 
 def epoch() -> int:
     """Return the time that everything is made at: $SOURCE_DATE_EPOCH, else that of the commit. Raises RuntimeError."""
@@ -68,15 +51,22 @@ def git(*words: str) -> str:
     return said.stdout.strip() if said.returncode == 0 else ""
 
 
-def requirements(extra: str) -> list[str]:
-    """Return what the project and an extra of it need, without the project itself."""
+def revision() -> str:
+    """Return the commit that is built, and whether something is not as it was committed."""
+    changed = git("status", "--porcelain", "--", *CONTENTS["sources"]["paths"])
+    return (git("rev-parse", "HEAD") or "unknown") + ("-modified" if changed else "")
+
+
+def requirements(extras: str) -> list[str]:
+    """Return what the project with extras of it (``onnx,signing``) needs, without the project itself."""
     found = list(PROJECT["project"]["dependencies"])
-    for each in PROJECT["project"]["optional-dependencies"][extra]:
-        name, _, rest = each.partition("[")
-        if name == PROJECT["project"]["name"]:
-            found += requirements(rest.rstrip("]")) if rest else []
-        elif name.partition(" ")[0] != PROJECT["project"]["name"]:
-            found.append(each)
+    for extra in extras.split(","):
+        for each in PROJECT["project"]["optional-dependencies"][extra]:
+            name, _, more = each.rstrip("]").partition("[")
+            if name != PROJECT["project"]["name"]:
+                found.append(each)
+            elif more:
+                found += requirements(more)
     return list(dict.fromkeys(found))
 
 
@@ -142,7 +132,7 @@ def settings(name: str, architecture: str, bill: Path, when: int) -> dict[str, A
         "org.opencontainers.image.title": f"{PREFIX}{name}",
         "org.opencontainers.image.description": image["title"],
         "org.opencontainers.image.version": VERSION,
-        "org.opencontainers.image.revision": git("rev-parse", "HEAD") or "unknown",
+        "org.opencontainers.image.revision": revision(),
         "org.opencontainers.image.created": layout.moment(when),
     }
     return {
@@ -199,14 +189,15 @@ def main() -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "dist/images", help="emptied first (dist/images)")
-    parser.add_argument("--image", action="append", choices=sorted(CONTENTS["image"]), help="all of them by default")
+    parser.add_argument(
+        "--image", action="append", choices=sorted(CONTENTS["image"]), help="by default all but the optional"
+    )
     parser.add_argument("--architecture", action="append", choices=sorted(MACHINES), help="this machine's by default")
     options = parser.parse_args()
-    if not install_missing(PROGRAMS):
-        return MISSING
+    standard = [name for name, image in CONTENTS["image"].items() if not image.get("optional")]
     here = next(name for name, machine in MACHINES.items() if machine == platform.machine())
-    build(options.out, options.image or sorted(CONTENTS["image"]), options.architecture or [here], epoch())
-    return ANSWERED
+    build(options.out, options.image or standard, options.architecture or [here], epoch())
+    return 0
 
 
 if __name__ == "__main__":

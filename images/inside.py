@@ -1,11 +1,12 @@
 """Runs inside a Debian, as root: makes the trees of the images' file systems, and tar files of them.
 
-Two callers share it: `make images`, which has the Debian made by mmdebstrap, and the Dockerfile. Only Python's own library
-is at hand here. What goes in is listed in contents.toml.
+Two callers share it: `make images`, which has the Debian made by mmdebstrap, and the Dockerfile. Only Python's own
+library is at hand here. What goes in is listed in contents.toml.
 
     OUT/base                of all images: Debian's Python, without a shell
     OUT/IMAGE               of one image: /opt/carpool
-    OUT/base.tar ...        the same, byte for byte reproducible (--tar)
+    OUT/base.tar ...        the same, byte for byte reproducible (--tar). Files of an image get the time
+                            SOURCE_DATE_EPOCH, those of the base that of Debian's newest file: releases share a base
     OUT/inputs.json         each Debian package and wheel with its version and SHA-256 (--tar)
 """
 
@@ -17,12 +18,14 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tomllib
 from base64 import urlsafe_b64encode
+from email.parser import HeaderParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +38,8 @@ PYTHON: str = CONTENTS["python"]["program"]
 VERSION = Path(PYTHON).name.removeprefix("python")  # 3.11
 HOME = "opt/carpool"
 LIBRARY = f"{HOME}/lib/python{VERSION}/site-packages"
+
+APT = ("apt-get", "download", "-qq", "--option=APT::Sandbox::User=root")
 
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 """Debian's names of architectures, and the kernel's."""
@@ -55,7 +60,9 @@ ACCOUNTS = {
 def run(*command: str | Path, **environment: str) -> str:
     """Run a program; returns its output. Raises CalledProcessError, after the program said why."""
     words = [str(word) for word in command]
-    return subprocess.run(words, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return subprocess.run(
+        words, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
 
 
 def platforms(architecture: str) -> list[str]:
@@ -77,6 +84,7 @@ class Inside:
         self.architecture: str = options.architecture
         # A folder for each kind of wheel where there is no index to be had: build/, app/.
         self.wheels: Path | None = options.wheels
+        self.released = 0  # when Debian made the newest file of the base
         self.native = options.architecture == run("dpkg", "--print-architecture").strip()
         self.prefix = "" if self.native else f"{MACHINES[options.architecture]}-linux-gnu-"
 
@@ -84,7 +92,7 @@ class Inside:
         """Unpack Debian's packages into the base; returns what each is."""
         names = [f"{name}:{self.architecture}" for name in CONTENTS["debian"]["packages"]]
         folder = fresh(self.work / "debian")
-        subprocess.run(["apt-get", "download", "-qq", *names], cwd=folder, check=True)
+        subprocess.run([*APT, *names], cwd=folder, check=True)
         fresh(self.base)
         for name in ("bin", "lib", "lib64", "sbin"):  # one /usr, as in any Debian since 12
             (self.base / f"usr/{name}").mkdir(parents=True)
@@ -100,6 +108,9 @@ class Inside:
             first, _, rest = control.partition("\n")
             status += f"{first}\nStatus: install ok installed\n{rest.strip()}\n\n"
             found.append(described(package, control))
+        self.released = max(
+            int(path.lstat().st_mtime) for path in self.base.rglob("*") if path.is_file() and not path.is_symlink()
+        )
         # Scanners look for vulnerable packages here.
         (self.base / "var/lib/dpkg").mkdir(parents=True, exist_ok=True)
         (self.base / "var/lib/dpkg/status").write_text(status)
@@ -137,9 +148,7 @@ class Inside:
             return {}
         machine = MACHINES[self.architecture]
         headers = fresh(self.work / "headers")
-        subprocess.run(
-            ["apt-get", "download", "-qq", f"libpython{VERSION}-dev:{self.architecture}"], cwd=headers, check=True
-        )
+        subprocess.run([*APT, f"libpython{VERSION}-dev:{self.architecture}"], cwd=headers, check=True)
         run("dpkg-deb", "--extract", *headers.glob("*.deb"), headers)
         data = f"_sysconfigdata__{machine}-linux-gnu"
         shutil.copy(self.base / CONTENTS["python"]["library"] / f"{data}.py", headers)
@@ -173,12 +182,14 @@ class Inside:
         for pattern in CONTENTS["app"]["remove"]:
             remove(library, pattern)
         for each in elf_files(library):
+            if each.parent.name.endswith(".libs"):
+                continue  # auditwheel's copies: strip breaks what patchelf has moved
             run(f"{self.prefix}strip", "--strip-unneeded", each)
         for record in library.glob("*.dist-info/RECORD"):
             rewrite(record)
         environment(root, image["programs"], scripts(self.source))
         byte_compile(library, root)
-        return [of_wheel(each, wheel) for each in json.loads(report.read_text())["install"]]
+        return [of_wheel(each, library, wheel) for each in json.loads(report.read_text())["install"]]
 
     def missing(self, *trees: Path) -> list[str]:
         """Name each file that needs a library that none of the trees has, and the library."""
@@ -280,15 +291,23 @@ def described(package: Path, control: str) -> dict[str, str]:
     return {key: fields.get(field, "") for key, field in wanted.items()} | {"source": source, "sha256": digest}
 
 
-def of_wheel(entry: dict[str, Any], ours: Path) -> dict[str, str]:
-    """Return what a wheel is, from an entry of pip's report."""
+def of_wheel(entry: dict[str, Any], library: Path, ours: Path) -> dict[str, str]:
+    """Return what a wheel is, from an entry of pip's report and from what was installed."""
+    name, version = entry["metadata"]["name"], entry["metadata"]["version"]
     file = Path(entry["download_info"]["url"]).name
-    hashes = entry["download_info"].get("archive_info", {}).get("hashes", {})
-    digest = hashlib.sha256(ours.read_bytes()).hexdigest() if file == ours.name else hashes.get("sha256", "")
-    data = entry["metadata"]
-    license_text = data.get("license_expression") or data.get("license") or ""
-    named = {"name": data["name"], "version": data["version"], "license": license_text}
-    return named | {"file": file, "sha256": digest}
+    stated = entry["download_info"].get("archive_info", {}).get("hash", "").removeprefix("sha256=")
+    digest = hashlib.sha256(ours.read_bytes()).hexdigest() if file == ours.name else stated
+    (folder,) = (each for each in library.glob("*.dist-info") if same(each.name, f"{name}-{version}.dist-info"))
+    metadata = HeaderParser().parsestr((folder / "METADATA").read_text())
+    classifiers = [each for each in metadata.get_all("Classifier", []) if each.startswith("License :: ")]
+    classified = classifiers[0].rpartition(" :: ")[2] if classifiers else ""
+    license_text = metadata["License-Expression"] or metadata["License"] or classified
+    return {"name": name, "version": version, "license": license_text, "file": file, "sha256": digest}
+
+
+def same(one: str, other: str) -> bool:
+    """Compare names as Python's packages do."""
+    return re.sub("[-_.]+", "-", one).lower() == re.sub("[-_.]+", "-", other).lower()
 
 
 def pack(tree: Path, file: Path, seconds: int) -> None:
@@ -330,7 +349,8 @@ def main() -> int:
             sys.stderr.write(f"contents.toml lacks a Debian package for {name}: {'; '.join(missing)}\n")
             return 1
     if options.tar:
-        for name in ("base", *options.images):
+        pack(inside.base, inside.out / "base.tar", inside.released)
+        for name in options.images:
             pack(inside.out / name, inside.out / f"{name}.tar", int(os.environ["SOURCE_DATE_EPOCH"]))
         (inside.out / "inputs.json").write_text(json.dumps(inputs, indent=1))
         shutil.copy(wheel, inside.out)
