@@ -39,6 +39,9 @@ VERSION = Path(PYTHON).name.removeprefix("python")  # 3.11
 HOME = "opt/carpool"
 LIBRARY = f"{HOME}/lib/python{VERSION}/site-packages"
 
+SAME = r"-g0 -Wno-builtin-macro-redefined -D__FILE__=\"mypyc\""
+"""Of the C compiler: no name of a file. Debug information and asserts name a folder that is another one each time."""
+
 APT = ("apt-get", "download", "-qq", "--option=APT::Sandbox::User=root")
 
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -136,8 +139,7 @@ class Inside:
     def wheel(self) -> Path:
         """Make our wheel, with machine code for the architecture."""
         folder = fresh(self.work / "wheel")
-        # No debug information: it names a folder that is another one each time.
-        environment = {"CARPOOL_COMPILE": "always", "CFLAGS": "-g0", "PYTHONHASHSEED": "0"} | self._cross()
+        environment = {"CARPOOL_COMPILE": "always", "CFLAGS": SAME, "PYTHONHASHSEED": "0"} | self._cross()
         pip("wheel", "--no-deps", "--wheel-dir", folder, self.source, **self._index("build"), **environment)
         (made,) = folder.iterdir()
         return made
@@ -157,7 +159,7 @@ class Inside:
             "_PYTHON_SYSCONFIGDATA_NAME": data,
             "PYTHONPATH": str(headers),
             "CC": f"{self.prefix}gcc",
-            "CFLAGS": f"-g0 -I{headers}/usr/include",
+            "CFLAGS": f"{SAME} -I{headers}/usr/include",
         }
 
     def _index(self, kind: str) -> dict[str, str]:
