@@ -48,9 +48,9 @@ images: $(STAMP) ## Build the sidecar's and the operator's OCI image, without a 
 	@$(BIN)/python images/programs.py mmdebstrap umoci skopeo
 	$(BIN)/python images/build.py $(addprefix --image=,$(IMAGE)) $(addprefix --architecture=,$(ARCHITECTURE))
 
-test-images: $(STAMP) ## Run those images under runc, as strictly as Kubernetes can, and request something (root)
+test-images: programs ## Run those images under runc, without any right, and README's commands on a cluster (root)
 	@$(BIN)/python images/programs.py runc umoci skopeo docker-registry
-	CARPOOL_ALL_TESTS=1 $(BIN)/python -m pytest -n 0 tests/packaging/check_images.py
+	CARPOOL_ALL_TESTS=1 $(BIN)/python -m pytest -n 0 tests/packaging/check_images.py tests/packaging/check_readme_on_cluster.py
 
 check: $(STAMP) ## Lint, types, layers, import cycles, sizes, words, generated files
 	$(BIN)/ruff format --check --quiet .

@@ -7,6 +7,7 @@ writes archives. What was made is the same to the byte each time, for one commit
     dist/images/carpool-sidecar-VERSION-ARCHITECTURE.tar        for `docker load`, `ctr image import`
     dist/images/carpool-sidecar-VERSION-ARCHITECTURE.cdx.json   bill of materials, CycloneDX
     dist/images/digests.json                       the digest of each
+    dist/images/*.whl                              the wheels in them
 
 Exit codes: 0, made; 1, not so, and a program said why.
 """
@@ -100,7 +101,7 @@ def bootstrap(folder: Path, images: list[str], architecture: str, here: str, sec
     packages = list(CONTENTS["debian"]["build"])
     if architecture != here:
         packages += CONTENTS["debian"]["cross"][architecture]
-    made = [*(f"{name}.tar" for name in ("base", *images)), "inputs.json"]
+    made = [*(f"{name}.tar" for name in ("base", *images)), "inputs.json", "wheel"]
     variables = ["env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", f"SOURCE_DATE_EPOCH={seconds}", "LC_ALL=C.UTF-8"]
     inside = ["python3", "/carpool/source/images/inside.py", *images, "--source=/carpool/source", "--out=/carpool/out"]
     options = [f"--architecture={architecture}", "--wheels=/carpool/wheels", "--tar"]
@@ -176,6 +177,8 @@ def build(out: Path, images: list[str], architectures: list[str], seconds: int) 
             folder.chmod(0o755)  # mmdebstrap may be another user in there
             stage(folder, images, architecture, here)
             made = bootstrap(folder, images, architecture, here, seconds)
+            for wheel in (made / "wheel").iterdir():
+                shutil.copy(wheel, out)
             for image in images:
                 digests[image][architecture] = pack(out, made, image, architecture, seconds)
     for image in images:

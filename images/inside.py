@@ -7,6 +7,7 @@ library is at hand here. What goes in is listed in contents.toml.
     OUT/IMAGE               of one image: /opt/carpool
     OUT/base.tar ...        the same, byte for byte reproducible (--tar). Files of an image get the time
                             SOURCE_DATE_EPOCH, those of the base that of Debian's newest file: releases share a base
+    OUT/wheel/              our wheel (--tar)
     OUT/inputs.json         each Debian package and wheel with its version and SHA-256 (--tar)
 """
 
@@ -58,6 +59,7 @@ ACCOUNTS = {
     "etc/group": "root:x:0:\n{name}:x:{user}:\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\nservices: files\nprotocols: files\n",
 }
+LINKS = {"usr/lib/ssl/cert.pem": "/etc/ssl/certs/ca-certificates.crt", "var/run": "/run"}
 
 
 def run(*command: str | Path, **environment: str) -> str:
@@ -127,13 +129,14 @@ class Inside:
         bundle = self.base / "etc/ssl/certs/ca-certificates.crt"
         bundle.parent.mkdir(parents=True, exist_ok=True)
         bundle.write_text("".join(each.read_text() for each in certificates))
-        (self.base / "usr/lib/ssl").mkdir(exist_ok=True)
-        (self.base / "usr/lib/ssl/cert.pem").symlink_to("/etc/ssl/certs/ca-certificates.crt")
         library = self.base / CONTENTS["python"]["library"]
         for pattern in CONTENTS["python"]["remove"]:
             remove(library, pattern)
         for pattern in CONTENTS["root"]["remove"]:
             remove(self.base, pattern)
+        for path, target in LINKS.items():
+            (self.base / path).parent.mkdir(exist_ok=True)
+            (self.base / path).symlink_to(target)
         byte_compile(library, self.base)
 
     def wheel(self) -> Path:
@@ -355,7 +358,7 @@ def main() -> int:
         for name in options.images:
             pack(inside.out / name, inside.out / f"{name}.tar", int(os.environ["SOURCE_DATE_EPOCH"]))
         (inside.out / "inputs.json").write_text(json.dumps(inputs, indent=1))
-        shutil.copy(wheel, inside.out)
+        shutil.copy(wheel, fresh(inside.out / "wheel"))
     shutil.rmtree(inside.work)
     return 0
 

@@ -295,12 +295,12 @@ def test_there_is_no_shell_no_installer_and_nothing_with_a_right_of_its_own(imag
     assert programs == {"python3.11"}
     assert not [each for each in root.rglob("*") if not each.is_symlink() and each.stat().st_mode & 0o6000]
     writable = [each for each in root.rglob("*") if not each.is_symlink() and each.stat().st_mode & 0o002]
-    assert {str(each.relative_to(root)) for each in writable} <= {"tmp", "var/tmp", "run/lock"}
+    assert {str(each.relative_to(root)) for each in writable} == {"tmp", "var/tmp"}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_module_of_ours_is_loaded_from_what_was_compiled(images, name):
-    # A read-only root: what isn't compiled would be compiled again at each start.
+    # A read-only root: what isn't compiled would be compiled again at each start. ONNX files are another image's.
     code = (
         "import importlib, pathlib, pkgutil, sys\n"
         "import carpool as top\n"
@@ -310,7 +310,7 @@ def test_every_module_of_ours_is_loaded_from_what_was_compiled(images, name):
         "        try:\n"
         "            importlib.import_module(each.name)\n"
         "        except ModuleNotFoundError as error:\n"
-        "            assert error.name == 'numpy', error\n"  # for ONNX files in the process: another image
+        "            assert error.name in ('numpy', 'onnxruntime'), error\n"
         "missing = [m.__name__ for m in list(sys.modules.values())\n"
         "    if getattr(m, '__cached__', None) and not pathlib.Path(m.__cached__).exists()]\n"
         "import ssl\n"
