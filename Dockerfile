@@ -17,49 +17,43 @@ COPY operator operator
 COPY cli cli
 COPY images images
 
+FROM scratch AS bare
+# A number, so that Kubernetes can tell that it is not root.
+USER 65532:65532
+# Nothing is written: the file system may be read-only.
+ENV PYTHONDONTWRITEBYTECODE=1 PATH=/opt/carpool/bin:/usr/bin
+WORKDIR /
+# drains: docs/operations.md
+STOPSIGNAL SIGTERM
+# No HEALTHCHECK: probe /livez and /readyz on the admin port.
+
 FROM sources AS operator-trees
 RUN python3 images/inside.py operator --source=/carpool/source --out=/carpool/out
 
-FROM scratch AS operator
+FROM bare AS operator
 COPY --from=operator-trees /carpool/out/base /
 COPY --from=operator-trees /carpool/out/operator /
-USER 65532:65532
-ENV PYTHONDONTWRITEBYTECODE=1 PATH=/opt/carpool/bin:/usr/bin
-WORKDIR /
 EXPOSE 8080 8443
-STOPSIGNAL SIGTERM
 # The chart names the injector's command itself.
 ENTRYPOINT ["carpool-operator"]
 
 FROM sources AS onnx-trees
 RUN python3 images/inside.py onnx --source=/carpool/source --out=/carpool/out
 
-FROM scratch AS onnx
+FROM bare AS onnx
 COPY --from=onnx-trees /carpool/out/base /
 COPY --from=onnx-trees /carpool/out/onnx /
-USER 65532:65532
-ENV PYTHONDONTWRITEBYTECODE=1 PATH=/opt/carpool/bin:/usr/bin
-WORKDIR /
 EXPOSE 8080 9090
-STOPSIGNAL SIGTERM
 ENTRYPOINT ["carpool-sidecar"]
 CMD ["--config", "/etc/carpool/sidecar.yaml"]
 
 FROM sources AS sidecar-trees
 RUN python3 images/inside.py sidecar --source=/carpool/source --out=/carpool/out
 
-FROM scratch AS sidecar
+FROM bare AS sidecar
 COPY --from=sidecar-trees /carpool/out/base /
 COPY --from=sidecar-trees /carpool/out/sidecar /
-# A number, so that Kubernetes can tell that it is not root.
-USER 65532:65532
-# Nothing is written: the file system may be read-only.
-ENV PYTHONDONTWRITEBYTECODE=1 PATH=/opt/carpool/bin:/usr/bin
-WORKDIR /
 # data, admin; as the configuration says
 EXPOSE 8080 9090
-# drains: docs/operations.md
-STOPSIGNAL SIGTERM
-# No HEALTHCHECK: probe /livez and /readyz on the admin port.
 ENTRYPOINT ["carpool-sidecar"]
 CMD ["--config", "/etc/carpool/sidecar.yaml"]

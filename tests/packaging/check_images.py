@@ -17,6 +17,7 @@ import threading
 import time
 import tomllib
 from base64 import b64decode
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -126,46 +127,60 @@ def test_the_sidecar_serves_without_any_right(sidecar, standin, tmp_path):
         assert "ro" in root[5].split(",")
 
 
-class Held(BaseHTTPRequestHandler):
-    """A model that answers once it may."""
+class Answering(BaseHTTPRequestHandler):
+    """Answers with JSON."""
 
     protocol_version = "HTTP/1.1"
+
+    def answer(self, status, body):
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *words):
+        pass
+
+
+@contextmanager
+def serving(handler):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class Held(Answering):
+    """A model that answers once it may."""
+
     arrived = threading.Event()
     may_answer = threading.Event()
 
     def do_GET(self):
-        self._answer(b"{}")
+        self.answer(200, {})
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
         self.arrived.set()
         self.may_answer.wait(60)
-        self._answer(b'{"predictions": [7]}')
-
-    def _answer(self, body):
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *words):
-        pass
+        self.answer(200, {"predictions": [7]})
 
 
 @pytest.fixture
 def held():
     Held.arrived.clear()
     Held.may_answer.clear()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Held)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    Held.may_answer.set()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(Held) as url:
+        yield url
+        Held.may_answer.set()
 
 
 def test_sigterm_drains(sidecar, held, tmp_path):
@@ -200,32 +215,20 @@ def test_an_operator_without_a_cluster_says_so(operator):
         assert "no cluster to connect to" in container.output()
 
 
-class ApiServer(BaseHTTPRequestHandler):
+class ApiServer(Answering):
     """As much of a cluster as the injector asks for when it has a certificate: the operator's public key."""
 
     def do_GET(self):
-        found = self.path == "/api/v1/namespaces/carpool-system/configmaps/carpool-public-key"
-        body = json.dumps({"data": {"publicKey": "ab" * 32}} if found else {"kind": "Status", "code": 404}).encode()
-        self.send_response(200 if found else 404)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *words):
-        pass
+        if self.path == "/api/v1/namespaces/carpool-system/configmaps/carpool-public-key":
+            self.answer(200, {"data": {"publicKey": "ab" * 32}})
+        else:
+            self.answer(404, {"kind": "Status", "code": 404})
 
 
 @pytest.fixture
 def api_server():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), ApiServer)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(ApiServer) as url:
+        yield url
 
 
 def kubeconfig(url):
