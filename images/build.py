@@ -1,7 +1,7 @@
 """`make images`: the sidecar's and the operator's image, without a container engine and without a registry.
 
 mmdebstrap makes a Debian with a C compiler, `inside.py` makes the trees of the images in it, umoci packs them, skopeo
-writes archives. What was made is the same to the byte each time, for one commit and one state of Debian's archive.
+writes archives. What was made is the same to the byte each time, while our sources and Debian's archive are the same.
 
     dist/images/carpool-sidecar/                   OCI layout, tags VERSION and VERSION-ARCHITECTURE
     dist/images/carpool-sidecar-VERSION-ARCHITECTURE.tar        for `docker load`, `ctr image import`
@@ -25,7 +25,7 @@ import sys
 import tomllib
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import layout
 import sbom
@@ -37,25 +37,28 @@ VERSION: str = PROJECT["project"]["version"]
 PREFIX = "carpool-"
 
 
-def epoch() -> int:
-    """Return the time that everything is made at: $SOURCE_DATE_EPOCH, else that of the commit. Raises RuntimeError."""
-    if stated := os.environ.get("SOURCE_DATE_EPOCH"):
-        return int(stated)
-    if said := git("log", "-1", "--format=%ct"):
-        return int(said)
-    raise RuntimeError("This is no git checkout: set SOURCE_DATE_EPOCH, the time in seconds that files get")
+class Origin(NamedTuple):
+    """What is built: a commit, and the time that its files get."""
+
+    revision: str
+    seconds: int
+
+
+def origin() -> Origin:
+    """Find the last commit that changed what goes in; $SOURCE_DATE_EPOCH is another time. Raises RuntimeError."""
+    paths = CONTENTS["sources"]["paths"]
+    commit, _, seconds = git("log", "-1", "--format=%H %ct", "--", *paths).partition(" ")
+    seconds = os.environ.get("SOURCE_DATE_EPOCH") or seconds
+    if not seconds:
+        raise RuntimeError("This is no git checkout: set SOURCE_DATE_EPOCH, the time in seconds that files get")
+    changed = "-modified" if git("status", "--porcelain", "--", *paths) else ""
+    return Origin((commit or "unknown") + changed, int(seconds))
 
 
 def git(*words: str) -> str:
     """Return what git says, empty where it can't."""
     said = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
     return said.stdout.strip() if said.returncode == 0 else ""
-
-
-def revision() -> str:
-    """Return the commit that is built, and whether something is not as it was committed."""
-    changed = git("status", "--porcelain", "--", *CONTENTS["sources"]["paths"])
-    return (git("rev-parse", "HEAD") or "unknown") + ("-modified" if changed else "")
 
 
 def requirements(extras: str) -> list[str]:
@@ -126,15 +129,15 @@ def digest(file: Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def settings(name: str, architecture: str, bill: Path, when: int) -> dict[str, Any]:
+def settings(name: str, architecture: str, bill: Path, origin: Origin) -> dict[str, Any]:
     """Return what an image's configuration says."""
     image = CONTENTS["image"][name]
     labels = CONTENTS["labels"] | {
         "org.opencontainers.image.title": f"{PREFIX}{name}",
         "org.opencontainers.image.description": image["title"],
         "org.opencontainers.image.version": VERSION,
-        "org.opencontainers.image.revision": revision(),
-        "org.opencontainers.image.created": layout.moment(when),
+        "org.opencontainers.image.revision": origin.revision,
+        "org.opencontainers.image.created": layout.moment(origin.seconds),
     }
     return {
         "architecture": architecture,
@@ -148,7 +151,7 @@ def settings(name: str, architecture: str, bill: Path, when: int) -> dict[str, A
     }
 
 
-def pack(out: Path, made: Path, name: str, architecture: str, seconds: int) -> str:
+def pack(out: Path, made: Path, name: str, architecture: str, origin: Origin) -> str:
     """Write one image, its bill of materials and its archive; returns its digest."""
     full = f"{PREFIX}{name}"
     stem = f"{full}-{VERSION}-{architecture}"
@@ -156,16 +159,16 @@ def pack(out: Path, made: Path, name: str, architecture: str, seconds: int) -> s
     facts = {"name": full, "version": VERSION, "license": PROJECT["project"]["license"], "kind": name}
     inputs = json.loads((made / "inputs.json").read_text())
     bill = out / f"{stem}.cdx.json"
-    bill.write_text(sbom.bill(facts, inputs, {key: digest(file) for key, file in layers.items()}, seconds))
+    bill.write_text(sbom.bill(facts, inputs, {key: digest(file) for key, file in layers.items()}, origin.seconds))
     tag = f"{VERSION}-{architecture}"
-    found = layout.add(out / full, tag, layers, settings(name, architecture, bill, seconds), seconds)
+    found = layout.add(out / full, tag, layers, settings(name, architecture, bill, origin), origin.seconds)
     layout.archive(out / full, tag, out / f"{stem}.tar", f"{full}:{VERSION}")
     megabytes = sum(file.stat().st_size for file in layers.values()) / 1e6
     print(f"{full} {architecture}: {megabytes:.0f} MB, {layout.size(out / full, tag) / 1e6:.0f} compressed, {found}")
     return found
 
 
-def build(out: Path, images: list[str], architectures: list[str], seconds: int) -> dict[str, dict[str, str]]:
+def build(out: Path, images: list[str], architectures: list[str], origin: Origin) -> dict[str, dict[str, str]]:
     """Make all; returns the digest of each image by architecture, and of all architectures together as ``all``."""
     here = next(name for name, machine in MACHINES.items() if machine == platform.machine())
     shutil.rmtree(out, ignore_errors=True)
@@ -176,11 +179,11 @@ def build(out: Path, images: list[str], architectures: list[str], seconds: int) 
             folder = Path(name)
             folder.chmod(0o755)  # mmdebstrap may be another user in there
             stage(folder, images, architecture, here)
-            made = bootstrap(folder, images, architecture, here, seconds)
+            made = bootstrap(folder, images, architecture, here, origin.seconds)
             for wheel in (made / "wheel").iterdir():
                 shutil.copy(wheel, out)
             for image in images:
-                digests[image][architecture] = pack(out, made, image, architecture, seconds)
+                digests[image][architecture] = pack(out, made, image, architecture, origin)
     for image in images:
         parts = {architecture: f"{VERSION}-{architecture}" for architecture in architectures}
         digests[image]["all"] = layout.join(out / f"{PREFIX}{image}", VERSION, parts)
@@ -199,7 +202,7 @@ def main() -> int:
     options = parser.parse_args()
     standard = [name for name, image in CONTENTS["image"].items() if not image.get("optional")]
     here = next(name for name, machine in MACHINES.items() if machine == platform.machine())
-    build(options.out, options.image or standard, options.architecture or [here], epoch())
+    build(options.out, options.image or standard, options.architecture or [here], origin())
     return 0
 
 

@@ -57,7 +57,7 @@ def test_the_dockerfile_makes_the_same_image(name, tmp_path):
     image, found = CONTENTS["image"][name], dict(stages()["bare"] + stages()[name])
     bill = tmp_path / "bill"
     bill.write_text("{}")
-    settings = build.settings(name, "amd64", bill, 0)
+    settings = build.settings(name, "amd64", bill, build.Origin("c0ffee", 0))
     assert found["USER"] == settings["user"]
     assert json.loads(found["ENTRYPOINT"]) == settings["entrypoint"]
     assert json.loads(found.get("CMD", "[]")) == settings["cmd"]
@@ -216,11 +216,31 @@ def test_who_may_not_install_is_told_the_command(monkeypatch, capsys):
     assert programs.main(["skopeo"]) == 0
 
 
+def git(folder, *words):
+    named = ("-c", "user.name=it", "-c", "user.email=it@example.com")
+    said = subprocess.run(["git", *named, *words], cwd=folder, check=True, capture_output=True, text=True)
+    return said.stdout.strip()
+
+
+def test_only_a_commit_that_changes_what_goes_in_changes_the_images(monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    git(tmp_path, "init", "--quiet")
+    for name, day in (("core", 1), ("docs", 2)):
+        (tmp_path / name).write_text("one")
+        git(tmp_path, "add", name)
+        monkeypatch.setenv("GIT_COMMITTER_DATE", f"@{day * 86_400} +0000")
+        git(tmp_path, "commit", "--quiet", "--message", name)
+    assert build.origin() == (git(tmp_path, "rev-parse", "HEAD~1"), 86_400)
+    (tmp_path / "core").write_text("two")
+    assert build.origin().revision.endswith("-modified")
+
+
 def test_without_git_the_time_has_to_be_given(monkeypatch, tmp_path):
     monkeypatch.setattr(build, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "7")
-    assert build.epoch() == 7
+    assert build.origin() == ("unknown", 7)
     monkeypatch.delenv("SOURCE_DATE_EPOCH")
     with pytest.raises(RuntimeError, match="SOURCE_DATE_EPOCH"):
-        build.epoch()
+        build.origin()
