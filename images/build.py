@@ -202,7 +202,14 @@ def main() -> int:
     options = parser.parse_args()
     standard = [name for name, image in CONTENTS["image"].items() if not image.get("optional")]
     here = next(name for name, machine in MACHINES.items() if machine == platform.machine())
-    build(options.out, options.image or standard, options.architecture or [here], origin())
+    try:
+        build(options.out, options.image or standard, options.architecture or [here], origin())
+    except subprocess.CalledProcessError as error:
+        sys.stderr.write(f"make images: {error.cmd[0]} failed, see above ({error.returncode})\n")
+        return 1
+    except RuntimeError as error:
+        sys.stderr.write(f"make images: {error}\n")
+        return 1
     return 0
 
 

@@ -96,6 +96,7 @@ class Inside:
     def debian(self) -> list[dict[str, str]]:
         """Unpack Debian's packages into the base; returns what each is."""
         names = [f"{name}:{self.architecture}" for name in CONTENTS["debian"]["packages"]]
+        names += CONTENTS["debian"]["common"]
         folder = fresh(self.work / "debian")
         subprocess.run([*APT, *names], cwd=folder, check=True)
         fresh(self.base)
@@ -142,8 +143,14 @@ class Inside:
     def wheel(self) -> Path:
         """Make our wheel, with machine code for the architecture."""
         folder = fresh(self.work / "wheel")
-        environment = {"CARPOOL_COMPILE": "always", "CFLAGS": SAME, "PYTHONHASHSEED": "0"} | self._cross()
-        pip("wheel", "--no-deps", "--wheel-dir", folder, self.source, **self._index("build"), **environment)
+        tools = fresh(self.work / "tools")
+        project = tomllib.loads((self.source / "pyproject.toml").read_text())
+        wanted = project["build-system"]["requires"] + project["tool"]["hatch"]["build"]["hooks"]["custom"]["requires"]
+        pip("install", "--quiet", "--target", tools, *wanted, **self._index("build"))
+        environment = {"CARPOOL_COMPILE": "always", "CFLAGS": SAME, "PYTHONHASHSEED": "0", "PYTHONPATH": str(tools)}
+        # Without pip, which would look for build tools of the other architecture, and compile twice.
+        command = (sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder)
+        subprocess.run(command, cwd=self.source, env={**os.environ, **environment, **self._cross()}, check=True)
         (made,) = folder.iterdir()
         return made
 
@@ -156,13 +163,12 @@ class Inside:
         subprocess.run([*APT, f"libpython{VERSION}-dev:{self.architecture}"], cwd=headers, check=True)
         run("dpkg-deb", "--extract", *headers.glob("*.deb"), headers)
         data = f"_sysconfigdata__{machine}-linux-gnu"
-        shutil.copy(self.base / CONTENTS["python"]["library"] / f"{data}.py", headers)
+        shutil.copy(self.base / CONTENTS["python"]["library"] / f"{data}.py", Path(os.__file__).parent)
         return {
             "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
             "_PYTHON_SYSCONFIGDATA_NAME": data,
-            "PYTHONPATH": str(headers),
             "CC": f"{self.prefix}gcc",
-            "CFLAGS": f"{SAME} -I{headers}/usr/include",
+            "CPATH": f"{headers}/usr/include",
         }
 
     def _index(self, kind: str) -> dict[str, str]:
