@@ -69,6 +69,8 @@ def join(layout: Path, tag: str, parts: Mapping[str, str]) -> str:
     index = _index(layout)
     index["manifests"] = [*(each for each in index["manifests"] if each["annotations"].get(NAME) != tag), entry]
     (layout / "index.json").write_text(json.dumps(index))
+    for path in layout.rglob("*"):  # umoci's files are readable by their owner only
+        path.chmod(0o755 if path.is_dir() else 0o644)
     return f"sha256:{digest}"
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LICENSES = LicenseFactory()
+DISTRO = "debian-12"
 LONGEST = 100
 """Characters of a licence's name: some wheels put the whole text there."""
 
@@ -52,7 +53,8 @@ def bill(image: Mapping[str, str], inputs: Mapping[str, Any], layers: Mapping[st
 
 
 def _debian(package: Mapping[str, str]) -> Component:
-    qualifiers = {"arch": package["architecture"], "distro": "debian-12"}
+    # Advisories are about source packages: `upstream`.
+    qualifiers = {"arch": package["architecture"], "distro": DISTRO, "upstream": package["source"]}
     return Component(
         type=ComponentType.LIBRARY,
         name=package["name"],

@@ -182,7 +182,7 @@ def test_a_bill_of_materials_names_what_is_in_its_image():
     assert (found["bomFormat"], found["specVersion"]) == ("CycloneDX", "1.6")
     assert found["metadata"]["timestamp"].startswith("1970-01-02T00:00:00")
     assert {each["purl"]: each["hashes"][0]["content"][:2] for each in found["components"]} == {
-        "pkg:deb/debian/libc6@2.36-9?arch=amd64&distro=debian-12": "aa",
+        "pkg:deb/debian/libc6@2.36-9?arch=amd64&distro=debian-12&upstream=glibc": "aa",
         "pkg:pypi/pyyaml@6": "bb",
         "pkg:pypi/long@1": "cc",
     }
