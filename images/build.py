@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -110,9 +111,9 @@ def bootstrap(folder: Path, images: list[str], architecture: str, here: str, sec
     options = [f"--architecture={architecture}", "--wheels=/carpool/wheels", "--tar"]
     hooks = [
         'mkdir -p "$1/carpool"',
-        f"copy-in {folder}/source {folder}/wheels /carpool",
-        f'chroot "$1" {" ".join([*variables, *inside, *options])}',
-        f"copy-out {' '.join(f'/carpool/out/{name}' for name in made)} {out}",
+        shlex.join(["copy-in", f"{folder}/source", f"{folder}/wheels", "/carpool"]),
+        f'chroot "$1" {shlex.join([*variables, *inside, *options])}',
+        shlex.join(["copy-out", *(f"/carpool/out/{name}" for name in made), str(out)]),
     ]
     excluded = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", "doc", "locale", "info")]
     command = ["mmdebstrap", "--quiet", "--variant=apt", "--format=null", f"--include={','.join(packages)}", *excluded]

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LICENSES = LicenseFactory()
-DISTRO = "debian-12"
 LONGEST = 100
 """Characters of a licence's name: some wheels put the whole text there."""
+DISTRO = "debian-12"
+"""As scanners name the suite of contents.toml."""
 
 
 def bill(image: Mapping[str, str], inputs: Mapping[str, Any], layers: Mapping[str, str], seconds: int) -> str:
