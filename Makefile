@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CACHE := $(HOME)/.cache/carpool
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-compiled test-cluster cluster check format docs crds bench converge balanced ablation proof proof-quick oracle peers neighbours soak fuzz clients triton clean
+.PHONY: help setup demo test test-compiled test-cluster cluster images test-images check format docs crds bench converge balanced ablation proof proof-quick oracle peers neighbours soak fuzz clients triton clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,16 @@ cluster: programs ## Open a cluster with the chart and a model in it, and a shel
 .PHONY: programs
 programs: $(STAMP)
 	@PYTHONPATH=tests/cluster $(BIN)/python -m minicluster.binaries --get
+
+# With mmdebstrap, umoci and skopeo; root installs what is missing, others are told how. IMAGE=sidecar, ARCHITECTURE=arm64
+# for one; MIRROR=URL for another archive of Debian's, such as a snapshot.
+images: $(STAMP) ## Build the sidecar's and the operator's OCI image, without a container engine (minutes)
+	@$(BIN)/python images/programs.py mmdebstrap umoci skopeo
+	$(BIN)/python images/build.py $(addprefix --image=,$(IMAGE)) $(addprefix --architecture=,$(ARCHITECTURE))
+
+test-images: programs ## Run those images under runc, without any right, and README's commands on a cluster (root)
+	@$(BIN)/python images/programs.py runc umoci skopeo docker-registry
+	CARPOOL_ALL_TESTS=1 $(BIN)/python -m pytest -n 0 tests/packaging/check_images.py tests/packaging/check_readme_on_cluster.py
 
 check: $(STAMP) ## Lint, types, layers, import cycles, sizes, words, generated files
 	$(BIN)/ruff format --check --quiet .

@@ -71,8 +71,9 @@ class World(NamedTuple):
 
     @property
     def capacity(self) -> float:
-        """Rows per second."""
-        return self.concurrency * max(rows / self.times(rows) for rows in range(1, MOST + 1))
+        """Rows per second, in batches that are answered within the SLO."""
+        sizes = [rows for rows in range(1, MOST + 1) if self.times(rows) <= self.slo]
+        return self.concurrency * max(rows / self.times(rows) for rows in sizes)
 
 
 def _line(fixed: float, per_row: float) -> Callable[[int], float]:

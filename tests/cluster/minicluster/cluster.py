@@ -130,9 +130,9 @@ class Cluster:
             texts[name] = texts.get(name, "") + file.read_text(errors="replace")
         return texts
 
-    def add_image(self, name: str, *entrypoint: str) -> None:
-        """Let images of this name (without registry and tag) stand for a command."""
-        self._images[name] = images.Image(list(entrypoint), [])
+    def add_image(self, name: str, *entrypoint: str, root: str = "", path: str = "") -> None:
+        """Let images of this name (without registry and tag) stand for a command, here or in a root folder."""
+        self._images[name] = images.Image(list(entrypoint), [], root, path)
         images.write(self.folder, self._images)
 
     def stop(self) -> None:

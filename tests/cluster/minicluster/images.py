@@ -1,4 +1,4 @@
-"""Images name commands of this machine: there is no registry and nothing is pulled."""
+"""Images name commands of this machine, or of a root file system: there is no registry and nothing is pulled."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ class Image(NamedTuple):
 
     entrypoint: list[str]
     words: list[str]
+    root: str = ""  # a folder: the image's own file system, instead of this machine's
+    path: str = ""  # the PATH in there
 
 
 # By the last part of an image's name: registry and tag do not matter. Any program on PATH can be a `command`.

@@ -2,11 +2,11 @@
 
 Started as ``unshare --pid --mount --uts ... python -I -S launcher.py SPEC FD``. SPEC is a JSON file:
 
-    {"argv", "environment", "directory", "hostname", "scratch", "hidden", "read_only",
+    {"argv", "environment", "directory", "hostname", "root", "scratch", "hidden", "read_only",
      "mounts": [{"source", "target", "read_only"}]}
 
-The root is an overlay of the machine's own: everything is there, and nothing that is written to it stays. One line goes
-to the descriptor FD: ``ok``, or why there is no container.
+The root is an overlay of the machine's own, or of an image's where ``root`` names its folder: everything is there, and
+nothing that is written to it stays. One line goes to the descriptor FD: ``ok``, or why there is no container.
 """
 # Importing pathlib costs more than all the rest, at each start of a container.
 # ruff: noqa: PTH102, PTH103, PTH106, PTH112, PTH114, PTH115, PTH116, PTH120, PTH123, PTH208, PTH211
@@ -107,6 +107,18 @@ def _make_root(scratch: str) -> tuple[str, list[str]]:
     return root, open_places
 
 
+def _unpacked_root(image: str, scratch: str) -> tuple[str, list[str]]:
+    """Make a folder that shows an image's files, as ``_make_root`` does."""
+    _mount("tmpfs", scratch, "tmpfs")
+    root = f"{scratch}/root"
+    os.mkdir(root)
+    _overlay(image, f"{scratch}/0", root)
+    _mount("proc", f"{root}/proc", "proc")
+    for place in SHARED:
+        _mount(place, root + place, "", MS_BIND | MS_REC)
+    return root, ["/"]
+
+
 def _enter(root: str) -> None:
     os.mkdir(f"{root}/.machine")
     os.chdir(root)
@@ -131,9 +143,11 @@ def main() -> None:
     os.set_inheritable(report, False)
     try:
         _check(_libc.sethostname(spec["hostname"].encode(), len(spec["hostname"])), "sethostname")
-        root, writable = _make_root(spec["scratch"])
+        image, scratch = spec["root"], spec["scratch"]
+        root, writable = _unpacked_root(image, scratch) if image else _make_root(scratch)
         _enter(root)
-        _mount("tmpfs", spec["hidden"], "tmpfs")  # the cluster's keys and tokens are not the container's
+        if os.path.isdir(spec["hidden"]):
+            _mount("tmpfs", spec["hidden"], "tmpfs")  # the cluster's keys and tokens are not the container's
         for mount in spec["mounts"]:
             _bind("/.machine" + mount["source"], mount["target"], read_only=mount["read_only"])
         _check(_libc.umount2(b"/.machine", MNT_DETACH), "umount2")

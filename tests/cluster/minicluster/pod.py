@@ -227,7 +227,8 @@ class PodRunner:
             return False
         assert self._network
         try:
-            variables = environment(self._with_ip(), spec, self._base(), self._data)
+            base = self._base() | ({"PATH": image.path} if image.path else {})
+            variables = environment(self._with_ip(), spec, base, self._data)
             argv = command(spec, image.entrypoint, image.words, variables)
         except ConfigError as error:
             await self._refuse(record, "CreateContainerConfigError", str(error))
@@ -235,6 +236,7 @@ class PodRunner:
         folder = self._folder / spec["name"] / str(record.restarts)
         launch = {
             "argv": argv,
+            "root": image.root,
             "environment": variables,
             "directory": spec.get("workingDir", "/"),
             "hostname": self._name[:63],
