@@ -38,8 +38,9 @@ ANSWERS = 100
 FEWEST = 10
 """Answers beyond a limit that are evidence: fewer may be one slow batch."""
 
-CERTAIN = 5.0
-"""Standard errors beyond the forecast share that are no matter of chance."""
+CERTAIN = 4.0
+"""Standard errors beyond the forecast share that are no matter of chance: a tail that is slow in every other half
+second for 10 s is 4.5 off."""
 
 HOLDS = 60.0
 """Seconds for which an alarm lasts at least; doubled with each that follows within ``FORGIVEN`` times as long."""

@@ -138,7 +138,7 @@ def move(scene: Scene, *, alarmed: bool, expelled: bool) -> Move:
     if scene.explored is not None and not rescue and not scene.requirements.recommends:
         explored = scene.forecaster.assess(scene.explored)
         if not (scene.is_early and scene.is_riskier(explored)):
-            message = "it may gain, and only running it shows what it takes"
+            message = "it may gain, and has to run to be measured"
             tentative = not scene.loses
             return Move(Reason.EXPLORES, message, target, explored, "evidence", tentative=tentative, explores=True)
     # 3. Then what is better.
@@ -147,7 +147,7 @@ def move(scene: Scene, *, alarmed: bool, expelled: bool) -> Move:
             return Move(Reason.WITHIN_STABILIZATION_WINDOW, "a backlog ended pass-through", target)
         return Move(Reason.PASSES_THROUGH, "the backlog that ended pass-through is gone", target, target)
     if target.parameters == parameters or not (alarmed or is_gain(scene.aim, scene.choice, scene.current)):
-        return Move(Reason.CONVERGED, "no configuration within reach is clearly better", target)
+        return Move(Reason.CONVERGED, "no candidate is clearly better", target)
     return _step(scene, alarmed=alarmed)
 
 

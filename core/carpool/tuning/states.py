@@ -35,7 +35,7 @@ def state_of(
         return State.LEARNING
     if choice is not None and not choice.efficient.holds_now:
         return State.OVERLOADED
-    if sheds and requirements.policy.admission.shed_at is ShedAt.AUTOMATIC:
+    if sheds and requirements.policy.admission.shed_at is not ShedAt.DEADLINE:
         return State.SHEDDING
     if cautious:
         return State.ROLLED_BACK
