@@ -23,6 +23,7 @@ LINES, GOAL = 10_640, 5_500
 LIMITS = {"function lines": 60, "class lines": 250, "class attributes": 12}
 
 LARGER: dict[tuple[str, str], int] = {
+    # Plain records, flat since every request reads and writes them: an attribute is a count, or a fact of one request.
     ("batching/counters.py", "Counters: class attributes"): 24,
     ("batching/requests.py", "Batch: class attributes"): 17,
     ("batching/requests.py", "Request: class attributes"): 20,
