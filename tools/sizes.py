@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 CORE = Path(__file__).parents[1] / "core" / "carpool"
 
-LINES, GOAL = 10_640, 5_500
+LINES, GOAL = 10_638, 5_500
 """Of the whole core: what it may have, and what it should."""
 
 LIMITS = {"function lines": 60, "class lines": 250, "class attributes": 12}
 
 LARGER: dict[tuple[str, str], int] = {
+    # Plain records, flat since every request reads and writes them: an attribute is a count, or a fact of one request.
     ("batching/counters.py", "Counters: class attributes"): 24,
     ("batching/requests.py", "Batch: class attributes"): 17,
     ("batching/requests.py", "Request: class attributes"): 20,

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
 RECENT = 13
-"""Arrivals whose keys are remembered: about as many as come while a request is held. A prime, so that callers who take
-turns do not fall in step with the comparisons."""
+"""Arrivals whose keys are remembered: about as many as come while a request is held. A prime, so that callers in
+turn do not fall in step with the comparisons."""
 
 STRIDE = 5
 """Step from one comparison's distance to the next one's, so that neighbours are not all compared with the same one."""

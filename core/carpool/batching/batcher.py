@@ -69,7 +69,7 @@ class Batcher:
         merge = request.mergeable and not isolation.quarantined
         suspects = isolation.suspects.left
         if merge and suspects and request.caller in suspects and request.rows <= state.cap:
-            merge = False  # a request larger than a batch has to be cut, whoever sent it
+            merge = False  # a request larger than a batch has to be cut, whatever its caller
         if not request.shadow:
             key = request.key if merge else None
             state.counters.arrived(

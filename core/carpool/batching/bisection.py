@@ -1,4 +1,4 @@
-"""What a batch's slot serves next when the batch has failed: whose fault it was, who fails, who is sent again."""
+"""What a batch's slot serves next when the batch has failed: which requests fail, and which are sent again."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Additive counters: all that is learned is learned from these.
 
-They sum over replicas, survive scraping and restarts of whoever reads them, and are what Prometheus carries. The hot
+They sum over replicas, survive scraping and restarts of their readers, and are what Prometheus carries. The hot
 path counts once, here; everything else reads snapshots and differences of snapshots.
 """
 
@@ -18,7 +18,7 @@ WINDOW = 0.1
 """Seconds of one arrival-count window: long against a service time, short against a change of load."""
 
 SUPPOSED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Numbers of executors that service times are counted for; finer steps would not change a decision."""
+"""Server concurrencies that service times are counted for; finer steps would not change a decision."""
 
 DURATION_BOUNDS = tuple(0.0005 * 2 ** (step / 4) for step in range(65))
 """Upper bounds (seconds) of the duration histogram: 0.5 ms to 32 s, a factor of 1.19 apart."""
@@ -29,8 +29,8 @@ ROW_BOUNDS = tuple(2**power for power in range(16))
 RECENT_ARRIVALS = 4096
 
 MAX_CELLS = 16_384
-"""Kinds of batches told apart by a model's counters: 64 sizes at 8 in flight make 2,048. Callers whose requests ride
-alone choose the size, and each kind is three lines of a scrape."""
+"""Kinds of batches that a model's counters distinguish: 64 sizes at 8 in flight make 2,048. Callers whose requests are
+not batched choose the size, and each kind is three lines of a scrape."""
 
 
 EXCUSED = 10.0
@@ -46,9 +46,8 @@ class CellKey(NamedTuple):
     in_flight: int
     """Batches in flight when it was dispatched, itself included."""
     executors: int = 0
-    """0: seconds from dispatch to completion. e < in_flight: seconds from when it would have begun, were there e
-    executors that serve first come, first served. Where that is the truth, these are the batch's own, and don't spread.
-    """
+    """0: seconds from dispatch to completion. e < in_flight: seconds from when it would have begun at a server
+    concurrency of e, first come, first served. Where that is the truth, these are the batch's own, and vary little."""
 
 
 class Cell:
@@ -174,12 +173,12 @@ class Stats(MutableCamel, rename="camel"):
 
 LATE = "late"
 COLD = "cold"
-"""Late, or refused for it, behind a first batch of its size that took longer than believed: no parameters' fault."""
+"""Late, or refused for it, behind a first batch of its size that took longer than forecast: no parameters' fault."""
 FAILED = "failed"
 REJECTED = "rejected"
 CANCELLED = "cancelled"
 CALLERS = frozenset({REJECTED, CANCELLED})
-"""Ends that are the caller's doing: no promise was broken."""
+"""Ends that are the caller's doing: the SLO was not missed."""
 
 
 def combine(parts: list[ModelStats]) -> ModelStats:
@@ -260,8 +259,8 @@ class Counters:
         self.request_rows = [0] * (len(ROW_BOUNDS) + 1)
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_ARRIVALS)
         self.excess = 0.0
-        """Seconds by which first batches of their size took longer than believed, while what waited for them is not
-        worked off; not looked at from ``excess_until`` on."""
+        """Seconds by which first batches of their size took longer than forecast, while what waited for them is not
+        worked off; without meaning from ``excess_until`` on."""
         self.excess_until = 0.0
         self._window = -1
         self._window_arrivals = 0
@@ -294,7 +293,7 @@ class Counters:
             self.missed(failure)
 
     def exceeded(self, seconds: float, now: float) -> None:
-        """Note that a first batch of its size, which just ended, took so much longer than believed."""
+        """Note that a first batch of its size, which just ended, took so much longer than forecast."""
         # At 90 % utilization a backlog of c seconds is worked off in 9 c more.
         self.excess = seconds + (self.excess if now < self.excess_until else 0.0)
         self.excess_until = now + EXCUSED * self.excess
@@ -304,7 +303,7 @@ class Counters:
         self.misses[reason] = self.misses.get(reason, 0) + 1
 
     def refused(self, reason: str, now: float) -> None:
-        """Count a refusal; whom a cold batch's backlog would make late, no parameters would have served."""
+        """Count a refusal; that a request would be late behind a cold batch is no fault of the parameters."""
         self.missed(COLD if reason == Refused.LATE and now < self.excess_until else reason)
 
     def sample(self, key: tuple[int, int, int, int], seconds: float) -> None:

@@ -164,7 +164,7 @@ class Slots:
     def forecast_again(self, now: float) -> None:
         """Forecast anew when batches end that queue in the upstream: the first of them begins now.
 
-        Without this, one batch that took longer than believed would leave every later forecast too early by as much.
+        Without this, one batch that took longer than forecast would leave every later forecast too early by as much.
         """
         line = [batch for batch in self.in_flight if not batch.overdue]
         if not line:

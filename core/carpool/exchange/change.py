@@ -1,4 +1,4 @@
-"""What a control plane tells a sidecar, signed: a change of its parameters and policy, or leave to read.
+"""What a control plane sends to a sidecar, signed: a change of its parameters and policy, or leave to read.
 
 Both are sent as JSON with an Ed25519 signature over the very bytes. One key signs both; neither passes for the other,
 for each refuses the other's fields.
@@ -19,9 +19,9 @@ from carpool.policy.spec import BatchingPolicy
 class Change(Camel, frozen=True, kw_only=True):
     """What replaces a target's parameters, and its policy; it stays in force after ``expires``.
 
-    ``target``: whom it is for, ``namespace/Kind/name``. ``generation``: newer ones are larger; whole milliseconds since
-    the epoch, where a control plane keeps no count. ``expires``: seconds since the epoch, after which nobody takes it
-    any more. ``policy``: ``None`` stands for the one that the sidecar was started with. ``parameters``: by model name,
+    ``target``: the workload, ``namespace/Kind/name``. ``generation``: newer ones are larger; whole milliseconds since
+    the epoch, where a control plane keeps no count. ``expires``: seconds since the epoch, after which it is
+    refused. ``policy``: ``None`` stands for the one that the sidecar was started with. ``parameters``: by model name,
     ``*`` for the rest.
     """
 

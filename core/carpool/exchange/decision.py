@@ -1,4 +1,4 @@
-"""What the tuner is told, and what it answers: an observation, and a decision with what it expects."""
+"""What the tuner gets and returns: an observation, and a decision with its forecast."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class State(StrEnum):
     STEADY = "Steady"
     """Requests are batched; nothing better is known."""
     EXPLORING = "Exploring"
-    """A setting is in force to tell what it takes."""
+    """A setting is in force in order to measure it."""
     SHEDDING = "Shedding"
-    """Requests that would be late are refused, until a backlog or a spell of misses is over."""
+    """Requests that would be late are refused, until a backlog or a time of many misses is over."""
     OVERLOADED = "Overloaded"
     """No setting meets the SLO at this load: requests that would be late are refused."""
     ROLLED_BACK = "RolledBack"
@@ -94,7 +94,7 @@ class Forecasted(Struct, frozen=True, rename="camel"):
     mean: float = 0.0
     """Latency."""
     utilization: float = 0.0
-    """Share of its time, 0 to 1, for which the device is busy, with all who use it."""
+    """Share of time, 0 to 1, for which the device is busy, all its users included."""
 
 
 class Decision(Struct, frozen=True, rename="camel"):
@@ -116,10 +116,10 @@ class Decision(Struct, frozen=True, rename="camel"):
     at: float = 0.0
     rate: float = 0.0
     tentative: bool = False
-    """Of a change: whether one replica had better try it first. The present parameters are forecast to keep the SLO,
-    and at the upper confidence of t(b) these miss more, or they go beyond what was measured."""
+    """Of a change: whether one replica should have it first. The present parameters are forecast to meet the SLO; the
+    new ones miss more at the upper confidence of the batch latency, or go beyond what was measured."""
     share: float = 1.0
-    """Of the arrivals, those that can share a batch with another, as believed."""
+    """Batchable share: of the arrivals, those that can share a batch with another."""
     target_utilization: float = 0.0
     """Utilization up to which latency comes first, 0 to 1; 0: the objective has none."""
     alternative: str = ""

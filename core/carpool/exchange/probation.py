@@ -1,4 +1,4 @@
-"""Parameters that come from outside are on probation: where they miss what those before them kept, those come back."""
+"""Parameters from outside are on probation: where they miss the SLO that those before them met, those come back."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Standing:
         self.seconds = 0.0
         self.good = False
         self.peak = 0.0
-        """Rows per second of the busiest interval whose promise was kept."""
+        """Rows per second of the busiest interval in which the SLO was met."""
         self.sustained = 0.0
         """The same over ``SUSTAINED`` seconds."""
 
@@ -55,7 +55,7 @@ class _Standing:
 
 
 class Probation:
-    """One model's. Good are parameters whose promise was seen to be kept, by a test as sure as the one of misses.
+    """One model's. Good are parameters that were seen to meet the SLO, by a test as sure as the one of misses.
 
     New ones that fail before they are good are taken back, if those before them were good at a comparable load.
     Evidence against is taken only from intervals in which no more rows came than ``COMPARABLE`` times what the good
@@ -63,7 +63,7 @@ class Probation:
     """
 
     def __init__(self, quantile: float, parameters: Parameters, generation: int) -> None:
-        """Begin with the parameters in force, of which nothing is known. ``quantile``: of the promise, 0.99 for p99."""
+        """Begin with the parameters in force, of which nothing is known. ``quantile``: of the SLO, 0.99 for p99."""
         self._quantile = quantile
         self._now = _Standing(parameters, generation, quantile)
         self._before: _Standing | None = None
@@ -82,7 +82,7 @@ class Probation:
 
     @property
     def good(self) -> bool:
-        """Whether those in force were seen to keep the promise."""
+        """Whether those in force were seen to meet the SLO."""
         return self._now.good
 
     def change(self, parameters: Parameters, generation: int) -> None:
@@ -99,7 +99,7 @@ class Probation:
             self._now = _Standing(parameters, generation, self._quantile)
 
     def forget(self) -> None:
-        """Forget what was good: the model, its server, or the promise is another one."""
+        """Forget what was good: the model, its server, or the SLO is another one."""
         self._now = _Standing(self._now.parameters, self._now.generation, self._quantile)
         self._before = None
         self._recent.clear()
@@ -127,7 +127,7 @@ class Probation:
         if now.proof.kept and now.seconds >= PROVEN_AFTER and not now.good:
             now.good = True
             self._before = None
-        # 2. Against them: not at a load that nobody knows to be any other's fault.
+        # 2. Against them: not at a load that may be too high for any parameters.
         good = now if now.good else self._before
         if good is not None and not good.copes(rate, sustained):
             now.against.restart()

@@ -1,4 +1,4 @@
-"""What a sidecar says of itself (``GET /v1/stats``): written by it, read by whoever watches it."""
+"""What a sidecar says of itself (``GET /v1/stats``): written by it, read by the operator and the command line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Lane(Struct, frozen=True, rename="camel", kw_only=True):
     quarantined: bool
     """Whether its answers had the wrong number of rows, so that nothing is merged."""
     service_seconds: tuple[float, ...] | None = None
-    """t(b) by rows, seconds; ``None`` while unknown."""
+    """Batch latency by rows, seconds; ``None`` while unknown."""
     executors: int | None = None
     forecast_alarm: str = ""
     """What was observed in place of what was forecast, while that differs by more than 20 %; ``""``: nothing."""

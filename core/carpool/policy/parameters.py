@@ -14,14 +14,14 @@ from carpool.policy.plain import Camel
 class Parameters(Camel, frozen=True, omit_defaults=False):
     """What the tuner turns: replaced whole, between calls.
 
-    ``max_batch`` rows; ``max_wait`` seconds, the age at which the oldest request stops waiting for company;
+    ``max_batch`` rows; ``max_wait`` seconds, the age at which the oldest request stops waiting for others;
     ``max_in_flight`` batches handed to the upstream at once. In ``pass_through`` nothing is held or merged.
     """
 
     max_batch: Annotated[int, Meta(ge=1, le=65536)] = 32
     """Rows a batch may have."""
     max_wait: Duration = Duration(0.0)
-    """Age at which the oldest request stops waiting for company; 0s holds nobody while a slot is free."""
+    """Age at which the oldest request stops waiting for others; 0s holds none while a slot is free."""
     max_in_flight: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Batches handed to the upstream at once."""
     pass_through: bool = False

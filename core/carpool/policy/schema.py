@@ -1,4 +1,4 @@
-"""What a field takes and what it means: for those who wrote something else, and for pages and schemas of the types."""
+"""What a field takes and what it means: for error messages, and for pages and schemas of the types."""
 
 from __future__ import annotations
 

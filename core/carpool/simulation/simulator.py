@@ -1,7 +1,7 @@
 """The digital twin: an event heap that drives the real Batcher against a device that exists only as numbers.
 
 Virtual time, so an hour costs seconds. Arrivals are given from outside, and equal seeds give a replica's k-th batch the
-same noise whatever the parameters: two settings differ by what they do, not by luck (common random numbers).
+same noise whatever the parameters: two settings differ by what they do, not by chance (common random numbers).
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from carpool.batching.model_state import ModelState
 
 ServiceSeconds: TypeAlias = Callable[[int, int], float]
-"""Seconds that a batch takes on a free executor, by (rows, length bucket)."""
+"""Seconds that a batch takes at a free server, by (rows, length bucket)."""
 
 
 def linear(fixed: float, per_row: float) -> ServiceSeconds:
-    """Return t(b) = fixed + per_row * b seconds, the same in every length bucket."""
+    """Return the batch latency fixed + per_row * rows seconds, the same in every length bucket."""
     return lambda rows, bucket: fixed + per_row * rows  # noqa: ARG005 - lengths play no part
 
 
 def table(times: Sequence[float]) -> ServiceSeconds:
-    """Return t(b) = times[b] seconds (index 0 unused), beyond the table along its last step."""
+    """Return the batch latency times[rows] seconds (index 0 unused), beyond the table along its last step."""
     known = tuple(times)
     return lambda rows, bucket: time_of(known, rows)  # noqa: ARG005 - lengths play no part
 
@@ -78,7 +78,7 @@ class Device(Frozen, frozen=True):
     cold: float = 1.0
     """Factor on the first batch of each (rows, bucket)."""
     dead_time: float = 0.0
-    """How long an executor rests after each batch before it takes the next."""
+    """Pause after each batch before the next one begins in its place."""
     failures: tuple[tuple[FaultKind, float], ...] = ()
     """Probability that a batch fails, by kind; together at most 1."""
     largest: int | None = None
@@ -411,17 +411,17 @@ class _Run:
 class _Replica:
     """One dispatcher and its device, as far as the device has a state."""
 
-    __slots__ = ("batcher", "busy_until", "free", "index", "luck", "noise", "outstanding", "seen", "service")
+    __slots__ = ("batcher", "busy_until", "chance", "free", "index", "noise", "outstanding", "seen", "service")
 
     def __init__(self, index: int, batcher: Dispatcher, service: _Service, seed: int) -> None:
         self.index = index
         self.batcher = batcher
         self.service = service
         self.free = [0.0] * service.device.executors
-        """Heap: when each executor is free."""
+        """Heap: when each of the device's places is free."""
         self.busy_until = 0.0
         self.noise = Random(f"{seed} noise {index}")
-        self.luck = Random(f"{seed} failures {index}")
+        self.chance = Random(f"{seed} failures {index}")
         self.seen: set[tuple[int, int]] = set()
         self.outstanding = 0
 
@@ -475,10 +475,10 @@ class _Service:
         """Return what is wrong with a batch's answer. Draws once a batch where chance plays a part."""
         device = self.device
         if device.failures:
-            luck = replica.luck.random()
+            chance = replica.chance.random()
             for kind, probability in device.failures:
-                luck -= probability
-                if luck < 0:
+                chance -= probability
+                if chance < 0:
                     return Fault(kind, retryable=kind is FaultKind.TRANSPORT)
         if device.largest is not None and batch.rows > device.largest:
             return Fault(FaultKind.SIZE)
