@@ -10,6 +10,7 @@ from msgspec import Struct, field
 
 from carpool.policy.plain import PolicyError
 from carpool_operator.api import annotations as names
+from carpool_operator.api.injection import injection_of
 from carpool_operator.api.model import Pod, Policy, Target, Workload
 from carpool_operator.api.spec import read_policy
 from carpool_operator.injector.decide import ADMIN_PORT
@@ -198,13 +199,6 @@ class _PodStatus(Struct, frozen=True):
     conditions: list[_Condition] = field(default_factory=list)
 
 
-class _Injection(Struct, frozen=True):
-    container: str = ""
-
-
-_injection = msgspec.json.Decoder(_Injection)
-
-
 class RawPod(Struct, frozen=True):
     """A pod as the server writes it."""
 
@@ -217,27 +211,20 @@ class RawPod(Struct, frozen=True):
         kind, _, name = meta.annotations.get(names.TARGET, "").partition("/")
         if not name or self.status.phase in {"Succeeded", "Failed"}:
             return None
+        injection = injection_of(meta.annotations)
         return Pod(
             namespace=meta.namespace,
             name=meta.name,
             uid=meta.uid,
             target=Target(meta.namespace, kind, name),
             ip=self.status.pod_ip,
-            admin_port=ADMIN_PORT,
+            admin_port=injection.admin_port or ADMIN_PORT,
             ready=any(each.type == "Ready" and each.status == "True" for each in self.status.conditions),
             deleting=bool(meta.deletion_timestamp),
             # Of a Deployment's ReplicaSet, else of a StatefulSet.
             template_hash=meta.labels.get("pod-template-hash") or meta.labels.get("controller-revision-hash", ""),
-            container=_container(meta.annotations.get(names.STATUS, "")),
+            container=injection.container[:63],
         )
-
-
-def _container(written: str) -> str:
-    """Return the model's container by what the webhook wrote, which whoever makes pods can write, too."""
-    try:
-        return _injection.decode(written).container[:63]
-    except msgspec.DecodeError:
-        return ""
 
 
 # ------------------------------------------------------------------------------------------------- policies

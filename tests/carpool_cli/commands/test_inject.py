@@ -58,7 +58,7 @@ def test_a_sidecar_that_tunes_itself(inject):
     pod = template(result.stdout)
     read = config(pod)
     assert (read.policy.slo.due, read.parameters, read.public_key, read.changes) == (0.05, {}, None, None)
-    assert pod["spec"]["containers"][0]["ports"][0] == {"name": "http", "containerPort": 15080}
+    assert pod["spec"]["containers"][0]["ports"][0] == {"name": "http", "containerPort": 14080}
     assert "volumes" not in pod["spec"]
     # None of the operator's
     assert "carpool.dev/injected" not in pod["metadata"]["labels"]

@@ -65,7 +65,7 @@ def test_a_stateful_set_rolls_while_its_revisions_differ():
 def test_a_pod():
     kept = as_kept(RawPod, pod(ip="10.244.0.7"))
 
-    assert (kept.target, kept.ip, kept.admin_port) == (Target("ns", "Deployment", "web"), "10.244.0.7", 15090)
+    assert (kept.target, kept.ip, kept.admin_port) == (Target("ns", "Deployment", "web"), "10.244.0.7", 14090)
     assert (kept.ready, kept.deleting, kept.template_hash) == (True, False, "h1")
     assert as_kept(RawPod, pod(), deletionTimestamp="2026-11-21T12:00:00Z").deleting
 

@@ -10,7 +10,7 @@ from carpool.batching.counters import DURATION_BOUNDS, ModelStats
 from carpool_operator.tuning.sources.scrapes import BATCHABLE, CELLS, COUNTS, DURATIONS, MISSES, MODE, STARTED
 
 EDGES = [*(f"{bound:.6g}" for bound in DURATION_BOUNDS), "+Inf"]
-OF_POD = {"namespace": "shop", "pod": "resnet-0", "container": "carpool", "instance": "10.244.0.9:15090"}
+OF_POD = {"namespace": "shop", "pod": "resnet-0", "container": "carpool", "instance": "10.244.0.9:14090"}
 
 
 def model_stats(**counts):
