@@ -84,7 +84,7 @@ def model_port(container: Json, wanted: str | None) -> tuple[int, int | None]:
     # 1. The one named
     if wanted is not None:
         return _named_port(container, ports, listed, wanted)
-    # 2. The first that may speak HTTP/1.1
+    # 2. The first that may speak HTTP/1.1, those first that are known
     if not ports:
         raise Skipped(
             Reason.NO_PORT,
@@ -93,7 +93,7 @@ def model_port(container: Json, wanted: str | None) -> tuple[int, int | None]:
         )
     if not any(_is_tcp(port) for port in ports):
         raise Skipped(Reason.NOT_TCP, f"no port of {container['name']} is TCP: {listed}")
-    for index, port in enumerate(ports):
+    for index, port in sorted(enumerate(ports), key=lambda each: not _is_known(each[1])):
         if _may_be_http(port) and other_protocol(container, port["containerPort"], index) is None:
             return port["containerPort"], index
     raise Skipped(
@@ -147,11 +147,12 @@ def _asks_for_device(container: Json) -> bool:
 
 
 def _is_familiar(container: Json) -> bool:
-    return _CONTAINERS.fullmatch(container["name"]) is not None or any(
-        _may_be_http(port)
-        and (port["containerPort"] in _PORTS or _PORT_NAMES.fullmatch(port.get("name") or "") is not None)
-        for port in container.get("ports") or []
-    )
+    return _CONTAINERS.fullmatch(container["name"]) is not None or any(map(_is_known, container.get("ports") or []))
+
+
+def _is_known(port: Json) -> bool:
+    known = port["containerPort"] in _PORTS or _PORT_NAMES.fullmatch(port.get("name") or "") is not None
+    return known and _may_be_http(port)
 
 
 def _is_tcp(port: Json) -> bool:

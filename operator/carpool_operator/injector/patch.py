@@ -83,7 +83,8 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
         metadata["labels"] = {**(metadata.get("labels") or {}), names.INJECTED: "true"}
         added[names.TARGET] = f"{inject.target.kind}/{inject.target.name}"
     written = annotated(annotations_of(pod), around.annotations, inject.port, inject.data_port, inject.admin_port)
-    metadata["annotations"] = {DEFAULT_CONTAINER: inject.container, **written, **added}
+    metadata["annotations"] = {**written, **added}
+    metadata["annotations"].setdefault(DEFAULT_CONTAINER, inject.container)
     metadata["annotations"].pop(names.SKIPPED, None)
     status = {
         "version": settings.version,

@@ -81,7 +81,8 @@ def test_the_port_is_the_first_that_may_speak_http():
     grpc, metrics = {"name": "grpc", "containerPort": 1}, {"name": "metrics", "containerPort": 2}
     dns = {"name": "http", "containerPort": 53, "protocol": "UDP"}
     assert port(ports=(grpc, metrics, dns, HTTP)) == 9000
-    assert port(ports=({"containerPort": 7}, HTTP)) == 7
+    assert port(ports=({"containerPort": 7}, {"containerPort": 6})) == 7
+    assert port(ports=({"containerPort": 7}, HTTP)) == 9000  # what is known comes first
     assert port(ports=({"name": "h2o", "containerPort": 7},)) == 7
     # What is named by hand may have any name
     assert port("metrics", ports=(grpc, metrics, HTTP)) == 2
