@@ -22,6 +22,7 @@ from carpool_operator.cluster.kube import ApiError, ConfigException, connect
 from carpool_operator.injector import store
 from carpool_operator.injector.certificates import Pair
 from carpool_operator.injector.decide import ADMIN_PORT, DATA_PORT, DEFAULT_RESOURCES, Settings
+from carpool_operator.injector.namespaces import Namespaces
 from carpool_operator.injector.reasons import Skipped
 from carpool_operator.injector.resources import of_sidecar
 from carpool_operator.injector.server import Injector
@@ -177,7 +178,8 @@ class Upkeep:
 
 async def _run(options: argparse.Namespace, injector: Injector) -> None:
     names = store.Names(options.namespace)
-    kube, context, stopping = connect(options.kubeconfig, workers=2), ServingContext(), asyncio.Event()
+    kube, context, stopping = connect(options.kubeconfig, workers=6), ServingContext(), asyncio.Event()
+    injector.around = Namespaces(kube, time.monotonic, injector.sync_failures.inc).around
     upkeep = Upkeep(injector, context, kube, names, folder=options.cert_dir)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
