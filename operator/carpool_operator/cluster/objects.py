@@ -19,6 +19,9 @@ ANNOTATED = names.PREFIX + "annotated"
 """Label of a policy that is kept for a Deployment's annotations, which owns it. A copy under another name is a
 person's."""
 
+LONGEST_REFUSAL = 400
+"""Characters kept of why pods are refused."""
+
 PAUSED = names.PREFIX + "paused"
 """Annotation of a policy: nothing changes while it is there."""
 
@@ -128,12 +131,25 @@ class _WorkloadSpec(Struct, frozen=True):
     replicas: int = 1
 
 
+class _WorkloadCondition(Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+    message: str = ""
+
+
 class _WorkloadStatus(Struct, frozen=True, rename="camel"):
     observed_generation: int = 0
     replicas: int = 0
     updated_replicas: int = 0
     current_revision: str = ""
     update_revision: str = ""
+    conditions: list[_WorkloadCondition] = field(default_factory=list)
+
+    @property
+    def refused(self) -> str:
+        """What the API server said to the pods that a ReplicaSet could not make."""
+        failures = [each for each in self.conditions if each.type == "ReplicaFailure" and each.status == "True"]
+        return failures[0].message[:LONGEST_REFUSAL] if failures else ""
 
 
 class RawWorkload(Struct, frozen=True):
@@ -165,6 +181,7 @@ class RawWorkload(Struct, frozen=True):
             replicas=spec.replicas,
             created=meta.created,
             rolling=rolling,
+            refused=status.refused,
         )  # fmt: skip
 
 

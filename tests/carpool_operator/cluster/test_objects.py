@@ -47,6 +47,21 @@ def test_a_rollout_is_under_way(status, rolling):
     assert as_kept(RawWorkload, body).rolling is rolling
 
 
+def test_pods_that_can_not_be_made_are_known_with_the_server_s_words():
+    body = deployment()
+    failure = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "reason": "FailedCreate",
+        "message": "forbidden: quota " * 99,
+    }
+    body["status"]["conditions"] = [{"type": "Available", "status": "True"}, failure]
+    assert as_kept(RawWorkload, body).refused.startswith("forbidden: quota ")
+    assert len(as_kept(RawWorkload, body).refused) == 400
+    failure["status"] = "False"
+    assert as_kept(RawWorkload, body).refused == ""
+
+
 def test_a_workload_on_its_way_out_is_gone():
     """Deleted in the foreground it is there until its pods are; a policy written for it would be collected at once."""
     assert as_kept(RawWorkload, deployment(), deletionTimestamp="2026-11-21T12:00:00Z") is None
