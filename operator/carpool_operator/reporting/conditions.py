@@ -209,7 +209,7 @@ def _inject(workload: Workload, where: str) -> str:
 def _room(workload: Workload, where: str) -> str:
     """Say why the API server refuses a workload's pods, and what to do."""
     why = f"the API server refuses its pods ({workload.refused})"
-    if any(word in workload.refused for word in ("quota", "limit", "usage", "request")):
+    if any(word in workload.refused for word in ("quota", "limit", "maximum", "minimum", "ratio")):
         return (
             f"{why}: make room, or let the sidecar ask for less with {CPU}, {CPU_LIMIT} and {MEMORY} on the pod "
             f"template or the Namespace; without it: {_patch(workload.target, where, INJECT, FORBIDDEN)}"
