@@ -168,6 +168,7 @@ async def test_tunnels_count_among_the_connections(echoing, app, upstream, conne
     await app.pool.close()
 
 
+@pytest.mark.pure
 async def test_a_connection_that_is_cut_meanwhile_leaves_nothing(app, connect, server, pool):
     app.pool = Pool("127.0.0.1", pool._port)
     asked, never = asyncio.Event(), asyncio.Event()
