@@ -243,7 +243,7 @@ def _pod(target: Target, index: int) -> Pod:
         uid=f"{target.name}-{index}",
         target=target,
         ip="10.244.0.9",
-        admin_port=15090,
+        admin_port=14090,
         ready=True,
         deleting=False,
         template_hash="one",

@@ -133,7 +133,7 @@ async def serve(policies: int) -> None:
             fake.put(*POD, one, where)
     pods = Pods()
     # On all of 127.x: 5,000 addresses.
-    await asyncio.get_running_loop().create_server(lambda: Port(pods), "0.0.0.0", 15090, backlog=1024)  # noqa: S104
+    await asyncio.get_running_loop().create_server(lambda: Port(pods), "0.0.0.0", 14090, backlog=1024)  # noqa: S104
     api = web.Application(client_max_size=1 << 24)
     api.router.add_route("*", "/{path:.*}", fake._handle)  # noqa: SLF001 - the fake has no port of its own choosing
     runner = web.AppRunner(api, access_log=None)

@@ -58,9 +58,12 @@ def _edits(text: str, node: yaml.Node, old: Any, new: Any) -> Iterator[_Edit]:  
                 yield _Edit(start, min(_line_end(text, value) + 1, len(text)), "")
         if added := {key: value for key, value in new.items() if key not in old}:
             yield _inserted(text, node, _dump(added), column)
-    elif isinstance(node, yaml.SequenceNode) and isinstance(new, list) and not node.flow_style and len(new) >= len(old):
+    elif isinstance(node, yaml.SequenceNode) and isinstance(new, list) and not node.flow_style and new:
         for item, before, after in zip(node.value, old, new, strict=False):
             yield from _edits(text, item, before, after)
+        for item in node.value[len(new) :]:
+            start = text.rfind("\n", 0, item.start_mark.index) + 1
+            yield _Edit(start, min(_line_end(text, item) + 1, len(text)), "")
         if added_items := new[len(old) :]:
             yield _inserted(text, node, _dump(added_items), column)
     elif isinstance(node, yaml.CollectionNode) and node.flow_style:

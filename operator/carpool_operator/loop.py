@@ -235,7 +235,7 @@ class Loop:
 
     async def _keep(self, wish: Keep) -> None:
         async def write() -> None:
-            self._took(await keep(self._p.writer, wish))
+            self._owned.kept(wish, self._took(await keep(self._p.writer, wish)).policy().spec)
 
         await self._write(("policy", wish.workload.target), PLURAL, write)
 

@@ -36,12 +36,21 @@ class DataApp:
     def head(self, exchange: Exchange) -> None:
         """Tell inference from the rest."""
         endpoint = _route(exchange.target) if exchange.method == b"POST" else None
-        if endpoint is not None:
-            exchange.context = endpoint
-            exchange.buffer(self._max_body)
+        if endpoint is None or (exchange.length > self._max_body and self._backend.streams):
+            self._forward(exchange)
         else:
-            exchange.context = self._backend.forward(exchange)
-            exchange.context.begin()
+            exchange.context = endpoint
+            exchange.buffer(self._max_body, self._forward if self._backend.streams else None)
+
+    def foreign(self, exchange: Exchange) -> None:
+        """Pass on a connection that is no HTTP/1.1."""
+        exchange.context = self._backend.passage(exchange)
+        exchange.context.begin()
+
+    def _forward(self, exchange: Exchange) -> None:
+        """Pass on what is no inference, or too large to be batched."""
+        exchange.context = self._backend.forward(exchange)
+        exchange.context.begin()
 
     def request(self, exchange: Exchange) -> None:
         """Take a request whose body is complete."""

@@ -123,6 +123,7 @@ class Sidecar:
             clock=monotonic,
             budget=budget,
             turns=turns,
+            passage=app.foreign if config.upstream is not None else None,
         )
         self.admin = Server(
             AdminApp(self, api_key, local=self._admin[0] in LOOPBACK),

@@ -75,7 +75,7 @@ def pod_of(index, target=RESNET, **changes):
         "uid": f"{target.name}-uid-{index}",
         "target": target,
         "ip": "10.244.0.9",
-        "admin_port": 15090,
+        "admin_port": 14090,
         "ready": True,
         "deleting": False,
         "template_hash": "one",

@@ -3,12 +3,35 @@ from __future__ import annotations
 import asyncio
 
 
-async def test_bodies_over_the_limit_are_refused_before_they_are_read(world):
+async def test_bodies_over_the_limit_are_forwarded_and_not_batched(world):
     sidecar, client = await world.start(bodies={"maxRequest": "1Ki"})
     answer = await client.predict(b"1" * 2000)
-    assert answer.status == 413
-    assert sidecar.driver.requests == {("m", "v1", 413): 1}
-    assert world.model.received == []
+    assert answer.status == 200
+    assert sidecar.driver.requests == {("", "other", 200): 1}
+    assert [call.body for call in world.model.received] == [b'{"instances":[%b]}' % (b"1" * 2000)]
+    assert sidecar.data.buffered_bytes == 0
+    assert (await client.predict(b"1")).status == 200
+    assert sidecar.driver.requests["m", "v1", 200] == 1
+
+
+async def test_a_body_of_unknown_length_is_forwarded_once_it_is_over_the_limit(world):
+    sidecar, _ = await world.start(bodies={"maxRequest": "1Ki"})
+    host, _, port = sidecar.address.rpartition(":")
+    for sizes in ((700, 700, 3), (1025,), (9000, 9000)):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/models/m:predict HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        text = b'{"instances":[' + b"1" * (sum(sizes) - 16) + b"]}"
+        position = 0
+        for size in sizes:
+            writer.write(b"%x\r\n%b\r\n" % (size, text[position : position + size]))
+            position += size
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+        assert b" 200 " in await reader.readline()
+        writer.close()
+        assert world.model.received[-1].body == text
+    assert sidecar.driver.requests == {("", "other", 200): 3}
+    await world.until(lambda: sidecar.data.buffered_bytes == 0)
 
 
 async def test_a_caller_who_leaves_before_its_body_is_complete_leaves_nothing(world):
@@ -50,3 +73,17 @@ async def test_what_is_no_http_is_counted(world):
     assert b" 400 " in await reader.readline()
     writer.close()
     assert sidecar.driver.requests == {("", "other", 400): 1}
+
+
+async def test_a_connection_that_is_no_http_1_is_passed_through(world):
+    sidecar, client = await world.start()
+    host, _, port = sidecar.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    # The model's server here speaks HTTP/1.1 alone: what it says to that is what the caller hears.
+    writer.write(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n")
+    answer = await reader.read()
+    assert b"this is no HTTP, or a method that is not known" in answer
+    writer.close()
+    await world.until(lambda: not sidecar.data.connections)
+    assert sidecar.forwarded.paths["", "(not HTTP/1.1)"].statuses == {101: 1}
+    assert (await client.predict(b"1")).status == 200

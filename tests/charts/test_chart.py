@@ -134,7 +134,7 @@ def test_namespaces_narrow_rights(helm):
     for name in ("team-a", "team-b"):
         roles = [role for role in of(objects, "Role") if role["metadata"]["namespace"] == name]
         named = {role["metadata"]["name"] for role in roles} - {"carpool-test"}
-        assert named == {"carpool-operator-work"}
+        assert named == {"carpool-operator-work", "carpool-injector-namespaces"}
     operator = next(spec for name, _, spec in pods(objects) if name == "carpool-operator")
     assert {"--watch-namespace=team-a", "--watch-namespace=team-b"} <= set(operator["containers"][0]["args"])
 

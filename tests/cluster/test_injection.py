@@ -171,7 +171,20 @@ def test_who_mistypes_is_told_each_time(injector, api, namespace, kubectl):
 
 
 def test_who_writes_what_is_read_is_not_asked_about(injector, api, namespace):
-    written = ("container", "port", "sidecar-cpu", "sidecar-memory", "status", "target", "skipped")
+    written = (
+        "container",
+        "port",
+        "sidecar-cpu",
+        "sidecar-cpu-limit",
+        "sidecar-memory",
+        "sidecar-memory-request",
+        "max-body",
+        "data-port",
+        "admin-port",
+        "status",
+        "target",
+        "skipped",
+    )
     template = {INJECT: "true", **{f"carpool.dev/{name}": "x" for name in written}}
     own = {"carpool.dev/slo-p99": "1s", "carpool.dev/mode": "Apply", "carpool.dev/max-batch": "8"}
     before = reviews(api)

@@ -42,7 +42,7 @@ def prometheus(pods):
     """A Prometheus that scrapes the sidecars of some pods."""
     targets = [
         {
-            "targets": [f"{pod['status']['podIP']}:15090"],
+            "targets": [f"{pod['status']['podIP']}:14090"],
             "labels": {"namespace": pod["metadata"]["namespace"], "pod": pod["metadata"]["name"]},
         }
         for pod in pods

@@ -274,7 +274,7 @@ class Liar(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
     def log_message(self, *_):
         pass
-http.server.ThreadingHTTPServer(("", 15090), Liar).serve_forever()
+http.server.ThreadingHTTPServer(("", 14090), Liar).serve_forever()
 """
 """A sidecar whose counters can't be."""
 

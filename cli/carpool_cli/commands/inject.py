@@ -23,8 +23,8 @@ from carpool_operator.api.annotations import STATUS
 from carpool_operator.api.model import Target
 from carpool_operator.api.spec import TargetKind
 from carpool_operator.injector.decide import Settings, decide, target_of
-from carpool_operator.injector.patch import patch
-from carpool_operator.injector.reasons import NOTES, Note, Skip
+from carpool_operator.injector.patch import patch, unpatch
+from carpool_operator.injector.reasons import NOTES, Note, Reason, Skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,6 +64,7 @@ Examples:
   carpool inject -f model.yaml --slo-p99 50ms | kubectl apply -f -
   kubectl get deployment resnet -o yaml | carpool inject -f - --public-key key.txt | kubectl apply -f -
   kubectl -n carpool-system get configmap carpool-public-key -o 'jsonpath={.data.publicKey}' > key.txt
+  carpool inject -f with-sidecar.yaml --undo | kubectl apply -f -
 """
 )
 @click.option(
@@ -82,8 +83,15 @@ Examples:
 )
 @click.option("-n", "--namespace", help="Namespace of manifests without one; needed with --public-key.")
 @click.option("--image", help="The sidecar's.  [default: carpool-sidecar:VERSION]")
+@click.option("--undo", is_flag=True, help="Take the sidecars out again: manifests as they were before.")
 def command(
-    *, source: str, slo_p99: float | None, public_key: str | None, namespace: str | None, image: str | None
+    *,
+    source: str,
+    slo_p99: float | None,
+    public_key: str | None,
+    namespace: str | None,
+    image: str | None,
+    undo: bool = False,
 ) -> None:
     """Put a sidecar into Deployments, StatefulSets and Pods as the webhook does, and print the manifests.
 
@@ -97,16 +105,20 @@ def command(
     Exits 0 when all have their sidecars, 3 when some can't, 2 for wrong input. The standard error has the reasons, and
     notes on workloads that have theirs, such as a port without a name: Services bypass the sidecar then.
     """
-    if (slo_p99 is None) == (public_key is None):
+    if undo and (slo_p99, public_key, image) != (None, None, None):
+        raise click.UsageError("--undo takes no other option but -f")
+    if not undo and (slo_p99 is None) == (public_key is None):
         raise click.UsageError(
             "name --slo-p99 50ms (sidecars that tune themselves) or --public-key (an operator tunes them), one of them"
         )
-    settings = Settings(
-        image=image or f"carpool-sidecar:{version('carpool-serving')}",
-        version=version("carpool-serving"),
-        public_key=None if public_key is None else _key(public_key),
-        policy=None if slo_p99 is None else _policy(slo_p99),
-    )
+    settings = None
+    if not undo:
+        settings = Settings(
+            image=image or f"carpool-sidecar:{version('carpool-serving')}",
+            version=version("carpool-serving"),
+            public_key=None if public_key is None else _key(public_key),
+            policy=None if slo_p99 is None else _policy(slo_p99),
+        )
     text = _read(source)
     outcomes: list[Outcome] = []
     try:
@@ -153,8 +165,8 @@ def _policy(p99: float) -> BatchingPolicy:
         raise click.UsageError(f"--slo-p99: {error}") from None
 
 
-def _documents(text: str, settings: Settings, namespace: str | None, outcomes: list[Outcome]) -> Iterator[str]:
-    """Yield the input again, piece by piece, changed where a sidecar came in."""
+def _documents(text: str, settings: Settings | None, namespace: str | None, outcomes: list[Outcome]) -> Iterator[str]:
+    """Yield the input again, piece by piece, changed where a sidecar came in, or went: without settings."""
     if text.lstrip().startswith("{"):
         try:
             old = json.loads(text)
@@ -192,8 +204,8 @@ def _problem(error: Exception) -> str:
     return getattr(error, "problem", None) or "it is nested too deeply"
 
 
-def _injected(thing: Any, settings: Settings, namespace: str | None, outcomes: list[Outcome]) -> Any:  # noqa: ANN401 - any YAML
-    """Return an object with its sidecar, or of a list all of them."""
+def _injected(thing: Any, settings: Settings | None, namespace: str | None, outcomes: list[Outcome]) -> Any:  # noqa: ANN401 - any YAML
+    """Return an object with its sidecar, or without it where there are no settings; of a list all of them."""
     kind = thing.get("kind") if isinstance(thing, dict) else None
     if kind == "List" and isinstance(thing.get("items"), list):
         return {**thing, "items": [_injected(each, settings, namespace, outcomes) for each in thing["items"]]}
@@ -203,6 +215,8 @@ def _injected(thing: Any, settings: Settings, namespace: str | None, outcomes: l
     try:
         name = f"{kind.lower()}/{changed['metadata'].get('name') or changed['metadata'].get('generateName')}"
         pod = changed if kind == "Pod" else changed["spec"]["template"]
+        if settings is None:
+            return _restored(thing, pod, name, outcomes)
         where = changed["metadata"].get("namespace") or namespace
         target = None
         if settings.policy is None:
@@ -224,6 +238,21 @@ def _injected(thing: Any, settings: Settings, namespace: str | None, outcomes: l
         return pod_changed
     changed["spec"]["template"] = pod_changed
     return changed
+
+
+def _restored(thing: dict[str, Any], pod: dict[str, Any], name: str, outcomes: list[Outcome]) -> dict[str, Any]:
+    """Return an object as it was before its sidecar."""
+    try:
+        restored = unpatch(pod)
+    except ValueError as error:
+        raise Wrong(
+            f"{name}: its sidecar can't be taken out: {error}; take the container carpool out by hand"
+        ) from None
+    if restored is None:
+        outcomes.append(Outcome(name, Skip(Reason.NOT_OPTED_IN, "no sidecar by carpool inject is in it")))
+        return thing
+    outcomes.append(Outcome(name, None))
+    return restored if thing["kind"] == "Pod" else {**thing, "spec": {**thing["spec"], "template": restored}}
 
 
 def _target(namespace: str, kind: str, name: str) -> Target | None:

@@ -40,13 +40,23 @@ MAX_IN_FLIGHT = PREFIX + "max-in-flight"
 
 # What a person writes in a pod template
 CONTAINER = PREFIX + "container"
-"""Container of the model; by default the first that names a port."""
+"""Container of the model; by default the one that asks for a GPU, or has a known port or name."""
 PORT = PREFIX + "port"
 """The model's port in it, name or number; by default the first that may speak HTTP/1.1."""
 CPU = PREFIX + "sidecar-cpu"
 """The sidecar's CPU request."""
+CPU_LIMIT = PREFIX + "sidecar-cpu-limit"
+"""Its CPU limit; by default none."""
 MEMORY = PREFIX + "sidecar-memory"
-"""The sidecar's memory limit; a quarter of it is requested."""
+"""The sidecar's memory limit."""
+MEMORY_REQUEST = PREFIX + "sidecar-memory-request"
+"""Its memory request; by default a quarter of the limit."""
+MAX_BODY = PREFIX + "max-body"
+"""Bytes up to which a request is read whole, to be batched; by default an eighth of the memory limit."""
+DATA_PORT = PREFIX + "data-port"
+"""Port of the sidecar for requests."""
+ADMIN_PORT = PREFIX + "admin-port"
+"""Port of the sidecar for probes, metrics and the operator."""
 
 # What the webhook writes on a pod
 INJECTED = PREFIX + "injected"
@@ -54,7 +64,7 @@ INJECTED = PREFIX + "injected"
 TARGET = PREFIX + "target"
 """``Kind/name`` of the workload that the pod belongs to."""
 STATUS = PREFIX + "status"
-"""JSON: version, container, port, notes."""
+"""JSON: version, container, port, dataPort, adminPort, notes, and ``undo``: what restores the pod as it was."""
 SKIPPED = PREFIX + "skipped"
 """``<reason>: <message>``, on a pod that asked for a sidecar and got none."""
 
@@ -103,7 +113,9 @@ FIELDS = {
 _DURATIONS = {name for name in FIELDS if name.startswith(SLO_PREFIX)} | {MAX_WAIT}
 _NUMBERS = {MAX_BATCH, MAX_IN_FLIGHT, TARGET_UTILIZATION, DEVICE_SHARE}
 _CHOICES: dict[str, type[StrEnum]] = {MODE: TuningMode, OBJECTIVE: Objective}
-_OF_TEMPLATE = (CONTAINER, PORT, CPU, MEMORY)
+OF_SIDECAR = (CPU, CPU_LIMIT, MEMORY, MEMORY_REQUEST, MAX_BODY, DATA_PORT, ADMIN_PORT)
+"""What may also stand on a Namespace: defaults for the sidecars in it."""
+_OF_TEMPLATE = (CONTAINER, PORT, *OF_SIDECAR)
 _OWN = (INJECT, *FIELDS)
 
 KNOWN = frozenset(_OWN)

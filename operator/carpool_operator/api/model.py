@@ -39,6 +39,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     """Seconds since the epoch."""
     rolling: bool
     """Whether a rollout is under way."""
+    refused: str = ""
+    """Why the API server refuses its pods, in the server's words; ``""`` where it does not."""
 
 
 class Pod(Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from msgspec import Struct, field
 
 from carpool.policy.plain import PolicyError
 from carpool_operator.api import annotations as names
+from carpool_operator.api.injection import injection_of
 from carpool_operator.api.model import Pod, Policy, Target, Workload
 from carpool_operator.api.spec import read_policy
 from carpool_operator.injector.decide import ADMIN_PORT
@@ -17,6 +18,9 @@ from carpool_operator.injector.decide import ADMIN_PORT
 ANNOTATED = names.PREFIX + "annotated"
 """Label of a policy that is kept for a Deployment's annotations, which owns it. A copy under another name is a
 person's."""
+
+LONGEST_REFUSAL = 400
+"""Characters kept of why pods are refused."""
 
 PAUSED = names.PREFIX + "paused"
 """Annotation of a policy: nothing changes while it is there."""
@@ -127,12 +131,25 @@ class _WorkloadSpec(Struct, frozen=True):
     replicas: int = 1
 
 
+class _WorkloadCondition(Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+    message: str = ""
+
+
 class _WorkloadStatus(Struct, frozen=True, rename="camel"):
     observed_generation: int = 0
     replicas: int = 0
     updated_replicas: int = 0
     current_revision: str = ""
     update_revision: str = ""
+    conditions: list[_WorkloadCondition] = field(default_factory=list)
+
+    @property
+    def refused(self) -> str:
+        """What the API server said to the pods that a ReplicaSet could not make."""
+        failures = [each for each in self.conditions if each.type == "ReplicaFailure" and each.status == "True"]
+        return failures[0].message[:LONGEST_REFUSAL] if failures else ""
 
 
 class RawWorkload(Struct, frozen=True):
@@ -164,6 +181,7 @@ class RawWorkload(Struct, frozen=True):
             replicas=spec.replicas,
             created=meta.created,
             rolling=rolling,
+            refused=status.refused,
         )  # fmt: skip
 
 
@@ -198,13 +216,6 @@ class _PodStatus(Struct, frozen=True):
     conditions: list[_Condition] = field(default_factory=list)
 
 
-class _Injection(Struct, frozen=True):
-    container: str = ""
-
-
-_injection = msgspec.json.Decoder(_Injection)
-
-
 class RawPod(Struct, frozen=True):
     """A pod as the server writes it."""
 
@@ -217,27 +228,20 @@ class RawPod(Struct, frozen=True):
         kind, _, name = meta.annotations.get(names.TARGET, "").partition("/")
         if not name or self.status.phase in {"Succeeded", "Failed"}:
             return None
+        injection = injection_of(meta.annotations)
         return Pod(
             namespace=meta.namespace,
             name=meta.name,
             uid=meta.uid,
             target=Target(meta.namespace, kind, name),
             ip=self.status.pod_ip,
-            admin_port=ADMIN_PORT,
+            admin_port=injection.admin_port or ADMIN_PORT,
             ready=any(each.type == "Ready" and each.status == "True" for each in self.status.conditions),
             deleting=bool(meta.deletion_timestamp),
             # Of a Deployment's ReplicaSet, else of a StatefulSet.
             template_hash=meta.labels.get("pod-template-hash") or meta.labels.get("controller-revision-hash", ""),
-            container=_container(meta.annotations.get(names.STATUS, "")),
+            container=injection.container[:63],
         )
-
-
-def _container(written: str) -> str:
-    """Return the model's container by what the webhook wrote, which whoever makes pods can write, too."""
-    try:
-        return _injection.decode(written).container[:63]
-    except msgspec.DecodeError:
-        return ""
 
 
 # ------------------------------------------------------------------------------------------------- policies

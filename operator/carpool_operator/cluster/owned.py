@@ -24,6 +24,10 @@ TEMPLATE_ANNOTATION = "TemplateAnnotationUnknown"
 """Of an Event: nobody reads an annotation in the pod template. It changes nothing else."""
 
 
+POLICY_ALTERED = "PolicyAltered"
+"""Of an Event: what lies on the server is not what was written."""
+
+
 class Keep(NamedTuple):
     """A policy to write."""
 
@@ -54,6 +58,15 @@ class Owned:
 
     def __init__(self) -> None:
         self._known: dict[Target, _Read] = {}
+        # What was asked for, and what the server made of it: an admission policy may change what we write.
+        self._altered: dict[Target, tuple[PolicySpec, PolicySpec | None]] = {}
+
+    def kept(self, wish: Keep, there: PolicySpec | None) -> None:
+        """Take note of what the server made of a policy that was written."""
+        if there == wish.spec:
+            self._altered.pop(wish.workload.target, None)
+        else:
+            self._altered[wish.workload.target] = (wish.spec, there)
 
     def plan(self, workloads: Iterable[Workload], policies: Cache[Key, Policy]) -> Plan:
         """Say what is to be written, deleted and told.
@@ -88,8 +101,17 @@ class Owned:
                 )
                 plan.events.append((workload, Event(True, "PolicyNameTaken", text)))
             elif there is None or there.spec != wish.spec:
-                plan.keep.append(Keep(workload, wish.spec))
+                if there is not None and self._altered.get(target) == (wish.spec, there.spec):
+                    # To write it again would come to the same, in every pass.
+                    text = (
+                        f"BatchingPolicy {key.name} is not what the annotations ask for: a mutating admission policy "
+                        "changes it. Exempt batchingpolicies.carpool.dev from that policy"
+                    )
+                    plan.events.append((workload, Event(True, POLICY_ALTERED, text)))
+                else:
+                    plan.keep.append(Keep(workload, wish.spec))
         self._known = known
+        self._altered = {target: each for target, each in self._altered.items() if target in known}
         plan.drop.extend(each for each in policies if each.annotated and Key(each.namespace, each.name) not in wanted)
         return plan
 

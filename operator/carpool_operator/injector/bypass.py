@@ -6,7 +6,8 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool_operator.api import annotations as names
-from carpool_operator.injector.decide import DATA_PORT, annotations_of
+from carpool_operator.api.injection import injection_of
+from carpool_operator.injector.decide import annotations_of
 
 if TYPE_CHECKING:
     from carpool_operator.injector.decide import Json
@@ -28,24 +29,25 @@ def bypasses(service: Json, pod: Json) -> list[Bypass]:
     spec = service["spec"]
     selector = spec.get("selector") or {}
     labels = pod["metadata"].get("labels") or {}
-    if not selector or not selector.items() <= labels.items() or names.STATUS not in annotations_of(pod):
+    status = injection_of(annotations_of(pod))
+    if not selector or not selector.items() <= labels.items() or status.port is None:
         return []
-    status = json.loads(annotations_of(pod)[names.STATUS])
-    model = next(each for each in pod["spec"]["containers"] if each["name"] == status["container"])
-    name = next((port.get("name") for port in model.get("ports") or [] if port["containerPort"] == DATA_PORT), None)
+    model: Json = next((each for each in pod["spec"]["containers"] if each["name"] == status.container), {})
+    ports = model.get("ports") or []
+    name = next((port.get("name") for port in ports if port["containerPort"] == status.data_port), None)
     namespace, of = service["metadata"]["namespace"], service["metadata"]["name"]
     found = []
     for index, port in enumerate(spec.get("ports") or []):
-        if port.get("targetPort", port["port"]) != status["port"]:
+        if port.get("targetPort", port["port"]) != status.port:
             continue
         target = name or "http"
         change = [{"op": "replace", "path": f"/spec/ports/{index}/targetPort", "value": target}]
         command = f"kubectl -n {namespace} patch service {of} --type=json -p '{_compact(change)}'"
         if name is None:
             # First the name, in the workload; its pods roll. The Service follows when all have it.
-            kind, _, owner = annotations_of(pod)[names.TARGET].partition("/")
+            kind, _, owner = annotations_of(pod).get(names.TARGET, "").partition("/")
             workload = f"{kind.lower()}/{owner}"
-            container = {"name": status["container"], "ports": [{"containerPort": status["port"], "name": target}]}
+            container = {"name": status.container, "ports": [{"containerPort": status.port, "name": target}]}
             template = {"spec": {"template": {"spec": {"containers": [container]}}}}
             command = (
                 f"kubectl -n {namespace} patch {workload} -p '{_compact(template)}'"

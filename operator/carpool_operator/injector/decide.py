@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
@@ -11,10 +10,21 @@ from carpool.policy.durations import Quantity
 from carpool.policy.spec import BatchingPolicy
 from carpool_operator.api import annotations as names
 from carpool_operator.api.model import Target
-from carpool_operator.injector.reasons import Reason, Skip
+from carpool_operator.injector.containers import (
+    DEFAULT_CONTAINER,
+    QUEUE_PROXY,
+    model_container,
+    model_port,
+    other_protocol,
+)
+from carpool_operator.injector.reasons import Note, Reason, Skip, Skipped
+from carpool_operator.injector.resources import Resources, is_guaranteed, of_sidecar, parse_memory
+from carpool_operator.injector.room import UNKNOWN, fitted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Mapping
+
+    from carpool_operator.injector.room import Surroundings
 
 Json: TypeAlias = dict[str, Any]
 """An object of the Kubernetes API, as JSON has it."""
@@ -23,15 +33,13 @@ SIDECAR = "carpool"
 """The sidecar's container."""
 VOLUME = "carpool-change"
 """Where the operator's durable word is mounted."""
-DATA_PORT, ADMIN_PORT = 15080, 15090
-"""The sidecar's. Requests come by the first; the operator, probes and the drain by the second."""
+DATA_PORT, ADMIN_PORT = 14080, 14090
+"""The sidecar's. Requests come by the first; the operator, probes and the drain by the second. Istio has 15000 to
+15090, Linkerd 4140 to 4192."""
 
-MIN_MEMORY = Quantity(128 * 2**20)
-"""Less is no room for the process, its tuner and one request."""
-
-# What a port's name says of it, as service meshes read names: <protocol>[-<suffix>].
-_OTHER_PROTOCOLS = re.compile(r"(grpc|http2|h2c?|https|tls|mongo|redis|mysql|metrics|prometheus|prom)(-.*)?$")
-_CPU = re.compile(r"[0-9]{1,6}m?|[0-9]{1,3}\.[0-9]{1,3}")
+MIN_BODY = Quantity(2**20)
+"""Of a limit for bodies; less batches nothing worth it."""
+DEFAULT_RESOURCES = Resources(500, None, Quantity(128 * 2**20), Quantity(512 * 2**20))
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -47,95 +55,163 @@ class Settings(Struct, frozen=True, kw_only=True):
     public_key: str | None = None
     policy: BatchingPolicy | None = None
     user: int | None = 65532
-    cpu: str = "500m"
-    memory: Quantity = Quantity(512 * 2**20)
+    resources: Resources = DEFAULT_RESOURCES
+    data_port: int = DATA_PORT
+    admin_port: int = ADMIN_PORT
 
 
 class Inject(NamedTuple):
     """A sidecar, and in front of what.
 
     ``container``: the model's. ``port``: the one that it serves on, and ``declared`` its index in the container's
-    ``ports`` or ``None``. ``cpu`` and ``memory`` are the sidecar's.
+    ``ports`` or ``None``. The rest is the sidecar's: ``max_body`` is the limit of a body that is batched.
     """
 
     target: Target | None
     container: str
     port: int
     declared: int | None
-    cpu: str
-    memory: Quantity
+    resources: Resources
+    data_port: int
+    admin_port: int
+    max_body: Quantity
+    notes: tuple[Note, ...] = ()
 
 
-class _Skipped(Exception):  # noqa: N818 - control flow inside this file, no error
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.skip = Skip(reason, message)
-
-
-def decide(pod: Json, target: Target | None, settings: Settings, *, asked: bool = False) -> Inject | Skip:
+def decide(
+    pod: Json, target: Target | None, settings: Settings, *, asked: bool = False, around: Surroundings = UNKNOWN
+) -> Inject | Skip:
     """Decide on a pod, or a pod template, as it was admitted.
 
     ``target``: the workload that it belongs to. ``asked``: somebody asked for it by hand; only a template that forbids
-    it is left alone.
+    it is left alone. ``around``: what its namespace says.
     """
     try:
-        return _decide(pod, target, settings, asked=asked)
-    except _Skipped as skipped:
+        _check_wanted(pod, asked=asked)
+        written = annotations_of(pod)
+        defaults = {key: value for key, value in around.annotations.items() if key in names.OF_SIDECAR}
+        of_pod = {**defaults, **written}
+        data, admin = _ports(of_pod, settings)
+        _check_possible(pod["spec"], data, admin)
+        _check_tuned(target, settings)
+        return _in_front(pod, target, settings, of_pod, data, admin, around)
+    except Skipped as skipped:
         return skipped.skip
 
 
-def _decide(pod: Json, target: Target | None, settings: Settings, *, asked: bool) -> Inject:
+def _check_wanted(pod: Json, *, asked: bool) -> None:
+    """Check that one is wanted, and is not there already."""
     spec = pod["spec"]
     written = annotations_of(pod)
-    # 1. Is one wanted, and is it there already?
     wanted = written.get(names.INJECT)
     if wanted == names.FORBIDDEN:
-        raise _Skipped(Reason.DISABLED, f'{names.INJECT} is "false"')
+        raise Skipped(Reason.DISABLED, f'{names.INJECT} is "false"')
     if wanted is None and not asked:
-        raise _Skipped(Reason.NOT_OPTED_IN, f"no annotation {names.INJECT}")
+        raise Skipped(Reason.NOT_OPTED_IN, f"no annotation {names.INJECT}")
     if wanted not in {None, names.ASKED, names.PROPAGATED}:
-        raise _Skipped(Reason.BAD_ANNOTATION, f'{names.INJECT} is {wanted!r}: write "true" or "false"')
-    containers: list[Json] = spec["containers"]
-    everyone = [*(spec.get("initContainers") or []), *containers]
-    if any(each["name"] == SIDECAR for each in everyone):
-        raise _Skipped(Reason.ALREADY_INJECTED, f"a container named {SIDECAR} is in the pod")
-    # 2. Can one be here at all?
+        raise Skipped(Reason.BAD_ANNOTATION, f'{names.INJECT} is {wanted!r}: write "true" or "false"')
+    if any(each["name"] == SIDECAR for each in _everyone(spec)):
+        raise Skipped(Reason.ALREADY_INJECTED, f"a container named {SIDECAR} is in the pod")
+
+
+def _check_possible(spec: Json, data: int, admin: int) -> None:
+    """Check that one can be in the pod at all."""
     if spec.get("hostNetwork"):
-        raise _Skipped(Reason.HOST_NETWORK, "the pod uses the node's network: set hostNetwork: false")
+        raise Skipped(Reason.HOST_NETWORK, "the pod uses the node's network: set hostNetwork: false")
     if "windows" in {(spec.get("os") or {}).get("name"), (spec.get("nodeSelector") or {}).get("kubernetes.io/os")}:
-        raise _Skipped(Reason.WINDOWS, "the pod is for Windows; the sidecar is for Linux")
+        raise Skipped(Reason.WINDOWS, "the pod is for Windows; the sidecar is for Linux")
     if any(volume["name"] == VOLUME for volume in spec.get("volumes") or []):
-        raise _Skipped(Reason.NAME_TAKEN, f"the pod has a volume named {VOLUME}: rename it")
-    for each in everyone:
-        for port in each.get("ports") or []:
-            if port["containerPort"] in {DATA_PORT, ADMIN_PORT}:
-                raise _Skipped(
-                    Reason.PORT_TAKEN,
-                    f"container {each['name']} uses port {port['containerPort']}, the sidecar's: move it to another",
-                )
-    # 3. Would anybody tune it?
-    if settings.policy is None:
-        if target is None:
-            raise _Skipped(
-                Reason.UNKNOWN_OWNER,
-                "the pod belongs to no Deployment or StatefulSet, so no policy can name it: make it one, "
-                "or give its template a sidecar that tunes itself, with carpool inject --slo-p99",
-            )
-        if settings.public_key is None:
-            raise _Skipped(
-                Reason.NO_PUBLIC_KEY,
-                "the operator's public key is not known yet: see that the operator runs, then restart the workload",
-            )
-    # 4. In front of what?
-    model = _model_container(containers, written.get(names.CONTAINER))
-    port, declared = _model_port(model, written.get(names.PORT))
-    if port in {DATA_PORT, ADMIN_PORT}:
-        raise _Skipped(Reason.PORT_TAKEN, f"the model serves on {port}, the sidecar's: move it to another")
-    if (why := _other_protocol(model, port, declared)) is not None:
-        raise _Skipped(
-            Reason.NOT_HTTP, f"port {port} of {model['name']} {why}: name one for HTTP/1.1 with {names.PORT}"
+        raise Skipped(Reason.NAME_TAKEN, f"the pod has a volume named {VOLUME}: rename it")
+    if any(each["name"] == QUEUE_PROXY for each in spec["containers"]):
+        raise Skipped(
+            Reason.KNATIVE,
+            "Knative's queue-proxy calls the model by itself: deploy it without Knative, for KServe with "
+            "serving.kserve.io/deploymentMode: Standard",
         )
-    return Inject(target, model["name"], port, declared, *_resources(written, settings))
+    for each in _everyone(spec):
+        for port in each.get("ports") or []:
+            if port["containerPort"] in {data, admin}:
+                _taken(port["containerPort"], f"container {each['name']} uses", data)
+
+
+def _check_tuned(target: Target | None, settings: Settings) -> None:
+    """Check that somebody would tune it."""
+    if settings.policy is not None:
+        return
+    if target is None:
+        raise Skipped(
+            Reason.UNKNOWN_OWNER,
+            "the pod belongs to no Deployment or StatefulSet, so no policy can name it: make it one, "
+            "or give its template a sidecar that tunes itself, with carpool inject --slo-p99",
+        )
+    if settings.public_key is None:
+        raise Skipped(
+            Reason.NO_PUBLIC_KEY,
+            "the operator's public key is not known yet: see that the operator runs, then restart the workload",
+        )
+
+
+def _in_front(
+    pod: Json,
+    target: Target | None,
+    settings: Settings,
+    of_pod: Mapping[str, str],
+    data: int,
+    admin: int,
+    around: Surroundings,
+) -> Inject:
+    """Choose what it stands in front of, and how large it is."""
+    spec, written = pod["spec"], annotations_of(pod)
+    # 1. In front of what
+    model = model_container(spec, written.get(names.CONTAINER), written.get(DEFAULT_CONTAINER))
+    port, declared = model_port(model, written.get(names.PORT))
+    if port in {data, admin}:
+        _taken(port, "the model serves on", data)
+    if (why := other_protocol(model, port, declared)) is not None:
+        raise Skipped(Reason.NOT_HTTP, f"port {port} of {model['name']} {why}: name one for HTTP/1.1 with {names.PORT}")
+    # 2. How large: a Guaranteed pod stays one
+    notes: list[Note] = []
+    wanted = of_sidecar(of_pod, settings.resources)
+    if is_guaranteed(spec):
+        notes.append(Note.GUARANTEED_KEPT)
+        wanted = wanted.guaranteed()
+    resources = fitted(spec, wanted, around)
+    if resources != wanted:
+        notes.append(Note.RESOURCES_FITTED)
+    # 3. How large a body it batches
+    held = Quantity(resources.memory // 2)
+    max_body = Quantity(resources.memory // 8)
+    if names.MAX_BODY in of_pod:
+        max_body = parse_memory(names.MAX_BODY, of_pod[names.MAX_BODY], MIN_BODY)
+        if max_body > held:
+            text = f"{names.MAX_BODY} is {max_body}, more than half of the sidecar's memory, {held}: lower it"
+            raise Skipped(Reason.BAD_ANNOTATION, f"{text}, or raise {names.MEMORY}")
+    return Inject(target, model["name"], port, declared, resources, data, admin, max_body, tuple(notes))
+
+
+def _everyone(spec: Json) -> list[Json]:
+    return [*(spec.get("initContainers") or []), *spec["containers"]]
+
+
+def _taken(port: int, who: str, data: int) -> None:
+    annotation = names.DATA_PORT if port == data else names.ADMIN_PORT
+    raise Skipped(Reason.PORT_TAKEN, f"{who} port {port}, the sidecar's: give that another with {annotation}")
+
+
+def _ports(of_pod: Mapping[str, str], settings: Settings) -> tuple[int, int]:
+    """Return the sidecar's ports. Raises ``Skipped``."""
+    found = []
+    for name, default in ((names.DATA_PORT, settings.data_port), (names.ADMIN_PORT, settings.admin_port)):
+        text = of_pod.get(name, str(default))
+        # Ports below need a privilege that the sidecar does not have.
+        if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1024 <= int(text) <= 65535):
+            raise Skipped(Reason.BAD_ANNOTATION, f"{name} is {text!r}: write a number from 1024 to 65535")
+        found.append(int(text))
+    if found[0] == found[1]:
+        raise Skipped(
+            Reason.BAD_ANNOTATION, f"{names.DATA_PORT} and {names.ADMIN_PORT} are both {found[0]}: they have to differ"
+        )
+    return found[0], found[1]
 
 
 def annotations_of(thing: Json) -> dict[str, str]:
@@ -160,86 +236,3 @@ def target_of(pod: Json, namespace: str) -> Target | None:
     if owner["kind"] == "ReplicaSet" and name.endswith(suffix):
         return Target(namespace, "Deployment", name.removesuffix(suffix))
     return None
-
-
-def handlers(container: Json) -> Iterator[tuple[str, Json]]:
-    """Yield what the kubelet calls in a container: ``httpGet``, ``tcpSocket`` and ``grpc`` of its probes and hooks."""
-    probes = [container.get(name) for name in ("startupProbe", "readinessProbe", "livenessProbe")]
-    lifecycle = container.get("lifecycle") or {}
-    for owner in (*probes, lifecycle.get("postStart"), lifecycle.get("preStop")):
-        for kind in ("httpGet", "tcpSocket", "grpc"):
-            if owner and owner.get(kind):
-                yield kind, owner[kind]
-
-
-def _model_container(containers: list[Json], wanted: str | None) -> Json:
-    if wanted is None:
-        return next((each for each in containers if each.get("ports")), containers[0])
-    for each in containers:
-        if each["name"] == wanted:
-            return each
-    known = ", ".join(each["name"] for each in containers)
-    raise _Skipped(Reason.UNKNOWN_CONTAINER, f"{names.CONTAINER} is {wanted!r}, the pod's containers are: {known}")
-
-
-def _model_port(container: Json, wanted: str | None) -> tuple[int, int | None]:
-    """Return the port and its index in ``ports``."""
-    ports: list[Json] = container.get("ports") or []
-    listed = ", ".join(port.get("name") or str(port["containerPort"]) for port in ports) or "none"
-    # 1. The one named
-    if wanted is not None:
-        for index, port in enumerate(ports):
-            if wanted in {port.get("name"), str(port["containerPort"])} and port.get("protocol", "TCP") == "TCP":
-                return port["containerPort"], index
-        if any(wanted in {port.get("name"), str(port["containerPort"])} for port in ports):
-            raise _Skipped(Reason.NOT_TCP, f"port {wanted} of {container['name']} is not TCP")
-        if not wanted.isascii() or not wanted.isdigit():
-            raise _Skipped(
-                Reason.UNKNOWN_PORT, f"{names.PORT} is {wanted!r}, the ports of {container['name']}: {listed}"
-            )
-        if not 1 <= int(wanted) <= 65535:
-            raise _Skipped(Reason.BAD_ANNOTATION, f"{names.PORT} is {wanted!r}: write a port's name or number")
-        return int(wanted), None
-    # 2. The first that may speak HTTP/1.1
-    if not ports:
-        raise _Skipped(
-            Reason.NO_PORT,
-            f"container {container['name']} names no port: add the one that it serves on to its ports, "
-            f"or annotate the template with {names.PORT}",
-        )
-    tcp = [(index, port) for index, port in enumerate(ports) if port.get("protocol", "TCP") == "TCP"]
-    if not tcp:
-        raise _Skipped(Reason.NOT_TCP, f"no port of {container['name']} is TCP: {listed}")
-    for index, port in tcp:
-        if not _OTHER_PROTOCOLS.match(port.get("name") or ""):
-            return port["containerPort"], index
-    raise _Skipped(
-        Reason.NOT_HTTP,
-        f"no port of {container['name']} is for HTTP/1.1, by their names: {listed}; "
-        f"name the one that is with {names.PORT}",
-    )
-
-
-def _other_protocol(container: Json, port: int, declared: int | None) -> str | None:
-    """Say what a probe shows that a port speaks, if not HTTP/1.1."""
-    name = None if declared is None else container["ports"][declared].get("name")
-    for kind, handler in handlers(container):
-        if handler["port"] in {port, name}:
-            if kind == "grpc":
-                return "speaks gRPC, by its probe"
-            if handler.get("scheme") == "HTTPS":
-                return "speaks TLS, by its probe"
-    return None
-
-
-def _resources(written: dict[str, str], settings: Settings) -> tuple[str, Quantity]:
-    cpu = written.get(names.CPU, settings.cpu)
-    if not _CPU.fullmatch(cpu) or not float(cpu.rstrip("m")):
-        raise _Skipped(Reason.BAD_ANNOTATION, f"{names.CPU} is {cpu!r}: write e.g. 500m or 2")
-    try:
-        memory = Quantity.parse(written.get(names.MEMORY, str(settings.memory)))
-    except ValueError as error:
-        raise _Skipped(Reason.BAD_ANNOTATION, f"{names.MEMORY}: {error}") from None
-    if memory < MIN_MEMORY:
-        raise _Skipped(Reason.BAD_ANNOTATION, f"{names.MEMORY} is {memory}: {MIN_MEMORY} is the least")
-    return cpu, memory

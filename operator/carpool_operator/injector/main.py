@@ -17,17 +17,22 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from carpool.policy.durations import Quantity
+from carpool_operator.api import annotations as names
 from carpool_operator.cluster.kube import ApiError, ConfigException, connect
 from carpool_operator.injector import store
 from carpool_operator.injector.certificates import Pair
-from carpool_operator.injector.decide import MIN_MEMORY, Settings
+from carpool_operator.injector.decide import ADMIN_PORT, DATA_PORT, DEFAULT_RESOURCES, Settings
+from carpool_operator.injector.namespaces import Namespaces
+from carpool_operator.injector.reasons import Skipped
+from carpool_operator.injector.resources import of_sidecar
 from carpool_operator.injector.server import Injector
 from carpool_operator.injector.tls import ServingContext
 from carpool_operator.logs import set_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from carpool_operator.injector.resources import Resources
 
 OK, CANNOT_START = 0, 3
 """Exit codes: ended by a signal; no cluster, or a port can't be had."""
@@ -42,15 +47,17 @@ log = logging.getLogger("carpool.injector")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     set_up(options.log.capitalize())
     settings = Settings(
         image=options.sidecar_image,
         version=version("carpool-serving"),
         pull_policy=options.sidecar_pull_policy,
         user=None if options.sidecar_user < 0 else options.sidecar_user,
-        cpu=options.sidecar_cpu,
-        memory=options.sidecar_memory,
+        resources=_resources(parser, options),
+        data_port=options.sidecar_data_port,
+        admin_port=options.sidecar_admin_port,
     )
     try:
         asyncio.run(_run(options, Injector(settings)))
@@ -70,8 +77,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sidecar-image", required=True, metavar="IMAGE", help="image of the sidecar")
     parser.add_argument("--sidecar-pull-policy", choices=("Always", "IfNotPresent", "Never"), help="of that image")
     parser.add_argument("--sidecar-cpu", default="500m", metavar="CPU", help="CPU that a sidecar requests (500m)")
+    parser.add_argument("--sidecar-cpu-limit", metavar="CPU", help="its CPU limit (none)")
+    parser.add_argument("--sidecar-memory", default="512Mi", metavar="SIZE", help="its memory limit (512Mi)")
+    parser.add_argument("--sidecar-memory-request", metavar="SIZE", help="its memory request (a quarter of the limit)")
+    parser.add_argument("--sidecar-data-port", type=_port, default=DATA_PORT, help=f"its port ({DATA_PORT})")
     parser.add_argument(
-        "--sidecar-memory", type=_memory, default=Quantity(512 * 2**20), metavar="SIZE", help="its memory limit (512Mi)"
+        "--sidecar-admin-port", type=_port, default=ADMIN_PORT, help=f"its port for probes and metrics ({ADMIN_PORT})"
     )
     parser.add_argument(
         "--sidecar-user", type=int, default=65532, metavar="UID", help="its user (65532); -1: the platform's choice"
@@ -94,14 +105,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _memory(text: str) -> Quantity:
+def _port(text: str) -> int:
+    if not text.isdigit() or not 1024 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r}: write a number from 1024 to 65535")
+    return int(text)
+
+
+def _resources(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Resources:
+    """Read what sidecars may use, as the annotations have it; ends the process where that can't be meant."""
+    written = {
+        names.CPU: options.sidecar_cpu,
+        names.CPU_LIMIT: options.sidecar_cpu_limit,
+        names.MEMORY: options.sidecar_memory,
+        names.MEMORY_REQUEST: options.sidecar_memory_request,
+    }
     try:
-        memory = Quantity.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if memory < MIN_MEMORY:
-        raise argparse.ArgumentTypeError(f"{memory}: {MIN_MEMORY} is the least")
-    return memory
+        return of_sidecar({key: value for key, value in written.items() if value}, DEFAULT_RESOURCES)
+    except Skipped as wrong:
+        parser.error(str(wrong).replace(names.PREFIX, "--"))
 
 
 class Upkeep:
@@ -157,7 +178,8 @@ class Upkeep:
 
 async def _run(options: argparse.Namespace, injector: Injector) -> None:
     names = store.Names(options.namespace)
-    kube, context, stopping = connect(options.kubeconfig, workers=2), ServingContext(), asyncio.Event()
+    kube, context, stopping = connect(options.kubeconfig, workers=6), ServingContext(), asyncio.Event()
+    injector.around = Namespaces(kube, time.monotonic, injector.sync_failures.inc).around
     upkeep = Upkeep(injector, context, kube, names, folder=options.cert_dir)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Any
 from carpool.policy.durations import Quantity
 from carpool.policy.plain import to_plain
 from carpool_operator.api import annotations as names
-from carpool_operator.injector.decide import ADMIN_PORT, DATA_PORT, SIDECAR, VOLUME, annotations_of, handlers
+from carpool_operator.injector.containers import DEFAULT_CONTAINER, handlers
+from carpool_operator.injector.decide import SIDECAR, VOLUME, annotations_of
+from carpool_operator.injector.meshes import annotated, exclude, original_probe
 from carpool_operator.injector.reasons import Note
+from carpool_operator.injector.resources import raised
+from carpool_operator.injector.room import UNKNOWN
+from carpool_operator.injector.undo import changes, undone
 
 if TYPE_CHECKING:
     from carpool_operator.injector.decide import Inject, Json, Settings
+    from carpool_operator.injector.room import Surroundings
 
 CHANGES = "/etc/carpool/change"
 """Where the operator's durable word is mounted in the sidecar."""
@@ -26,23 +32,22 @@ MIN_GRACE = 20
 """LAME, 10 s to finish in, TO_END."""
 
 DRAIN_HEADER = "x-carpool-drain"
-DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 
 
-def patch(pod: Json, inject: Inject, settings: Settings, drain_key: str) -> Json:
+def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, around: Surroundings = UNKNOWN) -> Json:
     """Return the pod, or pod template, with its sidecar.
 
     ``drain_key``: secret of this pod alone, that the kubelet's preStop call shows.
     """
-    pod = copy.deepcopy(pod)
+    pod = copy.deepcopy(given)
     spec = pod["spec"]
     model = next(each for each in spec["containers"] if each["name"] == inject.container)
-    notes: list[Note] = []
-    ready = _readiness_path(model, inject)
+    notes = list(inject.notes)
+    ready = _readiness_path(spec, model, inject)
     # 1. Who calls the model's port by name, or from outside the pod, gets the sidecar
     name = None
     if inject.declared is not None:
-        name = _hand_over(model, inject.declared)
+        name = _hand_over(model, inject.declared, inject.data_port)
     if name is None:
         notes.append(Note.PORT_UNNAMED)
     # 2. The kubelet calls the model itself
@@ -55,32 +60,60 @@ def patch(pod: Json, inject: Inject, settings: Settings, drain_key: str) -> Json
         notes.append(Note.PRE_STOP_KEPT)
     else:
         header = {"name": DRAIN_HEADER, "value": drain_key}
-        lifecycle["preStop"] = {"httpGet": {"path": "/drain", "port": ADMIN_PORT, "httpHeaders": [header]}}
+        lifecycle["preStop"] = {"httpGet": {"path": "/drain", "port": inject.admin_port, "httpHeaders": [header]}}
     grace = spec.get("terminationGracePeriodSeconds", 30)
     if grace < MIN_GRACE:
         notes.append(Note.GRACE_RAISED)
         grace = spec["terminationGracePeriodSeconds"] = MIN_GRACE
     # 4. The sidecar, last: it starts after what initializes the pod, and costs that no resources
-    guaranteed = _guaranteed(spec)
-    if guaranteed:
-        notes.append(Note.GUARANTEED_KEPT)
     config = sidecar_config(inject, settings, drain_key, ready=ready, limit=grace - TO_END)
-    sidecar = _container(inject, settings, config, guaranteed=guaranteed)
+    sidecar = _container(inject, settings, config)
+    if spec.get("resources"):
+        spec["resources"] = raised(spec["resources"], inject.resources)
+    exclude(spec, inject.admin_port)
     spec["initContainers"] = [*(spec.get("initContainers") or []), sidecar]
     if inject.target is not None:
         change = {"name": names.change_name(inject.target.kind, inject.target.name), "optional": True}
         spec["volumes"] = [*(spec.get("volumes") or []), {"name": VOLUME, "configMap": change}]
     # 5. What is to be known of it
-    status = {"version": settings.version, "container": inject.container, "port": inject.port, "notes": notes}
     metadata = pod["metadata"] = pod.get("metadata") or {}
-    added = {names.STATUS: json.dumps(status)}
+    added = {}
     if inject.target is not None:
         # For the operator to find it by; one that tunes itself is none of the operator's.
         metadata["labels"] = {**(metadata.get("labels") or {}), names.INJECTED: "true"}
         added[names.TARGET] = f"{inject.target.kind}/{inject.target.name}"
-    metadata["annotations"] = {DEFAULT_CONTAINER: inject.container, **annotations_of(pod), **added}
+    written = annotated(annotations_of(pod), around.annotations, inject.port, inject.data_port, inject.admin_port)
+    metadata["annotations"] = {**written, **added}
+    metadata["annotations"].setdefault(DEFAULT_CONTAINER, inject.container)
     metadata["annotations"].pop(names.SKIPPED, None)
+    status = {
+        "version": settings.version,
+        "container": inject.container,
+        "port": inject.port,
+        "dataPort": inject.data_port,
+        "adminPort": inject.admin_port,
+        "notes": notes,
+        "undo": list(changes(given, pod)),
+    }
+    metadata["annotations"][names.STATUS] = json.dumps(status, separators=(",", ":"))
     return pod
+
+
+def unpatch(pod: Json) -> Json | None:
+    """Return the pod, or pod template, as it was before its sidecar; ``None`` where it has none of ``patch``'s.
+
+    Raises ``ValueError`` where it has changed so much since that nobody can say.
+    """
+    written = annotations_of(pod).get(names.STATUS)
+    if written is None:
+        return None
+    changed = copy.deepcopy(pod)
+    del changed["metadata"]["annotations"][names.STATUS]
+    try:
+        restored: Json = undone(changed, json.loads(written)["undo"])
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(f"its annotation {names.STATUS} was changed") from error
+    return restored
 
 
 def skipped(pod: Json, why: str) -> Json:
@@ -97,16 +130,17 @@ def sidecar_config(inject: Inject, settings: Settings, drain_key: str, *, ready:
     take. Under an operator it promises nothing and passes all through until it is told more.
     """
     # Half of the memory for bodies; the rest is the process and its tuner.
-    held = Quantity(inject.memory // 2)
+    held = Quantity(inject.resources.memory // 2)
     upstream: Json = {"url": f"http://127.0.0.1:{inject.port}", "maxConnections": 4096}
     if ready is not None:
         upstream["ready"] = ready
     config: Json = {
-        "listen": f"0.0.0.0:{DATA_PORT}",
-        "admin": f"0.0.0.0:{ADMIN_PORT}",
+        # Of IPv4 and of IPv6: a pod may have either, or both.
+        "listen": f"*:{inject.data_port}",
+        "admin": f"*:{inject.admin_port}",
         "upstream": upstream,
         "bodies": {
-            "maxRequest": str(min(held, Quantity(64 * 2**20))),
+            "maxRequest": str(inject.max_body),
             "maxBuffered": str(held),
             "maxAnswer": str(min(held, Quantity(256 * 2**20))),
         },
@@ -130,7 +164,7 @@ def sidecar_config(inject: Inject, settings: Settings, drain_key: str, *, ready:
     }
 
 
-def _hand_over(model: Json, declared: int) -> str | None:
+def _hand_over(model: Json, declared: int, data_port: int) -> str | None:
     """Let the port's declaration lead to the sidecar; return its name, which the model's own probes lose.
 
     The declaration stays in the model's container, where everyone looks for it, with the sidecar's number: ports of a
@@ -139,37 +173,22 @@ def _hand_over(model: Json, declared: int) -> str | None:
     """
     port = model["ports"][declared]
     number = port["containerPort"]
-    port["containerPort"] = DATA_PORT
+    port["containerPort"] = data_port
     # A host port goes along: who calls the node's port is a caller like any other.
     model["ports"].append({"containerPort": number, "protocol": "TCP"})
     name: str | None = port.get("name")
     return name
 
 
-def _readiness_path(model: Json, inject: Inject) -> str | None:
+def _readiness_path(spec: Json, model: Json, inject: Inject) -> str | None:
     """Return the path by which the model's own probe asks whether it can serve, where a plain GET is all it does."""
-    handler = (model.get("readinessProbe") or {}).get("httpGet") or {}
+    handler = original_probe(spec, inject.container, (model.get("readinessProbe") or {}).get("httpGet") or {})
     name = None if inject.declared is None else model["ports"][inject.declared].get("name")
     plain = handler.get("port") in {inject.port, name} and not handler.get("host") and not handler.get("httpHeaders")
     return handler.get("path", "/") if handler and plain else None
 
 
-def _guaranteed(spec: Json) -> bool:
-    """Whether the pod's quality of service is Guaranteed: every container's requests are its limits."""
-    for container in (*(spec.get("initContainers") or []), *spec["containers"]):
-        resources = container.get("resources") or {}
-        limits = resources.get("limits") or {}
-        requests = {**limits, **(resources.get("requests") or {})}
-        if any(name not in limits or limits[name] != requests[name] for name in ("cpu", "memory")):
-            return False
-    return True
-
-
-def _container(inject: Inject, settings: Settings, config: Json, *, guaranteed: bool) -> Json:
-    requests: dict[str, str] = {"cpu": inject.cpu, "memory": str(Quantity(inject.memory // 4))}
-    limits = {"memory": str(inject.memory)}
-    if guaranteed:
-        requests = limits = {"cpu": inject.cpu, **limits}
+def _container(inject: Inject, settings: Settings, config: Json) -> Json:
     security: dict[str, Any] = {
         "runAsNonRoot": True,
         "allowPrivilegeEscalation": False,
@@ -186,13 +205,13 @@ def _container(inject: Inject, settings: Settings, config: Json, *, guaranteed: 
         "args": ["--config-env", "CARPOOL_CONFIG"],
         # The kubelet expands $(NAME) in values; $$ stands for $.
         "env": [{"name": "CARPOOL_CONFIG", "value": json.dumps(config).replace("$", "$$")}],
-        "ports": [{"name": "carpool-admin", "containerPort": ADMIN_PORT, "protocol": "TCP"}],
-        # Never waits for the model, which starts after it.
-        "startupProbe": _probe("/startupz", period=1, timeout=5, failures=60),
-        "readinessProbe": _probe("/readyz", period=2, timeout=5, failures=2),
+        "ports": [{"name": "carpool-admin", "containerPort": inject.admin_port, "protocol": "TCP"}],
+        # No startupProbe: the model's containers would wait for it, and it may need one of them, of a mesh that asks
+        # in the kubelet's place.
+        "readinessProbe": _probe("/readyz", inject.admin_port, period=2, timeout=5, failures=2),
         # A minute: restarting a proxy that was paused with its node loses what it holds.
-        "livenessProbe": _probe("/livez", period=10, timeout=5, failures=6),
-        "resources": {"requests": requests, "limits": limits},
+        "livenessProbe": _probe("/livez", inject.admin_port, period=10, timeout=5, failures=6),
+        "resources": inject.resources.written(),
         "securityContext": security,
     }
     if settings.pull_policy is not None:
@@ -202,9 +221,9 @@ def _container(inject: Inject, settings: Settings, config: Json, *, guaranteed: 
     return container
 
 
-def _probe(path: str, *, period: int, timeout: int, failures: int) -> Json:
+def _probe(path: str, port: int, *, period: int, timeout: int, failures: int) -> Json:
     return {
-        "httpGet": {"path": path, "port": ADMIN_PORT},
+        "httpGet": {"path": path, "port": port},
         "periodSeconds": period,
         "timeoutSeconds": timeout,
         "failureThreshold": failures,

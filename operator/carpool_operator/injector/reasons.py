@@ -16,6 +16,7 @@ class Reason(StrEnum):
     NO_PUBLIC_KEY = "NoPublicKey"
     UNKNOWN_OWNER = "UnknownOwner"
     UNKNOWN_CONTAINER = "UnknownContainer"
+    AMBIGUOUS_CONTAINER = "AmbiguousContainer"
     NO_PORT = "NoPort"
     UNKNOWN_PORT = "UnknownPort"
     NOT_TCP = "NotTCP"
@@ -24,6 +25,8 @@ class Reason(StrEnum):
     NAME_TAKEN = "NameTaken"
     HOST_NETWORK = "HostNetwork"
     WINDOWS = "WindowsNode"
+    KNATIVE = "KnativeQueueProxy"
+    NO_ROOM = "NoRoom"
     FAULT = "Fault"
 
 
@@ -34,6 +37,7 @@ class Note(StrEnum):
     GRACE_RAISED = "GraceRaised"
     GUARANTEED_KEPT = "GuaranteedKept"
     PORT_UNNAMED = "PortUnnamed"
+    RESOURCES_FITTED = "ResourcesFitted"
 
 
 class Page(NamedTuple):
@@ -73,6 +77,11 @@ REASONS = {
     Reason.UNKNOWN_CONTAINER: Page(
         "`carpool.dev/container` names no container of the pod.", "Name one of those that the message lists."
     ),
+    Reason.AMBIGUOUS_CONTAINER: Page(
+        "Several containers may be the model's: of them none, or more than one, asks for a GPU, is kubectl's default "
+        "(`kubectl.kubernetes.io/default-container`), or has a known name or port.",
+        "Name the model's with `carpool.dev/container` in the pod template.",
+    ),
     Reason.NO_PORT: Page(
         "The model's container names no port.",
         "Name the port that it serves on in the container's `ports`, or annotate the template with "
@@ -88,13 +97,25 @@ REASONS = {
         "Name the port that does: `carpool.dev/port`. What a mesh encrypts outside the model's container is fine.",
     ),
     Reason.PORT_TAKEN: Page(
-        "The pod has a container that uses port 15080 or 15090, the sidecar's.", "Move it to another port."
+        "A container of the pod uses port 14080 or 14090, the sidecar's, or one that is set in their place.",
+        "Give the sidecar others, with `carpool.dev/data-port` and `carpool.dev/admin-port` in the pod template.",
     ),
     Reason.NAME_TAKEN: Page("The pod has a volume named `carpool-change` of its own.", "Rename the volume."),
     Reason.HOST_NETWORK: Page(
         "The pod uses the node's network: the sidecar's ports would be the node's.", "Set `hostNetwork: false`."
     ),
     Reason.WINDOWS: Page("The pod is for Windows; the sidecar is for Linux.", "Run the model on Linux."),
+    Reason.KNATIVE: Page(
+        "Knative's `queue-proxy` is in the pod and calls the model by itself: a sidecar would get no request.",
+        "With KServe: annotate the InferenceService with `serving.kserve.io/deploymentMode: Standard` (`RawDeployment` "
+        "before KServe 0.16).",
+    ),
+    Reason.NO_ROOM: Page(
+        "A LimitRange or a ResourceQuota of the namespace leaves no room for a sidecar, so the API server would refuse "
+        "the pod.",
+        "Make room, or ask for less: `carpool.dev/sidecar-cpu`, `-cpu-limit`, `-memory`, `-memory-request`, in the pod "
+        "template or on the Namespace. Then restart the workload.",
+    ),
     Reason.FAULT: Page(
         "The injector failed on this pod. Its log has the traceback; "
         '`carpool_injector_reviews_total{result="Fault"}` counts.',
@@ -117,11 +138,24 @@ NOTES = {
         "The pod's quality of service is Guaranteed. To keep it so, the sidecar's limits equal its requests.",
         "If the sidecar is throttled, raise `carpool.dev/sidecar-cpu`.",
     ),
+    Note.RESOURCES_FITTED: Page(
+        "The sidecar's requests or limits are not those that are set: a LimitRange or a ResourceQuota of the namespace "
+        "demands others.",
+        "Nothing, or change the LimitRange. A CPU limit delays requests when it is reached.",
+    ),
     Note.PORT_UNNAMED: Page(
         "The model's port has no name, so Services reach it by number and bypass the sidecar.",
         "Name the port in the workload, and let the Service's `targetPort` be that name.",
     ),
 }
+
+
+class Skipped(Exception):  # noqa: N818 - control flow of a decision, no error
+    """A sidecar can't be here."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.skip = Skip(reason, message)
 
 
 class Skip(NamedTuple):

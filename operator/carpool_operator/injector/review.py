@@ -14,9 +14,11 @@ from carpool_operator.injector.jsonpatch import diff
 from carpool_operator.injector.patch import patch, skipped
 from carpool_operator.injector.propagate import asks, propagate
 from carpool_operator.injector.reasons import Skip
+from carpool_operator.injector.room import UNKNOWN
 
 if TYPE_CHECKING:
     from carpool_operator.injector.decide import Json, Settings
+    from carpool_operator.injector.room import Surroundings
 
 MAX_WARNING = 250
 """Characters of a warning; kubectl shows no more than 256."""
@@ -31,16 +33,19 @@ class Answer(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def judge(request: Json, settings: Settings, drain_key: str) -> Answer:
-    """Decide on what is admitted: a Pod gets its sidecar, a Deployment's template its annotation."""
+def judge(request: Json, settings: Settings, drain_key: str, *, around: Surroundings = UNKNOWN) -> Answer:
+    """Decide on what is admitted: a Pod gets its sidecar, a Deployment's template its annotation.
+
+    ``around``: what its namespace says.
+    """
     thing, namespace = request["object"], request.get("namespace", "")
     if request["kind"]["kind"] == "Deployment":
-        return _deployment(thing, namespace, settings)
+        return _deployment(thing, namespace, settings, around)
     metadata = thing["metadata"]
     of = f"pod {namespace}/{metadata.get('name') or metadata.get('generateName', '')}"
-    decision = decide(thing, target_of(thing, namespace), settings)
+    decision = decide(thing, target_of(thing, namespace), settings, around=around)
     if not isinstance(decision, Skip):
-        return Answer("Injected", of, patch(thing, decision, settings, drain_key))
+        return Answer("Injected", of, patch(thing, decision, settings, drain_key, around=around))
     if not decision.told or annotations_of(thing).get(names.SKIPPED) == str(decision):
         return Answer(decision.reason, of, thing)
     return Answer(decision.reason, f"{of}: {decision.message}", skipped(thing, str(decision)))
@@ -57,7 +62,7 @@ def respond(request: Json, answer: Answer) -> Json:
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
 
-def _deployment(deployment: Json, namespace: str, settings: Settings) -> Answer:
+def _deployment(deployment: Json, namespace: str, settings: Settings, around: Surroundings) -> Answer:
     name = deployment["metadata"].get("name") or deployment["metadata"].get("generateName", "")
     changed = propagate(deployment)
     template = changed["spec"]["template"]
@@ -70,7 +75,7 @@ def _deployment(deployment: Json, namespace: str, settings: Settings) -> Answer:
     if changed is not deployment:
         result = "Propagated" if asks(deployment) else "TakenOut"
     if result == "Propagated":
-        decision = decide(template, Target(namespace, "Deployment", name), settings)
+        decision = decide(template, Target(namespace, "Deployment", name), settings, around=around)
         if isinstance(decision, Skip) and decision.told:
             problems.append(f"its pods will have no sidecar: {decision}")
     return Answer(

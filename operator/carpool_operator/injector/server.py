@@ -15,11 +15,13 @@ from prometheus_client.exposition import choose_encoder
 
 from carpool_operator.injector.reasons import Reason
 from carpool_operator.injector.review import Answer, judge, respond
+from carpool_operator.injector.room import UNKNOWN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from carpool_operator.injector.decide import Settings
+    from carpool_operator.injector.room import Surroundings
 
 MAX_REVIEW = 8 * 2**20
 """Bytes. An object has up to 1.5 MiB in etcd, more as JSON; a review of an update holds it twice."""
@@ -34,8 +36,16 @@ log = logging.getLogger("carpool.injector")
 class Injector:
     """What answers. ``settings`` may be replaced at any time; ``problem`` is why it is not ready, or ``None``."""
 
-    def __init__(self, settings: Settings, *, drain_key: Callable[[], str] = lambda: secrets.token_hex(16)) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        drain_key: Callable[[], str] = lambda: secrets.token_hex(16),
+        around: Callable[[str], Awaitable[Surroundings]] | None = None,
+    ) -> None:
         self.settings = settings
+        self.around = around
+        """What says what a namespace has; ``None``: nothing is known of any."""
         self.draining = False
         self.certificate = False
         """Whether there is one to serve with."""
@@ -60,7 +70,7 @@ class Injector:
         )
         self.sync_failures = Counter(
             "carpool_injector_sync_failures_total",
-            "Failed attempts to bring certificates and the public key up to date.",
+            "Failed attempts to bring certificates and the public key up to date, or to read a namespace.",
             registry=self.registry,
         )
         Gauge("carpool_injector_ready", "Whether it can inject.", registry=self.registry).set_function(
@@ -106,15 +116,17 @@ class Injector:
         except (msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError):
             return self._closed(web.Response(status=400, text="this is no AdmissionReview (admission.k8s.io/v1)\n"))
         started = perf_counter()
-        answer = self._answer(question)
+        answer = await self._answer(question)
         self.reviews.labels(question["kind"]["kind"], answer.result).inc()
         text = msgspec.json.encode(respond(question, answer))
         self._seconds.observe(perf_counter() - started)
         return self._closed(web.Response(body=text, content_type="application/json"))
 
-    def _answer(self, question: dict[str, Any]) -> Answer:
+    async def _answer(self, question: dict[str, Any]) -> Answer:
         try:
-            answer = judge(question, self.settings, self._drain_key())
+            namespace = question.get("namespace", "")
+            around = UNKNOWN if self.around is None or not namespace else await self.around(namespace)
+            answer = judge(question, self.settings, self._drain_key(), around=around)
         except Exception:
             log.exception(
                 "left unchanged, because of an error in the injector: %s %s", question["kind"]["kind"], question["uid"]

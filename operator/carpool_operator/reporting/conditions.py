@@ -8,7 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.policy.durations import format_seconds
-from carpool_operator.api.annotations import ASKED, CONTAINER, FORBIDDEN, INJECT, PROPAGATED, SLO_PREFIX, STATUS
+from carpool_operator.api.annotations import (
+    ASKED,
+    CONTAINER,
+    CPU,
+    CPU_LIMIT,
+    FORBIDDEN,
+    INJECT,
+    MEMORY,
+    PROPAGATED,
+    SLO_PREFIX,
+    STATUS,
+)
 from carpool_operator.api.model import LONGEST_NOTE
 from carpool_operator.api.status import (
     ANNOTATION_INVALID,
@@ -116,6 +127,8 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
     resource = f"{target.kind.lower()}/{target.name}"
     if not asks(workload):
         return Finding(FALSE, "NotInjected", f"{what} has no sidecars: {_inject(workload, where)}")
+    if workload.refused:
+        return Finding(FALSE, "PodsRefused", f"{what}: {_room(workload, where)}")
     missed = view.missed.get(target, ())
     skipped = [pod for pod in missed if pod.skipped]
     if skipped:
@@ -193,6 +206,17 @@ def _inject(workload: Workload, where: str) -> str:
     return _patch(target, where, INJECT, ASKED)
 
 
+def _room(workload: Workload, where: str) -> str:
+    """Say why the API server refuses a workload's pods, and what to do."""
+    why = f"the API server refuses its pods ({workload.refused})"
+    if any(word in workload.refused for word in ("quota", "limit", "maximum", "minimum", "ratio")):
+        return (
+            f"{why}: make room, or let the sidecar ask for less with {CPU}, {CPU_LIMIT} and {MEMORY} on the pod "
+            f"template or the Namespace; without it: {_patch(workload.target, where, INJECT, FORBIDDEN)}"
+        )
+    return f"{why}: {where} describe replicasets"
+
+
 def _patch(target: Target, where: str, annotation: str, value: str) -> str:
     """Return the command that annotates a workload's pod template, which rolls its pods."""
     patch = f'{{"spec":{{"template":{{"metadata":{{"annotations":{{"{annotation}":"{value}"}}}}}}}}}}'
@@ -219,6 +243,8 @@ def metrics_available(steering: Steering, view: View, stale_after: float) -> Fin
     """Whether there is evidence to decide on."""
     blind, namespace = steering.trust.blind, steering.target.namespace
     what = f"{steering.target.kind} {steering.target.name}"
+    if not view.workloads[steering.target].replicas:
+        return Finding(TRUE, "ScaledToZero", f"{what} has no pods: there is nothing to read")
     if blind is not None and blind.reason == "NoPodsReady":
         return Finding(UNKNOWN, blind.reason, f"{what}: {blind.message}")
     if not steering.evidence.heard and view.now - steering.trust.good_at <= stale_after:

@@ -54,6 +54,13 @@ class Backend(Protocol):
     def forward(self, exchange: Exchange) -> Forward:
         """Pass on anything else."""
 
+    def passage(self, exchange: Exchange) -> Forward | None:
+        """Pass on a connection that is no HTTP/1.1; None: that can't be served here."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether a request for inference that is too large to be batched can be forwarded as it comes."""
+
     @property
     def readiness(self) -> bytes:
         """The target that answers 200 when the models can be served."""

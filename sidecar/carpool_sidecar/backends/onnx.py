@@ -107,6 +107,14 @@ class OnnxBackend:
         """Answer what is no inference."""
         return Local(self, exchange)
 
+    def passage(self, exchange: Exchange) -> None:
+        """Speak HTTP/1.1 alone."""
+
+    @property
+    def streams(self) -> bool:
+        """A body has to be read whole."""
+        return False
+
     def axis(self, model: str) -> Axis | None:
         """Return what the file says about its batch axis: First where nothing in it stands against that."""
         return self._axis if model == self.model else None

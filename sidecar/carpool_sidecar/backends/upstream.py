@@ -11,6 +11,7 @@ from carpool_sidecar.http1.client import Pool
 from carpool_sidecar.http1.forward import Forwarding
 from carpool_sidecar.http1.limits import ClientLimits
 from carpool_sidecar.http1.messages import content_length, encode_request_head, size_of
+from carpool_sidecar.http1.passage import Passage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,6 +105,15 @@ class UpstreamBackend:
         if self._is_probe(exchange) and self._probes.free:
             return Forwarding(exchange, self._probes, self._timeout, short=True)
         return Forwarding(exchange, self._forwarding, self._timeout)
+
+    def passage(self, exchange: Exchange) -> Passage:
+        """Pass on a connection that is no HTTP/1.1."""
+        return Passage(exchange, self._forwarding, self._timeout)
+
+    @property
+    def streams(self) -> bool:
+        """A server takes a body of any size as it comes."""
+        return True
 
     def _is_probe(self, exchange: Exchange) -> bool:
         """Whether an exchange asks how the server or a model is: such answers are short."""

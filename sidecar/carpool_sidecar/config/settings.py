@@ -97,7 +97,7 @@ class Bodies(Camel, frozen=True):
     """How much is buffered: of one body, of one answer, and of all of them together."""
 
     max_request: Quantity = Quantity(64 * 2**20)
-    """Larger ones get 413."""
+    """Larger ones are not batched: they are forwarded as they come. With `onnx`, 413."""
     max_buffered: Quantity = Quantity(512 * 2**20)
     """Everything that is held of requests and answers, until nobody needs it any more. What has no room gets 503."""
     max_answer: Quantity | None = None
@@ -121,7 +121,7 @@ class SidecarConfig(Camel, frozen=True):
     policy: BatchingPolicy
     """What is promised, and how it is kept."""
     listen: str = "127.0.0.1:8080"
-    """Data port, `host:port`; port 0 lets the system choose."""
+    """Data port, `host:port`; port 0 lets the system choose. The host `*` is every address, of IPv4 and of IPv6."""
     admin: str = "127.0.0.1:9090"
     """Admin port, likewise."""
     upstream: Upstream | None = None

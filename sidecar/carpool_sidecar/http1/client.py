@@ -7,11 +7,11 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.http1.calls import Call, FailureKind, Receiver, StreamReceiver, Upload
+from carpool_sidecar.http1.calls import Call, FailureKind, Receiver, StreamReceiver, Upload, UpstreamError
 from carpool_sidecar.http1.limits import ClientLimits
 from carpool_sidecar.http1.memory import Budget
 from carpool_sidecar.http1.timing import NEVER, Ticker, Turns
-from carpool_sidecar.http1.upstream import Upstream
+from carpool_sidecar.http1.upstream import Tunnel, Upstream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,6 +128,28 @@ class Pool:
             Call(self, head, body, receiver, receiver, timeout=timeout, retry_stale=retry_stale, upgrade=upgrade)
         )
 
+    async def tunnel(self, *, patience: float) -> Upstream:
+        """Open a connection for bytes that nobody reads here; who takes it passes them on, and closes it.
+
+        ``patience``: seconds that the upstream may take to read what it is sent. Raises ``UpstreamError``.
+        """
+        if self._closed or len(self._open) + len(self._connecting) >= self._max_connections:
+            text = (
+                f"all {self._max_connections} connections to the upstream are taken; raise {self._setting} or replicas"
+            )
+            raise UpstreamError("busy", text, answered_bytes=False)
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
+        self._connecting.add(task)
+        link = Tunnel(self, patience)
+        try:
+            failure = await self._open_link(lambda: link)
+        finally:
+            self._connecting.discard(task)
+        if failure is not None:
+            raise UpstreamError(*failure, answered_bytes=False)
+        return link
+
     async def close(self) -> None:
         """Close everything; calls under way fail with "reset"."""
         self._closed = True
@@ -148,6 +170,11 @@ class Pool:
         self._open.add(link)
         self._ticker.start()
         self.release(link)
+
+    def adopt(self, link: Upstream) -> None:
+        """Take a new connection that serves no calls."""
+        self._open.add(link)
+        self._ticker.start()
 
     def release(self, link: Upstream) -> None:
         """Take back a connection whose call is answered."""
@@ -209,15 +236,7 @@ class Pool:
     async def _connect(self) -> None:
         failure: tuple[FailureKind, str] | None = None
         try:
-            async with asyncio.timeout(self._connect_timeout):
-                if self._path is not None:
-                    await self._loop.create_unix_connection(lambda: Upstream(self), self._path)
-                else:
-                    await self._loop.create_connection(lambda: Upstream(self), self._host, self._port)
-        except TimeoutError:
-            failure = ("timeout", f"no connection to the upstream within {self._connect_timeout:g} s")
-        except OSError as error:
-            failure = ("refused", f"no connection to the upstream: {error}")
+            failure = await self._open_link(lambda: Upstream(self))
         finally:
             task = asyncio.current_task()
             assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
@@ -226,6 +245,20 @@ class Pool:
             # One attempt, one call: those behind it have attempts of their own, or get them now.
             self._waiting.popleft().fail(*failure)
         self._connect_as_needed()
+
+    async def _open_link(self, made: Callable[[], Upstream]) -> tuple[FailureKind, str] | None:
+        """Open a connection; return why there is none."""
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                if self._path is not None:
+                    await self._loop.create_unix_connection(made, self._path)
+                else:
+                    await self._loop.create_connection(made, self._host, self._port)
+        except TimeoutError:
+            return "timeout", f"no connection to the upstream within {self._connect_timeout:g} s"
+        except OSError as error:
+            return "refused", f"no connection to the upstream: {error}"
+        return None
 
     def _expire(self, now: float) -> bool:
         for link in tuple(self._open):

@@ -14,11 +14,14 @@ from carpool_sidecar.http1.fields import FieldLines
 from carpool_sidecar.http1.memory import count_while_alive, counts_itself
 from carpool_sidecar.http1.messages import CONTINUE, Buffer
 from carpool_sidecar.http1.parsing import LONGEST_KEPT, HeadCheck, HttpError, RequestHead, parse_request_head
+from carpool_sidecar.http1.passage import FOREIGN, speaks_http1
 from carpool_sidecar.http1.sockets import peer_has_reset, reset
 from carpool_sidecar.http1.timing import BULK, NEVER
 from carpool_sidecar.http1.tunnel import splice
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from carpool_sidecar.http1.server import Server
     from carpool_sidecar.http1.upstream import Upstream
 
@@ -50,6 +53,7 @@ class Connection(asyncio.Protocol):
         "_counted",
         "_discarded",
         "_eof",
+        "_known",
         "_last",
         "_last_head",
         "_limits",
@@ -89,6 +93,7 @@ class Connection(asyncio.Protocol):
         # equally, whatever follows them, so what was accepted once need not be read again.
         self._last = b""
         self._last_head = _UNREAD
+        self._known = server.passage is None  # that this is HTTP/1.1
         self._parsing = False
         self._yielded = False  # goes on with the buffer once others had their turn
         self._most_queued = server.limits.max_pipelined  # 1 while what comes next may be of another protocol
@@ -422,6 +427,8 @@ class Connection(asyncio.Protocol):
 
     def _parse(self, data: bytes) -> None:
         """Read what is here, and yield where that takes longer than a turn."""
+        if not self._known and not self._knows(data):
+            return
         self._parsing = True
         position, end = 0, len(data)
         try:
@@ -450,6 +457,25 @@ class Connection(asyncio.Protocol):
         if position < end and not self._no_more:
             self._buffer = data[position:]
         self._sync_reading()
+
+    def _knows(self, data: bytes) -> bool:
+        """Look whether this is HTTP/1.1, and pass it through if not; return False where there is nothing to read."""
+        http1 = speaks_http1(data)
+        if http1 is None:
+            self._buffer = data
+            self.read_deadline = min(self.read_deadline, self._clock() + self._limits.head_timeout)
+            return False
+        self._known = True
+        if http1:
+            return True
+        assert self._server.passage is not None  # noqa: S101 - for the type checker
+        self._buffer = data
+        self.read_deadline = NEVER
+        exchange = Exchange(self, FOREIGN, 0)
+        self._queue.append(exchange)
+        self._server.passage(exchange)
+        self._sync_reading()
+        return False
 
     def _go_on(self) -> None:
         """Read on in what came earlier."""
@@ -561,6 +587,11 @@ class Connection(asyncio.Protocol):
                 body.keep(pieces)
             except OSError:
                 raise self._no_room() from None
+            if body.kept > exchange.limit and exchange.overflow is not None:
+                self._spill(exchange, exchange.overflow, body)
+                if body.complete:
+                    self._end_body(exchange, body)
+                return stop
             held = body.held
             if (refusal := self._too_much(exchange, body.kept, held)) is not None:
                 raise refusal
@@ -571,6 +602,15 @@ class Connection(asyncio.Protocol):
         if body.complete:
             self._end_body(exchange, body)
         return stop
+
+    def _spill(self, exchange: Exchange, overflow: Callable[[Exchange], None], body: BodyReader) -> None:
+        """Pass on what was collected of a body that is too large to be collected; the rest goes the same way."""
+        collected = bytes(body.join())
+        body.kept = 0
+        self._let_go(exchange)
+        overflow(exchange)
+        if exchange.streamed_to is not None:
+            exchange.streamed_to.data(collected)
 
     def _end_body(self, exchange: Exchange, body: BodyReader) -> None:
         if exchange.ended:

@@ -23,6 +23,8 @@ from carpool_sidecar.http1.messages import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from carpool_sidecar.http1.connection import Connection
     from carpool_sidecar.http1.parsing import HttpError, RequestHead
     from carpool_sidecar.http1.upstream import Upstream
@@ -109,6 +111,7 @@ class Exchange:
         "known",
         "limit",
         "method",
+        "overflow",
         "received_at",
         "sent_at",
         "status",
@@ -135,6 +138,7 @@ class Exchange:
         self.body: Buffer = b""
         self.buffered = 0  # bytes that are counted as held: of the body, and what the application charged
         self.limit = limit
+        self.overflow: Callable[[Exchange], None] | None = None
         self.keep_alive = head.keep_alive
         self.known = True  # to the application
         self.ended = False  # no more can be written: answered, aborted or disconnected
@@ -187,12 +191,14 @@ class Exchange:
 
     # Choices, inside `Application.head`
 
-    def buffer(self, limit: int) -> None:
+    def buffer(self, limit: int, overflow: Callable[[Exchange], None] | None = None) -> None:
         """Collect the body, of at most `limit` bytes; a larger one is answered with 413 by the server.
 
-        One that does not fit beside all others that the server holds is answered with 503.
+        One that does not fit beside all others that the server holds is answered with 503. `overflow` is called in
+        place of the 413, where the length was not known before; it has to choose a sink, which gets what was collected.
         """
         self.limit = limit
+        self.overflow = overflow
 
     def stream(self, sink: Sink) -> None:
         """Hand the body to `sink` piece by piece; `Application.request` is not called."""
@@ -271,6 +277,15 @@ class Exchange:
         self._started = True
         self.status = 101
         self._connection.switch(self, encode_response_head(101, headers), upstream, rest)
+
+    def splice(self, upstream: Upstream) -> None:
+        """Pass all bytes between the client and this connection, after `await_switch`, without a word of ours."""
+        if self.ended:
+            upstream.close()
+            return
+        self._started = True
+        self.status = 101
+        self._connection.switch(self, b"", upstream, b"")
 
     def start(self, status: int, headers: Headers, length: int | None, flow: Flow | None = None) -> None:
         """Begin an answer that comes in pieces: `write` them, then `end`.

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from carpool_sidecar.http1.connection import Connection
 from carpool_sidecar.http1.limits import ServerLimits
 from carpool_sidecar.http1.memory import Budget
+from carpool_sidecar.http1.sockets import ANYWHERE, everywhere
 from carpool_sidecar.http1.timing import NEVER, Ticker, Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from carpool_sidecar.http1.exchange import Application
+    from carpool_sidecar.http1.exchange import Application, Exchange
 
 
 # Connections looked at in one pass of the loop: a millisecond at most.
@@ -40,8 +41,11 @@ class Server:
         *,
         budget: Budget | None = None,
         turns: Turns | None = None,
+        passage: Callable[[Exchange], None] | None = None,
     ) -> None:
         self.app = app
+        self.passage = passage
+        """Takes a connection that begins with something else than HTTP/1.1; None: it is answered with an error."""
         self.limits = limits or ServerLimits()
         self.clock = clock or asyncio.get_running_loop().time
         self.budget = budget or Budget(self.limits.max_buffered_bytes)
@@ -61,8 +65,15 @@ class Server:
         self._ticker = Ticker(self.limits.tick, self._expire, self.clock)
 
     async def listen(self, host: str, port: int, *, reuse_port: bool = False, backlog: int = 1024) -> None:
-        """Accept connections on a TCP address; port 0 lets the system choose (see `addresses`)."""
+        """Accept connections on a TCP address; port 0 lets the system choose (see `addresses`).
+
+        The host `*` is every address, of IPv4 and of IPv6 where the system has that.
+        """
         loop = asyncio.get_running_loop()
+        if host == ANYWHERE:
+            for listening in everywhere(port):
+                self._listeners.append(await loop.create_server(self.protocol, sock=listening, backlog=backlog))
+            return
         self._listeners.append(
             await loop.create_server(self.protocol, host, port, reuse_port=reuse_port, backlog=backlog)
         )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
+
+ANYWHERE = "*"
+"""As a host to listen on: every address, of IPv4 and of IPv6."""
 
 _TCP_CLOSED = 7  # the state in TCP_INFO's first byte (Linux, net/tcp_states.h: TCP_CLOSE)
 _LINGER_NOT = struct.pack("ii", 1, 0)  # struct linger: on, for 0 seconds
@@ -39,3 +43,32 @@ def peer_has_reset(transport: asyncio.Transport) -> bool:
         return False
     info: bytes = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
     return info[0] == _TCP_CLOSED
+
+
+def everywhere(port: int) -> list[socket.socket]:
+    """Return bound sockets for every address at one port: of IPv4, and of IPv6 where the system has it.
+
+    Raises OSError where the port can't be had.
+    """
+    bound: list[socket.socket] = []
+    try:
+        for family, host in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104 - what is asked for
+            try:
+                listening = socket.socket(family, socket.SOCK_STREAM)
+                bound.append(listening)
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    # Callers by IPv4 come by the other socket, under the addresses that they have.
+                    listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                listening.bind((host, port))
+                port = listening.getsockname()[1]
+            except OSError as error:
+                if family != socket.AF_INET6 or error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:
+                    raise
+                if len(bound) > 1:
+                    bound.pop().close()
+    except OSError:
+        for one in bound:
+            one.close()
+        raise
+    return bound

@@ -395,3 +395,18 @@ class Upstream(asyncio.Protocol):
             self._pool.retry(call)
         else:
             call.fail("reset", "the upstream closed the connection before its answer was complete")
+
+
+class Tunnel(Upstream):
+    """A connection that serves no calls: all bytes of another one pass through it."""
+
+    def __init__(self, pool: Pool, patience: float) -> None:
+        super().__init__(pool)
+        self._patience = patience
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin; what the upstream sends waits until there is somebody to take it."""
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.set_write_buffer_limits(high=self._pool.limits.write_buffer_bytes)
+        self.transport.pause_reading()
+        self._pool.adopt(self)

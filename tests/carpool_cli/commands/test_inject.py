@@ -58,7 +58,7 @@ def test_a_sidecar_that_tunes_itself(inject):
     pod = template(result.stdout)
     read = config(pod)
     assert (read.policy.slo.due, read.parameters, read.public_key, read.changes) == (0.05, {}, None, None)
-    assert pod["spec"]["containers"][0]["ports"][0] == {"name": "http", "containerPort": 15080}
+    assert pod["spec"]["containers"][0]["ports"][0] == {"name": "http", "containerPort": 14080}
     assert "volumes" not in pod["spec"]
     # None of the operator's
     assert "carpool.dev/injected" not in pod["metadata"]["labels"]
@@ -213,3 +213,81 @@ def test_a_file_that_is_no_manifest_is_named_with_the_line(carpool, tmp_path, te
     assert result.output.startswith(f"Error: {path}: {says}")
     assert result.output.endswith(": give Kubernetes manifests, YAML or JSON\n")
     assert result.output.count("\n") == 1
+
+
+BLOCK = """\
+# A model with everything
+apiVersion: apps/v1
+kind: StatefulSet
+metadata:
+  name: resnet
+  namespace: models
+spec:
+  serviceName: resnet
+  selector:
+    matchLabels:
+      app: resnet
+  template:
+    metadata:
+      labels:
+        app: resnet   # ours
+      annotations:
+        traffic.sidecar.istio.io/excludeInboundPorts: "9100"
+    spec:
+      terminationGracePeriodSeconds: 5   # it is quick
+      initContainers:
+        - name: fetch
+          image: aws-cli
+      containers:
+        - name: server
+          image: model   # the model
+          ports:
+            - name: http
+              containerPort: 9000
+          readinessProbe:
+            httpGet:
+              path: /ready
+              port: http   # by name
+          lifecycle:
+            postStart:
+              exec:
+                command: [warm-up]
+      volumes:
+        - name: data
+          emptyDir: {}
+---
+# And nothing else
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: resnet
+"""
+
+
+@pytest.mark.parametrize("options", [("--slo-p99", "50ms"), ("--public-key", KEY)])
+def test_undo_restores_the_manifests(inject, options):
+    injected = inject(BLOCK, *options).stdout
+    assert "name: carpool" in injected
+    undone = inject(injected, "--undo")
+    assert (undone.exit_code, undone.stderr) == (0, "")
+    assert undone.stdout == BLOCK.replace('excludeInboundPorts: "9100"', "excludeInboundPorts: '9100'")
+    # In what is written in one line, quotes and blanks may be others.
+    undone = inject(inject(MANIFESTS, *options, "-n", "models").stdout, "--undo").stdout
+    assert list(yaml.safe_load_all(undone)) == list(yaml.safe_load_all(MANIFESTS))
+    # JSON
+    plain = json.dumps(next(yaml.safe_load_all(BLOCK)), indent=4) + "\n"
+    assert inject(inject(plain, *options).stdout, "--undo").stdout == plain
+
+
+def test_undo_of_what_was_never_injected_changes_nothing(inject):
+    result = inject(BLOCK, "--undo")
+    assert (result.exit_code, result.stdout) == (0, BLOCK)
+    assert "no sidecar by carpool inject is in it" in result.stderr
+
+
+def test_undo_of_what_was_changed_says_so(inject):
+    broken = BLOCK.replace("      annotations:\n", "      annotations:\n        carpool.dev/status: '{}'\n")
+    result = inject(broken, "--undo")
+    assert result.exit_code == 2
+    assert "statefulset/resnet: its sidecar can't be taken out" in result.stderr
+    assert inject(BLOCK, "--undo", "--slo-p99", "50ms").exit_code == 2

@@ -88,7 +88,21 @@ def test_what_nobody_reads_in_a_template_is_told_with_what_was_meant(key, proble
 
 
 def test_what_belongs_into_a_template_is_not_misplaced_there():
-    written = ("inject", "container", "port", "sidecar-cpu", "sidecar-memory", "status", "target", "skipped")
+    written = (
+        "inject",
+        "container",
+        "port",
+        "sidecar-cpu",
+        "sidecar-cpu-limit",
+        "sidecar-memory",
+        "sidecar-memory-request",
+        "max-body",
+        "data-port",
+        "admin-port",
+        "status",
+        "target",
+        "skipped",
+    )
     assert misplaced({PREFIX + each: "x" for each in written}) == ()
 
 

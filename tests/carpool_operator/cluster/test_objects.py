@@ -47,6 +47,21 @@ def test_a_rollout_is_under_way(status, rolling):
     assert as_kept(RawWorkload, body).rolling is rolling
 
 
+def test_pods_that_can_not_be_made_are_known_with_the_server_s_words():
+    body = deployment()
+    failure = {
+        "type": "ReplicaFailure",
+        "status": "True",
+        "reason": "FailedCreate",
+        "message": "forbidden: quota " * 99,
+    }
+    body["status"]["conditions"] = [{"type": "Available", "status": "True"}, failure]
+    assert as_kept(RawWorkload, body).refused.startswith("forbidden: quota ")
+    assert len(as_kept(RawWorkload, body).refused) == 400
+    failure["status"] = "False"
+    assert as_kept(RawWorkload, body).refused == ""
+
+
 def test_a_workload_on_its_way_out_is_gone():
     """Deleted in the foreground it is there until its pods are; a policy written for it would be collected at once."""
     assert as_kept(RawWorkload, deployment(), deletionTimestamp="2026-11-21T12:00:00Z") is None
@@ -65,7 +80,7 @@ def test_a_stateful_set_rolls_while_its_revisions_differ():
 def test_a_pod():
     kept = as_kept(RawPod, pod(ip="10.244.0.7"))
 
-    assert (kept.target, kept.ip, kept.admin_port) == (Target("ns", "Deployment", "web"), "10.244.0.7", 15090)
+    assert (kept.target, kept.ip, kept.admin_port) == (Target("ns", "Deployment", "web"), "10.244.0.7", 14090)
     assert (kept.ready, kept.deleting, kept.template_hash) == (True, False, "h1")
     assert as_kept(RawPod, pod(), deletionTimestamp="2026-11-21T12:00:00Z").deleting
 

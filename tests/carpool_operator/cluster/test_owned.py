@@ -41,6 +41,27 @@ def test_what_is_as_wanted_is_left_alone():
     assert float(spec.slo.latency.p99) == 0.08
 
 
+def test_what_a_mutating_policy_alters_is_not_written_again_and_again():
+    asked = [workload(slo_p99="80ms")]
+    there = policies(policy("deployment-web", **ANNOTATED))  # with 50 ms, whatever was asked for
+    owned = Owned()
+    (wish,) = owned.plan(asked, there).keep
+    (kept,) = there
+    owned.kept(wish, kept.spec)
+    plan = owned.plan(asked, there)
+    assert plan.keep == []
+    ((_, told),) = plan.events
+    assert told.reason == "PolicyAltered"
+    # Another wish is written, and so is the same after somebody else changed the policy.
+    assert owned.plan([workload(slo_p99="90ms")], there).keep
+    other = policy("deployment-web", **ANNOTATED)
+    other["spec"]["slo"]["latency"]["p99"] = "70ms"
+    assert owned.plan(asked, policies(other)).keep
+    # And once it comes through, all is well.
+    owned.kept(wish, wish.spec)
+    assert owned.plan(asked, there).keep
+
+
 def test_one_that_nobody_asks_for_any_more_goes():
     there = policies(policy("deployment-web", **ANNOTATED), policy("by-hand", "web"))
 

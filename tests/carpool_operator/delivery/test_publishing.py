@@ -181,5 +181,5 @@ async def test_a_pod_that_is_gone_or_slow_is_told(sidecar, session, signer, monk
 def test_addresses():
     one = as_kept(RawPod, pod(ip="10.244.0.7"))
 
-    assert address(one) == "10.244.0.7:15090"
-    assert address(msgspec.structs.replace(one, ip="fd00::7")) == "[fd00::7]:15090"
+    assert address(one) == "10.244.0.7:14090"
+    assert address(msgspec.structs.replace(one, ip="fd00::7")) == "[fd00::7]:14090"

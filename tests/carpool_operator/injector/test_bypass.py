@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import shlex
 
+import pytest
+
 from carpool_operator.api.model import Target
 from carpool_operator.injector.bypass import bypasses
 from carpool_operator.injector.decide import Settings, decide
@@ -59,3 +61,13 @@ def test_others_are_none_of_ours():
     assert bypasses(service(port, selector={"app": "other"}), NAMED) == []
     assert bypasses(service(port, selector={}), NAMED) == []
     assert bypasses(service(port), {"metadata": {"labels": {"app": "resnet"}}, "spec": {}}) == []
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["", "{", "[]", '{"container": 7}', '{"port": "9000"}', '{"port": 0}', '{"container": "gone", "port": 9000}'],
+)
+def test_a_status_that_anybody_wrote_costs_no_more_than_its_own_line(written):
+    metadata = {**NAMED["metadata"], "annotations": {"carpool.dev/status": written}}
+    found = bypasses(service({"port": 9000}), {**NAMED, "metadata": metadata})
+    assert [each.port for each in found] == ([9000] if "gone" in written else [])

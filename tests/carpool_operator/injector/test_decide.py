@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.policy.durations import Quantity
 from carpool_operator.api.model import Target
 from carpool_operator.injector.decide import Inject, Settings, decide, target_of
 from carpool_operator.injector.reasons import NOTES, REASONS, Note, Reason, Skip
+from carpool_operator.injector.resources import Resources
+
+MI = 2**20
 
 SETTINGS = Settings(image="carpool-sidecar", version="1", public_key="ab" * 32)
 TARGET = Target("models", "Deployment", "resnet")
@@ -32,7 +34,7 @@ SKIPPED = {
     Reason.UNKNOWN_PORT: pod(annotations={"carpool.dev/port": "grpc"}),
     Reason.NOT_TCP: pod(ports=({"containerPort": 53, "protocol": "UDP"},)),
     Reason.NOT_HTTP: pod(ports=({"name": "grpc-infer", "containerPort": 8001},)),
-    Reason.PORT_TAKEN: pod(ports=(HTTP, {"containerPort": 15090})),
+    Reason.PORT_TAKEN: pod(ports=(HTTP, {"containerPort": 14090})),
     Reason.NAME_TAKEN: pod(spec={"volumes": [{"name": "carpool-change"}]}),
     Reason.HOST_NETWORK: pod(spec={"hostNetwork": True}),
     Reason.WINDOWS: pod(spec={"nodeSelector": {"kubernetes.io/os": "windows"}}),
@@ -79,7 +81,8 @@ def test_the_port_is_the_first_that_may_speak_http():
     grpc, metrics = {"name": "grpc", "containerPort": 1}, {"name": "metrics", "containerPort": 2}
     dns = {"name": "http", "containerPort": 53, "protocol": "UDP"}
     assert port(ports=(grpc, metrics, dns, HTTP)) == 9000
-    assert port(ports=({"containerPort": 7}, HTTP)) == 7
+    assert port(ports=({"containerPort": 7}, {"containerPort": 6})) == 7
+    assert port(ports=({"containerPort": 7}, HTTP)) == 9000  # what is known comes first
     assert port(ports=({"name": "h2o", "containerPort": 7},)) == 7
     # What is named by hand may have any name
     assert port("metrics", ports=(grpc, metrics, HTTP)) == 2
@@ -87,7 +90,7 @@ def test_the_port_is_the_first_that_may_speak_http():
     # a number need not be declared
     assert port("8080") == 8080
     assert port("53", ports=(dns,)) == Reason.NOT_TCP
-    assert port("15080") == Reason.PORT_TAKEN
+    assert port("14080") == Reason.PORT_TAKEN
 
 
 @pytest.mark.parametrize("probe", [{"httpGet": {"port": "http", "scheme": "HTTPS"}}, {"grpc": {"port": 9000}}])
@@ -114,7 +117,7 @@ def test_only_where_somebody_tunes():
 def test_by_hand_all_but_those_that_forbid_it():
     bare = SKIPPED[Reason.NOT_OPTED_IN]
     assert decide(bare, TARGET, SETTINGS, asked=True) == Inject(
-        TARGET, "server", 9000, 0, "500m", Quantity(512 * 2**20)
+        TARGET, "server", 9000, 0, Resources(500, None, 128 * MI, 512 * MI), 14080, 14090, 64 * MI
     )
     assert decide(SKIPPED[Reason.DISABLED], TARGET, SETTINGS, asked=True).reason == Reason.DISABLED
 

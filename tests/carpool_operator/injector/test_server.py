@@ -17,6 +17,7 @@ from aiohttp import web
 from carpool_operator.injector import server as module
 from carpool_operator.injector.certificates import issue
 from carpool_operator.injector.decide import Settings
+from carpool_operator.injector.room import Surroundings
 from carpool_operator.injector.server import MAX_REVIEW, Injector
 from carpool_operator.injector.tls import ServingContext
 
@@ -219,3 +220,14 @@ async def test_a_certificate_changes_and_open_connections_stay():
         for _, writer in (old, again, new):
             writer.close()
             await writer.wait_closed()
+
+
+async def test_what_the_namespace_says_counts():
+    async def around(namespace):
+        assert namespace == "models"
+        return Surroundings({"carpool.dev/sidecar-memory": "1Gi", "carpool.dev/container": "none"})
+
+    async with client(Injector(SETTINGS, around=around)) as (post, _):
+        body = json.loads((await post(review()))[1])
+    added = {each["path"]: each["value"] for each in json.loads(b64decode(body["response"]["patch"]))}
+    assert added["/spec/initContainers"][0]["resources"]["limits"] == {"memory": "1Gi"}

@@ -313,3 +313,29 @@ def test_while_pods_are_replaced_for_that_nothing_else_is_to_be_done():
 def test_any_container_will_do_where_none_is_named_and_one_that_cannot_be_read():
     assert programmed(world_of_a_container(None, "proxy"))[:2] == ("True", "Programmed")
     assert programmed(world_of_a_container("model", ""))[:2] == ("True", "Programmed")
+
+
+def test_scaled_to_zero_is_no_fault():
+    world = World(pods=0)
+    world.workload = workload_of(replicas=0)
+    settle(world, 20)
+    assert programmed(world)[:2] == ("True", "ScaledToZero")
+    assert world.condition("MetricsAvailable")["reason"] == "ScaledToZero"
+    assert world.condition("Ready")["status"] == "True"
+
+
+def test_pods_that_the_server_refuses_are_told_with_the_fix():
+    world = World(pods=2)
+    settle(world)
+    quota = 'pods "resnet-7c9-x" is forbidden: exceeded quota: team, requested: limits.cpu=1, used: limits.cpu=8'
+    world.workload = workload_of(refused=quota, rolling=True)
+    settle(world)
+    status, reason, message = programmed(world)
+    assert (status, reason) == ("False", "PodsRefused")
+    assert quota in message
+    assert "carpool.dev/sidecar-cpu-limit" in message
+    assert "kubectl -n vision patch deployment/resnet" in message
+    assert world.condition("Ready")["reason"] == "PodsRefused"
+    world.workload = workload_of(refused="admission webhook denied the request: no such image")
+    settle(world)
+    assert programmed(world)[2].endswith("kubectl -n vision describe replicasets")

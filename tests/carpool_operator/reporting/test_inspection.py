@@ -83,7 +83,7 @@ async def test_a_server_that_fails_is_not_asked_at_once_again(api, inspector):
 def serving(api, target_port):
     injected = pod()
     injected["metadata"]["annotations"]["carpool.dev/status"] = json.dumps({"container": "server", "port": 9000})
-    injected["spec"] = {"containers": [{"name": "server", "ports": [{"containerPort": 15080, "name": "http"}]}]}
+    injected["spec"] = {"containers": [{"name": "server", "ports": [{"containerPort": 14080, "name": "http"}]}]}
     api.put(*POD, injected)
     api.put(
         "v1",

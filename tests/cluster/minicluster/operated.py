@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from minicluster.client import Object
     from minicluster.cluster import Cluster
 
-ADMIN = 15090
+ADMIN = 14090
 """Port of an injected sidecar."""
 LEADER = "carpool-operator"
 """Name of the Lease."""

@@ -20,7 +20,7 @@ from carpool_operator.tuning.sources.scrapes import (
 
 EDGES = [*(f"{bound:.6g}" for bound in DURATION_BOUNDS), "+Inf"]
 ROW_EDGES = [*map(str, ROW_BOUNDS), "+Inf"]
-OF_POD = {"namespace": "shop", "pod": "resnet-0", "container": "carpool", "instance": "10.244.0.9:15090"}
+OF_POD = {"namespace": "shop", "pod": "resnet-0", "container": "carpool", "instance": "10.244.0.9:14090"}
 
 
 def model_stats(**counts):

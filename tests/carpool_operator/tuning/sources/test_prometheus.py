@@ -26,7 +26,7 @@ ASKED = 6000.5
 def pod(name, uid=None):
     return Pod(
         namespace="shop", name=name, uid=uid or f"uid-{name}", target=Target("shop", "Deployment", "resnet"),
-        ip="10.244.0.9", admin_port=15090, ready=True, deleting=False, template_hash="h",
+        ip="10.244.0.9", admin_port=14090, ready=True, deleting=False, template_hash="h",
     )  # fmt: skip
 
 

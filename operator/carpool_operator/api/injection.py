@@ -1,0 +1,36 @@
+"""What the webhook wrote on a pod about its sidecar. Anybody who makes pods can write it, so it is not trusted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from carpool_operator.api.annotations import STATUS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_Port = Annotated[int, Meta(ge=1, le=65535)]
+
+
+class Injection(Struct, frozen=True, rename="camel"):
+    """In front of what a sidecar stands, and its ports; ``None`` where that is not known."""
+
+    container: str = ""
+    port: _Port | None = None
+    data_port: _Port | None = None
+    admin_port: _Port | None = None
+
+
+_decoder = msgspec.json.Decoder(Injection)
+_UNREADABLE = Injection()
+
+
+def injection_of(annotations: Mapping[str, str]) -> Injection:
+    """Return what is written; of an annotation that can't be read, nothing."""
+    try:
+        return _decoder.decode(annotations.get(STATUS, ""))
+    except (msgspec.DecodeError, RecursionError):
+        return _UNREADABLE

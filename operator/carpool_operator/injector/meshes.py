@@ -1,0 +1,117 @@
+"""Service meshes beside a sidecar: which of the pod's ports they take, and what they made of its probes.
+
+The admin port stays out of the mesh: the kubelet, the operator and Prometheus call it, and none of them has to be in
+the mesh. The data port is treated as the model's port was.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Json = dict[str, Any]
+
+
+class _Mesh(NamedTuple):
+    """``excluded``: annotation with the ports that are not captured; ``follows``: those with ports to be treated alike.
+
+    ``setup``: the init container that captures, and the flag by which it was told the same, where the mesh was there
+    before.
+    """
+
+    excluded: str
+    follows: tuple[str, ...]
+    setup: str
+    flags: tuple[str, ...]
+    of_namespace: bool
+
+
+MESHES = (
+    _Mesh(
+        "traffic.sidecar.istio.io/excludeInboundPorts",
+        ("traffic.sidecar.istio.io/includeInboundPorts",),
+        "istio-init",
+        ("-d",),
+        of_namespace=False,
+    ),
+    _Mesh(
+        "config.linkerd.io/skip-inbound-ports",
+        ("config.linkerd.io/opaque-ports",),
+        "linkerd-init",
+        ("--inbound-ports-to-ignore",),
+        of_namespace=True,
+    ),
+)
+
+PROXIES = frozenset({"istio-proxy", "linkerd-proxy"})
+"""Containers of meshes."""
+
+_PROBERS = "ISTIO_KUBE_APP_PROBERS"
+
+
+def annotated(
+    written: Mapping[str, str], of_namespace: Mapping[str, str], model: int, data: int, admin: int
+) -> dict[str, str]:
+    """Return a pod's annotations with the sidecar's ports in those that meshes read.
+
+    Linkerd's annotation on a pod replaces the one on its namespace, so ours begins with that.
+    """
+    changed = dict(written)
+    for mesh in MESHES:
+        inherited = of_namespace if mesh.of_namespace else {}
+        for name in (mesh.excluded, *mesh.follows):
+            listed = written.get(name, inherited.get(name, ""))
+            ports = _ports(listed)
+            more = [data] if _lists(ports, model) else []
+            if name == mesh.excluded:
+                more.append(admin)
+            if more := [port for port in more if not _lists(ports, port)]:
+                changed[name] = ",".join([*ports, *map(str, more)])
+    return changed
+
+
+def exclude(spec: Json, admin: int) -> None:
+    """Take the admin port out of what a mesh captures that was injected before."""
+    for container in spec.get("initContainers") or []:
+        for mesh in MESHES:
+            arguments = container.get("args") or []
+            if container["name"] != mesh.setup:
+                continue
+            for flag in mesh.flags:
+                if flag in arguments[:-1]:
+                    place = arguments.index(flag) + 1
+                    ports = _ports(str(arguments[place]))
+                    if not _lists(ports, admin):
+                        arguments[place] = ",".join([*ports, str(admin)])
+
+
+def original_probe(spec: Json, container: str, handler: Json) -> Json:
+    """Return what a probe asked before Istio had its agent ask in the kubelet's place; the same where it didn't."""
+    path = handler.get("path", "")
+    if not path.startswith(f"/app-health/{container}/"):
+        return handler
+    for each in (*spec["containers"], *(spec.get("initContainers") or [])):
+        for variable in each.get("env") or []:
+            if variable["name"] == _PROBERS:
+                try:
+                    found = json.loads(variable.get("value", ""))[path]["httpGet"]
+                except (ValueError, KeyError, TypeError):
+                    return handler
+                return found if isinstance(found, dict) else handler
+    return handler
+
+
+def _ports(listed: str) -> list[str]:
+    return [port for each in listed.split(",") if (port := each.strip())]
+
+
+def _lists(ports: list[str], port: int) -> bool:
+    """Whether a port is among those listed, as a number or inside a range."""
+    for each in ports:
+        first, _, last = each.partition("-")
+        if first.isdigit() and (last or first).isdigit() and int(first) <= port <= int(last or first):
+            return True
+    return False

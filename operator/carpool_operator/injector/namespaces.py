@@ -1,0 +1,79 @@
+"""What namespaces say about the sidecars in them: read when a pod asks, and kept for a few seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from carpool_operator.cluster.kube import ApiError, path_of
+from carpool_operator.injector.room import UNKNOWN, Surroundings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from carpool_operator.injector.store import Server
+
+KEEP = 10.0
+"""Seconds for which what was read is good. Where there is a quota, what is left of it is read for every pod."""
+WITHIN = 1.5
+"""Seconds that reading may take; the API server waits 5 for the whole review."""
+MOST = 1000
+"""Namespaces that are remembered."""
+
+log = logging.getLogger("carpool.injector")
+
+
+class _Seen(NamedTuple):
+    at: float
+    around: Surroundings
+
+
+class Namespaces:
+    """Reads them. ``clock``: monotonic seconds; ``failed`` is called for each time that it could not."""
+
+    def __init__(self, server: Server, clock: Callable[[], float], failed: Callable[[], None]) -> None:
+        self._server = server
+        self._clock = clock
+        self._failed = failed
+        self._seen: dict[str, _Seen] = {}
+
+    async def around(self, namespace: str) -> Surroundings:
+        """Return what is known of a namespace. What can't be read now is as it was when last read, or unknown."""
+        seen = self._seen.get(namespace)
+        fresh = seen is not None and self._clock() < seen.at + KEEP
+        if seen is not None and fresh and not seen.around.quotas:
+            return seen.around
+        try:
+            async with asyncio.timeout(WITHIN):
+                if seen is not None and fresh:
+                    return seen.around._replace(quotas=await self._list(namespace, "resourcequotas"))
+                around = await self._read(namespace)
+        except (ApiError, TimeoutError, msgspec.DecodeError, KeyError, TypeError) as error:
+            self._failed()
+            log.warning(
+                "namespace %s can't be read (%s): its annotations, LimitRanges and quotas are not known",
+                namespace,
+                str(error) or "it took too long",
+            )
+            return UNKNOWN if seen is None else seen.around
+        self._seen.pop(namespace, None)
+        if len(self._seen) >= MOST:
+            del self._seen[next(iter(self._seen))]
+        self._seen[namespace] = _Seen(self._clock(), around)
+        return around
+
+    async def _read(self, namespace: str) -> Surroundings:
+        found, limit_ranges, quotas = await asyncio.gather(
+            self._server.request("GET", path_of("v1", "namespaces", None, namespace)),
+            self._list(namespace, "limitranges"),
+            self._list(namespace, "resourcequotas"),
+        )
+        annotations = msgspec.json.decode(found)["metadata"].get("annotations") or {}
+        return Surroundings(annotations, limit_ranges, quotas)
+
+    async def _list(self, namespace: str, plural: str) -> tuple[dict[str, Any], ...]:
+        found = await self._server.request("GET", path_of("v1", plural, namespace))
+        return tuple(msgspec.json.decode(found)["items"])

@@ -1,0 +1,198 @@
+"""What a sidecar may use, and what a pod does: CPU in thousandths of a core, memory in bytes."""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from carpool.policy.durations import Quantity
+from carpool_operator.api import annotations as names
+from carpool_operator.injector.reasons import Reason, Skipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+MIN_CPU, MIN_MEMORY = 50, Quantity(128 * 2**20)
+"""Less is no room for the process, its tuner and one request."""
+
+MEASURED = ("cpu", "memory")
+
+_CPU = re.compile(r"[0-9]{1,6}m?|[0-9]{1,3}\.[0-9]{1,3}")
+_QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([eE][+-]?[0-9]+)|([KMGTPE]i|[numkMGTPE]))?")
+_UNITS = {
+    **{unit: Fraction(1024) ** power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
+    **{unit: Fraction(1000) ** power for power, unit in enumerate("kMGTPE", 1)},
+    **{unit: Fraction(1, 1000**power) for power, unit in enumerate("mun", 1)},
+}
+
+
+class Resources(NamedTuple):
+    """A sidecar's. ``cpu`` and ``cpu_limit`` in thousandths of a core, ``None`` where there is no limit."""
+
+    cpu: int
+    cpu_limit: int | None
+    memory_request: Quantity
+    memory: Quantity
+
+    def written(self) -> dict[str, dict[str, str]]:
+        """Return ``resources`` of the container."""
+        limits = {} if self.cpu_limit is None else {"cpu": cpu_text(self.cpu_limit)}
+        return {
+            "requests": {"cpu": cpu_text(self.cpu), "memory": str(self.memory_request)},
+            "limits": {**limits, "memory": str(self.memory)},
+        }
+
+    def guaranteed(self) -> Resources:
+        """Return the same with limits that equal the requests."""
+        return Resources(self.cpu, self.cpu, self.memory, self.memory)
+
+
+def cpu_text(milli: int) -> str:
+    """Write thousandths of a core as Kubernetes does: ``500m``, ``2``."""
+    return f"{milli}m" if milli % 1000 else str(milli // 1000)
+
+
+def parse_cpu(name: str, text: str) -> int:
+    """Read an annotation's CPU, thousandths of a core. Raises ``Skipped``."""
+    if not _CPU.fullmatch(text) or not float(text.rstrip("m")):
+        raise Skipped(Reason.BAD_ANNOTATION, f"{name} is {text!r}: write e.g. 500m or 2")
+    return int(text[:-1]) if text.endswith("m") else round(float(text) * 1000)
+
+
+def parse_memory(name: str, text: str, least: Quantity) -> Quantity:
+    """Read an annotation's size. Raises ``Skipped``."""
+    try:
+        memory = Quantity.parse(text)
+    except ValueError as error:
+        raise Skipped(Reason.BAD_ANNOTATION, f"{name}: {error}") from None
+    if memory < least:
+        raise Skipped(Reason.BAD_ANNOTATION, f"{name} is {memory}: {least} is the least")
+    return memory
+
+
+def of_sidecar(written: Mapping[str, str], default: Resources) -> Resources:
+    """Return what annotations give a sidecar: the pod's own, with its namespace's behind them. Raises ``Skipped``."""
+    cpu, limit = default.cpu, default.cpu_limit
+    if names.CPU in written:
+        cpu = parse_cpu(names.CPU, written[names.CPU])
+    if names.CPU_LIMIT in written:
+        limit = parse_cpu(names.CPU_LIMIT, written[names.CPU_LIMIT])
+        if limit < cpu:
+            text = f"{names.CPU_LIMIT} is {cpu_text(limit)}, less than the request, {cpu_text(cpu)}: raise it"
+            raise Skipped(Reason.BAD_ANNOTATION, f"{text}, or lower {names.CPU}")
+    memory, request = default.memory, default.memory_request
+    if names.MEMORY in written:
+        memory = parse_memory(names.MEMORY, written[names.MEMORY], MIN_MEMORY)
+        request = Quantity(memory * default.memory_request // default.memory)
+    if names.MEMORY_REQUEST in written:
+        request = parse_memory(names.MEMORY_REQUEST, written[names.MEMORY_REQUEST], Quantity(1))
+        if request > memory:
+            text = f"{names.MEMORY_REQUEST} is {request}, more than the limit, {memory}: lower it"
+            raise Skipped(Reason.BAD_ANNOTATION, f"{text}, or raise {names.MEMORY}")
+    # A default for the limit yields to a request that a person wrote.
+    return Resources(cpu, None if limit is None else max(limit, cpu), request, memory)
+
+
+# ------------------------------------------------------------------------------------------------- of a pod
+
+
+def amount(text: str | float, resource: str) -> int:
+    """Read a quantity as the API server has it: thousandths of a core, or bytes; a part counts as one.
+
+    Raises ``ValueError``.
+    """
+    found = _QUANTITY.fullmatch(str(text))
+    if found is None:
+        raise ValueError(f"{text!r} is no quantity")
+    number, exponent, unit = found.groups()
+    value = Fraction(f"{number.rstrip('.')}{exponent or ''}") * _UNITS.get(unit, Fraction(1))
+    return math.ceil(value * 1000 if resource == "cpu" else value)
+
+
+def amount_text(value: int, resource: str) -> str:
+    """Write an amount."""
+    return cpu_text(value) if resource == "cpu" else str(Quantity(value))
+
+
+def of_container(container: Mapping[str, Any], kind: str, resource: str) -> int | None:
+    """Return a container's request or limit: ``None`` where it does not say. Requests default to limits."""
+    resources = container.get("resources") or {}
+    found = (resources.get(kind) or {}).get(resource)
+    if found is None and kind == "requests":
+        found = (resources.get("limits") or {}).get(resource)
+    return None if found is None else amount(found, resource)
+
+
+def total(spec: Mapping[str, Any], kind: str, resource: str) -> int:
+    """Return what a pod requests, or is limited to, as schedulers and quotas count it.
+
+    Containers run together with the native sidecars; an init container runs with the native sidecars before it.
+    """
+    written = (spec.get("resources") or {}).get(kind) or {}
+    overhead = amount((spec.get("overhead") or {}).get(resource, 0), resource)
+    if resource in written:
+        return amount(written[resource], resource) + overhead
+    always = most = 0
+    for container in spec.get("initContainers") or []:
+        own = of_container(container, kind, resource) or 0
+        if container.get("restartPolicy") == "Always":
+            always += own
+            most = max(most, always)
+        else:
+            most = max(most, always + own)
+    running = sum(of_container(each, kind, resource) or 0 for each in spec["containers"])
+    return max(most, running + always) + overhead
+
+
+def is_guaranteed(spec: Mapping[str, Any]) -> bool:
+    """Whether a pod's quality of service is Guaranteed: requests are limits, the pod's own or all containers'."""
+    of_pod = spec.get("resources") or {}
+    everyone = [of_pod] if _speaks(of_pod) else [each.get("resources") or {} for each in _everyone(spec)]
+    for resources in everyone:
+        limits = resources.get("limits") or {}
+        requests = {**limits, **(resources.get("requests") or {})}
+        if any(name not in limits or amount(limits[name], name) != amount(requests[name], name) for name in MEASURED):
+            return False
+    return True
+
+
+def raised(of_pod: Mapping[str, Any], sidecar: Resources) -> dict[str, Any]:
+    """Return the pod-level ``resources`` with the sidecar's share in them; what they do not name they do not name then.
+
+    Under a CPU limit of the pod, a sidecar without one of its own counts with its request.
+    """
+    share = {
+        ("requests", "cpu"): sidecar.cpu,
+        ("requests", "memory"): int(sidecar.memory_request),
+        ("limits", "cpu"): sidecar.cpu if sidecar.cpu_limit is None else sidecar.cpu_limit,
+        ("limits", "memory"): int(sidecar.memory),
+    }
+    changed = dict(of_pod)
+    for kind in ("requests", "limits"):
+        there = of_pod.get(kind) or {}
+        more = {
+            name: amount_text(amount(there[name], name) + share[kind, name], name) for name in MEASURED if name in there
+        }
+        if more:
+            changed[kind] = {**there, **more}
+    return changed
+
+
+def with_sidecar(spec: Mapping[str, Any], sidecar: Resources) -> dict[str, Any]:
+    """Return so much of the pod, with its sidecar, as ``total`` looks at."""
+    container = {"restartPolicy": "Always", "resources": sidecar.written()}
+    changed = {**spec, "initContainers": [*(spec.get("initContainers") or []), container]}
+    if spec.get("resources"):
+        changed["resources"] = raised(spec["resources"], sidecar)
+    return changed
+
+
+def _speaks(of_pod: Mapping[str, Any]) -> bool:
+    return any(name in (of_pod.get(kind) or {}) for kind in ("requests", "limits") for name in MEASURED)
+
+
+def _everyone(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield from spec.get("initContainers") or []
+    yield from spec["containers"]
