@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 CORE = Path(__file__).parents[1] / "core" / "carpool"
 
-LINES, GOAL = 10_360, 5_500
-"""Of the whole core: what it may have, and what it should."""
+LINES, GOAL = 12_000, 5_500
+"""Of the whole core: what it may have, and what it should. 1,600 are of the room `generation`, since decision 34."""
 
 LIMITS = {"function lines": 60, "class lines": 250, "class attributes": 12}
 
@@ -36,6 +36,7 @@ LARGER: dict[tuple[str, str], int] = {
     ("forecasting/recursion.py", "recursion: function lines"): 75,
     ("forecasting/recursion.py", "refusing: function lines"): 96,
     ("forecasting/recursion.py", "with_queue: function lines"): 107,
+    ("generation/requests.py", "Request: class attributes"): 13,
     ("simulation/simulator.py", "Simulation: class attributes"): 16,
     ("simulation/simulator.py", "run: function lines"): 126,
 }
