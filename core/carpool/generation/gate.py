@@ -69,6 +69,10 @@ class Gate:
         """Requests that wait."""
         return self._interactive.requests + self._batch.requests
 
+    def waiting(self) -> dict[str, float]:
+        """Return what every tenant with interactive requests waiting was served, in tokens by cost over its weight."""
+        return self._interactive.waiting(self.meter.steps)
+
     def arrive(self, request: Request, now: float) -> list[Action]:
         """Take a request in, or refuse it."""
         expected = self.kv.lengths.remaining(request, 0.0)

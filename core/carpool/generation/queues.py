@@ -96,6 +96,10 @@ class FairQueue:
             self._tenants[name] = Tenant(name, self._weights.get(name, 1.0))
         return self._tenants[name]
 
+    def waiting(self, steps: float) -> dict[str, float]:
+        """Return the counters of the tenants that have requests here."""
+        return {tenant.name: tenant.counter(steps) for tenant in self._tenants.values() if tenant.queue}
+
     def put(self, request: Request, steps: float) -> None:
         """Take a request in."""
         tenant = self.tenant(request.tenant)
