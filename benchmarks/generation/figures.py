@@ -12,6 +12,7 @@ from carpool.generation.queues import OUTPUT_COST, PROMPT_COST
 from carpool.generation.simulation import Admission, Outcome, Served, Simulation
 from carpool_cli.planning.streams import guess, quantile
 from generation.rivals import Aimd, Cap, Nothing, QueuedTokens
+from generation.world import OWN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,9 +122,9 @@ def best_cap(world: World) -> tuple[Played, int, float]:
 
 
 def played(world: World, outcome: Outcome) -> Played:
-    """Sum up what a rule did; cancelled requests count for nobody."""
+    """Sum up what became of the scenario's own tenant; cancelled requests count for nobody."""
     slo, seconds = world.scenario.slo, world.scenario.seconds
-    served = [each for each in outcome.served if not each.batch]
+    served = [each for each in outcome.served if each.tenant == OWN]
     good = [each for each in served if each.good(slo)]
     changed = world.scenario.changes_at
     after = None
@@ -146,7 +147,7 @@ def played(world: World, outcome: Outcome) -> Played:
 def own_goodput(world: World, outcome: Outcome) -> float:
     """Return the goodput of the scenario's own tenant."""
     slo = world.scenario.slo
-    return sum(each.good(slo) for each in outcome.served if each.tenant == "own") / world.scenario.seconds
+    return sum(each.good(slo) for each in outcome.served if each.tenant == OWN) / world.scenario.seconds
 
 
 def _finite(served: Sequence[Served], what: str, share: float) -> float | None:

@@ -1,7 +1,7 @@
 """Other rules before an engine: none, fixed caps, AIMD on TPOT, and a limit of queued tokens.
 
-All but `Nothing` and `QueuedTokens` refuse requests whose first token would come too late, and are told how long the engine's
-steps take; the gate is not.
+All but `Nothing` and `QueuedTokens` refuse requests whose first token would come too late. For that they are given how
+long the engine's steps take; the gate is not.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Cap:
         self._profile = profile
         self._margin = margin
         self._backlog = 0
-        step = profile.step
-        self._prompt_token = (step.seconds(64, 64 * TYPICAL_CONTEXT, 512) - step.seconds(64, 64 * TYPICAL_CONTEXT, 0)) / 512
+        with_prompt, alone = (profile.step.seconds(64, 64 * TYPICAL_CONTEXT, tokens) for tokens in (512, 0))
+        self._prompt_token = (with_prompt - alone) / 512
 
     def arrive(self, request: Request, now: float) -> list[Action]:
         """Queue a request."""
@@ -98,7 +98,7 @@ class Cap:
 class Aimd(Cap):
     """A cap that grows by one a second while requests wait, and falls by a tenth where TPOT is missed.
 
-    As congestion control does it (Chiu and Jain 1989): the mean time per token of the last second is compared with the target.
+    As congestion control does it (Chiu and Jain 1989), by the mean time per token of the last second.
     """
 
     def __init__(self, slo: Slo, profile: EngineProfile, *, start: float = 16.0) -> None:
@@ -147,7 +147,7 @@ class Nothing(Cap):
 
 
 class QueuedTokens(Nothing):
-    """vLLM's rule for ``--max-num-queued-tokens``: refuse at arrival what is beyond the target TTFT times prefill throughput."""
+    """vLLM's rule for ``--max-num-queued-tokens``: at most the target TTFT times the prefill throughput."""
 
     def arrive(self, request: Request, now: float) -> list[Action]:
         """Refuse a request if the prompts before it take longer than the target; else pass it on."""

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 PROFILES = HERE / "profiles"
 
+OWN = "own"
+"""The tenant whose requests are judged."""
+
 Factor = Annotated[float, Meta(gt=0)]
 
 TRACE_FOLD = 97
@@ -59,7 +62,7 @@ class Scenario(Camel, frozen=True):
     start: Factor = 2.0
     """How far the gate's first guess is off."""
     noise: Annotated[float, Meta(ge=0, le=0.5)] = 0.05
-    slowdowns: list[tuple[float, float]] = []
+    slowdowns: tuple[tuple[float, float], ...] = ()
     """(seconds, factor): from then on the engine's steps take that many times as long."""
     changes_at: float | None = None
     """When the load or the engine changes: figures are also taken from 30 s after that."""
@@ -112,7 +115,7 @@ class World(NamedTuple):
         stretches = [Stretch(seconds, load * self.capacity.rate) for seconds, load in scenario.phases]
         times = streams.stretched(self._times(random, sum(s.seconds * s.rate for s in stretches)), stretches)
         start = self.seed * TRACE_FOLD * 101
-        found = streams.arrivals(times, lengths.draw(start, len(times)), tenant="own")
+        found = streams.arrivals(times, lengths.draw(start, len(times)), tenant=OWN)
         if scenario.cancelled:
             found = [
                 arrival._replace(cancel=arrival.request.arrival + random.uniform(0, 10))
@@ -194,5 +197,3 @@ def _slow(factor: float) -> Callable[[Engine], None]:
         engine.slowdown = factor
 
     return change
-
-

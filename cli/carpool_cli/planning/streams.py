@@ -15,7 +15,7 @@ from carpool.generation.requests import Request
 from carpool.generation.simulation import Arrival
 from carpool.generation.step_model import StepModel
 from carpool.learning.arrivals import azure_llm_2023
-from carpool.policy.plain import PolicyError, from_plain
+from carpool.policy.plain import from_plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,28 +122,52 @@ class Capacity(NamedTuple):
 def capacity(profile: EngineProfile, lengths: Lengths, slo: Slo) -> Capacity:
     """Return what an engine carries in the mean: the decode step over the time that prompts leave equals the target.
 
-    By Little's law B = rate x (output tokens - 1) x TPOT sequences decode, with their prompt and half their answer cached.
+    By Little's law B = rate x (output tokens - 1) x TPOT sequences decode, with their prompt and half their answer
+    cached. Where the cache is full before, that is the limit.
     """
-    count = len(lengths.pairs)
-    tpot = min(slo.tpot, 1.0)
-    decode = sum(o - 1 for _, o in lengths.pairs) / count * tpot
-    held = sum((o - 1) * (p + o / 2) for p, o in lengths.pairs) / count * tpot
-    prompt = sum(p for p, _ in lengths.pairs) / count
-    step = profile.step
+    mean = _Means.of(lengths)
+    target = min(slo.tpot, 1.0)
     low, high = 0.0, 1e4
     for _ in range(60):
         rate = (low + high) / 2
-        sequences, kv = ceil(rate * decode), rate * held
-        alone = step.seconds(max(1, sequences), kv, 0)
-        piece = min(profile.max_batched_tokens // 2, 1024)
-        added = (step.seconds(max(1, sequences), kv, piece) - alone) / piece
-        left = 1 - rate * prompt * added
-        fits = kv <= profile.kv_tokens and sequences <= profile.max_running
-        if left > 0 and alone <= tpot * left and fits:
-            low = rate
-        else:
-            high = rate
-    return Capacity(low, low * decode, low * held)
+        tpot = _pace(profile, mean, rate, target)
+        fits = rate * mean.held * tpot <= profile.kv_tokens and rate * mean.decoded * tpot <= profile.max_running
+        low, high = (rate, high) if tpot <= target and fits else (low, rate)
+    tpot = _pace(profile, mean, low, target)
+    return Capacity(low, low * mean.decoded * tpot, low * mean.held * tpot)
+
+
+class _Means(NamedTuple):
+    """Per request: prompt tokens, tokens after the first, and cached tokens summed over its decode steps."""
+
+    prompt: float
+    decoded: float
+    held: float
+
+    @classmethod
+    def of(cls, lengths: Lengths) -> _Means:
+        count = len(lengths.pairs)
+        return cls(
+            sum(p for p, _ in lengths.pairs) / count,
+            sum(o - 1 for _, o in lengths.pairs) / count,
+            sum((o - 1) * (p + o / 2) for p, o in lengths.pairs) / count,
+        )
+
+
+def _pace(profile: EngineProfile, mean: _Means, rate: float, target: float) -> float:
+    """Return the mean time per output token at a rate; ``inf`` beyond the target."""
+    step, piece = profile.step, min(profile.max_batched_tokens // 2, 1024)
+    pace = step.seconds(1, mean.prompt, 0)
+    for _ in range(200):
+        sequences, kv = max(1, ceil(rate * mean.decoded * pace)), rate * mean.held * pace
+        alone = step.seconds(sequences, kv, 0)
+        left = 1 - rate * mean.prompt * (step.seconds(sequences, kv, piece) - alone) / piece
+        if left <= 0 or alone > target * left:
+            return inf
+        if alone / left <= pace * 1.0001:
+            break
+        pace = alone / left
+    return pace
 
 
 def guess(profile: EngineProfile, wrong: float = 1.0) -> StepModel:

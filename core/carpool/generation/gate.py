@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.generation.feedback import Ratios
+from carpool.generation.calibration import Calibration
 from carpool.generation.kv_budget import KvBudget
 from carpool.generation.meter import Meter
 from carpool.generation.queues import OUTPUT_COST, PROMPT_COST, Expiry, FairQueue, Order
@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 
     from carpool.generation.step_model import StepModel
 
-TPOT_QUANTILE = 0.98
-"""Share of the requests whose TPOT is to be met. At 0.90 and at 0.99 goodput in overload is 3 to 8 % lower."""
-
-TTFT_QUANTILE = 0.95
-
 HEADROOM = 0.9
 """Of the target, up to which requests of batch priority fill the engine."""
+
+TURNS = 20
+"""Interactive requests after which one of batch priority that has waited long goes next."""
 
 PACE_MEMORY = 8.0
 """Seconds over which the rate of admission is measured."""
@@ -44,7 +42,7 @@ class Limits(NamedTuple):
     """Size of the engine's KV cache, where the engine does not report its use."""
     kv_budget_percent: float = 95.0
     ageing: float = 60.0
-    """Seconds after which a request of batch priority goes first."""
+    """Seconds after which a request of batch priority gets a turn although interactive ones wait."""
 
 
 class Gate:
@@ -63,6 +61,8 @@ class Gate:
         self._interactive = FairQueue(self.limits.order, self.limits.weights)
         self._batch = FairQueue(self.limits.order, self.limits.weights)
         self._expiry = Expiry()
+        self._passed = 0
+        """Interactive requests admitted since the last one of batch priority."""
 
     @property
     def queued(self) -> int:
@@ -95,9 +95,10 @@ class Gate:
             if not self._fits(request):
                 break
             self._queue(request).take(request, self.meter.steps)
+            self._passed = 0 if request.batch else self._passed + 1
             request.state = State.PREFILLING
             request.admitted_at = now
-            self.calibration.admitted(request, self.meter.first_token_seconds(request.prompt_tokens))
+            self.calibration.admitted(request, self.meter)
             self.meter.admitted(request)
             self.pace.admitted(request.cost)
             actions.append(Admit(request))
@@ -106,11 +107,11 @@ class Gate:
 
     def progress(self, now: float, tokens: float) -> list[Action]:
         """Count ``tokens`` that streams got after their first since the last call."""
-        forecast = self.meter.forecast() if self.meter.decoding else 0.0
-        elapsed = self.meter.progress(now, tokens)
-        self.calibration.passed(elapsed, forecast)
-        self.pace.passed(elapsed)
-        return self.poll(now) if self.meter.close() else []
+        self.pace.passed(self.meter.progress(now, tokens))
+        if not self.meter.close():
+            return []
+        self.calibration.refit(self.meter.model, self.slo)
+        return self.poll(now)
 
     def first_token(self, request: Request, now: float) -> list[Action]:
         """Note the first token of a request."""
@@ -119,7 +120,7 @@ class Gate:
         self.meter.first_token(request)
         self._queue(request).tenant(request.tenant).counter(self.meter.steps)
         self._queue(request).tenant(request.tenant).decoding += 1
-        self.calibration.first_token(request, now)
+        self.calibration.first_token(request, now - (request.admitted_at or now), self.meter)
         return self.poll(now)
 
     def ended(self, request: Request, now: float, output_tokens: int, *, complete: bool = True) -> list[Action]:
@@ -134,7 +135,7 @@ class Gate:
                 tenant.decoding -= 1
             self.meter.ended(request)
             if complete and request.state is State.DECODING:
-                self.calibration.ended(request, now)
+                self.calibration.ended(request, self.meter)
                 self.kv.lengths.add(request)
             else:
                 self.calibration.dropped(request)
@@ -152,10 +153,12 @@ class Gate:
 
     def _next(self, now: float) -> Request | None:
         steps = self.meter.steps
-        batch = self._batch.head(steps)
-        if batch is not None and now - batch.arrival > self.limits.ageing:
-            return batch
-        return self._interactive.head(steps) or batch
+        interactive, batch = self._interactive.head(steps), self._batch.head(steps)
+        if interactive is None or batch is None:
+            return interactive or batch
+        # With a long backlog every one has waited that long: then each gets a turn now and then, and no more.
+        aged = now - batch.arrival > self.limits.ageing and self._passed >= TURNS
+        return batch if aged else interactive
 
     def _queue(self, request: Request) -> FairQueue:
         return self._batch if request.batch else self._interactive
@@ -166,7 +169,7 @@ class Gate:
 
     def _latest(self, request: Request) -> float:
         """Return until when a request can be admitted to have its first token in time."""
-        seconds = self.calibration.ttft.value * self.meter.first_token_seconds(request.prompt_tokens)
+        seconds = self.calibration.ttft * self.meter.first_token_seconds(request.prompt_tokens)
         return self._due(request) - seconds
 
     def _reason(self, request: Request) -> Reason:
@@ -201,7 +204,7 @@ class Gate:
             return True
         if self.limits.max_running is not None and len(meter.streams) >= self.limits.max_running:
             return False
-        target = self.slo.tpot / self.calibration.tpot.value * (HEADROOM if request.batch else 1.0)
+        target = self.slo.tpot / self.calibration.tpot * (HEADROOM if request.batch else 1.0)
         return meter.forecast(1, request.prompt_tokens) <= target and self.kv.fits(request, meter)
 
 
@@ -228,40 +231,3 @@ class Pace:
     def seconds(self, cost: float) -> float:
         """Return how long the queue takes to admit ``cost``; 0 if it is not known yet."""
         return cost * self._seconds / self._cost if self._cost and self._seconds > 0.5 else 0.0
-
-
-class Calibration:
-    """Observed TTFT and TPOT against what was forecast, per request: model errors of any kind end up here."""
-
-    def __init__(self) -> None:
-        self.tpot = Ratios(TPOT_QUANTILE, start=1.1, lowest=0.7, highest=4.0)
-        self.ttft = Ratios(TTFT_QUANTILE, start=1.3, lowest=0.5, highest=10.0)
-        self._area = 0.0
-        """Integral of the forecast TPOT over time."""
-        self._open: dict[int, float] = {}
-        """Per request: the forecast time to its first token, then the area at its first token."""
-
-    def passed(self, seconds: float, forecast: float) -> None:
-        """Let time pass under a forecast."""
-        self._area += seconds * forecast
-
-    def admitted(self, request: Request, first_token_seconds: float) -> None:
-        """Note the forecast of the time to the first token."""
-        self._open[request.key] = first_token_seconds
-
-    def first_token(self, request: Request, now: float) -> None:
-        """Compare the time to the first token with its forecast."""
-        admitted_at = now if request.admitted_at is None else request.admitted_at
-        self.ttft.add(now - admitted_at, self._open[request.key])
-        self._open[request.key] = self._area
-
-    def ended(self, request: Request, now: float) -> None:
-        """Compare the TPOT of a complete request with the mean of the forecasts while it ran."""
-        area = self._area - self._open.pop(request.key)
-        seconds = now - (now if request.first_at is None else request.first_at)
-        if request.output_tokens > 1 and seconds > 0 and not request.batch:
-            self.tpot.add(seconds / (request.output_tokens - 1), area / seconds)
-
-    def dropped(self, request: Request) -> None:
-        """Forget a request that did not end by itself."""
-        self._open.pop(request.key, None)

@@ -7,19 +7,37 @@ of them were made, and a stream's tokens since its first are the steps since the
 from __future__ import annotations
 
 from math import exp
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from carpool.generation.calibration import first_token_seconds
 from carpool.generation.requests import State
-from carpool.generation.step_model import StepModel, Window
+from carpool.generation.step_model import COUNT, KNOTS, sections
 
 if TYPE_CHECKING:
     from carpool.generation.requests import Request
+    from carpool.generation.step_model import StepModel
 
 WINDOW = 0.5
 """Seconds of decoding in an equation of the step model."""
 
-PREFILL_HORIZON = 4.0
+PREFILL_HORIZON = 1.0
 """Seconds over which prompts count as load: about the time in which a stream of average length averages them out."""
+
+
+class Totals(NamedTuple):
+    """Sums over the engine's steps: an equation of the step model, and prompt tokens per second times seconds."""
+
+    seconds: float
+    row: tuple[float, ...]
+    prompt_rate: float
+
+    def since(self, before: Totals) -> Totals:
+        """Return what was added."""
+        return Totals(
+            self.seconds - before.seconds,
+            tuple(after - first for after, first in zip(self.row, before.row, strict=True)),
+            self.prompt_rate - before.prompt_rate,
+        )
 
 
 class Meter:
@@ -34,14 +52,24 @@ class Meter:
         """Tokens of the sequences that decode."""
         self.backlog = 0
         """Prompt tokens whose first token has not come."""
-        self.steps = 0.0
-        self.windows = 0
         self.ends = 0
         """Streams that have left the engine."""
         self._at = 0.0
-        self._window = Window()
-        self._prefill = 0.0
-        """Seconds of prefill, fading over the horizon."""
+        self._sums = [0.0] * (COUNT + 2)
+        """The row of all steps, their seconds, and the prompt rate times seconds."""
+        self._window = self.totals
+        self._prompted = 0.0
+        """Prompt tokens, fading over the horizon."""
+
+    @property
+    def steps(self) -> float:
+        """Decode steps so far."""
+        return self._sums[0]
+
+    @property
+    def totals(self) -> Totals:
+        """Everything so far."""
+        return Totals(self._sums[-2], tuple(self._sums[:-2]), self._sums[-1])
 
     def admitted(self, request: Request) -> None:
         """Count a request that was sent to the engine."""
@@ -52,21 +80,27 @@ class Meter:
         """Count tokens that streams got after their first, up to now; return the seconds since the last call."""
         elapsed = now - self._at
         self._at = now
-        self._prefill *= exp(-elapsed / PREFILL_HORIZON)
-        if not self.decoding:
-            return elapsed
-        steps = tokens / self.decoding
-        self.steps += steps
-        self._window.add(elapsed, steps, self.decoding, self.kv + tokens / 2)
-        self.kv += tokens
+        if self.decoding:
+            steps = tokens / self.decoding
+            sums = self._sums
+            sums[0] += steps
+            for i, part in enumerate(sections(self.decoding), 1):
+                if not part:
+                    break
+                sums[i] += steps * part
+            sums[len(KNOTS) + 1] += steps * (self.kv + tokens / 2)
+            sums[-2] += elapsed
+            sums[-1] += elapsed * (self._prompted + self.backlog) / PREFILL_HORIZON
+            self.kv += tokens
+        self._prompted *= exp(-elapsed / PREFILL_HORIZON)
         return elapsed
 
     def first_token(self, request: Request) -> None:
         """Count a request whose first token has come."""
         self.backlog -= request.prompt_tokens
-        self._prefill += self.model.prompt_token * request.prompt_tokens
+        self._prompted += request.prompt_tokens
         if self.decoding:
-            self._window.prompt_tokens += request.prompt_tokens
+            self._sums[COUNT - 1] += request.prompt_tokens
         self.decoding += 1
         self.kv += request.prompt_tokens
         request.steps_before = self.steps
@@ -84,12 +118,11 @@ class Meter:
 
     def close(self) -> bool:
         """Learn from the window if it is long enough."""
-        window = self._window
-        if window.seconds < WINDOW or window.steps < 1:
+        window = self.totals.since(self._window)
+        if window.seconds < WINDOW or window.row[0] < 1:
             return False
-        self.model.learn(window)
-        self._window = Window()
-        self.windows += 1
+        self.model.learn(window.row, window.seconds)
+        self._window = self.totals
         return True
 
     def generated(self, request: Request) -> float:
@@ -104,9 +137,8 @@ class Meter:
 
     def prefill_share(self, prompt_tokens: int = 0) -> float:
         """Return the share of time that prompts take."""
-        return (self._prefill + self.model.prompt_token * (self.backlog + prompt_tokens)) / PREFILL_HORIZON
+        return self.model.prompt_token * (self._prompted + self.backlog + prompt_tokens) / PREFILL_HORIZON
 
     def first_token_seconds(self, prompt_tokens: int) -> float:
         """Return the time to the first token of a prompt that is admitted now, after the prompts before it."""
-        prefill = self.model.prompt_token * (self.backlog + prompt_tokens)
-        return prefill + self.model.decode_seconds(len(self.streams), self.kv)
+        return first_token_seconds(self.model, self.backlog + prompt_tokens, len(self.streams), self.kv)

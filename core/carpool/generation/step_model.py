@@ -10,6 +10,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import inf
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 KNOTS = (0, 8, 16, 32, 64, 128, 256)
 """Of f; beyond the last the line goes on."""
@@ -32,34 +36,6 @@ them had crossed the whole section."""
 
 SWEEPS = 30
 """Of coordinate descent; each fit starts from the last one."""
-
-
-class Window:
-    """Sums over steps: one equation."""
-
-    __slots__ = ("kv", "prompt_tokens", "seconds", "sections", "steps")
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.steps = 0.0
-        self.sections = [0.0] * len(KNOTS)
-        self.kv = 0.0
-        self.prompt_tokens = 0.0
-
-    def add(self, seconds: float, steps: float, sequences: int, kv: float) -> None:
-        """Count steps of ``sequences`` with ``kv`` tokens in the cache."""
-        self.seconds += seconds
-        self.steps += steps
-        self.kv += steps * kv
-        for i, part in enumerate(sections(sequences)):
-            if not part:
-                break
-            self.sections[i] += steps * part
-
-    @property
-    def row(self) -> list[float]:
-        """The left side of the equation."""
-        return [self.steps, *self.sections, self.kv, self.prompt_tokens]
 
 
 class StepModel:
@@ -88,11 +64,13 @@ class StepModel:
             total += current[i + 1] * (min(sequences, low + WIDTHS[i]) - low if low < KNOTS[-1] else sequences - low)
         return total
 
-    def learn(self, window: Window) -> None:
-        """Fit once more, with one more window."""
-        row = window.row
-        scale = 1 / window.seconds
-        scaled = [value * scale for value in row]
+    def decoding(self, row: Sequence[float]) -> float:
+        """Return what the decode steps of a window take, without its prompts."""
+        return sum(value * sums for value, sums in zip(self.coefficients[:-1], row, strict=False))
+
+    def learn(self, row: Sequence[float], seconds: float) -> None:
+        """Fit once more, with one more window: its steps, their sections of f, KV tokens and prompt tokens."""
+        scaled = [value / seconds for value in row]
         for i, value in enumerate(scaled):
             self._right[i] = self._right[i] * FADE + value
             line = self._normal[i]
