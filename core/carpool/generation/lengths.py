@@ -6,8 +6,9 @@ comes.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import accumulate
-from math import ceil, log
+from math import ceil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -57,6 +58,14 @@ class _Class:
         return max(1.0, self.tokens[i] / self.above[i] - generated)
 
 
+    def survival(self, generated: float, ahead: float) -> float:
+        i = bisect_left(EDGES, generated + 1)
+        if i >= BINS or self.above[i] < 0.5:
+            return 1.0 if ahead <= max(generated, 16.0) else 0.0
+        j = bisect_left(EDGES, generated + ahead + 1)
+        return self.above[j] / self.above[i] if j < BINS else 0.0
+
+
 class OutputLengths:
     """Output tokens by class of prompt length: powers of two from 64 to 32,768."""
 
@@ -69,17 +78,30 @@ class OutputLengths:
         self._all.add(request.output_tokens)
         self._classes[_prompt_class(request.prompt_tokens)].add(request.output_tokens)
 
+    def survival(self, request: Request, generated: float, ahead: float) -> float:
+        """Return the probability that a request which has ``generated`` tokens gets more than ``ahead`` further ones."""
+        if request.max_tokens is not None and generated + ahead >= request.max_tokens:
+            return 0.0
+        known = self._known(request)
+        if known is None:
+            return 1.0 if generated + ahead < UNKNOWN else 0.0
+        return known.survival(generated, ahead)
+
     def remaining(self, request: Request, generated: float) -> float:
         """Return the tokens expected after ``generated``, of a request that goes on."""
+        known = self._known(request)
+        expected = max(UNKNOWN - generated, 16.0) if known is None else known.remaining(generated)
+        return expected if request.max_tokens is None else min(expected, max(0.0, request.max_tokens - generated))
+
+    def _known(self, request: Request) -> _Class | None:
         known = self._classes[_prompt_class(request.prompt_tokens)]
         if known.seen < ENOUGH:
             known = self._all
-        expected = known.remaining(generated) if known.seen >= ENOUGH else max(UNKNOWN - generated, 16.0)
-        return expected if request.max_tokens is None else min(expected, max(0.0, request.max_tokens - generated))
+        return known if known.seen >= ENOUGH else None
 
 
 def _bin(tokens: float) -> int:
-    return min(BINS - 1, max(0, ceil(log(max(tokens, 1.0)) / log(GROWTH))))
+    return min(BINS - 1, bisect_left(EDGES, tokens))
 
 
 def _prompt_class(tokens: int) -> int:

@@ -1,18 +1,36 @@
+from math import inf
+
 import pytest
 from engines import gate
-from hypothesis import given
-from hypothesis import strategies as st
 
 from carpool.generation.kv_budget import KvBudget, peak
 from carpool.generation.requests import Request
 
 
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 100)), max_size=12))
-def test_the_peak_is_that_of_playing_it_out(streams):
-    most = 0
-    for step in range(61):
-        most = max(most, sum(held + step for left, held in streams if left >= step))
-    assert peak([(float(left), float(held)) for left, held in streams]) == pytest.approx(most)
+def stream(prompt, generated):
+    return Request(0, 0.0, prompt), float(generated)
+
+
+def test_streams_of_known_length_are_all_there_until_they_end():
+    def survival(request, generated, ahead):
+        return float(generated + ahead < 200)
+
+    # After 96 steps both are there; after 192 only the younger one is.
+    both = [stream(100, 100), stream(100, 0)]
+    assert peak(both, survival, inf) == pytest.approx((100 + 100 + 96) + (100 + 96))
+    assert peak(both, survival, 250) > 250
+
+
+def test_where_answers_end_at_any_time_streams_do_not_all_grow():
+    # Half of those alive end within 100 steps: 1,000 streams of 1,000 tokens shrink faster than they grow.
+    def survival(request, generated, ahead):
+        return 0.5 ** (ahead / 100)
+
+    many = [stream(1000, 0)] * 1000
+    alive = 0.5**0.32
+    spread = 2 * (1000 * alive * (1 - alive)) ** 0.5 * 1032
+    assert peak(many, survival, inf) == pytest.approx(1000 * 1032 * alive + spread)
+    assert peak(many, survival, inf) < 900_000
 
 
 def test_the_size_of_the_cache_follows_from_its_reported_use():
