@@ -58,8 +58,15 @@ def main() -> int:
         return report.main(msgspec.json.decode(RESULTS.read_bytes(), type=Record), check=options.check_report)
     wanted = [each for each in scenarios() if _named(each, QUICK if options.quick else options.scenario)]
     measured = commit()
+    rows = [] if options.anew or not options.write else _kept(wanted, measured)
+    done = {(each.scenario, each.seed) for each in rows}
     try:
-        rows = [_played(scenario, seed) for scenario in wanted for seed in options.seed or SEEDS]
+        for seed in options.seed or SEEDS:
+            for scenario in wanted:
+                if (scenario.name, seed) not in done:
+                    rows.append(_played(scenario, seed))
+                    if options.write:
+                        _keep(measured, rows)
     except click.ClickException as error:
         print(error.message)
         return 1
@@ -70,12 +77,25 @@ def main() -> int:
         verdict = "ok" if bound.holds(figure.value) else "BEYOND ITS LIMIT"
         print(f"{figure.name}: {figure.value:.4g} {bound.unit} ({bound.direction} {bound.value:g}: {verdict})")
     if options.write:
-        command = shlex.join(["python", *sys.argv])
-        record = Record(measured, today(), machine(), command, figures, rows)
-        RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-        report.main(record, check=False)
+        report.main(_keep(measured, rows, figures), check=False)
         print(f"written to {RESULTS}")
     return int(not all(known[figure.name].holds(figure.value) for figure in figures))
+
+
+def _kept(wanted: Sequence[Scenario], measured: str) -> list[Row]:
+    """Return what an interrupted run of the same commit has played already."""
+    if not RESULTS.exists():
+        return []
+    record = msgspec.json.decode(RESULTS.read_bytes(), type=Record)
+    names = {scenario.name for scenario in wanted}
+    return [each for each in record.rows if each.scenario in names] if record.commit == measured else []
+
+
+def _keep(measured: str, rows: list[Row], figures: list[Figure] | None = None) -> Record:
+    """Write what was played so far."""
+    record = Record(measured, today(), machine(), shlex.join(["python", *sys.argv]), figures or [], rows)
+    RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    return record
 
 
 def summary(wanted: Sequence[Scenario], rows: Sequence[Row]) -> list[Figure]:
@@ -160,6 +180,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--scenario", action="append", help="these only")
     parser.add_argument("--seed", action="append", type=int, help="instead of 1 and 7")
     parser.add_argument("--write", action="store_true", help="keep the results, and write the page and the picture")
+    parser.add_argument(
+        "--anew", action="store_true", help="play again what an interrupted run of this commit has kept"
+    )
     parser.add_argument("--report", action="store_true", help="only write the page and the picture from kept results")
     parser.add_argument("--check-report", action="store_true", help="only say whether the page is up to date")
     return parser.parse_args()

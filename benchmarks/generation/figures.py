@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from carpool.generation.requests import Action, Request
     from generation.world import World
 
-COARSE = (8, 16, 32, 64, 128, 256, 512, 1024)
-FINE = (0.59, 0.71, 0.84, 1.19, 1.41, 1.68)
+COARSE = (8, 16, 32, 64, 128, 256, 512)
+FINE = (0.71, 0.84, 1.19, 1.41)
 """Caps around the best coarse one, as factors."""
 
 MARGINS = (1.0, 0.85)

@@ -34,7 +34,10 @@ MARGINS = [0.8 * 1.06**k for k in range(26)]
 FREE = 0.03
 """Share of the goodput that is given up for fewer misses: near the best margin it hardly changes, but misses do."""
 
-GENTLE = 0.3
+EVERY = 4
+"""Windows of the step model between two looks at the margins: 2 s."""
+
+GENTLE = 0.7
 """Share of the way to a new margin in one step."""
 
 TTFT_QUANTILE = 0.95
@@ -64,6 +67,7 @@ class Calibration:
     def __init__(self) -> None:
         self.tpot = 1.1
         self.ttft = 1.3
+        self._windows = 0
         self._answers: deque[Answer] = deque(maxlen=MEMORY)
         self._firsts: deque[FirstToken] = deque(maxlen=MEMORY)
         self._admitted: dict[int, tuple[int, int, float]] = {}
@@ -87,6 +91,12 @@ class Calibration:
         """Forget a request that did not end by itself."""
         self._admitted.pop(request.key, None)
         self._began.pop(request.key, None)
+
+    def window(self, model: StepModel, slo: Slo) -> None:
+        """Note that the model has learned from another window; every few of them look at the margins again."""
+        self._windows += 1
+        if self._windows % EVERY == 0:
+            self.refit(model, slo)
 
     def refit(self, model: StepModel, slo: Slo) -> None:
         """Find the margins that the last requests would have needed."""

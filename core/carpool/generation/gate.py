@@ -110,7 +110,7 @@ class Gate:
         self.pace.passed(self.meter.progress(now, tokens))
         if not self.meter.close():
             return []
-        self.calibration.refit(self.meter.model, self.slo)
+        self.calibration.window(self.meter.model, self.slo)
         return self.poll(now)
 
     def first_token(self, request: Request, now: float) -> list[Action]:

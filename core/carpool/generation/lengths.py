@@ -57,7 +57,6 @@ class _Class:
             return max(generated, 16.0)
         return max(1.0, self.tokens[i] / self.above[i] - generated)
 
-
     def survival(self, generated: float, ahead: float) -> float:
         i = bisect_left(EDGES, generated + 1)
         if i >= BINS or self.above[i] < 0.5:
