@@ -29,7 +29,7 @@ from generation.world import build, scenarios
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from generation.world import Scenario
+    from generation.world import Scenario, World
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "generation.json"
@@ -55,22 +55,25 @@ def main() -> int:
     """Play what was asked for; returns the exit code."""
     options = _options()
     if options.report or options.check_report:
-        return report.main(msgspec.json.decode(RESULTS.read_bytes(), type=Record), check=options.check_report)
+        record = msgspec.json.decode(RESULTS.read_bytes(), type=Record)
+        figures = summary(scenarios(), record.rows)
+        return report.main(msgspec.structs.replace(record, figures=figures), check=options.check_report)
     wanted = [each for each in scenarios() if _named(each, QUICK if options.quick else options.scenario)]
     measured = commit()
-    rows = [] if options.anew or not options.write else _kept(wanted, measured)
+    rows = [] if options.anew or not options.write else _kept(measured)
     done = {(each.scenario, each.seed) for each in rows}
     try:
-        for seed in options.seed or SEEDS:
-            for scenario in wanted:
-                if (scenario.name, seed) not in done:
-                    rows.append(_played(scenario, seed))
-                    if options.write:
-                        _keep(measured, rows)
+        worlds = [build(scenario, seed) for scenario in wanted for seed in options.seed or SEEDS]
+        # The shortest first, so that an interrupted run has many.
+        for world in sorted(worlds, key=lambda world: world.capacity.rate * world.scenario.seconds):
+            if (world.scenario.name, world.seed) not in done:
+                rows.append(_played(world))
+                if options.write:
+                    _keep(measured, rows)
     except click.ClickException as error:
         print(error.message)
         return 1
-    figures = summary(wanted, rows)
+    figures = summary(scenarios(), rows)
     known = limits(HERE / "limits.json")
     for figure in figures:
         bound = known[figure.name]
@@ -82,13 +85,12 @@ def main() -> int:
     return int(not all(known[figure.name].holds(figure.value) for figure in figures))
 
 
-def _kept(wanted: Sequence[Scenario], measured: str) -> list[Row]:
+def _kept(measured: str) -> list[Row]:
     """Return what an interrupted run of the same commit has played already."""
     if not RESULTS.exists():
         return []
     record = msgspec.json.decode(RESULTS.read_bytes(), type=Record)
-    names = {scenario.name for scenario in wanted}
-    return [each for each in record.rows if each.scenario in names] if record.commit == measured else []
+    return record.rows if record.commit == measured else []
 
 
 def _keep(measured: str, rows: list[Row], figures: list[Figure] | None = None) -> Record:
@@ -163,11 +165,11 @@ def _named(scenario: Scenario, names: Sequence[str] | None) -> bool:
     return not names or scenario.name in names
 
 
-def _played(scenario: Scenario, seed: int) -> Row:
-    found = row(build(scenario, seed))
+def _played(world: World) -> Row:
+    found = row(world)
     ours, best = found.rules["carpool"], found.rules["best cap"]
     print(
-        f"{scenario.name}, seed {seed}: {ours.goodput:.2f}/s good of {found.offered:.2f}/s; best cap {found.cap}: "
+        f"{found.scenario}, seed {found.seed}: {ours.goodput:.2f}/s good of {found.offered:.2f}/s; best cap {found.cap}: "
         f"{best.goodput:.2f}/s; share {found.share:.3f}",
         flush=True,
     )

@@ -43,7 +43,8 @@ HEAD = """# Token streams: figures
 Written by `make generation` from `benchmarks/results/generation.json`; do not edit. What the gate does is on
 [its page](generation.md). All of it is simulated: the gate stands before a twin of the engine.
 
-Taken at commit {commit}, {date}. The same seeds give the same figures on any machine.
+Taken at commit {commit}, {date}: {played} of {all} plays (a scenario with a seed). The same seeds give the same figures
+on any machine.
 
 ## Figures and limits
 
@@ -84,14 +85,15 @@ the engines are in [benchmarks/generation/profiles](../benchmarks/generation/pro
 def page(record: Any) -> str:  # noqa: ANN401 - likewise
     """Return the page."""
     known = limits(HERE / "limits.json")
-    text = HEAD.format(commit=record.commit, date=record.date[:10])
+    text = HEAD.format(commit=record.commit, date=record.date[:10], played=len(record.rows), all=2 * len(scenarios()))
     for figure in record.figures:
         bound = known[figure.name]
         goal = "" if bound.goal is None else f"{bound.goal:g}{'' if bound.reaches(figure.value) else ' (missed)'}"
         limit = f"{bound.direction} {bound.value:g}"
         text += f"| {figure.name} | {figure.value:.3g} {bound.unit} | {limit} | {goal} | {bound.why} |\n"
     text += MIDDLE
-    for row in record.rows:
+    order = {scenario.name: place for place, scenario in enumerate(scenarios())}
+    for row in sorted(record.rows, key=lambda row: (order[row.scenario], row.seed)):
         cells = [f"{row.rules[rule].goodput:.2f}" for rule in RULES]
         cells[1] += f" ({row.cap})"
         start = f"| {row.scenario} | {row.seed} | {row.offered:.2f} |"

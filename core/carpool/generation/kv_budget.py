@@ -1,9 +1,9 @@
 """Room in the KV cache: the most tokens that the admitted streams will hold at once, forecast from output lengths.
 
-A stream grows by a token per step and frees everything when it ends. After t more steps one that holds h tokens has h + t,
-if it goes on that long; how likely that is follows from the lengths of answers before. The peak is the highest sum over t
-of the mean and two standard deviations. (Gong et al. 2025, "Past-Future Scheduler for LLM Serving under SLA Guarantees",
-section 4, takes one length for each stream, which overestimates: some end early.)
+A stream grows by a token per step and frees everything when it ends. After t more steps one that holds h tokens has
+h + t, if it goes on that long; how likely that is follows from the lengths of answers before. The peak is the highest
+sum over t of the mean and two standard deviations. (Gong et al. 2025, "Past-Future Scheduler for LLM Serving under SLA
+Guarantees", section 4, takes one length for each stream, which overestimates: some end early.)
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ class KvBudget:
 def peak(
     streams: Iterable[tuple[Request, float]], survival: Callable[[Request, float, float], float], enough: float
 ) -> float:
-    """Return the most tokens that streams of (request, tokens so far) will hold; what exceeds ``enough`` ends the search."""
+    """Return the most tokens that streams of (request, tokens so far) will hold.
+
+    The search ends at what exceeds ``enough``.
+    """
     listed = list(streams)
     most = 0.0
     for ahead in AHEAD:

@@ -78,7 +78,7 @@ class OutputLengths:
         self._classes[_prompt_class(request.prompt_tokens)].add(request.output_tokens)
 
     def survival(self, request: Request, generated: float, ahead: float) -> float:
-        """Return the probability that a request which has ``generated`` tokens gets more than ``ahead`` further ones."""
+        """Return the probability that a request with ``generated`` tokens gets more than ``ahead`` further ones."""
         if request.max_tokens is not None and generated + ahead >= request.max_tokens:
             return 0.0
         known = self._known(request)

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from carpool.generation.gate import HEADROOM, Gate
+from carpool.generation.gate import HEADROOM, TURNS, Gate
 from carpool.generation.queues import Order
 from carpool.generation.requests import Admit, Reason, Refuse, Request, Slo, State
 
@@ -54,7 +54,7 @@ def test_an_idle_engine_gets_any_request_at_once():
 def test_it_closes_where_the_forecast_reaches_the_target():
     machine = gate()
     running, now = filled(machine)
-    meter, margin = machine.meter, machine.calibration.tpot.value
+    meter, margin = machine.meter, machine.calibration.tpot
     assert meter.forecast(1, 200) > SLO.tpot / margin
     # By the true constants: 11.5 ms + B x 39 us + KV x 77 ns.
     step = LLAMA.seconds(len(running), meter.kv, 0)
@@ -149,18 +149,42 @@ def test_batch_requests_leave_headroom():
     running, now = filled(machine)
     # Just enough room for an interactive request is too little for one of batch priority.
     machine.ended(running[0], now, 10)
-    target = SLO.tpot / machine.calibration.tpot.value
+    target = SLO.tpot / machine.calibration.tpot
     assert HEADROOM * target < machine.meter.forecast(1, 200) <= target
     assert admitted(machine.arrive(request(0, 200, now, batch=True), now)) == []
     assert admitted(machine.arrive(request(1, 200, now), now)) == [1]
 
 
-def test_a_batch_request_that_waited_long_goes_first():
+def test_a_batch_request_that_waited_long_gets_a_turn_now_and_then():
     machine = gate(Slo(ttft=1e9, tpot=0.05), max_running=1, ageing=60.0)
-    machine.arrive(request(0, 10), 0.0)
+    current = request(0, 10)
+    machine.arrive(current, 0.0)
+    for key in (1, 2):
+        machine.arrive(request(key, 10, batch=True), 0.0)
+    for key in range(100, 150):
+        machine.arrive(request(key, 10), 0.0)
+    order = []
+    for turn in range(2 * TURNS + 2):
+        (key,) = admitted(machine.ended(current, 61.0 + turn, 1))
+        current = machine.meter.streams[key]
+        order.append(key)
+    # The one before the first turn counts too: it was admitted at once.
+    assert [i for i, key in enumerate(order) if key < 100] == [TURNS - 1, 2 * TURNS]
+
+
+def test_a_young_batch_request_waits_for_all_interactive_ones():
+    machine = gate(Slo(ttft=1e9, tpot=0.05), max_running=1, ageing=1e6)
+    current = request(0, 10)
+    machine.arrive(current, 0.0)
     machine.arrive(request(1, 10, batch=True), 0.0)
-    machine.arrive(request(2, 10, 1.0), 1.0)
-    assert admitted(machine.ended(machine.meter.streams[0], 61.0, 1)) == [1]
+    for key in range(100, 150):
+        machine.arrive(request(key, 10), 0.0)
+    order = []
+    for turn in range(51):
+        (key,) = admitted(machine.ended(current, 61.0 + turn, 1))
+        current = machine.meter.streams[key]
+        order.append(key)
+    assert order[-1] == 1
 
 
 def test_a_report_of_the_cache_bounds_what_is_admitted():
@@ -303,7 +327,8 @@ class GateMachine(RuleBasedStateMachine):
         assert meter.kv == pytest.approx(held)
         queues = (self.gate._interactive, self.gate._batch)
         assert sum(t.decoding for q in queues for t in q._tenants.values()) == len(self.decoding)
-        assert set(self.gate.calibration._open) == running
+        assert set(self.gate.calibration._admitted) == self.prefilling
+        assert set(self.gate.calibration._began) == set(self.decoding)
 
     @invariant()
     def limits_hold(self):

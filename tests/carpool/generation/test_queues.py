@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.generation.queues import MOST_TENANTS, Expiry, FairQueue, Order
+from carpool.generation.queues import CREDIT, MOST_TENANTS, Expiry, FairQueue, Order
 from carpool.generation.requests import Request, State
 
 
@@ -69,15 +69,18 @@ def test_output_tokens_count_while_a_tenant_has_streams():
     assert queue.head(100.0).tenant == "b"
 
 
-def test_a_tenant_that_was_away_has_saved_up_nothing():
+def test_a_tenant_that_was_away_has_saved_up_no_more_than_its_credit():
     queue = FairQueue()
-    for key in range(50):
-        queue.put(request(key, "steady"), 0.0)
-    taken(queue, 40)
-    for key in range(50, 60):
-        queue.put(request(key, "new"), 0.0)
-    order = taken(queue, 10)
-    assert sum(key >= 50 for key in order) == 5
+    size = int(CREDIT / 10)
+    for key in range(200):
+        queue.put(request(key, "steady", size), 0.0)
+    taken(queue, 100)
+    for key in range(200, 260):
+        queue.put(request(key, "new", size), 0.0)
+    order = taken(queue, 50)
+    # Ten at once, then half of the others.
+    assert all(key >= 200 for key in order[:10])
+    assert sum(key >= 200 for key in order) == pytest.approx(30, abs=1)
 
 
 def test_what_comes_before_a_newcomer_of_a_quiet_tenant_is_little():

@@ -4,16 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.generation.step_model import KNOTS, StepModel, Window, sections
+from carpool.generation.step_model import KNOTS, StepModel, sections
 
 TRUE = (0.0115, 39e-6, 77e-9, 55e-6)
 
 
-def window(seconds_of, sequences, kv, prompt_tokens, steps=20):
-    each = Window()
-    each.add(steps * seconds_of(sequences, kv) + TRUE[3] * prompt_tokens, steps, sequences, kv)
-    each.prompt_tokens = prompt_tokens
-    return each
+def learn(model, seconds, steps, sequences, kv, prompt_tokens):
+    model.learn((steps, *(steps * part for part in sections(sequences)), steps * kv, prompt_tokens), seconds)
+
+
+def learn_steps(model, seconds_of, sequences, kv, prompt_tokens, noise=1.0, steps=20):
+    seconds = steps * seconds_of(sequences, kv) + TRUE[3] * prompt_tokens
+    learn(model, noise * seconds, steps, sequences, kv, prompt_tokens)
 
 
 def line(sequences, kv):
@@ -30,7 +32,7 @@ def taught(seconds_of, *, start=TRUE, windows=200, seed=0, most=120):
     model = StepModel(*start)
     for _ in range(windows):
         sequences = random.randint(1, most)
-        model.learn(window(seconds_of, sequences, sequences * random.randint(200, 2000), random.randint(0, 5000)))
+        learn_steps(model, seconds_of, sequences, sequences * random.randint(200, 2000), random.randint(0, 5000))
     return model
 
 
@@ -55,9 +57,7 @@ def test_a_section_that_was_hardly_reached_goes_on_like_the_one_before():
     model = StepModel(*TRUE)
     for _ in range(100):
         sequences = random.randint(16, 33)
-        each = window(line, sequences, sequences * 1000, 1000)
-        each.seconds *= random.gauss(1, 0.05)
-        model.learn(each)
+        learn_steps(model, line, sequences, sequences * 1000, 1000, noise=random.gauss(1, 0.05))
     assert model.decode_seconds(64, 64_000) == pytest.approx(line(64, 64_000), rel=0.15)
 
 
@@ -65,7 +65,7 @@ def test_an_engine_that_slows_down_is_followed_within_ten_seconds_of_windows():
     model = taught(line)
     slow = taught(line)
     for i in range(20):
-        slow.learn(window(lambda b, kv: 1.5 * line(b, kv), 60 + i, 60_000, 0))
+        learn_steps(slow, lambda b, kv: 1.5 * line(b, kv), 60 + i, 60_000, 0)
     assert model.decode_seconds(65, 60_000) == pytest.approx(line(65, 60_000), rel=0.03)
     assert slow.decode_seconds(65, 60_000) == pytest.approx(1.5 * line(65, 60_000), rel=0.15)
 
@@ -80,10 +80,7 @@ def test_an_engine_that_slows_down_is_followed_within_ten_seconds_of_windows():
 def test_no_coefficient_is_ever_negative_and_more_never_takes_less(windows):
     model = StepModel(*TRUE)
     for seconds, steps, sequences, kv, prompt_tokens in windows:
-        each = Window()
-        each.add(seconds, steps, sequences, kv)
-        each.prompt_tokens = prompt_tokens
-        model.learn(each)
+        learn(model, seconds, steps, sequences, kv, prompt_tokens)
     assert all(value >= 0 for value in model.coefficients)
     times = [model.decode_seconds(b, 10_000) for b in (1, 7, 8, 9, 31, 64, 200, 300, 900)]
     assert times == sorted(times)
