@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 CORE = Path(__file__).parents[1] / "core" / "carpool"
 
-LINES, GOAL = 12_000, 5_500
-"""Of the whole core: what it may have, and what it should. 1,600 are of the room `generation`, since decision 34."""
+LINES, GOAL = 12_150, 5_500
+"""Of the whole core: what it may have, and what it should. 1,750 are of the room `generation`, since decision 34."""
 
 LIMITS = {"function lines": 60, "class lines": 250, "class attributes": 12}
 

@@ -169,8 +169,8 @@ def _played(world: World) -> Row:
     found = row(world)
     ours, best = found.rules["carpool"], found.rules["best cap"]
     print(
-        f"{found.scenario}, seed {found.seed}: {ours.goodput:.2f}/s good of {found.offered:.2f}/s; best cap {found.cap}: "
-        f"{best.goodput:.2f}/s; share {found.share:.3f}",
+        f"{found.scenario}, seed {found.seed}: {ours.goodput:.2f}/s good of {found.offered:.2f}/s; "
+        f"best cap {found.cap}: {best.goodput:.2f}/s; share {found.share:.3f}",
         flush=True,
     )
     return found
