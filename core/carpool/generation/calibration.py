@@ -102,7 +102,7 @@ class Calibration:
         """Find the margins that the last requests would have needed."""
         if len(self._firsts) >= ENOUGH:
             ratios = sorted(
-                first.seconds / first_token_seconds(model, first.tokens, first.sequences, first.kv)
+                first.seconds / model.first_token_seconds(first.tokens, first.sequences, first.kv)
                 for first in self._firsts
             )
             self.ttft = max(0.5, ratios[int(TTFT_QUANTILE * len(ratios))])
@@ -165,8 +165,3 @@ def ratio(answer: Answer, model: StepModel) -> float:
         return 0.0
     share = model.prompt_token * totals.prompt_rate / totals.seconds
     return totals.seconds * max(0.05, 1 - share) / max(1e-9, model.decoding(totals.row))
-
-
-def first_token_seconds(model: StepModel, tokens: int, sequences: int, kv: float) -> float:
-    """Return the time to a first token: ``tokens`` of prompts, its own the last, and the steps around them."""
-    return model.prompt_token * tokens + 2 * model.decode_seconds(sequences, kv)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from math import exp
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.generation.calibration import first_token_seconds
 from carpool.generation.requests import State
 from carpool.generation.step_model import COUNT, KNOTS, sections
 
@@ -141,4 +140,4 @@ class Meter:
 
     def first_token_seconds(self, prompt_tokens: int) -> float:
         """Return the time to the first token of a prompt that is admitted now, after the prompts before it."""
-        return first_token_seconds(self.model, self.backlog + prompt_tokens, len(self.streams), self.kv)
+        return self.model.first_token_seconds(self.backlog + prompt_tokens, len(self.streams), self.kv)

@@ -68,6 +68,10 @@ class StepModel:
         """Return what the decode steps of a window take, without its prompts."""
         return sum(value * sums for value, sums in zip(self.coefficients[:-1], row, strict=False))
 
+    def first_token_seconds(self, tokens: int, sequences: int, kv: float) -> float:
+        """Return the time to a first token: ``tokens`` of prompts, its own the last, and the steps around them."""
+        return self.prompt_token * tokens + 2 * self.decode_seconds(sequences, kv)
+
     def learn(self, row: Sequence[float], seconds: float) -> None:
         """Fit once more, with one more window: its steps, their sections of f, KV tokens and prompt tokens."""
         scaled = [value / seconds for value in row]
