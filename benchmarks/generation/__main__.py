@@ -56,8 +56,10 @@ def main() -> int:
     options = _options()
     if options.report or options.check_report:
         record = msgspec.json.decode(RESULTS.read_bytes(), type=Record)
-        figures = summary(scenarios(), record.rows)
-        return report.main(msgspec.structs.replace(record, figures=figures), check=options.check_report)
+        record = msgspec.structs.replace(record, figures=summary(scenarios(), record.rows))
+        if not options.check_report:
+            RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+        return report.main(record, check=options.check_report)
     wanted = [each for each in scenarios() if _named(each, QUICK if options.quick else options.scenario)]
     measured = commit()
     rows = [] if options.anew or not options.write else _kept(measured)
