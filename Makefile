@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CACHE := $(HOME)/.cache/carpool
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-compiled test-cluster cluster images test-images check format docs crds bench converge balanced ablation proof proof-quick oracle peers neighbours soak fuzz clients triton clean
+.PHONY: help setup demo test test-compiled test-cluster cluster images test-images check format docs crds bench converge balanced ablation worlds proof proof-quick generation oracle peers neighbours soak fuzz clients triton clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -83,6 +83,9 @@ converge: $(STAMP) ## How close the tuner comes to the best grid point, in the s
 balanced: $(STAMP) ## What the objective Balanced costs and keeps, against zero wait and a grid (half an hour)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/balanced.py
 
+worlds: $(STAMP) ## Carpool and the rules of the proof in worlds that the proof does not have (half an hour)
+	$(BIN)/python benchmarks/worlds.py
+
 ablation: $(STAMP) ## What is lost without each rule of the tuner, in virtual time (an hour)
 	$(BIN)/python benchmarks/ablation.py
 
@@ -91,6 +94,9 @@ proof: $(STAMP) ## How close to the oracle, how far ahead of other rules (half a
 
 proof-quick: $(STAMP) ## The same for a few scenarios and rules, with limits of their own (a minute)
 	$(BIN)/python benchmarks/proof --quick
+
+generation: $(STAMP) ## The gate for token streams against fixed caps and other rules, in virtual time (ten minutes; goes on where it was interrupted)
+	$(BIN)/python benchmarks/generation --write
 
 oracle: $(STAMP) ## Search the whole grid again for what the proof compares with (an hour)
 	PYTHONPATH=benchmarks $(BIN)/python -m proof.oracle

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 CORE = Path(__file__).parents[1] / "core" / "carpool"
 
-LINES, GOAL = 10_638, 5_500
-"""Of the whole core: what it may have, and what it should."""
+LINES, GOAL = 9_900, 5_500
+"""Of the core without the room `generation`: what it may have, and what it should."""
 
 LIMITS = {"function lines": 60, "class lines": 250, "class attributes": 12}
 
@@ -27,6 +27,7 @@ LARGER: dict[tuple[str, str], int] = {
     ("batching/counters.py", "Counters: class attributes"): 24,
     ("batching/requests.py", "Batch: class attributes"): 17,
     ("batching/requests.py", "Request: class attributes"): 20,
+    ("generation/requests.py", "Request: class attributes"): 13,
 }
 
 
@@ -57,7 +58,8 @@ def wrong(folder: Path = CORE, larger: dict[tuple[str, str], int] = LARGER, line
     told, total, left = [], 0, dict(larger)
     for path in sorted(folder.rglob("*.py")):
         text, name = path.read_text("utf-8"), path.relative_to(folder).as_posix()
-        total += text.count("\n")
+        if not name.startswith("generation/"):
+            total += text.count("\n")
         for owner, what, size in found(ast.parse(text)):
             limit = LIMITS[what]
             known = left.pop((name, f"{owner}: {what}"), limit)

@@ -182,7 +182,7 @@ def read_trace(path: Path, rate: float | None) -> tuple[list[float], str]:
 
     Raises ``click.ClickException`` naming the file and the line.
     """
-    found = _find(path)
+    found = find(path)
     try:
         lines = found.read_text("utf-8").splitlines()
         azure: TokenTrace | None = azure_llm_2023(lines) if lines and "," in lines[0] else None
@@ -201,7 +201,8 @@ def read_trace(path: Path, rate: float | None) -> tuple[list[float], str]:
     return list(trace.recorded), f"{found.name} at {number(rate)}/s, its clock times {trace.factor:.4g}"
 
 
-def _find(path: Path) -> Path:
+def find(path: Path) -> Path:
+    """Return where a trace is: here, or in the folder that `TRACES` names; ``azure`` is the one of 2023."""
     named = Path(AZURE) if str(path) == "azure" else path
     folders = (Path(), Path(os.environ.get(TRACES, "../shared/data")))
     for candidate in (folder / named for folder in folders):

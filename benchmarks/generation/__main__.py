@@ -1,0 +1,196 @@
+"""`make generation`: what the gate for token streams makes of an engine, against other rules, in virtual time.
+
+Every scenario of `scenarios.json` is played with two seeds, of which the second was never used to tune anything. Equal
+seeds give equal figures on every machine. Figures, limits and the picture: `docs/generation-figures.md`.
+
+Exit codes: 0, every figure keeps its limit (`limits.json`); 1, one does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `python benchmarks/generation` has only this folder there
+
+import click
+import msgspec
+from evidence import Figure, Machine, commit, limits, machine, today
+from msgspec import Struct
+
+from generation import report
+from generation.figures import Row, row
+from generation.world import build, scenarios
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from generation.world import Scenario, World
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "results" / "generation.json"
+
+SEEDS = (1, 7)
+"""The first was used while the gate was written, the second only here."""
+
+QUICK = ("8b-a100-1.3", "8b-a100-kv-tight")
+
+
+class Record(Struct, frozen=True):
+    """A run, as it is kept."""
+
+    commit: str
+    date: str
+    machine: Machine
+    command: str
+    figures: list[Figure]
+    rows: list[Row]
+
+
+def main() -> int:
+    """Play what was asked for; returns the exit code."""
+    options = _options()
+    if options.report or options.check_report:
+        record = msgspec.json.decode(RESULTS.read_bytes(), type=Record)
+        record = msgspec.structs.replace(record, figures=summary(scenarios(), record.rows))
+        if not options.check_report:
+            RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+        return report.main(record, check=options.check_report)
+    wanted = [each for each in scenarios() if _named(each, QUICK if options.quick else options.scenario)]
+    measured = commit()
+    rows = [] if options.anew or not options.write else _kept(measured)
+    done = {(each.scenario, each.seed) for each in rows}
+    try:
+        worlds = [build(scenario, seed) for scenario in wanted for seed in options.seed or SEEDS]
+        # The shortest first, so that an interrupted run has many.
+        for world in sorted(worlds, key=lambda world: world.capacity.rate * world.scenario.seconds):
+            if (world.scenario.name, world.seed) not in done:
+                rows.append(_played(world))
+                if options.write:
+                    _keep(measured, rows)
+    except click.ClickException as error:
+        print(error.message)
+        return 1
+    figures = summary(scenarios(), rows)
+    known = limits(HERE / "limits.json")
+    for figure in figures:
+        bound = known[figure.name]
+        verdict = "ok" if bound.holds(figure.value) else "BEYOND ITS LIMIT"
+        print(f"{figure.name}: {figure.value:.4g} {bound.unit} ({bound.direction} {bound.value:g}: {verdict})")
+    if options.write:
+        report.main(_keep(measured, rows, figures), check=False)
+        print(f"written to {RESULTS}")
+    return int(not all(known[figure.name].holds(figure.value) for figure in figures))
+
+
+def _kept(measured: str) -> list[Row]:
+    """Return what an interrupted run of the same commit has played already."""
+    if not RESULTS.exists():
+        return []
+    record = msgspec.json.decode(RESULTS.read_bytes(), type=Record)
+    return record.rows if record.commit == measured else []
+
+
+def _keep(measured: str, rows: list[Row], figures: list[Figure] | None = None) -> Record:
+    """Write what was played so far."""
+    record = Record(measured, today(), machine(), shlex.join(["python", *sys.argv]), figures or [], rows)
+    RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    return record
+
+
+def summary(wanted: Sequence[Scenario], rows: Sequence[Row]) -> list[Figure]:
+    """Sum up rows: what `limits.json` bounds, as far as these scenarios show it."""
+    by_name = {scenario.name: scenario for scenario in wanted}
+    shares = [each.share for each in rows]
+    tables = [each.share for each in rows if "table" in by_name[each.scenario].profile]
+    found = [
+        _figure("goodput, median", [median(shares)] if shares else [], len(rows)),
+        _figure("goodput, worst", shares, len(rows)),
+        _figure("goodput on measured tables, worst", tables, len(tables)),
+    ]
+    for load in (1.3, 2.0):
+        kept = [_overload(each, rows, by_name) for each in rows if _overloaded(by_name[each.scenario], load)]
+        found.append(_figure(f"overload {load:g}x, worst", [ours for ours, _ in kept], len(kept)))
+        without = [none for _, none in kept]
+        found.append(_figure(f"overload {load:g}x without a gate, most", without, len(kept), most=True))
+    changes = [
+        after / reference
+        for each in rows
+        if (after := each.rules["carpool"].after_change) is not None
+        and (reference := each.rules["best cap"].after_change)
+    ]
+    found.append(_figure("30 s after a change, worst", changes, len(changes)))
+    preempted = [float(each.rules["carpool"].preemptions) for each in rows]
+    found.append(_figure("preemptions, most", preempted, len(rows), most=True))
+    gaps = [each.service_gap for each in rows if each.service_gap is not None]
+    found.append(_figure("service gap, most", gaps, len(gaps), most=True))
+    for name, batch in (("cost of a flooding tenant, most", False), ("cost of batch traffic, most", True)):
+        costs = [each.flood_cost for each in rows if _beside(by_name[each.scenario], batch=batch)]
+        found.append(_figure(name, [cost for cost in costs if cost is not None], len(costs), most=True))
+    return [figure for figure in found if figure is not None]
+
+
+def _figure(name: str, values: Iterable[float], trials: int, *, most: bool = False) -> Figure | None:
+    listed = list(values)
+    if not listed:
+        return None
+    return Figure(name, max(listed) if most else min(listed), trials)
+
+
+def _overloaded(scenario: Scenario, load: float) -> bool:
+    return bool(scenario.family) and scenario.load == load
+
+
+def _overload(each: Row, rows: Sequence[Row], by_name: dict[str, Scenario]) -> tuple[float, float]:
+    """Return the goodput of the gate, and without one, over the highest of any load up to this one in its family."""
+    scenario = by_name[each.scenario]
+    family = [
+        other
+        for other in rows
+        if by_name[other.scenario].family == scenario.family
+        and other.seed == each.seed
+        and by_name[other.scenario].load <= scenario.load
+    ]
+    peak = max(max(other.rules[rule].goodput for rule in ("carpool", "best cap")) for other in family)
+    return each.rules["carpool"].goodput / peak, each.rules["no gate"].goodput / peak
+
+
+def _beside(scenario: Scenario, *, batch: bool) -> bool:
+    return scenario.flood is not None and scenario.flood.batch is batch
+
+
+def _named(scenario: Scenario, names: Sequence[str] | None) -> bool:
+    return not names or scenario.name in names
+
+
+def _played(world: World) -> Row:
+    found = row(world)
+    ours, best = found.rules["carpool"], found.rules["best cap"]
+    print(
+        f"{found.scenario}, seed {found.seed}: {ours.goodput:.2f}/s good of {found.offered:.2f}/s; "
+        f"best cap {found.cap}: {best.goodput:.2f}/s; share {found.share:.3f}",
+        flush=True,
+    )
+    return found
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="two scenarios only")
+    parser.add_argument("--scenario", action="append", help="these only")
+    parser.add_argument("--seed", action="append", type=int, help="instead of 1 and 7")
+    parser.add_argument("--write", action="store_true", help="keep the results, and write the page and the picture")
+    parser.add_argument(
+        "--anew", action="store_true", help="play again what an interrupted run of this commit has kept"
+    )
+    parser.add_argument("--report", action="store_true", help="only write the page and the picture from kept results")
+    parser.add_argument("--check-report", action="store_true", help="only say whether the page is up to date")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

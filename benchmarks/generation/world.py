@@ -1,0 +1,199 @@
+"""Scenarios as data (`scenarios.json`), and what they are made of: an engine, lengths, arrivals, changes on the way."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import pi, sin
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import replace
+
+from carpool.generation.engine import Engine
+from carpool.generation.requests import Slo
+from carpool.policy.plain import Camel
+from carpool_cli.planning import streams
+from carpool_cli.planning.assumptions import AZURE, find
+from carpool_cli.planning.streams import Lengths, Stretch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from carpool.generation.profiles import EngineProfile
+    from carpool.generation.simulation import Arrival
+
+HERE = Path(__file__).parent
+PROFILES = HERE / "profiles"
+
+OWN = "own"
+"""The tenant whose requests are judged."""
+
+Factor = Annotated[float, Meta(gt=0)]
+
+TRACE_FOLD = 97
+"""Requests of the trace between the starts of two seeds, times a prime: seeds don't overlap in what matters."""
+
+
+class Flood(Camel, frozen=True):
+    """A second tenant, or batch traffic, beside the scenario's own."""
+
+    tenant: str
+    load: Factor
+    """Of the capacity."""
+    batch: bool = False
+    start: float = 0.0
+
+
+class Scenario(Camel, frozen=True):
+    """One engine under one load. Loads are shares of the capacity of the engine for these lengths and targets."""
+
+    name: str
+    profile: str
+    why: str
+    phases: list[tuple[float, float]]
+    """(seconds, load), one after the other."""
+    lengths: Literal["azure", "long prompts", "long answers", "short answers"] = "azure"
+    arrivals: Literal["poisson", "bursty", "trace", "diurnal"] = "poisson"
+    ttft: Factor = 2.0
+    tpot: Factor = 0.05
+    start: Factor = 2.0
+    """How far the gate's first guess is off."""
+    noise: Annotated[float, Meta(ge=0, le=0.5)] = 0.05
+    slowdowns: tuple[tuple[float, float], ...] = ()
+    """(seconds, factor): from then on the engine's steps take that many times as long."""
+    changes_at: float | None = None
+    """When the load or the engine changes: figures are also taken from 30 s after that."""
+    kv_tokens: int | None = None
+    prefill: Literal["chunked", "first"] = "chunked"
+    cancelled: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Share of the clients that leave, after up to 10 s."""
+    flood: Flood | None = None
+    family: str = ""
+    """Scenarios that differ in load only: overload is compared with the best of them."""
+
+    @property
+    def slo(self) -> Slo:
+        """The targets."""
+        return Slo(self.ttft, self.tpot)
+
+    @property
+    def seconds(self) -> float:
+        """How long requests come."""
+        return sum(seconds for seconds, _ in self.phases)
+
+    @property
+    def load(self) -> float:
+        """The highest load."""
+        return max(load for _, load in self.phases)
+
+
+class World(NamedTuple):
+    """A scenario with a seed, to be played by any rule as often as one likes."""
+
+    scenario: Scenario
+    profile: EngineProfile
+    capacity: streams.Capacity
+    seed: int
+
+    def engine(self) -> Engine:
+        """Return a new engine."""
+        engine = Engine(self.profile, Random(self.seed), noise=self.scenario.noise)
+        engine.slowdown = next((factor for at, factor in self.scenario.slowdowns if at <= 0), 1.0)
+        return engine
+
+    def events(self) -> list[tuple[float, Callable[[Engine], None]]]:
+        """Return what changes in the engine, and when."""
+        return [(at, _slow(factor)) for at, factor in self.scenario.slowdowns if at > 0]
+
+    def arrivals(self, *, flood: bool = True) -> list[Arrival]:
+        """Return new requests, the same each time; ``flood``: those of the other tenant too."""
+        scenario, random = self.scenario, Random(self.seed)
+        lengths = lengths_of(scenario.lengths)
+        stretches = [Stretch(seconds, load * self.capacity.rate) for seconds, load in scenario.phases]
+        times = streams.stretched(self._times(random, sum(s.seconds * s.rate for s in stretches)), stretches)
+        start = self.seed * TRACE_FOLD * 101
+        found = streams.arrivals(times, lengths.draw(start, len(times)), tenant=OWN)
+        if scenario.cancelled:
+            found = [
+                arrival._replace(cancel=arrival.request.arrival + random.uniform(0, 10))
+                if random.random() < scenario.cancelled
+                else arrival
+                for arrival in found
+            ]
+        other = scenario.flood
+        if other is not None and flood:
+            rate = other.load * self.capacity.rate
+            span = scenario.seconds - other.start
+            more = streams.stretched(streams.poisson(random, int(2 * rate * span) + 50), [Stretch(span, rate)])
+            drawn = lengths.draw(start + 5000, len(more))
+            found += streams.arrivals(
+                [other.start + time for time in more], drawn, tenant=other.tenant, batch=other.batch, first=10**6
+            )
+            found.sort(key=lambda arrival: arrival.request.arrival)
+        return found
+
+    def _times(self, random: Random, expected: float) -> list[float]:
+        """Return arrival times at one a second."""
+        count = int(1.5 * expected) + 100
+        if self.scenario.arrivals == "trace":
+            recorded = recording()[1]
+            rate = len(recorded) / (recorded[-1] - recorded[0])
+            first = (self.seed * TRACE_FOLD * 31) % (len(recorded) // 2)
+            return [(time - recorded[first]) * rate for time in recorded[first : first + count]]
+        # cv 2: bursts of several requests at once.
+        return streams.poisson(random, count, 0.25 if self.scenario.arrivals == "bursty" else 1.0)
+
+
+@cache
+def recording() -> tuple[Lengths, list[float]]:
+    """Return the Azure conversation trace; raises ``click.ClickException`` where it is not at hand."""
+    return streams.recorded(find(Path(AZURE)))
+
+
+@cache
+def lengths_of(kind: str) -> Lengths:
+    """Return the lengths of a kind."""
+    if kind == "azure":
+        return recording()[0]
+    random = Random(11)
+    if kind == "long prompts":
+        # Short chats, and one request in ten with a document of 12,000 tokens at the median.
+        chats = streams.lognormal(300, 130, random).pairs
+        documents = streams.lognormal(12_000, 130, random, 0.3).pairs
+        return Lengths([documents[i] if i % 10 == 0 else chats[i] for i in range(len(chats))], kind)
+    if kind == "long answers":
+        return streams.lognormal(250, 900, random, 0.7)
+    return streams.lognormal(800, 12, random)
+
+
+def build(scenario: Scenario, seed: int) -> World:
+    """Put a scenario together."""
+    profile = streams.read_profile(PROFILES / f"{scenario.profile}.json")
+    profile = replace(profile, prefill=scenario.prefill, kv_tokens=scenario.kv_tokens or profile.kv_tokens)
+    capacity = streams.capacity(profile, lengths_of(scenario.lengths), scenario.slo)
+    return World(_diurnal(scenario), profile, capacity, seed)
+
+
+def scenarios() -> list[Scenario]:
+    """Read all scenarios."""
+    return msgspec.json.decode((HERE / "scenarios.json").read_bytes(), type=list[Scenario])
+
+
+def _diurnal(scenario: Scenario) -> Scenario:
+    """Make a day of a single phase: its load is the peak, and the night has a quarter of it."""
+    if scenario.arrivals != "diurnal":
+        return scenario
+    ((seconds, load),) = scenario.phases
+    pieces = 48
+    shares = [0.625 - 0.375 * sin(2 * pi * (i + 0.5) / pieces + pi / 2) for i in range(pieces)]
+    return replace(scenario, phases=[(seconds / pieces, load * share) for share in shares])
+
+
+def _slow(factor: float) -> Callable[[Engine], None]:
+    def change(engine: Engine) -> None:
+        engine.slowdown = factor
+
+    return change

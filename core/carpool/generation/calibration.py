@@ -1,0 +1,167 @@
+"""How far requests come out above their forecast, and what share of the target may therefore be planned with.
+
+Every request that ended leaves what the engine did while it ran. From this the model *as it is now* says how long it
+should have taken, with prompts spread evenly; so a model that was wrong at first, or an engine that changed, leaves no
+trace here. The ratio of what it took to that is the luck of the request: a prompt of another one in a short answer,
+say.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from carpool.generation.meter import Meter, Totals
+    from carpool.generation.requests import Request, Slo
+    from carpool.generation.step_model import StepModel
+
+MEMORY = 300
+"""Requests that count."""
+
+ENOUGH = 20
+"""First tokens from which their ratios count."""
+
+ENOUGH_ANSWERS = 100
+"""Answers from which theirs do: those that end first are short ones, which are off the most."""
+
+MARGINS = [0.8 * 1.06**k for k in range(26)]
+"""Candidates, from 0.8 to 3.4."""
+
+FREE = 0.03
+"""Share of the goodput that is given up for fewer misses: near the best margin it hardly changes, but misses do."""
+
+EVERY = 4
+"""Windows of the step model between two looks at the margins: 2 s."""
+
+GENTLE = 0.7
+"""Share of the way to a new margin in one step."""
+
+TTFT_QUANTILE = 0.95
+"""Share of the admitted requests whose first token has to be in time."""
+
+
+class Answer(NamedTuple):
+    """A complete request: what the engine did meanwhile, and its lengths."""
+
+    totals: Totals
+    prompt_tokens: int
+    output_tokens: int
+
+
+class FirstToken(NamedTuple):
+    """A first token: seconds from admission, prompt tokens up to its own, sequences and KV tokens at admission."""
+
+    seconds: float
+    tokens: int
+    sequences: int
+    kv: float
+
+
+class Calibration:
+    """``tpot``: the target over what is planned with; ``ttft``: the time kept for a first token over its forecast."""
+
+    def __init__(self) -> None:
+        self.tpot = 1.1
+        self.ttft = 1.3
+        self._windows = 0
+        self._answers: deque[Answer] = deque(maxlen=MEMORY)
+        self._firsts: deque[FirstToken] = deque(maxlen=MEMORY)
+        self._admitted: dict[int, tuple[int, int, float]] = {}
+        self._began: dict[int, Totals] = {}
+
+    def admitted(self, request: Request, meter: Meter) -> None:
+        """Note what is before a request; it is not counted in ``meter`` yet."""
+        self._admitted[request.key] = (meter.backlog + request.prompt_tokens, len(meter.streams), meter.kv)
+
+    def first_token(self, request: Request, seconds: float, meter: Meter) -> None:
+        """Note how long it took, and where the engine is."""
+        self._firsts.append(FirstToken(seconds, *self._admitted.pop(request.key)))
+        self._began[request.key] = meter.totals
+
+    def ended(self, request: Request, meter: Meter) -> None:
+        """Note a complete request."""
+        totals = meter.totals.since(self._began.pop(request.key))
+        self._answers.append(Answer(totals, request.prompt_tokens, request.output_tokens))
+
+    def dropped(self, request: Request) -> None:
+        """Forget a request that did not end by itself."""
+        self._admitted.pop(request.key, None)
+        self._began.pop(request.key, None)
+
+    def window(self, model: StepModel, slo: Slo) -> None:
+        """Note that the model has learned from another window; every few of them look at the margins again."""
+        self._windows += 1
+        if self._windows % EVERY == 0:
+            self.refit(model, slo)
+
+    def refit(self, model: StepModel, slo: Slo) -> None:
+        """Find the margins that the last requests would have needed."""
+        if len(self._firsts) >= ENOUGH:
+            ratios = sorted(
+                first.seconds / model.first_token_seconds(first.tokens, first.sequences, first.kv)
+                for first in self._firsts
+            )
+            self.ttft = max(0.5, ratios[int(TTFT_QUANTILE * len(ratios))])
+        if len(self._answers) >= ENOUGH_ANSWERS and slo.tpot < 10:
+            best = self._best_margin(model, slo.tpot)
+            self.tpot += GENTLE * (best - self.tpot)
+
+    def _best_margin(self, model: StepModel, target: float) -> float:
+        """Return the widest margin with about the most goodput.
+
+        That is throughput at target / margin, times the share of requests that meets the target then.
+        Fewer sequences make more of them meet it, but not all can: one prompt of 2,000 tokens takes 110 ms on an A100,
+        and an answer of three tokens has no time to make up for it.
+        """
+        ratios = sorted(ratio(answer, model) for answer in self._answers)
+        load = Load.of(self._answers)
+        values = [
+            bisect_right(ratios, margin) / len(ratios) * load.throughput(model, target / margin) for margin in MARGINS
+        ]
+        enough = (1 - FREE) * max(values)
+        return max(margin for margin, value in zip(MARGINS, values, strict=True) if value >= enough)
+
+
+class Load(NamedTuple):
+    """A mean request: prompt tokens, tokens after the first, cached tokens summed over its steps."""
+
+    prompt: float
+    decoded: float
+    held: float
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer]) -> Load:
+        """Average complete requests."""
+        count = len(answers)
+        decoded = [max(0, answer.output_tokens - 1) for answer in answers]
+        return cls(
+            sum(answer.prompt_tokens for answer in answers) / count,
+            sum(decoded) / count,
+            sum(d * (a.prompt_tokens + d / 2) for d, a in zip(decoded, answers, strict=True)) / count,
+        )
+
+    def throughput(self, model: StepModel, tpot: float) -> float:
+        """Return the requests per second at which the mean time per output token is ``tpot``.
+
+        By Little's law rate x decoded x tpot sequences decode, in the time that prompts leave.
+        """
+        low, high = 0.0, 1 / max(1e-6, model.prompt_token * self.prompt)
+        high = min(high, 1e4)
+        for _ in range(18):
+            rate = (low + high) / 2
+            decode = model.decode_seconds(rate * self.decoded * tpot, rate * self.held * tpot)
+            low, high = (rate, high) if decode <= tpot * (1 - rate * self.prompt * model.prompt_token) else (low, rate)
+        return low
+
+
+def ratio(answer: Answer, model: StepModel) -> float:
+    """Return what a request took over what the model says of its steps; 0 for an answer of one token."""
+    totals = answer.totals
+    if answer.output_tokens < 2 or totals.seconds <= 0:
+        return 0.0
+    share = model.prompt_token * totals.prompt_rate / totals.seconds
+    return totals.seconds * max(0.05, 1 - share) / max(1e-9, model.decoding(totals.row))

@@ -1,0 +1,233 @@
+"""The gate: which requests the engine gets, and when, so that those which it gets meet TTFT and TPOT.
+
+An engine that batches step by step takes whatever comes, and every sequence slows all others. The gate admits while the
+forecast mean time per output token stays within the target, and holds the rest back; requests that would have their
+first token too late are refused, at arrival where that is sure already.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.generation.calibration import Calibration
+from carpool.generation.kv_budget import KvBudget
+from carpool.generation.meter import Meter
+from carpool.generation.queues import OUTPUT_COST, PROMPT_COST, Expiry, FairQueue, Order
+from carpool.generation.requests import Action, Admit, Reason, Refuse, Request, Slo, State
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from carpool.generation.step_model import StepModel
+
+HEADROOM = 0.9
+"""Of the target, up to which requests of batch priority fill the engine."""
+
+TURNS = 20
+"""Interactive requests after which one of batch priority that has waited long goes next."""
+
+PACE_MEMORY = 8.0
+"""Seconds over which the rate of admission is measured."""
+
+
+class Limits(NamedTuple):
+    """What people set; the gate finds the rest."""
+
+    order: Order = Order.FCFS
+    weights: Mapping[str, float] | None = None
+    max_running: int | None = None
+    max_queued_tokens: int | None = None
+    kv_tokens: int | None = None
+    """Size of the engine's KV cache, where the engine does not report its use."""
+    kv_budget_percent: float = 95.0
+    ageing: float = 60.0
+    """Seconds after which a request of batch priority gets a turn although interactive ones wait."""
+
+
+class Gate:
+    """The state machine. Events come with ``now`` and return what to do; ``wake_at`` says when to ``poll`` again.
+
+    ``model`` is where learning starts: any guess.
+    """
+
+    def __init__(self, slo: Slo, model: StepModel, limits: Limits | None = None) -> None:
+        self.slo = slo
+        self.limits = limits or Limits()
+        self.meter = Meter(model)
+        self.kv = KvBudget(self.limits.kv_budget_percent, self.limits.kv_tokens)
+        self.pace = Pace()
+        self.calibration = Calibration()
+        self._interactive = FairQueue(self.limits.order, self.limits.weights)
+        self._batch = FairQueue(self.limits.order, self.limits.weights)
+        self._expiry = Expiry()
+        self._passed = 0
+        """Interactive requests admitted since the last one of batch priority."""
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return self._interactive.requests + self._batch.requests
+
+    def waiting(self) -> dict[str, float]:
+        """Return what every tenant with interactive requests waiting was served, in tokens by cost over its weight."""
+        return self._interactive.waiting(self.meter.steps)
+
+    def arrive(self, request: Request, now: float) -> list[Action]:
+        """Take a request in, or refuse it."""
+        expected = self.kv.lengths.remaining(request, 0.0)
+        request.cost = PROMPT_COST * request.prompt_tokens + OUTPUT_COST * expected
+        reason, wait = self._hopeless(request, now)
+        if reason is not None:
+            request.state = State.ENDED
+            return [Refuse(request, reason, max(1.0, wait))]
+        self._queue(request).put(request, self.meter.steps)
+        self._expiry.put(self._due(request), request)
+        return self.poll(now)
+
+    def poll(self, now: float) -> list[Action]:
+        """Admit what fits, in order, and refuse what has become too late."""
+        actions: list[Action] = [self._expire(request) for request in self._expiry.due(now)]
+        while (request := self._next(now)) is not None:
+            if self.meter.streams and now > self._latest(request):
+                actions.append(self._expire(request))
+                continue
+            if not self._fits(request):
+                break
+            self._queue(request).take(request, self.meter.steps)
+            self._passed = 0 if request.batch else self._passed + 1
+            request.state = State.PREFILLING
+            request.admitted_at = now
+            self.calibration.admitted(request, self.meter)
+            self.meter.admitted(request)
+            self.pace.admitted(request.cost)
+            actions.append(Admit(request))
+        self.pace.backlogged = self.queued > 0
+        return actions
+
+    def progress(self, now: float, tokens: float) -> list[Action]:
+        """Count ``tokens`` that streams got after their first since the last call."""
+        self.pace.passed(self.meter.progress(now, tokens))
+        if not self.meter.close():
+            return []
+        self.calibration.window(self.meter.model, self.slo)
+        return self.poll(now)
+
+    def first_token(self, request: Request, now: float) -> list[Action]:
+        """Note the first token of a request."""
+        request.first_at = now
+        request.state = State.DECODING
+        self.meter.first_token(request)
+        self._queue(request).tenant(request.tenant).counter(self.meter.steps)
+        self._queue(request).tenant(request.tenant).decoding += 1
+        self.calibration.first_token(request, now - (request.admitted_at or now), self.meter)
+        return self.poll(now)
+
+    def ended(self, request: Request, now: float, output_tokens: int, *, complete: bool = True) -> list[Action]:
+        """Note the end of a request in any state: complete, cancelled by its client, or failed."""
+        request.output_tokens = output_tokens
+        if request.state is State.QUEUED:
+            self._queue(request).remove(request)
+        elif request.state is not State.ENDED:
+            if request.state is State.DECODING:
+                tenant = self._queue(request).tenant(request.tenant)
+                tenant.counter(self.meter.steps)
+                tenant.decoding -= 1
+            self.meter.ended(request)
+            if complete and request.state is State.DECODING:
+                self.calibration.ended(request, self.meter)
+                self.kv.lengths.add(request)
+            else:
+                self.calibration.dropped(request)
+        request.state = State.ENDED
+        return self.poll(now)
+
+    def report(self, kv_share: float) -> None:
+        """Take the engine's report of the share of its KV cache in use."""
+        self.kv.report(kv_share, self.meter.kv)
+
+    def wake_at(self, now: float) -> float:
+        """Return when a request that waits becomes too late; ``now`` or before: at once; ``inf``: none does."""
+        head = self._next(now)
+        return min(self._expiry.next_at(), inf if head is None else self._latest(head)) + 1e-3
+
+    def _next(self, now: float) -> Request | None:
+        steps = self.meter.steps
+        interactive, batch = self._interactive.head(steps), self._batch.head(steps)
+        if interactive is None or batch is None:
+            return interactive or batch
+        # With a long backlog every one has waited that long: then each gets a turn now and then, and no more.
+        aged = now - batch.arrival > self.limits.ageing and self._passed >= TURNS
+        return batch if aged else interactive
+
+    def _queue(self, request: Request) -> FairQueue:
+        return self._batch if request.batch else self._interactive
+
+    def _due(self, request: Request) -> float:
+        """Return when a request has to have its first token."""
+        return min(request.deadline, inf if request.batch else request.arrival + self.slo.ttft)
+
+    def _latest(self, request: Request) -> float:
+        """Return until when a request can be admitted to have its first token in time."""
+        seconds = self.calibration.ttft * self.meter.first_token_seconds(request.prompt_tokens)
+        return self._due(request) - seconds
+
+    def _reason(self, request: Request) -> Reason:
+        return Reason.DEADLINE if self._due(request) == request.deadline else Reason.TTFT
+
+    def _expire(self, request: Request) -> Refuse:
+        """Refuse a request that waits."""
+        queue = self._queue(request)
+        queue.remove(request)
+        request.state = State.ENDED
+        return Refuse(request, self._reason(request), max(1.0, self.pace.seconds(queue.cost)))
+
+    def _hopeless(self, request: Request, now: float) -> tuple[Reason | None, float]:
+        """Say why a request that arrives is refused, and the wait that it would have."""
+        limit = self.limits.max_queued_tokens
+        queued = self._interactive.prompt_tokens + self._batch.prompt_tokens
+        if limit is not None and queued + request.prompt_tokens > limit and queued:
+            return Reason.QUEUE_FULL, 1.0
+        if request.deadline <= now:
+            return Reason.DEADLINE, 1.0
+        queue = self._queue(request)
+        if not queue.requests:
+            return None, 0.0
+        wait = self.pace.seconds(queue.ahead(request, self.meter.steps))
+        late = now + wait - self._latest(request)
+        return (self._reason(request), late) if late > 0 else (None, 0.0)
+
+    def _fits(self, request: Request) -> bool:
+        """Say whether the engine takes one more without anyone's TPOT or the KV cache suffering."""
+        meter = self.meter
+        if not meter.streams:
+            return True
+        if self.limits.max_running is not None and len(meter.streams) >= self.limits.max_running:
+            return False
+        target = self.slo.tpot / self.calibration.tpot * (HEADROOM if request.batch else 1.0)
+        return meter.forecast(1, request.prompt_tokens) <= target and self.kv.fits(request, meter)
+
+
+class Pace:
+    """How fast requests leave the queue: cost per second, over times in which some waited."""
+
+    def __init__(self) -> None:
+        self.backlogged = False
+        self._cost = 0.0
+        self._seconds = 0.0
+
+    def admitted(self, cost: float) -> None:
+        """Count an admission."""
+        if self.backlogged:
+            self._cost += cost
+
+    def passed(self, seconds: float) -> None:
+        """Let time pass; what is older than `PACE_MEMORY` fades."""
+        if self.backlogged:
+            fade = max(0.0, 1 - seconds / PACE_MEMORY)
+            self._cost *= fade
+            self._seconds = self._seconds * fade + seconds
+
+    def seconds(self, cost: float) -> float:
+        """Return how long the queue takes to admit ``cost``; 0 if it is not known yet."""
+        return cost * self._seconds / self._cost if self._cost and self._seconds > 0.5 else 0.0

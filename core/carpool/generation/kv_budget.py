@@ -1,0 +1,94 @@
+"""Room in the KV cache: the most tokens that the admitted streams will hold at once, forecast from output lengths.
+
+A stream grows by a token per step and frees everything when it ends. After t more steps one that holds h tokens has
+h + t, if it goes on that long; how likely that is follows from the lengths of answers before. The peak is the highest
+sum over t of the mean and two standard deviations. (Gong et al. 2025, "Past-Future Scheduler for LLM Serving under SLA
+Guarantees", section 4, takes one length for each stream, which overestimates: some end early.)
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import TYPE_CHECKING
+
+from carpool.generation.lengths import OutputLengths
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from carpool.generation.meter import Meter
+    from carpool.generation.requests import Request
+
+SMALLEST_SHARE = 0.05
+"""Of the cache in use, from which the engine's report gives the size of the cache."""
+
+AHEAD = (32, 96, 192, 384, 768, 1536, 3072)
+"""Steps ahead at which the cache is forecast."""
+
+DEVIATIONS = 2.0
+
+
+class KvBudget:
+    """Whether another request fits.
+
+    ``tokens`` is the size of the cache; where it is None, it is learned from the engine's reports.
+    """
+
+    def __init__(self, percent: float, tokens: float | None = None) -> None:
+        self.lengths = OutputLengths()
+        self.tokens = tokens
+        self._share = percent / 100
+        self._refused: tuple[int, int] | None = None
+        """The request that did not fit, and how many streams had ended then: until another ends it still doesn't."""
+
+    def report(self, share: float, held: float) -> None:
+        """Take the engine's word for the share of its cache in use, when streams are known to hold ``held`` tokens."""
+        if share < SMALLEST_SHARE:
+            return
+        size = held / share
+        # Prompts that are half computed are in the share but not in `held`: the largest of the sizes seen is closest.
+        self.tokens = size if self.tokens is None else max(size, self.tokens + 0.02 * (size - self.tokens))
+
+    def fits(self, request: Request, meter: Meter) -> bool:
+        """Say whether the streams and this request stay within the budget until they end."""
+        if self.tokens is None or not meter.streams:
+            return True
+        budget = self._share * self.tokens
+        held = meter.kv + meter.backlog + request.prompt_tokens
+        if held + sum(s.cost for s in meter.streams.values()) + request.cost < budget:
+            return True
+        if held > budget or self._refused == (request.key, meter.ends):
+            return False
+        if peak(self._streams(request, meter), self.lengths.survival, budget) <= budget:
+            return True
+        self._refused = (request.key, meter.ends)
+        return False
+
+    def _streams(self, request: Request, meter: Meter) -> list[tuple[Request, float]]:
+        streams = [
+            (stream, meter.generated(stream) if stream.first_at is not None else 0.0)
+            for stream in meter.streams.values()
+        ]
+        return [(request, 0.0), *streams]
+
+
+def peak(
+    streams: Iterable[tuple[Request, float]], survival: Callable[[Request, float, float], float], enough: float
+) -> float:
+    """Return the most tokens that streams of (request, tokens so far) will hold.
+
+    The search ends at what exceeds ``enough``.
+    """
+    listed = list(streams)
+    most = 0.0
+    for ahead in AHEAD:
+        mean = variance = 0.0
+        for request, generated in listed:
+            alive = survival(request, generated, ahead)
+            tokens = request.prompt_tokens + generated + ahead
+            mean += alive * tokens
+            variance += alive * (1 - alive) * tokens * tokens
+        most = max(most, mean + DEVIATIONS * sqrt(variance))
+        if most > enough:
+            break
+    return most

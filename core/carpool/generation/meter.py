@@ -1,0 +1,143 @@
+"""What the engine holds and how fast it goes, from what passes by: admissions, first tokens, chunks and ends.
+
+Engines say nothing of their steps. But each step gives every sequence that decodes one token, so ``tokens / decoding``
+of them were made, and a stream's tokens since its first are the steps since then: nothing is kept per chunk.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool.generation.requests import State
+from carpool.generation.step_model import COUNT, KNOTS, sections
+
+if TYPE_CHECKING:
+    from carpool.generation.requests import Request
+    from carpool.generation.step_model import StepModel
+
+WINDOW = 0.5
+"""Seconds of decoding in an equation of the step model."""
+
+PREFILL_HORIZON = 1.0
+"""Seconds over which prompts count as load: about the time in which a stream of average length averages them out."""
+
+
+class Totals(NamedTuple):
+    """Sums over the engine's steps: an equation of the step model, and prompt tokens per second times seconds."""
+
+    seconds: float
+    row: tuple[float, ...]
+    prompt_rate: float
+
+    def since(self, before: Totals) -> Totals:
+        """Return what was added."""
+        return Totals(
+            self.seconds - before.seconds,
+            tuple(after - first for after, first in zip(self.row, before.row, strict=True)),
+            self.prompt_rate - before.prompt_rate,
+        )
+
+
+class Meter:
+    """The engine as seen from outside, in sequences, tokens and seconds. ``model`` learns as windows close."""
+
+    def __init__(self, model: StepModel) -> None:
+        self.model = model
+        self.streams: dict[int, Request] = {}
+        """Admitted and not ended."""
+        self.decoding = 0
+        self.kv = 0.0
+        """Tokens of the sequences that decode."""
+        self.backlog = 0
+        """Prompt tokens whose first token has not come."""
+        self.ends = 0
+        """Streams that have left the engine."""
+        self._at = 0.0
+        self._sums = [0.0] * (COUNT + 2)
+        """The row of all steps, their seconds, and the prompt rate times seconds."""
+        self._window = self.totals
+        self._prompted = 0.0
+        """Prompt tokens, fading over the horizon."""
+
+    @property
+    def steps(self) -> float:
+        """Decode steps so far."""
+        return self._sums[0]
+
+    @property
+    def totals(self) -> Totals:
+        """Everything so far."""
+        return Totals(self._sums[-2], tuple(self._sums[:-2]), self._sums[-1])
+
+    def admitted(self, request: Request) -> None:
+        """Count a request that was sent to the engine."""
+        self.streams[request.key] = request
+        self.backlog += request.prompt_tokens
+
+    def progress(self, now: float, tokens: float) -> float:
+        """Count tokens that streams got after their first, up to now; return the seconds since the last call."""
+        elapsed = now - self._at
+        self._at = now
+        if self.decoding:
+            steps = tokens / self.decoding
+            sums = self._sums
+            sums[0] += steps
+            for i, part in enumerate(sections(self.decoding), 1):
+                if not part:
+                    break
+                sums[i] += steps * part
+            sums[len(KNOTS) + 1] += steps * (self.kv + tokens / 2)
+            sums[-2] += elapsed
+            sums[-1] += elapsed * (self._prompted + self.backlog) / PREFILL_HORIZON
+            self.kv += tokens
+        self._prompted *= exp(-elapsed / PREFILL_HORIZON)
+        return elapsed
+
+    def first_token(self, request: Request) -> None:
+        """Count a request whose first token has come."""
+        self.backlog -= request.prompt_tokens
+        self._prompted += request.prompt_tokens
+        if self.decoding:
+            self._sums[COUNT - 1] += request.prompt_tokens
+        self.decoding += 1
+        self.kv += request.prompt_tokens
+        request.steps_before = self.steps
+
+    def ended(self, request: Request) -> None:
+        """Count a request that left the engine, in ``request.state``."""
+        del self.streams[request.key]
+        self.ends += 1
+        if request.state is State.PREFILLING:
+            self.backlog -= request.prompt_tokens
+            return
+        self.decoding -= 1
+        # Tokens are attributed by steps, exactly as they were added.
+        self.kv = max(0.0, self.kv - request.prompt_tokens - self.generated(request)) if self.decoding else 0.0
+
+    def close(self) -> bool:
+        """Learn from the window if it is long enough."""
+        window = self.totals.since(self._window)
+        if window.seconds < WINDOW or window.row[0] < 1:
+            return False
+        self.model.learn(window.row, window.seconds)
+        self._window = self.totals
+        return True
+
+    def generated(self, request: Request) -> float:
+        """Return the tokens of a stream after its first, so far."""
+        return self.steps - request.steps_before
+
+    def forecast(self, more: int = 0, prompt_tokens: int = 0) -> float:
+        """Return the mean time per output token with ``more`` requests of ``prompt_tokens`` in all."""
+        sequences = len(self.streams) + more
+        decode = self.model.decode_seconds(sequences, self.kv + self.backlog + prompt_tokens)
+        return decode / max(0.05, 1 - self.prefill_share(prompt_tokens))
+
+    def prefill_share(self, prompt_tokens: int = 0) -> float:
+        """Return the share of time that prompts take."""
+        return self.model.prompt_token * (self._prompted + self.backlog + prompt_tokens) / PREFILL_HORIZON
+
+    def first_token_seconds(self, prompt_tokens: int) -> float:
+        """Return the time to the first token of a prompt that is admitted now, after the prompts before it."""
+        return self.model.first_token_seconds(self.backlog + prompt_tokens, len(self.streams), self.kv)

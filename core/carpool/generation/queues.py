@@ -1,0 +1,204 @@
+"""Who is next: fair shares by tokens among tenants, an order inside each, and ageing in both.
+
+Fairness is the Virtual Token Counter (Sheng et al. 2024, "Fairness in Serving Large Language Models"): the tenant that
+got the fewest tokens, over its weight, is next. A tenant that was away starts at the counter of the least served one,
+so nobody saves up. While two tenants both have requests waiting, their service differs by at most 2 max(prompt cost of
+the longest request, output cost of all that the engine holds), whatever others send.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import TYPE_CHECKING
+
+from carpool.generation.requests import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from carpool.generation.requests import Request
+
+PROMPT_COST, OUTPUT_COST = 1.0, 2.0
+"""Of a token, as in the paper: an output token occupies the engine for a step."""
+
+OVERTAKING = 0.002
+"""Seconds per prompt token: a prompt of 1,000 tokens is overtaken by shorter ones that come up to 2 s later, and no
+more."""
+
+
+CREDIT = 16_000.0
+"""Cost that a tenant may have saved up when it comes back: some ten conversations. Without it, a tenant that sends two
+thirds of its share waits as long as at full load when a few of its requests come together."""
+
+MOST_TENANTS = 1024
+"""Tenants that are remembered, unless more have requests here."""
+
+
+class Order(StrEnum):
+    """In which order the requests of one tenant are admitted."""
+
+    FCFS = "FCFS"
+    SHORTEST_PROMPT_FIRST = "ShortestPromptFirst"
+
+
+class Tenant:
+    """One tenant's requests and what it was served."""
+
+    __slots__ = ("_since", "decoding", "name", "queue", "queued_cost", "total", "weight")
+
+    def __init__(self, name: str, weight: float) -> None:
+        self.name = name
+        self.weight = weight
+        self.queue: list[tuple[float, int, Request]] = []
+        self.queued_cost = 0.0
+        self.decoding = 0
+        self.total = 0.0
+        """Cost of the tokens that it was served over its weight, up to when it was last looked at."""
+        self._since = 0.0
+
+    def counter(self, steps: float) -> float:
+        """Return the cost of what it was served over its weight; ``steps`` are the engine's so far.
+
+        Each step served a token to each of its streams.
+        """
+        self.total += OUTPUT_COST * (steps - self._since) * self.decoding / self.weight
+        self._since = steps
+        return self.total
+
+    def charge(self, cost: float, steps: float) -> None:
+        """Count ``cost`` tokens as served."""
+        self.total = self.counter(steps) + cost / self.weight
+
+    def lift(self, counter: float, steps: float) -> None:
+        """Raise the counter: service that was not asked for is not saved up."""
+        self.total = max(self.counter(steps), counter)
+
+
+class FairQueue:
+    """Requests that wait, by tenant."""
+
+    def __init__(self, order: Order = Order.FCFS, weights: Mapping[str, float] | None = None) -> None:
+        self._order = order
+        self._weights = dict(weights or {})
+        self._tenants: dict[str, Tenant] = {}
+        self._last = 0.0
+        """Counter of the tenant that was taken last."""
+        self.requests = 0
+        self.prompt_tokens = 0
+
+    def __iter__(self) -> Iterator[Request]:
+        """Give every request that waits, in no order."""
+        return (request for tenant in self._tenants.values() for _, _, request in tenant.queue)
+
+    def tenant(self, name: str) -> Tenant:
+        """Return a tenant, known or new."""
+        if name not in self._tenants:
+            if len(self._tenants) >= MOST_TENANTS:
+                self._forget()
+            self._tenants[name] = Tenant(name, self._weights.get(name, 1.0))
+        return self._tenants[name]
+
+    def waiting(self, steps: float) -> dict[str, float]:
+        """Return the counters of the tenants that have requests here."""
+        return {tenant.name: tenant.counter(steps) for tenant in self._tenants.values() if tenant.queue}
+
+    def put(self, request: Request, steps: float) -> None:
+        """Take a request in."""
+        tenant = self.tenant(request.tenant)
+        if not tenant.queue:
+            others = [other.counter(steps) for other in self._tenants.values() if other.queue]
+            tenant.lift((min(others) if others else self._last) - CREDIT / tenant.weight, steps)
+        heappush(tenant.queue, (self._rank(request), request.key, request))
+        tenant.queued_cost += request.cost
+        self.requests += 1
+        self.prompt_tokens += request.prompt_tokens
+
+    def head(self, steps: float) -> Request | None:
+        """Return the request that is next."""
+        waiting = [tenant for tenant in self._tenants.values() if tenant.queue]
+        if not waiting:
+            return None
+        return min(waiting, key=lambda tenant: tenant.counter(steps)).queue[0][2]
+
+    @property
+    def cost(self) -> float:
+        """Of everything that waits."""
+        return sum(tenant.queued_cost for tenant in self._tenants.values())
+
+    def take(self, request: Request, steps: float) -> None:
+        """Remove the head of its tenant, which goes to the engine."""
+        tenant = self._tenants[request.tenant]
+        heappop(tenant.queue)
+        self._last = tenant.counter(steps)
+        tenant.charge(PROMPT_COST * request.prompt_tokens, steps)
+        self._left(tenant, request)
+
+    def remove(self, request: Request) -> None:
+        """Remove a request from anywhere."""
+        tenant = self._tenants[request.tenant]
+        tenant.queue = [entry for entry in tenant.queue if entry[2] is not request]
+        heapify(tenant.queue)
+        self._left(tenant, request)
+
+    def ahead(self, request: Request, steps: float) -> float:
+        """Return the cost of what would be taken before a request that is not in the queue yet.
+
+        Its own tenant's requests of a lower rank come first; of each other tenant those that its counter allows until
+        this one's counter has grown by them.
+        """
+        own = self.tenant(request.tenant)
+        rank = self._rank(request)
+        if self._order is Order.FCFS:
+            before = own.queued_cost
+        else:
+            before = sum(other.cost for value, _, other in own.queue if value <= rank)
+        waiting = [tenant for tenant in self._tenants.values() if tenant.queue and tenant is not own]
+        if not waiting:
+            return before
+        counter = own.counter(steps)
+        if not own.queue:
+            counter = max(counter, min(tenant.counter(steps) for tenant in waiting))
+        reached = counter + before / own.weight
+        others = (max(0.0, (reached - t.counter(steps)) * t.weight) for t in waiting)
+        return before + sum(min(t.queued_cost, gained) for t, gained in zip(waiting, others, strict=True))
+
+    def _forget(self) -> None:
+        """Drop the less served half of the tenants that have nothing here: what they would start with is no less."""
+        idle = [tenant for tenant in self._tenants.values() if not tenant.queue and not tenant.decoding]
+        for tenant in sorted(idle, key=lambda tenant: tenant.total)[: (len(idle) + 1) // 2]:
+            del self._tenants[tenant.name]
+
+    def _left(self, tenant: Tenant, request: Request) -> None:
+        tenant.queued_cost = tenant.queued_cost - request.cost if tenant.queue else 0.0
+        self.requests -= 1
+        self.prompt_tokens -= request.prompt_tokens
+
+    def _rank(self, request: Request) -> float:
+        if self._order is Order.FCFS:
+            return request.arrival
+        return request.arrival + OVERTAKING * request.prompt_tokens
+
+
+class Expiry:
+    """When requests that wait are too late, wherever in the queue they are."""
+
+    def __init__(self) -> None:
+        self._times: list[tuple[float, int, Request]] = []
+
+    def put(self, at: float, request: Request) -> None:
+        """Note a time, if there is one."""
+        if at < inf:
+            heappush(self._times, (at, request.key, request))
+
+    def due(self, now: float) -> Iterator[Request]:
+        """Give the requests that are too late by now and still wait."""
+        while self.next_at() < now:
+            yield heappop(self._times)[2]
+
+    def next_at(self) -> float:
+        """Return the first of the times at which a request that waits is too late."""
+        while self._times and self._times[0][2].state is not State.QUEUED:
+            heappop(self._times)
+        return self._times[0][0] if self._times else inf

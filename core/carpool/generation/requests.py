@@ -1,0 +1,103 @@
+"""What the gate is asked and what it answers: requests for token streams, and what to do with them."""
+
+from __future__ import annotations
+
+from enum import Enum
+from math import inf
+from typing import NamedTuple
+
+
+class State(Enum):
+    """Where a request is. It only moves down this list, and may end from anywhere."""
+
+    QUEUED = "Queued"
+    PREFILLING = "Prefilling"
+    """Admitted; its first token has not come yet."""
+    DECODING = "Decoding"
+    ENDED = "Ended"
+
+
+class Slo(NamedTuple):
+    """The targets of a class of requests, in seconds; ``inf`` for none."""
+
+    ttft: float = inf
+    """From arrival to the first token."""
+    tpot: float = inf
+    """Mean time per output token after the first."""
+
+
+class Request:
+    """One request for a token stream.
+
+    ``prompt_tokens`` may be an estimate. ``max_tokens`` is the client's limit of the answer, if it gave one. ``batch``
+    requests have no targets: they fill what interactive ones leave. ``deadline`` is a time, not a duration.
+    """
+
+    __slots__ = (
+        "admitted_at",
+        "arrival",
+        "batch",
+        "cost",
+        "deadline",
+        "first_at",
+        "key",
+        "max_tokens",
+        "output_tokens",
+        "prompt_tokens",
+        "state",
+        "steps_before",
+        "tenant",
+    )
+
+    def __init__(
+        self,
+        key: int,
+        arrival: float,
+        prompt_tokens: int,
+        *,
+        max_tokens: int | None = None,
+        tenant: str = "",
+        batch: bool = False,
+        deadline: float = inf,
+    ) -> None:
+        self.key = key
+        self.arrival = arrival
+        self.prompt_tokens = prompt_tokens
+        self.max_tokens = max_tokens
+        self.tenant = tenant
+        self.batch = batch
+        self.deadline = deadline
+        self.state = State.QUEUED
+        self.admitted_at: float | None = None
+        self.first_at: float | None = None
+        self.output_tokens = 0
+        """Known once it has ended."""
+        self.steps_before = 0.0
+        """Decode steps that the engine had made at its first token; later ones each gave it a token."""
+        self.cost = 0.0
+        """Tokens that its tenant was charged at admission."""
+
+
+class Reason(Enum):
+    """Why a request got no answer from the engine, with the HTTP status."""
+
+    TTFT = "the first token would come too late"
+    QUEUE_FULL = "too many tokens are queued"
+    DEADLINE = "the deadline can't be met"
+
+
+class Admit(NamedTuple):
+    """Send the request to the engine."""
+
+    request: Request
+
+
+class Refuse(NamedTuple):
+    """Answer 429 (503 for a deadline), ``retry_after`` seconds in ``Retry-After``; no byte was sent before."""
+
+    request: Request
+    reason: Reason
+    retry_after: float
+
+
+Action = Admit | Refuse

@@ -1,0 +1,68 @@
+from math import inf
+
+import pytest
+from engines import gate
+
+from carpool.generation.kv_budget import KvBudget, peak
+from carpool.generation.requests import Request
+
+
+def stream(prompt, generated):
+    return Request(0, 0.0, prompt), float(generated)
+
+
+def test_streams_of_known_length_are_all_there_until_they_end():
+    def survival(request, generated, ahead):
+        return float(generated + ahead < 200)
+
+    # After 96 steps both are there; after 192 only the younger one is.
+    both = [stream(100, 100), stream(100, 0)]
+    assert peak(both, survival, inf) == pytest.approx((100 + 100 + 96) + (100 + 96))
+    assert peak(both, survival, 250) > 250
+
+
+def test_where_answers_end_at_any_time_streams_do_not_all_grow():
+    # Half of those alive end within 100 steps: 1,000 streams of 1,000 tokens shrink faster than they grow.
+    def survival(request, generated, ahead):
+        return 0.5 ** (ahead / 100)
+
+    many = [stream(1000, 0)] * 1000
+    alive = 0.5**0.32
+    spread = 2 * (1000 * alive * (1 - alive)) ** 0.5 * 1032
+    assert peak(many, survival, inf) == pytest.approx(1000 * 1032 * alive + spread)
+    assert peak(many, survival, inf) < 900_000
+
+
+def test_the_size_of_the_cache_follows_from_its_reported_use():
+    budget = KvBudget(90.0)
+    budget.report(0.01, 900.0)
+    assert budget.tokens is None
+    budget.report(0.25, 20_000.0)
+    assert budget.tokens == pytest.approx(80_000)
+    # A prompt that is half computed makes the cache look smaller than it is.
+    budget.report(0.50, 30_000.0)
+    assert budget.tokens > 79_000
+
+
+def test_without_a_size_everything_fits():
+    budget = KvBudget(90.0)
+    assert budget.fits(Request(0, 0.0, 10**6), gate().meter)
+
+
+def test_what_would_overflow_while_it_grows_does_not_fit():
+    # 10,000 tokens. Each stream has 1,000 tokens and 1,000 more to come: five of them fill it at their end.
+    budget = KvBudget(100.0, 10_000)
+    for key in range(30):
+        done = Request(key, 0.0, 1000)
+        done.output_tokens = 1000
+        budget.lengths.add(done)
+    meter = gate().meter
+    admitted = 0
+    for key in range(10):
+        request = Request(key, 0.0, 1000)
+        request.cost = 3000.0
+        if not budget.fits(request, meter):
+            break
+        meter.admitted(request)
+        admitted += 1
+    assert admitted in (4, 5)

@@ -1,0 +1,76 @@
+import pytest
+from engines import LLAMA
+
+from carpool.generation.meter import PREFILL_HORIZON, Meter
+from carpool.generation.requests import Request, State
+from carpool.generation.step_model import StepModel
+
+
+def meter():
+    return Meter(StepModel(LLAMA.base, LLAMA.sequence, LLAMA.kv_token, LLAMA.prompt_token))
+
+
+def started(machine, key, prompt):
+    request = Request(key, 0.0, prompt)
+    machine.admitted(request)
+    request.state = State.DECODING
+    machine.first_token(request)
+    return request
+
+
+def test_steps_follow_from_tokens_and_tokens_of_a_stream_from_steps():
+    machine = meter()
+    first = started(machine, 0, 100)
+    machine.progress(0.1, 5)
+    second = started(machine, 1, 200)
+    machine.progress(0.2, 8)
+    assert machine.steps == 9
+    assert (machine.generated(first), machine.generated(second)) == (9, 4)
+    assert machine.kv == 100 + 200 + 13
+
+
+def test_what_ends_takes_its_tokens_along():
+    machine = meter()
+    first, second = started(machine, 0, 100), started(machine, 1, 200)
+    machine.progress(0.2, 20)
+    first.output_tokens = 11
+    machine.ended(first)
+    assert machine.kv == pytest.approx(210)
+    machine.ended(second)
+    assert (machine.kv, machine.decoding, len(machine.streams)) == (0, 0, 0)
+
+
+def test_a_prompt_is_backlog_until_its_first_token_or_its_end():
+    machine = meter()
+    request = Request(0, 0.0, 500)
+    machine.admitted(request)
+    request.state = State.PREFILLING
+    assert machine.backlog == 500
+    assert machine.first_token_seconds(100) == pytest.approx(LLAMA.prompt_token * 600 + 2 * LLAMA.seconds(1, 0, 0))
+    machine.ended(request)
+    assert machine.backlog == 0
+
+
+def test_prompts_take_their_share_of_time_from_decoding():
+    machine = meter()
+    for key in range(10):
+        started(machine, key, 1000)
+    alone = LLAMA.seconds(11, 11_000, 0)
+    # 10,000 tokens were computed in the last moments and 1,000 are to come: 0.6 s of the last.
+    assert machine.prefill_share(1000) == pytest.approx(11_000 * LLAMA.prompt_token / PREFILL_HORIZON)
+    assert machine.forecast(1, 1000) == pytest.approx(alone / (1 - machine.prefill_share(1000)))
+    machine.progress(20.0, 100)
+    assert machine.prefill_share() < 0.01
+
+
+def test_windows_teach_the_model():
+    machine = meter()
+    for key in range(20):
+        started(machine, key, 1000)
+    now, closed = 0.0, 0
+    for step in range(400):
+        now += 2 * LLAMA.seconds(20, 20_000 + 20 * step, 0)
+        machine.progress(now, 20)
+        closed += machine.close()
+    assert closed > 10
+    assert machine.model.decode_seconds(20, 24_000) == pytest.approx(2 * LLAMA.seconds(20, 24_000, 0), rel=0.1)

@@ -1,0 +1,95 @@
+"""The proof of the gate lies in benchmarks/, which is no package of the project's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+from evidence import limits  # noqa: E402 - its folder has to be on the path
+from generation import __main__ as command  # noqa: E402 - likewise
+from generation.figures import Played, Row  # noqa: E402 - likewise
+from generation.rivals import Aimd, Cap, Nothing, QueuedTokens  # noqa: E402 - likewise
+from generation.world import PROFILES, scenarios  # noqa: E402 - likewise
+
+from carpool.generation.profiles import EngineProfile, Linear  # noqa: E402 - likewise
+from carpool.generation.requests import Admit, Refuse, Request, Slo  # noqa: E402 - likewise
+
+PROFILE = EngineProfile(
+    name="test",
+    source="rounded",
+    kv_tokens=400_000,
+    step=Linear(base=0.0115, sequence=39e-6, kv_token=77e-9, prompt_token=55e-6),
+)
+SLO = Slo(2.0, 0.05)
+
+
+def played(goodput, after=None):
+    return Played(goodput, goodput, 0.0, 0.1, 1.0, 0.02, 0.05, 0, after)
+
+
+def row(name, ours, best, none=0.0, seed=1, after=None):
+    reference = None if after is None else 10.0
+    rules = {"carpool": played(ours, after), "best cap": played(best, reference), "no gate": played(none)}
+    return Row(name, seed, 8.0, 10.0, rules, 64, 1.0)
+
+
+def test_there_are_enough_scenarios_each_with_a_profile_and_a_name_of_its_own():
+    found = scenarios()
+    assert len(found) >= 24
+    assert len({each.name for each in found}) == len(found)
+    assert all((PROFILES / f"{each.profile}.json").exists() for each in found)
+
+
+def test_every_figure_has_a_limit():
+    rows = [row(each.name, 9.0, 10.0, after=9.5) for each in scenarios()]
+    known = limits(BENCHMARKS / "generation" / "limits.json")
+    figures = {figure.name: figure.value for figure in command.summary(scenarios(), rows)}
+    assert set(figures) <= set(known)
+    assert figures["goodput, median"] == figures["goodput, worst"] == 0.9
+    assert figures["30 s after a change, worst"] == 0.95
+
+
+def test_overload_is_compared_with_the_highest_of_lower_loads():
+    rows = [row("8b-a100-0.7", 5.0, 5.0), row("8b-a100-1.3", 8.0, 10.0, 2.0), row("8b-a100-2", 6.0, 5.0)]
+    figures = {figure.name: figure.value for figure in command.summary(scenarios(), rows)}
+    assert figures["overload 1.3x, worst"] == 0.8
+    assert figures["overload 1.3x without a gate, most"] == 0.2
+    assert figures["overload 2x, worst"] == 0.6
+
+
+def arrive(rule, count, prompt=1000):
+    kinds = []
+    for key in range(count):
+        kinds += [type(action) for action in rule.arrive(Request(key, 0.0, prompt), 0.0)]
+    return kinds
+
+
+def test_a_cap_admits_so_many_and_refuses_what_is_late():
+    rule = Cap(3, SLO, PROFILE)
+    assert arrive(rule, 5) == [Admit] * 3
+    assert [type(action) for action in rule.poll(rule.wake_at(0.0))] == [Refuse] * 2
+
+
+def test_no_gate_admits_all_and_a_limit_of_queued_tokens_does_not():
+    assert arrive(Nothing(SLO, PROFILE), 100) == [Admit] * 100
+    # 2 s at 55 us per token are 36 prompts of 1,000 tokens; the one that crosses it is still taken.
+    assert arrive(QueuedTokens(SLO, PROFILE), 100).count(Admit) == 37
+
+
+def test_aimd_lowers_its_cap_where_tokens_are_late_and_raises_it_while_requests_wait():
+    rule = Aimd(SLO, PROFILE)
+    requests = [Request(key, 0.0, 10) for key in range(30)]
+    for each in requests:
+        rule.arrive(each, 0.0)
+    for each in requests[:16]:
+        rule.first_token(each, 0.0)
+    # 16 tokens in 20 ms, then in 100 ms.
+    for i in range(1, 60):
+        rule.progress(0.02 * i, 16)
+    assert rule.most == 17
+    for i in range(1, 13):
+        rule.progress(1.2 + 0.1 * i, 16)
+    assert rule.most < 17
