@@ -14,8 +14,8 @@ from carpool.generation.profiles import EngineProfile
 from carpool.generation.requests import Request
 from carpool.generation.simulation import Arrival
 from carpool.generation.step_model import StepModel
-from carpool.learning.arrivals import azure_llm_2023
 from carpool.policy.plain import from_plain
+from carpool_cli.planning.traces import azure_llm_2023
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
