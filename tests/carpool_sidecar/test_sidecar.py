@@ -33,12 +33,12 @@ async def test_a_model_that_became_another_version_is_learned_anew(world):
     await world.until(lambda: entry.axis is not None)
     lane, other = sidecar.batcher.model("m"), sidecar.batcher.model("n")
     assert lane.first_batches.seen
-    other.seen.add((0, 1))
+    other.first_batches.seen.add((0, 1))
     status, document = world.model.documents[b"/v2/models/m"]
     world.model.documents[b"/v2/models/m"] = (status, {**document, "versions": ["2"]})
     sidecar.models.ask_again()
     await world.until(lambda: not lane.first_batches.seen)
-    assert other.seen
+    assert other.first_batches.seen
 
 
 async def test_configurations_change_under_load_and_no_request_is_lost(world, tmp_path):

@@ -29,7 +29,7 @@ def test_no_try_leads_back_to_what_was_just_left():
     scenario = next(each for each in suite.load_all() if each.name == "bert-base-t4-crowds")
     outcome = play(scenario, CARPOOL.maker, [Stretch(15.0, 200.0)], 1).outcome
     path = measures.settings(outcome.changes, 0.0, 15.0)
-    assert len(path) > 4
+    assert len(path) > 2
     assert measures.flips(path) == 0
 
 
@@ -56,10 +56,10 @@ def test_what_comes_of_a_setting_is_played_until_it_is_known(monkeypatch):
     play = alone.play
     monkeypatch.setattr(alone, "play", lambda *args: played.append(args[3]) or play(*args))
     noisy = replace(SCENARIO, cv=0.5)
-    monkeypatch.setattr(alone, "FORECAST_RUNS", 2)
+    monkeypatch.setattr(alone, "FORECAST_RUNS", 3)
     few = forecasts(noisy)
-    assert played == [SEED + 1, SEED + 2] * 2
-    monkeypatch.setattr(alone, "FORECAST_RUNS", 8)
+    assert played == [SEED + 1, SEED + 2, SEED + 3] * 2
+    monkeypatch.setattr(alone, "FORECAST_RUNS", 24)
     for one, surer in zip(few, forecasts(noisy), strict=True):
         assert surer.doubt < one.doubt
         assert surer.told == pytest.approx(surer.simulated, rel=0.05 + surer.doubt)
