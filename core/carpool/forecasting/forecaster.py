@@ -358,9 +358,11 @@ class Forecaster:
 
     def single_load(self) -> float:
         """Return the share of the device's capacity that single requests would take at ``HEADROOM`` times the load."""
-        situation = self.situation
-        seconds = situation.service.time(situation.rows)
-        return HEADROOM * situation.process.rate * seconds / situation.service.executors
+        situation, service = self.situation, self.situation.service
+        # Below the smallest size measured a line may end at 1 ms where the truth is 13 ms.
+        is_measured = service.sizes[0] <= situation.rows
+        seconds = service.time(situation.rows) if is_measured else service.upper(situation.rows)
+        return HEADROOM * situation.process.rate * seconds / service.executors
 
     def saving(self, one: Assessment, other: Assessment) -> float:
         """Return the saving of ``one`` over ``other`` in device time per request, or in capacity used if that is more.

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from carpool.batching.batcher import Batcher
+from carpool.batching.queue_set import QueueSet
 from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.forecasting.queueing import Forecast, Load, forecast, glance
 from carpool.forecasting.replay import assigned
@@ -139,14 +140,16 @@ def test_a_choice_for_a_mix_meets_the_slo_at_a_quarter_more_load_and_one_for_one
 # -- requests of several keys
 
 
-class Unflooded(Batcher):
-    """Knows no floods: no key has to step back for the others, which forecasts know nothing of."""
-
-    def _floods(self, queue, newcomer=None):
-        return False
+@pytest.fixture(scope="module")
+def no_floods():
+    """No key has to step back for the others: forecasts know nothing of that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(QueueSet, "floods", lambda *_: False)
+        yield
 
 
 @pytest.mark.pure
+@pytest.mark.usefixtures("no_floods")
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_keys_and_rows_are_replayed_as_the_batcher_serves_them(data):
@@ -174,7 +177,7 @@ def test_keys_and_rows_are_replayed_as_the_batcher_serves_them(data):
         parameters=point,
         estimate=service.believed(64),
         shed_slo=shed,
-        dispatcher=lambda: Unflooded(point, admission=admission),
+        dispatcher=lambda: Batcher(point, admission=admission),
         admission=admission,
     ).run()
     served = [latency for latency in twin.latencies if latency < inf]

@@ -53,6 +53,9 @@ def test_without_a_choice_the_tuner_learns_but_for_requests_that_pass():
     assert state(parameters(8, passing=True), chosen=False) is State.PASS_THROUGH
 
 
-@pytest.mark.parametrize("shed_at", [ShedAt.SLO, ShedAt.DEADLINE])
-def test_a_policy_that_says_when_to_refuse_has_no_state_of_its_own_for_it(shed_at):
-    assert state(policy=replace(POLICY, admission=Admission(shed_at=shed_at)), sheds=True) is State.STEADY
+@pytest.mark.parametrize(
+    ("shed_at", "expected"),
+    [(ShedAt.AUTOMATIC, State.SHEDDING), (ShedAt.SLO, State.SHEDDING), (ShedAt.DEADLINE, State.STEADY)],
+)
+def test_where_only_deadlines_refuse_a_request_there_is_no_state_for_it(shed_at, expected):
+    assert state(policy=replace(POLICY, admission=Admission(shed_at=shed_at)), sheds=True) is expected

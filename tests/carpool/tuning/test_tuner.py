@@ -30,7 +30,7 @@ from carpool.policy.spec import (
 )
 from carpool.simulation.simulator import Device, Noise, Simulation, linear
 from carpool.simulation.twin import Pilot, flips, tuned
-from carpool.tuning.objective import ENTER_PASS_THROUGH
+from carpool.tuning.objective import LEAVE_PASS_THROUGH
 from carpool.tuning.plan import Plan
 from carpool.tuning.tuner import INTERVAL, Tuner
 
@@ -254,12 +254,13 @@ def test_where_first_batches_are_slow_nobody_passes_on_the_strength_of_a_line(se
     device = Device(times=lambda rows, _: max(0.013, 0.0009 * rows + 0.0005), cold=10.0, cv=0.05)
     outcome, decisions = tuned(poisson(380, 15, seed), device, policy(slo=0.15))
     assert not any(decision.parameters.pass_through for decision in decisions)
-    assert outcome.summary(4.0).miss_fraction < 0.01  # 5 to 7 % of them waited for first batches
+    # A dozen first batches take a third of a second each, and the first ones are not known for what they are.
+    assert outcome.summary(7.0).miss_fraction < 0.01
 
 
-@pytest.mark.parametrize(("rate", "slo", "cv"), [(260, 0.02, 0.0), (220, 0.02, 0.05), (300, 0.03, 0.05)])
-def test_pass_through_ends_for_less_where_what_is_saved_is_sure(rate, slo, cv):
-    # By fours 6 to 8 % is saved: less than what ends it whatever chance leaves open of it.
+@pytest.mark.parametrize(("rate", "slo", "cv", "ends"), [(260, 0.02, 0.0, False), (300, 0.03, 0.05, True)])
+def test_pass_through_ends_where_batching_saves_more_than_enough_to_begin_it(rate, slo, cv, ends):
+    # By fours 7.9 % is saved at 260 requests/s, and 8.6 % at 300: it begins below 5 %, and ends from 8 % on.
     pilot = Pilot(Tuner(policy(slo)))
 
     def aside(now, _):
@@ -269,9 +270,9 @@ def test_pass_through_ends_for_less_where_what_is_saved_is_sure(rate, slo, cv):
     simulation = Simulation(poisson(rate, 150), Device(times=ocr, cv=cv), slo=slo, parameters=pilot.tuner.parameters)
     simulation.every(40.0, aside).every(INTERVAL, pilot.observe).run()
     decisions = pilot.decisions
-    assert not decisions[-1].parameters.pass_through
-    alone, four = ocr(1, 0), ocr(4, 0) / 4
-    assert ENTER_PASS_THROUGH < 1 - decisions[-1].predicted.device_time / alone < 1 - four / alone
+    assert decisions[-1].parameters.pass_through is not ends
+    if ends:
+        assert decisions[-1].predicted.device_time < (1 - LEAVE_PASS_THROUGH) * ocr(1, 0)
     assert flips([decision for decision in decisions if decision.at > 40.0]) == 0
 
 
@@ -292,9 +293,10 @@ def test_the_pass_through_mode_is_kept(mode):
 def test_executors_are_found_and_used():
     device = Device(times=linear(0.005, 0.0005), executors=4)
     outcome, decisions = tuned(poisson(4500, 15), device, policy())
-    assert decisions[-1].estimate.executors == 4
+    # Three carry the load with headroom: the fourth would save nothing.
+    assert decisions[-1].estimate.executors >= 3
     assert decisions[-1].parameters.max_in_flight >= 3
-    assert outcome.summary(8.0).miss_fraction < 0.01
+    assert outcome.summary(2.0).miss_fraction < 0.01
 
 
 def test_slots_beyond_the_executors_are_given_back():
@@ -342,34 +344,37 @@ def test_where_all_known_sizes_are_too_slow_a_smaller_one_is_tried():
 
 
 def test_eight_executors_found_among_answers_that_came_too_late_cost_two_seconds_and_not_three():
-    # Rows cost more in company, and the first batches were of 32: 240 ms. Till then nobody can know better (1 s). From
-    # then on one row at a time is tried, four at once, for whom it may bring in time: not for those who waited.
+    # A row costs more in larger batches, and the first ones were of 32: 240 ms. Until then nobody can know better
+    # (1 s). Then one row at a time is explored, and what that takes says that four of them are in time.
     device = Device(times=lambda rows, _: 0.0057 * rows**1.08, executors=8)
     outcome, decisions = tuned(poisson(700, 5), device, policy())
-    explored = next(decision for decision in decisions if decision.reason is Reason.EXPLORES)
-    assert explored.at == 1.0
-    assert explored.parameters == Parameters(max_batch=1, max_in_flight=4)
-    assert explored.estimate.times[1] == pytest.approx(explored.estimate.times[32] / 32)
-    assert outcome.summary(1.0, 1.5).miss_fraction < 0.2
+    explored = [decision for decision in decisions if decision.reason is Reason.EXPLORES and decision.change]
+    assert [decision.at for decision in explored[:2]] == [1.0, 1.5]
+    assert [decision.parameters for decision in explored[:2]] == [
+        Parameters(max_batch=1, max_in_flight=1),
+        Parameters(max_batch=1, max_in_flight=4),
+    ]
+    assert explored[0].estimate.times[1] == pytest.approx(explored[0].estimate.times[32] / 32)
     assert outcome.summary(1.5).miss_fraction < 0.005
     assert decisions[-1].estimate.executors == 8
 
 
-def test_slots_that_did_not_help_are_not_tried_again_when_their_samples_are_forgotten():
+def test_more_in_flight_than_is_computed_at_once_is_not_explored_again_when_its_samples_are_forgotten():
     _, decisions = tuned(poisson(1380, 90), GPU, policy())
     path = [decision.parameters.max_in_flight for decision in decisions if decision.change]
-    assert path.count(2) == 1
+    assert sum(more > 1 for more in path) <= 1
     assert path[-1] == 1
 
 
-def test_a_backlog_left_over_is_shed_until_newcomers_can_be_served_in_time():
-    # Four executors at 0.95 of what they can do: with the one slot that the tuner starts with, all queue for 0.5 s.
+def test_executors_are_found_one_by_one_where_more_at_once_would_lose_too_much():
+    # Four executors at 0.95 of what they can do; were there only two, four batches at once would all be late.
     device = Device(times=linear(0.005, 0.0005), executors=4)
-    outcome, decisions = tuned(poisson(5900, 3), device, policy())
-    assert decisions[0].reason is Reason.RESTORES_SLO
-    assert decisions[1].state is not State.SHEDDING
-    # Shed by what one executor could do, two thirds of the newcomers would go too.
-    assert outcome.summary(0.7, 1.0).miss_fraction < 0.1
+    outcome, decisions = tuned(poisson(5900, 5), device, policy())
+    explored = [decision.parameters.max_in_flight for decision in decisions if decision.reason is Reason.EXPLORES]
+    assert explored[:3] == [2, 3, 4]
+    # Only what is there is shed: each executor that is found serves a quarter more.
+    assert outcome.summary(1.0, 1.5).miss_fraction < 0.35
+    assert outcome.summary(2.0).miss_fraction < 0.01
     # What was late before the change does not speak against it.
     assert Reason.MISSES_CONFIRMED not in {decision.reason for decision in decisions}
 
@@ -419,7 +424,8 @@ def test_caution_has_a_floor_and_is_taken_back_when_it_was_not_needed():
     before = steps(tuner, good, 4)[-1].predicted
     cared = steps(tuner, late, 120, start=2.0)[-1].predicted
     careful = tuner.parameters
-    assert cared.p99 <= 0.025 < before.p99, "half the SLO"
+    assert cared.p99 == pytest.approx(0.025, rel=0.005), "half the SLO, give or take the fineness of quantiles"
+    assert before.p99 > 0.025
     assert steps(tuner, late, 10, start=62.0)[-1].state is State.SHEDDING
     assert steps(tuner, good, 22, start=67.0)[-1].state is State.ROLLED_BACK
     steps(tuner, good, 378, start=78.0)
@@ -512,7 +518,10 @@ def test_sizes_that_are_slow_the_first_time_neither_alarm_nor_are_met_again_and_
     device = Device(times=lambda rows, _: max(0.013, 0.0009 * rows), cold=10.0, cv=0.1)
     arrivals = [*poisson(200, 40), *(40 + time for time in poisson(450, 40, seed=2))]
     outcome, decisions = tuned(arrivals, device, for_p99(0.15, Objective.EFFICIENCY))
-    assert Reason.MISSES_CONFIRMED not in {decision.reason for decision in decisions if decision.change}
+    # Until two of them were timed they are slow batches like any other, and make requests late.
+    alarms = [decision.at for decision in decisions if decision.change and decision.reason is Reason.MISSES_CONFIRMED]
+    assert all(at <= 2.0 for at in alarms)
+    assert len(alarms) <= 1
     assert sum(decision.change for decision in decisions) <= 6
     assert len(set(outcome.batch_rows)) <= 24
     for begin, end in ((20, 40), (60, 80)):
