@@ -118,7 +118,11 @@ def forecasts(scenario: Scenario, stair: courses.Stair, contender: Carpool, seed
         simulated = _p99(warm, setting, rate, seed, runs)
         decision = next((each for each in reversed(contender.decisions) if each.at <= step.stop), None)
         learned = realized = None
-        if decision is not None and (expected := decision.predicted) is not None and expected.miss_fraction <= TOLERATED:
+        if (
+            decision is not None
+            and (expected := decision.predicted) is not None
+            and expected.miss_fraction <= TOLERATED
+        ):
             learned = expected.p99
             own = Setting(decision.parameters, decision.estimate, decision.shed_slo)
             realized = (simulated if own == setting else _p99(warm, own, rate, seed, FORECAST_ENOUGH)).quantile(0.99)
