@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from carpool.exchange.decision import State
 from carpool.exchange.probation import Probation
 from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.forecasting.refinement import Refinement
@@ -118,12 +119,9 @@ def forecasts(scenario: Scenario, stair: courses.Stair, contender: Carpool, seed
         simulated = _p99(warm, setting, rate, seed, runs)
         decision = next((each for each in reversed(contender.decisions) if each.at <= step.stop), None)
         learned = realized = None
-        if (
-            decision is not None
-            and (expected := decision.predicted) is not None
-            and expected.miss_fraction <= TOLERATED
-        ):
-            learned = expected.p99
+        # Late requests are refused long before a load is more than can be served; only then are refusals forecast.
+        if decision is not None and decision.predicted is not None and decision.state is not State.OVERLOADED:
+            learned = decision.predicted.p99
             own = Setting(decision.parameters, decision.estimate, decision.shed_slo)
             realized = (simulated if own == setting else _p99(warm, own, rate, seed, FORECAST_ENOUGH)).quantile(0.99)
         found.append(

@@ -172,6 +172,13 @@ def test_what_pass_through_would_use_and_what_batching_saves():
 # -- misses near the budget
 
 
+def test_where_no_single_request_was_measured_it_may_take_as_long_as_the_smallest_batch():
+    # The line through both ends at 1 ms.
+    service = ServiceTime.measured({16: 0.016, 32: 0.032})
+    assert service.time(1) == pytest.approx(0.001)
+    assert Forecaster(situation(100, service=service)).single_load() == pytest.approx(HEADROOM * 100 * 0.016)
+
+
 def test_a_miss_fraction_near_the_budget_is_judged_by_more_requests():
     bursty, point = situation(1100.0, process=Gamma(1100.0, 2.0)), parameters(64, 0.012)
     true = forecast(Load(first(bursty.process, 200_000, Random(5))), CURVE, point, bursty.target).miss_fraction
