@@ -17,12 +17,13 @@ from carpool_operator.api.spec import API_VERSION, KIND, PLURAL, MetricsSource
 from carpool_operator.cluster.fleet import KINDS, POLICIES
 from carpool_operator.cluster.kube import MERGE, ApiError, path_of
 from carpool_operator.cluster.merging import difference, without_nulls
-from carpool_operator.cluster.objects import Key, RawPolicy
 from carpool_operator.cluster.owned import Owned, drop, keep
 from carpool_operator.cluster.writing import NotLeading
 from carpool_operator.delivery.publishing import Published, config_map
 from carpool_operator.reporting.events import LASTING, About
 from carpool_operator.tuning.assignment import assign, targets_of
+from carpool_operator.workloads.metadata import Key
+from carpool_operator.workloads.registry import BY_NAME
 
 if TYPE_CHECKING:
     import logging
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from carpool.exchange.change import Change
     from carpool_operator.api.model import Document, Event, Missed, Outcome, Pod, Policy, Target, Workload
     from carpool_operator.cluster.fleet import Fleet
+    from carpool_operator.cluster.objects import RawPolicy
     from carpool_operator.cluster.owned import Keep
     from carpool_operator.cluster.writing import Backoff, Writer
     from carpool_operator.controller import Controller
@@ -153,7 +155,7 @@ class Loop:
         if not self._undecided:
             self.progress = p.clock()
         # 1. Policies for annotated workloads
-        plan = self._owned.plan([*p.fleet.deployments, *p.fleet.stateful_sets], p.fleet.policies)
+        plan = self._owned.plan(p.fleet.workloads(), p.fleet.policies)
         for wish in plan.keep:
             self._start(("policy", wish.workload.target), self._keep(wish))
         for policy in plan.drop:
@@ -412,4 +414,4 @@ def _named(policy: Policy) -> list[Target]:
 
 def _about(workload: Workload) -> About:
     target = workload.target
-    return About("apps/v1", target.kind, target.namespace, target.name, workload.uid)
+    return About(BY_NAME[target.kind].api, target.kind, target.namespace, target.name, workload.uid)

@@ -21,18 +21,16 @@ from carpool_cli.options import DURATION
 from carpool_cli.yaml_edit import edited
 from carpool_operator.api.annotations import STATUS
 from carpool_operator.api.model import Target
-from carpool_operator.api.spec import TargetKind
 from carpool_operator.injector.decide import Settings, decide, target_of
 from carpool_operator.injector.patch import patch
 from carpool_operator.injector.reasons import NOTES, Note, Skip
+from carpool_operator.workloads import registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SKIPPED = 3
 """Exit code: a workload was to have a sidecar and can't."""
-
-WITH_TEMPLATE = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
 
 _SEPARATOR = re.compile(r"^---(?=\s|$).*\n?", re.MULTILINE)
 
@@ -194,21 +192,22 @@ def _problem(error: Exception) -> str:
 
 def _injected(thing: Any, settings: Settings, namespace: str | None, outcomes: list[Outcome]) -> Any:  # noqa: ANN401 - any YAML
     """Return an object with its sidecar, or of a list all of them."""
-    kind = thing.get("kind") if isinstance(thing, dict) else None
+    kind = str(thing.get("kind")) if isinstance(thing, dict) else ""
     if kind == "List" and isinstance(thing.get("items"), list):
         return {**thing, "items": [_injected(each, settings, namespace, outcomes) for each in thing["items"]]}
-    if kind not in {*WITH_TEMPLATE, "Pod"}:
-        return thing
+    of = registry.BY_NAME.get(kind)
+    if kind != "Pod" and (of is None or (of.pod(thing) is None and not of.built_in)):
+        return thing  # it has no pods, or another object has the template of its pods
     changed = copy.deepcopy(thing)
     try:
         name = f"{kind.lower()}/{changed['metadata'].get('name') or changed['metadata'].get('generateName')}"
-        pod = changed if kind == "Pod" else changed["spec"]["template"]
-        where = changed["metadata"].get("namespace") or namespace
+        pod: Any = changed if of is None else of.pod(changed)
+        where: str | None = changed["metadata"].get("namespace") or namespace
         target = None
         if settings.policy is None:
             if where is None:
                 raise Wrong(f"{name} names no namespace, and the operator's changes need one: add -n NAMESPACE")
-            target = target_of(pod, where) if kind == "Pod" else _target(where, kind, changed["metadata"]["name"])
+            target = target_of(pod, where) if of is None else Target(where, kind, changed["metadata"]["name"])
         decision = decide(pod, target, settings, asked=True)
         if isinstance(decision, Skip):
             outcomes.append(Outcome(name, decision))
@@ -220,11 +219,8 @@ def _injected(thing: Any, settings: Settings, namespace: str | None, outcomes: l
         ) from None
     notes = json.loads(pod_changed["metadata"]["annotations"][STATUS])["notes"]
     outcomes.append(Outcome(name, None, tuple(Note(note) for note in notes)))
-    if kind == "Pod":
+    if of is None:
         return pod_changed
-    changed["spec"]["template"] = pod_changed
+    pod.clear()
+    pod.update(pod_changed)
     return changed
-
-
-def _target(namespace: str, kind: str, name: str) -> Target | None:
-    return Target(namespace, kind, name) if kind in set(TargetKind) else None

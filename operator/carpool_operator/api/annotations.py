@@ -11,6 +11,7 @@ from carpool.policy.durations import DURATION_PATTERN
 from carpool.policy.plain import PolicyError, from_plain
 from carpool.policy.spec import Objective, TuningMode
 from carpool_operator.api.spec import PolicySpec
+from carpool_operator.workloads.registry import BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -122,7 +123,7 @@ class Wish(NamedTuple):
 
 
 def read(kind: str, name: str, annotations: Mapping[str, str]) -> Wish:
-    """Read the annotations of a Deployment or StatefulSet (its own, not those of its pod template)."""
+    """Read a workload's own annotations, not those of its pod template."""
     ours = {key: value for key, value in sorted(annotations.items()) if key.startswith(PREFIX)}
     problems = [problem for key, value in ours.items() if (problem := _problem(key, value)) is not None]
     promised = any(key in FIELDS and key.startswith(SLO_PREFIX) for key in ours)
@@ -134,7 +135,7 @@ def read(kind: str, name: str, annotations: Mapping[str, str]) -> Wish:
         ]
     if problems or not promised or ours.get(INJECT) == FORBIDDEN:
         return Wish(None, tuple(problems))
-    plain: dict[str, Any] = {"targetRefs": [{"kind": kind, "name": name}]}
+    plain: dict[str, Any] = {"targetRefs": [{"group": BY_NAME[kind].group, "kind": kind, "name": name}]}
     for key, (*path, last) in ((key, FIELDS[key]) for key in ours if key in FIELDS):
         inner = plain
         for step in path:

@@ -6,7 +6,8 @@ from msgspec import Struct
 
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import NEVER_ACROSS, SLO, Admission, DurationRange, IntRange, Latency
-from carpool_operator.api.spec import CA, TLS, Auth, Metrics, PolicySpec, Prometheus
+from carpool_operator.api.spec import CA, TLS, Auth, Metrics, PolicySpec, Prometheus, TargetRef
+from carpool_operator.workloads import registry
 
 PERCENTILES = ("p50", "p90", "p95", "p99", "p999")
 
@@ -143,6 +144,12 @@ def _baseline_wait() -> Rule:
     )
 
 
+_GROUPS = ", ".join(f"'{kind.name}': '{kind.group}'" for kind in registry.KINDS)
+_OF_GROUP = Rule(
+    f"{{{_GROUPS}}}[self.kind] == self.group", ".group", "is not the API group of that kind: write that one"
+)
+
+
 RULES: dict[type[Struct], list[Rule]] = {
     SLO: [Rule("has(self.latency)", "", "name a latency, e.g. latency: {p99: 50ms}")],
     Latency: [
@@ -198,6 +205,7 @@ RULES: dict[type[Struct], list[Rule]] = {
         ),
     ],
     Auth: [_one_of("bearer", "basic")],
+    TargetRef: [_OF_GROUP],
     CA: [_one_of("secret", "configMap")],
     TLS: [
         Rule(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from carpool.exchange.change import Change
 from carpool.exchange.report import Report
@@ -24,12 +24,13 @@ class Target(NamedTuple):
 
 
 class Workload(Struct, frozen=True, kw_only=True):
-    """A Deployment or StatefulSet."""
+    """A Deployment, or another kind of the registry (``carpool_operator.workloads``)."""
 
     target: Target
     uid: str
     generation: int
     annotations: dict[str, str]
+    """Ours, of the workload itself."""
     template_annotations: dict[str, str]
     selector: str
     """As the API's ``labelSelector`` parameter takes it."""
@@ -39,6 +40,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     """Seconds since the epoch."""
     rolling: bool
     """Whether a rollout is under way."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Its own, all of them: policies select by these."""
 
 
 class Pod(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ anything here reads it; ``read_policy`` checks it again, because a CRD may be ol
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -16,6 +16,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import Camel, PolicyError, from_plain, to_plain
 from carpool.policy.spec import BatchingPolicy
+from carpool_operator.workloads import registry
 
 GROUP = "carpool.dev"
 VERSION = "v1alpha1"
@@ -29,19 +30,16 @@ MAX_MODELS = 64
 """Models of one policy that are named; the rest share what ``*`` gets."""
 
 
-class TargetKind(StrEnum):
-    """Workloads whose pods may have sidecars."""
-
-    DEPLOYMENT = "Deployment"
-    STATEFUL_SET = "StatefulSet"
+Group = Annotated[str, Meta(extra_json_schema={"enum": sorted({kind.group for kind in registry.KINDS})})]
+TargetKind = Annotated[str, Meta(extra_json_schema={"enum": sorted(registry.BY_NAME)})]
 
 
 class TargetRef(Camel, frozen=True, kw_only=True):
     """A workload in the policy's own namespace."""
 
-    group: Literal["apps"] = "apps"
-    """API group of the workload."""
-    kind: TargetKind = TargetKind.DEPLOYMENT
+    group: Group = registry.DEFAULT.group
+    """API group of the kind."""
+    kind: TargetKind = registry.DEFAULT.name
     """What kind of workload it is."""
     name: Annotated[str, Meta(min_length=1, max_length=253)]
     """Its name; it may come after the policy."""
@@ -159,8 +157,9 @@ class PolicySpec(BatchingPolicy, frozen=True, kw_only=True):
         Raises ``PolicyError`` that names the field.
         """
         super().validate()
-        seen: set[tuple[TargetKind, str]] = set()
+        seen: set[tuple[str, str]] = set()
         for index, target in enumerate(self.target_refs):
+            _validate_kind(f"targetRefs[{index}]", target.group, target.kind)
             if (target.kind, target.name) in seen:
                 raise PolicyError(f"targetRefs[{index}]", f"{target.kind} {target.name!r} is named twice")
             seen.add((target.kind, target.name))
@@ -168,6 +167,13 @@ class PolicySpec(BatchingPolicy, frozen=True, kw_only=True):
             raise PolicyError("models", f"name at most {MAX_MODELS}")
         _validate_metrics(self.metrics)
         return self
+
+
+def _validate_kind(path: str, group: str, kind: str) -> None:
+    if kind not in registry.BY_NAME:
+        raise PolicyError(f"{path}.kind", f"{kind!r} is none of {', '.join(sorted(registry.BY_NAME))}")
+    if group != registry.BY_NAME[kind].group:
+        raise PolicyError(f"{path}.group", f"{kind} is of the group {registry.BY_NAME[kind].group}: write that")
 
 
 def _validate_metrics(metrics: Metrics) -> None:

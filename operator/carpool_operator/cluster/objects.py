@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct, field
@@ -13,6 +12,13 @@ from carpool_operator.api import annotations as names
 from carpool_operator.api.model import Pod, Policy, Target, Workload
 from carpool_operator.api.spec import read_policy
 from carpool_operator.injector.decide import ADMIN_PORT
+from carpool_operator.workloads.metadata import Meta
+from carpool_operator.workloads.registry import BY_NAME, is_part
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from carpool_operator.workloads.kind import Kind
 
 ANNOTATED = names.PREFIX + "annotated"
 """Label of a policy that is kept for a Deployment's annotations, which owns it. A copy under another name is a
@@ -22,52 +28,6 @@ PAUSED = names.PREFIX + "paused"
 """Annotation of a policy: nothing changes while it is there."""
 
 T = TypeVar("T")
-
-
-class Key(NamedTuple):
-    """Name of a namespaced object."""
-
-    namespace: str
-    name: str
-
-
-class Owner(Struct, frozen=True):
-    """An owner reference."""
-
-    uid: str = ""
-    kind: str = ""
-    name: str = ""
-    controller: bool = False
-
-
-class Meta(Struct, frozen=True, rename="camel"):
-    """``metadata``."""
-
-    name: str
-    namespace: str = ""
-    uid: str = ""
-    resource_version: str = "0"
-    generation: int = 0
-    creation_timestamp: str = ""
-    deletion_timestamp: str = ""
-    labels: dict[str, str] = field(default_factory=dict)
-    annotations: dict[str, str] = field(default_factory=dict)
-    owner_references: list[Owner] = field(default_factory=list)
-
-    @property
-    def key(self) -> Key:
-        """Its name, with the namespace."""
-        return Key(self.namespace, self.name)
-
-    @property
-    def version(self) -> int:
-        """Its resource version, as a number."""
-        return int(self.resource_version)
-
-    @property
-    def created(self) -> float:
-        """When it was made, seconds since the epoch."""
-        return datetime.fromisoformat(self.creation_timestamp).replace(tzinfo=UTC).timestamp()
 
 
 class ListMeta(Struct, frozen=True, rename="camel"):
@@ -101,87 +61,31 @@ class Failure(Struct, frozen=True):
 # ------------------------------------------------------------------------------------------------- workloads
 
 
-class _Requirement(Struct, frozen=True):
-    key: str
-    operator: str
-    values: list[str] = field(default_factory=list)
+def workload(kind: Kind, raw: Any) -> Workload | None:  # noqa: ANN401 - what the kind's JSON is decoded to
+    """Return what is kept of a workload as the server writes it.
+
+    Nothing of one that is a part of another, nor of one on its way out: what is made for it now is collected with it.
+    """
+    meta: Meta = raw.metadata
+    if meta.deletion_timestamp or is_part(meta):
+        return None
+    state = kind.state(raw)
+    return Workload(
+        target=Target(meta.namespace, kind.name, meta.name),
+        uid=meta.uid,
+        generation=meta.generation,
+        labels=meta.labels,
+        annotations=_ours(meta.annotations),
+        template_annotations=_ours(state.template_annotations),
+        selector=state.selector,
+        replicas=state.replicas,
+        created=meta.created,
+        rolling=state.rolling,
+    )
 
 
-class _Selector(Struct, frozen=True, rename="camel"):
-    match_labels: dict[str, str] = field(default_factory=dict)
-    match_expressions: list[_Requirement] = field(default_factory=list)
-
-
-class _TemplateMeta(Struct, frozen=True):
-    labels: dict[str, str] = field(default_factory=dict)
-    annotations: dict[str, str] = field(default_factory=dict)
-
-
-class _Template(Struct, frozen=True):
-    metadata: _TemplateMeta = _TemplateMeta()
-
-
-class _WorkloadSpec(Struct, frozen=True):
-    selector: _Selector = _Selector()
-    template: _Template = _Template()
-    replicas: int = 1
-
-
-class _WorkloadStatus(Struct, frozen=True, rename="camel"):
-    observed_generation: int = 0
-    replicas: int = 0
-    updated_replicas: int = 0
-    current_revision: str = ""
-    update_revision: str = ""
-
-
-class RawWorkload(Struct, frozen=True):
-    """A Deployment or StatefulSet as the server writes it."""
-
-    metadata: Meta
-    spec: _WorkloadSpec = _WorkloadSpec()
-    status: _WorkloadStatus = _WorkloadStatus()
-
-    def workload(self, kind: str) -> Workload | None:
-        """Return what is kept of it; nothing of one on its way out: what is made for it now is collected with it."""
-        meta, spec, status = self.metadata, self.spec, self.status
-        if meta.deletion_timestamp:
-            return None
-        behind = status.observed_generation < meta.generation
-        if kind == "StatefulSet":
-            rolling = behind or status.current_revision != status.update_revision
-        else:
-            # Pods of the old template are there, or some of the new one are not.
-            rolling = behind or status.updated_replicas < max(spec.replicas, status.replicas)
-        return Workload(
-            target=Target(meta.namespace, kind, meta.name),
-            uid=meta.uid,
-            generation=meta.generation,
-            annotations=_ours(meta.annotations),
-            template_annotations=_ours(spec.template.metadata.annotations),
-            selector=",".join([f"{key}={value}" for key, value in spec.selector.match_labels.items()]
-                + [_written(each) for each in spec.selector.match_expressions]),
-            replicas=spec.replicas,
-            created=meta.created,
-            rolling=rolling,
-        )  # fmt: skip
-
-
-def _ours(given: dict[str, str]) -> dict[str, str]:
+def _ours(given: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in given.items() if key.startswith(names.PREFIX)}
-
-
-def _written(requirement: _Requirement) -> str:
-    values = ",".join(requirement.values)
-    match requirement.operator:
-        case "In":
-            return f"{requirement.key} in ({values})"
-        case "NotIn":
-            return f"{requirement.key} notin ({values})"
-        case "Exists":
-            return requirement.key
-        case _:
-            return f"!{requirement.key}"
 
 
 # ------------------------------------------------------------------------------------------------- pods
@@ -215,7 +119,7 @@ class RawPod(Struct, frozen=True):
         """Return what is kept of it; nothing of one that has ended or that belongs to nothing we know."""
         meta = self.metadata
         kind, _, name = meta.annotations.get(names.TARGET, "").partition("/")
-        if not name or self.status.phase in {"Succeeded", "Failed"}:
+        if not name or kind not in BY_NAME or self.status.phase in {"Succeeded", "Failed"}:
             return None
         return Pod(
             namespace=meta.namespace,
@@ -226,8 +130,7 @@ class RawPod(Struct, frozen=True):
             admin_port=ADMIN_PORT,
             ready=any(each.type == "Ready" and each.status == "True" for each in self.status.conditions),
             deleting=bool(meta.deletion_timestamp),
-            # Of a Deployment's ReplicaSet, else of a StatefulSet.
-            template_hash=meta.labels.get("pod-template-hash") or meta.labels.get("controller-revision-hash", ""),
+            template_hash=meta.labels.get(BY_NAME[kind].revision, ""),
             container=_container(meta.annotations.get(names.STATUS, "")),
         )
 

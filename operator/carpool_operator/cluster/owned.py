@@ -10,7 +10,9 @@ from carpool_operator.api.spec import API_VERSION, KIND, PLURAL, PolicySpec, wri
 from carpool_operator.api.status import ANNOTATION_INVALID
 from carpool_operator.cluster.kube import APPLY, FIELD_MANAGER, ApiError, path_of
 from carpool_operator.cluster.merging import without_nulls
-from carpool_operator.cluster.objects import ANNOTATED, Key
+from carpool_operator.cluster.objects import ANNOTATED
+from carpool_operator.workloads.metadata import Key
+from carpool_operator.workloads.registry import BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -110,7 +112,7 @@ async def keep(writer: Writer, wish: Keep) -> bytes:
             "labels": {ANNOTATED: "true", "app.kubernetes.io/managed-by": FIELD_MANAGER},
             "ownerReferences": [
                 {
-                    "apiVersion": "apps/v1",
+                    "apiVersion": BY_NAME[target.kind].api,
                     "kind": target.kind,
                     "name": target.name,
                     "uid": wish.workload.uid,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from carpool_operator.cluster.kube import ApiError, Kube
-from carpool_operator.cluster.objects import Change, Failure, Key, Page
+from carpool_operator.cluster.objects import Change, Failure, Page
+from carpool_operator.workloads.metadata import Key
 
 if TYPE_CHECKING:
     import logging

@@ -12,6 +12,7 @@ from carpool.policy.spec import BatchingPolicy
 from carpool_operator.api import annotations as names
 from carpool_operator.api.model import Target
 from carpool_operator.injector.reasons import Reason, Skip
+from carpool_operator.workloads import registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,7 +119,7 @@ def _decide(pod: Json, target: Target | None, settings: Settings, *, asked: bool
         if target is None:
             raise _Skipped(
                 Reason.UNKNOWN_OWNER,
-                "the pod belongs to no Deployment or StatefulSet, so no policy can name it: make it one, "
+                "the pod belongs to no workload that a policy can name: run the model as a Deployment, "
                 "or give its template a sidecar that tunes itself, with carpool inject --slo-p99",
             )
         if settings.public_key is None:
@@ -145,21 +146,9 @@ def annotations_of(thing: Json) -> dict[str, str]:
 
 
 def target_of(pod: Json, namespace: str) -> Target | None:
-    """Return the workload that a pod belongs to, if it is one that a policy can name.
-
-    A pod names its ReplicaSet, which a Deployment named after itself and the template's hash.
-    """
-    metadata = pod["metadata"]
-    owner = next((each for each in metadata.get("ownerReferences") or [] if each.get("controller")), None)
-    if owner is None or not owner["apiVersion"].startswith("apps/"):
-        return None
-    name: str = owner["name"]
-    if owner["kind"] == "StatefulSet":
-        return Target(namespace, "StatefulSet", name)
-    suffix = f"-{(metadata.get('labels') or {}).get('pod-template-hash')}"
-    if owner["kind"] == "ReplicaSet" and name.endswith(suffix):
-        return Target(namespace, "Deployment", name.removesuffix(suffix))
-    return None
+    """Return the workload that a pod belongs to, if it is one that a policy can name."""
+    of = registry.owner(pod)
+    return None if of is None else Target(namespace, *of)
 
 
 def handlers(container: Json) -> Iterator[tuple[str, Json]]:

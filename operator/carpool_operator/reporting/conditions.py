@@ -5,6 +5,7 @@ Messages are sentences that stay as they are while nothing changes: a status is 
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.policy.durations import format_seconds
@@ -19,6 +20,7 @@ from carpool_operator.api.status import (
     ConditionType,
 )
 from carpool_operator.tuning.assignment import conflicts
+from carpool_operator.workloads.registry import BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -64,7 +66,7 @@ def accepted(policy: Policy, targets: Sequence[Target], view: View) -> Finding:
             FALSE,
             "TargetNotFound",
             f"there is no {named} in namespace {policy.namespace}: create it, or correct targetRefs "
-            f"(kubectl -n {policy.namespace} get deployments,statefulsets)",
+            f"(kubectl -n {policy.namespace} get {','.join(sorted({BY_NAME[each.kind].plural for each in absent}))})",
         )
     invalid = _told(view, targets, ANNOTATION_INVALID) if policy.annotated else []
     if invalid:
@@ -113,7 +115,7 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
     """Whether every pod of a target runs what is published for it; ``before``: whether that was so."""
     target, workload = steering.target, view.workloads[steering.target]
     what, where = f"{target.kind} {target.name}", f"kubectl -n {target.namespace}"
-    resource = f"{target.kind.lower()}/{target.name}"
+    resource = BY_NAME[target.kind].resource(target.name)
     if not asks(workload):
         return Finding(FALSE, "NotInjected", f"{what} has no sidecars: {_inject(workload, where)}")
     missed = view.missed.get(target, ())
@@ -125,9 +127,7 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
         return Finding(FALSE, "Skipped", f"{names(alike)} of {what} can't have a sidecar: {why}")
     if missed:
         listed = names([pod.name for pod in missed])
-        return Finding(
-            FALSE, "Missed", f"{listed} of {what} started without a sidecar: {where} rollout restart {resource}"
-        )
+        return Finding(FALSE, "Missed", f"{listed} of {what} started without a sidecar: {_restart(workload)}")
     elsewhere = _elsewhere(workload, view, where)
     if elsewhere is not None:
         return elsewhere
@@ -181,22 +181,37 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
 def _inject(workload: Workload, where: str) -> str:
     """Return what gives a workload its sidecars."""
     target, own = workload.target, workload.annotations
-    resource = f"{target.kind.lower()}/{target.name}"
+    kind = BY_NAME[target.kind]
     if workload.template_annotations.get(INJECT) == FORBIDDEN or own.get(INJECT) == FORBIDDEN:
         return f'{INJECT} says "{FORBIDDEN}": take that annotation out'
     asked = own.get(INJECT) == ASKED or any(name.startswith(SLO_PREFIX) for name in own)
-    if target.kind == "Deployment" and not asked:
-        return f"{where} annotate {resource} {INJECT}={ASKED}"
-    if target.kind == "Deployment":
-        # Annotated while the webhook was away.
-        return f"it was annotated while the injector was not available: {where} rollout restart {resource}"
+    if kind.annotating and not asked:
+        return f"{where} annotate {kind.resource(target.name)} {INJECT}={ASKED}"
+    if kind.annotating:
+        # Annotated while the webhook was away: any write has the annotation copied.
+        return f"it was annotated while the injector was not available: {_restart(workload)}"
     return _patch(target, where, INJECT, ASKED)
 
 
+def _restart(workload: Workload) -> str:
+    """Return the command that makes new pods."""
+    target = workload.target
+    return BY_NAME[target.kind].restarted(target.namespace, target.name, workload.selector)
+
+
 def _patch(target: Target, where: str, annotation: str, value: str) -> str:
-    """Return the command that annotates a workload's pod template, which rolls its pods."""
-    patch = f'{{"spec":{{"template":{{"metadata":{{"annotations":{{"{annotation}":"{value}"}}}}}}}}}}'
-    return f"{where} patch {target.kind.lower()}/{target.name} -p '{patch}'"
+    """Return how a workload's pods are annotated, which makes new ones: a command, where one does for all templates."""
+    kind = BY_NAME[target.kind]
+    resource = kind.resource(target.name)
+    if not kind.templates:
+        return f'write {annotation}: "{value}" in the templates of the pods that serve: {where} edit {resource}'
+    path = kind.annotations_path()
+    patch: object = {annotation: value}
+    for step in reversed(path):
+        patch = {step: patch}
+    written = json.dumps(patch, separators=(",", ":"))
+    merge = "" if kind.built_in else " --type=merge"  # strategic merges are for built-in kinds
+    return f"{where} patch {resource}{merge} -p '{written}'"
 
 
 def _elsewhere(workload: Workload, view: View, where: str) -> Finding | None:
@@ -210,8 +225,8 @@ def _elsewhere(workload: Workload, view: View, where: str) -> Finding | None:
         return None
     what = f"the sidecars of {target.kind} {target.name} stand before container {names(before)}, not {wanted}"
     if workload.template_annotations.get(CONTAINER) == wanted:
-        rollout = f"{where} rollout status {target.kind.lower()}/{target.name}"
-        return Finding(FALSE, "WrongContainer", f"{what}, where those of new pods will stand: {rollout}")
+        look = f"{where} get {BY_NAME[target.kind].resource(target.name)} --watch"
+        return Finding(FALSE, "WrongContainer", f"{what}, where those of new pods will stand: {look}")
     return Finding(FALSE, "WrongContainer", f"{what}: {_patch(target, where, CONTAINER, wanted)}")
 
 

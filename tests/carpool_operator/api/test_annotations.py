@@ -7,7 +7,7 @@ import pytest
 from carpool.policy.spec import TuningMode
 from carpool_operator.api import annotations
 from carpool_operator.api.annotations import PREFIX, Wish, misplaced, read
-from carpool_operator.api.spec import TargetKind, read_policy, written
+from carpool_operator.api.spec import read_policy, written
 
 
 def wish(**given) -> Wish:
@@ -20,7 +20,7 @@ def test_a_promise_is_a_policy():
     spec, problems = wish(slo_p99="50ms", inject="true")
     assert problems == ()
     assert spec.slo.due == 0.05
-    assert [(each.kind, each.name) for each in spec.target_refs] == [(TargetKind.DEPLOYMENT, "resnet")]
+    assert [(each.kind, each.name) for each in spec.target_refs] == [("Deployment", "resnet")]
 
 
 def test_all_that_can_be_said():

@@ -11,7 +11,7 @@ from things import DEPLOYMENT, POD, POLICY, deployment, pod, policy
 from times import Quick
 
 from carpool_operator.api.model import Target
-from carpool_operator.cluster.fleet import DEPLOYMENTS, KINDS, POLICIES, Fleet, Sync, watch_pods
+from carpool_operator.cluster.fleet import KINDS, POLICIES, Fleet, Sync, watch_pods
 from carpool_operator.cluster.kube import ApiError
 
 
@@ -54,7 +54,9 @@ async def test_the_first_list_fills_the_caches(api, fleet, sync):
 
     assert fleet.synced
     assert sync.ok.is_set()
-    assert fleet.sizes() == {"policies": 1, "deployments": 1, "statefulsets": 1, "pods": 1}
+    assert fleet.sizes() == {
+        "policies": 1, "deployments": 1, "statefulsets": 1, "daemonsets": 0, "replicasets": 0, "pods": 1
+    }  # fmt: skip
     assert fleet.workload(Target("ns", "StatefulSet", "db")).target.kind == "StatefulSet"
     assert fleet.workload(Target("ns", "Deployment", "db")) is None
     assert [each.name for each in fleet.pods_by_target()[Target("ns", "Deployment", "web")]] == ["web-1"]
@@ -164,12 +166,12 @@ async def test_one_namespace_s_watch_that_has_gone_deaf_is_noticed_though_others
 
 async def test_events_tell_of_what_changes(api, fleet):
     body = api.put(*DEPLOYMENT, deployment())
-    fleet.told(DEPLOYMENTS, False, body)
-    fleet.told(DEPLOYMENTS, False, body)
-    assert len(fleet.deployments) == 1
+    fleet.told(DEPLOYMENT[1], False, body)
+    fleet.told(DEPLOYMENT[1], False, body)
+    assert len(list(fleet.workloads())) == 1
 
-    fleet.told(DEPLOYMENTS, True, body)
-    assert len(fleet.deployments) == 0
+    fleet.told(DEPLOYMENT[1], True, body)
+    assert len(list(fleet.workloads())) == 0
 
 
 async def test_the_lists_of_two_namespaces_do_not_disturb_each_other(api, fleet):

@@ -4,8 +4,10 @@ from things import DEPLOYMENT, POLICY, as_kept, deployment, policy
 
 from carpool_operator.cluster.cache import Cache
 from carpool_operator.cluster.fleet import KINDS, POLICIES
-from carpool_operator.cluster.objects import Key, RawPolicy, RawWorkload
+from carpool_operator.cluster.objects import RawPolicy
 from carpool_operator.cluster.owned import Owned, drop, keep
+from carpool_operator.workloads.metadata import Key
+from carpool_operator.workloads.registry import DEFAULT as DEPLOYMENTS
 
 OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "uid-web", "controller": True}
 ANNOTATED = {"labels": {"carpool.dev/annotated": "true"}, "ownerReferences": [OWNER]}
@@ -13,7 +15,7 @@ ANNOTATED = {"labels": {"carpool.dev/annotated": "true"}, "ownerReferences": [OW
 
 def workload(**annotations):
     named = {f"carpool.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
-    return as_kept(RawWorkload, deployment(annotations=named))
+    return as_kept(DEPLOYMENTS, deployment(annotations=named))
 
 
 def policies(*bodies):
@@ -25,7 +27,7 @@ def policies(*bodies):
 
 
 def test_an_annotation_asks_for_a_policy():
-    plan = Owned().plan([workload(slo_p99="50ms"), as_kept(RawWorkload, deployment("plain"))], policies())
+    plan = Owned().plan([workload(slo_p99="50ms"), as_kept(DEPLOYMENTS, deployment("plain"))], policies())
 
     ((wanted, spec),) = plan.keep
     assert wanted.target.name == "web"
@@ -56,16 +58,16 @@ def test_a_typo_in_the_pod_template_is_told_and_the_promise_is_kept():
     owned = Owned()
 
     for _ in range(2):
-        plan = owned.plan([as_kept(RawWorkload, body)], policies())
+        plan = owned.plan([as_kept(DEPLOYMENTS, body)], policies())
         ((_, event),) = plan.events
         assert (event.warning, event.reason) == (True, "TemplateAnnotationUnknown")
         assert "did you mean carpool.dev/container?" in event.message
         assert len(plan.keep) == 1
 
     body["metadata"]["annotations"] = {}
-    assert len(owned.plan([as_kept(RawWorkload, body)], policies()).events) == 1
+    assert len(owned.plan([as_kept(DEPLOYMENTS, body)], policies()).events) == 1
     body["spec"]["template"]["metadata"]["annotations"] = {"carpool.dev/container": "model"}
-    assert owned.plan([as_kept(RawWorkload, body)], policies()).events == []
+    assert owned.plan([as_kept(DEPLOYMENTS, body)], policies()).events == []
 
 
 def test_a_typo_is_told_and_takes_nothing_away():
@@ -101,7 +103,7 @@ def test_a_copy_of_one_is_its_maker_s_own():
 
 async def test_what_is_written_is_what_was_wanted_and_owned(api, writer):
     body = api.put(*DEPLOYMENT, deployment(annotations={"carpool.dev/slo-p99": "50ms", "carpool.dev/max-batch": "32"}))
-    wanted = as_kept(RawWorkload, body)
+    wanted = as_kept(DEPLOYMENTS, body)
     (wish,) = Owned().plan([wanted], policies()).keep
 
     answer = KINDS[POLICIES].kept.one.decode(await keep(writer, wish))
