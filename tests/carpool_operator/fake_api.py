@@ -65,6 +65,8 @@ class FakeApi:
         self.faults = []
         self.muted = set()
         """Plurals of which no events are sent."""
+        self.absent = {"rollouts"}
+        """Plurals whose CRD is not installed."""
         self.twice = False
         """Whether every event is sent twice."""
         self.version = 100
@@ -230,7 +232,7 @@ class FakeApi:
         if rest[0] == "namespaces":
             namespace, rest = rest[1], rest[2:]
         plural, name, sub = (*rest, "", "")[:3]
-        if (api, plural) not in PLURALS:
+        if (api, plural) not in PLURALS or plural in self.absent:
             return self._status(404, "the server could not find the requested resource")
         if request.method == "GET" and not name:
             if request.query.get("watch"):
@@ -351,7 +353,11 @@ class FakeApi:
         if len(parts) == (2 if parts[0] == "api" else 3):
             extra = [("namespaces", "Namespace", False), ("events", "Event", True)] if api == "v1" else []
             crds = [("customresourcedefinitions", "CustomResourceDefinition", False)]
-            kinds = [(plural, kind, True) for (of, plural), kind in PLURALS.items() if of == api]
+            kinds = [
+                (plural, kind, True)
+                for (of, plural), kind in PLURALS.items()
+                if of == api and plural not in self.absent
+            ]
             return {
                 "resources": [
                     {

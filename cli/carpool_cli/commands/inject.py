@@ -25,6 +25,7 @@ from carpool_operator.injector.decide import Settings, decide, target_of
 from carpool_operator.injector.patch import patch
 from carpool_operator.injector.reasons import NOTES, Note, Skip
 from carpool_operator.workloads import registry
+from carpool_operator.workloads.kind import at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -221,6 +222,7 @@ def _injected(thing: Any, settings: Settings, namespace: str | None, outcomes: l
     outcomes.append(Outcome(name, None, tuple(Note(note) for note in notes)))
     if of is None:
         return pod_changed
-    pod.clear()
-    pod.update(pod_changed)
+    # Put where the old one was: what YAML's anchors share is another's as well.
+    *outer, last = (of.template(changed) or ())[:-2]
+    at(changed, outer)[last] = pod_changed
     return changed

@@ -121,7 +121,7 @@ class Fleet:
         """Compare what a list of a kind, in one namespace or in all, had to say with what the events did."""
         place = kind, namespace
         heard = self.last_event[kind] if namespace is None else self._told.get((kind, namespace), -inf)
-        deaf = news and self.synced and heard <= self._last_list[place]
+        deaf = news and self.synced and heard <= self._last_list.get(place, -inf)
         self.unheard[place] = self.unheard.get(place, 0) + 1 if deaf else 0
         self._last_list[place] = self._clock()
 

@@ -187,6 +187,9 @@ def _inject(workload: Workload, where: str) -> str:
     asked = own.get(INJECT) == ASKED or any(name.startswith(SLO_PREFIX) for name in own)
     if kind.annotating and not asked:
         return f"{where} annotate {kind.resource(target.name)} {INJECT}={ASKED}"
+    if kind.annotating and not kind.built_in:
+        # A restart may write another object than this.
+        return f"{where} annotate {kind.resource(target.name)} {INJECT}={ASKED} --overwrite"
     if kind.annotating:
         # Annotated while the webhook was away: any write has the annotation copied.
         return f"it was annotated while the injector was not available: {_restart(workload)}"

@@ -11,7 +11,7 @@ from things import DEPLOYMENT, POD, POLICY, deployment, pod, policy
 from times import Quick
 
 from carpool_operator.api.model import Target
-from carpool_operator.cluster.fleet import KINDS, POLICIES, Fleet, Sync, watch_pods
+from carpool_operator.cluster.fleet import POLICIES, Fleet, Sync, watch_pods
 from carpool_operator.cluster.kube import ApiError
 
 
@@ -142,7 +142,7 @@ async def test_a_watch_that_has_gone_deaf_is_noticed(api, fleet, sync):
     for number in range(3):
         api.put(*POLICY, policy(f"p{number}"))
         await sync.once()
-    assert fleet.unheard == {(kind, None): 3 * (kind == POLICIES) for kind in KINDS}
+    assert fleet.unheard == {(kind, None): 3 * (kind == POLICIES) for kind in fleet.present}
 
     fleet.told(POLICIES, False, api.put(*POLICY, policy("p9")))
     api.put(*POLICY, policy("p10"))
@@ -162,6 +162,80 @@ async def test_one_namespace_s_watch_that_has_gone_deaf_is_noticed_though_others
         await sync.once()
 
     assert (fleet.unheard[POLICIES, "a"], fleet.unheard[POLICIES, "b"]) == (0, 3)
+
+
+def rollout(name="web"):
+    status = {"observedGeneration": "1", "updatedReplicas": 1, "currentPodHash": "a", "stableRS": "a"}
+    return {**deployment(name), "status": status}
+
+
+ROLLOUT = ("argoproj.io/v1alpha1", "rollouts")
+
+
+async def test_a_kind_that_is_not_installed_breaks_nothing(api, fleet, sync, late):
+    await sync.once()
+
+    assert sync.ok.is_set()
+    assert "rollouts" not in fleet.present
+    assert "rollouts" not in fleet.sizes()
+    assert fleet.workload(Target("ns", "Rollout", "web")) is None
+
+
+async def test_a_kind_comes_and_goes_with_its_crd(api, fleet, sync, late):
+    await sync.once()
+    sync.kinds_changed.clear()
+    api.absent.discard("rollouts")
+    api.put(*ROLLOUT, rollout())
+
+    await sync.once()
+
+    assert sync.kinds_changed.is_set()
+    assert fleet.workload(Target("ns", "Rollout", "web")).replicas == 1
+    assert fleet.sizes()["rollouts"] == 1
+    assert late == [(kind, 0) for kind in fleet.last_event if kind != "rollouts"], "no event of it could have come"
+
+    sync.kinds_changed.clear()
+    await sync.once()
+    assert not sync.kinds_changed.is_set()
+
+    api.absent.add("rollouts")
+    await sync.once()
+
+    assert sync.kinds_changed.is_set()
+    assert fleet.workload(Target("ns", "Rollout", "web")) is None
+    fleet.told("rollouts", False, api.put(*ROLLOUT, rollout()))  # an event that was on its way
+    assert list(fleet.workloads()) == []
+
+
+async def test_a_kind_without_a_right_to_it_is_as_good_as_absent(api, fleet, sync):
+    api.absent.discard("rollouts")
+    api.fail("GET /apis/argoproj.io", 403)
+
+    await sync.once()
+
+    assert sync.ok.is_set()
+    assert "rollouts" not in fleet.present
+
+
+async def test_a_kind_that_every_cluster_has_is_not_done_without(api, fleet, sync):
+    api.fail("GET /apis/apps/v1/deployments", 403)
+
+    with pytest.raises(ApiError):
+        await sync.once()
+
+    assert not fleet.synced
+
+
+async def test_parts_of_other_workloads_are_none(api, fleet, sync):
+    body = deployment("bert-predictor")
+    body["metadata"]["ownerReferences"] = [
+        {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService", "name": "bert", "controller": True}
+    ]
+    api.put(*DEPLOYMENT, body)
+
+    await sync.once()
+
+    assert fleet.workload(Target("ns", "Deployment", "bert-predictor")) is None
 
 
 async def test_events_tell_of_what_changes(api, fleet):

@@ -74,6 +74,28 @@ async def test_where_it_gives_up_it_is_started_again_after_a_list(api, running, 
     await api.until(lambda: len(running.policies) == 1)
 
 
+async def test_a_kind_that_comes_is_watched_and_one_that_goes_is_not(api, running, sync):
+    await api.until(lambda: len(api.watchers) == 5)
+    api.absent.discard("rollouts")
+    running.found("rollouts", there=True)
+    sync.kinds_changed.set()
+    async with asyncio.timeout(20):
+        await sync.doubted.wait()
+    sync.ok.set()
+
+    await api.until(lambda: watched(api) >= {"rollouts", "deployments"})
+    assert not sync.kinds_changed.is_set()
+
+    api.absent.add("rollouts")
+    running.found("rollouts", there=False)
+    sync.doubted.clear()
+    sync.kinds_changed.set()
+    async with asyncio.timeout(20):
+        await sync.doubted.wait()
+    sync.ok.set()
+    await api.until(lambda: watched(api) and "rollouts" not in watched(api))
+
+
 def test_it_never_writes_and_looks_for_nothing_more():
     chosen = settings()
 
