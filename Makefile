@@ -41,6 +41,7 @@ cluster: programs ## Open a cluster with the chart and a model in it, and a shel
 .PHONY: programs
 programs: $(STAMP)
 	@PYTHONPATH=tests/cluster $(BIN)/python -m minicluster.binaries --get
+	@PYTHONPATH=tests/cluster $(BIN)/python -m minicluster.foreign
 
 check: $(STAMP) ## Lint, types, layers, import cycles, sizes, words, generated files
 	$(BIN)/ruff format --check --quiet .
