@@ -5,7 +5,6 @@ Messages are sentences that stay as they are while nothing changes: a status is 
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.policy.durations import format_seconds
@@ -193,28 +192,13 @@ def _inject(workload: Workload, where: str) -> str:
     if kind.annotating:
         # Annotated while the webhook was away: any write has the annotation copied.
         return f"it was annotated while the injector was not available: {_restart(workload)}"
-    return _patch(target, where, INJECT, ASKED)
+    return kind.annotate_pods(target.namespace, target.name, {INJECT: ASKED})
 
 
 def _restart(workload: Workload) -> str:
     """Return the command that makes new pods."""
     target = workload.target
     return BY_NAME[target.kind].restarted(target.namespace, target.name, workload.selector)
-
-
-def _patch(target: Target, where: str, annotation: str, value: str) -> str:
-    """Return how a workload's pods are annotated, which makes new ones: a command, where one does for all templates."""
-    kind = BY_NAME[target.kind]
-    resource = kind.resource(target.name)
-    if not kind.templates:
-        return f'write {annotation}: "{value}" in the templates of the pods that serve: {where} edit {resource}'
-    path = kind.annotations_path()
-    patch: object = {annotation: value}
-    for step in reversed(path):
-        patch = {step: patch}
-    written = json.dumps(patch, separators=(",", ":"))
-    merge = "" if kind.built_in else " --type=merge"  # strategic merges are for built-in kinds
-    return f"{where} patch {resource}{merge} -p '{written}'"
 
 
 def _elsewhere(workload: Workload, view: View, where: str) -> Finding | None:
@@ -230,7 +214,8 @@ def _elsewhere(workload: Workload, view: View, where: str) -> Finding | None:
     if workload.template_annotations.get(CONTAINER) == wanted:
         look = f"{where} get {BY_NAME[target.kind].resource(target.name)} --watch"
         return Finding(FALSE, "WrongContainer", f"{what}, where those of new pods will stand: {look}")
-    return Finding(FALSE, "WrongContainer", f"{what}: {_patch(target, where, CONTAINER, wanted)}")
+    how = BY_NAME[target.kind].annotate_pods(target.namespace, target.name, {CONTAINER: wanted})
+    return Finding(FALSE, "WrongContainer", f"{what}: {how}")
 
 
 def metrics_available(steering: Steering, view: View, stale_after: float) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from carpool_operator.workloads.kind import Json, Kind, State, controlled_by
+from carpool_operator.workloads.kind import Json, Kind, State, controlled_by, reference
 from carpool_operator.workloads.metadata import Meta, Selector, Template
 
 
@@ -35,9 +35,9 @@ def state(raw: Raw) -> State:
     return State(spec.template.annotations, str(spec.selector), wanted, rolling)
 
 
-def owner(_: Json, reference: Json) -> str | None:
+def owner(_: Json, by: Json) -> str | None:
     """Return the DaemonSet that the pod names."""
-    return reference["name"] if controlled_by(reference, "apps", "DaemonSet") else None
+    return by["name"] if controlled_by(by, "apps", "DaemonSet") else None
 
 
 KIND = Kind(
@@ -49,6 +49,7 @@ KIND = Kind(
     raw=Raw,
     state=state,
     owner=owner,
+    made=lambda name: ({}, reference("apps/v1", "DaemonSet", name)),
     revision="controller-revision-hash",
     templates=("spec.template",),
     annotating=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from carpool_operator.workloads.kind import Json, Kind, State, controlled_by
+from carpool_operator.workloads.kind import Json, Kind, State, controlled_by, reference
 from carpool_operator.workloads.metadata import Meta, Selector, Template
 
 
@@ -36,13 +36,11 @@ def state(raw: Raw) -> State:
     return State(spec.template.annotations, str(spec.selector), spec.replicas, rolling)
 
 
-def owner(labels: Json, reference: Json) -> str | None:
+def owner(labels: Json, by: Json) -> str | None:
     """Take the hash off the ReplicaSet's name."""
     suffix = f"-{labels.get('pod-template-hash')}"
-    name = str(reference.get("name", ""))
-    return (
-        name.removesuffix(suffix) if controlled_by(reference, "apps", "ReplicaSet") and name.endswith(suffix) else None
-    )
+    name = str(by.get("name", ""))
+    return name.removesuffix(suffix) if controlled_by(by, "apps", "ReplicaSet") and name.endswith(suffix) else None
 
 
 KIND = Kind(
@@ -54,6 +52,7 @@ KIND = Kind(
     raw=Raw,
     state=state,
     owner=owner,
+    made=lambda name: ({"pod-template-hash": "0"}, reference("apps/v1", "ReplicaSet", f"{name}-0")),
     revision="pod-template-hash",
     templates=("spec.template",),
     annotating=True,

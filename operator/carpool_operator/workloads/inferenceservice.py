@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from carpool_operator.workloads.kind import Json, Kind, State
+from carpool_operator.workloads.kind import Json, Kind, State, reference
 from carpool_operator.workloads.metadata import Meta
 
 NAME = "serving.kserve.io/inferenceservice"
@@ -67,6 +67,10 @@ KIND = Kind(
     raw=Raw,
     state=state,
     owner=owner,
+    made=lambda name: (
+        {NAME: name, COMPONENT: "predictor", "pod-template-hash": "0"},
+        reference("apps/v1", "ReplicaSet", f"{name}-predictor-0"),
+    ),
     revision="pod-template-hash",
     templates=("spec.predictor.annotations",),
     annotating=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -42,6 +43,8 @@ class Kind(Struct, frozen=True, kw_only=True):
     """Returns the name of the workload of this kind that a pod belongs to: ``None`` where it is of another kind, ``""``
     where it is of this one and serves no model. Given the pod's labels and the reference to the object that controls
     the pod; reads nothing else, since the webhook asks no server."""
+    made: Callable[[str], tuple[dict[str, str], dict[str, Any]]]
+    """Returns labels and controller reference of a pod as the kind's controller makes it for the workload named."""
     revision: str
     """Label by which pods of two templates are told apart."""
     templates: tuple[str, ...]
@@ -74,6 +77,22 @@ class Kind(Struct, frozen=True, kw_only=True):
         command = self.restart.format(resource=self.resource(name), name=name, selector=selector)
         return f"kubectl -n {namespace} {command}"
 
+    def annotate_pods(self, namespace: str, name: str, annotations: Mapping[str, str]) -> str:
+        """Return how annotations get on its pods: a command where one does for all templates. It makes new pods."""
+        where, resource = f"kubectl -n {namespace}", self.resource(name)
+        if not self.templates:
+            written = ", ".join(f'{key}: "{value}"' for key, value in annotations.items())
+            return f"write {written} in the templates of the pods that serve: {where} edit {resource}"
+        patch: object = dict(annotations)
+        for step in reversed(self.annotations_path()):
+            patch = {step: patch}
+        return f"{where} patch {resource}{self.merge} -p '{json.dumps(patch, separators=(',', ':'))}'"
+
+    @property
+    def merge(self) -> str:
+        """The flag that a patch needs: strategic merges are for built-in kinds."""
+        return "" if self.built_in else " --type=merge"
+
     def annotations_path(self, template: str | None = None) -> tuple[str, ...]:
         """Return where its pods' annotations lie, by the path of a template; by default the last of ``templates``."""
         steps = tuple((template or self.templates[-1]).split("."))
@@ -99,6 +118,11 @@ def at(thing: Any, path: Iterable[str]) -> Any:  # noqa: ANN401 - whatever JSON 
     return thing
 
 
-def controlled_by(reference: Json, group: str, kind: str) -> bool:
+def reference(api: str, kind: str, name: str) -> dict[str, Any]:
+    """Return a reference to the object that controls a pod that is made for a look, and never stored."""
+    return {"apiVersion": api, "kind": kind, "name": name, "uid": "preflight", "controller": True}
+
+
+def controlled_by(owner: Json, group: str, kind: str) -> bool:
     """Whether a reference is to an object of some kind, of any version."""
-    return str(reference.get("apiVersion", "")).startswith(f"{group}/") and reference.get("kind") == kind
+    return str(owner.get("apiVersion", "")).startswith(f"{group}/") and owner.get("kind") == kind

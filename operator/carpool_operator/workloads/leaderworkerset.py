@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from carpool_operator.workloads.kind import Json, Kind, State
+from carpool_operator.workloads.kind import Json, Kind, State, reference
 from carpool_operator.workloads.metadata import Meta, Template
 
 NAME = "leaderworkerset.sigs.k8s.io/name"
@@ -64,6 +64,7 @@ KIND = Kind(
     raw=Raw,
     state=state,
     owner=owner,
+    made=lambda name: ({NAME: name, WORKER: "0"}, reference("apps/v1", "StatefulSet", name)),
     revision="leaderworkerset.sigs.k8s.io/template-revision-hash",
     templates=("spec.leaderWorkerTemplate.leaderTemplate", "spec.leaderWorkerTemplate.workerTemplate"),
     annotating=True,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct, field
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Key(NamedTuple):
@@ -67,6 +70,18 @@ class Requirement(Struct, frozen=True):
     operator: str
     values: list[str] = field(default_factory=list)
 
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether labels are as required."""
+        match self.operator:
+            case "In":
+                return labels.get(self.key) in self.values
+            case "NotIn":
+                return labels.get(self.key) not in self.values
+            case "Exists":
+                return self.key in labels
+            case _:
+                return self.key not in labels
+
     def __str__(self) -> str:
         values = ",".join(self.values)
         match self.operator:
@@ -85,6 +100,12 @@ class Selector(Struct, frozen=True, rename="camel"):
 
     match_labels: dict[str, str] = field(default_factory=dict)
     match_expressions: list[Requirement] = field(default_factory=list)
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether it selects an object with these labels; one that requires nothing selects all."""
+        return self.match_labels.items() <= labels.items() and all(
+            each.matches(labels) for each in self.match_expressions
+        )
 
     def __str__(self) -> str:
         labels = [f"{key}={value}" for key, value in self.match_labels.items()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from carpool_operator.workloads.kind import Json, Kind, State, controlled_by
+from carpool_operator.workloads.kind import Json, Kind, State, controlled_by, reference
 from carpool_operator.workloads.metadata import Meta, Template
 
 FROM_KIND, FROM_NAME = "ray.io/originated-from-crd", "ray.io/originated-from-cr-name"
@@ -56,9 +56,9 @@ def state(raw: Raw) -> State:
     return State(annotations, selector, sum(each.replicas for each in asking), rolling)
 
 
-def owner(labels: Json, reference: Json) -> str | None:
+def owner(labels: Json, by: Json) -> str | None:
     """Return the RayService that the labels name."""
-    named = controlled_by(reference, "ray.io", "RayCluster") and labels.get(FROM_KIND) == "RayService"
+    named = controlled_by(by, "ray.io", "RayCluster") and labels.get(FROM_KIND) == "RayService"
     return labels.get(FROM_NAME) if named else None
 
 
@@ -70,6 +70,7 @@ KIND = Kind(
     raw=Raw,
     state=state,
     owner=owner,
+    made=lambda name: ({FROM_KIND: "RayService", FROM_NAME: name}, reference("ray.io/v1", "RayCluster", f"{name}-0")),
     revision="ray.io/cluster",
     # One a group, in a list.
     templates=(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from carpool_operator.workloads.kind import Json, Kind, State, controlled_by
+from carpool_operator.workloads.kind import Json, Kind, State, controlled_by, reference
 from carpool_operator.workloads.metadata import Meta, Selector, Template
 
 
@@ -33,10 +33,10 @@ def state(raw: Raw) -> State:
     return State(spec.template.annotations, str(spec.selector), spec.replicas, rolling)
 
 
-def owner(labels: Json, reference: Json) -> str | None:
+def owner(labels: Json, by: Json) -> str | None:
     """Return the ReplicaSet that the pod names, where its labels name no hash of what may have made that."""
     made = "pod-template-hash" in labels or "rollouts-pod-template-hash" in labels
-    return reference["name"] if controlled_by(reference, "apps", "ReplicaSet") and not made else None
+    return by["name"] if controlled_by(by, "apps", "ReplicaSet") and not made else None
 
 
 KIND = Kind(
@@ -48,6 +48,7 @@ KIND = Kind(
     raw=Raw,
     state=state,
     owner=owner,
+    made=lambda name: ({}, reference("apps/v1", "ReplicaSet", name)),
     # It has one template at a time, and no pod says of which it is.
     revision="pod-template-hash",
     templates=("spec.template",),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct, field
 
-from carpool_operator.workloads.kind import Json, Kind, State, controlled_by
+from carpool_operator.workloads.kind import Json, Kind, State, controlled_by, reference
 from carpool_operator.workloads.metadata import Meta, Selector, Template
 
 HASH = "rollouts-pod-template-hash"
@@ -46,13 +46,11 @@ def state(raw: Raw) -> State:
     return State(spec.template.annotations, selector, spec.replicas, rolling)
 
 
-def owner(labels: Json, reference: Json) -> str | None:
+def owner(labels: Json, by: Json) -> str | None:
     """Take the hash off the ReplicaSet's name."""
     suffix = f"-{labels.get(HASH)}"
-    name = str(reference.get("name", ""))
-    return (
-        name.removesuffix(suffix) if controlled_by(reference, "apps", "ReplicaSet") and name.endswith(suffix) else None
-    )
+    name = str(by.get("name", ""))
+    return name.removesuffix(suffix) if controlled_by(by, "apps", "ReplicaSet") and name.endswith(suffix) else None
 
 
 KIND = Kind(
@@ -64,6 +62,7 @@ KIND = Kind(
     raw=Raw,
     state=state,
     owner=owner,
+    made=lambda name: ({HASH: "0"}, reference("apps/v1", "ReplicaSet", f"{name}-0")),
     revision=HASH,
     templates=("spec.template",),
     annotating=True,

@@ -162,6 +162,13 @@ def test_names_that_kubectl_takes():
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_pod_made_for_a_look_belongs_to_its_workload(kind):
+    labels, by = kind.made("web")
+
+    assert owner({"metadata": {"labels": labels, "ownerReferences": [by]}}) == (kind.name, "web")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_the_command_that_makes_new_pods_is_whole(kind):
     command = kind.restarted("shop", "web", "app=web")
 
