@@ -159,10 +159,9 @@ def _expose(subject: Subject, pod: Json, service: str) -> str:
     status = json.loads(pod["metadata"]["annotations"][names.STATUS])
     model = next(each for each in pod["spec"]["containers"] if each["name"] == status["container"])
     found = ports(pod)
-    handed: Json = next(
-        (each for each in model.get("ports") or [] if found and each["containerPort"] == found.data), {}
-    )
-    target = handed.get("name") or (found.data if found else "http")
+    data = "http" if found is None else found.data
+    handed: Json = next((each for each in model.get("ports") or [] if each["containerPort"] == data), {})
+    target = handed.get("name") or data
     return f"{_kubectl(subject)} expose service {service} --name={service}-batched --port=80 --target-port={target}"
 
 
@@ -207,13 +206,12 @@ def _admits(rule: Json, port: int, named: dict[str, int]) -> bool:
 def _covers(entry: Json, port: int, named: dict[str, int]) -> bool:
     if entry.get("protocol", "TCP") != "TCP":
         return False
-    first = entry.get("port")
+    first: int | str | None = entry.get("port")
     if first is None:
         return True
     if isinstance(first, str):
         return named.get(first) == port
-    last: int = entry.get("endPort", first)
-    return bool(first <= port <= last)
+    return first <= port <= int(entry.get("endPort", first))
 
 
 def autoscalers(subject: Subject, pod: Json, near: Around) -> Iterator[Finding]:
