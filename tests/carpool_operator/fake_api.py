@@ -20,6 +20,7 @@ PLURALS = {
     ("v1", "secrets"): "Secret",
     ("v1", "pods"): "Pod",
     ("v1", "services"): "Service",
+    ("v1", "namespaces"): "Namespace",
     ("apps/v1", "deployments"): "Deployment",
     ("apps/v1", "statefulsets"): "StatefulSet",
     ("apps/v1", "daemonsets"): "DaemonSet",
@@ -229,7 +230,7 @@ class FakeApi:
         api = parts[1] if parts[0] == "api" else "/".join(parts[1:3])
         rest = parts[2:] if parts[0] == "api" else parts[3:]
         namespace = ""
-        if rest[0] == "namespaces":
+        if rest[0] == "namespaces" and len(rest) > 2:
             namespace, rest = rest[1], rest[2:]
         plural, name, sub = (*rest, "", "")[:3]
         if (api, plural) not in PLURALS or plural in self.absent:
@@ -351,10 +352,10 @@ class FakeApi:
             }
         api = "/".join(parts[1:])
         if len(parts) == (2 if parts[0] == "api" else 3):
-            extra = [("namespaces", "Namespace", False), ("events", "Event", True)] if api == "v1" else []
+            extra = [("events", "Event", True)] if api == "v1" else []
             crds = [("customresourcedefinitions", "CustomResourceDefinition", False)]
             kinds = [
-                (plural, kind, True)
+                (plural, kind, plural != "namespaces")
                 for (of, plural), kind in PLURALS.items()
                 if of == api and plural not in self.absent
             ]

@@ -60,6 +60,17 @@ class Pod(Struct, frozen=True, kw_only=True):
     """The one that the sidecar stands before; ``""`` where that can't be read."""
 
 
+class Namespace(Struct, frozen=True):
+    """A namespace with annotations of ours."""
+
+    name: str
+    uid: str
+    defaults: dict[str, str]
+    """Of the annotations of workloads in it."""
+    problems: tuple[str, ...]
+    """What is wrong with others of its annotations."""
+
+
 class Missed(NamedTuple):
     """A pod that should have a sidecar and has none."""
 
@@ -111,6 +122,8 @@ class View(Struct, frozen=True, kw_only=True):
     """Those that exist, of the targets the policy names at least."""
     pods: Mapping[Target, Sequence[Pod]]
     """Those with a sidecar, by target; likewise."""
+    selected: Sequence[Target] = ()
+    """Workloads that the policy selects by label; one more than ``MAX_SELECTED`` where there are too many."""
     readings: Mapping[str, Reading]
     """What is new of pods since the last step, by UID: whom a Prometheus has not scraped since is not in here. Why one
     can't be read is said again until it can."""

@@ -20,8 +20,8 @@ from carpool_operator.api import annotations as names
 from carpool_operator.api.spec import API_VERSION, PLURAL
 from carpool_operator.cluster.cache import Cache
 from carpool_operator.cluster.kube import ApiError, Kube, path_of
-from carpool_operator.cluster.objects import RawPod, RawPolicy, workload
-from carpool_operator.cluster.watching import Items, Kept, Watch, read_list
+from carpool_operator.cluster.objects import RawNamespace, RawPod, RawPolicy, workload
+from carpool_operator.cluster.watching import Items, Kept, Watch, read_list, read_one
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Key
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from carpool_operator.api.model import Pod, Policy, Target, Workload
+    from carpool_operator.api.model import Namespace, Pod, Policy, Target, Workload
 
-POLICIES, PODS = "policies", "pods"
+POLICIES, NAMESPACES, PODS = "policies", "namespaces", "pods"
 NOT_THERE = {403, 404}
 """Answers to a list of a kind whose CRD is not installed, or that this operator has no right to."""
 
@@ -54,6 +54,7 @@ KINDS = {
         kind.plural: Kind(kind.api, kind.plural, {}, Kept(kind.raw, partial(workload, kind)), not kind.built_in)
         for kind in registry.KINDS
     },
+    NAMESPACES: Kind("v1", NAMESPACES, {}, Kept(RawNamespace, RawNamespace.namespace), optional=True),
     PODS: Kind("v1", PODS, {"labelSelector": f"{names.INJECTED}=true"}, Kept(RawPod, RawPod.pod)),
 }
 
@@ -75,8 +76,14 @@ class Fleet:
         self._clock = clock
         self._last_list: dict[tuple[str, str | None], float] = {}
         self._told: dict[tuple[str, str], float] = {}
+        self.namespaces: Cache[Key, Namespace] = Cache()
         self._workloads: dict[str, Cache[Key, Workload]] = {kind.plural: Cache() for kind in registry.KINDS}
-        self._caches: dict[str, Cache[Key, Any]] = {POLICIES: self.policies, **self._workloads, PODS: self.pods}
+        self._caches: dict[str, Cache[Key, Any]] = {
+            POLICIES: self.policies,
+            **self._workloads,
+            NAMESPACES: self.namespaces,
+            PODS: self.pods,
+        }
 
     @property
     def present(self) -> frozenset[str]:
@@ -89,7 +96,7 @@ class Fleet:
             self.last_event.setdefault(kind, self._clock())
         elif kind in self.last_event:
             del self.last_event[kind]
-            self._workloads[kind] = self._caches[kind] = Cache()
+            self._caches[kind].clear()
             self.unheard = {place: lists for place, lists in self.unheard.items() if place[0] != kind}
 
     def told(self, kind: str, deleted: bool, plain: object) -> None:
@@ -235,9 +242,12 @@ class Sync:
         """
         news = 0
         for namespace in self._namespaces:
-            path = path_of(kind.api, kind.plural, namespace)
+            # With rights in some namespaces, each of these may be read by itself.
+            read, path = read_list, path_of(kind.api, kind.plural, namespace)
+            if name == NAMESPACES and namespace is not None:
+                read, path = read_one, path_of(kind.api, kind.plural, None, namespace)
             items, version = await asyncio.get_running_loop().run_in_executor(
-                self._thread, read_list, self._kube, path, kind.query, kind.kept
+                self._thread, read, self._kube, path, kind.query, kind.kept
             )
             self._fleet.found(name, there=True)
             found = self._fleet.listed(name, namespace, items, version)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import kopf
 
-from carpool_operator.cluster.fleet import KINDS, PODS
+from carpool_operator.cluster.fleet import KINDS, NAMESPACES, PODS
 
 if TYPE_CHECKING:
     import random
@@ -29,7 +29,9 @@ LONGEST = 60.0
 """Seconds between two starts at most."""
 
 
-def registry(kube: Kube, fleet: Fleet, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
+def registry(
+    kube: Kube, fleet: Fleet, loop: asyncio.AbstractEventLoop, *, clusterwide: bool = True
+) -> kopf.OperatorRegistry:
     """Return the handlers that tell ``fleet`` in its own loop."""
     handlers = kopf.OperatorRegistry()
 
@@ -38,7 +40,7 @@ def registry(kube: Kube, fleet: Fleet, loop: asyncio.AbstractEventLoop) -> kopf.
         return credentials(kube)
 
     def follow(kind: str) -> None:
-        group, version = KINDS[kind].api.split("/")
+        group, _, version = KINDS[kind].api.rpartition("/")
 
         @kopf.on.event(group, version, KINDS[kind].plural, registry=handlers, id=kind)
         async def told(event: kopf.RawEvent, **_: object) -> None:
@@ -46,9 +48,11 @@ def registry(kube: Kube, fleet: Fleet, loop: asyncio.AbstractEventLoop) -> kopf.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(fleet.told, kind, event["type"] == "DELETED", event["object"])
 
+    # Namespaces can't be watched with rights in some of them.
+    apart = {PODS} if clusterwide else {PODS, NAMESPACES}
     for kind in KINDS:
         # One that is not there when kopf starts, it never hears of: it is started again when the kind comes.
-        if kind != PODS and kind in fleet.present:
+        if kind not in apart and kind in fleet.present:
             follow(kind)
     return handlers
 
@@ -122,7 +126,7 @@ class Kopf:
         # Of that loop: for a flag of threads kopf would wait in one, which ends only with the flag.
         ended, stop = asyncio.Event(), asyncio.Event()
         self._sync.kinds_changed.clear()
-        handlers = registry(self._kube, self._fleet, loop)
+        handlers = registry(self._kube, self._fleet, loop, clusterwide=not self._namespaces)
 
         def session() -> None:
             try:

@@ -9,10 +9,10 @@ from msgspec import Struct, field
 
 from carpool.policy.plain import PolicyError
 from carpool_operator.api import annotations as names
-from carpool_operator.api.model import Pod, Policy, Target, Workload
+from carpool_operator.api.model import Namespace, Pod, Policy, Target, Workload
 from carpool_operator.api.spec import read_policy
 from carpool_operator.injector.decide import ADMIN_PORT
-from carpool_operator.workloads.metadata import Meta
+from carpool_operator.workloads.metadata import Key, Meta
 from carpool_operator.workloads.registry import BY_NAME, is_part
 
 if TYPE_CHECKING:
@@ -176,6 +176,32 @@ class RawPolicy(Struct, frozen=True):
             status=self.status,
             paused=PAUSED in meta.annotations,
         )
+
+
+# ------------------------------------------------------------------------------------------------- namespaces
+
+
+class _NamespaceMeta(Meta, frozen=True):
+    """A namespace lies in itself here, so that those of one namespace are found as for any other kind."""
+
+    @property
+    def key(self) -> Key:
+        """Its name, twice."""
+        return Key(self.name, self.name)
+
+
+class RawNamespace(Struct, frozen=True):
+    """A Namespace as the server writes it."""
+
+    metadata: _NamespaceMeta
+
+    def namespace(self) -> Namespace | None:
+        """Return what is kept of it; nothing of one without annotations of ours."""
+        ours = _ours(self.metadata.annotations)
+        if not ours:
+            return None
+        defaults, problems = names.read_defaults(ours)
+        return Namespace(self.metadata.name, self.metadata.uid, defaults, problems)
 
 
 # ------------------------------------------------------------------------------------------------- configurations

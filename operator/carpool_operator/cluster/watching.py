@@ -72,6 +72,16 @@ def read_list(kube: Kube, path: str, query: Mapping[str, str | int], kept: Kept[
             return items, int(version)
 
 
+def read_one(kube: Kube, path: str, query: Mapping[str, str | int], kept: Kept[T]) -> tuple[Items[T], int]:
+    """Read one object as a list of one, or of none where nothing of it is kept.
+
+    Raises ``ApiError``.
+    """
+    raw = kept.one.decode(kube.get(path, query))
+    value, version = kept.keep(raw), raw.metadata.version
+    return {} if value is None else {raw.metadata.key: (version, value)}, version
+
+
 class Watch(Generic[T]):
     """One list and watch, in a thread of its own, until told to stop.
 

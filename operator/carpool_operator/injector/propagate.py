@@ -19,10 +19,7 @@ def asks(workload: Json) -> bool:
 
     By presence alone: putting a typo right rolls no pods.
     """
-    written = annotations_of(workload)
-    if written.get(names.INJECT) == names.FORBIDDEN:
-        return False
-    return written.get(names.INJECT) == names.ASKED or any(name.startswith(names.SLO_PREFIX) for name in written)
+    return names.asks(annotations_of(workload))
 
 
 def propagate(kind: Kind, workload: Json) -> Json:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool.policy.durations import format_seconds
 from carpool_operator.api.annotations import ASKED, CONTAINER, FORBIDDEN, INJECT, PROPAGATED, SLO_PREFIX, STATUS
 from carpool_operator.api.model import LONGEST_NOTE
+from carpool_operator.api.spec import MAX_SELECTED
 from carpool_operator.api.status import (
     ANNOTATION_INVALID,
     DEFECTS,
@@ -58,6 +59,21 @@ def accepted(policy: Policy, targets: Sequence[Target], view: View) -> Finding:
     lost = conflicts(policy, targets, view.owners)
     if lost:
         return Finding(FALSE, "Conflicted", lost)
+    if len(view.selected) > MAX_SELECTED:
+        return Finding(
+            FALSE,
+            "TooManyTargets",
+            f"targetSelector selects more than {MAX_SELECTED} workloads, of which the first {MAX_SELECTED} by name are "
+            "tuned: narrow it, or write a second policy",
+        )
+    selector = policy.spec.target_selector
+    if selector is not None and not targets:
+        return Finding(
+            FALSE,
+            "TargetNotFound",
+            f"targetSelector selects no {selector.kind} in namespace {policy.namespace}: label one, or correct it "
+            f"(kubectl -n {policy.namespace} get {BY_NAME[selector.kind].plural} --show-labels)",
+        )
     absent = [target for target in targets if target not in view.workloads]
     if absent:
         named = ", ".join(f"{target.kind} {target.name}" for target in absent)

@@ -55,7 +55,8 @@ async def test_the_first_list_fills_the_caches(api, fleet, sync):
     assert fleet.synced
     assert sync.ok.is_set()
     assert fleet.sizes() == {
-        "policies": 1, "deployments": 1, "statefulsets": 1, "daemonsets": 0, "replicasets": 0, "pods": 1
+        "policies": 1, "deployments": 1, "statefulsets": 1, "daemonsets": 0, "replicasets": 0,
+        "namespaces": 0, "pods": 1,
     }  # fmt: skip
     assert fleet.workload(Target("ns", "StatefulSet", "db")).target.kind == "StatefulSet"
     assert fleet.workload(Target("ns", "Deployment", "db")) is None
@@ -192,7 +193,7 @@ async def test_a_kind_comes_and_goes_with_its_crd(api, fleet, sync, late):
     assert sync.kinds_changed.is_set()
     assert fleet.workload(Target("ns", "Rollout", "web")).replicas == 1
     assert fleet.sizes()["rollouts"] == 1
-    assert late == [(kind, 0) for kind in fleet.last_event if kind != "rollouts"], "no event of it could have come"
+    assert set(late) == {(kind, 0) for kind in fleet.present - {"rollouts"}}, "no event of it could have come"
 
     sync.kinds_changed.clear()
     await sync.once()
@@ -224,6 +225,36 @@ async def test_a_kind_that_every_cluster_has_is_not_done_without(api, fleet, syn
         await sync.once()
 
     assert not fleet.synced
+
+
+NAMESPACE = {"metadata": {"name": "ns", "annotations": {"carpool.dev/slo-p99": "80ms", "carpool.dev/mod": "Hold"}}}
+
+
+async def test_the_defaults_of_a_namespace_are_read(api, fleet, sync):
+    api.put("v1", "namespaces", NAMESPACE, "")
+    api.put("v1", "namespaces", {"metadata": {"name": "plain", "annotations": {"other": "x"}}}, "")
+
+    await sync.once()
+
+    (found,) = fleet.namespaces
+    assert (found.name, found.defaults) == ("ns", {"carpool.dev/slo-p99": "80ms"})
+    assert found.problems == ("carpool.dev/mod is no default: did you mean carpool.dev/mode?",)
+
+
+async def test_with_rights_in_some_namespaces_each_is_read_by_itself(kube, api, fleet):
+    api.put("v1", "namespaces", NAMESPACE, "")
+    api.put("v1", "namespaces", {"metadata": {"name": "b"}}, "")
+    sync = Sync(
+        kube, fleet, ["ns", "b"], interval=1.0, found=lambda *_: None, clock=Clock(),
+        log=logging.getLogger("test"), random=Quick(),
+    )  # fmt: skip
+
+    await sync.once()
+
+    assert [each.name for each in fleet.namespaces] == ["ns"]
+    assert {line for line in api.log if "namespaces" in line and line.count("/") == 4} == {
+        "GET /api/v1/namespaces/ns", "GET /api/v1/namespaces/b",
+    }  # fmt: skip
 
 
 async def test_parts_of_other_workloads_are_none(api, fleet, sync):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from things import DEPLOYMENT, POLICY, as_kept, deployment, policy
 
+from carpool_operator.api.model import Namespace
 from carpool_operator.cluster.cache import Cache
 from carpool_operator.cluster.fleet import KINDS, POLICIES
 from carpool_operator.cluster.objects import RawPolicy
@@ -136,3 +137,47 @@ async def test_a_policy_that_is_another_by_now_is_not_deleted(api, writer):
     await drop(writer, as_kept(RawPolicy, body))
     assert api.get(*POLICY, "deployment-web") is None
     await drop(writer, as_kept(RawPolicy, body))  # gone already
+
+
+def of(**defaults):
+    named = {f"carpool.dev/{name.replace('_', '-')}": value for name, value in defaults.items()}
+    return Namespace("ns", "uid-ns", named, ())
+
+
+def test_the_defaults_of_a_namespace_are_for_those_that_ask():
+    asks, plain, own = workload(inject="true"), workload(), workload(inject="true", slo_p50="10ms")
+    defaults = [of(slo_p99="80ms", objective="Latency")]
+
+    ((_, spec),) = Owned().plan([asks], policies(), defaults).keep
+    assert (spec.slo.latency.p99, spec.objective) == (0.08, "Latency")
+    assert Owned().plan([plain], policies(), defaults) == ([], [], [])
+    ((_, spec),) = Owned().plan([own], policies(), defaults).keep
+    assert (spec.slo.latency.p50, spec.slo.latency.p99, spec.objective) == (0.01, None, "Latency")
+
+
+def test_a_namespace_s_defaults_take_precedence_over_the_cluster_s():
+    owned = Owned({"carpool.dev/slo-p50": "10ms", "carpool.dev/max-batch": "8"})
+
+    ((_, spec),) = owned.plan([workload(inject="true")], policies(), [of(slo_p99="80ms")]).keep
+    assert (spec.slo.latency.p50, spec.slo.latency.p99, spec.bounds.max_batch.max) == (None, 0.08, 8)
+    ((_, spec),) = owned.plan([workload(inject="true")], policies(), []).keep
+    assert (spec.slo.latency.p50, spec.slo.latency.p99) == (0.01, None)
+
+
+def test_a_default_makes_no_policy_where_a_person_wrote_one():
+    asks, own = workload(inject="true"), workload(slo_p99="50ms")
+    by_hand, defaults = {asks.target}, [of(slo_p99="80ms")]
+
+    assert Owned().plan([asks], policies(), defaults, by_hand).keep == []
+    assert len(Owned().plan([own], policies(), defaults, by_hand).keep) == 1, "the operator says that it is in conflict"
+    plan = Owned().plan([asks], policies(policy("deployment-web", **ANNOTATED)), defaults, by_hand)
+    assert [each.name for each in plan.drop] == ["deployment-web"]
+
+
+def test_a_default_that_makes_no_sense_is_said_where_it_would_count():
+    wrong = Namespace("ns", "uid-ns", {}, ("carpool.dev/mode is 'on': there are Apply, Recommend, Hold",))
+
+    ((about, event),) = Owned().plan([workload(inject="true"), workload()], policies(), [wrong]).events
+
+    assert about.target.name == "web"
+    assert (event.reason, event.message[:17]) == ("DefaultInvalid", "of the namespace:")

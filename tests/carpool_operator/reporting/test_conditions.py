@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from carpool.policy.durations import Duration
 from carpool.policy.spec import SLO, Latency
 from carpool_operator.api.model import Event, Missed, Target
-from carpool_operator.api.spec import TargetRef
+from carpool_operator.api.spec import MAX_SELECTED, PolicySpec, TargetRef, TargetSelector
 from carpool_operator.api.status import ConditionStatus, ConditionType
 from carpool_operator.reporting.conditions import (
     FALSE,
@@ -23,6 +23,8 @@ from carpool_operator.reporting.conditions import (
     ready,
     worst,
 )
+from carpool_operator.reporting.conditions import accepted as accepted_of
+from carpool_operator.tuning.assignment import targets_of
 
 
 def settle(world, steps=4):
@@ -59,6 +61,23 @@ def test_how_to_get_sidecars_depends_on_what_there_is():
         world.workload = workload_of(Target("vision", kind, "resnet"), inject=None)
         settle(world)
         assert f"kubectl -n vision {how}" in programmed(world)[2]
+
+
+def test_a_selector_says_when_it_selects_nothing_or_too_much():
+    world = World(pods=0)
+    wanted = PolicySpec(slo=spec().slo, target_selector=TargetSelector(match_labels={"team": "vision"})).validate()
+    world.edit(wanted)
+    accepted = conditions_of(world, selected=())
+    assert (accepted.status, accepted.reason) == ("False", "TargetNotFound")
+    assert accepted.message.endswith("(kubectl -n vision get deployments --show-labels)")
+    many = tuple(Target("vision", "Deployment", f"m{number:03}") for number in range(MAX_SELECTED + 1))
+    accepted = conditions_of(world, selected=many)
+    assert (accepted.status, accepted.reason) == ("False", "TooManyTargets")
+
+
+def conditions_of(world, selected):
+    view = replace(world.view(0.0, {}), selected=selected, owners=dict.fromkeys(selected, world.policy))
+    return accepted_of(world.policy, targets_of("vision", world.policy.spec, selected), view)
 
 
 def test_a_replica_set_s_new_pods_are_made_by_hand():
