@@ -98,7 +98,7 @@ async def test_a_cluster_without_the_crds_is_listed_whole(bare, cluster):
     await once(cluster, fleet)
 
     assert fleet.synced
-    assert fleet.present == {"policies", "pods", *(kind.plural for kind in KINDS if kind.built_in)}
+    assert fleet.present == {"policies", "namespaces", "pods", *(kind.plural for kind in KINDS if kind.built_in)}
 
 
 async def test_each_kind_is_read_as_its_real_schema_stores_it(bare, installed, cluster, namespace):
@@ -108,7 +108,7 @@ async def test_each_kind_is_read_as_its_real_schema_stores_it(bare, installed, c
 
     await once(cluster, fleet)
 
-    assert fleet.present == {"policies", "pods", *(kind.plural for kind in KINDS)}
+    assert fleet.present == {"policies", "namespaces", "pods", *(kind.plural for kind in KINDS)}
     for kind in SPECS:
         found = fleet.workload(Target(namespace, kind, "web"))
         assert found.annotations == SLO, kind
@@ -168,3 +168,39 @@ def test_a_group_that_is_not_the_kind_s_is_refused_by_name(bare, installed, name
         installed.create({**policy, "spec": spec}, namespace)
     spec["targetRefs"][0]["group"] = "argoproj.io"
     assert installed.create({**policy, "spec": spec}, namespace)["spec"]["targetRefs"] == spec["targetRefs"]
+
+
+def test_defaults_of_a_namespace_and_a_selector_make_and_find_policies(bare, installed, namespace):
+    asks = {INJECT: "true"}
+    installed.create(manifest("Deployment", "by-default", **asks), namespace)
+    selected = manifest("StatefulSet", "selected", **asks)
+    selected["metadata"]["labels"] = {"team": "vision"}
+    selected["spec"] = {**selected["spec"], "replicas": 0}
+    installed.create(selected, namespace)
+    spec = {
+        "targetSelector": {"kind": "StatefulSet", "matchLabels": {"team": "vision"}},
+        "slo": {"latency": {"p99": "40ms"}},
+    }
+    policy = {
+        "apiVersion": "carpool.dev/v1alpha1",
+        "kind": "BatchingPolicy",
+        "metadata": {"name": "vision"},
+        "spec": spec,
+    }
+    installed.create(policy, namespace)
+
+    installed.patch("namespaces", namespace, body={"metadata": {"annotations": {"carpool.dev/slo-p99": "80ms"}}})
+
+    def settled(found):
+        by_name = {each["metadata"]["name"]: each for each in found}
+        targets = by_name.get("vision", {}).get("status", {}).get("targets", [])
+        return by_name.keys() == {"vision", "deployment-by-default"} and [each["name"] for each in targets] == [
+            "selected"
+        ]
+
+    found = installed.until("batchingpolicies", namespace, settled, timeout=120)
+    (made,) = [each for each in found if each["metadata"]["name"] == "deployment-by-default"]
+    assert made["spec"]["slo"]["latency"] == {"p99": "80ms"}
+
+    installed.patch("namespaces", namespace, body={"metadata": {"annotations": {"carpool.dev/slo-p99": None}}})
+    installed.until("batchingpolicies", namespace, lambda found: len(found) == 1, timeout=120)
