@@ -63,7 +63,7 @@ def accepted(policy: Policy, targets: Sequence[Target], view: View) -> Finding:
         return Finding(
             FALSE,
             "TooManyTargets",
-            f"targetSelector selects more than {MAX_SELECTED} workloads, of which the first {MAX_SELECTED} by name are "
+            f"targetSelector selects more than {MAX_SELECTED} workloads; the first {MAX_SELECTED} by name are "
             "tuned: narrow it, or write a second policy",
         )
     selector = policy.spec.target_selector
