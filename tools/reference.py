@@ -34,6 +34,7 @@ from carpool_operator.injector.decide import Settings
 from carpool_operator.injector.reasons import NOTES, REASONS
 from carpool_operator.injector.server import Injector
 from carpool_operator.reporting import metrics as operator_metrics
+from carpool_operator.workloads import registry
 from carpool_sidecar import main as sidecar
 from carpool_sidecar.admin import metrics
 from carpool_sidecar.admin.app import AdminApp
@@ -125,9 +126,22 @@ def resource() -> str:
     lines += [f"| `{each.value}` | {_prose(texts[each.name])} |" for each in status.ConditionType]
     lines += [
         "",
+        "## Workloads",
+        "",
+        "`targetRefs` names `kind`, and `group` where that is not `apps`. A kind whose CRD is not installed costs",
+        "nothing.",
+        "",
+        "| kind | group | annotate | |",
+        "|---|---|---|---|",
+        *(
+            f"| `{kind.name}` | `{kind.group}` | {'the workload' if kind.annotating else 'its pod template'} "
+            f"| {kind.remark} |"
+            for kind in sorted(registry.KINDS, key=lambda kind: (not kind.built_in, kind.name))
+        ),
+        "",
         "## Annotations",
         "",
-        "On a Deployment these make a policy of its own, `deployment-NAME`.",
+        "On a workload these make a policy of its own, `deployment-NAME` of a Deployment.",
         "",
         "| annotation | field of the policy |",
         "|---|---|",

@@ -75,7 +75,7 @@ class Controller:
         if spec is None:
             return self._unread(view)
         # 1. What is there and its own
-        targets = targets_of(policy.namespace, spec)
+        targets = targets_of(policy.namespace, spec, view.selected)
         owned = [target for target in targets if view.owners[target].uid == policy.uid]
         self._steerings = {target: self._steerings.get(target) or Steering(target) for target in owned}
         # 2. Steer
@@ -140,7 +140,7 @@ class Controller:
         self._delivered = {steering.target: delivery(steering, view) for steering in there}
         stale_after = spec.metrics.stale_after
         findings = {
-            ConditionType.ACCEPTED: accepted(policy, targets_of(policy.namespace, spec), view),
+            ConditionType.ACCEPTED: accepted(policy, targets_of(policy.namespace, spec, view.selected), view),
             ConditionType.PROGRAMMED: worst(
                 [programmed(each, view, self._delivered[each.target], before=before) for each in there], NOTHING
             ),

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import aiohttp
-from msgspec import Struct
+from msgspec import Struct, field
 
 from carpool_operator.cluster.election import Candidate, Election
 from carpool_operator.cluster.fleet import PODS, Fleet, Sync, watch_pods
@@ -60,6 +60,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     resync: float
     metrics_host: str | None
     metrics_port: int
+    defaults: dict[str, str] = field(default_factory=dict)
+    """Annotations that hold for workloads in all namespaces that ask for a sidecar and do not have them."""
 
 
 class Operator:
@@ -218,6 +220,7 @@ class Operator:
                     wall=time.time,
                     cpu=time.process_time,
                     log=self._log,
+                    defaults=self._settings.defaults,
                 )
             )
             refresh = asyncio.create_task(self._refresh(maps))

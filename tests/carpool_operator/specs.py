@@ -38,18 +38,33 @@ prometheus = st.fixed_dictionaries(
         "interval": waits,
     },
 )
+KIND = {
+    "group": st.sampled_from(["apps", "apps", "argoproj.io"]),
+    "kind": st.sampled_from(["Deployment", "StatefulSet", "Rollout"]),
+}
+labels = st.fixed_dictionaries({"app": names}) | st.just({})
+requirements = st.lists(
+    st.fixed_dictionaries(
+        {"key": names, "operator": st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist"])},
+        optional={"values": st.lists(names, max_size=2)},
+    ),
+    max_size=2,
+)
 specs = st.fixed_dictionaries(
     {
         "targetRefs": st.lists(
             st.fixed_dictionaries(
                 {"name": names},
-                optional={"group": st.just("apps"), "kind": st.sampled_from(["Deployment", "StatefulSet"])},
+                optional=KIND,
             ),
             max_size=3,
         ),
         "slo": some(latency=some(p50=waits, p90=waits, p95=waits, p99=waits, p999=waits)),
     },
     optional={
+        "targetSelector": st.fixed_dictionaries(
+            {}, optional={**KIND, "matchLabels": labels, "matchExpressions": requirements}
+        ),
         "models": st.lists(
             st.fixed_dictionaries(
                 {"name": names},

@@ -218,7 +218,7 @@ OPEN = {("global",)}
 """Helm's own, for charts of charts."""
 
 FREE = {("operator", "resources"), ("injector", "resources")}
-FREE |= {("certificates", "issuerRef"), ("monitoring", "dashboard", "labels")}
+FREE |= {("defaults",), ("certificates", "issuerRef"), ("monitoring", "dashboard", "labels")}
 """Values whose content is Kubernetes' or the user's."""
 
 

@@ -15,6 +15,7 @@ from minicluster import carpool
 from minicluster.waiting import eventually
 
 from carpool_operator.injector.certificates import issue
+from carpool_operator.workloads.registry import KINDS
 
 ROOT = Path(__file__).parents[2]
 CHART = str(ROOT / "charts" / "carpool")
@@ -129,8 +130,8 @@ def test_pods_are_let_in_where_only_restricted_ones_are(api, release):
 OPERATOR = {
     ("carpool.dev", "batchingpolicies", OTHER): ["list", "watch", "create", "patch", "delete"],
     ("carpool.dev", "batchingpolicies/status", OTHER): ["patch"],
-    ("apps", "deployments", OTHER): ["list", "watch"],
-    ("apps", "statefulsets", OTHER): ["list", "watch"],
+    **{(kind.group, kind.plural, OTHER): ["list", "watch"] for kind in KINDS},
+    ("", "namespaces", ""): ["get", "list", "watch"],
     ("", "pods", OTHER): ["list", "watch"],
     ("", "services", OTHER): ["list"],
     ("", "configmaps", OTHER): ["list", "create", "patch", "delete"],

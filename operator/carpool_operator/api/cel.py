@@ -6,7 +6,18 @@ from msgspec import Struct
 
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import NEVER_ACROSS, SLO, Admission, DurationRange, IntRange, Latency
-from carpool_operator.api.spec import CA, TLS, Auth, Metrics, PolicySpec, Prometheus
+from carpool_operator.api.spec import (
+    CA,
+    TLS,
+    Auth,
+    LabelRequirement,
+    Metrics,
+    PolicySpec,
+    Prometheus,
+    TargetRef,
+    TargetSelector,
+)
+from carpool_operator.workloads import registry
 
 PERCENTILES = ("p50", "p90", "p95", "p99", "p999")
 
@@ -143,6 +154,12 @@ def _baseline_wait() -> Rule:
     )
 
 
+_GROUPS = ", ".join(f"'{kind.name}': '{kind.group}'" for kind in registry.KINDS)
+_OF_GROUP = Rule(
+    f"{{{_GROUPS}}}[self.kind] == self.group", ".group", "is not the API group of that kind: write that one"
+)
+
+
 RULES: dict[type[Struct], list[Rule]] = {
     SLO: [Rule("has(self.latency)", "", "name a latency, e.g. latency: {p99: 50ms}")],
     Latency: [
@@ -198,6 +215,23 @@ RULES: dict[type[Struct], list[Rule]] = {
         ),
     ],
     Auth: [_one_of("bearer", "basic")],
+    TargetRef: [_OF_GROUP],
+    LabelRequirement: [
+        Rule(
+            "(self.operator in ['In', 'NotIn']) == (has(self.values) && size(self.values) > 0)",
+            ".values",
+            "In and NotIn need values, Exists and DoesNotExist take none",
+        )
+    ],
+    TargetSelector: [
+        _OF_GROUP,
+        Rule(
+            "(has(self.matchLabels) && size(self.matchLabels) > 0)"
+            " || (has(self.matchExpressions) && size(self.matchExpressions) > 0)",
+            "",
+            "name a label: one without any would select every workload",
+        ),
+    ],
     CA: [_one_of("secret", "configMap")],
     TLS: [
         Rule(
@@ -207,6 +241,8 @@ RULES: dict[type[Struct], list[Rule]] = {
         )
     ],
     PolicySpec: [
+        # Where there is no list, no field is there to report at.
+        Rule("has(self.targetRefs) || has(self.targetSelector)", "", "name targetRefs or targetSelector"),
         *_below_slo("min"),
         *_below_slo("max"),
         _baseline("maxBatch", 64),

@@ -7,7 +7,7 @@ anything here reads it; ``read_policy`` checks it again, because a CRD may be ol
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -16,6 +16,11 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import Camel, PolicyError, from_plain, to_plain
 from carpool.policy.spec import BatchingPolicy
+from carpool_operator.workloads import registry
+from carpool_operator.workloads.metadata import Requirement, Selector
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 GROUP = "carpool.dev"
 VERSION = "v1alpha1"
@@ -25,29 +30,67 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 MAX_TARGETS = 16
 """Workloads of one policy."""
+MAX_SELECTED = 100
+"""Workloads that one policy may select: of each its status says something."""
 MAX_MODELS = 64
 """Models of one policy that are named; the rest share what ``*`` gets."""
 
 
-class TargetKind(StrEnum):
-    """Workloads whose pods may have sidecars."""
-
-    DEPLOYMENT = "Deployment"
-    STATEFUL_SET = "StatefulSet"
+LabelValue = Annotated[str, Meta(max_length=63)]
+Group = Annotated[str, Meta(extra_json_schema={"enum": sorted({kind.group for kind in registry.KINDS})})]
+TargetKind = Annotated[str, Meta(extra_json_schema={"enum": sorted(registry.BY_NAME)})]
 
 
 class TargetRef(Camel, frozen=True, kw_only=True):
     """A workload in the policy's own namespace."""
 
-    group: Literal["apps"] = "apps"
-    """API group of the workload."""
-    kind: TargetKind = TargetKind.DEPLOYMENT
+    group: Group = registry.DEFAULT.group
+    """API group of the kind."""
+    kind: TargetKind = registry.DEFAULT.name
     """What kind of workload it is."""
     name: Annotated[str, Meta(min_length=1, max_length=253)]
     """Its name; it may come after the policy."""
     container: Annotated[str, Meta(min_length=1, max_length=63)] | None = None
     """The model's container, to be told (`Programmed`, `WrongContainer`) where sidecars stand before another: which one
     that is, `carpool.dev/container` in the pod template chooses, by default the first with a port. Unset: any."""
+
+
+class LabelOperator(StrEnum):
+    """How a label is compared; ``In`` and ``NotIn`` need values, the others take none."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+
+
+class LabelRequirement(Camel, frozen=True, kw_only=True):
+    """A condition on one label."""
+
+    key: Annotated[str, Meta(min_length=1, max_length=317)]
+    """The label."""
+    operator: LabelOperator
+    """How it is compared."""
+    values: Annotated[tuple[LabelValue, ...], Meta(max_length=32)] = ()
+    """With what."""
+
+
+class TargetSelector(Camel, frozen=True, kw_only=True):
+    """Workloads of one kind in the policy's own namespace, by their labels."""
+
+    group: Group = registry.DEFAULT.group
+    """API group of the kind."""
+    kind: TargetKind = registry.DEFAULT.name
+    """What kind of workload it selects."""
+    match_labels: Annotated[dict[str, LabelValue], Meta(max_length=16)] = field(default_factory=dict)
+    """Labels that a workload has to have; its own, not those of its pods."""
+    match_expressions: Annotated[tuple[LabelRequirement, ...], Meta(max_length=16)] = ()
+    """Further conditions, all of which have to hold."""
+
+    def selects(self, kind: str, labels: Mapping[str, str]) -> bool:
+        """Whether it selects a workload."""
+        asked = [Requirement(each.key, str(each.operator), list(each.values)) for each in self.match_expressions]
+        return kind == self.kind and Selector(self.match_labels, asked).matches(labels)
 
 
 class MetricsSource(StrEnum):
@@ -142,8 +185,11 @@ class Canary(Camel, frozen=True):
 class PolicySpec(BatchingPolicy, frozen=True, kw_only=True):
     """What a user states of workloads in a cluster."""
 
-    target_refs: Annotated[tuple[TargetRef, ...], Meta(min_length=1, max_length=MAX_TARGETS)]
-    """Workloads that this tunes. A policy alone injects nothing: annotate them with `carpool.dev/inject`."""
+    target_refs: Annotated[tuple[TargetRef, ...], Meta(min_length=1, max_length=MAX_TARGETS)] = ()
+    """Workloads that this tunes, by name; this or `targetSelector`, or both. A policy alone injects nothing: annotate
+    them with `carpool.dev/inject`."""
+    target_selector: TargetSelector | None = None
+    """Workloads that this tunes, by label: those that no other policy names and that have no SLO of their own."""
     metrics: Metrics = field(default_factory=Metrics)
     """Where the evidence comes from."""
     canary: Canary = field(default_factory=Canary)
@@ -159,15 +205,37 @@ class PolicySpec(BatchingPolicy, frozen=True, kw_only=True):
         Raises ``PolicyError`` that names the field.
         """
         super().validate()
-        seen: set[tuple[TargetKind, str]] = set()
+        seen: set[tuple[str, str]] = set()
         for index, target in enumerate(self.target_refs):
+            _validate_kind(f"targetRefs[{index}]", target.group, target.kind)
             if (target.kind, target.name) in seen:
                 raise PolicyError(f"targetRefs[{index}]", f"{target.kind} {target.name!r} is named twice")
             seen.add((target.kind, target.name))
+        if self.target_selector is not None:
+            _validate_selector(self.target_selector)
+        elif not self.target_refs:
+            raise PolicyError("", "name targetRefs or targetSelector")
         if len(self.models) > MAX_MODELS:
             raise PolicyError("models", f"name at most {MAX_MODELS}")
         _validate_metrics(self.metrics)
         return self
+
+
+def _validate_kind(path: str, group: str, kind: str) -> None:
+    if kind not in registry.BY_NAME:
+        raise PolicyError(f"{path}.kind", f"{kind!r} is none of {', '.join(sorted(registry.BY_NAME))}")
+    if group != registry.BY_NAME[kind].group:
+        raise PolicyError(f"{path}.group", f"{kind} is of the group {registry.BY_NAME[kind].group}: write that")
+
+
+def _validate_selector(selector: TargetSelector) -> None:
+    _validate_kind("targetSelector", selector.group, selector.kind)
+    if not selector.match_labels and not selector.match_expressions:
+        raise PolicyError("targetSelector", "name a label: one without any would select every workload")
+    for index, each in enumerate(selector.match_expressions):
+        if (each.operator in {LabelOperator.IN, LabelOperator.NOT_IN}) != bool(each.values):
+            path = f"targetSelector.matchExpressions[{index}].values"
+            raise PolicyError(path, "In and NotIn need values, Exists and DoesNotExist take none")
 
 
 def _validate_metrics(metrics: Metrics) -> None:
@@ -218,4 +286,6 @@ def written(value: Struct) -> dict[str, Any]:
     if isinstance(value, PolicySpec) and value.baseline == Parameters():
         # Nobody wrote it down, so it follows the bounds, and should not read as if it lay outside of them.
         del resource["baseline"]
+    if isinstance(value, PolicySpec) and not value.target_refs:
+        del resource["targetRefs"]  # a list that is written down has to name something
     return resource

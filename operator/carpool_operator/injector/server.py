@@ -16,6 +16,7 @@ from prometheus_client.exposition import choose_encoder
 from carpool_operator.injector.reasons import Reason
 from carpool_operator.injector.review import Answer, judge, respond
 from carpool_operator.injector.room import UNKNOWN
+from carpool_operator.workloads import registry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -27,7 +28,7 @@ MAX_REVIEW = 8 * 2**20
 """Bytes. An object has up to 1.5 MiB in etcd, more as JSON; a review of an update holds it twice."""
 READ = 5.0
 """Seconds that a review may take to come in; API servers wait as long for the whole call."""
-KINDS = ("Deployment", "Pod")
+KINDS = (*registry.BY_NAME, "Pod")
 """What is reviewed. Anybody may call, and each kind that was is counted and remembered."""
 
 log = logging.getLogger("carpool.injector")

@@ -38,7 +38,7 @@ METRICS = (
         "Seconds since the last event of a watch, by kind; for pods, the longest of any namespace's watch",
     ),
     Metric("late_changes", "counter", ("kind",), "Changes that a list found before their event came"),
-    Metric("objects", "gauge", ("kind",), "Objects known: policies, deployments, statefulsets, pods with a sidecar"),
+    Metric("objects", "gauge", ("kind",), "Objects known: policies, workloads by kind, pods with a sidecar"),
     Metric("pods_acknowledged", "gauge", (), "Pods that run the newest configuration"),
     Metric("pods_missed", "gauge", (), "Pods that should have a sidecar and have none"),
 )

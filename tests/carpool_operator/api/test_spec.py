@@ -9,7 +9,7 @@ from carpool.exchange.change import Change, encode, read_change
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError
 from carpool.policy.spec import BatchingPolicy
-from carpool_operator.api.spec import MAX_MODELS, MetricsSource, TargetKind, read_policy, written
+from carpool_operator.api.spec import MAX_MODELS, MetricsSource, read_policy, written
 
 PUBLISHED = {
     "targetRefs": [{"group": "apps", "kind": "Deployment", "name": "resnet", "container": "server"}],
@@ -35,7 +35,7 @@ def test_the_published_example_is_read():
 
 def test_of_a_target_its_name_is_enough():
     (target,) = read_policy(spec()).target_refs
-    assert (target.group, target.kind) == ("apps", TargetKind.DEPLOYMENT)
+    assert (target.group, target.kind) == ("apps", "Deployment")
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,18 @@ def test_of_a_target_its_name_is_enough():
         (spec(targetRefs=[]), "spec.targetRefs", ">= 1"),
         (spec(targetRefs=[{"name": "a"}, {"name": "a"}]), "spec.targetRefs[1]", "Deployment 'a' is named twice"),
         (spec(targetRefs=[{"name": "a", "kind": "Job"}]), "spec.targetRefs[0].kind", "StatefulSet"),
+        (spec(targetRefs=[{"name": "a", "kind": "Rollout"}]), "spec.targetRefs[0].group", "group argoproj.io"),
+        (spec(targetSelector={}), "spec.targetSelector", "name a label"),
+        (
+            spec(targetSelector={"kind": "Rollout", "matchLabels": {"a": "b"}}),
+            "spec.targetSelector.group",
+            "argoproj.io",
+        ),
+        (
+            spec(targetSelector={"matchExpressions": [{"key": "a", "operator": "In"}]}),
+            "spec.targetSelector.matchExpressions[0].values",
+            "need values",
+        ),
         (spec(slo={"latency": {}}), "spec.slo.latency", "at least one"),
         (spec(models=[{"name": str(i)} for i in range(MAX_MODELS + 1)]), "spec.models", "at most 64"),
         (spec(bounds={"maxWait": {"max": "60ms"}}), "spec.bounds.maxWait.max", "not below the SLO"),
