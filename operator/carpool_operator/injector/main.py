@@ -22,7 +22,7 @@ from carpool_operator.cluster.kube import ApiError, ConfigException, connect
 from carpool_operator.injector import store
 from carpool_operator.injector.certificates import Pair
 from carpool_operator.injector.decide import MIN_MEMORY, Settings
-from carpool_operator.injector.server import Injector
+from carpool_operator.injector.server import BUFFER, Injector
 from carpool_operator.injector.tls import ServingContext
 from carpool_operator.logs import set_up
 
@@ -163,7 +163,7 @@ async def _run(options: argparse.Namespace, injector: Injector) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     runners = [
-        web.AppRunner(app, access_log=None, shutdown_timeout=FINISH, handle_signals=False)
+        web.AppRunner(app, access_log=None, shutdown_timeout=FINISH, handle_signals=False, read_bufsize=BUFFER)
         for app in (injector.admin(), injector.webhook())
     ]
     try:

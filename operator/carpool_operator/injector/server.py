@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
@@ -21,14 +22,44 @@ if TYPE_CHECKING:
 
     from carpool_operator.injector.decide import Settings
 
-MAX_REVIEW = 8 * 2**20
-"""Bytes. An object has up to 1.5 MiB in etcd, more as JSON; a review of an update holds it twice."""
+MAX_REVIEW = 4 * 2**20
+"""Bytes. API servers take requests of up to 3 MiB, and keep up to 1.5 MiB; a review of an update holds that twice."""
+MAX_OBJECT = 2**19
+"""Bytes of an object that is read: a pod is 10 KiB. As Python objects, with their copy, it is up to 80 times that."""
+LARGE = 64 * 2**10
+"""Bytes from which a review has to wait until there is room for it."""
+LARGE_AT_ONCE = 2
+"""Large reviews in memory: 2 x 4 MiB of bytes, besides the one object that is read."""
+BUFFER = 16 * 2**10
+"""Bytes that a connection buffers while its review waits; aiohttp holds twice that."""
 READ = 5.0
 """Seconds that a review may take to come in; API servers wait as long for the whole call."""
+TOO_LARGE = "TooLarge"
+"""Result of an object that is not read."""
 KINDS = ("Deployment", "Pod")
 """What is reviewed. Anybody may call, and each kind that was is counted and remembered."""
 
 log = logging.getLogger("carpool.injector")
+
+
+class _Kind(Struct):
+    kind: str
+
+
+class _Question(Struct):
+    """What is read of a review; what was there before an update is passed over."""
+
+    uid: str
+    kind: _Kind
+    object: msgspec.Raw
+    namespace: str = ""
+
+
+class _Review(Struct):
+    request: _Question
+
+
+_reviews = msgspec.json.Decoder(_Review)
 
 
 class Injector:
@@ -40,6 +71,7 @@ class Injector:
         self.certificate = False
         """Whether there is one to serve with."""
         self._drain_key = drain_key
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         self.registry = CollectorRegistry()
         self.reviews = Counter(
             "carpool_injector_reviews_total",
@@ -80,7 +112,7 @@ class Injector:
 
     def webhook(self) -> web.Application:
         """Return what API servers call, over TLS."""
-        app = web.Application(client_max_size=MAX_REVIEW)
+        app = web.Application()
         app.router.add_post("/mutate", self._mutate)
         return app
 
@@ -94,20 +126,34 @@ class Injector:
         return app
 
     async def _mutate(self, request: web.Request) -> web.Response:
+        length = request.content_length
+        if length is not None and length > MAX_REVIEW:
+            raise web.HTTPRequestEntityTooLarge(MAX_REVIEW, length)
         try:
             async with asyncio.timeout(READ):
-                body = await request.read()
-            review = msgspec.json.decode(body)
-            question = review["request"]
-            # Without these there is nobody to answer.
-            _ = question["uid"], question["object"]["metadata"], KINDS.index(question["kind"]["kind"])
+                if length is not None and length <= LARGE:
+                    return self._judged(await _body(request))
+                async with self._large:
+                    return self._judged(await _body(request))
         except TimeoutError:
             return self._closed(web.Response(status=408, text="the review did not come in time\n"))
         except (msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError):
             return self._closed(web.Response(status=400, text="this is no AdmissionReview (admission.k8s.io/v1)\n"))
-        started = perf_counter()
-        answer = self._answer(question)
-        self.reviews.labels(question["kind"]["kind"], answer.result).inc()
+
+    def _judged(self, body: bytearray) -> web.Response:
+        """Answer a review. Nothing is awaited here, so one object at a time is in memory as Python objects."""
+        asked = _reviews.decode(body).request
+        kind, started = KINDS[KINDS.index(asked.kind.kind)], perf_counter()
+        question: dict[str, Any] = {"uid": asked.uid, "namespace": asked.namespace, "kind": {"kind": kind}}
+        if memoryview(asked.object).nbytes > MAX_OBJECT:
+            warning = f"carpool: no sidecar, because the object is larger than {MAX_OBJECT // 2**10} KiB"
+            log.warning("left unchanged, because it is larger than %d bytes: %s %s", MAX_OBJECT, kind, asked.uid)
+            answer = Answer(TOO_LARGE, "", question.setdefault("object", {}), (warning,))
+        else:
+            question["object"] = msgspec.json.decode(asked.object)
+            _ = question["object"]["metadata"]
+            answer = self._answer(question)
+        self.reviews.labels(kind, answer.result).inc()
         text = msgspec.json.encode(respond(question, answer))
         self._seconds.observe(perf_counter() - started)
         return self._closed(web.Response(body=text, content_type="application/json"))
@@ -139,3 +185,16 @@ class Injector:
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self.registry), headers={"Content-Type": content_type})
+
+
+async def _body(request: web.Request) -> bytearray:
+    """Read a body. aiohttp's own ``read`` lets connections buffer as much again, and copies it.
+
+    Raises what ends the request where it is too large.
+    """
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > MAX_REVIEW:
+            raise web.HTTPRequestEntityTooLarge(MAX_REVIEW, len(body))
+    return body
