@@ -201,6 +201,16 @@ def test_rights_are_what_is_needed_and_no_more(api, release, account, needed):
     assert not beyond
 
 
+POLICY = {
+    "apiVersion": "carpool.dev/v1alpha1",
+    "kind": "BatchingPolicy",
+    "metadata": {"name": "resnet"},
+    "spec": {
+        "targetRefs": [{"group": "apps", "kind": "Deployment", "name": "resnet"}],
+        "slo": {"latency": {"p99": "50ms"}},
+    },
+}
+
 OURS = {"carpool.dev/change": "true"}
 ANNOTATED = {"carpool.dev/annotated": "true"}
 
@@ -305,17 +315,6 @@ def test_who_may_view_or_edit_a_namespace_may_do_so_with_its_policies(api, relea
         eventually(lambda verb=verb: may(api, role, verb, "carpool.dev", "batchingpolicies", OTHER))
     assert not may(api, role, "patch", "carpool.dev", "batchingpolicies/status", OTHER)
     assert may(api, role, "create", "carpool.dev", "batchingpolicies", OTHER) == (role == "edit")
-
-
-POLICY = {
-    "apiVersion": "carpool.dev/v1alpha1",
-    "kind": "BatchingPolicy",
-    "metadata": {"name": "resnet"},
-    "spec": {
-        "targetRefs": [{"group": "apps", "kind": "Deployment", "name": "resnet"}],
-        "slo": {"latency": {"p99": "50ms"}},
-    },
-}
 
 
 def test_policies_outlive_the_release_and_are_there_for_the_next(api, helm, release):

@@ -372,6 +372,7 @@ class Steering:
         wanted = {name: learned.parameters for name, learned in self.models.items()}
         documents = []
         before = publisher.change
+        publisher.keys = view.keys
         due = publisher.is_due(view.now, view.wall)
         if self._owed or due or not publisher.says(part, {EVERY: every, **wanted}):
             named = {name: parameters for name, parameters in wanted.items() if parameters != every}
