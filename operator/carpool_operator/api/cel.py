@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import NEVER_ACROSS, SLO, Admission, DurationRange, IntRange, Latency
-from carpool_operator.api.spec import CA, TLS, Auth, Metrics, PolicySpec, Prometheus
+from carpool_operator.api.spec import CA, RESERVED, TLS, Auth, Header, Metrics, OAuth2, PolicySpec, Prometheus
 
 PERCENTILES = ("p50", "p90", "p95", "p99", "p999")
 
@@ -171,7 +171,7 @@ RULES: dict[type[Struct], list[Rule]] = {
     ],
     Admission: [_positive("timeout")],
     Metrics: [
-        _positive("staleAfter"),
+        _positive("staleAfter", optional=True),
         Rule(
             "self.source != 'Sidecar' || !has(self.prometheus)",
             ".prometheus",
@@ -183,7 +183,8 @@ RULES: dict[type[Struct], list[Rule]] = {
             "source Prometheus needs it: name its url",
         ),
         Rule(
-            "!has(self.prometheus) || duration(self.staleAfter) > duration(self.prometheus.interval)",
+            "!has(self.prometheus) || !has(self.staleAfter) || "
+            "duration(self.staleAfter) > duration(self.prometheus.interval)",
             ".staleAfter",
             "{} is not longer than prometheus.interval {}: raise it",
             ("self.staleAfter", "self.prometheus.interval"),
@@ -197,7 +198,29 @@ RULES: dict[type[Struct], list[Rule]] = {
             "is for an https url: change url, or drop this",
         ),
     ],
-    Auth: [_one_of("bearer", "basic")],
+    Auth: [
+        Rule(
+            "has(self.bearer) ? !has(self.basic) && !has(self.oauth2) : has(self.basic) != has(self.oauth2)",
+            "",
+            "name one of bearer, basic and oauth2",
+        )
+    ],
+    OAuth2: [
+        Rule(
+            "!has(self.ca) || self.tokenUrl.startsWith('https://')",
+            ".ca",
+            "is for an https tokenUrl: change that, or drop this",
+        )
+    ],
+    Header: [
+        Rule(
+            f"!self.name.matches('(?i)^({'|'.join(sorted(RESERVED))})$')",
+            ".name",
+            "{} is set by the operator",
+            ("self.name",),
+        ),
+        _one_of("value", "secret"),
+    ],
     CA: [_one_of("secret", "configMap")],
     TLS: [
         Rule(

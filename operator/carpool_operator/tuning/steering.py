@@ -126,7 +126,7 @@ class Steering:
                 learned.forget()
             self._call_back()
         # 2. Evidence.
-        gathered = self.evidence.gather(now, pods, view.readings, spec.metrics.stale_after)
+        gathered = self.evidence.gather(now, pods, view.readings, spec.metrics.stale_seconds)
         for seen in self.evidence.pods.values():
             self.publisher.notice(seen.generation)
         if not wanted:

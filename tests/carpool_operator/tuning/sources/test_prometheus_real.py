@@ -18,7 +18,8 @@ from carpool.exchange.report import decode
 from carpool_operator.api.model import Pod, Target
 from carpool_operator.api.spec import Prometheus as Settings
 from carpool_operator.tuning.evidence import Evidence
-from carpool_operator.tuning.sources.prometheus import Prometheus, endpoint, open_session
+from carpool_operator.tuning.sources.endpoint import endpoint
+from carpool_operator.tuning.sources.prometheus import Prometheus, open_session
 
 PATIENCE = 60.0
 
