@@ -98,6 +98,7 @@ class Operator:
         """Of pods, one a namespace."""
         kube.failed = lambda method, status: self.metrics.count("api_errors", method, status)
         self.metrics.before_scrape.append(self._gauges)
+        self.metrics.read_policies(lambda: self.fleet.policies if self.election.leads() else ())
 
     def stuck(self) -> str:
         """Say what is stuck, for liveness. A server that can't be reached is no reason to start again."""
