@@ -64,7 +64,10 @@ def values(text: str) -> list[Value]:
     A comment above a section is told at its first value.
     """
     known = yaml.safe_load(text)
-    found, path, comment, above = [], [], [], {}
+    found: list[Value] = []
+    path: list[str] = []
+    comment: list[str] = []
+    above: dict[tuple[str, ...], str] = {}
     for line in text.splitlines():
         if not line.strip():
             comment = []
