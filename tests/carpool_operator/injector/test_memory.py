@@ -20,9 +20,11 @@ from carpool_operator.injector.server import LARGE, LARGE_AT_ONCE, MAX_OBJECT, M
 SERVER = """
 import asyncio, sys
 from aiohttp import web
+from carpool_operator.injector import server
 from carpool_operator.injector.main import BUFFER, Injector, Settings
 
 async def main():
+    server.READ = 600.0  # a machine that pauses turns no review away
     injector = Injector(Settings(image="i", version="1", public_key="0" * 64))
     runner = web.AppRunner(injector.webhook(), access_log=None, read_bufsize=BUFFER)
     await runner.setup()
