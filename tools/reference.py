@@ -18,6 +18,7 @@ import msgspec.inspect as types
 from click.testing import CliRunner
 from msgspec import NODEFAULT, Struct
 
+import chart_page
 import neighbours_page
 import peers_page
 from carpool.policy import spec
@@ -359,8 +360,9 @@ def _label(line: str) -> str:
 def main(arguments: list[str]) -> int:
     """Write the pages, or with ``--check`` say how they differ from the code; returns the exit code."""
     stale = False
-    for name, written in PAGES.items():
-        path, text = FOLDER / name, written()
+    pages = {FOLDER / name: written for name, written in PAGES.items()} | {chart_page.PAGE: chart_page.page}
+    for path, written in pages.items():
+        text = written()
         if arguments == ["--check"]:
             there = path.read_text("utf-8") if path.exists() else ""
             if there != text:

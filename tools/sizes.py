@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CORE = Path(__file__).parents[1] / "core" / "carpool"
 
-LINES, GOAL = 10_638, 5_500
+LINES, GOAL = 9_632, 5_500
 """Of the whole core: what it may have, and what it should."""
 
 LIMITS = {"function lines": 60, "class lines": 250, "class attributes": 12}

@@ -126,7 +126,7 @@ class Loop:
         self._owned = Owned(parts.defaults)
         self._held: dict[Key, _Held] = {}
         self._busy: dict[Hashable, asyncio.Task[None]] = {}
-        self._signed: dict[Target, tuple[Change, str, str]] = {}
+        self._signed: dict[Target, tuple[Change, str, str, str]] = {}
         self._refused: dict[str, str] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._ending = False
@@ -307,6 +307,7 @@ class Loop:
                 refused={pod.uid: self._refused[pod.uid] for pod in mine if pod.uid in self._refused},
                 missed=missed,
                 told={target: (*scene.told.get(target, ()), *p.inspector.bypassed(target)) for target in targets},
+                keys=p.signer.announced,
             )
             outcome = await self._decided(held, view)
             del readings, view
@@ -366,9 +367,9 @@ class Loop:
             if change is None:
                 continue
             known = self._signed.get(target)
-            if known is None or known[0] != change:
+            if known is None or known[0] != change or known[3] != p.signer.public:
                 body, signature = p.signer.sign(change)
-                known = self._signed[target] = (change, body.decode(), signature)
+                known = self._signed[target] = (change, body.decode(), signature, p.signer.public)
             wanted = Published(known[1], known[2], policy.uid)
             if p.maps.differs(target, wanted):
                 await self._write(

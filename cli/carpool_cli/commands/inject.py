@@ -146,13 +146,14 @@ def _read(source: str) -> str:
 
 
 def _key(given: str) -> str:
-    if re.fullmatch(r"[0-9a-fA-F]{64}", given):
+    keys = r"[0-9a-fA-F]{64}(,[0-9a-fA-F]{64})*"
+    if re.fullmatch(keys, given):
         return given.lower()
     try:
         text = Path(given).read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError):
         text = ""
-    if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
+    if not re.fullmatch(keys, text):
         raise click.UsageError(f"--public-key: {given!r} is neither 64 hex digits nor a file with them")
     return text.lower()
 

@@ -8,10 +8,13 @@ from carpool.policy.parameters import Parameters
 from carpool.policy.spec import NEVER_ACROSS, SLO, Admission, DurationRange, IntRange, Latency
 from carpool_operator.api.spec import (
     CA,
+    RESERVED,
     TLS,
     Auth,
+    Header,
     LabelRequirement,
     Metrics,
+    OAuth2,
     PolicySpec,
     Prometheus,
     TargetRef,
@@ -188,7 +191,7 @@ RULES: dict[type[Struct], list[Rule]] = {
     ],
     Admission: [_positive("timeout")],
     Metrics: [
-        _positive("staleAfter"),
+        _positive("staleAfter", optional=True),
         Rule(
             "self.source != 'Sidecar' || !has(self.prometheus)",
             ".prometheus",
@@ -200,7 +203,8 @@ RULES: dict[type[Struct], list[Rule]] = {
             "source Prometheus needs it: name its url",
         ),
         Rule(
-            "!has(self.prometheus) || duration(self.staleAfter) > duration(self.prometheus.interval)",
+            "!has(self.prometheus) || !has(self.staleAfter) || "
+            "duration(self.staleAfter) > duration(self.prometheus.interval)",
             ".staleAfter",
             "{} is not longer than prometheus.interval {}: raise it",
             ("self.staleAfter", "self.prometheus.interval"),
@@ -214,7 +218,29 @@ RULES: dict[type[Struct], list[Rule]] = {
             "is for an https url: change url, or drop this",
         ),
     ],
-    Auth: [_one_of("bearer", "basic")],
+    Auth: [
+        Rule(
+            "has(self.bearer) ? !has(self.basic) && !has(self.oauth2) : has(self.basic) != has(self.oauth2)",
+            "",
+            "name one of bearer, basic and oauth2",
+        )
+    ],
+    OAuth2: [
+        Rule(
+            "!has(self.ca) || self.tokenUrl.startsWith('https://')",
+            ".ca",
+            "is for an https tokenUrl: change that, or drop this",
+        )
+    ],
+    Header: [
+        Rule(
+            f"!self.name.matches('(?i)^({'|'.join(sorted(RESERVED))})$')",
+            ".name",
+            "{} is set by the operator",
+            ("self.name",),
+        ),
+        _one_of("value", "secret"),
+    ],
     TargetRef: [_OF_GROUP],
     LabelRequirement: [
         Rule(

@@ -135,6 +135,8 @@ class View(Struct, frozen=True, kw_only=True):
     """The pods that should have a sidecar and have none."""
     told: Mapping[Target, Sequence[Event]]
     """What is told on the workloads themselves while it lasts: of annotations, of Services that lead past sidecars."""
+    keys: tuple[str, ...] = ()
+    """Public keys that sidecars are told to accept; none: those that they have."""
 
 
 class Document(Struct, frozen=True):
