@@ -186,18 +186,21 @@ def _is_slo(key: str) -> bool:
 
 
 def read_defaults(annotations: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Read the defaults on a namespace: those that make sense, and what is wrong with the others."""
+    """Read the defaults on a namespace: those that make sense, and what is wrong with the others.
+
+    Those of sidecars are the injector's, which says so in each pod where one makes no sense.
+    """
     good: dict[str, str] = {}
     problems = []
     for key, value in sorted(annotations.items()):
-        if not key.startswith(PREFIX):
+        if not key.startswith(PREFIX) or key in OF_SIDECAR:
             continue
         if key in FIELDS and (problem := _problem(key, value)) is None:
             good[key] = value
         elif key in FIELDS:
             problems.append(str(problem))
         else:
-            problems.append(f"{key} is no default: {_hint(key, FIELDS)}")
+            problems.append(f"{key} is no default: {_hint(key, (*FIELDS, *OF_SIDECAR))}")
     return good, tuple(problems)
 
 

@@ -149,6 +149,13 @@ def test_a_default_that_contradicts_the_workload_s_own_is_named():
     assert wish_of.problems == ("carpool.dev/max-wait: 60ms is not below the SLO of 50ms: lower it or drop it",)
 
 
+def test_what_a_namespace_says_of_sidecars_is_the_injector_s():
+    for name in annotations.OF_SIDECAR:
+        assert read_defaults({name: "7"}) == ({}, ())
+    _, (problem,) = read_defaults({"carpool.dev/sidecar-cpus": "1"})
+    assert problem == "carpool.dev/sidecar-cpus is no default: did you mean carpool.dev/sidecar-cpu?"
+
+
 def test_what_a_namespace_may_say():
     good, problems = read_defaults(
         {"carpool.dev/slo-p99": "80ms", "carpool.dev/mode": "on", "carpool.dev/inject": "true", "other": "x"}
