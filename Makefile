@@ -41,6 +41,7 @@ cluster: programs ## Open a cluster with the chart and a model in it, and a shel
 .PHONY: programs
 programs: $(STAMP)
 	@PYTHONPATH=tests/cluster $(BIN)/python -m minicluster.binaries --get
+	@PYTHONPATH=tests/cluster $(BIN)/python -m minicluster.foreign
 
 # With mmdebstrap, umoci and skopeo; root installs what is missing, others are told how. IMAGE=sidecar, ARCHITECTURE=arm64
 # for one; MIRROR=URL for another archive of Debian's, such as a snapshot.

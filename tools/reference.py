@@ -18,6 +18,7 @@ import msgspec.inspect as types
 from click.testing import CliRunner
 from msgspec import NODEFAULT, Struct
 
+import chart_page
 import neighbours_page
 import peers_page
 from carpool.policy import spec
@@ -34,6 +35,7 @@ from carpool_operator.injector.decide import Settings
 from carpool_operator.injector.reasons import NOTES, REASONS
 from carpool_operator.injector.server import Injector
 from carpool_operator.reporting import metrics as operator_metrics
+from carpool_operator.workloads import registry
 from carpool_sidecar import main as sidecar
 from carpool_sidecar.admin import metrics
 from carpool_sidecar.admin.app import AdminApp
@@ -125,9 +127,22 @@ def resource() -> str:
     lines += [f"| `{each.value}` | {_prose(texts[each.name])} |" for each in status.ConditionType]
     lines += [
         "",
+        "## Workloads",
+        "",
+        "`targetRefs` names `kind`, and `group` where that is not `apps`. A kind whose CRD is not installed costs",
+        "nothing.",
+        "",
+        "| kind | group | annotate | |",
+        "|---|---|---|---|",
+        *(
+            f"| `{kind.name}` | `{kind.group}` | {'the workload' if kind.annotating else 'its pod template'} "
+            f"| {kind.remark} |"
+            for kind in sorted(registry.KINDS, key=lambda kind: (not kind.built_in, kind.name))
+        ),
+        "",
         "## Annotations",
         "",
-        "On a Deployment these make a policy of its own, `deployment-NAME`.",
+        "On a workload these make a policy of its own, `deployment-NAME` of a Deployment.",
         "",
         "| annotation | field of the policy |",
         "|---|---|",
@@ -345,8 +360,9 @@ def _label(line: str) -> str:
 def main(arguments: list[str]) -> int:
     """Write the pages, or with ``--check`` say how they differ from the code; returns the exit code."""
     stale = False
-    for name, written in PAGES.items():
-        path, text = FOLDER / name, written()
+    pages = {FOLDER / name: written for name, written in PAGES.items()} | {chart_page.PAGE: chart_page.page}
+    for path, written in pages.items():
+        text = written()
         if arguments == ["--check"]:
             there = path.read_text("utf-8") if path.exists() else ""
             if there != text:

@@ -75,7 +75,7 @@ class Controller:
         if spec is None:
             return self._unread(view)
         # 1. What is there and its own
-        targets = targets_of(policy.namespace, spec)
+        targets = targets_of(policy.namespace, spec, view.selected)
         owned = [target for target in targets if view.owners[target].uid == policy.uid]
         self._steerings = {target: self._steerings.get(target) or Steering(target) for target in owned}
         # 2. Steer
@@ -123,7 +123,7 @@ class Controller:
         return any(
             steering.awaits_first_reading
             and bool(view.pods.get(target))
-            and view.now - steering.trust.good_at <= spec.metrics.stale_after
+            and view.now - steering.trust.good_at <= spec.metrics.stale_seconds
             for target, steering in self._steerings.items()
         )
 
@@ -138,9 +138,9 @@ class Controller:
         said = _found(self._conditions, ConditionType.PROGRAMMED)
         before = said is not None and said.status is ConditionStatus.TRUE
         self._delivered = {steering.target: delivery(steering, view) for steering in there}
-        stale_after = spec.metrics.stale_after
+        stale_after = spec.metrics.stale_seconds
         findings = {
-            ConditionType.ACCEPTED: accepted(policy, targets_of(policy.namespace, spec), view),
+            ConditionType.ACCEPTED: accepted(policy, targets_of(policy.namespace, spec, view.selected), view),
             ConditionType.PROGRAMMED: worst(
                 [programmed(each, view, self._delivered[each.target], before=before) for each in there], NOTHING
             ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -17,12 +17,13 @@ from carpool_operator.api.spec import API_VERSION, KIND, PLURAL, MetricsSource
 from carpool_operator.cluster.fleet import KINDS, POLICIES
 from carpool_operator.cluster.kube import MERGE, ApiError, path_of
 from carpool_operator.cluster.merging import difference, without_nulls
-from carpool_operator.cluster.objects import Key, RawPolicy
 from carpool_operator.cluster.owned import Owned, drop, keep
 from carpool_operator.cluster.writing import NotLeading
 from carpool_operator.delivery.publishing import Published, config_map
 from carpool_operator.reporting.events import LASTING, About
-from carpool_operator.tuning.assignment import assign, targets_of
+from carpool_operator.tuning.assignment import assign, select, targets_of
+from carpool_operator.workloads.metadata import Key
+from carpool_operator.workloads.registry import BY_NAME
 
 if TYPE_CHECKING:
     import logging
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from carpool.exchange.change import Change
     from carpool_operator.api.model import Document, Event, Missed, Outcome, Pod, Policy, Target, Workload
     from carpool_operator.cluster.fleet import Fleet
+    from carpool_operator.cluster.objects import RawPolicy
     from carpool_operator.cluster.owned import Keep
     from carpool_operator.cluster.writing import Backoff, Writer
     from carpool_operator.controller import Controller
@@ -77,6 +79,8 @@ class Parts:
     cpu: Callable[[], float]
     """CPU seconds of this process."""
     log: logging.Logger
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """Of the annotations of workloads, in the whole cluster."""
 
 
 @dataclass
@@ -101,6 +105,8 @@ class _Scene:
     """The cluster as it is at the begin of a pass."""
 
     owners: Mapping[Target, Policy]
+    selected: Mapping[str, Sequence[Target]]
+    """By UID of the policy that selects."""
     pods: Mapping[Target, Sequence[Pod]]
     fleet: int
     told: Mapping[Target, Sequence[Event]]
@@ -117,10 +123,10 @@ class Loop:
         self._spent_at = inf
         """CPU seconds at which the pass has spent its budget."""
         self._p = parts
-        self._owned = Owned()
+        self._owned = Owned(parts.defaults)
         self._held: dict[Key, _Held] = {}
         self._busy: dict[Hashable, asyncio.Task[None]] = {}
-        self._signed: dict[Target, tuple[Change, str, str]] = {}
+        self._signed: dict[Target, tuple[Change, str, str, str]] = {}
         self._refused: dict[str, str] = {}
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._ending = False
@@ -153,7 +159,9 @@ class Loop:
         if not self._undecided:
             self.progress = p.clock()
         # 1. Policies for annotated workloads
-        plan = self._owned.plan([*p.fleet.deployments, *p.fleet.stateful_sets], p.fleet.policies)
+        selected = select(p.fleet.policies, p.fleet.workloads())
+        by_hand = assign((each for each in p.fleet.policies if not each.annotated), selected)
+        plan = self._owned.plan(p.fleet.workloads(), p.fleet.policies, p.fleet.namespaces, by_hand)
         for wish in plan.keep:
             self._start(("policy", wish.workload.target), self._keep(wish))
         for policy in plan.drop:
@@ -165,7 +173,7 @@ class Loop:
         told: dict[Target, list[Event]] = {}
         for workload, event in plan.events:
             told.setdefault(workload.target, []).append(event)
-        scene = _Scene(assign(policies.values()), p.fleet.pods_by_target(), len(p.fleet.pods), told)
+        scene = _Scene(assign(policies.values(), selected), selected, p.fleet.pods_by_target(), len(p.fleet.pods), told)
         self._forget(policies, scene)
         # 3. Every policy, those first that wait longest
         waiting_since = {key: held.begun for key, held in self._held.items()}
@@ -274,7 +282,8 @@ class Loop:
                 if change is not None:
                     held.controller.restore(target, change)
             held.targets = frozenset(targets)
-            named = targets if policy.spec is None else _named(policy)
+            selected = scene.selected.get(policy.uid, ())
+            named = targets if policy.spec is None else targets_of(policy.namespace, policy.spec, selected)
             workloads = {target: each for target in named if (each := p.fleet.workload(target)) is not None}
             pods = {target: scene.pods.get(target, ()) for target in named}
             # 2. What is known of them
@@ -291,12 +300,14 @@ class Loop:
                 wall=p.wall(),
                 policy=policy,
                 owners=scene.owners,
+                selected=selected,
                 workloads=workloads,
                 pods=pods,
                 readings=readings,
                 refused={pod.uid: self._refused[pod.uid] for pod in mine if pod.uid in self._refused},
                 missed=missed,
                 told={target: (*scene.told.get(target, ()), *p.inspector.bypassed(target)) for target in targets},
+                keys=p.signer.announced,
             )
             outcome = await self._decided(held, view)
             del readings, view
@@ -356,9 +367,9 @@ class Loop:
             if change is None:
                 continue
             known = self._signed.get(target)
-            if known is None or known[0] != change:
+            if known is None or known[0] != change or known[3] != p.signer.public:
                 body, signature = p.signer.sign(change)
-                known = self._signed[target] = (change, body.decode(), signature)
+                known = self._signed[target] = (change, body.decode(), signature, p.signer.public)
             wanted = Published(known[1], known[2], policy.uid)
             if p.maps.differs(target, wanted):
                 await self._write(
@@ -406,10 +417,6 @@ class Loop:
         await self._write(("status", policy.uid), f"{PLURAL}/status", write)
 
 
-def _named(policy: Policy) -> list[Target]:
-    return [] if policy.spec is None else targets_of(policy.namespace, policy.spec)
-
-
 def _about(workload: Workload) -> About:
     target = workload.target
-    return About("apps/v1", target.kind, target.namespace, target.name, workload.uid)
+    return About(BY_NAME[target.kind].api, target.kind, target.namespace, target.name, workload.uid)

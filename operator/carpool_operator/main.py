@@ -12,6 +12,7 @@ import uuid
 from importlib.metadata import version
 
 from carpool.policy.durations import Duration
+from carpool_operator.api import annotations as names
 from carpool_operator.cluster.kube import ConfigException, connect
 from carpool_operator.logs import LEVELS, set_up
 from carpool_operator.process import Settings, run
@@ -81,6 +82,15 @@ def parser() -> argparse.ArgumentParser:
         help="between two lists of everything, which find what events left out (default: 5m)",
     )
     options.add_argument(
+        "--default",
+        action="append",
+        default=[],
+        type=_default,
+        metavar="NAME=VALUE",
+        help="annotation of workloads that ask for a sidecar, where neither they nor their namespace have it: "
+        "slo-p99=100ms, objective=Efficiency; repeat it for several",
+    )
+    options.add_argument(
         "--metrics-host", default="", metavar="ADDRESS", help="address of probes and metrics (default: all)"
     )
     options.add_argument(
@@ -101,6 +111,14 @@ def _duration(text: str) -> Duration:
     return value
 
 
+def _default(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    good, problems = names.read_defaults({f"{names.PREFIX}{name.removeprefix(names.PREFIX)}": value})
+    if problems:
+        raise argparse.ArgumentTypeError(problems[0])
+    return next(iter(good.items()))
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     given = parser().parse_args(arguments)
@@ -115,6 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
         resync=float(given.resync),
         metrics_host=given.metrics_host or None,
         metrics_port=given.metrics_port,
+        defaults=dict(given.default),
     )
     try:
         kube = connect(given.kubeconfig)

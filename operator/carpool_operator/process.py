@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import aiohttp
-from msgspec import Struct
+from msgspec import Struct, field
 
 from carpool_operator.cluster.election import Candidate, Election
 from carpool_operator.cluster.fleet import PODS, Fleet, Sync, watch_pods
@@ -20,7 +20,7 @@ from carpool_operator.cluster.kube import ApiError
 from carpool_operator.cluster.writing import Backoff, NotLeading, Writer
 from carpool_operator.controller import Controller
 from carpool_operator.delivery.publishing import ConfigMaps, Pusher
-from carpool_operator.delivery.signing import BadKey, Signer, obtain
+from carpool_operator.delivery.signing import BadKey, Signer, obtain, refresh
 from carpool_operator.loop import Loop, Parts
 from carpool_operator.reporting.events import Recorder
 from carpool_operator.reporting.health import Health
@@ -60,6 +60,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     resync: float
     metrics_host: str | None
     metrics_port: int
+    defaults: dict[str, str] = field(default_factory=dict)
+    """Annotations that hold for workloads in all namespaces that ask for a sidecar and do not have them."""
 
 
 class Operator:
@@ -98,6 +100,7 @@ class Operator:
         """Of pods, one a namespace."""
         kube.failed = lambda method, status: self.metrics.count("api_errors", method, status)
         self.metrics.before_scrape.append(self._gauges)
+        self.metrics.read_policies(lambda: self.fleet.policies if self.election.leads() else ())
 
     def stuck(self) -> str:
         """Say what is stuck, for liveness. A server that can't be reached is no reason to start again."""
@@ -218,9 +221,10 @@ class Operator:
                     wall=time.time,
                     cpu=time.process_time,
                     log=self._log,
+                    defaults=self._settings.defaults,
                 )
             )
-            refresh = asyncio.create_task(self._refresh(maps))
+            refresh = asyncio.create_task(self._refresh(writer, signer, maps))
             try:
                 await loop.run(self._settings.interval)
             finally:
@@ -252,10 +256,15 @@ class Operator:
                 return signer, maps
             await asyncio.sleep(wait * self._random.uniform(0.5, 1.0))
 
-    async def _refresh(self, maps: ConfigMaps) -> None:
-        """Look again and again what others did to the ConfigMaps."""
+    async def _refresh(self, writer: Writer, signer: Signer, maps: ConfigMaps) -> None:
+        """Look again and again what others did to the keys and the ConfigMaps."""
         while True:
             await asyncio.sleep(self._settings.resync)
+            try:
+                if await refresh(writer, self._settings.namespace, signer):
+                    self._log.info("signing with other keys", extra={"public": signer.public})
+            except (ApiError, BadKey, NotLeading) as error:
+                self._log.warning("the keys in use stay", extra={"error": str(error)})
             try:
                 await maps.read(self._settings.namespaces)
             except ApiError as error:

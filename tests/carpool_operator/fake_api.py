@@ -20,8 +20,12 @@ PLURALS = {
     ("v1", "secrets"): "Secret",
     ("v1", "pods"): "Pod",
     ("v1", "services"): "Service",
+    ("v1", "namespaces"): "Namespace",
     ("apps/v1", "deployments"): "Deployment",
     ("apps/v1", "statefulsets"): "StatefulSet",
+    ("apps/v1", "daemonsets"): "DaemonSet",
+    ("apps/v1", "replicasets"): "ReplicaSet",
+    ("argoproj.io/v1alpha1", "rollouts"): "Rollout",
     ("carpool.dev/v1alpha1", "batchingpolicies"): "BatchingPolicy",
     ("coordination.k8s.io/v1", "leases"): "Lease",
     ("events.k8s.io/v1", "events"): "Event",
@@ -62,6 +66,8 @@ class FakeApi:
         self.faults = []
         self.muted = set()
         """Plurals of which no events are sent."""
+        self.absent = {"rollouts"}
+        """Plurals whose CRD is not installed."""
         self.twice = False
         """Whether every event is sent twice."""
         self.version = 100
@@ -224,10 +230,10 @@ class FakeApi:
         api = parts[1] if parts[0] == "api" else "/".join(parts[1:3])
         rest = parts[2:] if parts[0] == "api" else parts[3:]
         namespace = ""
-        if rest[0] == "namespaces":
+        if rest[0] == "namespaces" and len(rest) > 2:
             namespace, rest = rest[1], rest[2:]
         plural, name, sub = (*rest, "", "")[:3]
-        if (api, plural) not in PLURALS:
+        if (api, plural) not in PLURALS or plural in self.absent:
             return self._status(404, "the server could not find the requested resource")
         if request.method == "GET" and not name:
             if request.query.get("watch"):
@@ -346,9 +352,13 @@ class FakeApi:
             }
         api = "/".join(parts[1:])
         if len(parts) == (2 if parts[0] == "api" else 3):
-            extra = [("namespaces", "Namespace", False), ("events", "Event", True)] if api == "v1" else []
+            extra = [("events", "Event", True)] if api == "v1" else []
             crds = [("customresourcedefinitions", "CustomResourceDefinition", False)]
-            kinds = [(plural, kind, True) for (of, plural), kind in PLURALS.items() if of == api]
+            kinds = [
+                (plural, kind, plural != "namespaces")
+                for (of, plural), kind in PLURALS.items()
+                if of == api and plural not in self.absent
+            ]
             return {
                 "resources": [
                     {

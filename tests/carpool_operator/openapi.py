@@ -23,7 +23,9 @@ def faults(value, schema, path=""):
     if isinstance(value, dict):
         yield from (f"{path}.{name}: missing" for name in schema.get("required", ()) if name not in value)
         for name, inner in value.items():
-            if name not in schema["properties"]:
+            if "additionalProperties" in schema:
+                yield from faults(inner, schema["additionalProperties"], f"{path}.{name}")
+            elif name not in schema["properties"]:
                 yield f"{path}.{name}: unknown"
             else:
                 yield from faults(inner, schema["properties"][name], f"{path}.{name}")
@@ -51,7 +53,7 @@ def faults(value, schema, path=""):
 
 def filled(value, schema):
     """Return a value with the defaults that a server fills in."""
-    if isinstance(value, dict):
+    if isinstance(value, dict) and "properties" in schema:
         defaults = {name: inner["default"] for name, inner in schema["properties"].items() if "default" in inner}
         return {name: filled(inner, schema["properties"][name]) for name, inner in {**defaults, **value}.items()}
     return [filled(each, schema["items"]) for each in value] if isinstance(value, list) else value

@@ -30,26 +30,67 @@ bounds = some(
     maxBatch=some(min=rows, max=rows), maxWait=some(min=waits, max=waits), maxInFlight=some(min=slots, max=slots)
 )
 key = both(name=names, key=st.just("token"))
+oauth2 = st.fixed_dictionaries(
+    {
+        "tokenUrl": st.sampled_from(["http://sso/token", "https://sso.example/token"]),
+        "clientId": key,
+        "clientSecret": key,
+    },
+    optional={
+        "scopes": st.lists(names, max_size=2),
+        "audience": names,
+        "ca": some(secret=key, configMap=key),
+    },
+)
 prometheus = st.fixed_dictionaries(
     {"url": st.sampled_from(["http://prometheus:9090", "https://prometheus.monitoring/base"])},
     optional={
-        "auth": some(bearer=key, basic=both(username=key, password=key)),
-        "tls": some(ca=some(secret=key, configMap=key), serverName=names, insecureSkipVerify=st.booleans()),
+        "auth": some(bearer=key, basic=both(username=key, password=key), oauth2=oauth2),
+        "tls": some(
+            ca=some(secret=key, configMap=key),
+            client=both(certificate=key, key=key),
+            serverName=names,
+            insecureSkipVerify=st.booleans(),
+        ),
+        "matchers": st.lists(both(label=st.sampled_from(["cluster", "a-b"]), value=names), max_size=2),
+        "labels": some(namespace=st.just("kubernetes_namespace"), pod=st.just("kubernetes_pod_name")),
+        "headers": st.lists(
+            st.fixed_dictionaries(
+                {"name": st.sampled_from(["X-Scope-OrgID", "AUTHORIZATION", "Host"])},
+                optional={"value": st.just("tenant-1"), "secret": key},
+            ),
+            max_size=2,
+        ),
         "interval": waits,
     },
+)
+KIND = {
+    "group": st.sampled_from(["apps", "apps", "argoproj.io"]),
+    "kind": st.sampled_from(["Deployment", "StatefulSet", "Rollout"]),
+}
+labels = st.fixed_dictionaries({"app": names}) | st.just({})
+requirements = st.lists(
+    st.fixed_dictionaries(
+        {"key": names, "operator": st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist"])},
+        optional={"values": st.lists(names, max_size=2)},
+    ),
+    max_size=2,
 )
 specs = st.fixed_dictionaries(
     {
         "targetRefs": st.lists(
             st.fixed_dictionaries(
                 {"name": names},
-                optional={"group": st.just("apps"), "kind": st.sampled_from(["Deployment", "StatefulSet"])},
+                optional=KIND,
             ),
             max_size=3,
         ),
         "slo": some(latency=some(p50=waits, p90=waits, p95=waits, p99=waits, p999=waits)),
     },
     optional={
+        "targetSelector": st.fixed_dictionaries(
+            {}, optional={**KIND, "matchLabels": labels, "matchExpressions": requirements}
+        ),
         "models": st.lists(
             st.fixed_dictionaries(
                 {"name": names},

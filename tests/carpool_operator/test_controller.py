@@ -201,7 +201,7 @@ def test_scaled_to_zero_is_no_fault(seconds):
     world.workload = workload_of(replicas=0)
     world.step(world.now + seconds)
     assert world.condition("Programmed")["reason"] == "ScaledToZero"
-    assert world.condition("MetricsAvailable")["reason"] == "NoPodsReady"
+    assert world.condition("MetricsAvailable")["reason"] == "ScaledToZero"
     assert "FellBack" not in world.reasons()
 
 

@@ -20,7 +20,6 @@ from carpool_operator import loop
 from carpool_operator.api.model import Document, Event, Missed, Outcome, Target
 from carpool_operator.cluster.fleet import Fleet, Sync
 from carpool_operator.cluster.kube import ApiError
-from carpool_operator.cluster.objects import Key
 from carpool_operator.cluster.writing import Backoff, Writer
 from carpool_operator.delivery.publishing import ConfigMaps, Pusher
 from carpool_operator.delivery.signing import Signer, new_key
@@ -30,6 +29,7 @@ from carpool_operator.reporting.inspection import Inspector
 from carpool_operator.reporting.metrics import Metrics
 from carpool_operator.tuning.sources.choice import Sources
 from carpool_operator.tuning.sources.sidecar import Sidecars
+from carpool_operator.workloads.metadata import Key
 
 WEB = Target("ns", "Deployment", "web")
 KEY = new_key()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from carpool_operator.cluster.objects import RawPod, RawWorkload
+from carpool_operator.cluster.objects import RawPod, workload
+from carpool_operator.workloads.kind import Kind
 
 POLICY = ("carpool.dev/v1alpha1", "batchingpolicies")
 DEPLOYMENT = ("apps/v1", "deployments")
@@ -56,5 +57,7 @@ def as_kept(raw, body, **metadata):
     """What is kept of an object, without a server."""
     meta = {"namespace": "ns", "uid": f"uid-{body['metadata']['name']}", "creationTimestamp": "2026-11-21T12:00:00Z"}
     meta |= {"resourceVersion": "1", "generation": 1, **body["metadata"], **metadata}
-    found = msgspec.convert({**body, "metadata": meta}, raw)
-    return found.workload("Deployment") if raw is RawWorkload else found.pod() if raw is RawPod else found.policy()
+    found = msgspec.convert({**body, "metadata": meta}, raw.raw if isinstance(raw, Kind) else raw)
+    if isinstance(raw, Kind):
+        return workload(raw, found)
+    return found.pod() if raw is RawPod else found.policy()

@@ -10,6 +10,8 @@ import yaml
 from chart import CHART
 
 from carpool_operator.api.annotations import KNOWN, KNOWN_IN_TEMPLATE, PREFIX
+from carpool_operator.injector.main import _parser as injector_parser
+from carpool_operator.main import parser as operator_parser
 
 VALUES = {
     "default": {},
@@ -21,14 +23,43 @@ VALUES = {
         "image": {"repository": "registry.local/carpool-operator", "digest": "sha256:" + "0" * 64},
         "imagePullSecrets": [{"name": "registry"}],
         "priorityClassName": "system-cluster-critical",
+        "commonLabels": {"team": "platform"},
+        "logLevel": "Debug",
         "operator": {
             "replicas": 2,
-            "nodeSelector": {"kubernetes.io/arch": "amd64"},
-            "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+            "interval": "5s",
+            "resync": "10m",
+            **(
+                EVERYWHERE := {
+                    "nodeSelector": {"kubernetes.io/arch": "amd64"},
+                    "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+                    "affinity": {"nodeAffinity": {}},
+                    "topologySpreadConstraints": [
+                        {"topologyKey": "rack", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
+                    ],
+                    "annotations": {"of": "deployment"},
+                    "podLabels": {"sidecar.istio.io/inject": "false"},
+                    "podAnnotations": {"of": "pods"},
+                    "serviceAccount": {"annotations": {"of": "account"}},
+                    "extraArgs": ["--kubeconfig=/etc/other"],
+                    "extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+                }
+            ),
         },
+        "injector": {"timeoutSeconds": 10, "hostNetwork": True, "port": 9443, "metricsPort": 9080, **EVERYWHERE},
+        "extraObjects": [
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "carpool-extra-object"}},
+            "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: 'carpool-extra-of-{{ .Release.Name }}'}\n",
+        ],
         "networkPolicy": {
             "scrapers": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
-            "sidecarNamespaces": ["team-a"],
+            "apiServers": [{"ipBlock": {"cidr": "10.0.0.0/28"}}],
+            "egress": {
+                "enabled": True,
+                "apiServers": [{"ipBlock": {"cidr": "10.0.0.0/28"}}],
+                "rules": [{"to": [{"namespaceSelector": {}}], "ports": [{"port": 9090}]}],
+            },
+            "sidecarNamespaces": [{"name": "team-a", "callers": [{"podSelector": {}}]}],
         },
         "monitoring": {
             "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -40,6 +71,7 @@ VALUES = {
 
 CLUSTER_WIDE = {
     "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "MutatingWebhookConfiguration",
+    "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
 }  # fmt: skip
 
 
@@ -68,6 +100,49 @@ def test_lints(helm, values):
     assert done.returncode == 0, done.stdout
 
 
+def test_everything_is_set_where_it_belongs(helm):
+    objects = helm.render(VALUES["most"])
+    for name, labels, spec in pods(objects):
+        assert spec["nodeSelector"] == {"kubernetes.io/arch": "amd64", "kubernetes.io/os": "linux"}, name
+        assert spec["tolerations"] == EVERYWHERE["tolerations"], name
+        assert spec["affinity"] == EVERYWHERE["affinity"], name
+        assert spec["topologySpreadConstraints"] == EVERYWHERE["topologySpreadConstraints"], name
+        assert labels["team"] == "platform", name
+    for name in ("carpool-operator", "carpool-injector"):
+        (deployment,), (account,) = of(objects, "Deployment", name), of(objects, "ServiceAccount", name)
+        assert deployment["metadata"]["annotations"] == {"of": "deployment"}
+        assert account["metadata"]["annotations"] == {"of": "account"}
+        template = deployment["spec"]["template"]
+        assert template["metadata"]["annotations"]["of"] == "pods"
+        assert template["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+        (container,) = template["spec"]["containers"]
+        assert container["args"][-1] == "--kubeconfig=/etc/other"
+        assert container["env"][-1] == EVERYWHERE["extraEnv"][0]
+        assert of(objects, "PodDisruptionBudget", name)
+    arguments = {name: spec["containers"][0].get("args", []) for name, _, spec in pods(objects)}
+    assert {"--interval=5s", "--resync=10m", "--log-level=Debug"} <= {*arguments["carpool-operator"]}
+    assert {"--log=debug", "--port=9443", "--metrics-port=9080"} <= {*arguments["carpool-injector"]}
+    (hooks,) = of(objects, "MutatingWebhookConfiguration")
+    assert {hook["timeoutSeconds"] for hook in hooks["webhooks"]} == {10}
+    (injector,) = [spec for name, _, spec in pods(objects) if name == "carpool-injector"]
+    assert (injector["hostNetwork"], injector["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert of(objects, "ConfigMap", "carpool-extra-object")
+    assert of(objects, "ConfigMap", "carpool-extra-of-carpool")
+
+
+def test_the_commands_take_their_arguments(objects):
+    parsers = {"carpool-operator": operator_parser(), "carpool-injector": injector_parser()}
+    for name, _, spec in pods(objects):
+        if name in parsers:
+            parsers[name].parse_args(spec["containers"][0]["args"])  # SystemExit where it knows one not
+
+
+def test_a_single_replica_does_not_block_a_drain(helm):
+    assert {each["metadata"]["name"] for each in of(helm.render(), "PodDisruptionBudget")} == {"carpool-injector"}
+    values = {"operator": {"replicas": 2}, "injector": {"podDisruptionBudget": {"enabled": False}}}
+    assert {each["metadata"]["name"] for each in of(helm.render(values), "PodDisruptionBudget")} == {"carpool-operator"}
+
+
 def test_older_clusters_are_refused(helm):
     done = helm.run("template", "carpool", str(CHART), "--kube-version", "1.29.9")
     assert "kubeVersion: >=1.30" in done.stderr
@@ -78,6 +153,8 @@ def test_objects_say_where_they_are_and_whose(objects):
     for each in objects:
         metadata = each["metadata"]
         where = f"{each['kind']} {metadata['name']}"
+        if metadata["name"].startswith("carpool-extra-"):
+            continue  # a user's
         assert ("namespace" in metadata) == (each["kind"] not in CLUSTER_WIDE), where
         if each["kind"] != "CustomResourceDefinition":  # one and the same file for `kubectl apply` by hand
             assert metadata["labels"]["app.kubernetes.io/part-of"] == "carpool", where
@@ -188,6 +265,19 @@ def test_what_the_documentation_sets_is_accepted(helm):
         ({"injector": {"replicas": 0}}, "injector.replicas"),
         ({"injector": {"resources": {"limits": {"memory": "128 MB"}}}}, "injector.resources.limits.memory"),
         ({"networkPolicy": {"scrapers": [{"namespace": "monitoring"}]}}, "namespace"),
+        ({"networkPolicy": {"sidecarNamespaces": ["team-a"]}}, "networkPolicy.sidecarNamespaces.0"),
+        ({"networkPolicy": {"sidecarNamespaces": [{"name": "team-a"}]}}, "callers"),
+        (
+            {"watchNamespaces": ["a"], "networkPolicy": {"sidecarNamespaces": [{"name": "b", "callers": []}]}},
+            "sidecarNamespaces has b, which is not in watchNamespaces",
+        ),
+        ({"operator": {"interval": "2"}}, "operator.interval"),
+        ({"logLevel": "info"}, "logLevel"),
+        ({"injector": {"timeoutSeconds": 31}}, "injector.timeoutSeconds"),
+        ({"injector": {"port": 8080}}, "injector.port and injector.metricsPort are the same"),
+        ({"operator": {"extraArgs": ["log-level"]}}, "operator.extraArgs.0"),
+        ({"operator": {"extraEnv": [{"key": "A"}]}}, "key"),
+        ({"injector": {"affinity": {"node": {}}}}, "node"),
         ({"monitoring": {"podMonitor": {"interval": "15"}}}, "monitoring.podMonitor.interval"),
         ({"monitoring": {"alerts": {"enabled": True}}}, "alerts"),
     ],
@@ -217,8 +307,12 @@ def value_paths(values, path=()):
 OPEN = {("global",)}
 """Helm's own, for charts of charts."""
 
-FREE = {("operator", "resources"), ("injector", "resources")}
-FREE |= {("certificates", "issuerRef"), ("monitoring", "dashboard", "labels")}
+FREE = {
+    (part, field)
+    for part in ("operator", "injector")
+    for field in ("resources", "nodeSelector", "affinity", "annotations", "podLabels", "podAnnotations")
+}
+FREE |= {("defaults",), ("certificates", "issuerRef"), ("monitoring", "dashboard", "labels")}
 """Values whose content is Kubernetes' or the user's."""
 
 

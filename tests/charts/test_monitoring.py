@@ -13,12 +13,14 @@ from chart import CHART
 
 from carpool_operator.injector.decide import Settings
 from carpool_operator.injector.server import Injector
-from carpool_operator.reporting.metrics import Metrics
+from carpool_operator.reporting.metrics import OF_POLICIES, Metrics
 from carpool_sidecar.admin.metrics import METRICS, PREFIX
 
 ALERTS = CHART / "monitoring" / "alerts.yaml"
 DASHBOARD = json.loads((CHART / "monitoring" / "dashboard.json").read_text("utf-8"))
-RULES = [rule for group in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for rule in group["rules"]]
+_ALL = [rule for group in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for rule in group["rules"]]
+RULES = [rule for rule in _ALL if "alert" in rule]
+RECORDED = {rule["record"]: rule["expr"] for rule in _ALL if "record" in rule}
 PANELS = DASHBOARD["panels"]
 
 SERIES = {
@@ -32,6 +34,7 @@ SCRAPED = {"namespace", "pod", "target"}
 
 CLUSTER_SIDE = Injector(Settings(image="", version="")).registry._names_to_collectors
 CLUSTER_SIDE |= Metrics()._registry._names_to_collectors
+OF_POLICY = {metric.name: {*metric.labels, "namespace", "pod"} for metric in OF_POLICIES}
 
 KNOWN = {
     PREFIX + metric.name + suffix: {*metric.labels, *SCRAPED, *(["le"] if suffix == "_bucket" else [])}
@@ -42,12 +45,17 @@ KNOWN |= {
     name: {*collector._labelnames, "namespace", "pod"}
     for name, collector in CLUSTER_SIDE.items()
     if name.startswith(PREFIX)
-}
+} | OF_POLICY
+
+# What is recorded has the labels that it is summed by.
+KNOWN |= {name: {"namespace", "target", "model"} for name in RECORDED}
 
 EXPRESSIONS = {f"alert {rule['alert']}": rule["expr"] for rule in RULES}
+EXPRESSIONS |= {f"record {name}": expression for name, expression in RECORDED.items()}
 EXPRESSIONS |= {
     f"panel {panel['title']} {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]
 }
+EXPRESSIONS |= {f"annotation {each['name']}": each["expr"] for each in DASHBOARD["annotations"]["list"]}
 EXPRESSIONS |= {
     f"variable {variable['name']}": found[1]
     for variable in DASHBOARD["templating"]["list"]
@@ -57,7 +65,7 @@ EXPRESSIONS |= {
 
 @pytest.mark.parametrize("expression", EXPRESSIONS.values(), ids=EXPRESSIONS)
 def test_metrics_and_labels_exist(expression):
-    used = re.findall(r"\b(carpool_\w+)(?:\{(.*?)\})?", expression)
+    used = re.findall(r"\b(carpool[_:][\w:]+)(?:\{(.*?)\})?", expression)
     assert used
     for name, matchers in used:
         assert name in KNOWN, name
@@ -87,12 +95,21 @@ def test_alerts_fire_when_they_should_and_only_then(promtool):
 def test_every_alert_is_tried():
     tests = yaml.safe_load((Path(__file__).parent / "alerts_test.yaml").read_text("utf-8"))["tests"]
     fired = {
-        re.search('alertname="(.*?)"', case["expr"])[1]
+        re.search('alertname="(.*?)"', case["expr"]).group(1)
         for test in tests
         for case in test["promql_expr_test"]
         if case["exp_samples"]
     }
     assert fired == {rule["alert"] for rule in RULES}
+
+
+def test_the_dashboard_shows_the_slo_and_the_decisions():
+    (latency,) = [panel for panel in PANELS if panel["title"] == "Latency"]
+    assert "carpool_slo_target_seconds" in {
+        name for each in latency["targets"] for name in re.findall(r"carpool_\w+", each["expr"])
+    }
+    (decisions,) = [each for each in DASHBOARD["annotations"]["list"] if each["name"] == "Decisions"]
+    assert "carpool_policy_last_decision_timestamp_seconds" in decisions["expr"]
 
 
 def test_prometheus_understands_the_dashboard(promtool, tmp_path):

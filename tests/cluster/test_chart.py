@@ -15,6 +15,7 @@ from minicluster import carpool
 from minicluster.waiting import eventually
 
 from carpool_operator.injector.certificates import issue
+from carpool_operator.workloads.registry import KINDS
 
 ROOT = Path(__file__).parents[2]
 CHART = str(ROOT / "charts" / "carpool")
@@ -25,7 +26,14 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 EVERYTHING = {
     "watchNamespaces": [OTHER],
     "certificates": {"source": "CertManager"},
-    "networkPolicy": {"scrapers": [{"namespaceSelector": {}}], "sidecarNamespaces": [OTHER]},
+    "networkPolicy": {
+        "scrapers": [{"namespaceSelector": {}}],
+        "apiServers": [{"ipBlock": {"cidr": "10.0.0.0/28"}}],
+        "egress": {"enabled": True, "rules": [{"ports": [{"port": 9090}]}]},
+        "sidecarNamespaces": [{"name": OTHER, "callers": [{"podSelector": {}}]}],
+    },
+    "operator": {"replicas": 2},
+    "commonLabels": {"team": "platform"},
     "monitoring": {
         "podMonitor": {"enabled": True},
         "prometheusRule": {"enabled": True},
@@ -100,7 +108,8 @@ def without_pods(api):
 
 def leftovers(api):
     """What of the release is still on the server."""
-    kinds = ("clusterroles", "clusterrolebindings", "mutatingwebhookconfigurations", "roles", "rolebindings",
+    kinds = ("clusterroles", "clusterrolebindings", "mutatingwebhookconfigurations", "validatingadmissionpolicies",
+             "validatingadmissionpolicybindings", "roles", "rolebindings",
              "deployments", "services", "serviceaccounts", "networkpolicies", "poddisruptionbudgets")  # fmt: skip
     return [
         f"{kind}/{each['metadata']['name']}"
@@ -129,8 +138,8 @@ def test_pods_are_let_in_where_only_restricted_ones_are(api, release):
 OPERATOR = {
     ("carpool.dev", "batchingpolicies", OTHER): ["list", "watch", "create", "patch", "delete"],
     ("carpool.dev", "batchingpolicies/status", OTHER): ["patch"],
-    ("apps", "deployments", OTHER): ["list", "watch"],
-    ("apps", "statefulsets", OTHER): ["list", "watch"],
+    **{(kind.group, kind.plural, OTHER): ["list", "watch"] for kind in KINDS},
+    ("", "namespaces", ""): ["get", "list", "watch"],
     ("", "pods", OTHER): ["list", "watch"],
     ("", "services", OTHER): ["list"],
     ("", "configmaps", OTHER): ["list", "create", "patch", "delete"],
@@ -193,6 +202,89 @@ def test_rights_are_what_is_needed_and_no_more(api, release, account, needed):
     assert not beyond
 
 
+POLICY = {
+    "apiVersion": "carpool.dev/v1alpha1",
+    "kind": "BatchingPolicy",
+    "metadata": {"name": "resnet"},
+    "spec": {
+        "targetRefs": [{"group": "apps", "kind": "Deployment", "name": "resnet"}],
+        "slo": {"latency": {"p99": "50ms"}},
+    },
+}
+
+OURS = {"carpool.dev/change": "true"}
+ANNOTATED = {"carpool.dev/annotated": "true"}
+
+
+def written(kind, name, namespace, labels=None, **content):
+    versions = {"ConfigMap": "v1", "Secret": "v1", "Lease": "coordination.k8s.io/v1"}
+    return {
+        "apiVersion": versions.get(kind, "carpool.dev/v1alpha1"),
+        "kind": kind,
+        "metadata": {"name": name, "namespace": namespace, "labels": labels or {}},
+        **content,
+    }
+
+
+def policy_of(name, labels=None):
+    return written("BatchingPolicy", name, OTHER, labels, spec=POLICY["spec"])
+
+
+MAY_WRITE = [
+    ("operator", written("ConfigMap", "carpool-deployment-resnet", OTHER, OURS)),
+    ("operator", written("ConfigMap", "carpool-statefulset-a.b-0", OTHER, OURS)),
+    ("operator", written("ConfigMap", "carpool-public-key", HOME)),
+    ("operator", written("Secret", "carpool-signing-key", HOME)),
+    ("injector", written("Secret", "carpool-injector-cert", HOME)),
+    ("operator", written("Lease", "carpool-operator", HOME)),
+    ("operator", policy_of("deployment-resnet", ANNOTATED)),
+]
+MAY_NOT_WRITE = [
+    ("operator", written("ConfigMap", "app-settings", OTHER, OURS)),
+    ("operator", written("ConfigMap", "carpool-deployment-resnet", OTHER)),
+    ("operator", written("ConfigMap", "carpool-public-key", OTHER, OURS)),
+    ("operator", written("ConfigMap", "kube-root-ca.crt", OTHER, OURS)),
+    ("operator", written("Secret", "anything", HOME)),
+    ("operator", written("Secret", "carpool-injector-cert", HOME)),
+    ("injector", written("Secret", "carpool-signing-key", HOME)),
+    ("operator", written("Lease", "kube-scheduler", HOME)),
+    ("operator", policy_of("by-hand")),
+]
+
+
+def test_each_part_writes_its_own_objects_and_no_other(api, cluster, release):
+    def write(account, thing, verb="create"):
+        """By the account, which has every right that RBAC can give it: the chart's, and more."""
+        user = f"system:serviceaccount:{HOME}:carpool-{account}"
+        return cluster.run(
+            "kubectl", "--as", user, "--as-group", "system:masters", verb, "--dry-run=server", "-f", "-",
+            text=yaml.safe_dump(thing), check=False,
+        )  # fmt: skip
+
+    def refused():
+        return "no other" in write("operator", MAY_NOT_WRITE[0][1])
+
+    eventually(refused)  # the server takes a policy in a moment after it is written
+    for account, thing in MAY_WRITE:
+        said = write(account, thing)
+        assert "dry run" in said, (account, thing["kind"], thing["metadata"], said)
+    for account, thing in MAY_NOT_WRITE:
+        said = write(account, thing)
+        assert "carpool-least-rights" in said, (account, thing["kind"], thing["metadata"], said)
+
+    # What a person wrote is neither changed nor deleted.
+    api.apply(POLICY, namespace=OTHER)
+    api.apply(written("ConfigMap", "carpool-deployment-mine", OTHER))
+    by_hand = policy_of("resnet", ANNOTATED)
+    assert "none that a person wrote" in write("operator", by_hand, "apply")
+    assert "none that a person wrote" in write("operator", by_hand, "delete")
+    assert "no other" in write("operator", written("ConfigMap", "carpool-deployment-mine", OTHER), "delete")
+    # Others' writes are not looked at.
+    assert "dry run" in cluster.run("kubectl", "create", "configmap", "app-settings", "-n", OTHER, "--dry-run=server")
+    api.delete("configmaps", "carpool-deployment-mine", OTHER)
+    api.delete("batchingpolicies", "resnet", OTHER)
+
+
 def test_rights_end_at_the_namespaces_that_are_watched(api, helm, namespaces):
     helm("install", "carpool", CHART, values={"watchNamespaces": [OTHER]})
     try:
@@ -224,17 +316,6 @@ def test_who_may_view_or_edit_a_namespace_may_do_so_with_its_policies(api, relea
         eventually(lambda verb=verb: may(api, role, verb, "carpool.dev", "batchingpolicies", OTHER))
     assert not may(api, role, "patch", "carpool.dev", "batchingpolicies/status", OTHER)
     assert may(api, role, "create", "carpool.dev", "batchingpolicies", OTHER) == (role == "edit")
-
-
-POLICY = {
-    "apiVersion": "carpool.dev/v1alpha1",
-    "kind": "BatchingPolicy",
-    "metadata": {"name": "resnet"},
-    "spec": {
-        "targetRefs": [{"group": "apps", "kind": "Deployment", "name": "resnet"}],
-        "slo": {"latency": {"p99": "50ms"}},
-    },
-}
 
 
 def test_policies_outlive_the_release_and_are_there_for_the_next(api, helm, release):
@@ -269,7 +350,8 @@ def test_the_namespace_may_go_first(api, cluster, helm, namespaces):
     assert "initContainers" not in api.create(pod, "default")["spec"]
     api.delete("pods", "model", "default", grace=0)
     # By label it can be found and deleted, without helm.
-    cluster.run("kubectl", "delete", "clusterroles,clusterrolebindings,mutatingwebhookconfigurations",
+    kinds = "clusterroles,clusterrolebindings,mutatingwebhookconfigurations,validatingadmissionpolicies"
+    cluster.run("kubectl", "delete", f"{kinds},validatingadmissionpolicybindings",
                 "-l", "app.kubernetes.io/part-of=carpool")  # fmt: skip
     assert not leftovers(api)
 

@@ -43,6 +43,9 @@ def changed(path, value, spec=BASE):
     return spec
 
 
+OAUTH2 = {"tokenUrl": "https://sso/token", "clientId": SECRET, "clientSecret": SECRET}
+
+
 def scraped(**fields):
     return {"source": "Prometheus", "prometheus": {"url": "https://prometheus:9090", **fields}}
 
@@ -128,15 +131,22 @@ RULES = [
     ("metrics.staleAfter", "0s", "1ms", "spec.metrics.staleAfter", "must be longer than 0s"),
     ("metrics", {"prometheus": {"url": "http://x"}}, {}, "spec.metrics.prometheus", "is for source Prometheus"),
     ("metrics", {"source": "Prometheus"}, scraped(), "spec.metrics.prometheus", "name its url"),
-    ("metrics", scraped(interval="30s"), scraped(interval="29s"), "spec.metrics.staleAfter",
-     "30s is not longer than prometheus.interval 30s"),
+    ("metrics", {**scraped(interval="30s"), "staleAfter": "30s"}, {**scraped(interval="29s"), "staleAfter": "30s"},
+     "spec.metrics.staleAfter", "30s is not longer than prometheus.interval 30s"),
+    ("metrics", scraped(auth={"oauth2": {**OAUTH2, "tokenUrl": "http://x", "ca": {"secret": SECRET}}}),
+     scraped(auth={"oauth2": {**OAUTH2, "ca": {"secret": SECRET}}}), "spec.metrics.prometheus.auth.oauth2.ca",
+     "is for an https tokenUrl"),
+    ("metrics", scraped(headers=[{"name": "hOst", "value": "a"}]), scraped(headers=[{"name": "X-Host", "value": "a"}]),
+     "spec.metrics.prometheus.headers[0].name", "hOst is set by the operator"),
+    ("metrics", scraped(headers=[{"name": "X-A"}]), scraped(headers=[{"name": "X-A", "secret": SECRET}]),
+     "spec.metrics.prometheus.headers[0]", "name one of value and secret"),
     ("metrics", scraped(interval="0s"), scraped(interval="1ms"), "spec.metrics.prometheus.interval",
      "must be longer than 0s"),
     ("metrics", scraped(auth={}), scraped(auth={"bearer": SECRET}), "spec.metrics.prometheus.auth",
-     "name one of bearer and basic"),
+     "name one of bearer, basic and oauth2"),
     ("metrics", scraped(auth={"bearer": SECRET, "basic": {"username": SECRET, "password": SECRET}}),
      scraped(auth={"basic": {"username": SECRET, "password": SECRET}}), "spec.metrics.prometheus.auth",
-     "name one of bearer and basic"),
+     "name one of bearer, basic and oauth2"),
     ("metrics", scraped(url="http://x", tls={}), scraped(url="https://x", tls={}), "spec.metrics.prometheus.tls",
      "is for an https url"),
     ("metrics", scraped(tls={"ca": {}}), scraped(tls={"ca": {"configMap": SECRET}}), "spec.metrics.prometheus.tls.ca",
@@ -144,13 +154,22 @@ RULES = [
     ("metrics", scraped(tls={"ca": {"secret": SECRET}, "insecureSkipVerify": True}),
      scraped(tls={"ca": {"secret": SECRET}, "insecureSkipVerify": False}),
      "spec.metrics.prometheus.tls.insecureSkipVerify", "drop one"),
+    ("targetRefs", None, [{"name": "a"}], "spec", "name targetRefs or targetSelector"),
+    ("targetRefs", [{"name": "a", "kind": "Rollout"}], [{"name": "a", "kind": "Rollout", "group": "argoproj.io"}],
+     "spec.targetRefs[0].group", "is not the API group of that kind"),
+    ("targetSelector", {"group": "ray.io", "matchLabels": {"a": "b"}}, {"matchLabels": {"a": "b"}},
+     "spec.targetSelector.group", "is not the API group of that kind"),
+    ("targetSelector", {}, {"matchExpressions": [{"key": "a", "operator": "Exists"}]}, "spec.targetSelector",
+     "name a label: one without any would select every workload"),
+    ("targetSelector", {"matchExpressions": [{"key": "a", "operator": "In"}]},
+     {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]},
+     "spec.targetSelector.matchExpressions[0].values", "In and NotIn need values"),
     # What the types alone say
-    ("targetRefs", None, [{"name": "a"}], "spec.targetRefs", "Required value"),
     ("targetRefs", [], [{"name": "a"}], "spec.targetRefs", "at least 1 items"),
     ("targetRefs", [{"name": "a"}, {"name": "a"}], [{"name": "a"}, {"name": "a", "kind": "StatefulSet"}],
      "spec.targetRefs[1]", "Duplicate value"),
     ("targetRefs", [{"name": "a", "kind": "Job"}], [{"name": "a", "kind": "StatefulSet"}], "spec.targetRefs[0].kind",
-     'supported values: "Deployment", "StatefulSet"'),
+     'supported values: "DaemonSet", "Deployment", '),
     ("slo.latency.p99", "50 ms", "50ms", "spec.slo.latency.p99", "should match"),
     ("slo.latency.p99", "1d", "1h1m1s1ms", "spec.slo.latency.p99", "should match"),
     ("slo.latency.p99", "123456ms", "99999ms", "spec.slo.latency.p99", "should match"),
@@ -225,7 +244,7 @@ def test_defaults_are_filled_in_and_what_is_stored_reads_the_same(server, namesp
     stored = server.get(KIND, "resnet", namespace)
     assert stored["spec"]["tuning"]["mode"] == "Apply"
     assert stored["spec"]["targetRefs"] == [{"group": "apps", "kind": "Deployment", "name": "resnet"}]
-    assert stored["spec"]["metrics"] == {"source": "Sidecar", "staleAfter": "30s"}
+    assert stored["spec"]["metrics"] == {"source": "Sidecar"}
     assert "bounds" not in stored["spec"]
     assert read_policy(stored) == read_policy({"spec": BASE})
 

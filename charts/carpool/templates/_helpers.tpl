@@ -5,6 +5,9 @@ app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: carpool
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* What never changes about a component's pods. Of: root, component. */}}
@@ -20,6 +23,61 @@ name: {{ .name }}
 namespace: {{ .namespace | default .root.Release.Namespace }}
 labels:
   {{- include "carpool.labels" . | nindent 2 }}
+{{- end }}
+
+{{/* A component's ServiceAccount. Of: root, component, values, name. */}}
+{{- define "carpool.account" -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  {{- include "carpool.metadata" . | nindent 2 }}
+  {{- with .values.serviceAccount.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+automountServiceAccountToken: false
+{{- end }}
+
+{{/* metadata of a component's Deployment. Of: root, component, values, name. */}}
+{{- define "carpool.deployment" -}}
+{{ include "carpool.metadata" . }}
+{{- with .values.annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* metadata of a component's pods. Of: root, component, values. */}}
+{{- define "carpool.template" -}}
+labels:
+  {{- with omit (merge (dict) .values.podLabels .root.Values.commonLabels) "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/part-of" }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- include "carpool.selector" . | nindent 2 }}
+  app.kubernetes.io/part-of: carpool
+annotations:
+  kubectl.kubernetes.io/default-container: {{ .component }}
+  {{- with .values.podAnnotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+
+{{/* What keeps a drain of nodes from stopping all of a component at once. Of: root, component, values, name. */}}
+{{- define "carpool.budget" -}}
+{{- if and .values.podDisruptionBudget.enabled (gt (int .values.replicas) 1) }}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  {{- include "carpool.metadata" . | nindent 2 }}
+spec:
+  maxUnavailable: 1
+  # One that is not ready protects nobody, and must not keep a node from being drained.
+  unhealthyPodEvictionPolicy: AlwaysAllow
+  selector:
+    matchLabels:
+      {{- include "carpool.selector" . | nindent 6 }}
+{{- end }}
 {{- end }}
 
 {{/* An image's name. Of: image, root. */}}
@@ -49,6 +107,7 @@ securityContext:
   runAsUser: {{ int . }}
   {{- end }}
   seccompProfile: {type: RuntimeDefault}
+{{- if kindIs "invalid" .values.topologySpreadConstraints }}
 topologySpreadConstraints:
   {{- range tuple "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
   - topologyKey: {{ . }}
@@ -60,6 +119,16 @@ topologySpreadConstraints:
     # A rollout's new pods are spread among themselves.
     matchLabelKeys: [pod-template-hash]
   {{- end }}
+{{- else }}
+{{- with .values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- with .values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- with .values.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}

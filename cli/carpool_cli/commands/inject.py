@@ -21,18 +21,17 @@ from carpool_cli.options import DURATION
 from carpool_cli.yaml_edit import edited
 from carpool_operator.api.annotations import STATUS
 from carpool_operator.api.model import Target
-from carpool_operator.api.spec import TargetKind
 from carpool_operator.injector.decide import Settings, decide, target_of
 from carpool_operator.injector.patch import patch, unpatch
 from carpool_operator.injector.reasons import NOTES, Note, Reason, Skip
+from carpool_operator.workloads import registry
+from carpool_operator.workloads.kind import Kind, at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SKIPPED = 3
 """Exit code: a workload was to have a sidecar and can't."""
-
-WITH_TEMPLATE = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
 
 _SEPARATOR = re.compile(r"^---(?=\s|$).*\n?", re.MULTILINE)
 
@@ -93,7 +92,7 @@ def command(
     image: str | None,
     undo: bool = False,
 ) -> None:
-    """Put a sidecar into Deployments, StatefulSets and Pods as the webhook does, and print the manifests.
+    """Put a sidecar into workloads and Pods as the webhook does, and print the manifests.
 
     Unchanged parts are printed as they were, comments included. A workload with a sidecar, or with
     carpool.dev/inject: "false" in its pod template, is left alone. The annotations of the
@@ -132,7 +131,7 @@ def command(
         for note in outcome.notes:
             click.echo(f"{outcome.name}: {note}: {NOTES[note].cause} {NOTES[note].fix}", err=True)
     if not outcomes:
-        click.echo("nothing here has pods: there is no Deployment, StatefulSet or Pod", err=True)
+        click.echo("nothing here has pods: there is no workload with a pod template, and no Pod", err=True)
     if any(outcome.why is not None and outcome.why.told for outcome in outcomes):
         sys.exit(SKIPPED)
 
@@ -147,13 +146,14 @@ def _read(source: str) -> str:
 
 
 def _key(given: str) -> str:
-    if re.fullmatch(r"[0-9a-fA-F]{64}", given):
+    keys = r"[0-9a-fA-F]{64}(,[0-9a-fA-F]{64})*"
+    if re.fullmatch(keys, given):
         return given.lower()
     try:
         text = Path(given).read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError):
         text = ""
-    if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
+    if not re.fullmatch(keys, text):
         raise click.UsageError(f"--public-key: {given!r} is neither 64 hex digits nor a file with them")
     return text.lower()
 
@@ -206,23 +206,25 @@ def _problem(error: Exception) -> str:
 
 def _injected(thing: Any, settings: Settings | None, namespace: str | None, outcomes: list[Outcome]) -> Any:  # noqa: ANN401 - any YAML
     """Return an object with its sidecar, or without it where there are no settings; of a list all of them."""
-    kind = thing.get("kind") if isinstance(thing, dict) else None
+    kind = str(thing.get("kind")) if isinstance(thing, dict) else ""
     if kind == "List" and isinstance(thing.get("items"), list):
         return {**thing, "items": [_injected(each, settings, namespace, outcomes) for each in thing["items"]]}
-    if kind not in {*WITH_TEMPLATE, "Pod"}:
-        return thing
+    of = registry.BY_NAME.get(kind)
+    if kind != "Pod" and (of is None or (of.pod(thing) is None and not of.built_in)):
+        return thing  # it has no pods, or another object has the template of its pods
     changed = copy.deepcopy(thing)
     try:
         name = f"{kind.lower()}/{changed['metadata'].get('name') or changed['metadata'].get('generateName')}"
-        pod = changed if kind == "Pod" else changed["spec"]["template"]
+        pod: Any = changed if of is None else of.pod(changed)
         if settings is None:
-            return _restored(thing, pod, name, outcomes)
-        where = changed["metadata"].get("namespace") or namespace
+            restored = _restored(pod, name, outcomes)
+            return thing if restored is None else _with(changed, of, restored)
+        where: str | None = changed["metadata"].get("namespace") or namespace
         target = None
         if settings.policy is None:
             if where is None:
                 raise Wrong(f"{name} names no namespace, and the operator's changes need one: add -n NAMESPACE")
-            target = target_of(pod, where) if kind == "Pod" else _target(where, kind, changed["metadata"]["name"])
+            target = target_of(pod, where) if of is None else Target(where, kind, changed["metadata"]["name"])
         decision = decide(pod, target, settings, asked=True)
         if isinstance(decision, Skip):
             outcomes.append(Outcome(name, decision))
@@ -234,26 +236,27 @@ def _injected(thing: Any, settings: Settings | None, namespace: str | None, outc
         ) from None
     notes = json.loads(pod_changed["metadata"]["annotations"][STATUS])["notes"]
     outcomes.append(Outcome(name, None, tuple(Note(note) for note in notes)))
-    if kind == "Pod":
-        return pod_changed
-    changed["spec"]["template"] = pod_changed
-    return changed
+    return _with(changed, of, pod_changed)
 
 
-def _restored(thing: dict[str, Any], pod: dict[str, Any], name: str, outcomes: list[Outcome]) -> dict[str, Any]:
-    """Return an object as it was before its sidecar."""
+def _with(thing: dict[str, Any], of: Kind | None, pod: dict[str, Any]) -> dict[str, Any]:
+    """Return an object with another pod template; a pod is its own."""
+    if of is None:
+        return pod
+    # Put where the old one was: what YAML's anchors share is another's as well.
+    *outer, last = (of.template(thing) or ())[:-2]
+    at(thing, outer)[last] = pod
+    return thing
+
+
+def _restored(pod: dict[str, Any], name: str, outcomes: list[Outcome]) -> dict[str, Any] | None:
+    """Return a pod template as it was before its sidecar; ``None`` where it has none."""
     try:
         restored = unpatch(pod)
     except ValueError as error:
         raise Wrong(
             f"{name}: its sidecar can't be taken out: {error}; take the container carpool out by hand"
         ) from None
-    if restored is None:
-        outcomes.append(Outcome(name, Skip(Reason.NOT_OPTED_IN, "no sidecar by carpool inject is in it")))
-        return thing
-    outcomes.append(Outcome(name, None))
-    return restored if thing["kind"] == "Pod" else {**thing, "spec": {**thing["spec"], "template": restored}}
-
-
-def _target(namespace: str, kind: str, name: str) -> Target | None:
-    return Target(namespace, kind, name) if kind in set(TargetKind) else None
+    why = Skip(Reason.NOT_OPTED_IN, "no sidecar by carpool inject is in it") if restored is None else None
+    outcomes.append(Outcome(name, why))
+    return restored

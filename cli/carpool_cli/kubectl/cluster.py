@@ -58,8 +58,8 @@ class Cluster(NamedTuple):
         """Write what a person adds to a command that is to reach the same place."""
         return "".join(f" {flag} {value}" for flag, value in zip(_FLAGS, self, strict=True) if value is not None)
 
-    def run(self, *arguments: str) -> str:
-        """Run kubectl and return what it prints.
+    def run(self, *arguments: str, text: str = "") -> str:
+        """Run kubectl and return what it prints; ``text`` is what it reads.
 
         Raises ``click.ClickException`` naming the fix; ``NotFoundError`` where there is no such object.
         """
@@ -69,7 +69,7 @@ class Cluster(NamedTuple):
         options = [f"{flag}={value}" for flag, value in zip(_FLAGS, self, strict=True) if value is not None]
         done = subprocess.run(  # noqa: S603 - a person's own kubectl, and no shell
             [program, *arguments, *options, f"--request-timeout={PATIENCE}"],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            input=text, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode == 0:
             return done.stdout

@@ -31,7 +31,7 @@ Examples:
 @click.option("--carpool-namespace", default="carpool-system", show_default=True, help="Where Carpool is installed.")
 @cluster_options
 def command(*, source: str, carpool_namespace: str) -> None:
-    """Put a sidecar into Deployments, StatefulSets and Pods as the webhook would, and print the manifests.
+    """Put a sidecar into workloads and Pods as the webhook would, and print the manifests.
 
     The sidecars trust the operator of this cluster: the public key and the sidecar's image are read from it. Without a
     cluster, `carpool inject` does the same. Objects without a namespace get that of -n, or of the context.

@@ -14,6 +14,9 @@ COMMANDS = {
     "history": Entry("carpool_cli.kubectl.history", "List the last changes of a policy's parameters."),
     "pause": Entry("carpool_cli.kubectl.pause", "Keep a policy's parameters as they are until it is resumed."),
     "resume": Entry("carpool_cli.kubectl.resume", "Let a paused policy be tuned again."),
+    "preflight": Entry(
+        "carpool_cli.kubectl.preflight.command", "Find what a sidecar would break or miss, before anything changes."
+    ),
     "inject": Entry("carpool_cli.kubectl.inject", "Put sidecars into manifests, for this cluster's operator."),
 }
 
@@ -29,7 +32,8 @@ def main() -> None:
     """Show and control the BatchingPolicies of a cluster.
 
     It reaches the cluster through kubectl: contexts, credentials and their plugins work as they do there. Exit codes: 0
-    done, 1 the cluster has no such policy or refuses, 2 mistyped, 3 --check found a policy that is not ready.
+    done, 1 the cluster has no such policy or refuses, 2 mistyped, 3 --check found a policy that is not ready, or
+    preflight something that would break.
     """
 
 

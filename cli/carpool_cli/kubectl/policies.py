@@ -12,22 +12,13 @@ from msgspec import Struct, field
 from carpool.policy.plain import PolicyError, from_plain
 from carpool_cli.kubectl.cluster import PAUSED
 from carpool_operator.api.status import DEFECTS, ConditionStatus, ConditionType, Status
+from carpool_operator.workloads import registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from carpool_cli.kubectl.cluster import Cluster
     from carpool_operator.api.status import Condition
-
-KINDS = {
-    name: kind
-    for kind, names in {
-        "Deployment": ("deployment", "deployments", "deploy", "deployment.apps", "deployments.apps"),
-        "StatefulSet": ("statefulset", "statefulsets", "sts", "statefulset.apps", "statefulsets.apps"),
-    }.items()
-    for name in names
-}
-"""Workloads as kubectl lets one write them."""
 
 
 class Metadata(Struct, frozen=True, rename="camel"):
@@ -67,7 +58,7 @@ class Policy(Struct, frozen=True):
     @property
     def targets(self) -> list[tuple[str, str]]:
         """Kind and name of what it tunes."""
-        return [(ref.get("kind", "Deployment"), ref["name"]) for ref in self.spec.get("targetRefs", [])]
+        return [(ref.get("kind", registry.DEFAULT.name), ref["name"]) for ref in self.spec.get("targetRefs", [])]
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """Return what is said of one thing, if it is."""
@@ -98,9 +89,10 @@ def find(cluster: Cluster, name: str) -> Policy:
     prefix, slash, workload = name.partition("/")
     if not slash:
         return read(cluster.get(name))
-    kind = KINDS.get(prefix.lower())
-    if kind is None:
+    known = registry.NAMES.get(prefix.lower())
+    if known is None:
         raise click.ClickException(f"{name!r}: write a policy's name, or what it tunes as deployment/NAME")
+    kind = known.name
     policies = [read(raw) for raw in cluster.list()]
     found = [policy for policy in policies if (kind, workload) in policy.targets]
     accepted = [policy for policy in found if _is(policy, ConditionType.ACCEPTED)]
@@ -111,7 +103,7 @@ def find(cluster: Cluster, name: str) -> Policy:
         raise click.ClickException(f"{kind} {workload} is tuned by {names}: name one of these")
     if not found:
         raise click.ClickException(
-            f"no BatchingPolicy tunes {kind} {workload}: kubectl annotate {kind.lower()}/{workload} "
+            f"no BatchingPolicy tunes {kind} {workload}: kubectl annotate {known.resource(workload)} "
             f"carpool.dev/slo-p99=50ms{cluster.flags()}"
         )
     return found[0]

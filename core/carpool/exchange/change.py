@@ -15,6 +15,9 @@ from carpool.policy.parameters import Parameters
 from carpool.policy.plain import Camel, PolicyError, from_plain, to_plain
 from carpool.policy.spec import BatchingPolicy
 
+MAX_KEYS = 8
+"""Public keys that are accepted at a time: one, and two or three while one replaces another."""
+
 
 class Change(Camel, frozen=True, kw_only=True):
     """What replaces a target's parameters, and its policy; it stays in force after ``expires``.
@@ -22,7 +25,7 @@ class Change(Camel, frozen=True, kw_only=True):
     ``target``: the workload, ``namespace/Kind/name``. ``generation``: newer ones are larger; whole milliseconds since
     the epoch, where a control plane keeps no count. ``expires``: seconds since the epoch, after which it is
     refused. ``policy``: ``None`` stands for the one that the sidecar was started with. ``parameters``: by model name,
-    ``*`` for the rest.
+    ``*`` for the rest. ``keys``: the public keys that are accepted from now on; none: those that are accepted now.
     """
 
     target: str
@@ -30,6 +33,7 @@ class Change(Camel, frozen=True, kw_only=True):
     expires: float
     policy: BatchingPolicy | None = None
     parameters: dict[str, Parameters]
+    keys: Annotated[tuple[Annotated[str, Meta(pattern="^[0-9a-f]{64}$")], ...], Meta(max_length=MAX_KEYS)] = ()
 
     def validate(self) -> Change:
         """Check what types can't say, and return the change.

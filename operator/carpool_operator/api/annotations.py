@@ -11,6 +11,7 @@ from carpool.policy.durations import DURATION_PATTERN
 from carpool.policy.plain import PolicyError, from_plain
 from carpool.policy.spec import Objective, TuningMode
 from carpool_operator.api.spec import PolicySpec
+from carpool_operator.workloads.registry import BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -125,37 +126,82 @@ KNOWN_IN_TEMPLATE = frozenset({INJECT, *_OF_TEMPLATE, STATUS, TARGET, SKIPPED})
 
 
 class Wish(NamedTuple):
-    """What a workload's own annotations ask for. With ``problems`` there is no ``spec``: nobody guesses a promise."""
+    """What a workload's own annotations ask for. With ``problems`` there is no ``spec``: nobody guesses an SLO."""
 
     spec: PolicySpec | None
     """The policy to keep for it, if any."""
     problems: tuple[str, ...]
     """Each names an annotation and what to do about it."""
+    by_default: bool = False
+    """Whether its SLO is a default: a policy that a person wrote, by label too, takes precedence."""
 
 
-def read(kind: str, name: str, annotations: Mapping[str, str]) -> Wish:
-    """Read the annotations of a Deployment or StatefulSet (its own, not those of its pod template)."""
+def read(kind: str, name: str, annotations: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> Wish:
+    """Read a workload's own annotations, not those of its pod template.
+
+    ``defaults``: values of annotations that it has not, which have no problems. They hold for workloads that ask for a
+    sidecar. An SLO is taken whole: a default percentile does not join others.
+    """
     ours = {key: value for key, value in sorted(annotations.items()) if key.startswith(PREFIX)}
     problems = [problem for key, value in ours.items() if (problem := _problem(key, value)) is not None]
-    promised = any(key in FIELDS and key.startswith(SLO_PREFIX) for key in ours)
-    if not promised:
+    own = any(_is_slo(key) for key in ours)
+    by_default = not own and ours.get(INJECT) == ASKED and any(_is_slo(key) for key in defaults or {})
+    if not own and not by_default:
         problems += [
-            f"{key} belongs to a promise: add one, e.g. {SLO_PREFIX}p99: 50ms, or drop it"
+            f"{key} belongs to an SLO: add one, e.g. {SLO_PREFIX}p99: 50ms, here or on the namespace (with "
+            f'{INJECT}: "{ASKED}" here), or drop it'
             for key in ours
             if key in FIELDS
         ]
-    if problems or not promised or ours.get(INJECT) == FORBIDDEN:
+    if problems or not (own or by_default) or ours.get(INJECT) == FORBIDDEN:
         return Wish(None, tuple(problems))
-    plain: dict[str, Any] = {"targetRefs": [{"kind": kind, "name": name}]}
+    ours = merged(defaults or {}, ours)
+    plain: dict[str, Any] = {"targetRefs": [{"group": BY_NAME[kind].group, "kind": kind, "name": name}]}
     for key, (*path, last) in ((key, FIELDS[key]) for key in ours if key in FIELDS):
         inner = plain
         for step in path:
             inner = inner.setdefault(step, {})
         inner[last] = int(ours[key]) if key in _NUMBERS else ours[key]
     try:
-        return Wish(from_plain(plain, PolicySpec, what="spec").validate(), ())
+        return Wish(from_plain(plain, PolicySpec, what="spec").validate(), (), by_default)
     except PolicyError as error:
         return Wish(None, (f"{_annotation(error.field)}: {str(error).partition(': ')[2]}",))
+
+
+def merged(outer: Mapping[str, str], inner: Mapping[str, str]) -> dict[str, str]:
+    """Return annotations with the defaults that they leave open; percentiles come from one of the two alone."""
+    own = any(_is_slo(key) for key in inner)
+    return {key: value for key, value in outer.items() if not (own and _is_slo(key))} | dict(inner)
+
+
+def asks(annotations: Mapping[str, str]) -> bool:
+    """Whether a workload's own annotations ask for a sidecar; their values are judged elsewhere."""
+    if annotations.get(INJECT) == FORBIDDEN:
+        return False
+    return annotations.get(INJECT) == ASKED or any(name.startswith(SLO_PREFIX) for name in annotations)
+
+
+def _is_slo(key: str) -> bool:
+    return key in FIELDS and key.startswith(SLO_PREFIX)
+
+
+def read_defaults(annotations: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Read the defaults on a namespace: those that make sense, and what is wrong with the others.
+
+    Those of sidecars are the injector's, which says so in each pod where one makes no sense.
+    """
+    good: dict[str, str] = {}
+    problems = []
+    for key, value in sorted(annotations.items()):
+        if not key.startswith(PREFIX) or key in OF_SIDECAR:
+            continue
+        if key in FIELDS and (problem := _problem(key, value)) is None:
+            good[key] = value
+        elif key in FIELDS:
+            problems.append(str(problem))
+        else:
+            problems.append(f"{key} is no default: {_hint(key, (*FIELDS, *OF_SIDECAR))}")
+    return good, tuple(problems)
 
 
 def _problem(key: str, value: str) -> str | None:

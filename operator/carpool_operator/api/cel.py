@@ -6,7 +6,21 @@ from msgspec import Struct
 
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import NEVER_ACROSS, SLO, Admission, DurationRange, IntRange, Latency
-from carpool_operator.api.spec import CA, TLS, Auth, Metrics, PolicySpec, Prometheus
+from carpool_operator.api.spec import (
+    CA,
+    RESERVED,
+    TLS,
+    Auth,
+    Header,
+    LabelRequirement,
+    Metrics,
+    OAuth2,
+    PolicySpec,
+    Prometheus,
+    TargetRef,
+    TargetSelector,
+)
+from carpool_operator.workloads import registry
 
 PERCENTILES = ("p50", "p90", "p95", "p99", "p999")
 
@@ -143,6 +157,12 @@ def _baseline_wait() -> Rule:
     )
 
 
+_GROUPS = ", ".join(f"'{kind.name}': '{kind.group}'" for kind in registry.KINDS)
+_OF_GROUP = Rule(
+    f"{{{_GROUPS}}}[self.kind] == self.group", ".group", "is not the API group of that kind: write that one"
+)
+
+
 RULES: dict[type[Struct], list[Rule]] = {
     SLO: [Rule("has(self.latency)", "", "name a latency, e.g. latency: {p99: 50ms}")],
     Latency: [
@@ -171,7 +191,7 @@ RULES: dict[type[Struct], list[Rule]] = {
     ],
     Admission: [_positive("timeout")],
     Metrics: [
-        _positive("staleAfter"),
+        _positive("staleAfter", optional=True),
         Rule(
             "self.source != 'Sidecar' || !has(self.prometheus)",
             ".prometheus",
@@ -183,7 +203,8 @@ RULES: dict[type[Struct], list[Rule]] = {
             "source Prometheus needs it: name its url",
         ),
         Rule(
-            "!has(self.prometheus) || duration(self.staleAfter) > duration(self.prometheus.interval)",
+            "!has(self.prometheus) || !has(self.staleAfter) || "
+            "duration(self.staleAfter) > duration(self.prometheus.interval)",
             ".staleAfter",
             "{} is not longer than prometheus.interval {}: raise it",
             ("self.staleAfter", "self.prometheus.interval"),
@@ -197,7 +218,46 @@ RULES: dict[type[Struct], list[Rule]] = {
             "is for an https url: change url, or drop this",
         ),
     ],
-    Auth: [_one_of("bearer", "basic")],
+    Auth: [
+        Rule(
+            "has(self.bearer) ? !has(self.basic) && !has(self.oauth2) : has(self.basic) != has(self.oauth2)",
+            "",
+            "name one of bearer, basic and oauth2",
+        )
+    ],
+    OAuth2: [
+        Rule(
+            "!has(self.ca) || self.tokenUrl.startsWith('https://')",
+            ".ca",
+            "is for an https tokenUrl: change that, or drop this",
+        )
+    ],
+    Header: [
+        Rule(
+            f"!self.name.matches('(?i)^({'|'.join(sorted(RESERVED))})$')",
+            ".name",
+            "{} is set by the operator",
+            ("self.name",),
+        ),
+        _one_of("value", "secret"),
+    ],
+    TargetRef: [_OF_GROUP],
+    LabelRequirement: [
+        Rule(
+            "(self.operator in ['In', 'NotIn']) == (has(self.values) && size(self.values) > 0)",
+            ".values",
+            "In and NotIn need values, Exists and DoesNotExist take none",
+        )
+    ],
+    TargetSelector: [
+        _OF_GROUP,
+        Rule(
+            "(has(self.matchLabels) && size(self.matchLabels) > 0)"
+            " || (has(self.matchExpressions) && size(self.matchExpressions) > 0)",
+            "",
+            "name a label: one without any would select every workload",
+        ),
+    ],
     CA: [_one_of("secret", "configMap")],
     TLS: [
         Rule(
@@ -207,6 +267,8 @@ RULES: dict[type[Struct], list[Rule]] = {
         )
     ],
     PolicySpec: [
+        # Where there is no list, no field is there to report at.
+        Rule("has(self.targetRefs) || has(self.targetSelector)", "", "name targetRefs or targetSelector"),
         *_below_slo("min"),
         *_below_slo("max"),
         _baseline("maxBatch", 64),

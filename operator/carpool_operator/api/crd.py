@@ -1,4 +1,7 @@
-"""The CRD of BatchingPolicy, written from its types: ``python -m carpool_operator.api.crd [--check]``."""
+"""The CRD of BatchingPolicy, written from its types, and the chart's part that follows the kinds of workloads.
+
+``python -m carpool_operator.api.crd [--check]``
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,12 @@ from carpool.policy.spec import Model
 from carpool_operator.api.cel import RULES
 from carpool_operator.api.spec import GROUP, KIND, MAX_MODELS, PLURAL, VERSION, PolicySpec, TargetRef
 from carpool_operator.api.status import MAX_HISTORY, Condition, HistoryEntry, Status, TargetModel, TargetStatus
+from carpool_operator.workloads import chart
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "crds" / f"{GROUP}_{PLURAL}.yaml"
 TEMPLATE = ROOT / "charts" / "carpool" / "templates" / "crds.yaml"
+WORKLOADS = TEMPLATE.with_name("_workloads.tpl")
 
 _APPLIED_PATTERN = r"^([0-9]{1,5}(h|m|s|ms|us)){1,5}$"
 """Of what is measured and applied, in whole microseconds; a spec's durations stop at ms."""
@@ -98,6 +103,13 @@ def _schema(kind: types.Type, *, spec: bool) -> dict[str, Any]:
             return {"type": "string", "enum": [str(each.value) for each in cls]}
         case types.LiteralType(values=values):
             return {"type": "string", "enum": list(values)}
+        case types.DictType(value_type=value, max_length=most):
+            return {
+                "type": "object",
+                "additionalProperties": _schema(value, spec=spec),
+                **_given(maxProperties=most),
+                "x-kubernetes-map-type": "atomic",
+            }
         case types.VarTupleType(item_type=item, min_length=least, max_length=most):
             of = item.cls if isinstance(item, types.StructType) else Struct
             schema = {
@@ -133,7 +145,7 @@ def _default(field: types.Field, schema: dict[str, Any]) -> Any:  # noqa: ANN401
         return {name: inner["default"] for name, inner in schema["properties"].items() if "default" in inner} or None
     if isinstance(value, Duration | Quantity | str):
         return str(value)
-    return value if value != () else None
+    return value or None if isinstance(value, tuple | dict) else value
 
 
 COLUMNS = (
@@ -224,7 +236,7 @@ class _Plain(yaml.SafeDumper):
 def main(arguments: list[str]) -> int:
     """Write the files, or with ``--check`` say how they differ from the types; returns the exit code."""
     stale = False
-    for path, written in ((FILE, text()), (TEMPLATE, template())):
+    for path, written in ((FILE, text()), (TEMPLATE, template()), (WORKLOADS, chart.template())):
         if arguments != ["--check"]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(written, "utf-8")

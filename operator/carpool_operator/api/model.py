@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from carpool.exchange.change import Change
 from carpool.exchange.report import Report
@@ -24,12 +24,13 @@ class Target(NamedTuple):
 
 
 class Workload(Struct, frozen=True, kw_only=True):
-    """A Deployment or StatefulSet."""
+    """A Deployment, or another kind of the registry (``carpool_operator.workloads``)."""
 
     target: Target
     uid: str
     generation: int
     annotations: dict[str, str]
+    """Ours, of the workload itself."""
     template_annotations: dict[str, str]
     selector: str
     """As the API's ``labelSelector`` parameter takes it."""
@@ -41,6 +42,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     """Whether a rollout is under way."""
     refused: str = ""
     """Why the API server refuses its pods, in the server's words; ``""`` where it does not."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Its own, all of them: policies select by these."""
 
 
 class Pod(Struct, frozen=True, kw_only=True):
@@ -57,6 +60,17 @@ class Pod(Struct, frozen=True, kw_only=True):
     template_hash: str
     container: str = ""
     """The one that the sidecar stands before; ``""`` where that can't be read."""
+
+
+class Namespace(Struct, frozen=True):
+    """A namespace with annotations of ours."""
+
+    name: str
+    uid: str
+    defaults: dict[str, str]
+    """Of the annotations of workloads in it."""
+    problems: tuple[str, ...]
+    """What is wrong with others of its annotations."""
 
 
 class Missed(NamedTuple):
@@ -110,6 +124,8 @@ class View(Struct, frozen=True, kw_only=True):
     """Those that exist, of the targets the policy names at least."""
     pods: Mapping[Target, Sequence[Pod]]
     """Those with a sidecar, by target; likewise."""
+    selected: Sequence[Target] = ()
+    """Workloads that the policy selects by label; one more than ``MAX_SELECTED`` where there are too many."""
     readings: Mapping[str, Reading]
     """What is new of pods since the last step, by UID: whom a Prometheus has not scraped since is not in here. Why one
     can't be read is said again until it can."""
@@ -119,6 +135,8 @@ class View(Struct, frozen=True, kw_only=True):
     """The pods that should have a sidecar and have none."""
     told: Mapping[Target, Sequence[Event]]
     """What is told on the workloads themselves while it lasts: of annotations, of Services that lead past sidecars."""
+    keys: tuple[str, ...] = ()
+    """Public keys that sidecars are told to accept; none: those that they have."""
 
 
 class Document(Struct, frozen=True):

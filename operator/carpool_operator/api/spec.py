@@ -7,7 +7,7 @@ anything here reads it; ``read_policy`` checks it again, because a CRD may be ol
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -16,6 +16,11 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import Camel, PolicyError, from_plain, to_plain
 from carpool.policy.spec import BatchingPolicy
+from carpool_operator.workloads import registry
+from carpool_operator.workloads.metadata import Requirement, Selector
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 GROUP = "carpool.dev"
 VERSION = "v1alpha1"
@@ -23,31 +28,81 @@ PLURAL = "batchingpolicies"
 KIND = "BatchingPolicy"
 API_VERSION = f"{GROUP}/{VERSION}"
 
+STALE_AFTER = 30.0
+"""Seconds from which a sidecar's report decides nothing: it is asked every two."""
+STALE_SCRAPES = 4.0
+"""The same in intervals of a Prometheus: two scrapes may fail in a row, and the third is still waited for."""
+
+URL = r"^https?://[^\s/?#]+(/[^\s?#]*)?$"
+LABEL = r"^[a-zA-Z_][a-zA-Z0-9_]*$"
+
+RESERVED = frozenset({"authorization", "host", "content-type", "content-length", "accept", "accept-encoding",
+                      "connection", "transfer-encoding", "cookie"})  # fmt: skip
+"""Headers that the operator sets itself, or that say how a message is to be read."""
+
 MAX_TARGETS = 16
 """Workloads of one policy."""
+MAX_SELECTED = 100
+"""Workloads that one policy may select: of each its status says something."""
 MAX_MODELS = 64
 """Models of one policy that are named; the rest share what ``*`` gets."""
 
 
-class TargetKind(StrEnum):
-    """Workloads whose pods may have sidecars."""
-
-    DEPLOYMENT = "Deployment"
-    STATEFUL_SET = "StatefulSet"
+LabelValue = Annotated[str, Meta(max_length=63)]
+Group = Annotated[str, Meta(extra_json_schema={"enum": sorted({kind.group for kind in registry.KINDS})})]
+TargetKind = Annotated[str, Meta(extra_json_schema={"enum": sorted(registry.BY_NAME)})]
 
 
 class TargetRef(Camel, frozen=True, kw_only=True):
     """A workload in the policy's own namespace."""
 
-    group: Literal["apps"] = "apps"
-    """API group of the workload."""
-    kind: TargetKind = TargetKind.DEPLOYMENT
+    group: Group = registry.DEFAULT.group
+    """API group of the kind."""
+    kind: TargetKind = registry.DEFAULT.name
     """What kind of workload it is."""
     name: Annotated[str, Meta(min_length=1, max_length=253)]
     """Its name; it may come after the policy."""
     container: Annotated[str, Meta(min_length=1, max_length=63)] | None = None
     """The model's container, to be told (`Programmed`, `WrongContainer`) where sidecars stand before another: which one
     that is, `carpool.dev/container` in the pod template chooses, by default the first with a port. Unset: any."""
+
+
+class LabelOperator(StrEnum):
+    """How a label is compared; ``In`` and ``NotIn`` need values, the others take none."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+
+
+class LabelRequirement(Camel, frozen=True, kw_only=True):
+    """A condition on one label."""
+
+    key: Annotated[str, Meta(min_length=1, max_length=317)]
+    """The label."""
+    operator: LabelOperator
+    """How it is compared."""
+    values: Annotated[tuple[LabelValue, ...], Meta(max_length=32)] = ()
+    """With what."""
+
+
+class TargetSelector(Camel, frozen=True, kw_only=True):
+    """Workloads of one kind in the policy's own namespace, by their labels."""
+
+    group: Group = registry.DEFAULT.group
+    """API group of the kind."""
+    kind: TargetKind = registry.DEFAULT.name
+    """What kind of workload it selects."""
+    match_labels: Annotated[dict[str, LabelValue], Meta(max_length=16)] = field(default_factory=dict)
+    """Labels that a workload has to have; its own, not those of its pods."""
+    match_expressions: Annotated[tuple[LabelRequirement, ...], Meta(max_length=16)] = ()
+    """Further conditions, all of which have to hold."""
+
+    def selects(self, kind: str, labels: Mapping[str, str]) -> bool:
+        """Whether it selects a workload."""
+        asked = [Requirement(each.key, str(each.operator), list(each.values)) for each in self.match_expressions]
+        return kind == self.kind and Selector(self.match_labels, asked).matches(labels)
 
 
 class MetricsSource(StrEnum):
@@ -75,15 +130,6 @@ class Basic(Camel, frozen=True):
     """Key of a Secret that holds the password."""
 
 
-class Auth(Camel, frozen=True):
-    """How the operator shows who it is; one of the two."""
-
-    bearer: KeyRef | None = None
-    """Key of a Secret that holds a bearer token."""
-    basic: Basic | None = None
-    """User and password."""
-
-
 class CA(Camel, frozen=True):
     """Certificate authorities in PEM; one of the two."""
 
@@ -93,28 +139,103 @@ class CA(Camel, frozen=True):
     """Key of a ConfigMap."""
 
 
+class OAuth2(Camel, frozen=True):
+    """OAuth 2.0 client credentials: a token is fetched, and again before it ends."""
+
+    token_url: Annotated[str, Meta(pattern=URL, max_length=1024)]
+    """Where tokens are given out."""
+    client_id: KeyRef
+    """Key of a Secret that holds the client's id."""
+    client_secret: KeyRef
+    """Key of a Secret that holds the client's secret."""
+    scopes: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=256)], ...], Meta(max_length=16)] = ()
+    """What the token is to allow."""
+    audience: Annotated[str, Meta(min_length=1, max_length=1024)] | None = None
+    """Whom the token is for, where the server asks for it."""
+    ca: CA | None = None
+    """Whom to trust for the token URL; unset: the operator image's authorities."""
+
+
+class Auth(Camel, frozen=True):
+    """How the operator shows who it is; one of these."""
+
+    bearer: KeyRef | None = None
+    """Key of a Secret that holds a bearer token."""
+    basic: Basic | None = None
+    """User and password."""
+    oauth2: OAuth2 | None = None
+    """Client credentials, for which a token is fetched."""
+
+
+class ClientCertificate(Camel, frozen=True):
+    """A certificate by which the operator shows who it is (mTLS), in PEM."""
+
+    certificate: KeyRef
+    """Key of a Secret that holds the certificate and those that vouch for it."""
+    key: KeyRef
+    """Key of a Secret that holds its private key."""
+
+
 class TLS(Camel, frozen=True):
-    """How the server's certificate is checked."""
+    """How the server's certificate is checked, and whose the operator shows."""
 
     ca: CA | None = None
     """Whom to trust; unset: the operator image's authorities. It has to be granted `get` on what is named here."""
+    client: ClientCertificate | None = None
+    """The operator's own certificate, for a server that asks for one."""
     server_name: Annotated[str, Meta(min_length=1, max_length=253)] | None = None
     """Name in the certificate, where it is not the URL's."""
     insecure_skip_verify: bool = False
     """Take any certificate. Whoever answers then tunes the fleet."""
 
 
+class LabelMatcher(Camel, frozen=True):
+    """A label that series have to have."""
+
+    label: Annotated[str, Meta(pattern=LABEL, max_length=128)]
+    """The label's name: `cluster`."""
+    value: Annotated[str, Meta(max_length=1024)]
+    """Its value, exactly."""
+
+
+class Labels(Camel, frozen=True):
+    """The names of the labels that tell whose a series is."""
+
+    namespace: Annotated[str, Meta(pattern=LABEL, max_length=128)] = "namespace"
+    """Of the pod's namespace."""
+    pod: Annotated[str, Meta(pattern=LABEL, max_length=128)] = "pod"
+    """Of the pod's name."""
+
+
+class Header(Camel, frozen=True):
+    """A header of the operator's requests; its value, or where that is."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z][A-Za-z0-9-]*$", max_length=128)]
+    """The header's name: `X-Scope-OrgID`."""
+    value: Annotated[str, Meta(pattern=r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$", max_length=1024)] | None = None
+    """Its value, for everybody to see who may read the policy."""
+    secret: KeyRef | None = None
+    """Key of a Secret that holds the value."""
+
+
 class Prometheus(Camel, frozen=True):
     """A server that speaks Prometheus' HTTP API."""
 
-    url: Annotated[str, Meta(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$", max_length=1024)]
+    url: Annotated[str, Meta(pattern=URL, max_length=1024)]
     """Its base, without `/api/v1`: `https://prometheus.monitoring:9090`."""
+    matchers: Annotated[tuple[LabelMatcher, ...], Meta(max_length=16)] = ()
+    """Labels that the series have to have besides namespace and pod: that of this cluster, where several share a
+    server."""
+    labels: Labels = field(default_factory=Labels)
+    """What the labels with the namespace and the pod are called."""
+    headers: Annotated[tuple[Header, ...], Meta(max_length=16)] = ()
+    """Headers of each request: the tenant, for a server that has several."""
     auth: Auth | None = None
     """How the operator shows who it is; unset: not at all. It has to be granted `get` on the Secrets named here."""
     tls: TLS | None = None
     """How its certificate is checked, for an `https` URL."""
     interval: Duration = Duration(15.0)
-    """How often it is asked; asked more often than it scrapes it tells nothing new."""
+    """How often it scrapes, which is how often it is asked."""
 
 
 class Metrics(Camel, frozen=True):
@@ -122,10 +243,19 @@ class Metrics(Camel, frozen=True):
 
     source: MetricsSource = MetricsSource.SIDECAR
     """Ask each pod, or a Prometheus."""
-    stale_after: Duration = Duration(30.0)
-    """Age from which evidence decides nothing."""
+    stale_after: Duration | None = None
+    """Age from which evidence decides nothing; unset: 30s, with source Prometheus four times its interval."""
     prometheus: Prometheus | None = None
     """With source Prometheus, and only with it."""
+
+    @property
+    def stale_seconds(self) -> float:
+        """``stale_after``, or what it is by default."""
+        if self.stale_after is not None:
+            return float(self.stale_after)
+        if self.prometheus is not None:
+            return STALE_SCRAPES * float(self.prometheus.interval)
+        return STALE_AFTER
 
 
 class Canary(Camel, frozen=True):
@@ -142,8 +272,11 @@ class Canary(Camel, frozen=True):
 class PolicySpec(BatchingPolicy, frozen=True, kw_only=True):
     """What a user states of workloads in a cluster."""
 
-    target_refs: Annotated[tuple[TargetRef, ...], Meta(min_length=1, max_length=MAX_TARGETS)]
-    """Workloads that this tunes. A policy alone injects nothing: annotate them with `carpool.dev/inject`."""
+    target_refs: Annotated[tuple[TargetRef, ...], Meta(min_length=1, max_length=MAX_TARGETS)] = ()
+    """Workloads that this tunes, by name; this or `targetSelector`, or both. A policy alone injects nothing: annotate
+    them with `carpool.dev/inject`."""
+    target_selector: TargetSelector | None = None
+    """Workloads that this tunes, by label: those that no other policy names and that have no SLO of their own."""
     metrics: Metrics = field(default_factory=Metrics)
     """Where the evidence comes from."""
     canary: Canary = field(default_factory=Canary)
@@ -159,20 +292,42 @@ class PolicySpec(BatchingPolicy, frozen=True, kw_only=True):
         Raises ``PolicyError`` that names the field.
         """
         super().validate()
-        seen: set[tuple[TargetKind, str]] = set()
+        seen: set[tuple[str, str]] = set()
         for index, target in enumerate(self.target_refs):
+            _validate_kind(f"targetRefs[{index}]", target.group, target.kind)
             if (target.kind, target.name) in seen:
                 raise PolicyError(f"targetRefs[{index}]", f"{target.kind} {target.name!r} is named twice")
             seen.add((target.kind, target.name))
+        if self.target_selector is not None:
+            _validate_selector(self.target_selector)
+        elif not self.target_refs:
+            raise PolicyError("", "name targetRefs or targetSelector")
         if len(self.models) > MAX_MODELS:
             raise PolicyError("models", f"name at most {MAX_MODELS}")
         _validate_metrics(self.metrics)
         return self
 
 
+def _validate_kind(path: str, group: str, kind: str) -> None:
+    if kind not in registry.BY_NAME:
+        raise PolicyError(f"{path}.kind", f"{kind!r} is none of {', '.join(sorted(registry.BY_NAME))}")
+    if group != registry.BY_NAME[kind].group:
+        raise PolicyError(f"{path}.group", f"{kind} is of the group {registry.BY_NAME[kind].group}: write that")
+
+
+def _validate_selector(selector: TargetSelector) -> None:
+    _validate_kind("targetSelector", selector.group, selector.kind)
+    if not selector.match_labels and not selector.match_expressions:
+        raise PolicyError("targetSelector", "name a label: one without any would select every workload")
+    for index, each in enumerate(selector.match_expressions):
+        if (each.operator in {LabelOperator.IN, LabelOperator.NOT_IN}) != bool(each.values):
+            path = f"targetSelector.matchExpressions[{index}].values"
+            raise PolicyError(path, "In and NotIn need values, Exists and DoesNotExist take none")
+
+
 def _validate_metrics(metrics: Metrics) -> None:
     prometheus = metrics.prometheus
-    if metrics.stale_after <= 0:
+    if metrics.stale_after is not None and metrics.stale_after <= 0:
         raise PolicyError("metrics.staleAfter", "must be longer than 0s")
     if metrics.source is MetricsSource.SIDECAR:
         if prometheus is not None:
@@ -182,14 +337,20 @@ def _validate_metrics(metrics: Metrics) -> None:
         raise PolicyError("metrics.prometheus", "source Prometheus needs it: name its url")
     if prometheus.interval <= 0:
         raise PolicyError("metrics.prometheus.interval", "must be longer than 0s")
-    if metrics.stale_after <= prometheus.interval:
+    if metrics.stale_after is not None and metrics.stale_after <= prometheus.interval:
         raise PolicyError(
             "metrics.staleAfter",
             f"{metrics.stale_after} is not longer than prometheus.interval {prometheus.interval}: raise it",
         )
     auth, tls = prometheus.auth, prometheus.tls
-    if auth is not None and (auth.bearer is None) == (auth.basic is None):
-        raise PolicyError("metrics.prometheus.auth", "name one of bearer and basic")
+    if auth is not None and sum(each is not None for each in (auth.bearer, auth.basic, auth.oauth2)) != 1:
+        raise PolicyError("metrics.prometheus.auth", "name one of bearer, basic and oauth2")
+    _validate_oauth2(None if auth is None else auth.oauth2)
+    for index, header in enumerate(prometheus.headers):
+        if header.name.lower() in RESERVED:
+            raise PolicyError(f"metrics.prometheus.headers[{index}].name", f"{header.name} is set by the operator")
+        if (header.value is None) == (header.secret is None):
+            raise PolicyError(f"metrics.prometheus.headers[{index}]", "name one of value and secret")
     if tls is None:
         return
     if not prometheus.url.startswith("https://"):
@@ -198,6 +359,15 @@ def _validate_metrics(metrics: Metrics) -> None:
         raise PolicyError("metrics.prometheus.tls.ca", "name one of secret and configMap")
     if tls.ca is not None and tls.insecure_skip_verify:
         raise PolicyError("metrics.prometheus.tls.insecureSkipVerify", "checks nothing, so ca is unused: drop one")
+
+
+def _validate_oauth2(oauth2: OAuth2 | None) -> None:
+    if oauth2 is None or oauth2.ca is None:
+        return
+    if not oauth2.token_url.startswith("https://"):
+        raise PolicyError("metrics.prometheus.auth.oauth2.ca", "is for an https tokenUrl: change that, or drop this")
+    if (oauth2.ca.secret is None) == (oauth2.ca.config_map is None):
+        raise PolicyError("metrics.prometheus.auth.oauth2.ca", "name one of secret and configMap")
 
 
 def read_policy(resource: dict[str, Any]) -> PolicySpec:
@@ -218,4 +388,6 @@ def written(value: Struct) -> dict[str, Any]:
     if isinstance(value, PolicySpec) and value.baseline == Parameters():
         # Nobody wrote it down, so it follows the bounds, and should not read as if it lay outside of them.
         del resource["baseline"]
+    if isinstance(value, PolicySpec) and not value.target_refs:
+        del resource["targetRefs"]  # a list that is written down has to name something
     return resource

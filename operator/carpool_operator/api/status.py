@@ -183,7 +183,7 @@ class TargetStatus(Said, frozen=True, omit_defaults=False):
     """One workload, and how far its pods have got."""
 
     kind: str
-    """Deployment or StatefulSet."""
+    """As in `targetRefs`."""
     name: str
     """Its name."""
     replicas: int = 0

@@ -34,6 +34,11 @@ class Cache(Generic[K, V]):
         item = self._items.get(key)
         return None if item is None else item[1]
 
+    def clear(self) -> None:
+        """Forget all, the deleted ones too."""
+        self._items.clear()
+        self._gone.clear()
+
     def version(self, key: K) -> int:
         """Return its resource version, 0 where there is none."""
         return self._items[key][0] if key in self._items else 0

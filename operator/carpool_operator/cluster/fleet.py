@@ -1,8 +1,8 @@
-"""What the operator knows of the cluster: four caches, and the lists that fill them and find what events left out.
+"""What the operator knows of the cluster: caches, and the lists that fill them and find what events left out.
 
-kopf tells of policies, Deployments and StatefulSets as they change, a watch of our own of pods with a sidecar. Neither
-is trusted alone: an event may be lost, and after a gap nobody tells of what was deleted in it. So all is listed once
-before anything is decided, and again from time to time.
+kopf reports changes of policies and workloads, a watch of our own those of pods with a sidecar. Neither is trusted
+alone: an event may be lost, and after a gap nobody reports what was deleted in it. So all is listed once before
+anything is decided, and again from time to time. A list also finds out which kinds this cluster has.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,16 +20,21 @@ from carpool_operator.api import annotations as names
 from carpool_operator.api.spec import API_VERSION, PLURAL
 from carpool_operator.cluster.cache import Cache
 from carpool_operator.cluster.kube import ApiError, Kube, path_of
-from carpool_operator.cluster.objects import Key, RawPod, RawPolicy, RawWorkload
-from carpool_operator.cluster.watching import Items, Kept, Watch, read_list
+from carpool_operator.cluster.objects import RawNamespace, RawPod, RawPolicy, workload
+from carpool_operator.cluster.watching import Items, Kept, Watch, read_list, read_one
+from carpool_operator.workloads import registry
+from carpool_operator.workloads.metadata import Key
 
 if TYPE_CHECKING:
     import logging
     import random
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from carpool_operator.api.model import Pod, Policy, Target, Workload
-POLICIES, DEPLOYMENTS, STATEFUL_SETS, PODS = "policies", "deployments", "statefulsets", "pods"
+    from carpool_operator.api.model import Namespace, Pod, Policy, Target, Workload
+
+POLICIES, NAMESPACES, PODS = "policies", "namespaces", "pods"
+NOT_THERE = {403, 404}
+"""Answers to a list of a kind whose CRD is not installed, or that this operator has no right to."""
 
 
 class Kind(NamedTuple):
@@ -38,12 +44,17 @@ class Kind(NamedTuple):
     plural: str
     query: dict[str, str]
     kept: Kept[Any]
+    optional: bool = False
+    """Whether a cluster may be without it."""
 
 
 KINDS = {
     POLICIES: Kind(API_VERSION, PLURAL, {}, Kept(RawPolicy, RawPolicy.policy)),
-    DEPLOYMENTS: Kind("apps/v1", DEPLOYMENTS, {}, Kept(RawWorkload, lambda raw: raw.workload("Deployment"))),
-    STATEFUL_SETS: Kind("apps/v1", STATEFUL_SETS, {}, Kept(RawWorkload, lambda raw: raw.workload("StatefulSet"))),
+    **{
+        kind.plural: Kind(kind.api, kind.plural, {}, Kept(kind.raw, partial(workload, kind)), not kind.built_in)
+        for kind in registry.KINDS
+    },
+    NAMESPACES: Kind("v1", NAMESPACES, {}, Kept(RawNamespace, RawNamespace.namespace), optional=True),
     PODS: Kind("v1", PODS, {"labelSelector": f"{names.INJECTED}=true"}, Kept(RawPod, RawPod.pod)),
 }
 
@@ -53,25 +64,40 @@ class Fleet:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.policies: Cache[Key, Policy] = Cache()
-        self.deployments: Cache[Key, Workload] = Cache()
-        self.stateful_sets: Cache[Key, Workload] = Cache()
         self.pods: Cache[Key, Pod] = Cache()
         self.synced = False
         """Whether all has been listed once."""
-        self.last_event = dict.fromkeys(KINDS, clock())
-        """When something was last told, by kind; bookmarks count for pods."""
+        now = clock()
+        self.last_event = {name: now for name, kind in KINDS.items() if not kind.optional}
+        """When something was last reported, by kind that this cluster has; bookmarks count for pods."""
         self.unheard: dict[tuple[str, str | None], int] = {}
         """By kind and namespace (``None``: of all): lists in a row that had news while no event had come since the list
         before. Of each namespace, because each has a watch of its own."""
         self._clock = clock
         self._last_list: dict[tuple[str, str | None], float] = {}
         self._told: dict[tuple[str, str], float] = {}
+        self.namespaces: Cache[Key, Namespace] = Cache()
+        self._workloads: dict[str, Cache[Key, Workload]] = {kind.plural: Cache() for kind in registry.KINDS}
         self._caches: dict[str, Cache[Key, Any]] = {
             POLICIES: self.policies,
-            DEPLOYMENTS: self.deployments,
-            STATEFUL_SETS: self.stateful_sets,
+            **self._workloads,
+            NAMESPACES: self.namespaces,
             PODS: self.pods,
         }
+
+    @property
+    def present(self) -> frozenset[str]:
+        """The kinds that this cluster has, as far as is known."""
+        return frozenset(self.last_event)
+
+    def found(self, kind: str, there: bool) -> None:
+        """Take note whether this cluster has a kind; of one that it has no more, nothing is there."""
+        if there:
+            self.last_event.setdefault(kind, self._clock())
+        elif kind in self.last_event:
+            del self.last_event[kind]
+            self._caches[kind].clear()
+            self.unheard = {place: lists for place, lists in self.unheard.items() if place[0] != kind}
 
     def told(self, kind: str, deleted: bool, plain: object) -> None:
         """Take an event as kopf hands it on; in any thread but that the loop calls for it."""
@@ -80,6 +106,8 @@ class Fleet:
 
     def seen(self, kind: str, key: Key, version: int, value: object) -> None:
         """Take an object as it was at a version; ``None``: it is gone, or of no interest any more."""
+        if kind not in self.last_event:
+            return  # an event that was on its way when the kind went
         now = self.last_event[kind] = self._clock()
         if (kind, key.namespace) in self._last_list:
             self._told[kind, key.namespace] = now
@@ -100,18 +128,22 @@ class Fleet:
         """Compare what a list of a kind, in one namespace or in all, had to say with what the events did."""
         place = kind, namespace
         heard = self.last_event[kind] if namespace is None else self._told.get((kind, namespace), -inf)
-        deaf = news and self.synced and heard <= self._last_list[place]
+        deaf = news and self.synced and heard <= self._last_list.get(place, -inf)
         self.unheard[place] = self.unheard.get(place, 0) + 1 if deaf else 0
         self._last_list[place] = self._clock()
 
     def sizes(self) -> dict[str, int]:
         """Return how many objects of each kind there are."""
-        return {kind: len(cache) for kind, cache in self._caches.items()}
+        return {kind: len(cache) for kind, cache in self._caches.items() if kind in self.last_event}
 
     def workload(self, target: Target) -> Workload | None:
         """Return a target's workload."""
-        kind = self.deployments if target.kind == "Deployment" else self.stateful_sets
-        return kind.get(Key(target.namespace, target.name))
+        return self._workloads[registry.BY_NAME[target.kind].plural].get(Key(target.namespace, target.name))
+
+    def workloads(self) -> Iterator[Workload]:
+        """Yield all workloads, of whatever kind."""
+        for cache in self._workloads.values():
+            yield from cache
 
     def pods_by_target(self) -> Mapping[Target, Sequence[Pod]]:
         """Return all pods with a sidecar by what they belong to."""
@@ -140,6 +172,8 @@ class Sync:
         """When the last of them came to an end, well or not."""
         self.ok = asyncio.Event()
         """Set while the last one went well."""
+        self.kinds_changed = asyncio.Event()
+        """Set when the cluster has other kinds than before; whoever follows them unsets it."""
         self._kube = kube
         # Its own: in the loop's, whatever names policies have for servers are looked up, for as long as that takes.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lists")
@@ -181,23 +215,45 @@ class Sync:
 
         Raises ``ApiError``, with what was listed until then taken.
         """
+        before = self._fleet.present
         for name, kind in KINDS.items():
-            news = 0
-            for namespace in self._namespaces:
-                path = path_of(kind.api, kind.plural, namespace)
-                items, version = await asyncio.get_running_loop().run_in_executor(
-                    self._thread, read_list, self._kube, path, kind.query, kind.kept
-                )
-                found = self._fleet.listed(name, namespace, items, version)
-                self._fleet.listening(name, namespace, found)
-                news += found
-            if self._fleet.synced:
+            try:
+                news = await self._list(name, kind)
+            except ApiError as error:
+                if not kind.optional or error.status not in NOT_THERE:
+                    raise
+                self._fleet.found(name, there=False)
+                continue
+            if self._fleet.synced and name in before:
                 self._found(name, news)
+        if self._fleet.present != before:
+            self._log.info("the cluster has other kinds", extra={"kinds": sorted(self._fleet.present)})
+            self.kinds_changed.set()
         if not self._fleet.synced:
             self._fleet.synced = True
             self._log.info("synchronised", extra=self._fleet.sizes())
         if not self._doubted.is_set():  # else what was listed may be from before
             self.ok.set()
+
+    async def _list(self, name: str, kind: Kind) -> int:
+        """List all of a kind; returns how many objects it had news of.
+
+        Raises ``ApiError``.
+        """
+        news = 0
+        for namespace in self._namespaces:
+            # With rights in some namespaces, each of these may be read by itself.
+            read, path = read_list, path_of(kind.api, kind.plural, namespace)
+            if name == NAMESPACES and namespace is not None:
+                read, path = read_one, path_of(kind.api, kind.plural, None, namespace)
+            items, version = await asyncio.get_running_loop().run_in_executor(
+                self._thread, read, self._kube, path, kind.query, kind.kept
+            )
+            self._fleet.found(name, there=True)
+            found = self._fleet.listed(name, namespace, items, version)
+            self._fleet.listening(name, namespace, found)
+            news += found
+        return news
 
 
 def watch_pods(

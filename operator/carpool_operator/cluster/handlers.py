@@ -1,4 +1,4 @@
-"""kopf's part: it watches policies and workloads, and tells the fleet. Nothing is decided or written here.
+"""kopf's part: it watches policies and workloads, and reports them to the fleet. Nothing is decided or written here.
 
 No timers, daemons, finalizers, change handlers or peering, so kopf never writes to the cluster. It runs in a thread
 with a loop of its own, because at its end it cancels every task of the loop that it runs in.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import kopf
 
-from carpool_operator.cluster.fleet import DEPLOYMENTS, KINDS, POLICIES, STATEFUL_SETS
+from carpool_operator.cluster.fleet import KINDS, NAMESPACES, PODS
 
 if TYPE_CHECKING:
     import random
@@ -29,7 +29,9 @@ LONGEST = 60.0
 """Seconds between two starts at most."""
 
 
-def registry(kube: Kube, fleet: Fleet, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
+def registry(
+    kube: Kube, fleet: Fleet, loop: asyncio.AbstractEventLoop, *, clusterwide: bool = True
+) -> kopf.OperatorRegistry:
     """Return the handlers that tell ``fleet`` in its own loop."""
     handlers = kopf.OperatorRegistry()
 
@@ -38,7 +40,7 @@ def registry(kube: Kube, fleet: Fleet, loop: asyncio.AbstractEventLoop) -> kopf.
         return credentials(kube)
 
     def follow(kind: str) -> None:
-        group, version = KINDS[kind].api.split("/")
+        group, _, version = KINDS[kind].api.rpartition("/")
 
         @kopf.on.event(group, version, KINDS[kind].plural, registry=handlers, id=kind)
         async def told(event: kopf.RawEvent, **_: object) -> None:
@@ -46,8 +48,12 @@ def registry(kube: Kube, fleet: Fleet, loop: asyncio.AbstractEventLoop) -> kopf.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(fleet.told, kind, event["type"] == "DELETED", event["object"])
 
-    for kind in (POLICIES, DEPLOYMENTS, STATEFUL_SETS):
-        follow(kind)
+    # Namespaces can't be watched with rights in some of them.
+    apart = {PODS} if clusterwide else {PODS, NAMESPACES}
+    for kind in KINDS:
+        # One that is not there when kopf starts, it never hears of: it is started again when the kind comes.
+        if kind not in apart and kind in fleet.present:
+            follow(kind)
     return handlers
 
 
@@ -119,7 +125,8 @@ class Kopf:
         loop, theirs = asyncio.get_running_loop(), asyncio.new_event_loop()
         # Of that loop: for a flag of threads kopf would wait in one, which ends only with the flag.
         ended, stop = asyncio.Event(), asyncio.Event()
-        handlers = registry(self._kube, self._fleet, loop)
+        self._sync.kinds_changed.clear()
+        handlers = registry(self._kube, self._fleet, loop, clusterwide=not self._namespaces)
 
         def session() -> None:
             try:
@@ -143,8 +150,12 @@ class Kopf:
                     loop.call_soon_threadsafe(ended.set)
 
         threading.Thread(target=session, name="kopf", daemon=True).start()
+        waiting = [asyncio.create_task(each.wait()) for each in (ended, self._sync.kinds_changed)]
         try:
-            await ended.wait()
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not theirs.is_closed():
                 theirs.call_soon_threadsafe(stop.set)
+            for each in waiting:
+                each.cancel()
+        await ended.wait()

@@ -10,16 +10,20 @@ from carpool_operator.api.spec import API_VERSION, KIND, PLURAL, PolicySpec, wri
 from carpool_operator.api.status import ANNOTATION_INVALID
 from carpool_operator.cluster.kube import APPLY, FIELD_MANAGER, ApiError, path_of
 from carpool_operator.cluster.merging import without_nulls
-from carpool_operator.cluster.objects import ANNOTATED, Key
+from carpool_operator.cluster.objects import ANNOTATED
+from carpool_operator.workloads.metadata import Key
+from carpool_operator.workloads.registry import BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable, Mapping
 
-    from carpool_operator.api.model import Policy, Target, Workload
+    from carpool_operator.api.model import Namespace, Policy, Target, Workload
     from carpool_operator.cluster.cache import Cache
     from carpool_operator.cluster.writing import Writer
 
 
+DEFAULT_INVALID = "DefaultInvalid"
+"""Of an Event: a default of the namespace makes no sense, and is left out."""
 TEMPLATE_ANNOTATION = "TemplateAnnotationUnknown"
 """Of an Event: nobody reads an annotation in the pod template. It changes nothing else."""
 
@@ -49,14 +53,19 @@ class _Read(NamedTuple):
 
     own: dict[str, str]
     template: dict[str, str]
+    defaults: dict[str, str]
     wish: names.Wish
     misplaced: tuple[str, ...]
 
 
 class Owned:
-    """Compares. Annotations are read again where they have become others."""
+    """Compares. Annotations are read again where they have become others.
 
-    def __init__(self) -> None:
+    ``defaults``: of the cluster, by annotation; those of a namespace take precedence.
+    """
+
+    def __init__(self, defaults: Mapping[str, str] | None = None) -> None:
+        self._defaults = dict(defaults or {})
         self._known: dict[Target, _Read] = {}
         # What was asked for, and what the server made of it: an admission policy may change what we write.
         self._altered: dict[Target, tuple[PolicySpec, PolicySpec | None]] = {}
@@ -68,40 +77,57 @@ class Owned:
         else:
             self._altered[wish.workload.target] = (wish.spec, there)
 
-    def plan(self, workloads: Iterable[Workload], policies: Cache[Key, Policy]) -> Plan:
+    def plan(
+        self,
+        workloads: Iterable[Workload],
+        policies: Cache[Key, Policy],
+        namespaces: Iterable[Namespace] = (),
+        claimed: Container[Target] = (),
+    ) -> Plan:
         """Say what is to be written, deleted and told.
+
+        ``claimed``: targets that policies which people wrote name or select. No default SLO is for these.
 
         A policy stays as it is while what is asked for makes no sense: nobody's typo takes a promise away.
         """
         plan = Plan([], [], [])
         known: dict[Target, _Read] = {}
         wanted: set[Key] = set()
+        of = {each.name: each for each in namespaces}
         for workload in workloads:
             own, template, target = workload.annotations, workload.template_annotations, workload.target
             if not own and not template:
                 continue
             read = self._known.get(target)
-            if read is None or (read.own, read.template) != (own, template):
-                read = _Read(own, template, names.read(target.kind, target.name, own), names.misplaced(template))
+            there = of.get(target.namespace)
+            defaults = self._defaults_of(there)
+            if read is None or (read.own, read.template, read.defaults) != (own, template, defaults):
+                wish = names.read(target.kind, target.name, own, defaults)
+                read = _Read(own, template, defaults, wish, names.misplaced(template))
             known[target] = read
             wish = read.wish
             plan.events.extend((workload, Event(True, ANNOTATION_INVALID, problem)) for problem in wish.problems)
+            if there is not None and names.asks(own):
+                plan.events.extend(
+                    (workload, Event(True, DEFAULT_INVALID, f"of the namespace: {problem}"))
+                    for problem in there.problems
+                )
             plan.events.extend((workload, Event(True, TEMPLATE_ANNOTATION, problem)) for problem in read.misplaced)
             key = Key(target.namespace, names.policy_name(target.kind, target.name))
             if wish.problems:
                 wanted.add(key)
-            if wish.spec is None:
+            if wish.spec is None or (wish.by_default and target in claimed):
                 continue
             wanted.add(key)
-            there = policies.get(key)
-            if there is not None and not there.annotated:
+            kept = policies.get(key)
+            if kept is not None and not kept.annotated:
                 text = (
                     f"BatchingPolicy {key.name} was written by hand and takes the name of the one for these "
                     "annotations: give it another name, or drop them"
                 )
                 plan.events.append((workload, Event(True, "PolicyNameTaken", text)))
-            elif there is None or there.spec != wish.spec:
-                if there is not None and self._altered.get(target) == (wish.spec, there.spec):
+            elif kept is None or kept.spec != wish.spec:
+                if kept is not None and self._altered.get(target) == (wish.spec, kept.spec):
                     # To write it again would come to the same, in every pass.
                     text = (
                         f"BatchingPolicy {key.name} is not what the annotations ask for: a mutating admission policy "
@@ -114,6 +140,12 @@ class Owned:
         self._altered = {target: each for target, each in self._altered.items() if target in known}
         plan.drop.extend(each for each in policies if each.annotated and Key(each.namespace, each.name) not in wanted)
         return plan
+
+    def _defaults_of(self, namespace: Namespace | None) -> dict[str, str]:
+        """Return the defaults in a namespace. One with an SLO of its own has none of the cluster's percentiles."""
+        if namespace is None:
+            return self._defaults
+        return names.merged(self._defaults, namespace.defaults)
 
 
 async def keep(writer: Writer, wish: Keep) -> bytes:
@@ -132,7 +164,7 @@ async def keep(writer: Writer, wish: Keep) -> bytes:
             "labels": {ANNOTATED: "true", "app.kubernetes.io/managed-by": FIELD_MANAGER},
             "ownerReferences": [
                 {
-                    "apiVersion": "apps/v1",
+                    "apiVersion": BY_NAME[target.kind].api,
                     "kind": target.kind,
                     "name": target.name,
                     "uid": wish.workload.uid,

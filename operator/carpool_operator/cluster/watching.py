@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 
 from carpool_operator.cluster.kube import ApiError, Kube
-from carpool_operator.cluster.objects import Change, Failure, Key, Page
+from carpool_operator.cluster.objects import Change, Failure, Page
+from carpool_operator.workloads.metadata import Key
 
 if TYPE_CHECKING:
     import logging
@@ -69,6 +70,16 @@ def read_list(kube: Kube, path: str, query: Mapping[str, str | int], kept: Kept[
         rest = page.metadata.continue_
         if not rest:
             return items, int(version)
+
+
+def read_one(kube: Kube, path: str, query: Mapping[str, str | int], kept: Kept[T]) -> tuple[Items[T], int]:
+    """Read one object as a list of one, or of none where nothing of it is kept.
+
+    Raises ``ApiError``.
+    """
+    raw = kept.one.decode(kube.get(path, query))
+    value, version = kept.keep(raw), raw.metadata.version
+    return {} if value is None else {raw.metadata.key: (version, value)}, version
 
 
 class Watch(Generic[T]):

@@ -50,6 +50,8 @@ class Publisher:
 
     def __init__(self, target: Target) -> None:
         self._target = target
+        self.keys: tuple[str, ...] = ()
+        """Public keys that sidecars are told to accept from now on; none: those that they have."""
         self.change: Change | None = None
         """For all pods; what the ConfigMap holds."""
         self.trial: Change | None = None
@@ -71,14 +73,15 @@ class Publisher:
         self._newest = max(self._newest, generation)
 
     def is_due(self, now: float, wall: float) -> bool:
-        """Whether a document is needed that says nothing new: half the time is over, or pods run something newer.
+        """Whether a document is needed that says nothing new of parameters.
 
-        Such are canaries of an operator that died, or pods of a ConfigMap that was put back.
+        Half its time is over, other keys are to be accepted, or pods run something newer: canaries of an operator that
+        died, or pods of a ConfigMap that was put back.
         """
         change = self.change
         if change is None:
             return False
-        if wall >= change.expires - VALID / 2:
+        if wall >= change.expires - VALID / 2 or change.keys != self.keys:
             return True
         known = max(change.generation, self.trial.generation if self.trial is not None else 0)
         if self._newest <= known or (self._reclaimed_at is not None and now - self._reclaimed_at < RECLAIM):
@@ -124,6 +127,7 @@ class Publisher:
             expires=wall + VALID,
             policy=policy,
             parameters=dict(parameters),
+            keys=self.keys,
         )
 
     def wanted(self, uid: str, canaries: Collection[str]) -> Change | None:

@@ -10,8 +10,9 @@ import msgspec
 from carpool_operator.api import annotations as names
 from carpool_operator.api.spec import API_VERSION, KIND
 from carpool_operator.cluster.kube import APPLY, FIELD_MANAGER, ApiError, path_of
-from carpool_operator.cluster.objects import Key, Page, RawConfigMap
+from carpool_operator.cluster.objects import Page, RawConfigMap
 from carpool_operator.cluster.watching import PAGE
+from carpool_operator.workloads.metadata import Key
 
 if TYPE_CHECKING:
     import asyncio

@@ -1,4 +1,4 @@
-"""The operator's key: what it signs, sidecars believe; nobody else holds it.
+"""The operator's keys: what it signs, sidecars believe; nobody else holds them.
 
 Ed25519 gives the same bytes for the same document, so that a document that is signed again differs in nothing.
 """
@@ -19,16 +19,19 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from carpool.exchange.change import Change, Ticket, encode, read_change
+from carpool.exchange.change import MAX_KEYS, Change, Ticket, encode, read_change
 from carpool.policy.plain import PolicyError
 from carpool_operator.cluster.kube import APPLY, FIELD_MANAGER, ApiError, path_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from carpool_operator.api.model import Target
     from carpool_operator.cluster.writing import Writer
 
 SECRET = "carpool-signing-key"  # noqa: S105 - its name
-PRIVATE = "privateKey.pem"
+PRIVATE, SUFFIX = "privateKey.pem", ".pem"
+"""The entry that is made; every entry that ends so is a key."""
 PUBLIC_MAP = "carpool-public-key"
 PUBLIC = "publicKey"
 
@@ -41,34 +44,47 @@ class BadKey(Exception):  # noqa: N818 - what it is, not that it is an error
 
 
 class Signer:
-    """Signs with one private key."""
+    """Signs with every key of a Secret: sidecars that know one of them believe it, so keys are replaced by and by.
 
-    def __init__(self, pem: bytes) -> None:
-        try:
-            key = load_pem_private_key(pem, password=None)
-        except ValueError as error:
-            raise BadKey(f"{SECRET} holds no PEM key under {PRIVATE}: {error}") from None
-        if not isinstance(key, Ed25519PrivateKey):
-            raise BadKey(f"{SECRET} holds a key of another kind under {PRIVATE}: it has to be Ed25519")
-        self._key = key
+    ``secret``: its entries, of which those whose name ends in ``.pem`` are keys; or the PEM of one. Raises ``BadKey``.
+    """
+
+    def __init__(self, secret: bytes | Mapping[str, bytes]) -> None:
         self._tickets: dict[str, tuple[float, str]] = {}
+        self.adopt({PRIVATE: secret} if isinstance(secret, bytes) else secret)
+
+    def adopt(self, secret: Mapping[str, bytes]) -> None:
+        """Sign with these keys from now on. Raises ``BadKey``, and then goes on with those before."""
+        keys = {name: _key(name, pem) for name, pem in sorted(secret.items()) if name.endswith(SUFFIX)}
+        if not keys:
+            raise BadKey(f"{SECRET} holds no entry that ends in {SUFFIX}, such as {PRIVATE}: no key to sign with")
+        if len(keys) > MAX_KEYS:
+            raise BadKey(f"{SECRET} holds {len(keys)} keys: sidecars take {MAX_KEYS}")
+        self._keys = tuple(keys.values())
+        self._publics = tuple(key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex() for key in self._keys)
+        # Sidecars of before this field are told of no keys while there is the first one only.
+        self.announced = () if [*keys] == [PRIVATE] else self._publics
+        """Public keys that documents tell sidecars to accept."""
+        self._tickets.clear()
 
     @property
     def public(self) -> str:
-        """The key that sidecars check with, as hexadecimal digits."""
-        return self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
+        """The keys that sidecars check with, as hexadecimal digits, with commas between them."""
+        return ",".join(self._publics)
 
     def sign(self, change: Change) -> tuple[bytes, str]:
-        """Return the bytes of a change, and their signature in base64."""
+        """Return the bytes of a change, and their signatures in base64, with commas between them."""
         body = encode(change)
-        return body, b64encode(self._key.sign(body)).decode()
+        return body, ",".join(b64encode(key.sign(body)).decode() for key in self._keys)
 
     def read(self, body: bytes, signature: str) -> Change | None:
-        """Return a change that this key signed; ``None`` for anything else, whoever wrote it."""
+        """Return a change that one of these keys signed; ``None`` for anything else, whoever wrote it."""
         try:
-            self._key.public_key().verify(b64decode(signature, validate=True), body)
+            signatures = [b64decode(each, validate=True) for each in signature.split(",")[:MAX_KEYS]]
+            if not any(_verified(key, each, body) for key in self._keys for each in signatures):
+                return None
             return read_change(msgspec.json.decode(body))
-        except (InvalidSignature, ValueError, msgspec.DecodeError, PolicyError):
+        except (ValueError, msgspec.DecodeError, PolicyError):
             return None
 
     def ticket(self, target: Target, wall: float) -> str:
@@ -83,10 +99,28 @@ class Signer:
             self._tickets = {known: each for known, each in self._tickets.items() if each[0] > wall}
             until = wall + TICKET_LIFE
             body = encode(Ticket(target=name, expires=until))
-            parts = (urlsafe_b64encode(part).decode() for part in (body, self._key.sign(body)))
-            header = "Carpool " + ".".join(parts)
+            signatures = ",".join(urlsafe_b64encode(key.sign(body)).decode() for key in self._keys)
+            header = f"Carpool {urlsafe_b64encode(body).decode()}.{signatures}"
             self._tickets[name] = (until, header)
         return header
+
+
+def _key(name: str, pem: bytes) -> Ed25519PrivateKey:
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except ValueError as error:
+        raise BadKey(f"{SECRET} holds no PEM key under {name}: {error}") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise BadKey(f"{SECRET} holds a key of another kind under {name}: it has to be Ed25519")
+    return key
+
+
+def _verified(key: Ed25519PrivateKey, signature: bytes, body: bytes) -> bool:
+    try:
+        key.public_key().verify(signature, body)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def new_key() -> bytes:
@@ -99,7 +133,7 @@ class _Secret(msgspec.Struct):
 
 
 async def obtain(writer: Writer, namespace: str) -> Signer:
-    """Read the key, or make it where there is none yet, and publish its public half.
+    """Read the keys, or make one where there is none yet, and publish their public halves.
 
     Two that make one at once end with the same: the server takes the first. Raises ``ApiError`` or ``BadKey``.
     """
@@ -122,7 +156,35 @@ async def obtain(writer: Writer, namespace: str) -> Signer:
             if refusal.status != 409:
                 raise
             body = await writer.read(path)
-    signer = Signer(b64decode(msgspec.json.decode(body, type=_Secret).data.get(PRIVATE, "")))
+    signer = Signer(_entries(body))
+    await _publish(writer, namespace, signer)
+    return signer
+
+
+async def refresh(writer: Writer, namespace: str, signer: Signer) -> bool:
+    """Sign with what the Secret holds by now; returns whether that is something else. One that is gone changes nothing.
+
+    Raises ``ApiError`` or ``BadKey``; the keys before stay in use then.
+    """
+    try:
+        body = await writer.read(path_of("v1", "secrets", namespace, SECRET))
+    except ApiError as error:
+        if error.status == 404:
+            return False
+        raise
+    before = signer.public
+    signer.adopt(_entries(body))
+    if signer.public == before:
+        return False
+    await _publish(writer, namespace, signer)
+    return True
+
+
+def _entries(secret: bytes) -> dict[str, bytes]:
+    return {name: b64decode(value) for name, value in msgspec.json.decode(secret, type=_Secret).data.items()}
+
+
+async def _publish(writer: Writer, namespace: str, signer: Signer) -> None:
     public = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -137,4 +199,3 @@ async def obtain(writer: Writer, namespace: str) -> Signer:
         query={"fieldManager": FIELD_MANAGER, "force": "true"},
         content=APPLY,
     )
-    return signer

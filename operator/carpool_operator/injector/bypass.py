@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool_operator.api import annotations as names
 from carpool_operator.api.injection import injection_of
 from carpool_operator.injector.decide import annotations_of
+from carpool_operator.workloads import registry
 
 if TYPE_CHECKING:
     from carpool_operator.injector.decide import Json
@@ -46,7 +47,7 @@ def bypasses(service: Json, pod: Json) -> list[Bypass]:
         if name is None:
             # First the name, in the workload; its pods roll. The Service follows when all have it.
             kind, _, owner = annotations_of(pod).get(names.TARGET, "").partition("/")
-            workload = f"{kind.lower()}/{owner}"
+            workload = registry.resource(kind, owner)
             container = {"name": status.container, "ports": [{"containerPort": status.port, "name": target}]}
             template = {"spec": {"template": {"spec": {"containers": [container]}}}}
             command = (

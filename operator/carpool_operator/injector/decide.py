@@ -20,6 +20,7 @@ from carpool_operator.injector.containers import (
 from carpool_operator.injector.reasons import Note, Reason, Skip, Skipped
 from carpool_operator.injector.resources import Resources, is_guaranteed, of_sidecar, parse_memory
 from carpool_operator.injector.room import UNKNOWN, fitted
+from carpool_operator.workloads import registry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -141,7 +142,7 @@ def _check_tuned(target: Target | None, settings: Settings) -> None:
     if target is None:
         raise Skipped(
             Reason.UNKNOWN_OWNER,
-            "the pod belongs to no Deployment or StatefulSet, so no policy can name it: make it one, "
+            "the pod belongs to no workload that a policy can name: run the model as a Deployment, "
             "or give its template a sidecar that tunes itself, with carpool inject --slo-p99",
         )
     if settings.public_key is None:
@@ -221,18 +222,6 @@ def annotations_of(thing: Json) -> dict[str, str]:
 
 
 def target_of(pod: Json, namespace: str) -> Target | None:
-    """Return the workload that a pod belongs to, if it is one that a policy can name.
-
-    A pod names its ReplicaSet, which a Deployment named after itself and the template's hash.
-    """
-    metadata = pod["metadata"]
-    owner = next((each for each in metadata.get("ownerReferences") or [] if each.get("controller")), None)
-    if owner is None or not owner["apiVersion"].startswith("apps/"):
-        return None
-    name: str = owner["name"]
-    if owner["kind"] == "StatefulSet":
-        return Target(namespace, "StatefulSet", name)
-    suffix = f"-{(metadata.get('labels') or {}).get('pod-template-hash')}"
-    if owner["kind"] == "ReplicaSet" and name.endswith(suffix):
-        return Target(namespace, "Deployment", name.removesuffix(suffix))
-    return None
+    """Return the workload that a pod belongs to, if it is one that a policy can name."""
+    of = registry.owner(pod)
+    return None if of is None else Target(namespace, *of)

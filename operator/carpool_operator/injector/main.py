@@ -25,7 +25,7 @@ from carpool_operator.injector.decide import ADMIN_PORT, DATA_PORT, DEFAULT_RESO
 from carpool_operator.injector.namespaces import Namespaces
 from carpool_operator.injector.reasons import Skipped
 from carpool_operator.injector.resources import of_sidecar
-from carpool_operator.injector.server import Injector
+from carpool_operator.injector.server import BUFFER, Injector
 from carpool_operator.injector.tls import ServingContext
 from carpool_operator.logs import set_up
 
@@ -185,7 +185,7 @@ async def _run(options: argparse.Namespace, injector: Injector) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     runners = [
-        web.AppRunner(app, access_log=None, shutdown_timeout=FINISH, handle_signals=False)
+        web.AppRunner(app, access_log=None, shutdown_timeout=FINISH, handle_signals=False, read_bufsize=BUFFER)
         for app in (injector.admin(), injector.webhook())
     ]
     try:

@@ -1,4 +1,4 @@
-"""A Deployment's annotation in its pod template: put there at admission, and taken out again with it."""
+"""A workload's annotation in its pod template: put there at admission, and taken out again with it."""
 
 from __future__ import annotations
 
@@ -7,41 +7,50 @@ from typing import TYPE_CHECKING
 
 from carpool_operator.api import annotations as names
 from carpool_operator.injector.decide import annotations_of
+from carpool_operator.workloads.kind import at
 
 if TYPE_CHECKING:
     from carpool_operator.injector.decide import Json
+    from carpool_operator.workloads.kind import Kind
 
 
-def asks(deployment: Json) -> bool:
-    """Whether a Deployment's own annotations ask for a sidecar; their values are the operator's to judge.
+def asks(workload: Json) -> bool:
+    """Whether a workload's own annotations ask for a sidecar; their values are the operator's to judge.
 
     By presence alone: putting a typo right rolls no pods.
     """
-    written = annotations_of(deployment)
-    if written.get(names.INJECT) == names.FORBIDDEN:
-        return False
-    return written.get(names.INJECT) == names.ASKED or any(name.startswith(names.SLO_PREFIX) for name in written)
+    return names.asks(annotations_of(workload))
 
 
-def propagate(deployment: Json) -> Json:
-    """Return the Deployment as it should be: the same object where nothing is to be done.
+def propagate(kind: Kind, workload: Json) -> Json:
+    """Return the workload as it should be: the same object where nothing is to be done.
 
     What a person wrote in the template stays; only the value put there at admission is taken out.
     """
-    template = deployment["spec"]["template"]
-    there = annotations_of(template).get(names.INJECT)
-    if asks(deployment):
+    path = kind.template(workload)
+    if path is None or not kind.annotating:
+        return workload
+    there = (at(workload, path) or {}).get(names.INJECT)
+    if asks(workload):
         if there is not None:
-            return deployment
-        changed = copy.deepcopy(deployment)
-        metadata = changed["spec"]["template"].setdefault("metadata", {})
-        metadata["annotations"] = {**annotations_of(template), names.INJECT: names.PROPAGATED}
+            return workload
+        changed = copy.deepcopy(workload)
+        _put(changed, path, {**(at(changed, path) or {}), names.INJECT: names.PROPAGATED})
         return changed
     if there != names.PROPAGATED:
-        return deployment
-    changed = copy.deepcopy(deployment)
-    metadata = changed["spec"]["template"]["metadata"]
-    del metadata["annotations"][names.INJECT]
-    if not metadata["annotations"]:
-        del metadata["annotations"]
+        return workload
+    changed = copy.deepcopy(workload)
+    annotations = at(changed, path)
+    del annotations[names.INJECT]
+    if not annotations:
+        del at(changed, path[:-1])[path[-1]]
     return changed
+
+
+def _put(thing: Json, path: tuple[str, ...], value: Json) -> None:
+    """Put a value at a path, and what it lies in, too, where that is missing or null."""
+    *steps, last = path
+    for step in steps:
+        thing[step] = thing.get(step) or {}
+        thing = thing[step]
+    thing[last] = value

@@ -70,8 +70,8 @@ REASONS = {
         "See that the operator runs: it makes the key. Then restart the workload.",
     ),
     Reason.UNKNOWN_OWNER: Page(
-        "The pod belongs to no Deployment or StatefulSet, so no policy can name it.",
-        "Run the model as a Deployment or StatefulSet, or give its template a sidecar that tunes itself: "
+        "The pod belongs to no [workload that a policy can name](policy.md#workloads).",
+        "Run the model as a Deployment, or give its template a sidecar that tunes itself: "
         "`carpool inject --slo-p99 50ms -f FILE`.",
     ),
     Reason.UNKNOWN_CONTAINER: Page(

@@ -15,10 +15,12 @@ from carpool_operator.injector.patch import patch, skipped
 from carpool_operator.injector.propagate import asks, propagate
 from carpool_operator.injector.reasons import Skip
 from carpool_operator.injector.room import UNKNOWN
+from carpool_operator.workloads import registry
 
 if TYPE_CHECKING:
     from carpool_operator.injector.decide import Json, Settings
     from carpool_operator.injector.room import Surroundings
+    from carpool_operator.workloads.kind import Kind
 
 MAX_WARNING = 250
 """Characters of a warning; kubectl shows no more than 256."""
@@ -34,13 +36,14 @@ class Answer(NamedTuple):
 
 
 def judge(request: Json, settings: Settings, drain_key: str, *, around: Surroundings = UNKNOWN) -> Answer:
-    """Decide on what is admitted: a Pod gets its sidecar, a Deployment's template its annotation.
+    """Decide on what is admitted: a Pod gets its sidecar, a workload's template its annotation.
 
     ``around``: what its namespace says.
     """
     thing, namespace = request["object"], request.get("namespace", "")
-    if request["kind"]["kind"] == "Deployment":
-        return _deployment(thing, namespace, settings, around)
+    kind = registry.BY_NAME.get(request["kind"]["kind"])
+    if kind is not None:
+        return _workload(kind, thing, namespace, settings, around)
     metadata = thing["metadata"]
     of = f"pod {namespace}/{metadata.get('name') or metadata.get('generateName', '')}"
     decision = decide(thing, target_of(thing, namespace), settings, around=around)
@@ -62,22 +65,22 @@ def respond(request: Json, answer: Answer) -> Json:
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
 
-def _deployment(deployment: Json, namespace: str, settings: Settings, around: Surroundings) -> Answer:
-    name = deployment["metadata"].get("name") or deployment["metadata"].get("generateName", "")
-    changed = propagate(deployment)
-    template = changed["spec"]["template"]
+def _workload(kind: Kind, workload: Json, namespace: str, settings: Settings, around: Surroundings) -> Answer:
+    name = workload["metadata"].get("name") or workload["metadata"].get("generateName", "")
+    changed = propagate(kind, workload)
+    template = kind.pod(changed)
     # Who annotates is told at once what the operator will say, and the pods.
     problems = [
-        *names.read("Deployment", name, annotations_of(deployment)).problems,
-        *names.misplaced(annotations_of(template)),
+        *names.read(kind.name, name, annotations_of(workload)).problems,
+        *names.misplaced({} if template is None else annotations_of(template)),
     ]
     result = "Unchanged"
-    if changed is not deployment:
-        result = "Propagated" if asks(deployment) else "TakenOut"
-    if result == "Propagated":
-        decision = decide(template, Target(namespace, "Deployment", name), settings, around=around)
+    if changed is not workload:
+        result = "Propagated" if asks(workload) else "TakenOut"
+    if result == "Propagated" and template is not None:
+        decision = decide(template, Target(namespace, kind.name, name), settings, around=around)
         if isinstance(decision, Skip) and decision.told:
             problems.append(f"its pods will have no sidecar: {decision}")
     return Answer(
-        result, f"deployment {namespace}/{name}", changed, tuple(f"carpool: {problem}" for problem in problems)
+        result, f"{kind.name.lower()} {namespace}/{name}", changed, tuple(f"carpool: {problem}" for problem in problems)
     )

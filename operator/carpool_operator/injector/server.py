@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
 from carpool_operator.injector.reasons import Reason
 from carpool_operator.injector.review import Answer, judge, respond
 from carpool_operator.injector.room import UNKNOWN
+from carpool_operator.workloads import registry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -23,14 +25,44 @@ if TYPE_CHECKING:
     from carpool_operator.injector.decide import Settings
     from carpool_operator.injector.room import Surroundings
 
-MAX_REVIEW = 8 * 2**20
-"""Bytes. An object has up to 1.5 MiB in etcd, more as JSON; a review of an update holds it twice."""
+MAX_REVIEW = 4 * 2**20
+"""Bytes. API servers take requests of up to 3 MiB, and keep up to 1.5 MiB; a review of an update holds that twice."""
+MAX_OBJECT = 2**19
+"""Bytes of an object that is read: a pod is 10 KiB. As Python objects, with their copy, it is up to 80 times that."""
+LARGE = 64 * 2**10
+"""Bytes from which a review has to wait until there is room for it."""
+LARGE_AT_ONCE = 2
+"""Large reviews in memory: 2 x 4 MiB of bytes, besides the one object that is read."""
+BUFFER = 16 * 2**10
+"""Bytes that a connection buffers while its review waits; aiohttp holds twice that."""
 READ = 5.0
 """Seconds that a review may take to come in; API servers wait as long for the whole call."""
-KINDS = ("Deployment", "Pod")
+TOO_LARGE = "TooLarge"
+"""Result of an object that is not read."""
+KINDS = (*registry.BY_NAME, "Pod")
 """What is reviewed. Anybody may call, and each kind that was is counted and remembered."""
 
 log = logging.getLogger("carpool.injector")
+
+
+class _Kind(Struct):
+    kind: str
+
+
+class _Question(Struct):
+    """What is read of a review; what was there before an update is passed over."""
+
+    uid: str
+    kind: _Kind
+    object: msgspec.Raw
+    namespace: str = ""
+
+
+class _Review(Struct):
+    request: _Question
+
+
+_reviews = msgspec.json.Decoder(_Review)
 
 
 class Injector:
@@ -50,6 +82,7 @@ class Injector:
         self.certificate = False
         """Whether there is one to serve with."""
         self._drain_key = drain_key
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         self.registry = CollectorRegistry()
         self.reviews = Counter(
             "carpool_injector_reviews_total",
@@ -90,7 +123,7 @@ class Injector:
 
     def webhook(self) -> web.Application:
         """Return what API servers call, over TLS."""
-        app = web.Application(client_max_size=MAX_REVIEW)
+        app = web.Application()
         app.router.add_post("/mutate", self._mutate)
         return app
 
@@ -104,35 +137,56 @@ class Injector:
         return app
 
     async def _mutate(self, request: web.Request) -> web.Response:
+        length = request.content_length
+        if length is not None and length > MAX_REVIEW:
+            raise web.HTTPRequestEntityTooLarge(MAX_REVIEW, length)
         try:
             async with asyncio.timeout(READ):
-                body = await request.read()
-            review = msgspec.json.decode(body)
-            question = review["request"]
-            # Without these there is nobody to answer.
-            _ = question["uid"], question["object"]["metadata"], KINDS.index(question["kind"]["kind"])
+                if length is not None and length <= LARGE:
+                    return await self._judged(await _body(request))
+                async with self._large:
+                    return await self._judged(await _body(request))
         except TimeoutError:
             return self._closed(web.Response(status=408, text="the review did not come in time\n"))
         except (msgspec.DecodeError, KeyError, TypeError, ValueError, RecursionError):
             return self._closed(web.Response(status=400, text="this is no AdmissionReview (admission.k8s.io/v1)\n"))
-        started = perf_counter()
-        answer = await self._answer(question)
-        self.reviews.labels(question["kind"]["kind"], answer.result).inc()
+
+    async def _judged(self, body: bytearray) -> web.Response:
+        """Answer a review. What its namespace says is read first; then nothing is awaited.
+
+        So one object at a time is in memory as Python objects.
+        """
+        asked = _reviews.decode(body).request
+        kind, started = KINDS[KINDS.index(asked.kind.kind)], perf_counter()
+        question: dict[str, Any] = {"uid": asked.uid, "namespace": asked.namespace, "kind": {"kind": kind}}
+        if memoryview(asked.object).nbytes > MAX_OBJECT:
+            warning = f"carpool: no sidecar, because the object is larger than {MAX_OBJECT // 2**10} KiB"
+            log.warning("left unchanged, because it is larger than %d bytes: %s %s", MAX_OBJECT, kind, asked.uid)
+            answer = Answer(TOO_LARGE, "", question.setdefault("object", {}), (warning,))
+        else:
+            around = await self._around(asked.namespace)
+            question["object"] = msgspec.json.decode(asked.object)
+            _ = question["object"]["metadata"]
+            answer = self._answer(question, around)
+        self.reviews.labels(kind, answer.result).inc()
         text = msgspec.json.encode(respond(question, answer))
         self._seconds.observe(perf_counter() - started)
         return self._closed(web.Response(body=text, content_type="application/json"))
 
-    async def _answer(self, question: dict[str, Any]) -> Answer:
+    async def _around(self, namespace: str) -> Surroundings | Exception:
+        """Return what a namespace says, or the error in reading it."""
         try:
-            namespace = question.get("namespace", "")
-            around = UNKNOWN if self.around is None or not namespace else await self.around(namespace)
+            return UNKNOWN if self.around is None or not namespace else await self.around(namespace)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the object stays as it is
+            return error
+
+    def _answer(self, question: dict[str, Any], around: Surroundings | Exception) -> Answer:
+        if isinstance(around, Exception):
+            return _fault(question, around)
+        try:
             answer = judge(question, self.settings, self._drain_key(), around=around)
-        except Exception:
-            log.exception(
-                "left unchanged, because of an error in the injector: %s %s", question["kind"]["kind"], question["uid"]
-            )
-            warning = f"carpool: no sidecar, because of an error in the injector: its log has {question['uid']}"
-            return Answer(Reason.FAULT, "", question["object"], (warning,))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the object stays as it is
+            return _fault(question, error)
         log.info("%s: %s", answer.result, answer.of)
         return answer
 
@@ -151,3 +205,25 @@ class Injector:
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(self.registry), headers={"Content-Type": content_type})
+
+
+def _fault(question: dict[str, Any], error: Exception) -> Answer:
+    """Log an error of ours, and leave the object as it is."""
+    uid = question["uid"]
+    text = "left unchanged, because of an error in the injector: %s %s"
+    log.error(text, question["kind"]["kind"], uid, exc_info=error)
+    warning = f"carpool: no sidecar, because of an error in the injector: its log has {uid}"
+    return Answer(Reason.FAULT, "", question["object"], (warning,))
+
+
+async def _body(request: web.Request) -> bytearray:
+    """Read a body. aiohttp's own ``read`` lets connections buffer as much again, and copies it.
+
+    Raises what ends the request where it is too large.
+    """
+    body = bytearray()
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > MAX_REVIEW:
+            raise web.HTTPRequestEntityTooLarge(MAX_REVIEW, len(body))
+    return body

@@ -6,6 +6,7 @@ reads again.
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode, b64encode
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -74,7 +75,7 @@ class _Configuration(Struct):
 
 
 async def public_key(server: Server, names: Names) -> str | None:
-    """Return the operator's public key, 64 hex digits; ``None`` while there is none.
+    """Return the operator's public keys, each 64 hex digits, with commas between them; ``None`` while there is none.
 
     Raises ``ApiError``.
     """
@@ -85,8 +86,8 @@ async def public_key(server: Server, names: Names) -> str | None:
         if error.status == 404:
             return None
         raise
-    key = found.data.get(PUBLIC_KEY, "").strip().lower()
-    return key if len(key) == 64 and not set(key) - set("0123456789abcdef") else None
+    keys = found.data.get(PUBLIC_KEY, "").strip().lower()
+    return keys if re.fullmatch(r"[0-9a-f]{64}(,[0-9a-f]{64})*", keys) else None
 
 
 async def material(server: Server, names: Names, now: float) -> Material:

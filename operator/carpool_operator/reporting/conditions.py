@@ -21,6 +21,7 @@ from carpool_operator.api.annotations import (
     STATUS,
 )
 from carpool_operator.api.model import LONGEST_NOTE
+from carpool_operator.api.spec import MAX_SELECTED
 from carpool_operator.api.status import (
     ANNOTATION_INVALID,
     DEFECTS,
@@ -30,6 +31,7 @@ from carpool_operator.api.status import (
     ConditionType,
 )
 from carpool_operator.tuning.assignment import conflicts
+from carpool_operator.workloads.registry import BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -68,6 +70,21 @@ def accepted(policy: Policy, targets: Sequence[Target], view: View) -> Finding:
     lost = conflicts(policy, targets, view.owners)
     if lost:
         return Finding(FALSE, "Conflicted", lost)
+    if len(view.selected) > MAX_SELECTED:
+        return Finding(
+            FALSE,
+            "TooManyTargets",
+            f"targetSelector selects more than {MAX_SELECTED} workloads; the first {MAX_SELECTED} by name are "
+            "tuned: narrow it, or write a second policy",
+        )
+    selector = policy.spec.target_selector
+    if selector is not None and not targets:
+        return Finding(
+            FALSE,
+            "TargetNotFound",
+            f"targetSelector selects no {selector.kind} in namespace {policy.namespace}: label one, or correct it "
+            f"(kubectl -n {policy.namespace} get {BY_NAME[selector.kind].plural} --show-labels)",
+        )
     absent = [target for target in targets if target not in view.workloads]
     if absent:
         named = ", ".join(f"{target.kind} {target.name}" for target in absent)
@@ -75,7 +92,7 @@ def accepted(policy: Policy, targets: Sequence[Target], view: View) -> Finding:
             FALSE,
             "TargetNotFound",
             f"there is no {named} in namespace {policy.namespace}: create it, or correct targetRefs "
-            f"(kubectl -n {policy.namespace} get deployments,statefulsets)",
+            f"(kubectl -n {policy.namespace} get {','.join(sorted({BY_NAME[each.kind].plural for each in absent}))})",
         )
     invalid = _told(view, targets, ANNOTATION_INVALID) if policy.annotated else []
     if invalid:
@@ -124,7 +141,7 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
     """Whether every pod of a target runs what is published for it; ``before``: whether that was so."""
     target, workload = steering.target, view.workloads[steering.target]
     what, where = f"{target.kind} {target.name}", f"kubectl -n {target.namespace}"
-    resource = f"{target.kind.lower()}/{target.name}"
+    resource = BY_NAME[target.kind].resource(target.name)
     if not asks(workload):
         return Finding(FALSE, "NotInjected", f"{what} has no sidecars: {_inject(workload, where)}")
     if workload.refused:
@@ -138,9 +155,7 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
         return Finding(FALSE, "Skipped", f"{names(alike)} of {what} can't have a sidecar: {why}")
     if missed:
         listed = names([pod.name for pod in missed])
-        return Finding(
-            FALSE, "Missed", f"{listed} of {what} started without a sidecar: {where} rollout restart {resource}"
-        )
+        return Finding(FALSE, "Missed", f"{listed} of {what} started without a sidecar: {_restart(workload)}")
     elsewhere = _elsewhere(workload, view, where)
     if elsewhere is not None:
         return elsewhere
@@ -194,33 +209,37 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
 def _inject(workload: Workload, where: str) -> str:
     """Return what gives a workload its sidecars."""
     target, own = workload.target, workload.annotations
-    resource = f"{target.kind.lower()}/{target.name}"
+    kind = BY_NAME[target.kind]
     if workload.template_annotations.get(INJECT) == FORBIDDEN or own.get(INJECT) == FORBIDDEN:
         return f'{INJECT} says "{FORBIDDEN}": take that annotation out'
     asked = own.get(INJECT) == ASKED or any(name.startswith(SLO_PREFIX) for name in own)
-    if target.kind == "Deployment" and not asked:
-        return f"{where} annotate {resource} {INJECT}={ASKED}"
-    if target.kind == "Deployment":
-        # Annotated while the webhook was away.
-        return f"it was annotated while the injector was not available: {where} rollout restart {resource}"
-    return _patch(target, where, INJECT, ASKED)
+    if kind.annotating and not asked:
+        return f"{where} annotate {kind.resource(target.name)} {INJECT}={ASKED}"
+    if kind.annotating and not kind.built_in:
+        # A restart may write another object than this.
+        return f"{where} annotate {kind.resource(target.name)} {INJECT}={ASKED} --overwrite"
+    if kind.annotating:
+        # Annotated while the webhook was away: any write has the annotation copied.
+        return f"it was annotated while the injector was not available: {_restart(workload)}"
+    return kind.annotate_pods(target.namespace, target.name, {INJECT: ASKED})
 
 
 def _room(workload: Workload, where: str) -> str:
     """Say why the API server refuses a workload's pods, and what to do."""
-    why = f"the API server refuses its pods ({workload.refused})"
+    target, why = workload.target, f"the API server refuses its pods ({workload.refused})"
     if any(word in workload.refused for word in ("quota", "limit", "maximum", "minimum", "ratio")):
+        without = BY_NAME[target.kind].annotate_pods(target.namespace, target.name, {INJECT: FORBIDDEN})
         return (
             f"{why}: make room, or let the sidecar ask for less with {CPU}, {CPU_LIMIT} and {MEMORY} on the pod "
-            f"template or the Namespace; without it: {_patch(workload.target, where, INJECT, FORBIDDEN)}"
+            f"template or the Namespace; without it: {without}"
         )
     return f"{why}: {where} describe replicasets"
 
 
-def _patch(target: Target, where: str, annotation: str, value: str) -> str:
-    """Return the command that annotates a workload's pod template, which rolls its pods."""
-    patch = f'{{"spec":{{"template":{{"metadata":{{"annotations":{{"{annotation}":"{value}"}}}}}}}}}}'
-    return f"{where} patch {target.kind.lower()}/{target.name} -p '{patch}'"
+def _restart(workload: Workload) -> str:
+    """Return the command that makes new pods."""
+    target = workload.target
+    return BY_NAME[target.kind].restarted(target.namespace, target.name, workload.selector)
 
 
 def _elsewhere(workload: Workload, view: View, where: str) -> Finding | None:
@@ -234,9 +253,10 @@ def _elsewhere(workload: Workload, view: View, where: str) -> Finding | None:
         return None
     what = f"the sidecars of {target.kind} {target.name} stand before container {names(before)}, not {wanted}"
     if workload.template_annotations.get(CONTAINER) == wanted:
-        rollout = f"{where} rollout status {target.kind.lower()}/{target.name}"
-        return Finding(FALSE, "WrongContainer", f"{what}, where those of new pods will stand: {rollout}")
-    return Finding(FALSE, "WrongContainer", f"{what}: {_patch(target, where, CONTAINER, wanted)}")
+        look = f"{where} get {BY_NAME[target.kind].resource(target.name)} --watch"
+        return Finding(FALSE, "WrongContainer", f"{what}, where those of new pods will stand: {look}")
+    how = BY_NAME[target.kind].annotate_pods(target.namespace, target.name, {CONTAINER: wanted})
+    return Finding(FALSE, "WrongContainer", f"{what}: {how}")
 
 
 def metrics_available(steering: Steering, view: View, stale_after: float) -> Finding:

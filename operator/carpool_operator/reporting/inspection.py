@@ -16,9 +16,9 @@ from carpool_operator.api import annotations as names
 from carpool_operator.api.model import Event, Missed
 from carpool_operator.api.status import SERVICE_BYPASSED
 from carpool_operator.cluster.kube import path_of
-from carpool_operator.cluster.objects import Meta
 from carpool_operator.injector.bypass import bypasses
 from carpool_operator.reporting.conditions import asks
+from carpool_operator.workloads.metadata import Meta
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

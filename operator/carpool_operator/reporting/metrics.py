@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
+
+    from carpool_operator.api.model import Policy
 
 PREFIX = "carpool_operator_"
 
@@ -38,12 +42,56 @@ METRICS = (
         "Seconds since the last event of a watch, by kind; for pods, the longest of any namespace's watch",
     ),
     Metric("late_changes", "counter", ("kind",), "Changes that a list found before their event came"),
-    Metric("objects", "gauge", ("kind",), "Objects known: policies, deployments, statefulsets, pods with a sidecar"),
+    Metric("objects", "gauge", ("kind",), "Objects known: policies, workloads by kind, pods with a sidecar"),
     Metric("pods_acknowledged", "gauge", (), "Pods that run the newest configuration"),
     Metric("pods_missed", "gauge", (), "Pods that should have a sidecar and have none"),
 )
 
+OF_POLICIES = (
+    Metric(
+        "carpool_policy_condition",
+        "gauge",
+        ("policy_namespace", "policy", "condition", "status", "reason"),
+        "1 for each condition of a policy's status, with its status (True, False, Unknown) and reason",
+    ),
+    Metric(
+        "carpool_policy_slo_seconds",
+        "gauge",
+        ("policy_namespace", "policy", "quantile"),
+        "The SLO of a policy: seconds by quantile",
+    ),
+    Metric(
+        "carpool_policy_last_decision_timestamp_seconds",
+        "gauge",
+        ("policy_namespace", "policy", "action", "reason"),
+        "When the last decision on a policy was, with what was decided and why",
+    ),
+)
+"""Of each policy, from the leader alone: names are whole. A scrape adds the operator's own namespace as `namespace`."""
+
 PASS_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+class Policies:
+    """Reads the policies at a scrape; ``known`` returns those of a leader, and nothing elsewhere."""
+
+    def __init__(self, known: Callable[[], Iterable[Policy]]) -> None:
+        self._known = known
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield every family of ``OF_POLICIES``."""
+        condition, slo, decision = (GaugeMetricFamily(*each[::3], labels=each.labels) for each in OF_POLICIES)
+        for policy in self._known():
+            name = (policy.namespace, policy.name)
+            for each in policy.status.get("conditions", ()):
+                condition.add_metric((*name, each["type"], each["status"], each["reason"]), 1)
+            for quantile, seconds in () if policy.spec is None else policy.spec.slo.percentiles:
+                slo.add_metric((*name, str(quantile)), seconds)
+            last = policy.status.get("lastDecision")
+            if last:
+                at = datetime.fromisoformat(last["at"]).timestamp()
+                decision.add_metric((*name, last["action"], last["reason"]), at)
+        yield from (condition, slo, decision)
 
 
 class Metrics:
@@ -76,6 +124,10 @@ class Metrics:
         """Add to a histogram."""
         self._all[name].observe(value)
 
+    def read_policies(self, known: Callable[[], Iterable[Policy]]) -> None:
+        """Serve what policies say of themselves, too."""
+        self._registry.register(Policies(known))
+
     def text(self) -> bytes:
         """Return what Prometheus scrapes."""
         for each in self.before_scrape:
@@ -89,8 +141,9 @@ class Metrics:
 def reference() -> str:
     """Return the operator's section of ``docs/reference/metrics.md``."""
     lines = ["", "## Of the operator", "", "| metric | type | labels | what |", "|---|---|---|---|"]
-    for metric in METRICS:
-        name = PREFIX + metric.name + ("_total" if metric.kind == "counter" else "")
+    for metric in (*METRICS, *OF_POLICIES):
+        name = metric.name if metric in OF_POLICIES else PREFIX + metric.name
+        name += "_total" if metric.kind == "counter" else ""
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         lines.append(f"| `{name}` | {metric.kind} | {labels} | {metric.text} |")
     return "\n".join(lines) + "\n"

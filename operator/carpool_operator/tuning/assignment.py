@@ -6,42 +6,87 @@ from typing import TYPE_CHECKING
 
 from carpool_operator.api.annotations import SLO_PREFIX
 from carpool_operator.api.model import Policy, Target
+from carpool_operator.api.spec import MAX_SELECTED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from carpool_operator.api.model import Workload
     from carpool_operator.api.spec import PolicySpec
 
 
-def targets_of(namespace: str, spec: PolicySpec) -> list[Target]:
+def named(namespace: str, spec: PolicySpec) -> list[Target]:
     """Return the workloads that a spec names, in its order; they lie in the policy's own namespace."""
     return [Target(namespace, str(ref.kind), ref.name) for ref in spec.target_refs]
 
 
-def assign(policies: Iterable[Policy]) -> dict[Target, Policy]:
+def select(policies: Iterable[Policy], workloads: Iterable[Workload]) -> dict[str, list[Target]]:
+    """Return the workloads that policies select by label, by the policy's UID, in the order of their names.
+
+    Of more than ``MAX_SELECTED`` the first count.
+    """
+    selecting = [each for each in policies if each.spec is not None and each.spec.target_selector is not None]
+    if not selecting:
+        return {}
+    by_namespace: dict[str, list[Workload]] = {}
+    for workload in workloads:
+        by_namespace.setdefault(workload.target.namespace, []).append(workload)
+    return {
+        policy.uid: sorted(
+            each.target
+            for each in by_namespace.get(policy.namespace, ())
+            if policy.spec is not None
+            and policy.spec.target_selector is not None
+            and policy.spec.target_selector.selects(each.target.kind, each.labels)
+        )[: MAX_SELECTED + 1]
+        for policy in selecting
+    }
+
+
+def targets_of(namespace: str, spec: PolicySpec, selected: Sequence[Target] = ()) -> list[Target]:
+    """Return the workloads that a spec names, and then those that it selects."""
+    by_name = named(namespace, spec)
+    return by_name + [target for target in selected[:MAX_SELECTED] if target not in by_name]
+
+
+def assign(policies: Iterable[Policy], selected: Mapping[str, Sequence[Target]] | None = None) -> dict[Target, Policy]:
     """Say which policy each target belongs to.
 
-    One that a person wrote beats one kept for annotations; then the older wins, then the name that sorts first: an
-    order that no restart and no order of events changes. A policy that cannot be read claims nothing.
+    The more specific wins: a policy that a person wrote and that names the workload, one kept for the workload's
+    annotations, one that selects it by label. Then the older wins, then the name that sorts first: an order that no
+    restart and no order of events changes. A policy that cannot be read claims nothing.
     """
     owners: dict[Target, Policy] = {}
+    chosen = selected or {}
     for policy in policies:
         if policy.spec is None:
             continue
-        for target in targets_of(policy.namespace, policy.spec):
+        for target in targets_of(policy.namespace, policy.spec, chosen.get(policy.uid, ())):
             owner = owners.get(target)
-            if owner is None or _precedence(policy) < _precedence(owner):
+            if owner is None or _precedence(policy, target) < _precedence(owner, target):
                 owners[target] = policy
     return owners
 
 
-def _precedence(policy: Policy) -> tuple[bool, float, str]:
-    return policy.annotated, policy.created, policy.name
+def names_it(policy: Policy, target: Target) -> bool:
+    """Whether a policy names a target, rather than selecting it."""
+    return policy.spec is not None and target in named(policy.namespace, policy.spec)
+
+
+def _precedence(policy: Policy, target: Target) -> tuple[bool, bool, float, str]:
+    return not names_it(policy, target), policy.annotated, policy.created, policy.name
 
 
 def conflicts(policy: Policy, targets: Iterable[Target], owners: Mapping[Target, Policy]) -> str:
-    """Say which of a policy's targets belong to others, why, and what to do; ``""`` where none does."""
-    lost = [(target, owner) for target in targets if (owner := owners[target]).uid != policy.uid]
+    """Say which of a policy's targets belong to others, why, and what to do; ``""`` where none does.
+
+    A selector leaves what is named more closely to others: that is what it is for.
+    """
+    lost = [
+        (target, owner)
+        for target in targets
+        if (owner := owners[target]).uid != policy.uid and (names_it(policy, target) or not names_it(owner, target))
+    ]
     if not lost:
         return ""
     parts = []
@@ -56,4 +101,4 @@ def conflicts(policy: Policy, targets: Iterable[Target], owners: Mapping[Target,
     if policy.annotated:
         # Deleted, it would be made again.
         return f"{'; '.join(parts)}. Delete that one, or take the annotations {SLO_PREFIX}* off the workload"
-    return f"{'; '.join(parts)}. Delete one of the two, or take the target out of its targetRefs"
+    return f"{'; '.join(parts)}. Delete one of the two, or take the target out of its targetRefs or targetSelector"

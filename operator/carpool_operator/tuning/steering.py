@@ -126,7 +126,7 @@ class Steering:
                 learned.forget()
             self._call_back()
         # 2. Evidence.
-        gathered = self.evidence.gather(now, pods, view.readings, spec.metrics.stale_after)
+        gathered = self.evidence.gather(now, pods, view.readings, spec.metrics.stale_seconds)
         for seen in self.evidence.pods.values():
             self.publisher.notice(seen.generation)
         if not wanted:
@@ -372,6 +372,7 @@ class Steering:
         wanted = {name: learned.parameters for name, learned in self.models.items()}
         documents = []
         before = publisher.change
+        publisher.keys = view.keys
         due = publisher.is_due(view.now, view.wall)
         if self._owed or due or not publisher.says(part, {EVERY: every, **wanted}):
             named = {name: parameters for name, parameters in wanted.items() if parameters != every}

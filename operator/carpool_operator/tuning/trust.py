@@ -58,7 +58,7 @@ class Trust:
             name, error = min(gathered.failing.items())
             count = f"{len(gathered.failing)} of {gathered.expected} pods cannot be read"
             self.blind = Blind(Reason.METRICS_STALE, f"{count}, among them {name}: {error}")
-            stale = now - self.good_at > spec.metrics.stale_after
+            stale = now - self.good_at > spec.metrics.stale_seconds
             self._failures += gathered.news or stale
             if self._lost or not stale or self._failures < spec.fallback.failure_threshold:
                 return Turn.BLIND

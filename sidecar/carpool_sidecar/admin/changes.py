@@ -75,6 +75,8 @@ class Changes:
             self._tell(refused)
             raise
         self.newest, self._in_force = change.generation, change
+        if change.keys:
+            self._authority.accept(change.keys)
         self._apply(change)
 
     def superseded(self) -> None:

@@ -63,6 +63,13 @@ METRICS = (
         "Their squared seconds, summed",
     ),
     Metric("device_busy_seconds", "counter", (), "Wall seconds with at least one batch in flight"),
+    Metric("slo_target_seconds", "gauge", ("quantile",), "The SLO in force: seconds by quantile"),
+    Metric(
+        "slo_allowed_misses_ratio",
+        "gauge",
+        (),
+        "Share of requests that the SLO lets miss their due time: 0.01 where its highest quantile is 0.99",
+    ),
     Metric("slo_hits", "counter", ("model",), "Requests answered with success by their due time"),
     Metric(
         "slo_misses",
@@ -258,6 +265,9 @@ class Collector:
                 list(path), _cumulative(DURATION_BOUNDS, counts.durations), counts.seconds
             )
         # 3. Of the whole process
+        for quantile, seconds in sidecar.config.policy.slo.percentiles:
+            put("slo_target_seconds", seconds, quantile)
+        put("slo_allowed_misses_ratio", round(1 - sidecar.config.policy.slo.percentiles[-1][0], 6))
         put("device_busy_seconds", stats.device_busy)
         put("queue_rows", batcher.queued_rows)
         put("queue_bytes", batcher.queued_bytes)

@@ -1,5 +1,8 @@
 """Whose word counts: documents signed with Ed25519 over the very bytes that were sent.
 
+Several keys may count at once, and a document may have several signatures, with commas between them: one of these has
+to be by one of those. So a key is replaced while everything runs.
+
 Each names whom it is for and when it ends, so that neither a copy from another pod nor an old one is of any use.
 """
 
@@ -7,14 +10,17 @@ from __future__ import annotations
 
 from base64 import b64decode, urlsafe_b64decode
 from binascii import Error as Base64Error
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
-from carpool.exchange.change import Ticket, read_change
+from carpool.exchange.change import MAX_KEYS, Ticket, read_change
 from carpool.policy.plain import PolicyError, from_plain
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from carpool.exchange.change import Change
 
 SKEW = 60.0
@@ -37,12 +43,22 @@ class Refused(Exception):  # noqa: N818 - what it is, not that it is an error
 
 
 class Authority:
-    """The holder of one private key, as far as ``target`` is concerned.
+    """The holders of private keys, as far as ``target`` is concerned; ``public_key``: theirs, with commas between them.
 
-    Raises ``PolicyError`` naming the field where the key is of no use.
+    Raises ``PolicyError`` naming the field where a key is of no use.
     """
 
     def __init__(self, public_key: str, target: str) -> None:
+        self._target = target
+        self._tickets: dict[bytes, float] = {}
+        """When those that were found good end."""
+        self.accept(public_key.split(","))
+
+    def accept(self, keys: Sequence[str]) -> None:
+        """Accept what is signed with one of these keys, and with no other.
+
+        Raises ``PolicyError``.
+        """
         # 9 MiB and 30 ms, for those who configure a key.
         try:
             from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415 - see above
@@ -50,10 +66,8 @@ class Authority:
             raise PolicyError(
                 "publicKey", "needs the package `cryptography`: pip install 'carpool-serving[signing]'"
             ) from None
-        self._key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
-        self._target = target
-        self._tickets: dict[bytes, float] = {}
-        """When those that were found good end."""
+        self._keys = tuple(Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)) for key in keys)
+        self._tickets.clear()
 
     def change(self, body: bytes, signature: bytes, now: float) -> Change:
         """Read a change that ``signature`` (base64) holds for; ``now`` in seconds since the epoch.
@@ -61,9 +75,9 @@ class Authority:
         Raises ``Refused``.
         """
         try:
-            signed = b64decode(signature.strip(), validate=True)
+            signed = [b64decode(each, validate=True) for each in signature.strip().split(b",")[:MAX_KEYS]]
         except (Base64Error, ValueError):
-            signed = b""
+            signed = []
         plain = self._signed(body, signed, "x-carpool-signature (change.sig)")
         try:
             change = read_change(plain)
@@ -73,7 +87,7 @@ class Authority:
         return change
 
     def admit(self, authorization: bytes, now: float) -> None:
-        """Let a reader in by ``Carpool <base64url(ticket)>.<base64url(signature)>``; ``now`` as above.
+        """Let a reader in by ``Carpool <base64url(ticket)>.<base64url(signature)>[,...]``; ``now`` as above.
 
         Raises ``Refused``.
         """
@@ -86,11 +100,12 @@ class Authority:
         self._check(self._target, ends, now)
 
     def _read_ticket(self, authorization: bytes, now: float) -> Ticket:
-        body, _, signature = authorization.removeprefix(SCHEME).partition(b".")
+        body, _, signatures = authorization.removeprefix(SCHEME).partition(b".")
+        parts = (body, *signatures.split(b",")[:MAX_KEYS])
         try:
-            document, signed = (urlsafe_b64decode(part + b"=" * (-len(part) % 4)) for part in (body, signature))
+            document, *signed = (urlsafe_b64decode(part + b"=" * (-len(part) % 4)) for part in parts)
         except (Base64Error, ValueError):
-            document = signed = b""
+            document, signed = b"", []
         plain = self._signed(document, signed, "the ticket's second half")
         try:
             ticket = from_plain(plain, Ticket, what="ticket")
@@ -99,17 +114,21 @@ class Authority:
         self._check(ticket.target, ticket.expires, now)
         return ticket
 
-    def _signed(self, body: bytes, signature: bytes, where: str) -> Any:  # noqa: ANN401 - whatever the JSON holds
+    def _signed(self, body: bytes, signatures: Sequence[bytes], where: str) -> Any:  # noqa: ANN401 - any JSON
         from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - loaded with the key
 
-        try:
-            self._key.verify(signature, body)
-        except InvalidSignature:
+        for key, signature in product(self._keys, signatures):
+            try:
+                key.verify(signature, body)
+                break
+            except InvalidSignature:
+                continue
+        else:
             raise Refused(
                 "signature",
                 f"{where} is no Ed25519 signature of these bytes by the holder of publicKey: sign with the operator's "
                 "key, or have the pod injected anew if that key was replaced",
-            ) from None
+            )
         try:
             return msgspec.json.decode(body)
         except msgspec.DecodeError as error:

@@ -114,8 +114,8 @@ class SidecarConfig(Camel, frozen=True):
 
     ``listen`` and ``admin`` are ``host:port``; port 0 lets the system choose. With ``parameters`` (by model name, ``*``
     for the rest) nothing is tuned. ``generation`` counts versions of the file; left out, the process counts them.
-    ``target`` and ``public_key`` (Ed25519, 64 hex digits): whose signed changes are accepted, and for whom; they come
-    by the admin port, or by the directory ``changes``.
+    ``target`` and ``public_key`` (Ed25519, 64 hex digits each): whose signed changes are accepted, and for whom; they
+    come by the admin port, or by the directory ``changes``.
     """
 
     policy: BatchingPolicy
@@ -134,8 +134,9 @@ class SidecarConfig(Camel, frozen=True):
     """Version of this file; unset: the process counts the versions it has seen."""
     api_key_file: str | None = None
     """File with the admin key; without one the admin port serves more than probes on loopback only."""
-    public_key: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}$")] | None = None
-    """Ed25519 key, 64 hex digits: changes and tickets signed with it are accepted. Needs the package `cryptography`."""
+    public_key: Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}(,[0-9a-fA-F]{64}){0,7}$")] | None = None
+    """Ed25519 keys, each 64 hex digits, up to 8 with commas between them: changes and tickets signed with one of them
+    are accepted. Needs the package `cryptography`."""
     target: str = ""
     """Whom a signed change or ticket has to name; an operator's is `namespace/Kind/name`."""
     changes: str | None = None

@@ -115,12 +115,24 @@ def test_other_workloads(inject, kind):
     other = MANIFESTS.replace("kind: Deployment", f"kind: {kind}")
     assert inject(other, "--slo-p99", "50ms").exit_code == 0
     under = inject(other, "--public-key", KEY)
-    if kind == "StatefulSet":
-        assert config(template(under.stdout)).target == "models/StatefulSet/resnet"
-    else:
-        assert under.exit_code == 3
-        assert under.stdout == other
-        assert under.stderr.startswith(f"{kind.lower()}/resnet: UnknownOwner: ")
+    assert config(template(under.stdout)).target == f"models/{kind}/resnet"
+
+
+def test_the_leaders_of_a_set_get_their_sidecars(inject):
+    of_set = yaml.safe_load(MANIFESTS.replace("kind: Deployment", "kind: LeaderWorkerSet").split("---")[0])
+    leader = of_set["spec"].pop("template")
+    of_set["spec"]["leaderWorkerTemplate"] = {"leaderTemplate": leader, "workerTemplate": leader}
+    printed = yaml.safe_load(inject(yaml.safe_dump(of_set), "--public-key", KEY).stdout)
+
+    templates = printed["spec"]["leaderWorkerTemplate"]
+    assert config(templates["leaderTemplate"]).target == "models/LeaderWorkerSet/resnet"
+    assert templates["workerTemplate"] == leader
+
+
+def test_what_has_no_template_of_its_own_is_left_alone(inject):
+    service = "kind: InferenceService\nmetadata: {name: bert}\nspec: {predictor: {model: {}}}\n"
+
+    assert inject(service, "--slo-p99", "50ms").stdout == service
 
 
 def test_a_pod_by_itself(inject):
@@ -158,7 +170,7 @@ def test_who_forbids_it_is_left_alone(inject):
 def test_nothing_with_pods_is_said(inject):
     result = inject("kind: ConfigMap\n---\n# nothing\n", "--slo-p99", "50ms")
     assert (result.exit_code, result.stdout) == (0, "kind: ConfigMap\n---\n# nothing\n")
-    assert result.stderr == "nothing here has pods: there is no Deployment, StatefulSet or Pod\n"
+    assert result.stderr == "nothing here has pods: there is no workload with a pod template, and no Pod\n"
 
 
 @pytest.mark.parametrize(

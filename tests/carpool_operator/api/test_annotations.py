@@ -6,8 +6,8 @@ import pytest
 
 from carpool.policy.spec import TuningMode
 from carpool_operator.api import annotations
-from carpool_operator.api.annotations import PREFIX, Wish, misplaced, read
-from carpool_operator.api.spec import TargetKind, read_policy, written
+from carpool_operator.api.annotations import PREFIX, Wish, misplaced, read, read_defaults
+from carpool_operator.api.spec import read_policy, written
 
 
 def wish(**given) -> Wish:
@@ -17,14 +17,14 @@ def wish(**given) -> Wish:
 
 
 def test_a_promise_is_a_policy():
-    spec, problems = wish(slo_p99="50ms", inject="true")
+    spec, problems, _ = wish(slo_p99="50ms", inject="true")
     assert problems == ()
     assert spec.slo.due == 0.05
-    assert [(each.kind, each.name) for each in spec.target_refs] == [(TargetKind.DEPLOYMENT, "resnet")]
+    assert [(each.kind, each.name) for each in spec.target_refs] == [("Deployment", "resnet")]
 
 
 def test_all_that_can_be_said():
-    spec, problems = wish(
+    spec, problems, _ = wish(
         slo_p50="10ms", slo_p90="20ms", slo_p95="30ms", slo_p99="1m30s", slo_p999="2m",
         mode="Recommend", max_batch="16", max_wait="5ms", max_in_flight="2",
     )  # fmt: skip
@@ -59,11 +59,11 @@ def test_without_a_promise_or_with_a_no_there_is_no_policy(given):
         ({"slo_p99": "50ms", "mode": "Freeze"}, "mode is 'Freeze': there are Apply, Recommend, Hold"),
         ({"slo_p99": "50ms", "inject": "yes"}, 'inject is \'yes\': write "true" or "false", in quotes'),
         ({"slo_p99": "50ms", "port": "http"}, "port is read in the pod template only: move it to spec.template"),
-        ({"max_batch": "8"}, "max-batch belongs to a promise: add one, e.g. carpool.dev/slo-p99: 50ms, or drop it"),
+        ({"max_batch": "8"}, "max-batch belongs to an SLO: add one, e.g. carpool.dev/slo-p99: 50ms, here or on"),
     ],
 )
 def test_a_problem_names_the_annotation_and_the_fix_and_leaves_no_policy(given, problem):
-    spec, problems = wish(**given)
+    spec, problems, _ = wish(**given)
     assert spec is None
     assert len(problems) == 1
     assert problems[0].startswith(PREFIX + problem)
@@ -126,3 +126,41 @@ def test_a_name_that_would_be_too_long_is_shortened_to_one_of_its_own(name, rest
     assert fitting
     assert all(name("Deployment", each).endswith(f"deployment-{each}") for each in fitting)
     assert name("Deployment", longest[0]) == name("Deployment", longest[0])
+
+
+def test_defaults_are_for_workloads_that_ask():
+    defaults = {"carpool.dev/slo-p99": "80ms", "carpool.dev/max-batch": "16"}
+    asks = {"carpool.dev/inject": "true"}
+
+    assert read("Deployment", "resnet", asks, defaults).by_default
+    assert read("Deployment", "resnet", asks, defaults).spec.bounds.max_batch.max == 16
+    assert read("Deployment", "resnet", {}, defaults) == Wish(None, ())
+    assert read("Deployment", "resnet", {"carpool.dev/inject": "false"}, defaults) == Wish(None, ())
+    own = read("Deployment", "resnet", asks | {"carpool.dev/slo-p50": "5ms", "carpool.dev/max-batch": "8"}, defaults)
+    assert not own.by_default
+    assert (own.spec.slo.due, own.spec.bounds.max_batch.max) == (0.005, 8)
+
+
+def test_a_default_that_contradicts_the_workload_s_own_is_named():
+    defaults = {"carpool.dev/max-wait": "60ms"}
+
+    wish_of = read("Deployment", "resnet", {"carpool.dev/slo-p99": "50ms"}, defaults)
+
+    assert wish_of.problems == ("carpool.dev/max-wait: 60ms is not below the SLO of 50ms: lower it or drop it",)
+
+
+def test_what_a_namespace_says_of_sidecars_is_the_injector_s():
+    for name in annotations.OF_SIDECAR:
+        assert read_defaults({name: "7"}) == ({}, ())
+    _, (problem,) = read_defaults({"carpool.dev/sidecar-cpus": "1"})
+    assert problem == "carpool.dev/sidecar-cpus is no default: did you mean carpool.dev/sidecar-cpu?"
+
+
+def test_what_a_namespace_may_say():
+    good, problems = read_defaults(
+        {"carpool.dev/slo-p99": "80ms", "carpool.dev/mode": "on", "carpool.dev/inject": "true", "other": "x"}
+    )
+
+    assert good == {"carpool.dev/slo-p99": "80ms"}
+    assert len(problems) == 2
+    assert problems[0].startswith("carpool.dev/inject is no default: ")

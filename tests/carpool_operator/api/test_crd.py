@@ -78,7 +78,7 @@ def test_lists_know_what_tells_their_entries_apart():
 def test_defaults_are_filled_in_and_mean_what_leaving_them_out_means():
     full = filled(MINIMAL, SCHEMA["spec"])
     assert full["tuning"]["mode"] == "Apply"
-    assert full["metrics"] == {"source": "Sidecar", "staleAfter": "30s"}
+    assert full["metrics"] == {"source": "Sidecar"}
     assert full["targetRefs"] == [{"group": "apps", "kind": "Deployment", "name": "resnet"}]
     # The wait's bound follows the SLO, and the baseline the bounds: neither has one value for all.
     assert "bounds" not in full

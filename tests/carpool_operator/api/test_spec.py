@@ -9,7 +9,7 @@ from carpool.exchange.change import Change, encode, read_change
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError
 from carpool.policy.spec import BatchingPolicy
-from carpool_operator.api.spec import MAX_MODELS, MetricsSource, TargetKind, read_policy, written
+from carpool_operator.api.spec import MAX_MODELS, MetricsSource, read_policy, written
 
 PUBLISHED = {
     "targetRefs": [{"group": "apps", "kind": "Deployment", "name": "resnet", "container": "server"}],
@@ -22,8 +22,27 @@ def spec(**fields):
     return {"spec": {"targetRefs": [{"name": "resnet"}], "slo": {"latency": {"p99": "50ms"}}, **fields}}
 
 
+SCRAPED = {"url": "https://prometheus:9090"}
+KEY = {"name": "a", "key": "b"}
+OAUTH2 = {"tokenUrl": "https://sso/token", "clientId": KEY, "clientSecret": KEY}
+
+
 def prometheus(**fields):
-    return spec(metrics={"source": "Prometheus", "prometheus": {"url": "https://prometheus:9090", **fields}})
+    return spec(metrics={"source": "Prometheus", "prometheus": {**SCRAPED, **fields}})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "seconds"),
+    [
+        ({}, 30),
+        ({"staleAfter": "5s"}, 5),
+        ({"source": "Prometheus", "prometheus": SCRAPED}, 60),
+        ({"source": "Prometheus", "prometheus": {**SCRAPED, "interval": "1m"}}, 240),
+        ({"source": "Prometheus", "staleAfter": "90s", "prometheus": {**SCRAPED, "interval": "1m"}}, 90),
+    ],
+)
+def test_evidence_is_stale_after_four_scrapes_unless_set(metrics, seconds):
+    assert read_policy(spec(metrics=metrics)).metrics.stale_seconds == seconds
 
 
 def test_the_published_example_is_read():
@@ -35,7 +54,7 @@ def test_the_published_example_is_read():
 
 def test_of_a_target_its_name_is_enough():
     (target,) = read_policy(spec()).target_refs
-    assert (target.group, target.kind) == ("apps", TargetKind.DEPLOYMENT)
+    assert (target.group, target.kind) == ("apps", "Deployment")
 
 
 @pytest.mark.parametrize(
@@ -45,6 +64,18 @@ def test_of_a_target_its_name_is_enough():
         (spec(targetRefs=[]), "spec.targetRefs", ">= 1"),
         (spec(targetRefs=[{"name": "a"}, {"name": "a"}]), "spec.targetRefs[1]", "Deployment 'a' is named twice"),
         (spec(targetRefs=[{"name": "a", "kind": "Job"}]), "spec.targetRefs[0].kind", "StatefulSet"),
+        (spec(targetRefs=[{"name": "a", "kind": "Rollout"}]), "spec.targetRefs[0].group", "group argoproj.io"),
+        (spec(targetSelector={}), "spec.targetSelector", "name a label"),
+        (
+            spec(targetSelector={"kind": "Rollout", "matchLabels": {"a": "b"}}),
+            "spec.targetSelector.group",
+            "argoproj.io",
+        ),
+        (
+            spec(targetSelector={"matchExpressions": [{"key": "a", "operator": "In"}]}),
+            "spec.targetSelector.matchExpressions[0].values",
+            "need values",
+        ),
         (spec(slo={"latency": {}}), "spec.slo.latency", "at least one"),
         (spec(models=[{"name": str(i)} for i in range(MAX_MODELS + 1)]), "spec.models", "at most 64"),
         (spec(bounds={"maxWait": {"max": "60ms"}}), "spec.bounds.maxWait.max", "not below the SLO"),
@@ -53,8 +84,30 @@ def test_of_a_target_its_name_is_enough():
         (spec(metrics={"prometheus": {"url": "http://x"}}), "spec.metrics.prometheus", "source Prometheus"),
         (prometheus(url="prometheus:9090"), "spec.metrics.prometheus.url", "https?"),
         (prometheus(interval="0s"), "spec.metrics.prometheus.interval", "longer than 0s"),
-        (prometheus(interval="30s"), "spec.metrics.staleAfter", "30s is not longer than prometheus.interval 30s"),
-        (prometheus(auth={}), "spec.metrics.prometheus.auth", "one of bearer and basic"),
+        (
+            spec(metrics={"source": "Prometheus", "staleAfter": "30s", "prometheus": {**SCRAPED, "interval": "30s"}}),
+            "spec.metrics.staleAfter",
+            "30s is not longer than prometheus.interval 30s",
+        ),
+        (prometheus(auth={}), "spec.metrics.prometheus.auth", "one of bearer, basic and oauth2"),
+        (prometheus(auth={"bearer": KEY, "oauth2": OAUTH2}), "spec.metrics.prometheus.auth", "one of bearer"),
+        (
+            prometheus(auth={"oauth2": {**OAUTH2, "ca": {}}}),
+            "spec.metrics.prometheus.auth.oauth2.ca",
+            "one of secret and configMap",
+        ),
+        (
+            prometheus(auth={"oauth2": {**OAUTH2, "tokenUrl": "http://x", "ca": {"secret": KEY}}}),
+            "spec.metrics.prometheus.auth.oauth2.ca",
+            "is for an https tokenUrl",
+        ),
+        (prometheus(headers=[{"name": "X-A"}]), "spec.metrics.prometheus.headers[0]", "one of value and secret"),
+        (
+            prometheus(headers=[{"name": "X-A", "value": "1"}, {"name": "Host", "value": "x"}]),
+            "spec.metrics.prometheus.headers[1].name",
+            "Host is set by the operator",
+        ),
+        (prometheus(matchers=[{"label": "a-b", "value": ""}]), "spec.metrics.prometheus.matchers[0].label", "regex"),
         (prometheus(url="http://x", tls={}), "spec.metrics.prometheus.tls", "https"),
         (prometheus(tls={"ca": {}}), "spec.metrics.prometheus.tls.ca", "one of secret and configMap"),
         (

@@ -11,7 +11,7 @@ from things import DEPLOYMENT, POD, POLICY, deployment, pod, policy
 from times import Quick
 
 from carpool_operator.api.model import Target
-from carpool_operator.cluster.fleet import DEPLOYMENTS, KINDS, POLICIES, Fleet, Sync, watch_pods
+from carpool_operator.cluster.fleet import POLICIES, Fleet, Sync, watch_pods
 from carpool_operator.cluster.kube import ApiError
 
 
@@ -54,7 +54,10 @@ async def test_the_first_list_fills_the_caches(api, fleet, sync):
 
     assert fleet.synced
     assert sync.ok.is_set()
-    assert fleet.sizes() == {"policies": 1, "deployments": 1, "statefulsets": 1, "pods": 1}
+    assert fleet.sizes() == {
+        "policies": 1, "deployments": 1, "statefulsets": 1, "daemonsets": 0, "replicasets": 0,
+        "namespaces": 0, "pods": 1,
+    }  # fmt: skip
     assert fleet.workload(Target("ns", "StatefulSet", "db")).target.kind == "StatefulSet"
     assert fleet.workload(Target("ns", "Deployment", "db")) is None
     assert [each.name for each in fleet.pods_by_target()[Target("ns", "Deployment", "web")]] == ["web-1"]
@@ -140,7 +143,7 @@ async def test_a_watch_that_has_gone_deaf_is_noticed(api, fleet, sync):
     for number in range(3):
         api.put(*POLICY, policy(f"p{number}"))
         await sync.once()
-    assert fleet.unheard == {(kind, None): 3 * (kind == POLICIES) for kind in KINDS}
+    assert fleet.unheard == {(kind, None): 3 * (kind == POLICIES) for kind in fleet.present}
 
     fleet.told(POLICIES, False, api.put(*POLICY, policy("p9")))
     api.put(*POLICY, policy("p10"))
@@ -162,14 +165,118 @@ async def test_one_namespace_s_watch_that_has_gone_deaf_is_noticed_though_others
     assert (fleet.unheard[POLICIES, "a"], fleet.unheard[POLICIES, "b"]) == (0, 3)
 
 
+def rollout(name="web"):
+    status = {"observedGeneration": "1", "updatedReplicas": 1, "currentPodHash": "a", "stableRS": "a"}
+    return {**deployment(name), "status": status}
+
+
+ROLLOUT = ("argoproj.io/v1alpha1", "rollouts")
+
+
+async def test_a_kind_that_is_not_installed_breaks_nothing(api, fleet, sync, late):
+    await sync.once()
+
+    assert sync.ok.is_set()
+    assert "rollouts" not in fleet.present
+    assert "rollouts" not in fleet.sizes()
+    assert fleet.workload(Target("ns", "Rollout", "web")) is None
+
+
+async def test_a_kind_comes_and_goes_with_its_crd(api, fleet, sync, late):
+    await sync.once()
+    sync.kinds_changed.clear()
+    api.absent.discard("rollouts")
+    api.put(*ROLLOUT, rollout())
+
+    await sync.once()
+
+    assert sync.kinds_changed.is_set()
+    assert fleet.workload(Target("ns", "Rollout", "web")).replicas == 1
+    assert fleet.sizes()["rollouts"] == 1
+    assert set(late) == {(kind, 0) for kind in fleet.present - {"rollouts"}}, "no event of it could have come"
+
+    sync.kinds_changed.clear()
+    await sync.once()
+    assert not sync.kinds_changed.is_set()
+
+    api.absent.add("rollouts")
+    await sync.once()
+
+    assert sync.kinds_changed.is_set()
+    assert fleet.workload(Target("ns", "Rollout", "web")) is None
+    fleet.told("rollouts", False, api.put(*ROLLOUT, rollout()))  # an event that was on its way
+    assert list(fleet.workloads()) == []
+
+
+async def test_a_kind_without_a_right_to_it_is_as_good_as_absent(api, fleet, sync):
+    api.absent.discard("rollouts")
+    api.fail("GET /apis/argoproj.io", 403)
+
+    await sync.once()
+
+    assert sync.ok.is_set()
+    assert "rollouts" not in fleet.present
+
+
+async def test_a_kind_that_every_cluster_has_is_not_done_without(api, fleet, sync):
+    api.fail("GET /apis/apps/v1/deployments", 403)
+
+    with pytest.raises(ApiError):
+        await sync.once()
+
+    assert not fleet.synced
+
+
+NAMESPACE = {"metadata": {"name": "ns", "annotations": {"carpool.dev/slo-p99": "80ms", "carpool.dev/mod": "Hold"}}}
+
+
+async def test_the_defaults_of_a_namespace_are_read(api, fleet, sync):
+    api.put("v1", "namespaces", NAMESPACE, "")
+    api.put("v1", "namespaces", {"metadata": {"name": "plain", "annotations": {"other": "x"}}}, "")
+
+    await sync.once()
+
+    (found,) = fleet.namespaces
+    assert (found.name, found.defaults) == ("ns", {"carpool.dev/slo-p99": "80ms"})
+    assert found.problems == ("carpool.dev/mod is no default: did you mean carpool.dev/mode?",)
+
+
+async def test_with_rights_in_some_namespaces_each_is_read_by_itself(kube, api, fleet):
+    api.put("v1", "namespaces", NAMESPACE, "")
+    api.put("v1", "namespaces", {"metadata": {"name": "b"}}, "")
+    sync = Sync(
+        kube, fleet, ["ns", "b"], interval=1.0, found=lambda *_: None, clock=Clock(),
+        log=logging.getLogger("test"), random=Quick(),
+    )  # fmt: skip
+
+    await sync.once()
+
+    assert [each.name for each in fleet.namespaces] == ["ns"]
+    assert {line for line in api.log if "namespaces" in line and line.count("/") == 4} == {
+        "GET /api/v1/namespaces/ns", "GET /api/v1/namespaces/b",
+    }  # fmt: skip
+
+
+async def test_parts_of_other_workloads_are_none(api, fleet, sync):
+    body = deployment("bert-predictor")
+    body["metadata"]["ownerReferences"] = [
+        {"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService", "name": "bert", "controller": True}
+    ]
+    api.put(*DEPLOYMENT, body)
+
+    await sync.once()
+
+    assert fleet.workload(Target("ns", "Deployment", "bert-predictor")) is None
+
+
 async def test_events_tell_of_what_changes(api, fleet):
     body = api.put(*DEPLOYMENT, deployment())
-    fleet.told(DEPLOYMENTS, False, body)
-    fleet.told(DEPLOYMENTS, False, body)
-    assert len(fleet.deployments) == 1
+    fleet.told(DEPLOYMENT[1], False, body)
+    fleet.told(DEPLOYMENT[1], False, body)
+    assert len(list(fleet.workloads())) == 1
 
-    fleet.told(DEPLOYMENTS, True, body)
-    assert len(fleet.deployments) == 0
+    fleet.told(DEPLOYMENT[1], True, body)
+    assert len(list(fleet.workloads())) == 0
 
 
 async def test_the_lists_of_two_namespaces_do_not_disturb_each_other(api, fleet):

@@ -14,7 +14,7 @@ from carpool_operator.cluster.kube import Kube
 
 class Synced:
     def __init__(self):
-        self.ok, self.doubted = asyncio.Event(), asyncio.Event()
+        self.ok, self.doubted, self.kinds_changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     def doubt(self):
         self.ok.clear()
@@ -48,11 +48,11 @@ def watched(api):
 
 async def test_it_tells_of_policies_and_workloads_and_writes_nothing(api, running):
     api.put(*POLICY, policy("early"))
-    await api.until(lambda: len(api.watchers) == 3)
-    assert watched(api) == {"batchingpolicies", "deployments", "statefulsets"}
+    await api.until(lambda: len(api.watchers) == 5)
+    assert watched(api) == {"batchingpolicies", "deployments", "statefulsets", "daemonsets", "replicasets"}
     api.put(*POLICY, policy("late"))
     api.put(*DEPLOYMENT, deployment(annotations={"carpool.dev/slo-p99": "50ms"}))
-    await api.until(lambda: len(running.policies) == 2 and len(running.deployments) == 1)
+    await api.until(lambda: len(running.policies) == 2 and len(list(running.workloads())) == 1)
     api.remove(*POLICY, "early")
     await api.until(lambda: len(running.policies) == 1)
 
@@ -61,7 +61,7 @@ async def test_it_tells_of_policies_and_workloads_and_writes_nothing(api, runnin
 
 
 async def test_where_it_gives_up_it_is_started_again_after_a_list(api, running, sync):
-    await api.until(lambda: len(api.watchers) == 3)
+    await api.until(lambda: len(api.watchers) == 5)
     # Not 410: kopf takes that for the end of the operator.
     for watcher in list(api.watchers):
         watcher.queue.put_nowait({"type": "ERROR", "object": {"code": 500, "message": "etcd is gone"}})
@@ -72,6 +72,28 @@ async def test_where_it_gives_up_it_is_started_again_after_a_list(api, running, 
     sync.ok.set()
     api.put(*POLICY, policy())
     await api.until(lambda: len(running.policies) == 1)
+
+
+async def test_a_kind_that_comes_is_watched_and_one_that_goes_is_not(api, running, sync):
+    await api.until(lambda: len(api.watchers) == 5)
+    api.absent.discard("rollouts")
+    running.found("rollouts", there=True)
+    sync.kinds_changed.set()
+    async with asyncio.timeout(20):
+        await sync.doubted.wait()
+    sync.ok.set()
+
+    await api.until(lambda: watched(api) >= {"rollouts", "deployments"})
+    assert not sync.kinds_changed.is_set()
+
+    api.absent.add("rollouts")
+    running.found("rollouts", there=False)
+    sync.doubted.clear()
+    sync.kinds_changed.set()
+    async with asyncio.timeout(20):
+        await sync.doubted.wait()
+    sync.ok.set()
+    await api.until(lambda: watched(api) and "rollouts" not in watched(api))
 
 
 def test_it_never_writes_and_looks_for_nothing_more():

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import json
 
-import msgspec
 import pytest
 from things import as_kept, deployment, pod, policy
 
 from carpool_operator.api.model import Target
-from carpool_operator.cluster.objects import RawPod, RawPolicy, RawWorkload
+from carpool_operator.cluster.objects import RawPod, RawPolicy
+from carpool_operator.workloads.registry import DEFAULT as DEPLOYMENTS
 
 
 def test_a_deployment():
@@ -22,7 +22,7 @@ def test_a_deployment():
         ],
     }
 
-    kept = as_kept(RawWorkload, body)
+    kept = as_kept(DEPLOYMENTS, body)
 
     assert kept.target == Target("ns", "Deployment", "web")
     assert kept.selector == "app=web,tier in (a,b),tier notin (c),gpu,!old"
@@ -44,7 +44,7 @@ def test_a_rollout_is_under_way(status, rolling):
     body = deployment(replicas=2)
     body["status"].update(status)
 
-    assert as_kept(RawWorkload, body).rolling is rolling
+    assert as_kept(DEPLOYMENTS, body).rolling is rolling
 
 
 def test_pods_that_can_not_be_made_are_known_with_the_server_s_words():
@@ -56,25 +56,15 @@ def test_pods_that_can_not_be_made_are_known_with_the_server_s_words():
         "message": "forbidden: quota " * 99,
     }
     body["status"]["conditions"] = [{"type": "Available", "status": "True"}, failure]
-    assert as_kept(RawWorkload, body).refused.startswith("forbidden: quota ")
-    assert len(as_kept(RawWorkload, body).refused) == 400
+    assert as_kept(DEPLOYMENTS, body).refused.startswith("forbidden: quota ")
+    assert len(as_kept(DEPLOYMENTS, body).refused) == 400
     failure["status"] = "False"
-    assert as_kept(RawWorkload, body).refused == ""
+    assert as_kept(DEPLOYMENTS, body).refused == ""
 
 
 def test_a_workload_on_its_way_out_is_gone():
     """Deleted in the foreground it is there until its pods are; a policy written for it would be collected at once."""
-    assert as_kept(RawWorkload, deployment(), deletionTimestamp="2026-11-21T12:00:00Z") is None
-
-
-def test_a_stateful_set_rolls_while_its_revisions_differ():
-    meta = {"name": "web", "generation": 1, "creationTimestamp": "2026-11-21T12:00:00Z"}
-    status = {"observedGeneration": 1, "currentRevision": "a", "updateRevision": "a"}
-    same = msgspec.convert({"metadata": meta, "status": status}, RawWorkload)
-    other = msgspec.convert({"metadata": meta, "status": {**status, "updateRevision": "b"}}, RawWorkload)
-
-    assert not same.workload("StatefulSet").rolling
-    assert other.workload("StatefulSet").rolling
+    assert as_kept(DEPLOYMENTS, deployment(), deletionTimestamp="2026-11-21T12:00:00Z") is None
 
 
 def test_a_pod():

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from things import DEPLOYMENT, POLICY, as_kept, deployment, policy
 
+from carpool_operator.api.model import Namespace
 from carpool_operator.cluster.cache import Cache
 from carpool_operator.cluster.fleet import KINDS, POLICIES
-from carpool_operator.cluster.objects import Key, RawPolicy, RawWorkload
+from carpool_operator.cluster.objects import RawPolicy
 from carpool_operator.cluster.owned import Owned, drop, keep
+from carpool_operator.workloads.metadata import Key
+from carpool_operator.workloads.registry import DEFAULT as DEPLOYMENTS
 
 OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "uid-web", "controller": True}
 ANNOTATED = {"labels": {"carpool.dev/annotated": "true"}, "ownerReferences": [OWNER]}
@@ -13,7 +16,7 @@ ANNOTATED = {"labels": {"carpool.dev/annotated": "true"}, "ownerReferences": [OW
 
 def workload(**annotations):
     named = {f"carpool.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
-    return as_kept(RawWorkload, deployment(annotations=named))
+    return as_kept(DEPLOYMENTS, deployment(annotations=named))
 
 
 def policies(*bodies):
@@ -25,7 +28,7 @@ def policies(*bodies):
 
 
 def test_an_annotation_asks_for_a_policy():
-    plan = Owned().plan([workload(slo_p99="50ms"), as_kept(RawWorkload, deployment("plain"))], policies())
+    plan = Owned().plan([workload(slo_p99="50ms"), as_kept(DEPLOYMENTS, deployment("plain"))], policies())
 
     ((wanted, spec),) = plan.keep
     assert wanted.target.name == "web"
@@ -77,16 +80,16 @@ def test_a_typo_in_the_pod_template_is_told_and_the_promise_is_kept():
     owned = Owned()
 
     for _ in range(2):
-        plan = owned.plan([as_kept(RawWorkload, body)], policies())
+        plan = owned.plan([as_kept(DEPLOYMENTS, body)], policies())
         ((_, event),) = plan.events
         assert (event.warning, event.reason) == (True, "TemplateAnnotationUnknown")
         assert "did you mean carpool.dev/container?" in event.message
         assert len(plan.keep) == 1
 
     body["metadata"]["annotations"] = {}
-    assert len(owned.plan([as_kept(RawWorkload, body)], policies()).events) == 1
+    assert len(owned.plan([as_kept(DEPLOYMENTS, body)], policies()).events) == 1
     body["spec"]["template"]["metadata"]["annotations"] = {"carpool.dev/container": "model"}
-    assert owned.plan([as_kept(RawWorkload, body)], policies()).events == []
+    assert owned.plan([as_kept(DEPLOYMENTS, body)], policies()).events == []
 
 
 def test_a_typo_is_told_and_takes_nothing_away():
@@ -122,7 +125,7 @@ def test_a_copy_of_one_is_its_maker_s_own():
 
 async def test_what_is_written_is_what_was_wanted_and_owned(api, writer):
     body = api.put(*DEPLOYMENT, deployment(annotations={"carpool.dev/slo-p99": "50ms", "carpool.dev/max-batch": "32"}))
-    wanted = as_kept(RawWorkload, body)
+    wanted = as_kept(DEPLOYMENTS, body)
     (wish,) = Owned().plan([wanted], policies()).keep
 
     answer = KINDS[POLICIES].kept.one.decode(await keep(writer, wish))
@@ -155,3 +158,47 @@ async def test_a_policy_that_is_another_by_now_is_not_deleted(api, writer):
     await drop(writer, as_kept(RawPolicy, body))
     assert api.get(*POLICY, "deployment-web") is None
     await drop(writer, as_kept(RawPolicy, body))  # gone already
+
+
+def of(**defaults):
+    named = {f"carpool.dev/{name.replace('_', '-')}": value for name, value in defaults.items()}
+    return Namespace("ns", "uid-ns", named, ())
+
+
+def test_the_defaults_of_a_namespace_are_for_those_that_ask():
+    asks, plain, own = workload(inject="true"), workload(), workload(inject="true", slo_p50="10ms")
+    defaults = [of(slo_p99="80ms", objective="Latency")]
+
+    ((_, spec),) = Owned().plan([asks], policies(), defaults).keep
+    assert (spec.slo.latency.p99, spec.objective) == (0.08, "Latency")
+    assert Owned().plan([plain], policies(), defaults) == ([], [], [])
+    ((_, spec),) = Owned().plan([own], policies(), defaults).keep
+    assert (spec.slo.latency.p50, spec.slo.latency.p99, spec.objective) == (0.01, None, "Latency")
+
+
+def test_a_namespace_s_defaults_take_precedence_over_the_cluster_s():
+    owned = Owned({"carpool.dev/slo-p50": "10ms", "carpool.dev/max-batch": "8"})
+
+    ((_, spec),) = owned.plan([workload(inject="true")], policies(), [of(slo_p99="80ms")]).keep
+    assert (spec.slo.latency.p50, spec.slo.latency.p99, spec.bounds.max_batch.max) == (None, 0.08, 8)
+    ((_, spec),) = owned.plan([workload(inject="true")], policies(), []).keep
+    assert (spec.slo.latency.p50, spec.slo.latency.p99) == (0.01, None)
+
+
+def test_a_default_makes_no_policy_where_a_person_wrote_one():
+    asks, own = workload(inject="true"), workload(slo_p99="50ms")
+    by_hand, defaults = {asks.target}, [of(slo_p99="80ms")]
+
+    assert Owned().plan([asks], policies(), defaults, by_hand).keep == []
+    assert len(Owned().plan([own], policies(), defaults, by_hand).keep) == 1, "the operator says that it is in conflict"
+    plan = Owned().plan([asks], policies(policy("deployment-web", **ANNOTATED)), defaults, by_hand)
+    assert [each.name for each in plan.drop] == ["deployment-web"]
+
+
+def test_a_default_that_makes_no_sense_is_said_where_it_would_count():
+    wrong = Namespace("ns", "uid-ns", {}, ("carpool.dev/mode is 'on': there are Apply, Recommend, Hold",))
+
+    ((about, event),) = Owned().plan([workload(inject="true"), workload()], policies(), [wrong]).events
+
+    assert about.target.name == "web"
+    assert (event.reason, event.message[:17]) == ("DefaultInvalid", "of the namespace:")

@@ -12,11 +12,12 @@ from carpool.exchange.change import Change
 from carpool.policy.parameters import Parameters
 from carpool_operator.api.model import Target
 from carpool_operator.cluster.kube import ApiError
-from carpool_operator.cluster.objects import Key, RawPod, RawPolicy
+from carpool_operator.cluster.objects import RawPod, RawPolicy
 from carpool_operator.cluster.writing import Writer
 from carpool_operator.delivery import publishing
 from carpool_operator.delivery.publishing import ConfigMaps, Published, Pusher, address, config_map
 from carpool_operator.delivery.signing import Signer, new_key
+from carpool_operator.workloads.metadata import Key
 
 TARGET = Target("ns", "Deployment", "web")
 KEY = Key("ns", "carpool-deployment-web")

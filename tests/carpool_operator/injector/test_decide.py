@@ -131,9 +131,8 @@ def test_whose_pod_it_is():
     hashed = {"pod-template-hash": "7c9"}
     assert target_of(owned("ReplicaSet", "resnet-50-7c9", labels=hashed), "m") == ("m", "Deployment", "resnet-50")
     assert target_of(owned("StatefulSet", "resnet"), "m") == Target("m", "StatefulSet", "resnet")
-    # A ReplicaSet of its own, one of another kind of rollout, others, none
-    assert target_of(owned("ReplicaSet", "resnet"), "m") is None
-    assert target_of(owned("ReplicaSet", "resnet-7c9", labels={"rollouts-pod-template-hash": "7c9"}), "m") is None
+    assert target_of(owned("ReplicaSet", "resnet"), "m") == Target("m", "ReplicaSet", "resnet")
+    # Others, none
     assert target_of(owned("Job", "resnet", "batch/v1"), "m") is None
     assert target_of(owned("StatefulSet", "resnet", "other/v1"), "m") is None
     assert target_of({"metadata": {"name": "resnet"}}, "m") is None

@@ -167,6 +167,8 @@ async def test_faults_are_told():
     ("data", "key"),
     [
         ({"publicKey": "AB" * 32 + "\n"}, "ab" * 32),
+        ({"publicKey": "AB" * 32 + "," + "cd" * 32}, "ab" * 32 + "," + "cd" * 32),
+        ({"publicKey": "ab" * 32 + ","}, None),
         ({"publicKey": "ab"}, None),
         ({"publicKey": "x" * 64}, None),
         ({}, None),

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from carpool.policy.durations import Duration
 from carpool.policy.spec import SLO, Latency
 from carpool_operator.api.model import Event, Missed, Target
-from carpool_operator.api.spec import TargetRef
+from carpool_operator.api.spec import MAX_SELECTED, PolicySpec, TargetRef, TargetSelector
 from carpool_operator.api.status import ConditionStatus, ConditionType
 from carpool_operator.reporting.conditions import (
     FALSE,
@@ -23,6 +23,8 @@ from carpool_operator.reporting.conditions import (
     ready,
     worst,
 )
+from carpool_operator.reporting.conditions import accepted as accepted_of
+from carpool_operator.tuning.assignment import targets_of
 
 
 def settle(world, steps=4):
@@ -50,10 +52,40 @@ def test_how_to_get_sidecars_depends_on_what_there_is():
     world.workload = workload_of(inject=None, annotations={"carpool.dev/slo-p99": "50ms"})
     settle(world)
     assert "kubectl -n vision rollout restart deployment/resnet" in programmed(world)[2], "the webhook was away"
-    stateful = Target("vision", "StatefulSet", "resnet")
-    world.workload = workload_of(stateful, inject=None)
+    for kind, how in (
+        ("StatefulSet", "annotate statefulset/resnet carpool.dev/inject=true"),
+        ("Rollout", "annotate rollout.argoproj.io/resnet carpool.dev/inject=true"),
+        ("ReplicaSet", """patch replicaset/resnet -p '{"spec":{"template":{"metadata":{"annotations":{"""),
+        ("RayService", "edit rayservice.ray.io/resnet"),
+    ):
+        world.workload = workload_of(Target("vision", kind, "resnet"), inject=None)
+        settle(world)
+        assert f"kubectl -n vision {how}" in programmed(world)[2]
+
+
+def test_a_selector_says_when_it_selects_nothing_or_too_much():
+    world = World(pods=0)
+    wanted = PolicySpec(slo=spec().slo, target_selector=TargetSelector(match_labels={"team": "vision"})).validate()
+    world.edit(wanted)
+    accepted = conditions_of(world, selected=())
+    assert (accepted.status, accepted.reason) == ("False", "TargetNotFound")
+    assert accepted.message.endswith("(kubectl -n vision get deployments --show-labels)")
+    many = tuple(Target("vision", "Deployment", f"m{number:03}") for number in range(MAX_SELECTED + 1))
+    accepted = conditions_of(world, selected=many)
+    assert (accepted.status, accepted.reason) == ("False", "TooManyTargets")
+
+
+def conditions_of(world, selected):
+    view = replace(world.view(0.0, {}), selected=selected, owners=dict.fromkeys(selected, world.policy))
+    return accepted_of(world.policy, targets_of("vision", world.policy.spec, selected), view)
+
+
+def test_a_replica_set_s_new_pods_are_made_by_hand():
+    world = World(pods=2)
+    world.workload = workload_of(Target("vision", "ReplicaSet", "resnet"))
+    world.missed = (Missed("resnet-8"),)
     settle(world)
-    assert "kubectl -n vision patch statefulset/resnet" in programmed(world)[2]
+    assert programmed(world)[2].endswith("kubectl -n vision delete pods --selector='app=resnet'")
 
 
 def test_pods_that_were_missed_are_named_with_the_command():
@@ -304,7 +336,7 @@ def test_while_pods_are_replaced_for_that_nothing_else_is_to_be_done():
     settle(world)
     status, reason, message = programmed(world)
     assert (status, reason) == ("False", "WrongContainer")
-    assert message.endswith("new pods will stand: kubectl -n vision rollout status deployment/resnet")
+    assert message.endswith("new pods will stand: kubectl -n vision get deployment/resnet --watch")
     world.pods[0].pod = replace(world.pods[0].pod, container="model")
     settle(world)
     assert programmed(world)[:2] == ("True", "Programmed")

@@ -8,8 +8,9 @@ from things import POD, as_kept, deployment, pod
 
 from carpool_operator.api.model import Missed
 from carpool_operator.cluster.kube import ApiError
-from carpool_operator.cluster.objects import RawPod, RawWorkload
+from carpool_operator.cluster.objects import RawPod
 from carpool_operator.reporting.inspection import AGAIN, LONGEST, SERVICES, Inspector
+from carpool_operator.workloads.registry import DEFAULT as DEPLOYMENTS
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def inspector(writer):
 
 
 def workload(replicas):
-    return as_kept(RawWorkload, deployment(replicas=replicas))
+    return as_kept(DEPLOYMENTS, deployment(replicas=replicas))
 
 
 async def test_pods_without_a_sidecar_are_named(api, inspector):
@@ -47,7 +48,7 @@ async def test_why_one_was_skipped_is_told_and_not_at_any_length(api, inspector)
 
 async def test_pods_that_nobody_wanted_a_sidecar_for_are_not_missed(api, inspector):
     api.put(*POD, pod("web-1", injected=False))
-    unasked = as_kept(RawWorkload, deployment(replicas=1, inject=None))
+    unasked = as_kept(DEPLOYMENTS, deployment(replicas=1, inject=None))
 
     assert await inspector.missed(unasked, [], 0.0) == ()
     assert api.log == []

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from carpool_operator.api.model import Policy
+from carpool_operator.api.spec import read_policy
 from carpool_operator.reporting.metrics import METRICS, Metrics
 
 
@@ -24,3 +26,34 @@ def test_what_is_counted_is_served():
 def test_names_and_texts_are_in_order():
     assert len({metric.name for metric in METRICS}) == len(METRICS)
     assert all(metric.text and not metric.text.endswith(".") for metric in METRICS)
+
+
+def test_policies_say_their_slo_conditions_and_last_decision():
+    status = {
+        "conditions": [
+            {"type": "SLOMet", "status": "False", "reason": "Missed", "message": "much"},
+            {"type": "Ready", "status": "True", "reason": "Ready"},
+        ],
+        "lastDecision": {"action": "Applied", "reason": "LessDeviceTime", "at": "2026-01-01T00:00:00Z"},
+    }
+    spec = read_policy({"spec": {"targetRefs": [{"name": "a"}], "slo": {"latency": {"p50": "5ms", "p99": "50ms"}}}})
+    common = {"namespace": "shop", "uid": "u", "generation": 1, "created": 0.0, "annotated": False}
+    known = [
+        Policy(**common, name="resnet", spec=spec, error="", status=status),
+        Policy(**common, name="new", spec=None, error="wrong", status={}),
+    ]
+    metrics = Metrics()
+    metrics.read_policies(lambda: known)
+
+    text = metrics.text().decode()
+
+    of = 'policy="resnet",policy_namespace="shop"'
+    assert f'carpool_policy_condition{{condition="SLOMet",{of},reason="Missed",status="False"}} 1.0' in text
+    assert f'carpool_policy_condition{{condition="Ready",{of},reason="Ready",status="True"}} 1.0' in text
+    assert f'carpool_policy_slo_seconds{{{of},quantile="0.99"}} 0.05' in text
+    assert f'carpool_policy_slo_seconds{{{of},quantile="0.5"}} 0.005' in text
+    at = 'carpool_policy_last_decision_timestamp_seconds{action="Applied",'
+    assert f'{at}{of},reason="LessDeviceTime"}} 1.767' in text
+    assert 'policy="new"' not in text
+    known.clear()
+    assert "resnet" not in metrics.text().decode()

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from fleets import RESNET, policy_of, spec
+from fleets import RESNET, policy_of, spec, workload_of
 
+from carpool.policy.durations import Duration
+from carpool.policy.spec import SLO, Latency
 from carpool_operator.api.model import Target
-from carpool_operator.tuning.assignment import assign, conflicts, targets_of
+from carpool_operator.api.spec import MAX_SELECTED, LabelOperator, LabelRequirement, PolicySpec, TargetSelector
+from carpool_operator.tuning.assignment import assign, conflicts, select, targets_of
 
 BERT = Target("vision", "Deployment", "bert")
 
@@ -22,6 +25,70 @@ def test_who_wins_whatever_the_order():
     for order in permutations([annotated, older, younger, same]):
         assert assign(order)[RESNET].name == "z-older"
     assert assign([younger, annotated])[RESNET].name == "b-younger", "written by hand beats made of annotations"
+
+
+ALL = TargetSelector(match_labels={"team": "vision"})
+
+
+def selecting(selector=ALL, **changes):
+    wanted = PolicySpec(slo=SLO(latency=Latency(p99=Duration(0.05))), target_selector=selector).validate()
+    return policy_of(wanted, **changes)
+
+
+def labelled(name, namespace="vision", kind="Deployment", **labels):
+    return workload_of(Target(namespace, kind, name), labels=labels)
+
+
+def test_a_selector_has_what_has_the_labels_in_its_own_namespace():
+    workloads = [
+        labelled("b", team="vision"),
+        labelled("a", team="vision", tier="x"),
+        labelled("c", team="text"),
+        labelled("d", kind="StatefulSet", team="vision"),
+        labelled("e", namespace="other", team="vision"),
+    ]
+    narrow = TargetSelector(
+        match_labels={"team": "vision"},
+        match_expressions=(LabelRequirement(key="tier", operator=LabelOperator.DOES_NOT_EXIST),),
+    )
+
+    found = select([selecting(name="wide"), selecting(narrow, name="narrow"), policy_of()], workloads)
+
+    assert {uid: [each.name for each in of] for uid, of in found.items()} == {
+        "uid-wide": ["a", "b"],
+        "uid-narrow": ["b"],
+    }
+
+
+def test_the_more_specific_policy_wins_whatever_the_order():
+    named, selected = policy_of(name="named", created=9.0), selecting(name="selected", created=1.0)
+    annotated = policy_of(name="annotated", created=5.0, annotated=True)
+    chosen = select([selected], [labelled("resnet", team="vision"), labelled("bert", team="vision")])
+    for order in permutations([named, annotated, selected]):
+        assert assign(order, chosen)[RESNET].name == "named"
+        assert assign(order, chosen)[BERT].name == "selected"
+    assert assign([annotated, selected], chosen)[RESNET].name == "annotated"
+
+
+def test_a_selector_that_leaves_named_ones_to_others_is_in_no_conflict():
+    selected, named = selecting(name="selected"), policy_of(name="named")
+    twin = selecting(name="twin", created=selected.created + 1)
+    chosen = select([selected, twin], [labelled("resnet", team="vision"), labelled("bert", team="vision")])
+    owners = assign([selected, named, twin], chosen)
+
+    assert conflicts(selected, targets_of("vision", selected.spec, chosen[selected.uid]), owners) == ""
+    told = conflicts(twin, targets_of("vision", twin.spec, chosen[twin.uid]), owners)
+    assert told.startswith("Deployment bert belongs to BatchingPolicy selected, which is older")
+    assert "resnet" not in told
+
+
+def test_a_selector_takes_no_more_than_a_status_can_hold():
+    many = [labelled(f"m{number:03}", team="vision") for number in range(MAX_SELECTED + 5)]
+    policy = selecting()
+    chosen = select([policy], many)
+
+    assert len(chosen[policy.uid]) == MAX_SELECTED + 1
+    assert len(targets_of("vision", policy.spec, chosen[policy.uid])) == MAX_SELECTED
 
 
 def test_a_policy_that_cannot_be_read_claims_nothing():

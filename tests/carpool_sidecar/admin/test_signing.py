@@ -113,7 +113,7 @@ def test_the_same_ticket_is_verified_once_and_few_are_remembered(authority, monk
     given = header(TICKET)
     authority.admit(given, NOW)
     with monkeypatch.context() as without:
-        without.setattr(authority, "_key", None)
+        without.setattr(authority, "_keys", ())
         authority.admit(given, NOW)
     for number in range(3 * REMEMBERED):
         authority.admit(header(replaced(TICKET, expires=NOW + number)), NOW)

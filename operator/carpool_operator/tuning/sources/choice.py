@@ -13,7 +13,9 @@ from carpool_operator.api.model import Reading
 from carpool_operator.api.spec import MetricsSource
 from carpool_operator.cluster.kube import ApiError, path_of
 from carpool_operator.delivery.signing import SECRET
-from carpool_operator.tuning.sources.prometheus import Prometheus, endpoint, needed
+from carpool_operator.tuning.sources.endpoint import endpoint, needed
+from carpool_operator.tuning.sources.prometheus import Prometheus
+from carpool_operator.tuning.sources.scrapes import LabelNames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from carpool_operator.api.spec import Prometheus as Settings
     from carpool_operator.cluster.writing import Backoff, Writer
     from carpool_operator.delivery.signing import Signer
-    from carpool_operator.tuning.sources.prometheus import Key
+    from carpool_operator.tuning.sources.endpoint import Key
     from carpool_operator.tuning.sources.sidecar import Sidecars
 
 SECRETS = 60.0
@@ -107,7 +109,7 @@ class Sources:
         """Ask the policy's Prometheus, no oftener than it says."""
         spec = policy.spec
         assert spec is not None and spec.metrics.prometheus is not None  # noqa: S101, PT018 - its source says so
-        settings, stale_after = spec.metrics.prometheus, float(spec.metrics.stale_after)
+        settings, stale_after = spec.metrics.prometheus, spec.metrics.stale_seconds
         now = self._clock()
         server = self._servers.get(policy.uid)
         if server is None or server.settings != settings or server.stale_after != stale_after:
@@ -117,7 +119,8 @@ class Sources:
             if server.client is None or values != server.values:
                 client, error = None, ""
                 try:
-                    client = Prometheus(endpoint(settings, values), self._session, stale_after=stale_after)
+                    where = endpoint(settings, values)
+                    client = Prometheus(where, self._session, stale_after=stale_after, labels=_labels(settings))
                 except PolicyError as wrong:
                     error = str(wrong)
                 server = server._replace(client=client, error=error)
@@ -145,3 +148,8 @@ class Sources:
             for entry, value in msgspec.json.decode(body, type=_Data).data.items():
                 values[kind, name, entry] = b64decode(value) if kind == "Secret" else value.encode()
         return values
+
+
+def _labels(settings: Settings) -> LabelNames:
+    matchers = tuple((each.label, each.value) for each in settings.matchers)
+    return LabelNames(settings.labels.namespace, settings.labels.pod, matchers)

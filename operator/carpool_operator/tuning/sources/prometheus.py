@@ -11,18 +11,16 @@ anything.
 from __future__ import annotations
 
 import os
-import ssl
-from base64 import b64encode
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import aiohttp
 import msgspec
 from msgspec import Struct, field
 
 from carpool.policy.durations import format_seconds
-from carpool.policy.plain import PolicyError
 from carpool_operator.api.model import Reading
+from carpool_operator.tuning.sources.endpoint import without_password
 from carpool_operator.tuning.sources.scrapes import (
     GENERATION,
     POD_MONITOR,
@@ -34,14 +32,14 @@ from carpool_operator.tuning.sources.scrapes import (
     freshness,
     reports,
 )
+from carpool_operator.tuning.sources.tokens import TokenError, Tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Mapping
 
     from carpool_operator.api.model import Pod
-    from carpool_operator.api.spec import KeyRef
-    from carpool_operator.api.spec import Prometheus as Settings
-    from carpool_operator.tuning.sources.scrapes import Fresh
+    from carpool_operator.tuning.sources.endpoint import Endpoint
+    from carpool_operator.tuning.sources.scrapes import Fresh, Source
 
 TIMEOUT = 10.0
 """Seconds for one question, from connecting to the answer's last byte; the server is told to give up a second before.
@@ -55,98 +53,6 @@ PODS = 16
 
 TOLD = 300
 """Characters of what the server itself says of an error."""
-
-Key: TypeAlias = tuple[Literal["Secret", "ConfigMap"], str, str]
-"""A key of an object in the policy's namespace: kind, name, key."""
-
-
-class Endpoint(NamedTuple):
-    """Where to ask, and as whom."""
-
-    url: str
-    """Of the API's query, whole."""
-    base: str
-    """As it may be shown to people."""
-    headers: dict[str, str]
-    tls: ssl.SSLContext | bool
-    server_name: str | None
-
-
-def needed(settings: Settings) -> list[Key]:
-    """Return the keys whose values ``endpoint`` wants."""
-    return [key for _, key in _references(settings)]
-
-
-def _references(settings: Settings) -> Iterator[tuple[str, Key]]:
-    def secret(ref: KeyRef) -> Key:
-        return "Secret", ref.name, ref.key
-
-    auth, tls = settings.auth, settings.tls
-    if auth is not None and auth.bearer is not None:
-        yield "auth.bearer", secret(auth.bearer)
-    if auth is not None and auth.basic is not None:
-        yield "auth.basic.username", secret(auth.basic.username)
-        yield "auth.basic.password", secret(auth.basic.password)
-    if tls is not None and tls.ca is not None and tls.ca.secret is not None:
-        yield "tls.ca.secret", secret(tls.ca.secret)
-    if tls is not None and tls.ca is not None and tls.ca.config_map is not None:
-        yield "tls.ca.configMap", ("ConfigMap", tls.ca.config_map.name, tls.ca.config_map.key)
-
-
-def endpoint(settings: Settings, values: Mapping[Key, bytes]) -> Endpoint:
-    """Put together where to ask and as whom.
-
-    ``values`` are those of the keys that ``needed`` names. Raises ``PolicyError`` naming the field whose Secret or
-    ConfigMap has no such key, or nothing of use under it; never what is under it.
-    """
-    found: dict[str, bytes] = {}
-    for path, key in _references(settings):
-        if key not in values:
-            kind, name, entry = key
-            raise PolicyError(
-                f"spec.metrics.prometheus.{path}",
-                f"the policy's namespace has no {kind} {name} with the key {entry}, or the operator may not read it: "
-                "docs/prometheus.md has the Role that lets it",
-            )
-        found[path] = values[key].strip()
-    headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
-    if (token := found.get("auth.bearer")) is not None:
-        headers["Authorization"] = f"Bearer {_printable('auth.bearer', token)}"
-    elif (user := found.get("auth.basic.username")) is not None:
-        if b":" in user:
-            raise PolicyError("spec.metrics.prometheus.auth.basic.username", "a name with a colon can't be sent")
-        pair = user + b":" + found["auth.basic.password"]
-        headers["Authorization"] = f"Basic {b64encode(pair).decode()}"
-    base = settings.url.rstrip("/")
-    tls = settings.tls
-    context: ssl.SSLContext | bool = True
-    if tls is not None and tls.insecure_skip_verify:
-        context = False
-    elif (authorities := found.get("tls.ca.secret", found.get("tls.ca.configMap"))) is not None:
-        try:
-            # Not create_default_context, which trusts the system's authorities where these are "".
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.load_verify_locations(cadata=authorities.decode("ascii"))
-        except (ssl.SSLError, ValueError) as error:
-            raise PolicyError("spec.metrics.prometheus.tls.ca", f"no certificates in PEM: {error}") from None
-    return Endpoint(
-        url=f"{base}/api/v1/query",
-        base=_without_password(base),
-        headers=headers,
-        tls=context,
-        server_name=None if tls is None else tls.server_name,
-    )
-
-
-def _printable(path: str, value: bytes) -> str:
-    if not value or not value.isascii() or not value.decode("ascii").isprintable():
-        raise PolicyError(f"spec.metrics.prometheus.{path}", "the token is empty, or has bytes that no header may have")
-    return value.decode("ascii")
-
-
-def _without_password(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 class PrometheusError(Exception):
@@ -183,6 +89,14 @@ def open_session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar())
 
 
+class _Read(NamedTuple):
+    """What was read of a pod last."""
+
+    source: Source
+    at: float
+    """When the scrape was, on Prometheus's clock."""
+
+
 class Prometheus:
     """Reads one policy's pods. ``stale_after`` in seconds; ``session`` is shared, and closed by whoever opened it."""
 
@@ -200,9 +114,10 @@ class Prometheus:
         self._stale_after = stale_after
         self._labels = labels
         self._timeout = timeout
+        self._tokens = None if where.grant is None else Tokens(where.grant, session, timeout)
         self._pods = PODS
-        self._read: dict[str, float] = {}
-        """By pod UID: when the scrape was that was read last, on Prometheus's clock."""
+        self._read: dict[str, _Read] = {}
+        """By pod UID."""
 
     async def read(self, namespace: str, pods: Collection[Pod], now: float) -> dict[str, Reading]:
         """Return what is new of pods by their UID, each with a report or an error that says what to do.
@@ -214,23 +129,29 @@ class Prometheus:
         self._read = {pod.uid: self._read[pod.uid] for pod in pods if pod.uid in self._read}
         readings: dict[str, Reading] = {}
         try:
+            await self._authorize(now)
             question = ages(self._labels, namespace, [pod.name for pod in pods])
-            fresh = freshness(await self._ask(question, "vector"), self._labels)
+            sources = freshness(await self._ask(question, "vector"), self._labels)
         except PrometheusError as error:
             return {pod.uid: Reading(now, None, str(error)) for pod in pods}
         to_read: dict[str, Pod] = {}
+        chosen, fresh = {}, {}
         for pod in pods:
-            scraped = fresh.get(pod.name)
-            if scraped is None or scraped.age > self._stale_after:
+            if pod.name not in sources:
+                readings[pod.uid] = Reading(now, None, self._silence(namespace, pod.name, None))
+                continue
+            source = chosen[pod.name] = self._choice(pod.uid, sources[pod.name])
+            scraped = fresh[pod.name] = sources[pod.name][source]
+            if scraped.age > self._stale_after:
                 readings[pod.uid] = Reading(now, None, self._silence(namespace, pod.name, scraped))
-            elif pod.uid not in self._read or self._read[pod.uid] < scraped.at:
+            elif pod.uid not in self._read or self._read[pod.uid].at < scraped.at:
                 to_read[pod.name] = pod
         left = sorted(to_read)
         while left:
             some, left = left[: self._pods], left[self._pods :]
             try:
                 question = everything(self._labels, namespace, some, self._stale_after)
-                found = reports(await self._ask(question, "matrix"), self._labels)
+                found = reports(await self._ask(question, "matrix"), self._labels, chosen)
             except _TooLargeError as error:
                 if len(some) > 1:
                     self._pods = len(some) // 2
@@ -253,8 +174,15 @@ class Prometheus:
                 # On Prometheus's clock it is at least scraped.at + scraped.age by now.
                 age = max(scraped.at + scraped.age - report.stats.at, 0.0)
                 readings[pod.uid] = Reading(now - age, report)
-                self._read[pod.uid] = report.stats.at
+                self._read[pod.uid] = _Read(chosen[name], report.stats.at)
         return readings
+
+    def _choice(self, uid: str, sources: Mapping[Source, Fresh]) -> Source:
+        """Stay with the source that was read before: two replicas' clocks differ. One that ended gives way."""
+        newest = max(sources, key=lambda source: (sources[source].at, sorted(source)))
+        before = self._read[uid].source if uid in self._read else newest
+        ended = before not in sources or sources[newest].at - sources[before].at > self._stale_after / 2
+        return newest if ended else before
 
     def _silence(self, namespace: str, pod: str, scraped: Fresh | None) -> str:
         if scraped is None:
@@ -268,6 +196,18 @@ class Prometheus:
             f"spec.metrics.staleAfter ({format_seconds(self._stale_after)}): look at the target in Prometheus, have it "
             "scraped more often, or raise staleAfter"
         )
+
+    async def _authorize(self, now: float) -> None:
+        """Have a token that is good for this reading, where the server wants one.
+
+        Raises ``PrometheusError``.
+        """
+        if self._tokens is None:
+            return
+        try:
+            self._where.headers["Authorization"] = await self._tokens.header(now)
+        except TokenError as error:
+            raise PrometheusError(str(error)) from None
 
     async def _ask(self, question: str, kind: str) -> list[Series]:
         """Ask one question of the moment.
@@ -288,13 +228,15 @@ class Prometheus:
                 timeout=aiohttp.ClientTimeout(total=self._timeout),
             ) as response:
                 if 300 <= response.status < 400:
-                    location = _without_password(response.headers.get("Location", "elsewhere"))[:TOLD]
+                    location = without_password(response.headers.get("Location", "elsewhere"))[:TOLD]
                     raise PrometheusError(f"{base} redirects to {location}: set spec.metrics.prometheus.url to that")
                 if (packed := response.headers.get("Content-Encoding", "identity")) != "identity":
                     raise PrometheusError(
                         f"{base} answers in {packed[:20]}, which it was asked not to: name the server itself"
                     )
                 body = await self._body(response)
+                if response.status == 401 and self._tokens is not None:
+                    self._tokens.forget()
                 if response.status != 200:
                     raise PrometheusError(_refusal(base, response.status, body))
                 if response.content_type != "application/json":

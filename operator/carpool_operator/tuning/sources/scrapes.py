@@ -12,6 +12,7 @@ Not in a scrape, so not in these reports: a lane's t(b), ceiling, quarantine and
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import pairwise
 from math import isfinite
@@ -25,7 +26,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
 GENERATION = "carpool_config_generation"
 RUNNING = "carpool_config_running"
@@ -100,16 +101,20 @@ class UnusableError(ValueError):
 
 
 class LabelNames(NamedTuple):
-    """The labels that tell whose a series is, as a PodMonitor sets them."""
+    """The labels that tell whose a series is, as a PodMonitor sets them, and what else it has to have."""
 
     namespace: str = "namespace"
     pod: str = "pod"
+    matchers: tuple[tuple[str, str], ...] = ()
+    """Labels and their values: of this cluster, where several share a server."""
 
     def selector(self, namespace: str, pods: Iterable[str]) -> str:
         """Write the matchers of some pods' series."""
         # Names of objects are of [a-z0-9.-]; only the dot means something in an expression.
         names = "|".join(sorted(name.replace(".", "[.]") for name in pods))
-        return f'{self.namespace}="{namespace}",{self.pod}=~"{names}"'
+        # JSON's escapes are among those of PromQL.
+        others = "".join(f",{label}={json.dumps(value, ensure_ascii=False)}" for label, value in self.matchers)
+        return f'{self.namespace}="{namespace}",{self.pod}=~"{names}"{others}'
 
 
 POD_MONITOR = LabelNames()
@@ -124,6 +129,9 @@ class Series(Struct, frozen=True):
     value: tuple[float, str] | None = None
 
 
+CLOCKS = 30.0
+"""Seconds by which the clocks of a node and of Prometheus may differ."""
+
 _YEAR_3000 = 32_503_680_000
 
 Key: TypeAlias = tuple[str, tuple[str, ...]]
@@ -131,6 +139,9 @@ Key: TypeAlias = tuple[str, tuple[str, ...]]
 
 Scrape: TypeAlias = dict[Key, float]
 """All that was stored of one pod at one moment."""
+
+Source: TypeAlias = frozenset[tuple[str, str]]
+"""The labels that are not the metric's own and not the pod: of who scraped it, and how."""
 
 
 class Fresh(NamedTuple):
@@ -153,28 +164,31 @@ def everything(labels: LabelNames, namespace: str, pods: Collection[str], second
     return f'{{__name__=~"{names}",{labels.selector(namespace, pods)}}}[{max(1, round(seconds * 1000))}ms]'
 
 
-def freshness(series: Iterable[Series], labels: LabelNames) -> dict[str, Fresh]:
-    """Read the answer to ``ages``: by pod, of the source that was scraped last."""
-    found: dict[str, Fresh] = {}
+def freshness(series: Iterable[Series], labels: LabelNames) -> dict[str, dict[Source, Fresh]]:
+    """Read the answer to ``ages``: by pod and source."""
+    found: dict[str, dict[Source, Fresh]] = {}
     for each in series:
-        pod = each.metric.get(labels.pod)
+        rest = dict(each.metric)
+        pod = rest.pop(labels.pod, None)
         if pod is None or each.value is None:
             continue
         asked, age = each.value[0], _number(each.value[1])
         # Whole milliseconds are what Prometheus stores; the difference of two floats is a little off.
         at = round(asked - age, 3)
-        if 0 <= at < _YEAR_3000 and (pod not in found or age < found[pod].age):
-            found[pod] = Fresh(at, age)
+        if 0 <= at < _YEAR_3000:
+            found.setdefault(pod, {})[frozenset(rest.items())] = Fresh(at, age)
     return found
 
 
-def reports(series: Iterable[Series], labels: LabelNames) -> dict[str, Report | UnusableError]:
+def reports(
+    series: Iterable[Series], labels: LabelNames, chosen: Mapping[str, Source]
+) -> dict[str, Report | UnusableError]:
     """Read the answer to ``everything``: by pod, its newest whole scrape, or why there is none.
 
     ``Report.stats.at`` is when that scrape was, in seconds since the epoch. A pod that two jobs scrape, or two servers,
-    is counted once, by the one that scraped it last.
+    is counted once, by its ``chosen`` source. Sources that are of different processes are of no use.
     """
-    pods: dict[str, dict[frozenset[tuple[str, str]], dict[float, Scrape]]] = {}
+    pods: dict[str, dict[Source, dict[float, Scrape]]] = {}
     bad: dict[str, UnusableError] = {}
     for each in series:
         rest = dict(each.metric)
@@ -192,14 +206,34 @@ def reports(series: Iterable[Series], labels: LabelNames) -> dict[str, Report | 
     found: dict[str, Report | UnusableError] = {}
     for pod, sources in pods.items():
         # process_start_time_seconds is the model's too, where that is scraped.
-        ours = [
-            scrapes
-            for scrapes in sources.values()
+        ours = {
+            source: scrapes
+            for source, scrapes in sources.items()
             if any(name != STARTED for one in scrapes.values() for name, _ in one)
-        ]
-        if pod not in bad and ours:
-            found[pod] = _newest(max(ours, key=max))
+        }
+        own = ours.get(chosen[pod]) if pod in chosen else None
+        if pod not in bad and own is not None:
+            found[pod] = _another(chosen[pod], ours) or _newest(own)
     return found | bad
+
+
+def _another(chosen: Source, sources: Mapping[Source, dict[float, Scrape]]) -> UnusableError | None:
+    """Say that some source is of another process than the chosen one, and by what they differ.
+
+    Replicas of a Prometheus see one process, which started once. After a restart one of them may still hold the process
+    before: that one was scraped last before the new one started.
+    """
+    last = {source: max(scrapes) for source, scrapes in sources.items()}
+    lives = {source: (sources[source][at].get(_START, 0.0), at) for source, at in last.items()}
+    for source, life in lives.items():
+        (_, ended), (started, _) = sorted((lives[chosen], life))
+        if life[0] != lives[chosen][0] and ended > started + CLOCKS:
+            differ = sorted((name, value) for name, value in chosen ^ source)
+            return UnusableError(
+                f"two processes are behind its series, which differ in {', '.join(map('='.join, differ))}: "
+                "name the label and value of yours in spec.metrics.prometheus.matchers"
+            )
+    return None
 
 
 def _newest(scrapes: dict[float, Scrape]) -> Report | UnusableError:

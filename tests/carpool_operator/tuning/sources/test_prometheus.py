@@ -17,7 +17,8 @@ from carpool.policy.plain import PolicyError, from_plain
 from carpool_operator.api.model import Pod, Target
 from carpool_operator.api.spec import Prometheus as Settings
 from carpool_operator.tuning.sources import prometheus
-from carpool_operator.tuning.sources.prometheus import Prometheus, endpoint, needed, open_session
+from carpool_operator.tuning.sources.endpoint import endpoint, needed
+from carpool_operator.tuning.sources.prometheus import Prometheus, open_session
 
 ASKED = 6000.5
 """Prometheus's clock at every question."""

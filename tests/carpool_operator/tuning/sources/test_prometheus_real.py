@@ -5,20 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
+from prometheus_client import generate_latest
 
 from carpool.batching.counters import ModelStats
 from carpool.exchange.report import decode
-from carpool_operator.api.model import Pod, Target
+from carpool_operator.api.model import Pod, Policy, Target
 from carpool_operator.api.spec import Prometheus as Settings
+from carpool_operator.api.spec import read_policy
+from carpool_operator.injector.decide import Settings as InjectorSettings
+from carpool_operator.injector.server import Injector
+from carpool_operator.reporting.metrics import Metrics
 from carpool_operator.tuning.evidence import Evidence
-from carpool_operator.tuning.sources.prometheus import Prometheus, endpoint, open_session
+from carpool_operator.tuning.sources.endpoint import endpoint
+from carpool_operator.tuning.sources.prometheus import Prometheus, open_session
 
 PATIENCE = 60.0
 
@@ -105,24 +114,45 @@ def sidecar(processes, tmp_path, model, name="sidecar"):
     return process, data, admin
 
 
-def prometheus(program, processes, tmp_path, admin):
+def prometheus(program, processes, tmp_path, admin, operator=None, rules=()):
     port = free_port()
     config = tmp_path / "prometheus.yml"
     config.write_text(
         json.dumps(
             {
-                "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"},
+                "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
                 "scrape_configs": [
                     {
                         "job_name": "carpool",
                         "static_configs": [
                             {
                                 "targets": [f"127.0.0.1:{admin}"],
-                                "labels": {"namespace": POD.namespace, "pod": POD.name, "container": "carpool"},
+                                "labels": {
+                                    "namespace": POD.namespace,
+                                    "pod": POD.name,
+                                    "container": "carpool",
+                                    "target": "Deployment/resnet",
+                                },
                             }
                         ],
-                    }
+                    },
+                    *(
+                        []
+                        if operator is None
+                        else [
+                            {
+                                "job_name": "operator",
+                                "static_configs": [
+                                    {
+                                        "targets": [f"127.0.0.1:{operator}"],
+                                        "labels": {"namespace": "carpool-system", "pod": "operator-1"},
+                                    }
+                                ],
+                            }
+                        ]
+                    ),
                 ],
+                "rule_files": [str(each) for each in rules],
             }
         )
     )
@@ -149,17 +179,23 @@ async def said(http, admin):
         return decode(await response.read())
 
 
-async def test_it_reads_what_the_sidecar_counted(program, processes, tmp_path, http, source):
-    model = free_port()
+@pytest.fixture
+async def model(processes, tmp_path, http):
+    """The port of a model that answers at once."""
+    port = free_port()
     profile = tmp_path / "tiny.json"
     profile.write_text(
         json.dumps({"name": "m", "source": "synthetic", "executors": 2, "rows": [1, 8], "seconds": [0.001, 0.002]})
     )
     processes(
-        sys.executable, "-m", "carpool_cli", "standin", "--profile", str(profile), "--port", str(model),
+        sys.executable, "-m", "carpool_cli", "standin", "--profile", str(profile), "--port", str(port),
         "--model", "m", stdout=subprocess.DEVNULL,
     )  # fmt: skip
-    await answers(http, f"http://127.0.0.1:{model}/v2/health/ready")
+    await answers(http, f"http://127.0.0.1:{port}/v2/health/ready")
+    return port
+
+
+async def test_it_reads_what_the_sidecar_counted(program, processes, tmp_path, http, source, model):
     first, data, admin = sidecar(processes, tmp_path, model)
     server, port = prometheus(program, processes, tmp_path, admin)
     await answers(http, f"http://127.0.0.1:{admin}/readyz")
@@ -231,3 +267,69 @@ async def test_it_reads_what_the_sidecar_counted(program, processes, tmp_path, h
     gone = await reading(lambda reading: reading.report is None)
     assert 'has no carpool_config_generation{namespace="shop",pod=~"resnet-0[.]a"}' in gone.error
     assert "podMonitor" in gone.error
+
+
+MONITORING = Path(__file__).parents[4] / "charts" / "carpool" / "monitoring"
+DASHBOARD = json.loads((MONITORING / "dashboard.json").read_text("utf-8"))
+QUERIES = {
+    f"{panel['title']} {each['refId']}": each["expr"] for panel in DASHBOARD["panels"] for each in panel["targets"]
+}
+QUERIES |= {each["name"]: each["expr"] for each in DASHBOARD["annotations"]["list"]}
+QUIET = {
+    "Misses, by reason A", "Headers that keep requests apart A", "Not batched, by reason A", "Roll-backs",
+    "Operator: what went wrong A", "Operator: what went wrong B", "Operator: what went wrong C",
+}  # fmt: skip
+"""What is empty where nothing goes wrong: valid, which is all that is asked."""
+
+
+async def test_every_panel_of_the_dashboard_shows_something(program, processes, tmp_path, http, model):
+    operator, injector = Metrics(), Injector(InjectorSettings(image="", version=""))
+    status = {
+        "conditions": [{"type": "SLOMet", "status": "False", "reason": "Missed"}],
+        "lastDecision": {"action": "Applied", "reason": "LessDeviceTime", "at": "2026-01-01T00:00:00Z"},
+    }
+    spec = read_policy({"spec": {"targetRefs": [{"name": "resnet"}], "slo": {"latency": {"p99": "5s"}}}})
+    policy = Policy(namespace="shop", name="resnet", uid="u", generation=1, created=0.0, annotated=False, spec=spec,
+                    error="", status=status)  # fmt: skip
+    operator.read_policies(lambda: [policy])
+    for name, value in (("leader", 1), ("pods_acknowledged", 1), ("pods_missed", 0)):
+        operator.set(name, value)
+    operator.set("objects", 1, "pods")
+
+    async def metrics(_):
+        operator.count("decisions", "Applied", "LessDeviceTime")
+        injector.reviews.labels("Pod", "Injected").inc()
+        return web.Response(body=operator.text() + generate_latest(injector.registry))
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    _, data, admin = sidecar(processes, tmp_path, model)
+    _, port = prometheus(program, processes, tmp_path, admin, runner.addresses[0][1], [MONITORING / "alerts.yaml"])
+    await answers(http, f"http://127.0.0.1:{admin}/readyz")
+    await answers(http, f"http://127.0.0.1:{port}/-/ready")
+
+    async def result(expression):
+        text = re.sub(r"\$__rate_interval", "30s", re.sub(r"\$(namespace|target|model)\b", ".*", expression))
+        async with http.post(f"http://127.0.0.1:{port}/api/v1/query", data={"query": text}) as response:
+            answer = await response.json()
+        assert answer["status"] == "success", (expression, answer)
+        return [each for each in answer["data"]["result"] if each["value"][1] != "NaN"]
+
+    empty = set(QUERIES)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while empty - QUIET:
+                await load(http, f"http://127.0.0.1:{data}", 20)
+                empty = {name for name in sorted(empty) if not await result(QUERIES[name])}
+                await asyncio.sleep(0.2)
+    except TimeoutError:
+        pytest.fail(f"nothing in {sorted(empty - QUIET)}")
+    finally:
+        await runner.cleanup()
+    async with http.get(f"http://127.0.0.1:{port}/api/v1/rules") as response:
+        groups = (await response.json())["data"]["groups"]
+    health = {rule["name"]: rule["health"] for group in groups for rule in group["rules"]}
+    assert set(health.values()) == {"ok"}, health

@@ -13,6 +13,7 @@ from carpool.policy.parameters import Parameters
 from carpool_operator.tuning.sources.scrapes import (
     BATCHABLE,
     DURATIONS,
+    GENERATION,
     MISSES,
     MODE,
     OWN,
@@ -32,7 +33,14 @@ from carpool_sidecar.admin.metrics import METRICS, PREFIX
 
 
 def read(result, labels=POD_MONITOR):
-    return reports(msgspec.convert(result, list[Series]), labels)
+    """Read each pod by the source that has the newest of its samples."""
+    series, newest = msgspec.convert(result, list[Series]), {}
+    for each in series:
+        rest = dict(each.metric)
+        name, pod = rest.pop("__name__"), rest.pop(labels.pod, None)
+        if name == GENERATION and each.values:
+            newest[pod] = max(newest.get(pod, (0.0, None)), (each.values[-1][0], frozenset(rest.items())))
+    return reports(series, labels, {pod: source for pod, (_, source) in newest.items()})
 
 
 def read_one(result):
@@ -68,6 +76,8 @@ def test_questions_name_the_pods_and_nothing_else():
     labels = LabelNames("ns", "kubernetes_pod")
     selector = 'ns="shop",kubernetes_pod=~"a-1|b[.]c-0"'
     assert ages(labels, "shop", ["b.c-0", "a-1"]) == f"time() - timestamp(carpool_config_generation{{{selector}}})"
+    matchers = LabelNames(matchers=(("cluster", 'eu"\\1\n'), ("stage", "")))
+    assert ages(matchers, "shop", ["a"]).endswith(r',cluster="eu\"\\1\n",stage=""})')
     question = everything(labels, "shop", ["b.c-0", "a-1"], 30.0)
     assert question.endswith(f'",{selector}}}[30000ms]')
     assert "|carpool_arrivals_total|" in question
@@ -123,7 +133,7 @@ def test_a_reset_is_left_to_whoever_differences(stored):
 
 @pytest.mark.parametrize(
     "drop",
-    sorted(set(OWN) - {MODE, MISSES, BATCHABLE, REQUEST_ROWS}),
+    sorted(set(OWN) - {GENERATION, MODE, MISSES, BATCHABLE, REQUEST_ROWS}),
 )
 def test_what_is_missing_is_named(stored, drop):
     scrape = {key: value for key, value in stored.scrape().items() if key[0] != drop}
@@ -232,11 +242,16 @@ def test_pods_are_told_apart_by_the_labels_that_are_named(stored):
     assert {pod: report.generation for pod, report in found.items()} == {"a": 7, "b": 8}
 
 
-def test_ages_are_of_the_source_scraped_last(stored):
-    result = stored.vector(6000.5, {"a": 3.25, "b": 70.0}) + stored.vector(6000.5, {"a": 2.0}, job="two")
+OTHERS = {"namespace": "shop", "container": "carpool", "instance": "10.244.0.9:14090"}
+"""Labels of a series of the pod, without the pod."""
+
+
+def test_ages_are_by_source(stored):
+    result = stored.vector(6000.5, {"a": 3.25, "b": 70.0}, job="one") + stored.vector(6000.5, {"a": 2.0}, job="two")
     result += [*stored.vector(6000.5, {"c": "NaN", "d": "-1e300"}), {"metric": {}, "value": [6000.5, "1"]}]
     found = freshness(msgspec.convert(result, list[Series]), POD_MONITOR)
-    assert found == {"a": Fresh(5998.5, 2.0), "b": Fresh(5930.5, 70.0)}
+    one, two = (frozenset({**labels, "job": job}.items()) for labels, job in ((OTHERS, "one"), (OTHERS, "two")))
+    assert found == {"a": {one: Fresh(5997.25, 3.25), two: Fresh(5998.5, 2.0)}, "b": {one: Fresh(5930.5, 70.0)}}
 
 
 TEXT = st.text(max_size=8)
@@ -252,6 +267,6 @@ SERIES = st.builds(
 
 @given(st.lists(SERIES, max_size=6))
 def test_whatever_comes_is_a_report_or_says_why_not(series):
-    for found in reports(series, POD_MONITOR).values():
+    sources = {pod: next(iter(each)) for pod, each in freshness(series, POD_MONITOR).items()}
+    for found in reports(series, POD_MONITOR, sources).values():
         assert isinstance(found, UnusableError) or isinstance(found.stats, Stats)
-    freshness(series, POD_MONITOR)

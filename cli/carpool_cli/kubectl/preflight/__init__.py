@@ -1,0 +1,1 @@
+"""`kubectl carpool preflight`: what a sidecar would break or miss, before anything changes."""

@@ -1,0 +1,44 @@
+"""What a preflight reports."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Effect(StrEnum):
+    """What follows if nothing is done about a finding."""
+
+    BREAKS = "breaks"
+    """Something that works now would not."""
+    NO_BATCHING = "no batching"
+    """All works as now, but some or all requests are not batched, or not tuned."""
+    NOTE = "note"
+    """To be known."""
+
+
+class Code(StrEnum):
+    """What was found. Reasons for which the injector leaves a pod alone are codes, too."""
+
+    REFUSED = "Refused"
+    REFUSED_ALREADY = "RefusedAlready"
+    NOT_ASKED = "NotAsked"
+    NO_POD = "NoPod"
+    SERVICE_BY_NUMBER = "ServiceByNumber"
+    HEADLESS_SERVICE = "HeadlessService"
+    NETWORK_POLICY_BY_NUMBER = "NetworkPolicyByNumber"
+    KSERVE_RAW = "KServeRaw"
+    KNATIVE = "Knative"
+    MESH = "Mesh"
+    HPA_ON_PERCENTAGE = "HPAOnPercentage"
+    NO_READINESS_PROBE = "NoReadinessProbe"
+    PRE_STOP_KEPT = "PreStopKept"
+
+
+class Finding(NamedTuple):
+    """One line: what is the matter, and the command, or the words, that put it right."""
+
+    code: str
+    effect: Effect
+    message: str
+    fix: str

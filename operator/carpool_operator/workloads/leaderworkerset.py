@@ -1,0 +1,75 @@
+"""LeaderWorkerSet: a model over several pods. Requests come to the leaders, so only these have sidecars.
+
+https://github.com/kubernetes-sigs/lws, ``api/leaderworkerset/v1``. The StatefulSets that it makes are not workloads by
+themselves.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from carpool_operator.workloads.kind import Json, Kind, State, reference
+from carpool_operator.workloads.metadata import Meta, Template
+
+NAME = "leaderworkerset.sigs.k8s.io/name"
+WORKER = "leaderworkerset.sigs.k8s.io/worker-index"
+
+
+class _Templates(Struct, frozen=True, rename="camel"):
+    leader_template: Template | None = None
+    worker_template: Template = Template()
+
+
+class _Spec(Struct, frozen=True, rename="camel"):
+    replicas: int = 1
+    templates: _Templates = field(default=_Templates(), name="leaderWorkerTemplate")
+
+
+class _Status(Struct, frozen=True, rename="camel"):
+    observed_generation: int | None = None
+    replicas: int = 0
+    updated_replicas: int = 0
+
+
+class Raw(Struct, frozen=True):
+    """A LeaderWorkerSet as the server writes it."""
+
+    metadata: Meta
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+def state(raw: Raw) -> State:
+    """Read one: a replica is a group of pods with one leader."""
+    spec, status = raw.spec, raw.status
+    # Versions before 0.8 do not say which generation they have seen.
+    behind = status.observed_generation is not None and status.observed_generation < raw.metadata.generation
+    rolling = behind or status.updated_replicas < max(spec.replicas, status.replicas)
+    template = spec.templates.leader_template or spec.templates.worker_template
+    return State(template.annotations, f"{NAME}={raw.metadata.name},{WORKER}=0", spec.replicas, rolling)
+
+
+def owner(labels: Json, _: Json) -> str | None:
+    """Return the set that a leader names. A worker serves nobody."""
+    name: str | None = labels.get(NAME)
+    return "" if name and labels.get(WORKER) != "0" else name
+
+
+KIND = Kind(
+    name="LeaderWorkerSet",
+    group="leaderworkerset.x-k8s.io",
+    version="v1",
+    plural="leaderworkersets",
+    short=("lws",),
+    raw=Raw,
+    state=state,
+    owner=owner,
+    made=lambda name: ({NAME: name, WORKER: "0"}, reference("apps/v1", "StatefulSet", name)),
+    revision="leaderworkerset.sigs.k8s.io/template-revision-hash",
+    templates=("spec.leaderWorkerTemplate.leaderTemplate", "spec.leaderWorkerTemplate.workerTemplate"),
+    annotating=True,
+    restart="patch {resource} --type=merge -p "
+    '\'{{"spec":{{"leaderWorkerTemplate":{{"workerTemplate":{{"metadata":{{"annotations":'
+    '{{"kubectl.kubernetes.io/restartedAt":"\'$(date -u +%FT%TZ)\'"}}}}}}}}}}}}\'',
+    remark="Leaders alone have sidecars; workers serve nobody.",
+)

@@ -1,0 +1,311 @@
+"""``kubectl carpool preflight`` on a real API server: every problem planted is found, and the clean model has none."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from minicluster import carpool
+
+INJECT = "carpool.dev/inject"
+SYSTEM = "carpool-system"
+
+
+@pytest.fixture(scope="module")
+def cluster(own_cluster):
+    return own_cluster
+
+
+@pytest.fixture(scope="module")
+def installed(cluster, api):
+    carpool.install(cluster, api)
+    return api
+
+
+@pytest.fixture
+def preflight(cluster, namespace, tmp_path):
+    """Run it: exit code, and what it printed as data."""
+    plugin = tmp_path / "kubectl-carpool"
+    plugin.write_text(f"#!{sys.executable}\nfrom carpool_cli.kubectl.main import run\nrun()\n")
+    plugin.chmod(0o755)
+
+    def run(*arguments, kubeconfig=None, plain=False):
+        environment = cluster.environment()
+        environment["PATH"] = f"{tmp_path}{os.pathsep}{environment['PATH']}"
+        where = [f"--kubeconfig={kubeconfig}"] if kubeconfig else []
+        command = ["kubectl", "carpool", "preflight", *arguments, *where, *([] if plain else ["--json"])]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)  # noqa: S603 - kubectl finding the plugin is what is tested
+        return done.returncode, done.stdout + done.stderr if plain else json.loads(done.stdout)
+
+    return run
+
+
+@pytest.fixture
+def codes(preflight, namespace):
+    """What is found of a workload, by code, and the exit code."""
+
+    def of(workload="deployment/web"):
+        code, told = preflight(workload, "-n", namespace)
+        (found,) = told["workloads"]
+        assert told["breaks"] == (code == 3)
+        return code, {each["code"]: each for each in found["findings"]}
+
+    return of
+
+
+@pytest.fixture
+def fixed(cluster):
+    """Run the command that a finding names."""
+
+    def run(finding):
+        program, *arguments = shlex.split(finding["fix"].partition(" asks for the least")[0].partition(", and have")[0])
+        assert program == "kubectl"
+        cluster.run("kubectl", *arguments)
+
+    return run
+
+
+def model(name="web", replicas=0, **template):
+    """A clean model: a named port, probes by name, no stop hook of its own."""
+    labels = {"app": name}
+    probe = {"httpGet": {"path": "/v2/health/ready", "port": "http"}}
+    server = {
+        "name": "server", "image": "standin", "args": ["--host=0.0.0.0", "--port=9000"],
+        "ports": [{"name": "http", "containerPort": 9000}], "readinessProbe": probe,
+    }  # fmt: skip
+    spec = {"containers": [{**server, **template.pop("container", {})}], **template.pop("pod", {})}
+    metadata = {"labels": labels, "annotations": template.pop("annotations", {})}
+    return {
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name},
+        "spec": {
+            "replicas": replicas, "selector": {"matchLabels": labels},
+            "template": {"metadata": metadata, "spec": spec},
+        },
+    }  # fmt: skip
+
+
+def service(target="http", name="web", **spec):
+    ports = [{"port": 80, "targetPort": target}]
+    return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name},
+            "spec": {"selector": {"app": "web"}, "ports": ports, **spec}}  # fmt: skip
+
+
+def admits(*ports, name="web"):
+    listed = [{"port": port, "protocol": "TCP"} for port in ports]
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": name},
+            "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [{"ports": listed}]}}  # fmt: skip
+
+
+def scales(kind="Resource", name="web"):
+    target = {"type": "Utilization", "averageUtilization": 60}
+    metric = {"type": kind, "resource": {"name": "cpu", "target": target}}
+    of = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}
+    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": {"name": name},
+            "spec": {"scaleTargetRef": of, "maxReplicas": 3, "metrics": [metric]}}  # fmt: skip
+
+
+def test_the_clean_one_has_none(installed, namespace, codes, preflight):
+    by_name = {**admits("http", name="by-name")}
+    installed.apply(model(), service(), by_name, namespace=namespace)
+
+    assert codes() == (0, {})
+    code, told = preflight("-n", namespace, plain=True)
+    assert (code, told.strip()) == (0, f"{namespace} deployment/web: nothing found")
+
+
+def written(api, namespace):
+    """Return what people write of the model and what is around it. Controllers write the status, and annotations."""
+    found = [api.get(kind, "web", namespace) for kind in ("deployments", "services", "networkpolicies")]
+    return [(each["spec"], "carpool.dev/" in json.dumps(each["metadata"].get("annotations"))) for each in found]
+
+
+def test_nothing_is_changed(installed, namespace, codes):
+    installed.apply(model(), service(9000), admits(9000), scales(), namespace=namespace)
+    before = written(installed, namespace)
+
+    codes()
+
+    assert written(installed, namespace) == before
+    assert installed.find("pods", namespace) == []
+
+
+PLANTED = [
+    ("ServiceByNumber", 0, [service(9000)], {}),
+    ("NetworkPolicyByNumber", 3, [admits(9000)], {}),
+    ("HPAOnPercentage", 3, [scales()], {}),
+    ("NoReadinessProbe", 0, [], {"container": {"readinessProbe": None}}),
+]
+
+
+@pytest.mark.parametrize(("code", "exits", "objects", "template"), PLANTED, ids=[each[0] for each in PLANTED])
+def test_a_planted_problem_is_found_and_its_command_corrects_it(
+    installed, namespace, codes, fixed, code, exits, objects, template
+):
+    installed.apply(model(**template), *objects, namespace=namespace)
+
+    found = codes()
+
+    assert found[0] == exits
+    assert found[1].keys() == {code}
+    fixed(found[1][code])
+    assert codes() == (0, {})
+
+
+def test_a_headless_service(installed, namespace, codes, fixed):
+    installed.apply(model(), service(name="web", clusterIP="None"), namespace=namespace)
+
+    code, found = codes()
+
+    assert (code, found.keys()) == (0, {"HeadlessService"})
+    fixed(found["HeadlessService"])
+    (made,) = [each for each in installed.find("services", namespace) if each["metadata"]["name"] == "web-batched"]
+    assert made["spec"]["ports"][0]["targetPort"] == "http"
+    assert made["spec"]["clusterIP"] != "None"
+
+
+def test_host_networking(installed, namespace, codes, fixed):
+    installed.apply(model(pod={"hostNetwork": True}), namespace=namespace)
+
+    code, found = codes()
+
+    assert (code, found.keys()) == (0, {"HostNetwork"})
+    fixed(found["HostNetwork"])
+    assert codes() == (0, {})
+
+
+def test_a_probe_that_shows_another_protocol(installed, namespace, codes):
+    probe = {"grpc": {"port": 9000}}
+    installed.apply(model(container={"readinessProbe": probe}), namespace=namespace)
+
+    code, found = codes()
+
+    assert code == 0
+    (reason,) = found
+    assert "carpool.dev/port" in found[reason]["fix"]
+
+
+def counted(api, namespace):
+    """Speak for the controller that counts what a quota limits; this cluster has none."""
+    (quota,) = api.find("resourcequotas", namespace)
+    hard = quota["spec"]["hard"]
+    status = {"hard": hard, "used": dict.fromkeys(hard, "0")}
+    api.patch("resourcequotas", "q", namespace, sub="status", body={"status": status})
+
+
+def test_a_quota_that_has_no_room(installed, namespace, codes, fixed):
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "q"},
+        "spec": {"hard": {"limits.memory": "300Mi"}},
+    }
+    small = {"resources": {"limits": {"memory": "64Mi"}}}
+    installed.apply(model(container=small), quota, namespace=namespace)
+    counted(installed, namespace)
+
+    code, found = codes()
+
+    assert (code, found.keys()) == (0, {"NoRoom"})
+    assert "ResourceQuota q has" in found["NoRoom"]["message"]
+    fixed(found["NoRoom"])
+    assert codes() == (0, {})
+
+
+def test_what_the_server_refuses_anyway_is_not_ours(installed, namespace, codes):
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}}
+    installed.apply(model(), quota, namespace=namespace)
+    counted(installed, namespace)
+
+    code, found = codes()
+
+    assert (code, found.keys()) == (0, {"RefusedAlready"})
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "codes_found"),
+    [
+        ({"istio-injection": "enabled"}, {}, set()),
+        ({}, {"linkerd.io/inject": "enabled"}, set()),
+        ({"istio.io/dataplane-mode": "ambient"}, {}, {"Mesh"}),
+    ],
+)
+def test_meshes(installed, namespace, codes, labels, annotations, codes_found):
+    """From a mesh in the pod the injector excludes the admin port by itself."""
+    installed.patch("namespaces", namespace, body={"metadata": {"labels": labels, "annotations": annotations}})
+    installed.apply(model(), namespace=namespace)
+
+    code, found = codes()
+
+    assert (code, found.keys()) == (0, codes_found)
+
+
+def test_a_namespace_that_is_left_alone(installed, namespace, codes):
+    installed.patch("namespaces", namespace, body={"metadata": {"labels": {"carpool.dev/injection": "disabled"}}})
+    installed.apply(model(), namespace=namespace)
+
+    code, found = codes()
+
+    assert (code, found.keys()) == (0, {"NotAsked"})
+    assert "carpool.dev/injection=disabled" in found["NotAsked"]["message"]
+
+
+def owned_by_kserve(thing, **annotations):
+    reference = {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "name": "bert",
+        "uid": "u",
+        "controller": True,
+    }
+    thing["metadata"] |= {"ownerReferences": [reference], "annotations": annotations}
+    return thing
+
+
+def test_what_kserve_and_knative_run(installed, namespace, codes):
+    """The Service of a model in raw mode is KServe's own, and a serverless one's pods are Knative's."""
+    installed.apply(model(), owned_by_kserve(service(9000)), namespace=namespace)
+    knative = model("served")
+    revision = {
+        "apiVersion": "serving.knative.dev/v1",
+        "kind": "Revision",
+        "name": "served",
+        "uid": "u",
+        "controller": True,
+    }
+    knative["metadata"]["ownerReferences"] = [revision]
+    installed.apply(knative, namespace=namespace)
+
+    code, found = codes()
+    assert (code, found.keys()) == (0, {"KServeRaw"})
+    assert "expose service web --name=web-batched" in found["KServeRaw"]["fix"]
+    assert codes("deployment/served")[1].keys() == {"Knative"}
+
+
+def test_all_at_once_and_one_line_each(installed, namespace, preflight):
+    installed.apply(model(), service(9000), admits(9000), scales(), model("other"), namespace=namespace)
+
+    code, told = preflight("-n", namespace, plain=True)
+    everywhere = preflight("--all")[1]
+
+    assert code == 3
+    lines = told.splitlines()
+    assert len(lines) == 4
+    assert all(re.match(rf"{namespace} deployment/(web|other): ", line) for line in lines)
+    assert sum("Fix: kubectl -n " in line for line in lines) == 3
+    mine = [each for each in everywhere["workloads"] if each["namespace"] == namespace]
+    assert {each["name"]: len(each["findings"]) for each in mine} == {"web": 3, "other": 0}
+    assert not any(each["namespace"] == SYSTEM for each in everywhere["workloads"])
+
+
+def test_who_may_not_create_pods_is_told(installed, namespace, preflight, cluster):
+    nobody = cluster.kubeconfig_of(installed.account_token("default", namespace))
+
+    code, told = preflight("deployment/web", "-n", namespace, kubeconfig=nobody, plain=True)
+
+    assert code == 1
+    assert "ask for" in told

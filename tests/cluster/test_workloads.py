@@ -1,0 +1,206 @@
+"""Every kind of workload with the chart, on a real API server with the CRDs that their projects publish."""
+
+from __future__ import annotations
+
+import logging
+from random import Random
+from time import monotonic
+
+import pytest
+from minicluster import carpool, foreign
+
+from carpool_operator.api.model import Target
+from carpool_operator.cluster.fleet import Fleet, Sync
+from carpool_operator.cluster.kube import connect
+from carpool_operator.workloads.kind import at
+from carpool_operator.workloads.registry import BY_NAME, KINDS
+
+pytestmark = pytest.mark.skipif(bool(foreign.missing()), reason=foreign.missing() or "-")
+
+SLO = {"carpool.dev/slo-p99": "50ms"}
+INJECT = "carpool.dev/inject"
+LABELS = {"app": "web"}
+SERVER = {"name": "server", "image": "standin", "args": ["--host=0.0.0.0", "--port=9000"],
+          "ports": [{"name": "http", "containerPort": 9000}]}  # fmt: skip
+TEMPLATE = {"metadata": {"labels": LABELS}, "spec": {"containers": [SERVER]}}
+OF_PODS = {"selector": {"matchLabels": LABELS}, "template": TEMPLATE}
+RAY = {"template": {"spec": {"containers": [SERVER]}}, "rayStartParams": {}}
+SPECS = {
+    "Deployment": {**OF_PODS, "replicas": 0},
+    "StatefulSet": {**OF_PODS, "replicas": 1, "serviceName": "web"},
+    "DaemonSet": OF_PODS,
+    "ReplicaSet": {**OF_PODS, "replicas": 0},
+    "Rollout": {**OF_PODS, "strategy": {"canary": {}}},
+    "LeaderWorkerSet": {"leaderWorkerTemplate": {"leaderTemplate": TEMPLATE, "workerTemplate": TEMPLATE, "size": 2}},
+    "InferenceService": {"predictor": {"minReplicas": 2, "model": {"modelFormat": {"name": "onnx"}, "storageUri": "s3://m"}}},
+    "RayService": {"rayClusterConfig": {"headGroupSpec": RAY, "workerGroupSpecs": [
+        {**RAY, "groupName": "gpu", "replicas": 2, "minReplicas": 2, "maxReplicas": 2}]}},
+}  # fmt: skip
+LEADER = {"leaderworkerset.sigs.k8s.io/name": "web", "leaderworkerset.sigs.k8s.io/worker-index": "0"}
+MADE = {
+    "Rollout": ("apps/v1", "ReplicaSet", "web-5f", {"rollouts-pod-template-hash": "5f"}),
+    "LeaderWorkerSet": ("apps/v1", "StatefulSet", "web", LEADER),
+    "InferenceService": ("apps/v1", "ReplicaSet", "web-predictor-1a", {
+        "serving.kserve.io/inferenceservice": "web", "component": "predictor", "pod-template-hash": "1a"}),
+    "RayService": ("ray.io/v1", "RayCluster", "web-x2k4p", {
+        "ray.io/originated-from-crd": "RayService", "ray.io/originated-from-cr-name": "web"}),
+}  # fmt: skip
+"""What controls a pod, and the pod's labels, as the kind's own controller writes them."""
+
+
+def manifest(kind, name="web", **annotations):
+    of = BY_NAME[kind]
+    return {
+        "apiVersion": of.api,
+        "kind": kind,
+        "metadata": {"name": name, "annotations": annotations},
+        "spec": SPECS[kind],
+    }
+
+
+@pytest.fixture(scope="module")
+def cluster(own_cluster):
+    return own_cluster
+
+
+@pytest.fixture(scope="module")
+def bare(cluster, api):
+    """Only the kinds that every cluster has, and policies."""
+    crd = cluster.run("helm", "template", "c", str(carpool.ROOT / "charts/carpool"), "-s", "templates/crds.yaml")
+    cluster.run("kubectl", "apply", "--server-side", "-f", "-", text=crd)
+    api.until_served(carpool.CRD)
+    return api
+
+
+@pytest.fixture(scope="module")
+def installed(cluster, api):
+    for crd in foreign.crds():
+        api.apply(crd)
+    for crd in foreign.crds():
+        api.until_served(crd["metadata"]["name"])
+    carpool.install(cluster, api)
+    return api
+
+
+async def once(cluster, fleet):
+    kube = connect(str(cluster.kubeconfig))
+    sync = Sync(
+        kube, fleet, [None], interval=1.0, found=lambda *_: None, clock=monotonic, log=logging.getLogger("test"),
+        random=Random(0),
+    )  # fmt: skip
+    await sync.once()
+    kube.close()
+
+
+async def test_a_cluster_without_the_crds_is_listed_whole(bare, cluster):
+    fleet = Fleet(monotonic)
+
+    await once(cluster, fleet)
+
+    assert fleet.synced
+    assert fleet.present == {"policies", "namespaces", "pods", *(kind.plural for kind in KINDS if kind.built_in)}
+
+
+async def test_each_kind_is_read_as_its_real_schema_stores_it(bare, installed, cluster, namespace):
+    for kind in SPECS:
+        installed.create(manifest(kind, **SLO), namespace)
+    fleet = Fleet(monotonic)
+
+    await once(cluster, fleet)
+
+    assert fleet.present == {"policies", "namespaces", "pods", *(kind.plural for kind in KINDS)}
+    for kind in SPECS:
+        found = fleet.workload(Target(namespace, kind, "web"))
+        assert found.annotations == SLO, kind
+        asked = {INJECT: "deployment"} if BY_NAME[kind].annotating else {}
+        assert found.template_annotations == ({**SLO, **asked} if kind == "InferenceService" else asked), kind
+
+
+def test_annotating_suffices_where_the_registry_says_so(bare, installed, namespace):
+    for kind in KINDS:
+        made = installed.create(manifest(kind.name, **SLO), namespace, dryRun="All")
+        path = kind.template(made)
+        written = (at(made, path) or {}) if path else {}
+        assert written.get(INJECT) == ("deployment" if kind.annotating else None), kind.name
+        plain = installed.create(manifest(kind.name), namespace, dryRun="All")
+        assert "deployment" not in str(at(plain, kind.template(plain) or ("spec",)) or ""), kind.name
+
+
+def test_every_annotated_kind_has_its_policy_with_the_chart_s_rights(bare, installed, namespace):
+    for kind in SPECS:
+        installed.create(manifest(kind, **SLO), namespace)
+
+    found = installed.until("batchingpolicies", namespace, lambda found: len(found) == len(SPECS), timeout=120)
+
+    refs = {policy["metadata"]["name"]: policy["spec"]["targetRefs"] for policy in found}
+    assert refs == {
+        f"{kind.lower()}-web": [{"group": BY_NAME[kind].group, "kind": kind, "name": "web"}] for kind in SPECS
+    }
+
+
+@pytest.mark.parametrize("kind", ["StatefulSet", "DaemonSet"])
+def test_pods_of_a_real_controller_get_their_sidecars(bare, installed, namespace, kind):
+    installed.create(manifest(kind, **SLO), namespace)
+
+    (pod,) = installed.until("pods", namespace, lambda found: len(found) == 1, labels="carpool.dev/injected=true")
+
+    assert pod["metadata"]["annotations"]["carpool.dev/target"] == f"{kind}/web"
+    assert pod["metadata"]["labels"][BY_NAME[kind].revision]
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_pods_as_their_controllers_make_them_belong_to_the_workload(bare, installed, namespace, kind):
+    api, owner, name, labels = MADE[kind]
+    reference = {"apiVersion": api, "kind": owner, "name": name, "uid": "u", "controller": True}
+    metadata = {"name": "p", "labels": labels, "annotations": {INJECT: "true"}, "ownerReferences": [reference]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [SERVER]}}
+
+    made = installed.create(pod, namespace, dryRun="All")
+
+    assert made["metadata"]["annotations"]["carpool.dev/target"] == f"{kind}/web"
+
+
+def test_a_group_that_is_not_the_kind_s_is_refused_by_name(bare, installed, namespace):
+    policy = {"apiVersion": "carpool.dev/v1alpha1", "kind": "BatchingPolicy", "metadata": {"name": "p"}}
+    spec = {"targetRefs": [{"kind": "Rollout", "name": "web"}], "slo": {"latency": {"p99": "50ms"}}}
+
+    with pytest.raises(Exception, match=r"group.*is not the API group of that kind"):
+        installed.create({**policy, "spec": spec}, namespace)
+    spec["targetRefs"][0]["group"] = "argoproj.io"
+    assert installed.create({**policy, "spec": spec}, namespace)["spec"]["targetRefs"] == spec["targetRefs"]
+
+
+def test_defaults_of_a_namespace_and_a_selector_make_and_find_policies(bare, installed, namespace):
+    asks = {INJECT: "true"}
+    installed.create(manifest("Deployment", "by-default", **asks), namespace)
+    selected = manifest("StatefulSet", "selected", **asks)
+    selected["metadata"]["labels"] = {"team": "vision"}
+    selected["spec"] = {**selected["spec"], "replicas": 0}
+    installed.create(selected, namespace)
+    spec = {
+        "targetSelector": {"kind": "StatefulSet", "matchLabels": {"team": "vision"}},
+        "slo": {"latency": {"p99": "40ms"}},
+    }
+    policy = {
+        "apiVersion": "carpool.dev/v1alpha1",
+        "kind": "BatchingPolicy",
+        "metadata": {"name": "vision"},
+        "spec": spec,
+    }
+    installed.create(policy, namespace)
+
+    installed.patch("namespaces", namespace, body={"metadata": {"annotations": {"carpool.dev/slo-p99": "80ms"}}})
+
+    def settled(found):
+        by_name = {each["metadata"]["name"]: each for each in found}
+        targets = by_name.get("vision", {}).get("status", {}).get("targets", [])
+        return by_name.keys() == {"vision", "deployment-by-default"} and [each["name"] for each in targets] == [
+            "selected"
+        ]
+
+    found = installed.until("batchingpolicies", namespace, settled, timeout=120)
+    (made,) = [each for each in found if each["metadata"]["name"] == "deployment-by-default"]
+    assert made["spec"]["slo"]["latency"] == {"p99": "80ms"}
+
+    installed.patch("namespaces", namespace, body={"metadata": {"annotations": {"carpool.dev/slo-p99": None}}})
+    installed.until("batchingpolicies", namespace, lambda found: len(found) == 1, timeout=120)
