@@ -164,7 +164,7 @@ def test_a_pod_reads_nothing_of_a_sidecar(older, api):
         "none": {},
         "token": {"authorization": "Bearer {token}"},
         "forged": ticket(thief.sign, target=name, expires=wall + 300),
-        "expired": ticket(ours._key.sign, target=name, expires=wall - 3600),
+        "expired": ticket(ours._keys[0].sign, target=name, expires=wall - 3600),
         "of-another-namespace": {"authorization": ticket_of_others},
         "of-a-neighbour": {"authorization": ours.ticket(Target(OURS, "Deployment", "other"), wall)},
         "of-another-kind": {"authorization": ours.ticket(Target(OURS, "StatefulSet", "resnet"), wall)},

@@ -140,7 +140,10 @@ class Engine:
     def _schedule(self) -> tuple[list[tuple[Sequence, int]], list[Sequence]]:
         """Take prompts into this step, in order, as far as its tokens and the cache allow."""
         profile = self.profile
-        budget = profile.max_batched_tokens - (len(self._running) if profile.prefill == "chunked" else 0)
+        chunked = profile.prefill == "chunked"
+        budget = profile.max_batched_tokens - (len(self._running) if chunked else 0)
+        # Sequences that decode in the same step need their blocks too.
+        free = self._free - (self._growth[self._steps % profile.block_tokens] if chunked else 0)
         taken: list[tuple[Sequence, int]] = []
         started: list[Sequence] = []
         while self._waiting and budget > 0:
@@ -154,8 +157,9 @@ class Engine:
                 if (taken and tokens > budget) or not self._fits(sequence):
                     break
             blocks = ceil((sequence.computed + tokens) / profile.block_tokens) - sequence.blocks
-            if blocks > self._free:
+            if blocks > free:
                 break
+            free -= blocks
             self._free -= blocks
             sequence.blocks += blocks
             sequence.computed += tokens

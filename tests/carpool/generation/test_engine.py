@@ -2,7 +2,7 @@ from math import ceil
 
 import pytest
 from engines import LLAMA, engine, sequence
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 
@@ -123,6 +123,14 @@ def test_a_slower_engine_takes_longer_and_noise_averages_out():
     seqs=st.integers(1, 6),
     prefill=st.sampled_from(["chunked", "first"]),
     cancels=st.sets(st.integers(0, 11), max_size=3),
+)
+# A prompt took the block that a decoding sequence needed in the same step.
+@example(
+    lengths=[(1, 31), (1, 26), (101, 30), (158, 27), (49, 21), (187, 2), (49, 10)],
+    kv=38,
+    seqs=5,
+    prefill="chunked",
+    cancels=set(),
 )
 def test_blocks_add_up_and_every_sequence_gets_all_its_tokens(lengths, kv, seqs, prefill, cancels):
     machine = engine(kv_tokens=16 * kv, max_running=seqs, prefill=prefill, max_batched_tokens=64)

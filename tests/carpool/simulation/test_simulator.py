@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from carpool.batching.batcher import Batcher
 from carpool.batching.counters import CANCELLED, COLD, FAILED, LATE
 from carpool.batching.requests import Estimate, FaultKind, Priority, Refused
-from carpool.forecasting.queueing import forecast
+from carpool.forecasting.queueing import Load, forecast
 from carpool.learning.arrivals import Gamma, Poisson, until
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.spec import Admission
@@ -117,7 +117,7 @@ def test_the_batch_recursion_forecasts_what_the_batcher_does(process, rate, exec
     for chosen in (parameters(32), parameters(32, 0.01), parameters(64, 0.012, executors), parameters(64, 0.0, 4)):
         if rate * executors > 1000 and chosen.max_in_flight == 1:
             continue  # overloaded: the queue's bound decides, which a forecast does not know
-        expected = forecast(times, service, chosen, SLO)
+        expected = forecast(Load(times), service, chosen, SLO)
         found = simulate(times, device, parameters=chosen).summary()
         assert found.p99 == pytest.approx(expected.p99, rel=0.02)
         assert found.device_time == pytest.approx(expected.device_time, rel=0.01)
@@ -130,7 +130,7 @@ def test_the_batch_recursion_forecasts_what_shedding_leaves(chosen):
     service = ServiceTime.measured({rows: GPU.times(rows, 0) for rows in range(1, 65)})
     times = poisson(2500, 10)
     found = simulate(times, parameters=chosen, shed_slo=True).summary()
-    assert found.goodput == pytest.approx(forecast(times, service, chosen, SLO, shed=True).goodput, rel=0.03)
+    assert found.goodput == pytest.approx(forecast(Load(times), service, chosen, SLO, shed=True).goodput, rel=0.03)
 
 
 # ------------------------------------------------------------------------------------------------ facts of the design
