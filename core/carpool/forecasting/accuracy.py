@@ -56,7 +56,7 @@ QUICK = 2.0
 the largest batch that fits into the server's memory is smaller than the parameters say."""
 
 OWN = 0.002
-"""Seconds that the sidecar itself may take for a request, of which forecasts know nothing."""
+"""Seconds that the sidecar itself may take for a request; forecasts leave them out."""
 
 
 class Alarm(NamedTuple):
