@@ -271,7 +271,8 @@ def test_each_part_writes_its_own_objects_and_no_other(api, cluster, release):
     eventually(refused)  # the server takes a policy in a moment after it is written
     for account, thing in MAY_WRITE:
         said = write(account, thing)
-        assert "dry run" in said, (account, thing["kind"], thing["metadata"], said)
+        # The chart's own parts may have written it already: the server looks for it after every admission.
+        assert "dry run" in said or "AlreadyExists" in said, (account, thing["kind"], thing["metadata"], said)
     for account, thing in MAY_NOT_WRITE:
         said = write(account, thing)
         assert "carpool-least-rights" in said, (account, thing["kind"], thing["metadata"], said)
