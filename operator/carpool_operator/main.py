@@ -14,6 +14,7 @@ from importlib.metadata import version
 from carpool.policy.durations import Duration
 from carpool_operator.api import annotations as names
 from carpool_operator.cluster.kube import ConfigException, connect
+from carpool_operator.cluster.sharding import Shard
 from carpool_operator.logs import LEVELS, set_up
 from carpool_operator.process import Settings, run
 
@@ -59,7 +60,18 @@ def parser() -> argparse.ArgumentParser:
         help="where its own Lease, Secret and ConfigMap are (default: $POD_NAMESPACE, else carpool-system)",
     )
     options.add_argument(
-        "--lease-name", default="carpool-operator", metavar="NAME", help="of the Lease (default: carpool-operator)"
+        "--lease-name",
+        default="carpool-operator",
+        metavar="NAME",
+        help="of the Lease; that of a shard ends in -INDEX-of-COUNT (default: carpool-operator)",
+    )
+    options.add_argument(
+        "--shard",
+        type=_shard,
+        default=Shard(),
+        metavar="INDEX/COUNT",
+        help="look after the namespaces of this shard only, counted from 0: 0/2 and 1/2 share a cluster, each with a "
+        "Lease of its own (default: 0/1, all namespaces)",
     )
     options.add_argument(
         "--identity",
@@ -111,6 +123,13 @@ def _duration(text: str) -> Duration:
     return value
 
 
+def _shard(text: str) -> Shard:
+    try:
+        return Shard.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _default(text: str) -> tuple[str, str]:
     name, _, value = text.partition("=")
     good, problems = names.read_defaults({f"{names.PREFIX}{name.removeprefix(names.PREFIX)}": value})
@@ -128,6 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
         namespaces=tuple(given.watch_namespace) or (None,),
         namespace=given.namespace,
         lease=given.lease_name,
+        shard=given.shard,
         identity=given.identity,
         interval=float(given.interval),
         resync=float(given.resync),

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -17,6 +18,7 @@ from carpool_operator.cluster.election import Candidate, Election
 from carpool_operator.cluster.fleet import PODS, Fleet, Sync, watch_pods
 from carpool_operator.cluster.handlers import Kopf
 from carpool_operator.cluster.kube import ApiError
+from carpool_operator.cluster.sharding import Shard
 from carpool_operator.cluster.writing import Backoff, NotLeading, Writer
 from carpool_operator.controller import Controller
 from carpool_operator.delivery.publishing import ConfigMaps, Pusher
@@ -55,11 +57,14 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Those to look at; only ``None``: all."""
     namespace: str
     lease: str
+    """Of a cluster that is not divided; its shards' names begin with it."""
     identity: str
     interval: float
     resync: float
     metrics_host: str | None
     metrics_port: int
+    shard: Shard = Shard()
+    """Which part of the namespaces is this operator's."""
     defaults: dict[str, str] = field(default_factory=dict)
     """Annotations that hold for workloads in all namespaces that ask for a sidecar and do not have them."""
 
@@ -74,7 +79,7 @@ class Operator:
         self._random = random.Random()  # noqa: S311 - spreads retries
         self._clock = time.monotonic
         self.metrics = Metrics()
-        self.fleet = Fleet(self._clock)
+        self.fleet = Fleet(self._clock, settings.shard.has)
         self.sync = Sync(
             kube,
             self.fleet,
@@ -85,14 +90,16 @@ class Operator:
             log=self._log,
             random=self._random,
         )
+        lease = settings.shard.lease(settings.lease)
         self.election = Election(
             kube,
-            Candidate(settings.identity, settings.lease, settings.namespace),
-            name=settings.lease,
+            Candidate(settings.identity, lease, settings.namespace),
+            name=lease,
             namespace=settings.namespace,
             clock=self._clock,
             log=self._log,
             random=self._random,
+            overlaps=partial(settings.shard.overlaps, settings.lease),
         )
         self.health = Health(self.metrics, live=self.stuck, ready=self.unready)
         self._loop: Loop | None = None
@@ -244,7 +251,7 @@ class Operator:
             failures += 1
             try:
                 signer = await obtain(writer, self._settings.namespace)
-                maps = ConfigMaps(writer, signer)
+                maps = ConfigMaps(writer, signer, self._settings.shard.has)
                 await maps.read(self._settings.namespaces)
             except ApiError as error:
                 wait = max(wait, error.retry_after)
@@ -273,6 +280,7 @@ class Operator:
     def _gauges(self) -> None:
         now = self._clock()
         self.metrics.set("leader", self.election.leads())
+        self.metrics.set("shards", self._settings.shard.count)
         last = dict(self.fleet.last_event)
         # One that died is not to be hidden by those of other namespaces.
         last[PODS] = min((watch.heard for watch in self._watches), default=last[PODS])

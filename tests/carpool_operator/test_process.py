@@ -11,15 +11,18 @@ from fake_pod import FakePod
 from things import CONFIG_MAP, DEPLOYMENT, POD, POLICY, deployment, pod, policy
 
 from carpool_operator.cluster import objects
+from carpool_operator.cluster.sharding import Shard
 from carpool_operator.cluster.watching import Watch
 from carpool_operator.delivery.signing import PUBLIC, PUBLIC_MAP
 from carpool_operator.process import STUCK, Operator, Settings
 
+WHOLE = Shard()
 LEASE = ("coordination.k8s.io/v1", "leases", "carpool-operator", "carpool")
 
 
-def settings(identity="a", namespaces=(None,)):
+def settings(identity="a", namespaces=(None,), shard=WHOLE):
     return Settings(
+        shard=shard,
         namespaces=namespaces, namespace="carpool", lease="carpool-operator", identity=identity, interval=0.01,
         resync=0.2, metrics_host="127.0.0.1", metrics_port=0,
     )  # fmt: skip
@@ -197,3 +200,60 @@ async def test_a_key_that_can_not_sign_keeps_it_from_leading_not_from_running(ap
 
     assert one._loop is None
     assert "status" not in api.get(*POLICY, "p")
+
+
+NAMESPACES = ("team-a", "team-c", "team-d", "team-b")
+"""The last one is of the first of two shards, as the first is; the others are of the second."""
+LEASES_OF_TWO = [("coordination.k8s.io/v1", "leases", f"carpool-operator-{index}-of-2", "carpool") for index in (0, 1)]
+
+
+async def test_two_shards_share_the_namespaces_of_one_server(api, start):
+    for namespace in NAMESPACES:
+        api.put(*POLICY, policy(), namespace)
+        api.put(*DEPLOYMENT, deployment(), namespace)
+        api.put(*POD, pod(ip="127.0.0.9"), namespace)
+    first, second = await start("a", shard=Shard(0, 2)), await start("b", shard=Shard(1, 2))
+    await api.until(lambda: all(api.get(*CONFIG_MAP, "carpool-deployment-web", each) for each in NAMESPACES))
+    await api.until(lambda: all(api.get(*POLICY, "p", each).get("status") for each in NAMESPACES))
+
+    for operator, own in ((first, {"team-a", "team-b"}), (second, {"team-c", "team-d"})):
+        assert operator.election.leads()
+        assert {each.namespace for each in operator.fleet.policies} == own
+        assert {each.namespace for each in operator.fleet.pods} == own
+        assert {each.target.namespace for each in operator.fleet.workloads()} == own
+    assert first._loop._p.signer.public == second._loop._p.signer.public
+    assert {api.get(*each)["spec"]["holderIdentity"] for each in LEASES_OF_TWO} == {"a", "b"}
+
+
+async def test_a_shard_leaves_what_is_of_others(api, start):
+    for namespace in NAMESPACES:
+        api.put(*POLICY, policy(), namespace)
+        api.put(*DEPLOYMENT, deployment(), namespace)
+    one = await start()
+    await api.until(lambda: all(api.get(*CONFIG_MAP, "carpool-deployment-web", each) for each in NAMESPACES))
+    await start.end(one)
+    before = {each: api.get(*CONFIG_MAP, "carpool-deployment-web", each)["metadata"] for each in NAMESPACES}
+
+    await start("b", shard=Shard(1, 2))
+    await api.until(lambda: (api.get(*LEASES_OF_TWO[1]) or {}).get("spec", {}).get("holderIdentity") == "b")
+    api.remove(*POLICY, "p", "team-a")
+    api.remove(*POLICY, "p", "team-c")
+    await api.until(lambda: api.get(*CONFIG_MAP, "carpool-deployment-web", "team-c") is None)
+
+    for namespace in ("team-a", "team-b"):
+        assert api.get(*CONFIG_MAP, "carpool-deployment-web", namespace)["metadata"] == before[namespace]
+
+
+async def test_a_cluster_that_is_divided_anew_has_no_two_operators_of_one_namespace(api, start):
+    for namespace in NAMESPACES:
+        api.put(*POLICY, policy(), namespace)
+    whole = await start("whole")
+    await api.until(lambda: holder(api) == "whole")
+    shards = [await start(name, shard=Shard(index, 2)) for index, name in enumerate("ab")]
+    await api.until(lambda: all(each.fleet.synced for each in shards))
+    assert [each.election.leads() for each in shards] == [False, False]
+
+    await start.end(whole)
+    await api.until(lambda: all(each.election.leads() for each in shards))
+
+    assert not whole.election.leads()

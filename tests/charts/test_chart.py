@@ -10,6 +10,7 @@ import yaml
 from chart import CHART
 
 from carpool_operator.api.annotations import KNOWN, KNOWN_IN_TEMPLATE, PREFIX
+from carpool_operator.cluster.sharding import Shard
 from carpool_operator.injector.main import _parser as injector_parser
 from carpool_operator.main import parser as operator_parser
 
@@ -352,3 +353,35 @@ def test_versions_are_the_distributions():
     project = (CHART.parents[1] / "pyproject.toml").read_text("utf-8")
     [version] = re.findall(r'^version = "(.+)"$', project, re.MULTILINE)
     assert chart["appVersion"] == chart["version"] == version
+
+
+def test_shards_are_deployments_of_their_own_with_the_rights_to_their_leases(helm):
+    objects = helm.render({"operator": {"shards": 2, "replicas": 2}})
+    deployments = {each["metadata"]["name"]: each["spec"] for each in of(objects, "Deployment")}
+    assert {*deployments} == {"carpool-operator-0", "carpool-operator-1", "carpool-injector"}
+    leases = set()
+    for index in (0, 1):
+        spec = deployments[f"carpool-operator-{index}"]
+        labels, pod = spec["template"]["metadata"]["labels"], spec["template"]["spec"]
+        assert spec["selector"]["matchLabels"]["carpool.dev/shard"] == str(index)
+        assert spec["selector"]["matchLabels"].items() <= labels.items()
+        assert pod["serviceAccountName"] == "carpool-operator"
+        shard = operator_parser().parse_args(pod["containers"][0]["args"]).shard
+        assert shard == Shard(index, 2)
+        leases.add(shard.lease("carpool-operator"))
+        (budget,) = of(objects, "PodDisruptionBudget", f"carpool-operator-{index}")
+        assert budget["spec"]["selector"]["matchLabels"] == spec["selector"]["matchLabels"]
+    (role,) = of(objects, "Role", "carpool-operator")
+    assert {
+        name for rule in role["rules"] if rule["resources"] == ["leases"] for name in rule.get("resourceNames", ())
+    } == leases
+    assert len(of(objects, "ServiceAccount", "carpool-operator")) == 1
+
+
+def test_a_single_shard_has_no_label_of_it(helm):
+    objects = helm.render()
+    (deployment,) = of(objects, "Deployment", "carpool-operator")
+    assert "carpool.dev/shard" not in json.dumps(deployment)
+    assert not any(
+        "--shard" in argument for argument in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    )

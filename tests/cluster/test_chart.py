@@ -144,7 +144,7 @@ OPERATOR = {
     ("", "services", OTHER): ["list"],
     ("", "configmaps", OTHER): ["list", "create", "patch", "delete"],
     ("events.k8s.io", "events", OTHER): ["create"],
-    ("coordination.k8s.io", "leases", HOME): ["create"],
+    ("coordination.k8s.io", "leases", HOME): ["create", "list"],
     ("coordination.k8s.io", "leases/carpool-operator", HOME): ["get", "update"],
     ("", "secrets", HOME): ["create"],
     ("", "secrets/carpool-signing-key", HOME): ["get"],
@@ -241,6 +241,7 @@ MAY_WRITE = [
     ("operator", written("Secret", "carpool-signing-key", HOME)),
     ("injector", written("Secret", "carpool-injector-cert", HOME)),
     ("operator", written("Lease", "carpool-operator", HOME)),
+    ("operator", written("Lease", "carpool-operator-1-of-2", HOME)),
     ("operator", policy_of("deployment-resnet", ANNOTATED)),
 ]
 MAY_NOT_WRITE = [

@@ -10,11 +10,14 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end }}
 
-{{/* What never changes about a component's pods. Of: root, component. */}}
+{{/* What never changes about a component's pods. Of: root, component; shard where there are several. */}}
 {{- define "carpool.selector" -}}
 app.kubernetes.io/name: carpool
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
+{{- with .shard }}
+carpool.dev/shard: {{ . | quote }}
+{{- end }}
 {{- end }}
 
 {{/* metadata of a namespaced object. Of: root, component, name; namespace where it isn't the release's. */}}
@@ -50,7 +53,7 @@ annotations:
 {{/* metadata of a component's pods. Of: root, component, values. */}}
 {{- define "carpool.template" -}}
 labels:
-  {{- with omit (merge (dict) .values.podLabels .root.Values.commonLabels) "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/part-of" }}
+  {{- with omit (merge (dict) .values.podLabels .root.Values.commonLabels) "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component" "app.kubernetes.io/part-of" "carpool.dev/shard" }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
   {{- include "carpool.selector" . | nindent 2 }}

@@ -1,4 +1,4 @@
-"""Who of several operators may write: a Lease of our own.
+"""Who of several operators may write: a Lease of our own, one for each shard.
 
 Clocks of machines are never compared. A candidate counts on its own monotonic clock how long the lease has not
 changed, the leader how long ago it began the renewal that went well; both begin their count before the other can.
@@ -6,6 +6,10 @@ changed, the leader how long ago it began the renewal that went well; both begin
 The leader stops at ``RENEW`` seconds and the lease is free at ``DURATION``: the 5 s between are for a write that was
 sent just before, which gives up after them. No lease can fence a write that the server itself holds back longer: such a
 one meets newer resource versions and generations.
+
+Where the number of shards changes, shards of the old and the new division share namespaces. So a candidate also waits
+until nobody holds a lease of another division. It looks before it takes its own, and once more after: two may look at
+the same time.
 """
 
 from __future__ import annotations
@@ -18,11 +22,12 @@ import msgspec
 from msgspec import Struct
 
 from carpool_operator.cluster.kube import ApiError, Kube, path_of
+from carpool_operator.cluster.objects import Page
 
 if TYPE_CHECKING:
     import logging
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 DURATION = 15.0
 """Seconds without a renewal after which anybody may take it."""
@@ -61,6 +66,26 @@ class Lease(Struct, rename="camel", frozen=True, kw_only=True):
     kind: str = "Lease"
     metadata: LeaseMeta
     spec: Spec = Spec()
+
+
+class Overlapping:
+    """Leases of shards that share namespaces with ours, without any clock, as ``Candidate``."""
+
+    def __init__(self) -> None:
+        self._changed: dict[str, tuple[str, float]] = {}
+        """By name: the version, and when it was first seen."""
+
+    def held(self, leases: Iterable[Lease], now: float) -> list[str]:
+        """Take those that there are; return the names of those that somebody may still go by."""
+        before, self._changed, held = self._changed, {}, []
+        for lease in leases:
+            name, version, spec = lease.metadata.name, lease.metadata.resource_version, lease.spec
+            known, since = before.get(name, ("", now))
+            since = since if known == version else now
+            self._changed[name] = (version, since)
+            if spec.holder_identity and now < since + _duration(spec):
+                held.append(name)
+        return held
 
 
 class Candidate:
@@ -105,8 +130,7 @@ class Candidate:
         if self.held():
             # Also its own of before a restart under the same name: nobody else can have used it.
             return msgspec.structs.replace(self.lease, spec=msgspec.structs.replace(spec, renew_time=time))
-        duration = max(DURATION, float(spec.lease_duration_seconds or 0))
-        if spec.holder_identity and now < self._changed + duration:
+        if spec.holder_identity and now < self._changed + _duration(spec):
             return None
         taken = Spec(self._identity, int(DURATION), time, time, (spec.lease_transitions or 0) + 1)
         return msgspec.structs.replace(self.lease, spec=taken)
@@ -128,6 +152,11 @@ class Candidate:
         return msgspec.structs.replace(self.lease, spec=spec)
 
 
+def _duration(spec: Spec) -> float:
+    """Return the seconds for which a lease holds that is not renewed."""
+    return max(DURATION, float(spec.lease_duration_seconds or 0))
+
+
 def _written(wall: datetime) -> str:
     return wall.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
@@ -145,7 +174,9 @@ class Election:
         clock: Callable[[], float],
         log: logging.Logger,
         random: random.Random,
+        overlaps: Callable[[str], bool] = lambda _name: False,
     ) -> None:
+        """Begin as one that does not lead. ``overlaps``: whether a Lease, by name, is of another division."""
         self.led, self.lost = asyncio.Event(), asyncio.Event()
         self.lost.set()
         self._kube = kube
@@ -155,6 +186,8 @@ class Election:
         self._clock = clock
         self._log = log
         self._random = random
+        self._overlaps = overlaps
+        self._overlapping = Overlapping()
 
     def leads(self) -> bool:
         """Whether it may write at this moment; in any thread."""
@@ -187,12 +220,12 @@ class Election:
 
         Raises ``ApiError``.
         """
-        candidate = self._candidate
-        if not self.leads():
+        candidate, led = self._candidate, self.leads()
+        if not led:
             candidate.saw(await self._read(), self._clock())
         begun = self._clock()
         proposal = candidate.proposal(begun, datetime.now(UTC))
-        if proposal is None:
+        if proposal is None or not (led or await self._is_alone()):
             return
         try:
             candidate.wrote(await self._write(proposal), begun)
@@ -200,6 +233,8 @@ class Election:
             if error.status in {404, 409}:
                 candidate.saw(await self._read(), self._clock())
             raise
+        if not (led or await self._is_alone()):
+            await self.release()
 
     async def release(self) -> None:
         """Give the lease back, where it is held."""
@@ -229,6 +264,14 @@ class Election:
             if error.status == 404:
                 return None
             raise
+
+    async def _is_alone(self) -> bool:
+        """Whether nobody holds a lease of another division."""
+        found = msgspec.json.decode(await self._kube.request("GET", self._collection), type=Page[Lease]).items
+        others = self._overlapping.held((each for each in found if self._overlaps(each.metadata.name)), self._clock())
+        if others:
+            self._log.info("waiting: operators with another number of shards are at work", extra={"leases": others})
+        return not others
 
     async def _write(self, lease: Lease) -> Lease:
         method, path = ("PUT", self._path) if lease.metadata.resource_version else ("POST", self._collection)

@@ -62,7 +62,8 @@ KINDS = {
 class Fleet:
     """The caches. Of the event loop's thread, but for what is said to be of any."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], mine: Callable[[str], bool] = lambda _namespace: True) -> None:
+        """Begin empty. ``mine``: whether what lies in a namespace is kept."""
         self.policies: Cache[Key, Policy] = Cache()
         self.pods: Cache[Key, Pod] = Cache()
         self.synced = False
@@ -74,6 +75,7 @@ class Fleet:
         """By kind and namespace (``None``: of all): lists in a row that had news while no event had come since the list
         before. Of each namespace, because each has a watch of its own."""
         self._clock = clock
+        self._mine = mine
         self._last_list: dict[tuple[str, str | None], float] = {}
         self._told: dict[tuple[str, str], float] = {}
         self.namespaces: Cache[Key, Namespace] = Cache()
@@ -113,7 +115,7 @@ class Fleet:
             self._told[kind, key.namespace] = now
         if value is None:
             self._caches[kind].drop(key, version)
-        else:
+        elif self._mine(key.namespace):
             self._caches[kind].put(key, version, value)
 
     def alive(self, kind: str) -> None:
@@ -122,7 +124,8 @@ class Fleet:
 
     def listed(self, kind: str, namespace: str | None, items: Items[Any], version: int) -> int:
         """Take a list of all of a kind, in one namespace or in all; returns how many objects it had news of."""
-        return self._caches[kind].replace(items, version, lambda key: namespace is None or key.namespace == namespace)
+        mine = {key: item for key, item in items.items() if self._mine(key.namespace)}
+        return self._caches[kind].replace(mine, version, lambda key: namespace is None or key.namespace == namespace)
 
     def listening(self, kind: str, namespace: str | None, news: int) -> None:
         """Compare what a list of a kind, in one namespace or in all, had to say with what the events did."""

@@ -16,7 +16,7 @@ from carpool_operator.workloads.metadata import Key
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from carpool.exchange.change import Change
     from carpool_operator.api.model import Pod, Policy, Target
@@ -53,9 +53,11 @@ _pages = msgspec.json.Decoder(Page[RawConfigMap])
 class ConfigMaps:
     """What the ConfigMaps hold and what they should hold."""
 
-    def __init__(self, writer: Writer, signer: Signer) -> None:
+    def __init__(self, writer: Writer, signer: Signer, mine: Callable[[str], bool] = lambda _namespace: True) -> None:
+        """Begin with none. ``mine``: whether those in a namespace are to be looked after here."""
         self._writer = writer
         self._signer = signer
+        self._mine = mine
         self._held: dict[Key, Published] = {}
         self._uids: dict[Key, str] = {}
 
@@ -73,6 +75,8 @@ class ConfigMaps:
                     query["continue"] = rest
                 page = _pages.decode(await self._writer.read(path_of("v1", "configmaps", namespace), query))
                 for raw in page.items:
+                    if not self._mine(raw.metadata.namespace):
+                        continue
                     owner = next((each.uid for each in raw.metadata.owner_references if each.kind == KIND), "")
                     held[raw.metadata.key] = Published(raw.data.get(CHANGE, ""), raw.data.get(SIGNATURE, ""), owner)
                     uids[raw.metadata.key] = raw.metadata.uid

@@ -26,7 +26,8 @@ class Metric(NamedTuple):
 
 
 METRICS = (
-    Metric("leader", "gauge", (), "1 while this replica leads"),
+    Metric("leader", "gauge", (), "1 while this replica leads, or leads its shard"),
+    Metric("shards", "gauge", (), "Shards that the cluster is divided into: each has a leader of its own"),
     Metric("pass_seconds", "histogram", (), "Seconds of a pass over all policies"),
     Metric("pass_cpu_seconds", "counter", (), "CPU seconds of the process while it leads"),
     Metric("step_errors", "counter", (), "Decisions lost to errors in the operator; the log has them"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import UTC, datetime
+from functools import partial
 from random import Random
 
 import msgspec
@@ -11,9 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from carpool_operator.cluster.election import DURATION, RENEW, Candidate, Election, Lease, LeaseMeta, Spec
+from carpool_operator.cluster.election import DURATION, RENEW, Candidate, Election, Lease, LeaseMeta, Overlapping, Spec
 from carpool_operator.cluster.kube import ApiError
+from carpool_operator.cluster.sharding import Shard
 
+WHOLE = Shard()
 WALL = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
@@ -175,12 +178,12 @@ def stand(api, clock):
     """Make candidates."""
     kubes = []
 
-    def make(identity):
-        kube = api.kube()
+    def make(identity, shard=WHOLE):
+        kube, name = api.kube(), shard.lease("l")
         kubes.append(kube)
         return Election(
-            kube, Candidate(identity, "l", "ns"), name="l", namespace="ns", clock=clock,
-            log=logging.getLogger("test"), random=Random(1),
+            kube, Candidate(identity, name, "ns"), name=name, namespace="ns", clock=clock,
+            log=logging.getLogger("test"), random=Random(1), overlaps=partial(shard.overlaps, "l"),
         )  # fmt: skip
 
     yield make
@@ -295,3 +298,144 @@ async def test_told_to_end_just_as_a_round_ends_it_ends(stand, monkeypatch, turn
     ended = task.done()
     task.cancel()
     assert ended
+
+
+# ------------------------------------------------------------------------------------------- several shards
+
+
+async def test_shards_of_one_division_lead_at_once(stand):
+    a, b = stand("a", Shard(0, 2)), stand("b", Shard(1, 2))
+
+    await asyncio.gather(a.round(), b.round())
+
+    assert a.leads()
+    assert b.leads()
+
+
+@pytest.mark.parametrize(("before", "after"), [(WHOLE, Shard(0, 2)), (Shard(1, 2), WHOLE), (Shard(1, 2), Shard(0, 3))])
+async def test_another_division_waits_until_the_leases_of_this_one_are_released(stand, before, after):
+    a, b = stand("a", before), stand("b", after)
+    await a.round()
+    await b.round()
+    assert not b.leads()
+
+    await a.release()
+    await b.round()
+
+    assert b.leads()
+
+
+async def test_another_division_waits_until_the_leases_of_this_one_have_run_out(stand, clock):
+    a, b = stand("a", Shard(1, 2)), stand("b", WHOLE)
+    await a.round()
+    await b.round()
+    clock.now += DURATION - 0.1
+    await b.round()
+    assert not b.leads()
+
+    clock.now += 0.1
+    await b.round()
+
+    assert not a.leads()
+    assert b.leads()
+
+
+async def test_of_two_divisions_that_look_at_the_same_time_not_both_lead(api, stand, monkeypatch):
+    a, b = stand("a", Shard(1, 2)), stand("b", WHOLE)
+    looked = asyncio.Barrier(2)
+
+    def slow(one):
+        look, first = one._is_alone, True
+
+        async def is_alone():
+            nonlocal first
+            alone = await look()
+            if first:
+                first = False
+                await looked.wait()
+            return alone
+
+        monkeypatch.setattr(one, "_is_alone", is_alone)
+
+    slow(a)
+    slow(b)
+
+    await asyncio.gather(a.round(), b.round())
+
+    assert not (a.leads() and b.leads())
+    held = [
+        lease
+        for lease in ("l", "l-1-of-2")
+        if api.get("coordination.k8s.io/v1", "leases", lease)["spec"]["holderIdentity"]
+    ]
+    assert len(held) < 2
+
+
+class OneDivision(RuleBasedStateMachine):
+    """Shards of two divisions, whose requests are made in any order and whose clocks start anywhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.servers = {name: Server() for name in ("l", "l-0-of-2", "l-1-of-2")}
+        self.now = 0.0
+        self.shards = [WHOLE, Shard(0, 2), Shard(1, 2)]
+        self.candidates = [Candidate(str(shard), shard.lease("l"), "ns") for shard in self.shards]
+        self.others = [Overlapping() for _ in self.shards]
+        self.at = [None] * 3
+        """What each does next: a proposal to write, or ``"look"`` after it was written."""
+
+    def clock(self, number):
+        return self.now + 1000.0 * number
+
+    def alone(self, number):
+        there = [each.lease for each in self.servers.values() if each.lease is not None]
+        overlapping = [each for each in there if self.shards[number].overlaps("l", each.metadata.name)]
+        return not self.others[number].held(overlapping, self.clock(number))
+
+    def server(self, number):
+        return self.servers[self.shards[number].lease("l")]
+
+    @rule(seconds=st.sampled_from([0.1, 2.0, 9.0, 14.0, 16.0]))
+    def pass_time(self, seconds):
+        self.now += seconds
+
+    @rule(number=st.integers(0, 2))
+    def go_on(self, number):
+        """As ``Election.round``, one request at a time."""
+        candidate, now = self.candidates[number], self.clock(number)
+        match self.at[number]:
+            case None:
+                led = candidate.leads(now)
+                if not led:
+                    candidate.saw(self.server(number).lease, now)
+                proposal = candidate.proposal(now, WALL)
+                if proposal is not None and (led or self.alone(number)):
+                    self.at[number] = (proposal, now, led)
+            case (proposal, begun, led):
+                written = self.server(number).write(proposal)
+                if written is not None:
+                    candidate.wrote(written, begun)
+                self.at[number] = "look" if written is not None and not led else None
+            case "look":
+                self.at[number] = None
+                if not self.alone(number):
+                    self.server(number).write(candidate.release(WALL) or candidate.lease)
+
+    @rule(number=st.integers(0, 2))
+    def release(self, number):
+        if self.at[number] is None and (proposal := self.candidates[number].release(WALL)) is not None:
+            self.server(number).write(proposal)
+
+    @invariant()
+    def one_division_leads(self):
+        # One that still has to look has not told anybody that it leads.
+        leading = {
+            shard.count
+            for number, shard in enumerate(self.shards)
+            if self.candidates[number].leads(self.clock(number)) and self.at[number] != "look"
+        }
+        assert len(leading) <= 1
+
+
+OneDivision.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestOneDivision = OneDivision.TestCase
