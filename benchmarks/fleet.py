@@ -1,7 +1,7 @@
 """`python benchmarks/fleet.py`: what deciding for a large cluster costs, in CPU of one core and in memory.
 
-1,000 policies over 5,000 pods. Reports are made up at the network's edge, from simulated pods, and read as they come
-over it: as JSON. A pass reads every pod and steps every controller; what it decides is delivered at once. The first
+1,000 policies over 5,000 pods. Reports are made up at the network's edge, by virtual pods, and read as they come over
+it: as JSON. A pass reads every pod and steps every controller; what it decides is delivered at once. The first
 passes are the dearest: every model is seen for the first time, and searched for. Exit code 1: beyond a limit.
 """
 
@@ -11,30 +11,20 @@ import argparse
 import resource
 import sys
 from pathlib import Path
-from random import Random
 from time import process_time
-from typing import TYPE_CHECKING
 
 from evidence import Figure, conclude
 from msgspec.structs import replace
+from virtual_pods import INTERVAL, VirtualPod
 
-from carpool.batching.counters import ModelStats, Stats
 from carpool.exchange import report as reports
-from carpool.exchange.report import Lane, Queue, Report, Stalls
-from carpool.learning.arrivals import Poisson, until
 from carpool.policy.durations import Duration
-from carpool.policy.parameters import Parameters
 from carpool.policy.spec import SLO, Latency
-from carpool.simulation.simulator import Device, Simulation, linear
 from carpool_operator.api.annotations import INJECT
 from carpool_operator.api.model import Pod, Policy, Reading, Target, View, Workload
 from carpool_operator.api.spec import PolicySpec, TargetRef
 from carpool_operator.controller import Controller
 from carpool_operator.tuning.assignment import assign
-
-if TYPE_CHECKING:
-    from carpool.exchange.change import Change
-    from carpool.simulation.outcome import Setting
 
 HERE = Path(__file__).parent
 LIMITS = HERE / "limits.json"
@@ -43,11 +33,7 @@ RESULTS = HERE / "results" / "fleet.json"
 PODS = 5
 """Of each policy."""
 
-INTERVAL = 2.0
 EPOCH = 1_790_000_000.0
-
-LOADS = (20.0, 100.0, 200.0, 400.0, 700.0, 1000.0, 1300.0, 1500.0)
-"""Requests per second of a pod; the device saturates at 1,700."""
 
 SETTLED = 60
 """Passes until every fleet has gone where it goes, the quietest last; then the steady ones are measured."""
@@ -76,34 +62,6 @@ def main() -> int:
     return conclude(figures, LIMITS, RESULTS if options.policies == 1000 else None)
 
 
-def profiles() -> list[list[ModelStats]]:
-    """Count what a pod counts in one interval, at each load; several intervals each, so that no two are the same."""
-    device = Device(times=linear(0.005, 0.0005), cv=0.05)
-    every = []
-    for load in LOADS:
-        last, intervals = ModelStats(), []
-
-        def observe(now: float, stats: list[Stats]) -> list[Setting] | None:
-            nonlocal last
-            earlier, now_stats = Stats(now - INTERVAL, models={"": last}), stats[0]
-            if "" in now_stats.models:
-                intervals.append(  # noqa: B023 - used within this turn of the loop
-                    now_stats.since(earlier).models[""] if last.windows else now_stats.models[""]
-                )
-                last = now_stats.models[""]
-            return None
-
-        simulation = Simulation(
-            until(Poisson(load), 12.0, Random(1)),
-            device,
-            slo=0.05,
-            parameters=Parameters(max_batch=32, max_wait=Duration(0.01)),
-        )
-        simulation.every(INTERVAL, observe).run()
-        every.append(intervals[2:])
-    return every
-
-
 class Fleets:
     """All policies, their pods, and who decides for them."""
 
@@ -112,10 +70,9 @@ class Fleets:
         """Published after all had settled."""
         self.writes = 0.0
         """Statuses written then."""
-        self._profiles = profiles()
         self._policies = [_policy(number) for number in range(policies)]
         self._controllers = [Controller() for _ in range(policies)]
-        self._told: list[dict[str, Change]] = [{} for _ in range(policies)]
+        self._pods = [[VirtualPod(number * PODS + index) for index in range(PODS)] for number in range(policies)]
         self._now = 0.0
         self._passes = 0
 
@@ -128,10 +85,13 @@ class Fleets:
         owners = assign(self._policies)
         took += process_time() - begun
         for number, controller in enumerate(self._controllers):
-            policy, told = self._policies[number], self._told[number]
+            policy, virtual = self._policies[number], self._pods[number]
             target = Target(policy.namespace, "Deployment", policy.name)
             pods = [_pod(target, index) for index in range(PODS)]
-            bodies = {pod.uid: reports.encode(self._report(number, pod, told.get(pod.uid))) for pod in pods}
+            bodies = {
+                pod.uid: reports.encode(one.report(self._passes, str(target)))
+                for pod, one in zip(pods, virtual, strict=True)
+            }
             begun = process_time()
             readings = {uid: Reading(self._now, reports.decode(body)) for uid, body in bodies.items()}
             view = View(
@@ -149,60 +109,14 @@ class Fleets:
             outcome = controller.step(view)
             took += process_time() - begun
             for document in outcome.documents:
-                told.update(dict.fromkeys(document.pods or [pod.uid for pod in pods], document.change))
+                for pod, one in zip(pods, virtual, strict=True):
+                    if document.pods is None or pod.uid in document.pods:
+                        one.told(document.change, self._passes)
             if self._passes > SETTLED:
                 self.documents += len(outcome.documents)
                 self.writes += outcome.status != policy.status
             self._policies[number] = replace(policy, status=outcome.status)
         return took
-
-    def _report(self, number: int, pod: Pod, change: Change | None) -> Report:
-        stats = Stats(self._now, models={"resnet": self.counted(number, self._passes)})
-        generation = 0 if change is None else change.generation
-        return Report(
-            stats=stats,
-            uptime_seconds=self._now,
-            ready=True,
-            readiness="ready",
-            target=str(pod.target),
-            generation=generation,
-            running=generation,
-            slo_seconds=0.05,
-            queue=Queue(rows=0, in_flight=1, slots=1),
-            lanes={
-                "resnet": Lane(
-                    parameters=Parameters(), pass_through=False, queued_requests=0, cap=32, quarantined=False
-                )
-            },
-            stalls=Stalls(0, 0.0),
-        )
-
-    def counted(self, number: int, passes: int) -> ModelStats:
-        """Add the intervals of so many passes up: each profile's in turn, the same again when they are over."""
-        intervals = self._profiles[number % len(self._profiles)]
-        rounds, rest = divmod(passes, len(intervals))
-        times = [rounds + (index < rest) for index in range(len(intervals))]
-        total = ModelStats(durations=[0] * len(intervals[0].durations))
-        cells: dict[tuple[int, ...], list[float]] = {}
-        for count, part in zip(times, intervals, strict=True):
-            for name in (
-                "arrivals",
-                "batchable",
-                "arrivals_squared",
-                "windows",
-                "rows",
-                "dispatched",
-                "served",
-                "hits",
-            ):
-                setattr(total, name, getattr(total, name) + count * getattr(part, name))
-            total.durations = [a + count * b for a, b in zip(total.durations, part.durations, strict=True)]
-            for *key, batches, busy, squared in part.cells:
-                cell = cells.setdefault(tuple(key), [0, 0.0, 0.0])
-                for index, value in enumerate((batches, busy, squared)):
-                    cell[index] += count * value
-        total.cells = [(*key, int(n), busy, squared) for key, (n, busy, squared) in cells.items()]  # type: ignore[misc] # a key is four
-        return total
 
 
 def _policy(number: int) -> Policy:
@@ -213,9 +127,7 @@ def _policy(number: int) -> Policy:
         uid=f"policy-{number}",
         generation=1,
         created=EPOCH,
-        spec=PolicySpec(
-            slo=SLO(latency=Latency(p99=Duration(0.05 + number % 7 / 100))), target_refs=(TargetRef(name=name),)
-        ).validate(),
+        spec=PolicySpec(slo=SLO(latency=Latency(p99=Duration(0.05))), target_refs=(TargetRef(name=name),)).validate(),
         error="",
         annotated=True,
         status={},

@@ -24,13 +24,11 @@ from typing import cast
 import msgspec
 from aiohttp import web
 from evidence import Figure, conclude
-from fleet import INTERVAL, LIMITS, LOADS, PODS, Fleets
+from fleet import LIMITS, PODS
+from virtual_pods import INTERVAL, VirtualPod
 
-from carpool.batching.counters import ModelStats, Stats
 from carpool.exchange import report as reports
-from carpool.exchange.change import Change, read_change
-from carpool.exchange.report import Lane, Queue, Report, Stalls
-from carpool.policy.parameters import Parameters
+from carpool.exchange.change import read_change
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "whole_operator.json"
@@ -51,45 +49,22 @@ STEADY = 5
 
 
 class Pods:
-    """All pods: what they count, and what they were told."""
+    """All pods, by their addresses."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._fleets = Fleets(0)
-        self._told: dict[str, Change] = {}
-        self._counted: dict[int, tuple[int, ModelStats]] = {}
+        self._pods: dict[str, VirtualPod] = {}
 
     def answer(self, address: str, head: bytes, body: bytes) -> bytes:
         """Answer a request to the admin port of the pod at an address: GET /v1/stats or PUT /v1/config."""
+        _, _, high, low = address.split(".")
+        pod = self._pods.get(address) or self._pods.setdefault(address, VirtualPod(int(high) * 250 + int(low) - 1))
+        interval = int((time.monotonic() - self._began) / INTERVAL)
         if head.startswith(b"PUT /v1/config "):
-            self._told[address] = read_change(msgspec.json.decode(body))
+            pod.told(read_change(msgspec.json.decode(body)), interval)
             return b"{}"
         assert head.startswith(b"GET /v1/stats "), head  # noqa: S101 - it asks for nothing else
-        _, *parts = address.split(".")
-        profile = (int(parts[1]) * 250 + int(parts[2]) - 1) // PODS % len(LOADS)
-        tick = int((time.monotonic() - self._began) / INTERVAL)
-        if self._counted.get(profile, (-1, None))[0] != tick:
-            self._counted[profile] = tick, self._fleets.counted(profile, tick)
-        change = self._told.get(address)
-        generation = 0 if change is None else change.generation
-        parameters = (change and (change.parameters.get("resnet") or change.parameters.get("*"))) or Parameters()
-        lane = Lane(
-            parameters=parameters, pass_through=parameters.pass_through, queued_requests=0, cap=64, quarantined=False
-        )
-        return reports.encode(
-            Report(
-                stats=Stats(tick * INTERVAL, models={"resnet": self._counted[profile][1]}),
-                uptime_seconds=tick * INTERVAL,
-                ready=True,
-                readiness="ready",
-                generation=generation,
-                running=generation,
-                slo_seconds=0.05,
-                queue=Queue(rows=0, in_flight=1, slots=1),
-                lanes={"resnet": lane},
-                stalls=Stalls(0, 0.0),
-            )
-        )
+        return reports.encode(pod.report(interval))
 
 
 class Port(asyncio.Protocol):
