@@ -51,9 +51,12 @@ AT_ONCE = 16
 PATIENCE = 30.0
 """Seconds that a pass waits for the last of its policies; those that take longer are left out of the next passes."""
 
-BUDGET = 15.0
+BUDGET = 10.0
 """CPU seconds after which a pass takes on no more policies; the next one begins with those. A thousand models that are
-all searched for the first time take 33: nobody is to wait for that before he is looked at again."""
+all searched for the first time take a minute: no other policy should wait for that."""
+
+RESTS, HURRIES = 2.0, 1.1
+"""Times its CPU seconds that a pass takes at least: half a core, and nearly a whole one while policies are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +108,8 @@ class _Scene:
     """The cluster as it is at the begin of a pass."""
 
     owners: Mapping[Target, Policy]
+    owned: Mapping[str, Sequence[Target]]
+    """By UID of the policy that they belong to."""
     selected: Mapping[str, Sequence[Target]]
     """By UID of the policy that selects."""
     pods: Mapping[Target, Sequence[Pod]]
@@ -122,6 +127,8 @@ class Loop:
         self._undecided = 0
         self._spent_at = inf
         """CPU seconds at which the pass has spent its budget."""
+        self._left_out = False
+        """Whether the pass had no time for some policies."""
         self._p = parts
         self._owned = Owned(parts.defaults)
         self._held: dict[Key, _Held] = {}
@@ -132,14 +139,17 @@ class Loop:
         self._ending = False
 
     async def run(self, interval: float) -> None:
-        """Pass after pass until cancelled, ``interval`` seconds apart, or so far that they take half a core."""
+        """Pass after pass until cancelled, ``interval`` seconds apart, or so far that they take half a core.
+
+        While policies are left out, which is when many are learned at once, they take nearly a whole one.
+        """
         clock, spent = self._p.clock, self._p.cpu
         while True:
             begun, cpu = clock(), spent()
             await self.once()
             self._p.metrics.observe("pass_seconds", clock() - begun)
             # Looked at again: what a pass left behind goes on, and counts.
-            while (left := max(interval, 2 * (spent() - cpu)) - (clock() - begun)) > 0:  # noqa: ASYNC110 - CPU time tells nobody
+            while (left := apart(interval, spent() - cpu, left_out=self._left_out) - (clock() - begun)) > 0:  # noqa: ASYNC110 - CPU time tells nobody
                 await asyncio.sleep(left)
             self._p.metrics.count("pass_cpu_seconds", by=spent() - cpu)
 
@@ -155,7 +165,7 @@ class Loop:
     async def once(self) -> None:
         """Make one pass."""
         p = self._p
-        self._spent_at = p.cpu() + BUDGET
+        self._spent_at, self._left_out = p.cpu() + BUDGET, False
         if not self._undecided:
             self.progress = p.clock()
         # 1. Policies for annotated workloads
@@ -173,7 +183,11 @@ class Loop:
         told: dict[Target, list[Event]] = {}
         for workload, event in plan.events:
             told.setdefault(workload.target, []).append(event)
-        scene = _Scene(assign(policies.values(), selected), selected, p.fleet.pods_by_target(), len(p.fleet.pods), told)
+        owners = assign(policies.values(), selected)
+        owned: dict[str, list[Target]] = {}
+        for target, owner in owners.items():
+            owned.setdefault(owner.uid, []).append(target)
+        scene = _Scene(owners, owned, selected, p.fleet.pods_by_target(), len(p.fleet.pods), told)
         self._forget(policies, scene)
         # 3. Every policy, those first that wait longest
         waiting_since = {key: held.begun for key, held in self._held.items()}
@@ -270,9 +284,10 @@ class Loop:
         asks = policy.spec is not None and policy.spec.metrics.source is MetricsSource.PROMETHEUS
         async with nullcontext() if asks else self._slots:
             if self._ending or p.cpu() > self._spent_at:
+                self._left_out = True
                 return
             # 1. Its targets
-            targets = [target for target, owner in scene.owners.items() if owner.uid == policy.uid]
+            targets = scene.owned.get(policy.uid, ())
             held = self._held.get(key)
             if held is None or held.uid != policy.uid:
                 held = self._held[key] = _Held(policy.uid, p.controller())
@@ -415,6 +430,11 @@ class Loop:
                 p.log.warning("the CRD does not know all of the status: update it", extra={"policy": key})
 
         await self._write(("status", policy.uid), f"{PLURAL}/status", write)
+
+
+def apart(interval: float, cpu: float, *, left_out: bool) -> float:
+    """Return the seconds from one pass's begin to the next's, by the CPU seconds that it took."""
+    return max(interval, (HURRIES if left_out else RESTS) * cpu)
 
 
 def _about(workload: Workload) -> About:

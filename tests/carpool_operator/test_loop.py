@@ -464,7 +464,7 @@ async def test_what_a_pass_has_no_time_for_comes_first_in_the_next(world, monkey
     step = Steps.step
 
     def dear(made, view):
-        world.cpu += 10.0
+        world.cpu += 7.0
         return step(made, view)
 
     monkeypatch.setattr(Steps, "step", dear)
@@ -474,9 +474,21 @@ async def test_what_a_pass_has_no_time_for_comes_first_in_the_next(world, monkey
 
     assert len(world.steps) == 4
     await world.passes(1)
-    assert looks() == [0, 0, 1, 1]  # the second begins at 10 s of 15
+    assert looks() == [0, 0, 1, 1]  # the second begins at 7 s of 10
+    assert world.loop._left_out
     await world.passes(1)
     assert looks() == [1, 1, 1, 1]
+    monkeypatch.setattr(Steps, "step", step)
+    await world.passes(1)
+    assert not world.loop._left_out
+
+
+@pytest.mark.parametrize(
+    ("cpu", "left_out", "expected"),
+    [(0.5, False, 2.0), (6.0, False, 12.0), (10.0, True, 11.0), (0.5, True, 2.0)],
+)
+def test_passes_take_half_a_core_and_a_whole_one_while_policies_are_left_out(cpu, left_out, expected):
+    assert loop.apart(2.0, cpu, left_out=left_out) == pytest.approx(expected)
 
 
 async def test_a_decision_that_never_ends_is_no_progress(world, monkeypatch):

@@ -36,13 +36,14 @@ def drawn(process: arrivals.Poisson | arrivals.Gamma, count: int, sample: int) -
     return list(arrivals.first(process, count, _random(sample)))
 
 
+@lru_cache(maxsize=32)
 def draws(noise: float, sample: int = 0) -> Sequence[float]:
     """Multipliers of batch times: gamma with mean 1 and the given coefficient of variation."""
     if noise < NOISELESS:
         return (1.0,)
     rng = _random(sample)
     shape = noise**-2
-    return [rng.gammavariate(shape, 1 / shape) for _ in range(997)]  # a prime, so that draws don't fall in step
+    return tuple(rng.gammavariate(shape, 1 / shape) for _ in range(997))  # a prime, so that draws don't fall in step
 
 
 @lru_cache(maxsize=16)

@@ -85,7 +85,7 @@ class Tuner:
         parameters = self._requirements.limits.clamp(parameters)
         if parameters != self.parameters:
             self._exploration.stop()
-            self._plan.discard()
+            self._plan.adopted(parameters)
             self._put_in_force(parameters)
 
     def rejected(self, parameters: Parameters, back_to: Parameters) -> None:
