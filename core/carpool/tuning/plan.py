@@ -41,12 +41,12 @@ class Plan:
         self._forecaster: Forecaster | None = None
         self.choice: Choice | None = None
         """``None``: to be made."""
-        self._made_from: Parameters | None = None
+        self.made_from: Parameters | None = None
+        """What was in force when it was."""
 
-    def adopted(self, parameters: Parameters) -> None:
-        """Choose anew with the next observation, unless these are the parameters that the choice was made from."""
-        if parameters != self._made_from:
-            self.choice = None
+    def discard(self) -> None:
+        """Choose anew with the next observation."""
+        self.choice = None
 
     def share_device(self, others: float) -> None:
         """Take into account that others use the device for such a share of the time."""
@@ -94,7 +94,7 @@ class Plan:
         if situation is None:
             return
         self._forecaster = forecaster = Forecaster(situation)
-        self._made_from = parameters
+        self.made_from = parameters
         current = forecaster.assess(parameters, LENIENT)
         if self._requirements.held:
             self.choice = Choice(current, current)

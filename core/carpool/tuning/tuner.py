@@ -84,8 +84,10 @@ class Tuner:
         """Go on from parameters that somebody else put in force."""
         parameters = self._requirements.limits.clamp(parameters)
         if parameters != self.parameters:
+            # A step that was not taken leaves the choice as it is; what was to be explored is looked for anew.
+            if parameters != self._plan.made_from or self._exploration.is_under_way:
+                self._plan.discard()
             self._exploration.stop()
-            self._plan.adopted(parameters)
             self._put_in_force(parameters)
 
     def rejected(self, parameters: Parameters, back_to: Parameters) -> None:
@@ -96,6 +98,7 @@ class Tuner:
         if parameters not in self._left:
             self._left.add(parameters)
             self._guards.margin.more(self._history.now)
+            self._plan.discard()
         self.adopt(back_to)
 
     def step(self, observation: Observation) -> Decision:

@@ -170,6 +170,20 @@ def test_what_is_held_follows_what_is_in_force():
     assert second.estimate is not None, "t(b) stays known"
 
 
+def test_a_step_that_was_not_taken_leaves_the_choice_as_it_is_and_one_that_failed_does_not():
+    tuner = Tuner(BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(0.05)))))
+    before = tuner.parameters
+    (decision,) = observe(tuner, 1)
+    assert decision.reason is Reason.LOWERS_UTILIZATION
+    chosen = tuner._plan.choice
+
+    tuner.adopt(before)
+    assert tuner._plan.choice is chosen
+    tuner.adopt(decision.parameters)
+    tuner.rejected(decision.parameters, before)
+    assert tuner._plan.choice is None
+
+
 @pytest.mark.parametrize("target", [{"p50": 0.02}, {"p90": 0.03}, {"p95": 0.04}, {"p999": 0.08}])
 def test_any_percentile_may_be_promised_alone(target):
     latency = Latency(**{name: Duration(value) for name, value in target.items()})
