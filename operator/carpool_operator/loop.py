@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from carpool_operator.api.model import View
 from carpool_operator.api.spec import API_VERSION, KIND, PLURAL, MetricsSource
 from carpool_operator.cluster.fleet import KINDS, POLICIES
@@ -306,7 +308,7 @@ class Loop:
             readings = await p.sources.read(policy, mine, fleet=scene.fleet)
             for reading in readings.values():
                 p.metrics.count("readings", "error" if reading.report is None else "ok")
-            missed = await self._inspect(targets, workloads, pods)
+            missed, workloads = await self._inspect(targets, workloads, pods)
             if self._ending:
                 return
             # 3. The decision
@@ -348,22 +350,29 @@ class Loop:
 
     async def _inspect(
         self, targets: Sequence[Target], workloads: Mapping[Target, Workload], pods: Mapping[Target, Sequence[Pod]]
-    ) -> dict[Target, tuple[Missed, ...]]:
-        """Look for pods without a sidecar and Services that lead past it."""
+    ) -> tuple[dict[Target, tuple[Missed, ...]], dict[Target, Workload]]:
+        """Look for pods without a sidecar, for those that are refused, and for Services that lead past sidecars.
+
+        Returns the first by target, and the workloads with what is known of the second.
+        """
         p = self._p
         missed: dict[Target, tuple[Missed, ...]] = {}
+        known = dict(workloads)
         for target in targets:
             workload = workloads.get(target)
-            if workload is None or workload.rolling:
+            if workload is None:
                 continue
             try:
+                known[target] = replace(workload, refused=await p.inspector.refused(workload, pods[target], p.clock()))
+                if workload.rolling:
+                    continue
                 missed[target] = await p.inspector.missed(workload, pods[target], p.clock())
                 await p.inspector.look_at_services(workload, pods[target], p.clock())
                 for event in p.inspector.bypassed(target):
                     p.recorder.record(_about(workload), event, p.wall(), LASTING)
             except ApiError as error:
                 p.log.warning("can't read a workload", extra={"target": str(target), "error": str(error)})
-        return missed
+        return missed, known
 
     def _counted(self, held: _Held, outcome: Outcome) -> None:
         last = outcome.status.get("lastDecision") or {}

@@ -21,6 +21,7 @@ PLURALS = {
     ("v1", "pods"): "Pod",
     ("v1", "services"): "Service",
     ("v1", "namespaces"): "Namespace",
+    ("v1", "events"): "Event",
     ("apps/v1", "deployments"): "Deployment",
     ("apps/v1", "statefulsets"): "StatefulSet",
     ("apps/v1", "daemonsets"): "DaemonSet",
@@ -287,13 +288,13 @@ class FakeApi:
         selector, field_ = request.query.get("labelSelector", ""), request.query.get("fieldSelector", "")
         items = [
             body
-            for (version, kind, where, name), body in sorted(
+            for (version, kind, where, _), body in sorted(
                 (key, body) for key, body in self.objects.items() if key[:2] == (api, plural)
             )
             if (version, kind) == (api, plural)
             and namespace in {"", where}
             and _selects(selector, body)
-            and field_ in {"", f"metadata.name={name}"}
+            and _has(field_, body)
         ]
         begin = int(request.query.get("continue") or 0)
         limit = int(request.query.get("limit") or len(items) + 1)
@@ -369,6 +370,14 @@ class FakeApi:
                 ]
             }  # fmt: skip
         return None
+
+
+def _has(selector, body):
+    """Whether an object's field is as a field selector of one term says."""
+    path, _, value = selector.partition("=")
+    for step in filter(None, path.split(".")):
+        body = body[step]
+    return not selector or body == value
 
 
 def _selects(selector, body):

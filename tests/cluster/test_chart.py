@@ -142,6 +142,7 @@ OPERATOR = {
     ("", "namespaces", ""): ["get", "list", "watch"],
     ("", "pods", OTHER): ["list", "watch"],
     ("", "services", OTHER): ["list"],
+    ("", "events", OTHER): ["list"],
     ("", "configmaps", OTHER): ["list", "create", "patch", "delete"],
     ("events.k8s.io", "events", OTHER): ["create"],
     ("coordination.k8s.io", "leases", HOME): ["create", "list"],

@@ -233,7 +233,7 @@ def _room(workload: Workload, where: str) -> str:
             f"{why}: make room, or let the sidecar ask for less with {CPU}, {CPU_LIMIT} and {MEMORY} on the pod "
             f"template or the Namespace; without it: {without}"
         )
-    return f"{why}: {where} describe replicasets"
+    return f"{why}: {where} get events --field-selector type=Warning"
 
 
 def _restart(workload: Workload) -> str:

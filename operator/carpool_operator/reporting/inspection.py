@@ -1,12 +1,13 @@
-"""Looks that cost a list: pods that should have a sidecar and have none, Services that lead past it.
+"""Looks that cost a list: pods that should have a sidecar and have none, or are refused; Services that lead past it.
 
 Pods without a sidecar are not watched. They are listed, workload by workload, where the numbers don't match, and each
-no oftener than a limit; so are Services.
+no oftener than a limit; so are Services, and Events of who makes pods.
 """
 
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -16,9 +17,11 @@ from carpool_operator.api import annotations as names
 from carpool_operator.api.model import Event, Missed
 from carpool_operator.api.status import SERVICE_BYPASSED
 from carpool_operator.cluster.kube import path_of
+from carpool_operator.cluster.objects import LONGEST_REFUSAL
 from carpool_operator.injector.bypass import bypasses
 from carpool_operator.reporting.conditions import asks
 from carpool_operator.workloads.metadata import Meta
+from carpool_operator.workloads.registry import BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +37,10 @@ SERVICES = 600.0
 
 MOST = 50
 """Names told of pods that were missed."""
+
+MADE = frozenset({"SuccessfulCreate", "CreatedHeadPod", "CreatedWorkerPod"})
+NOT_MADE = frozenset({"FailedCreate", "FailedToCreateHeadPod", "FailedToCreateWorkerPod"})
+"""Reasons of Events of who makes pods: Kubernetes' own controllers, and KubeRay's."""
 
 LONGEST = 300
 """Characters told of why one was skipped; anybody who makes pods can write that annotation."""
@@ -67,13 +74,75 @@ class _Pods(Struct):
 _pods = msgspec.json.Decoder(_Pods)
 
 
+class _Involved(Struct):
+    kind: str = ""
+    name: str = ""
+
+
+class _Series(Struct, rename="camel"):
+    last_observed_time: str | None = None
+
+
+class _Event(Struct, rename="camel"):
+    involved_object: _Involved
+    reason: str = ""
+    message: str = ""
+    last_timestamp: str | None = None
+    event_time: str | None = None
+    series: _Series | None = None
+
+    @property
+    def at(self) -> datetime:
+        """When it was last so: of the three ways in which that is written, all in use."""
+        series = None if self.series is None else self.series.last_observed_time
+        written = [each for each in (series, self.last_timestamp, self.event_time) if each]
+        return max(map(datetime.fromisoformat, written), default=NEVER)
+
+
+class _Events(Struct):
+    items: list[_Event]
+
+
+_events = msgspec.json.Decoder(_Events)
+NEVER = datetime.min.replace(tzinfo=UTC)
+
+
 class Inspector:
     """Remembers what it saw, and when. ``now``: seconds of the monotonic clock."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._missed: dict[Target, tuple[float, tuple[Missed, ...]]] = {}
+        self._refused: dict[Target, tuple[float, str]] = {}
         self._services: dict[Target, _Seen] = {}
+
+    async def refused(self, workload: Workload, injected: Sequence[Pod], now: float) -> str:
+        """Return why the API server refuses a workload's pods, in its words; ``""`` where it does not.
+
+        Raises ``ApiError``.
+        """
+        target, kind = workload.target, BY_NAME[workload.target.kind]
+        if kind.maker is None or not _lacks(workload, injected):
+            self._refused.pop(target, None)
+            return workload.refused
+        listed, found = self._refused.get(target, (-AGAIN, ""))
+        if now < listed + AGAIN:
+            return found
+        # Before it is asked, so that a server that fails isn't asked at once again.
+        self._refused[target] = (now, found)
+        query: dict[str, str | int] = {"fieldSelector": f"involvedObject.kind={kind.maker[0]}"}
+        answer = _events.decode(await self._writer.read(path_of("v1", "events", target.namespace), query))
+        told = [
+            each
+            for each in answer.items
+            if each.reason in MADE | NOT_MADE
+            and kind.makes(target.name, each.involved_object.kind, each.involved_object.name)
+        ]
+        # One that was made since shows that there is room by now.
+        last = max(told, key=lambda each: each.at, default=None)
+        found = "" if last is None or last.reason in MADE else last.message[:LONGEST_REFUSAL]
+        self._refused[target] = (now, found)
+        return found
 
     async def missed(self, workload: Workload, injected: Sequence[Pod], now: float) -> tuple[Missed, ...]:
         """Return a workload's pods that should have a sidecar and have none.
@@ -81,7 +150,7 @@ class Inspector:
         Raises ``ApiError``.
         """
         target = workload.target
-        if not asks(workload) or sum(not pod.deleting for pod in injected) >= workload.replicas:
+        if not _lacks(workload, injected):
             self._missed.pop(target, None)
             return ()
         listed, found = self._missed.get(target, (-AGAIN, ()))
@@ -140,4 +209,10 @@ class Inspector:
     def forget(self, alive: set[Target]) -> None:
         """Forget workloads that nobody tunes any more."""
         self._missed = {target: each for target, each in self._missed.items() if target in alive}
+        self._refused = {target: each for target, each in self._refused.items() if target in alive}
         self._services = {target: each for target, each in self._services.items() if target in alive}
+
+
+def _lacks(workload: Workload, injected: Sequence[Pod]) -> bool:
+    """Whether a workload that asks for sidecars has fewer pods with one than it wants."""
+    return asks(workload) and sum(not pod.deleting for pod in injected) < workload.replicas

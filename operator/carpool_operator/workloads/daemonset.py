@@ -49,6 +49,7 @@ KIND = Kind(
     raw=Raw,
     state=state,
     owner=owner,
+    maker=("DaemonSet", "{name}"),
     made=lambda name: ({}, reference("apps/v1", "DaemonSet", name)),
     revision="controller-revision-hash",
     templates=("spec.template",),

@@ -67,6 +67,7 @@ KIND = Kind(
     raw=Raw,
     state=state,
     owner=owner,
+    maker=("ReplicaSet", "{name}-predictor-*"),
     made=lambda name: (
         {NAME: name, COMPONENT: "predictor", "pod-template-hash": "0"},
         reference("apps/v1", "ReplicaSet", f"{name}-predictor-0"),

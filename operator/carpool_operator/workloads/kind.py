@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
@@ -52,6 +53,9 @@ class Kind(Struct, frozen=True, kw_only=True):
     templates: tuple[str, ...]
     """Where its pods' annotations lie, as paths to the object that has ``metadata.annotations``, or ``annotations``
     itself where the path ends in that. The first that is there counts."""
+    maker: tuple[str, str] | None = None
+    """Kind and name of the objects whose Events say that the API server refuses its pods, the name as a pattern with
+    ``name`` in braces; ``None`` where ``state`` has read it of the workload itself."""
     annotating: bool
     """Whether an annotation on the workload itself suffices: the webhook copies it to the template."""
     restart: str = "rollout restart {resource}"
@@ -89,6 +93,10 @@ class Kind(Struct, frozen=True, kw_only=True):
         for step in reversed(self.annotations_path()):
             patch = {step: patch}
         return f"{where} patch {resource}{self.merge} -p '{json.dumps(patch, separators=(',', ':'))}'"
+
+    def makes(self, name: str, kind: str, maker: str) -> bool:
+        """Whether an object, by kind and name, makes the pods of the workload named."""
+        return self.maker is not None and kind == self.maker[0] and fnmatchcase(maker, self.maker[1].format(name=name))
 
     @property
     def merge(self) -> str:

@@ -64,6 +64,7 @@ KIND = Kind(
     raw=Raw,
     state=state,
     owner=owner,
+    maker=("StatefulSet", "{name}"),
     made=lambda name: ({NAME: name, WORKER: "0"}, reference("apps/v1", "StatefulSet", name)),
     revision="leaderworkerset.sigs.k8s.io/template-revision-hash",
     templates=("spec.leaderWorkerTemplate.leaderTemplate", "spec.leaderWorkerTemplate.workerTemplate"),

@@ -70,6 +70,7 @@ KIND = Kind(
     raw=Raw,
     state=state,
     owner=owner,
+    maker=("RayCluster", "{name}-*"),
     made=lambda name: ({FROM_KIND: "RayService", FROM_NAME: name}, reference("ray.io/v1", "RayCluster", f"{name}-0")),
     revision="ray.io/cluster",
     # One a group, in a list.

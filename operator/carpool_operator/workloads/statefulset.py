@@ -49,6 +49,7 @@ KIND = Kind(
     raw=Raw,
     state=state,
     owner=owner,
+    maker=("StatefulSet", "{name}"),
     made=lambda name: ({}, reference("apps/v1", "StatefulSet", name)),
     revision="controller-revision-hash",
     templates=("spec.template",),

@@ -370,4 +370,4 @@ def test_pods_that_the_server_refuses_are_told_with_the_fix():
     assert world.condition("Ready")["reason"] == "PodsRefused"
     world.workload = workload_of(refused="admission webhook denied the request: no such image")
     settle(world)
-    assert programmed(world)[2].endswith("kubectl -n vision describe replicasets")
+    assert programmed(world)[2].endswith("kubectl -n vision get events --field-selector type=Warning")

@@ -10,6 +10,7 @@ from carpool_operator.api.model import Missed
 from carpool_operator.cluster.kube import ApiError
 from carpool_operator.cluster.objects import RawPod
 from carpool_operator.reporting.inspection import AGAIN, LONGEST, SERVICES, Inspector
+from carpool_operator.workloads.registry import BY_NAME
 from carpool_operator.workloads.registry import DEFAULT as DEPLOYMENTS
 
 
@@ -148,3 +149,83 @@ async def test_where_no_pod_has_a_sidecar_nothing_leads_past_it(api, inspector):
     await inspector.look_at_services(workload(1), [one], 0.0)
     await inspector.look_at_services(workload(1), [replace(one, deleting=True)], 2.0)
     assert inspector.bypassed(one.target) == ()
+
+
+# ------------------------------------------------------------------------------------------- pods that are refused
+
+QUOTA = 'create Pod web-0 in StatefulSet web failed: pods "web-0" is forbidden: exceeded quota: team'
+
+
+def tell(api, reason, minute, kind="StatefulSet", name="web", message=QUOTA, field="lastTimestamp"):
+    at = f"2026-11-21T12:{minute:02}:00Z"
+    body = {
+        "metadata": {"name": f"{kind}.{name}.{reason}.{minute}".lower()},
+        "involvedObject": {"kind": kind, "name": name}, "reason": reason, "message": message,
+    }  # fmt: skip
+    body |= {"series": {"lastObservedTime": at}} if field == "series" else {field: at}
+    api.put("v1", "events", body)
+
+
+def of_kind(name="StatefulSet", replicas=2, **changes):
+    """A workload of some kind, as it is kept."""
+    kept = workload(replicas)
+    return replace(kept, target=kept.target._replace(kind=name), **changes)
+
+
+async def test_what_an_event_says_of_refused_pods_is_told(api, inspector):
+    tell(api, "FailedCreate", 1)
+    tell(api, "FailedCreate", 1, name="web-2", message="of another")
+
+    assert await inspector.refused(of_kind(), [], 0.0) == QUOTA
+
+
+@pytest.mark.parametrize("field", ["lastTimestamp", "eventTime", "series"])
+async def test_the_last_event_counts_however_its_time_is_written(api, inspector, field):
+    tell(api, "FailedCreate", 5, message="before", field=field)
+    tell(api, "SuccessfulCreate", 7, message="made", field=field)
+    assert await inspector.refused(of_kind(), [], 0.0) == ""
+
+    tell(api, "FailedCreate", 9, message="again", field=field)
+    assert await inspector.refused(of_kind(), [], AGAIN) == "again"
+
+
+async def test_events_of_other_things_say_nothing_of_pods(api, inspector):
+    tell(api, "RecreatingFailedPod", 9)
+    tell(api, "FailedCreate", 9, kind="DaemonSet")
+
+    assert await inspector.refused(of_kind(), [], 0.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "maker", "name", "reason"),
+    [
+        ("DaemonSet", "DaemonSet", "web", "FailedCreate"),
+        ("LeaderWorkerSet", "StatefulSet", "web", "FailedCreate"),
+        ("InferenceService", "ReplicaSet", "web-predictor-5d8f", "FailedCreate"),
+        ("RayService", "RayCluster", "web-abc12", "FailedToCreateWorkerPod"),
+    ],
+)
+async def test_each_kind_knows_who_makes_its_pods(api, inspector, kind, maker, name, reason):
+    tell(api, reason, 1, kind=maker, name=name)
+    tell(api, reason, 2, kind=maker, name="other", message="of another")
+
+    assert await inspector.refused(of_kind(kind), [], 0.0) == QUOTA
+
+
+async def test_a_workload_that_says_it_itself_costs_no_look(api, inspector):
+    assert await inspector.refused(of_kind("Deployment", refused="no room"), [], 0.0) == "no room"
+    assert api.log == []
+
+
+async def test_events_are_listed_while_pods_lack_and_not_without_pause(api, inspector):
+    both = [as_kept(RawPod, pod("web-1")), as_kept(RawPod, pod("web-2"))]
+    tell(api, "FailedCreate", 1)
+    assert await inspector.refused(of_kind(), both, 0.0) == ""
+    assert api.log == []
+    for now in range(0, 60, 2):
+        assert await inspector.refused(of_kind(), both[:1], float(now)) == QUOTA
+    assert len(api.log) == 60 / AGAIN
+
+
+def test_a_kind_that_has_no_maker_reads_refusals_of_its_own_condition():
+    assert {kind.name for kind in BY_NAME.values() if kind.maker is None} == {"Deployment", "ReplicaSet", "Rollout"}
