@@ -148,6 +148,28 @@ def test_pods_of_a_real_controller_get_their_sidecars(bare, installed, namespace
     assert pod["metadata"]["labels"][BY_NAME[kind].revision]
 
 
+@pytest.mark.parametrize("kind", ["StatefulSet", "DaemonSet"])
+def test_pods_that_a_quota_refuses_are_told_with_the_fix(bare, installed, namespace, kind):
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": {"hard": {"pods": "0"}}}
+    installed.create(quota, namespace)
+    # The quota is counted by a controller of its own: until then nothing is refused.
+    installed.until("resourcequotas", namespace, lambda found: "hard" in found[0].get("status", {}), name="none")
+    installed.create(manifest(kind, **SLO), namespace)
+
+    def says(reason):
+        def test(found):
+            said = found and found[0].get("status", {}).get("conditions", ())
+            return said and any((each["type"], each["reason"]) == ("Programmed", reason) for each in said)
+
+        return test
+
+    name = f"{kind.lower()}-web"
+    (found,) = installed.until("batchingpolicies", namespace, says("PodsRefused"), name=name, timeout=180)
+    (said,) = [each for each in found["status"]["conditions"] if each["type"] == "Programmed"]
+    assert "exceeded quota: none" in said["message"]
+    assert "carpool.dev/sidecar-cpu" in said["message"]
+
+
 @pytest.mark.parametrize("kind", MADE)
 def test_pods_as_their_controllers_make_them_belong_to_the_workload(bare, installed, namespace, kind):
     api, owner, name, labels = MADE[kind]
