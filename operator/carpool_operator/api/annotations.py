@@ -58,6 +58,8 @@ DATA_PORT = PREFIX + "data-port"
 """Port of the sidecar for requests."""
 ADMIN_PORT = PREFIX + "admin-port"
 """Port of the sidecar for probes, metrics and the operator."""
+CAPTURE = PREFIX + "capture"
+"""``"true"``: the pod's kernel leads the model's port to the sidecar, for callers that use its number."""
 
 # What the webhook writes on a pod
 INJECTED = PREFIX + "injected"
@@ -114,7 +116,7 @@ FIELDS = {
 _DURATIONS = {name for name in FIELDS if name.startswith(SLO_PREFIX)} | {MAX_WAIT}
 _NUMBERS = {MAX_BATCH, MAX_IN_FLIGHT, TARGET_UTILIZATION, DEVICE_SHARE}
 _CHOICES: dict[str, type[StrEnum]] = {MODE: TuningMode, OBJECTIVE: Objective}
-OF_SIDECAR = (CPU, CPU_LIMIT, MEMORY, MEMORY_REQUEST, MAX_BODY, DATA_PORT, ADMIN_PORT)
+OF_SIDECAR = (CPU, CPU_LIMIT, MEMORY, MEMORY_REQUEST, MAX_BODY, DATA_PORT, ADMIN_PORT, CAPTURE)
 """What may also stand on a Namespace: defaults for the sidecars in it."""
 _OF_TEMPLATE = (CONTAINER, PORT, *OF_SIDECAR)
 _OWN = (INJECT, *FIELDS)

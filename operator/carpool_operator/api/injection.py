@@ -22,6 +22,8 @@ class Injection(Struct, frozen=True, rename="camel"):
     port: _Port | None = None
     data_port: _Port | None = None
     admin_port: _Port | None = None
+    capture: bool = False
+    """Whether whoever calls ``port`` from outside the pod gets the sidecar."""
 
 
 _decoder = msgspec.json.Decoder(Injection)

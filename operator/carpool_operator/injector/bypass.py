@@ -31,7 +31,7 @@ def bypasses(service: Json, pod: Json) -> list[Bypass]:
     selector = spec.get("selector") or {}
     labels = pod["metadata"].get("labels") or {}
     status = injection_of(annotations_of(pod))
-    if not selector or not selector.items() <= labels.items() or status.port is None:
+    if not selector or not selector.items() <= labels.items() or status.port is None or status.capture:
         return []
     model: Json = next((each for each in pod["spec"]["containers"] if each["name"] == status.container), {})
     ports = model.get("ports") or []

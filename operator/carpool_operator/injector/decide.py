@@ -10,6 +10,7 @@ from carpool.policy.durations import Quantity
 from carpool.policy.spec import BatchingPolicy
 from carpool_operator.api import annotations as names
 from carpool_operator.api.model import Target
+from carpool_operator.injector import capture
 from carpool_operator.injector.containers import (
     DEFAULT_CONTAINER,
     QUEUE_PROXY,
@@ -77,6 +78,8 @@ class Inject(NamedTuple):
     admin_port: int
     max_body: Quantity
     notes: tuple[Note, ...] = ()
+    capture: bool = False
+    """Whether the pod's kernel leads the model's port to the sidecar."""
 
 
 def decide(
@@ -187,7 +190,12 @@ def _in_front(
         if max_body > held:
             text = f"{names.MAX_BODY} is {max_body}, more than half of the sidecar's memory, {held}: lower it"
             raise Skipped(Reason.BAD_ANNOTATION, f"{text}, or raise {names.MEMORY}")
-    return Inject(target, model["name"], port, declared, resources, data, admin, max_body, tuple(notes))
+    # 4. How callers get there
+    captured = capture.is_wanted(of_pod)
+    if captured and (why_not := capture.hindrance(pod, model, port, declared, settings, around)) is not None:
+        notes.append(why_not)
+        captured = False
+    return Inject(target, model["name"], port, declared, resources, data, admin, max_body, tuple(notes), captured)
 
 
 def _everyone(spec: Json) -> list[Json]:

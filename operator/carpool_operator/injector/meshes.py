@@ -46,6 +46,17 @@ MESHES = (
     ),
 )
 
+INJECTED = (
+    ("sidecar.istio.io/inject", frozenset({"true"})),
+    ("istio-injection", frozenset({"enabled"})),
+    ("istio.io/dataplane-mode", frozenset({"ambient"})),
+    ("linkerd.io/inject", frozenset({"enabled", "ingress"})),
+)
+"""Labels and annotations, of pods and of Namespaces, by which a pod is in a mesh, or will be in one."""
+
+REVISION = "istio.io/rev"
+"""Likewise, with any value."""
+
 PROXIES = frozenset({"istio-proxy", "linkerd-proxy"})
 """Containers of meshes."""
 
@@ -71,6 +82,16 @@ def annotated(
             if more := [port for port in more if not _lists(ports, port)]:
                 changed[name] = ",".join([*ports, *map(str, more)])
     return changed
+
+
+def in_mesh(pod: Json, labels: Mapping[str, str], of_namespace: Mapping[str, str]) -> bool:
+    """Whether a mesh captures a pod's connections; ``labels`` and ``of_namespace``: the Namespace's."""
+    metadata, spec = pod.get("metadata") or {}, pod["spec"]
+    containers = [*(spec.get("initContainers") or []), *spec["containers"]]
+    if any(each["name"] in PROXIES for each in containers):
+        return True
+    said = {**of_namespace, **labels, **(metadata.get("annotations") or {}), **(metadata.get("labels") or {})}
+    return REVISION in said or any(said.get(name) in values for name, values in INJECTED)
 
 
 def exclude(spec: Json, admin: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from carpool_operator.cluster.kube import ApiError, path_of
-from carpool_operator.injector.room import UNKNOWN, Surroundings
+from carpool_operator.injector.room import UNREAD, Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ class Namespaces:
                 namespace,
                 str(error) or "it took too long",
             )
-            return UNKNOWN if seen is None else seen.around
+            return UNREAD if seen is None else seen.around
         self._seen.pop(namespace, None)
         if len(self._seen) >= MOST:
             del self._seen[next(iter(self._seen))]
@@ -71,8 +71,10 @@ class Namespaces:
             self._list(namespace, "limitranges"),
             self._list(namespace, "resourcequotas"),
         )
-        annotations = msgspec.json.decode(found)["metadata"].get("annotations") or {}
-        return Surroundings(annotations, limit_ranges, quotas)
+        metadata = msgspec.json.decode(found)["metadata"]
+        return Surroundings(
+            metadata.get("annotations") or {}, limit_ranges, quotas, labels=metadata.get("labels") or {}
+        )
 
     async def _list(self, namespace: str, plural: str) -> tuple[dict[str, Any], ...]:
         found = await self._server.request("GET", path_of("v1", plural, namespace))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from carpool.policy.durations import Quantity
 from carpool.policy.plain import to_plain
 from carpool_operator.api import annotations as names
+from carpool_operator.injector import capture
 from carpool_operator.injector.containers import DEFAULT_CONTAINER, handlers
 from carpool_operator.injector.decide import SIDECAR, VOLUME, annotations_of
 from carpool_operator.injector.meshes import annotated, exclude, original_probe
@@ -44,16 +45,15 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
     model = next(each for each in spec["containers"] if each["name"] == inject.container)
     notes = list(inject.notes)
     ready = _readiness_path(spec, model, inject)
-    # 1. Who calls the model's port by name, or from outside the pod, gets the sidecar
-    name = None
-    if inject.declared is not None:
-        name = _hand_over(model, inject.declared, inject.data_port)
-    if name is None:
-        notes.append(Note.PORT_UNNAMED)
-    # 2. The kubelet calls the model itself
-    for _, handler in handlers(model):
-        if handler["port"] == name:
-            handler["port"] = inject.port
+    # 1. Who calls the model's port by name, or from outside the pod, gets the sidecar; of a captured one, everybody
+    if not inject.capture:
+        name = None if inject.declared is None else _hand_over(model, inject.declared, inject.data_port)
+        if name is None:
+            notes.append(Note.PORT_UNNAMED)
+        # 2. The kubelet calls the model itself
+        for _, handler in handlers(model):
+            if handler["port"] == name:
+                handler["port"] = inject.port
     # 3. The model ends after the last answer
     lifecycle = model.setdefault("lifecycle", {})
     if lifecycle.get("preStop"):
@@ -71,7 +71,8 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
     if spec.get("resources"):
         spec["resources"] = raised(spec["resources"], inject.resources)
     exclude(spec, inject.admin_port)
-    spec["initContainers"] = [*(spec.get("initContainers") or []), sidecar]
+    captures = [capture.container(inject, settings)] if inject.capture else []
+    spec["initContainers"] = [*(spec.get("initContainers") or []), *captures, sidecar]
     if inject.target is not None:
         change = {"name": names.change_name(inject.target.kind, inject.target.name), "optional": True}
         spec["volumes"] = [*(spec.get("volumes") or []), {"name": VOLUME, "configMap": change}]
@@ -93,6 +94,7 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
         "dataPort": inject.data_port,
         "adminPort": inject.admin_port,
         "notes": notes,
+        **({"capture": True} if inject.capture else {}),
         "undo": list(changes(given, pod)),
     }
     metadata["annotations"][names.STATUS] = json.dumps(status, separators=(",", ":"))

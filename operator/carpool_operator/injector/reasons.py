@@ -38,6 +38,9 @@ class Note(StrEnum):
     GUARANTEED_KEPT = "GuaranteedKept"
     PORT_UNNAMED = "PortUnnamed"
     RESOURCES_FITTED = "ResourcesFitted"
+    CAPTURE_FORBIDDEN = "CaptureForbidden"
+    CAPTURE_IN_MESH = "CaptureInMesh"
+    CAPTURE_TCP_PROBE = "CaptureTCPProbe"
 
 
 class Page(NamedTuple):
@@ -146,6 +149,23 @@ NOTES = {
     Note.PORT_UNNAMED: Page(
         "The model's port has no name, so Services reach it by number and bypass the sidecar.",
         "Name the port in the workload, and let the Service's `targetPort` be that name.",
+    ),
+    Note.CAPTURE_FORBIDDEN: Page(
+        "The model's port is not captured. Its init container needs the capability NET_ADMIN and user 0. The namespace "
+        "enforces the Pod Security Standard `baseline` or `restricted`, or could not be read, or the platform assigns "
+        "users.",
+        "Label the namespace: `kubectl label namespace NAMESPACE pod-security.kubernetes.io/enforce=privileged "
+        "--overwrite`. Or do without capture, and let Services name the port.",
+    ),
+    Note.CAPTURE_IN_MESH: Page(
+        "The model's port is not captured: a service mesh captures the pod's connections already, and its proxy would "
+        "get past the sidecar.",
+        "Let Services name the port, as without capture. Or take the pod out of the mesh.",
+    ),
+    Note.CAPTURE_TCP_PROBE: Page(
+        "The model's port is not captured: a `tcpSocket` probe of that port would reach the sidecar, which accepts "
+        "connections before the model does.",
+        "Let the probe be an `httpGet`, such as of `/v2/health/ready`.",
     ),
 }
 

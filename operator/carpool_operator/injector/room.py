@@ -42,15 +42,21 @@ _ANNOTATION = {
 
 
 class Surroundings(NamedTuple):
-    """What is known of a namespace: its annotations, LimitRanges and ResourceQuotas, as the API server has them."""
+    """What is known of a namespace: its annotations, LimitRanges and ResourceQuotas, as the API server has them.
+
+    ``labels``: likewise; ``None`` where it could not be read.
+    """
 
     annotations: Mapping[str, str] = {}
     limit_ranges: tuple[Json, ...] = ()
     quotas: tuple[Json, ...] = ()
+    labels: Mapping[str, str] | None = {}
 
 
 UNKNOWN = Surroundings()
-"""Of a namespace that was not read, and of one that has none of them."""
+"""Of a namespace that nobody reads, as without a cluster, and of one that has none of them."""
+UNREAD = Surroundings(labels=None)
+"""Of one that could not be read."""
 
 
 def fitted(spec: Mapping[str, Any], wanted: Resources, around: Surroundings) -> Resources:

@@ -20,8 +20,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="carpool-capture",
-        description="Redirects TCP connections that come from outside this network namespace, by port. Needs NET_ADMIN. "
-        "Run again, it replaces what it did before.",
+        description="Redirects TCP connections that come from outside this network namespace, by port. Needs "
+        "NET_ADMIN. Run again, it replaces what it did before.",
     )
     parser.add_argument("redirections", nargs="+", type=_redirection, metavar="PORT=TO", help="such as 8000=14080")
     parser.add_argument(

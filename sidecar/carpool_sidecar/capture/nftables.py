@@ -1,7 +1,7 @@
 """Redirections of ports as nftables messages: bytes for the kernel, and what its answers say. Nothing is sent here.
 
-One batch replaces the whole table or changes nothing (linux/netfilter/nf_tables.h, linux/netfilter/nfnetlink.h). It says
-what this does, for IPv4 and IPv6 alike:
+One batch replaces the whole table or changes nothing (linux/netfilter/nf_tables.h, linux/netfilter/nfnetlink.h). It
+says what this does, for IPv4 and IPv6 alike:
 
     table inet carpool {
       chain prerouting {

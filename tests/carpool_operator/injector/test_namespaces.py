@@ -10,7 +10,7 @@ import pytest
 from carpool_operator.cluster.kube import ApiError
 from carpool_operator.injector import namespaces as module
 from carpool_operator.injector.namespaces import KEEP, MOST, Namespaces
-from carpool_operator.injector.room import UNKNOWN
+from carpool_operator.injector.room import UNREAD
 
 QUOTA = {"metadata": {"name": "q"}, "spec": {"hard": {"limits.cpu": "8"}}}
 RANGE = {"metadata": {"name": "l"}, "spec": {"limits": []}}
@@ -81,7 +81,7 @@ async def test_what_cannot_be_read_is_as_it_was_and_else_unknown(make, clock, fa
     clock[0] = KEEP
     cluster.error = ApiError(403, "namespaces is forbidden")
     assert await known.around("models") is around
-    assert await known.around("other") is UNKNOWN
+    assert await known.around("other") is UNREAD
     assert len(failures) == 2
     assert "namespace other can't be read (namespaces is forbidden)" in caplog.text
 
@@ -92,7 +92,7 @@ async def test_a_slow_server_holds_no_pod_up(make, failures, monkeypatch):
             await asyncio.Event().wait()
 
     monkeypatch.setattr(module, "WITHIN", 0.0)
-    assert await make(Slow()).around("models") is UNKNOWN
+    assert await make(Slow()).around("models") is UNREAD
     assert failures == [1]
 
 

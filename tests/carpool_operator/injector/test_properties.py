@@ -75,7 +75,7 @@ annotations = st.dictionaries(
     st.sampled_from(
         [f"carpool.dev/{name}" for name in (
             "inject", "container", "port", "sidecar-cpu", "sidecar-cpu-limit", "sidecar-memory",
-            "sidecar-memory-request", "max-body", "data-port", "admin-port", "skipped", "other",
+            "sidecar-memory-request", "max-body", "data-port", "admin-port", "capture", "skipped", "other",
         )]
         + ["traffic.sidecar.istio.io/excludeInboundPorts", "config.linkerd.io/skip-inbound-ports",
            "traffic.sidecar.istio.io/includeInboundPorts", "kubectl.kubernetes.io/default-container"]
@@ -113,16 +113,18 @@ hard = some(**{
     for name, choices in {"cpu": ["1", "3", "8"], "memory": ["1Gi", "3Gi", "8Gi"]}.items()
 })  # fmt: skip
 surroundings = st.builds(
-    lambda limits, quota, written: Surroundings(
+    lambda limits, quota, written, labels: Surroundings(
         written,
         tuple({"metadata": {"name": "l"}, "spec": {"limits": [each]}} for each in limits),
         tuple(
             {"metadata": {"name": "q"}, "spec": {"hard": each}, "status": {"hard": each, "used": {}}} for each in quota
         ),
+        labels,
     ),
     st.lists(items, max_size=2),
     st.lists(hard, max_size=1),
     st.one_of(st.just({}), annotations),
+    st.sampled_from([{}, None, {"pod-security.kubernetes.io/enforce": "restricted"}]),
 )
 
 
@@ -131,6 +133,7 @@ sane = some(**{
     "carpool.dev/sidecar-memory": st.sampled_from(["128Mi", "2Gi"]),
     "carpool.dev/sidecar-memory-request": st.just("64Mi"),
     "carpool.dev/data-port": st.just("20000"),
+    "carpool.dev/capture": st.sampled_from(["true", "false"]),
     "traffic.sidecar.istio.io/excludeInboundPorts": st.sampled_from(["", "7", "8000-9999"]),
     "carpool.dev/skipped": st.just("NoRoom: there was none"),
 })  # fmt: skip

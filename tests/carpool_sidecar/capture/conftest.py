@@ -56,7 +56,7 @@ class Namespace:
     """One that lasts as long as this."""
 
     def __init__(self):
-        self._holder = subprocess.Popen(  # noqa: S603
+        self._holder = subprocess.Popen(
             ["unshare", "--net", sys.executable, "-c", "print(flush=True); input()"],  # noqa: S607
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip

@@ -279,17 +279,27 @@ def probes(subject: Subject, plain: Json, pod: Json) -> Iterator[Finding]:
         yield Finding(Code.PRE_STOP_KEPT, Effect.NOTE, page.cause, page.fix)
 
 
+def capture(pod: Json) -> Iterator[Finding]:
+    """Find why the port is not captured of a pod that asks for it."""
+    notes = json.loads(pod["metadata"]["annotations"][names.STATUS])["notes"]
+    for note in (Note.CAPTURE_FORBIDDEN, Note.CAPTURE_IN_MESH, Note.CAPTURE_TCP_PROBE):
+        if note in notes:
+            yield Finding(note, Effect.NO_BATCHING, NOTES[note].cause, NOTES[note].fix)
+
+
 def all_of(subject: Subject, plain: Dry, injected: Dry, near: Around) -> list[Finding]:
     """Return all findings about a workload, by its pod as the server would store it."""
     found = list(outcome(subject, plain, injected))
     if plain.pod is None or injected.pod is None or (at := ports(injected.pod)) is None:
         return found
     pod = injected.pod
+    # Where the port is captured, it leads to the sidecar whoever calls it by number.
+    callers = [*network_policies(subject, pod, at, near), *services(subject, pod, at, near)]
     return [
         *found,
-        *network_policies(subject, pod, at, near),
+        *([] if injection_of(annotations_of(pod)).capture else callers),
         *autoscalers(subject, pod, near),
-        *services(subject, pod, at, near),
+        *capture(pod),
         *mesh(pod, at, near),
         *probes(subject, plain.pod, pod),
     ]
