@@ -12,10 +12,11 @@ import pytest
 import requests
 from minicluster import carpool
 from minicluster.traffic import Traffic
+from minicluster.waiting import eventually
 
 from carpool_operator.delivery.signing import Signer, new_key
 from carpool_operator.injector.certificates import LIFE, issue
-from carpool_operator.injector.decide import DATA_PORT
+from carpool_operator.injector.decide import ADMIN_PORT, DATA_PORT
 
 CHART = str(Path(__file__).parents[2] / "charts" / "carpool")
 HOME = "carpool-system"
@@ -321,3 +322,42 @@ def test_without_it_pods_start_and_nobody_waits(injector, api, namespace):
     # It is back, and so is what it does.
     api.patch("deployments", "web", namespace, body={"metadata": {"labels": {"touched": "x"}}})
     assert of_template(api.get("deployments", "web", namespace)) == "deployment"
+
+
+def test_a_captured_port_leads_to_the_sidecar_whoever_calls_it_by_number(injector, api, namespace):
+    objects = carpool.model("resnet", replicas=1)
+    by_number = objects[-1]
+    by_number["spec"]["ports"][0]["targetPort"] = 9000
+    objects[1]["spec"]["template"]["metadata"]["annotations"] = {INJECT: "true", "carpool.dev/capture": "true"}
+    api.apply(*objects, namespace=namespace)
+    api.until_ready("resnet", namespace, timeout=120)
+    (one,) = api.find("pods", namespace, labels="app=resnet")
+    where = f"http://{one['status']['podIP']}"
+    body = {"instances": [[0.5, 1.5]]}
+
+    answer = requests.post(f"{where}:9000/v1/models/standin:predict", json=body, timeout=30)
+
+    assert answer.status_code == 200
+    metrics = requests.get(f"{where}:{ADMIN_PORT}/metrics", timeout=10).text
+    (counted,) = [line for line in metrics.splitlines() if line.startswith('carpool_arrivals_total{model="standin"}')]
+    assert float(counted.rsplit(" ", 1)[1]) == 1.0
+    (slice_, *_) = api.find("endpointslices", namespace, labels="kubernetes.io/service-name=resnet")
+    assert [port["port"] for port in slice_["ports"]] == [9000]
+
+
+def test_where_pod_security_forbids_it_the_sidecar_comes_without(injector, api, namespace):
+    restricted = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}
+    api.patch("namespaces", namespace, body=restricted)
+    security = {
+        "runAsNonRoot": True, "runAsUser": 65532, "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    asks = {INJECT: "true", "carpool.dev/capture": "true"}
+    wanted = pod(annotations=asks, containers=[{**SERVER, "securityContext": security}])
+
+    def noted():
+        made = api.create(wanted, namespace, dryRun="All")
+        status = json.loads(made["metadata"]["annotations"]["carpool.dev/status"])
+        return injected(made) and status["notes"] == ["CaptureForbidden"]
+
+    eventually(noted)  # what a namespace says is kept for some seconds

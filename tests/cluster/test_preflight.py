@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from minicluster import carpool
+from minicluster.waiting import eventually
 
 INJECT = "carpool.dev/inject"
 SYSTEM = "carpool-system"
@@ -309,3 +310,21 @@ def test_who_may_not_create_pods_is_told(installed, namespace, preflight, cluste
 
     assert code == 1
     assert "ask for" in told
+
+
+def test_port_capture_has_nothing_left_to_correct_and_says_where_it_is_forbidden(installed, namespace, codes):
+    captured = model(annotations={"carpool.dev/capture": "true"})
+    installed.apply(
+        captured, service(9000), admits(9000), service(name="direct", clusterIP="None"), namespace=namespace
+    )
+    assert codes() == (0, {})
+
+    label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "baseline"}}}
+    installed.patch("namespaces", namespace, body=label)
+
+    def noted():
+        code, found = codes()
+        return code == 3 and {"CaptureForbidden", "NetworkPolicyByNumber"} <= found.keys() and found
+
+    found = eventually(noted)  # the injector keeps what a namespace says for some seconds
+    assert "pod-security.kubernetes.io/enforce=privileged" in found["CaptureForbidden"]["fix"]

@@ -165,7 +165,7 @@ NOTES = {
     Note.CAPTURE_TCP_PROBE: Page(
         "The model's port is not captured: a `tcpSocket` probe of that port would reach the sidecar, which accepts "
         "connections before the model does.",
-        "Let the probe be an `httpGet`, such as of `/v2/health/ready`.",
+        "Make it an `httpGet`, such as of `/v2/health/ready`.",
     ),
 }
 
