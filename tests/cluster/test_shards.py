@@ -36,7 +36,10 @@ def divided(cluster, api, helm):
         api.until_ready(f"carpool-operator-{shard.index}", SYSTEM, timeout=120)
     for namespace in NAMESPACES:
         api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-        api.apply(*carpool.model("web", replicas=0, **{"carpool.dev/inject": "true"}), namespace=namespace)
+        objects = carpool.model("web", replicas=0)
+        # In the template: the injector may not be ready yet, and is not what this is about.
+        objects[1]["spec"]["template"]["metadata"]["annotations"] = {"carpool.dev/inject": "true"}
+        api.apply(*objects, namespace=namespace)
         api.apply(policy("by-hand", "web"), namespace=namespace)
 
 
@@ -90,5 +93,4 @@ def test_back_to_one_it_goes_on_with_what_was_published(api, helm, divided):
     until_seen(api)
 
     assert holder(api, "carpool-operator").startswith("carpool-operator-")
-    assert not any(holder(api, shard.lease("carpool-operator")) for shard in SHARDS)
     assert maps(api) == before

@@ -41,12 +41,17 @@ class Plan:
         self._forecaster: Forecaster | None = None
         self.choice: Choice | None = None
         """``None``: to be made."""
-        self.made_from: Parameters | None = None
+        self._made_from: Parameters | None = None
         """What was in force when it was."""
 
     def discard(self) -> None:
         """Choose anew with the next observation."""
         self.choice = None
+
+    def adopted(self, parameters: Parameters, *, explored: bool) -> None:
+        """Choose anew, unless these are in force again and were left for what was chosen, not to be ``explored``."""
+        if explored or parameters != self._made_from:
+            self.choice = None
 
     def share_device(self, others: float) -> None:
         """Take into account that others use the device for such a share of the time."""
@@ -94,7 +99,7 @@ class Plan:
         if situation is None:
             return
         self._forecaster = forecaster = Forecaster(situation)
-        self.made_from = parameters
+        self._made_from = parameters
         current = forecaster.assess(parameters, LENIENT)
         if self._requirements.held:
             self.choice = Choice(current, current)

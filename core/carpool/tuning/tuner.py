@@ -82,11 +82,8 @@ class Tuner:
 
     def adopt(self, parameters: Parameters) -> None:
         """Go on from parameters that somebody else put in force."""
-        parameters = self._requirements.limits.clamp(parameters)
-        if parameters != self.parameters:
-            # A step that was not taken leaves the choice as it is; what was to be explored is looked for anew.
-            if parameters != self._plan.made_from or self._exploration.is_under_way:
-                self._plan.discard()
+        if (parameters := self._requirements.limits.clamp(parameters)) != self.parameters:
+            self._plan.adopted(parameters, explored=self._exploration.is_under_way)
             self._exploration.stop()
             self._put_in_force(parameters)
 

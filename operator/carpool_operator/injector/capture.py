@@ -16,7 +16,7 @@ from carpool_operator.injector.reasons import Note, Reason, Skipped
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from carpool_operator.injector.decide import Inject, Settings
+    from carpool_operator.injector.resources import Resources
     from carpool_operator.injector.room import Surroundings
 
 Json = dict[str, Any]
@@ -38,14 +38,16 @@ def is_wanted(of_pod: Mapping[str, str]) -> bool:
 
 
 def hindrance(
-    pod: Json, model: Json, port: int, declared: int | None, settings: Settings, around: Surroundings
+    pod: Json, model: Json, port: int, declared: int | None, user: int | None, around: Surroundings
 ) -> Note | None:
-    """Return why a pod can't have it; ``None`` where it can. Raises ``Skipped``."""
+    """Return why a pod can't have it; ``None`` where it can. Raises ``Skipped``.
+
+    ``user``: of sidecars; ``None`` where the platform assigns one, as OpenShift does. It admits no user 0 either.
+    """
     spec = pod["spec"]
     if any(each["name"] == CONTAINER for each in (*(spec.get("initContainers") or []), *spec["containers"])):
         raise Skipped(Reason.NAME_TAKEN, f"the pod has a container named {CONTAINER}: rename it")
-    # A platform that assigns users, as OpenShift does, admits no user 0 either.
-    if around.labels is None or around.labels.get(ENFORCED) not in ADMITS or settings.user is None:
+    if around.labels is None or around.labels.get(ENFORCED) not in ADMITS or user is None:
         return Note.CAPTURE_FORBIDDEN
     if in_mesh(pod, around.labels, around.annotations):
         return Note.CAPTURE_IN_MESH
@@ -55,18 +57,18 @@ def hindrance(
     return None
 
 
-def container(inject: Inject, settings: Settings) -> Json:
+def container(image: str, pull_policy: str | None, port: int, to: int, resources: Resources) -> Json:
     """Return the init container: one capability, for as long as one command takes.
 
-    It asks for what the sidecar asks for, which fits and adds nothing: it has ended when the sidecar starts.
+    ``resources``: what the sidecar asks for, which fits and adds nothing, since this has ended when the sidecar starts.
     """
     made = {
         "name": CONTAINER,
-        "image": settings.image,
+        "image": image,
         "command": ["carpool-capture"],
         # A kernel that can't do it leaves all as it was.
-        "args": ["--optional", f"{inject.port}={inject.data_port}"],
-        "resources": inject.resources.written(),
+        "args": ["--optional", f"{port}={to}"],
+        "resources": resources.written(),
         "securityContext": {
             # Capabilities of a container are for its user 0 alone.
             "runAsUser": 0,
@@ -78,6 +80,6 @@ def container(inject: Inject, settings: Settings) -> Json:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
-    if settings.pull_policy is not None:
-        made["imagePullPolicy"] = settings.pull_policy
+    if pull_policy is not None:
+        made["imagePullPolicy"] = pull_policy
     return made

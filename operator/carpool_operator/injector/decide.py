@@ -192,7 +192,7 @@ def _in_front(
             raise Skipped(Reason.BAD_ANNOTATION, f"{text}, or raise {names.MEMORY}")
     # 4. How callers get there
     captured = capture.is_wanted(of_pod)
-    if captured and (why_not := capture.hindrance(pod, model, port, declared, settings, around)) is not None:
+    if captured and (why_not := capture.hindrance(pod, model, port, declared, settings.user, around)) is not None:
         notes.append(why_not)
         captured = False
     return Inject(target, model["name"], port, declared, resources, data, admin, max_body, tuple(notes), captured)

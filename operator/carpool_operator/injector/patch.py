@@ -71,8 +71,11 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
     if spec.get("resources"):
         spec["resources"] = raised(spec["resources"], inject.resources)
     exclude(spec, inject.admin_port)
-    captures = [capture.container(inject, settings)] if inject.capture else []
-    spec["initContainers"] = [*(spec.get("initContainers") or []), *captures, sidecar]
+    added_first = []
+    if inject.capture:
+        where = (inject.port, inject.data_port)
+        added_first = [capture.container(settings.image, settings.pull_policy, *where, inject.resources)]
+    spec["initContainers"] = [*(spec.get("initContainers") or []), *added_first, sidecar]
     if inject.target is not None:
         change = {"name": names.change_name(inject.target.kind, inject.target.name), "optional": True}
         spec["volumes"] = [*(spec.get("volumes") or []), {"name": VOLUME, "configMap": change}]
