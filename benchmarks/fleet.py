@@ -12,6 +12,7 @@ import resource
 import sys
 from pathlib import Path
 from time import process_time
+from typing import Generic, TypeVar
 
 from evidence import Figure, conclude
 from msgspec.structs import replace
@@ -32,6 +33,8 @@ RESULTS = HERE / "results" / "fleet.json"
 
 PODS = 5
 """Of each policy."""
+
+C = TypeVar("C", bound=Controller)
 
 EPOCH = 1_790_000_000.0
 
@@ -62,16 +65,16 @@ def main() -> int:
     return conclude(figures, LIMITS, RESULTS if options.policies == 1000 else None)
 
 
-class Fleets:
+class Fleets(Generic[C]):
     """All policies, their pods, and who decides for them."""
 
-    def __init__(self, policies: int) -> None:
+    def __init__(self, policies: int, controller: type[C] = Controller) -> None:  # type: ignore[assignment] # the default
         self.documents = 0
         """Published after all had settled."""
         self.writes = 0.0
         """Statuses written then."""
         self._policies = [_policy(number) for number in range(policies)]
-        self._controllers = [Controller() for _ in range(policies)]
+        self.controllers = [controller() for _ in range(policies)]
         self._pods = [[VirtualPod(number * PODS + index) for index in range(PODS)] for number in range(policies)]
         self._now = 0.0
         self._passes = 0
@@ -84,7 +87,7 @@ class Fleets:
         begun = process_time()
         owners = assign(self._policies)
         took += process_time() - begun
-        for number, controller in enumerate(self._controllers):
+        for number, controller in enumerate(self.controllers):
             policy, virtual = self._policies[number], self._pods[number]
             target = Target(policy.namespace, "Deployment", policy.name)
             pods = [_pod(target, index) for index in range(PODS)]
