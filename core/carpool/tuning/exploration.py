@@ -124,10 +124,17 @@ class Exploration:
         if left > 0 and now < trial.until and self._trial.credit > 0:
             return False
         if left > 0:
-            pause = self._pauses[size, flights][1]
-            self._pauses[size, flights] = (now + pause, pause)
+            self.interrupt(now)
         self._trial = None
         return True
+
+    def interrupt(self, now: float) -> None:
+        """End it before it has shown anything. The same is not explored again for a while, which is longer each time."""
+        if self._trial is not None:
+            key = self._trial.parameters.max_batch, self._trial.parameters.max_in_flight
+            pause = self._pauses[key][1]
+            self._pauses[key] = (now + pause, pause)
+            self._trial = None
 
     def stop(self) -> None:
         """Break off: the load moved, or the SLO is missed. What was not shown may be explored again."""

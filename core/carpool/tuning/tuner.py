@@ -84,7 +84,7 @@ class Tuner:
         """Go on from parameters that somebody else put in force."""
         if (parameters := self._requirements.limits.clamp(parameters)) != self.parameters:
             self._plan.adopted(parameters, explored=self._exploration.is_under_way)
-            self._exploration.stop()
+            self._exploration.interrupt(self._history.now)
             self._put_in_force(parameters)
 
     def rejected(self, parameters: Parameters, back_to: Parameters) -> None:

@@ -227,3 +227,21 @@ def test_an_exploration_that_somebody_else_ended_is_over():
     assert tuner._exploration.is_under_way
     tuner.adopt(before)
     assert not tuner._exploration.is_under_way
+
+
+def test_an_exploration_that_is_taken_back_again_and_again_is_looked_for_more_and_more_seldom():
+    # Filled by 33 of 64 rows, a batch never shows what 64 take: that is no reason to have it on canaries for ever.
+    tuner = Tuner(for_p99(0.12, Objective.EFFICIENCY))
+    known = (0.0063, 0.0063, 0.0072, 0.0091, 0.0111, 0.0134, 0.0157, 0.018, 0.0233)
+    cells = [(0, rows, 1, 0, 8, 8 * seconds, 8 * seconds**2) for rows, seconds in enumerate(known, 1)]
+    explored = []
+    for step in range(240):
+        before = tuner.parameters
+        stats = ModelStats(arrivals=150, arrivals_squared=4_650, windows=5, rows=150, hits=150, cells=cells)
+        decision = tuner.step(Observation(now=(step + 1) / 2, seconds=0.5, stats=stats))
+        if decision.change and decision.reason is Reason.EXPLORES:
+            explored.append((decision.parameters.max_batch, decision.parameters.max_in_flight))
+            tuner.adopt(before)
+    assert explored
+    # In two minutes at 20, 40 and 80 s, and not each time that there is an observation.
+    assert max(map(explored.count, explored)) <= 4
