@@ -1,4 +1,4 @@
-"""`python benchmarks/settling.py`: how a large cluster comes to rest after a start, in virtual time, and what that costs.
+"""`python benchmarks/settling.py`: how a large cluster settles after a start, in virtual time, and what that costs.
 
 One policy for each of the loads in `virtual_pods.py`, five pods each, with no model known: five minutes of passes, two
 seconds apart. When anything changes is logic, and the same on every machine. CPU is measured. `whole_operator.py` runs
