@@ -84,7 +84,8 @@ def parser() -> argparse.ArgumentParser:
         type=_duration,
         default=Duration(2.0),
         metavar="DURATION",
-        help="between two passes over all policies; longer where they would take more than half a core, or a whole one while policies wait (default: 2s)",
+        help="between two passes over all policies; longer where they would take more than half a core, or a "
+        "whole one while policies wait (default: 2s)",
     )
     options.add_argument(
         "--resync",

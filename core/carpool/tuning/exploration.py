@@ -129,7 +129,7 @@ class Exploration:
         return True
 
     def interrupt(self, now: float) -> None:
-        """End it before it has shown anything. The same is not explored again for a while, which is longer each time."""
+        """End it before it has shown anything. The same is not explored again for a while, longer each time."""
         if self._trial is not None:
             key = self._trial.parameters.max_batch, self._trial.parameters.max_in_flight
             pause = self._pauses[key][1]
