@@ -182,8 +182,11 @@ def most_efficient(
     grids = [Grid(forecaster, sizes, number, avoid) for number in sorted(flights)]
     found = [one for grid in grids for one in grid.with_headroom()]
     if not found:
+        # Beyond that, a backlog fills batches without a wait; but where several are computed at once and the SLO leaves
+        # no room for a backlog, a short wait keeps one of them free.
         found = [one for grid in grids for one in grid.unheld()]
-        found = [one for one in found if one.holds_now] or found
+        size = min(found, key=rank, default=forecaster.assess(current)).parameters.max_batch
+        found += [one for grid in grids for one in grid.held(size)]
     best = min(found, key=rank, default=forecaster.assess(current))
     if not best.holds_ahead:
         return best

@@ -805,7 +805,7 @@ def test_rule_7_each_length_is_dropped_by_what_its_own_bucket_takes(bucket: int,
 def hoping() -> Batcher:
     """One that knows of one executor and hopes for two, with a slot for each; 5 ms + 0.5 ms a row."""
     to = batcher(max_batch=1, slots=2)
-    to.learn("m", replace(estimate(executors=2), hoped=1), 0.0)
+    to.learn("m", replace(estimate(executors=2), assumed=1), 0.0)
     return to
 
 
@@ -818,9 +818,9 @@ def test_rule_7_hope_for_executors_ends_with_the_first_batch_that_waited_for_one
     assert third.finish == pytest.approx(0.0165)
     assert to.model("m").belief.estimate.executors == 1
     # In vain is in vain, until there is another hope, or more is known.
-    to.learn("m", replace(estimate(executors=2), hoped=1), 0.011)
+    to.learn("m", replace(estimate(executors=2), assumed=1), 0.011)
     assert to.model("m").belief.estimate.executors == 1
-    to.learn("m", replace(estimate(executors=3), hoped=2), 0.011)
+    to.learn("m", replace(estimate(executors=3), assumed=2), 0.011)
     assert to.model("m").belief.estimate.executors == 3
     to.learn("m", estimate(executors=2), 0.011)
     assert to.model("m").belief.estimate.executors == 2
