@@ -183,7 +183,7 @@ class Load:
         return self._believed.dispersion if self._believed is not None else 1.0
 
     def _between(self, intervals: Collection[_Interval]) -> float:
-        """Variance over mean of the counts of whole intervals, at least 1; as it was last measured where they are few."""
+        """Variance over mean of the counts of whole intervals, at least 1; the last one where they are few."""
         seconds = sum(interval.seconds for interval in intervals)
         arrivals = sum(interval.counts.arrivals for interval in intervals)
         if len(intervals) < ENOUGH_INTERVALS or not arrivals:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool.batching.counters import COLD
 from carpool.forecasting.queueing import stability
 from carpool.learning.batchable_share import Sharing
-from carpool.learning.change_detection import is_another_model, has_changed
+from carpool.learning.change_detection import has_changed, is_another_model
 from carpool.learning.latency_model import LatencyLearner
 from carpool.learning.load import Load
 from carpool.learning.size_limit import SizeLimit

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 BATCHES = 3
 UNSURE = 0.06
-"""Batches that show the latency of a size: 3, and more of a noisy model; of one whose batches differ by 30 % it takes 28."""
+"""Batches that show the latency of a size: 3, and more of a noisy model; 28 where batches differ by 30 %."""
 
 GAIN = 0.05
 """Share of device time, or of goodput, that an unmeasured size has to be able to gain."""

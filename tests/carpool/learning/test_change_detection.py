@@ -4,7 +4,7 @@ import pytest
 from examples import CURVE
 from msgspec.structs import replace
 
-from carpool.learning.change_detection import is_another_model, has_changed, width
+from carpool.learning.change_detection import has_changed, is_another_model, width
 from carpool.learning.latency_model import ServiceTime
 
 

@@ -27,16 +27,16 @@ from carpool.policy.spec import (
 from carpool.simulation.simulator import Device
 from carpool.simulation.twin import flips, tuned
 from carpool.tuning.exploration import (
+    BATCHES,
     LASTS,
     LEAST_CREDIT,
     RISE,
     SAVED,
     SPENDS,
-    BATCHES,
     Exploration,
+    batches_needed,
     below,
     optimistic,
-    batches_needed,
 )
 from carpool.tuning.objective import Aim, choose
 
