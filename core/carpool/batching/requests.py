@@ -292,6 +292,18 @@ class Estimate(FrozenCamel, frozen=True, rename="camel"):
         buckets = {bucket: each.proportional_below(measured) for bucket, each in self.buckets.items()}
         return replace(self, times=times + self.times[measured:], buckets=buckets)
 
+    def flat_beyond(self, measured: int, upto: int) -> Estimate:
+        """Return the same with sizes above ``measured``, up to another, taking no longer than that seldom exceeds.
+
+        By the line through what was measured, requests that meet in such a batch may all seem late, and be refused: it
+        would never be measured.
+        """
+        measured = min(measured, len(self.times) - 1)
+        most = self.upper[measured]
+        times = tuple(min(time, most) if measured < rows <= upto else time for rows, time in enumerate(self.times))
+        buckets = {bucket: each.flat_beyond(measured, upto) for bucket, each in self.buckets.items()}
+        return replace(self, times=times, buckets=buckets)
+
     @property
     def surely(self) -> float:
         """Factor on a batch's time that it seldom exceeds.

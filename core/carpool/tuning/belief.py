@@ -126,8 +126,11 @@ class Belief:
         """Let the tables be made again: other limits."""
         self.in_force = None
 
-    def planned(self, parameters: Parameters) -> Estimate | None:
-        """Return what the Batcher is to plan with under some parameters."""
+    def planned(self, parameters: Parameters, measured: int | None = None) -> Estimate | None:
+        """Return what the Batcher is to plan with under some parameters.
+
+        ``measured``: where a larger size is explored, the largest below it that was measured well.
+        """
         service, estimate = self.in_force, self._estimate
         if service is None or estimate is None:
             return None
@@ -135,6 +138,8 @@ class Belief:
         # A size below all that was measured is chosen because it may take so much less.
         if parameters.max_batch < service.sizes[0]:
             estimate = estimate.proportional_below(service.sizes[0])
+        if measured is not None:
+            estimate = estimate.flat_beyond(measured, parameters.max_batch)
         return estimate.computed(executors, assumed=executors - service.executors)
 
     def capacity(self, parameters: Parameters) -> float | None:

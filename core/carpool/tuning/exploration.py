@@ -19,7 +19,7 @@ from carpool.forecasting.forecaster import Forecaster
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
-from carpool.tuning.candidates import SIZES, largest_reliable
+from carpool.tuning.candidates import SIZES, known_flights, largest_reliable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,6 +94,12 @@ class Exploration:
     def is_under_way(self) -> bool:
         """Whether the setting in force is explored, so that what seems better has to wait."""
         return self._trial is not None
+
+    @property
+    def measured(self) -> int | None:
+        """Rows of the largest well measured batch below the size that is being explored; ``None``: no size is."""
+        trial = self._trial
+        return trial.beyond if trial is not None and not trial.more_in_flight else None
 
     def begin(self, parameters: Parameters, before: Parameters, service: ServiceTime, now: float) -> None:
         """Note that ``parameters`` are put in force to be explored, in place of those ``before``."""
@@ -174,7 +180,7 @@ class Exploration:
             key = point.max_batch, point.max_in_flight
             if point == current.parameters or self._pauses.get(key, (-inf, 0.0))[0] > now:
                 continue
-            service = replace(best_case, executors=max(best_case.executors, point.max_in_flight))
+            service = replace(best_case, executors=best_case.executors_for(point.max_in_flight))
             possible = Forecaster(replace(situation, service=service)).assess(point)
             if is_worth_exploring(possible, best, gain) and self._is_bearable(forecaster, point, best):
                 self.candidate = point
@@ -192,14 +198,13 @@ class Exploration:
 
 def is_worth_exploring(possible: Assessment, best: Assessment, gain: float) -> bool:
     """Whether a setting would gain enough, were it as quick as it may be, and would show it soon."""
-    more = possible.parameters.max_in_flight > best.parameters.max_in_flight
-    if not more and not _is_filled(possible, below(best.situation.service, possible.parameters.max_batch)):
-        return False
     if not best.holds_now:
-        return possible.holds_now or possible.now.goodput > (1 + gain) * best.now.goodput
-    if possible.holds_ahead and not best.holds_ahead:
-        return True
-    return possible.holds_ahead and possible.device_time <= (1 - gain) * best.device_time
+        gains = possible.holds_now or possible.now.goodput > (1 + gain) * best.now.goodput
+    else:
+        saves = possible.outlook.first.device_time <= (1 - gain) * best.device_time
+        gains = (saves or not best.holds_ahead) and possible.holds_ahead
+    more = possible.parameters.max_in_flight > best.parameters.max_in_flight
+    return gains and (more or _is_filled(possible, below(best.situation.service, possible.parameters.max_batch)))
 
 
 def _is_filled(possible: Assessment, beyond: int) -> bool:
@@ -216,9 +221,9 @@ def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters
     situation, known = best.situation, best.parameters
     service, limits = situation.service, situation.limits
     waits = {known.max_wait}
-    if best.holds_now:
+    if best.holds_now or best.outlook.least_loss <= 0:
         waits |= {
-            Duration(whole_microseconds(max(share * limits.max_wait, limits.min_wait))) for share in (0.25, 0.5, 1)
+            Duration(whole_microseconds(max(share * limits.max_wait, limits.min_wait))) for share in (1 / 16, 0.25, 0.5, 1)
         }
     if not best.holds_ahead:
         waits.add(Duration(limits.min_wait))
@@ -232,8 +237,10 @@ def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters
     largest = largest_reliable(service, limits)
     sizes = [size for size in SIZES if limits.min_batch <= size <= largest and size not in known_well]
     for size in sorted(sizes, key=lambda size: (best_case.per_row(size), size)):
-        for wait in sorted(waits):
-            yield Parameters(size, wait, flights)
+        # With more in flight than are computed at once, the device has the backlog that would fill batches.
+        for number in sorted({flights, known_flights(service, limits)}):
+            for wait in sorted(waits):
+                yield Parameters(size, wait, number)
 
 
 def optimistic(service: ServiceTime, largest: int) -> ServiceTime:
