@@ -292,16 +292,15 @@ class Estimate(FrozenCamel, frozen=True, rename="camel"):
         buckets = {bucket: each.proportional_below(measured) for bucket, each in self.buckets.items()}
         return replace(self, times=times + self.times[measured:], buckets=buckets)
 
-    def flat_beyond(self, measured: int, upto: int) -> Estimate:
-        """Return the same with sizes above ``measured``, up to another, taking no longer than that seldom exceeds.
+    def flat_beyond(self, measured: int, target: float) -> Estimate:
+        """Return the same with sizes above ``measured`` taking no longer, where by the line all exceed ``target``.
 
-        By the line through what was measured, requests that meet in such a batch may all seem late, and be refused: it
-        would never be measured.
+        By that, requests that meet in such a batch would all be late, and be refused: no larger one could be measured.
         """
-        measured = min(measured, len(self.times) - 1)
-        most = self.upper[measured]
-        times = tuple(min(time, most) if measured < rows <= upto else time for rows, time in enumerate(self.times))
-        buckets = {bucket: each.flat_beyond(measured, upto) for bucket, each in self.buckets.items()}
+        buckets = {bucket: each.flat_beyond(measured, target) for bucket, each in self.buckets.items()}
+        times = self.times
+        if measured + 1 < len(times) and times[measured + 1] > target:
+            times = (*times[: measured + 1], *[self.upper[measured]] * (len(times) - measured - 1))
         return replace(self, times=times, buckets=buckets)
 
     @property

@@ -126,8 +126,8 @@ class Belief:
         """Let the tables be made again: other limits."""
         self.in_force = None
 
-    def planned(self, parameters: Parameters, measured: int | None = None) -> Estimate | None:
-        """Return what the Batcher is to plan with under some parameters.
+    def planned(self, parameters: Parameters, target: float, measured: int | None = None) -> Estimate | None:
+        """Return what the Batcher is to plan with under some parameters, and a target (seconds).
 
         ``measured``: where a larger size is explored, the largest below it that was measured well.
         """
@@ -139,7 +139,7 @@ class Belief:
         if parameters.max_batch < service.sizes[0]:
             estimate = estimate.proportional_below(service.sizes[0])
         if measured is not None:
-            estimate = estimate.flat_beyond(measured, parameters.max_batch)
+            estimate = estimate.flat_beyond(measured, target)
         return estimate.computed(executors, assumed=executors - service.executors)
 
     def capacity(self, parameters: Parameters) -> float | None:

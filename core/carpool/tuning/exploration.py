@@ -223,7 +223,8 @@ def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters
     waits = {known.max_wait}
     if best.holds_now or best.outlook.least_loss <= 0:
         waits |= {
-            Duration(whole_microseconds(max(share * limits.max_wait, limits.min_wait))) for share in (1 / 16, 0.25, 0.5, 1)
+            Duration(whole_microseconds(max(share * limits.max_wait, limits.min_wait)))
+            for share in (1 / 16, 0.25, 0.5, 1)
         }
     if not best.holds_ahead:
         waits.add(Duration(limits.min_wait))

@@ -271,7 +271,7 @@ class Tuner:
             capped_by=capped_by,
             predicted=plan.forecasted(step) if step is not None else None,
             shed_slo=self._sheds_late(),
-            estimate=self._belief.planned(self.parameters, self._exploration.measured),
+            estimate=self._belief.planned(self.parameters, self._requirements.target, self._exploration.measured),
             at=self._history.now,
             rate=self._belief.load.rate,
             target_utilization=aim.target if aim.objective is Objective.BALANCED else 0.0,

@@ -27,7 +27,7 @@ def test_before_a_batch_was_measured_nothing_is_planned_with():
     belief = Belief()
     assert belief.service is None
     assert not belief.has_changed
-    assert belief.planned(Parameters()) is None
+    assert belief.planned(Parameters(), 0.1) is None
     assert belief.capacity(Parameters()) is None
 
 
@@ -37,7 +37,7 @@ def test_what_is_put_in_force_is_what_the_batcher_plans_with_until_it_changes():
     assert belief.has_changed
     belief.put_in_force(16)
     assert not belief.has_changed
-    planned = belief.planned(Parameters(max_batch=8))
+    planned = belief.planned(Parameters(max_batch=8), 0.1)
     assert len(planned.times) == 17
     assert planned.times[4] == pytest.approx(0.007, rel=0.01)
     assert belief.capacity(Parameters(max_batch=4)) == pytest.approx(4 / 0.007, rel=0.01)
