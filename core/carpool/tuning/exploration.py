@@ -59,10 +59,6 @@ RISE = 1.25
 """Load, relative to that at which candidates were last looked for, at which they are again: it fills other batches."""
 
 
-BUSY = 0.8
-"""Utilization from which candidates are looked for though the setting in force meets the SLO with headroom."""
-
-
 class _Trial(NamedTuple):
     parameters: Parameters
     beyond: int
@@ -172,11 +168,10 @@ class Exploration:
     ) -> None:
         """Look for a candidate; ``moving``: whether the setting in force changes anyway.
 
-        At rest with headroom, on a device with room, nothing is explored: what saves nothing would have to be taken
-        back.
+        At rest with headroom nothing is explored: what saves nothing would have to be taken back.
         """
         self.candidate, self._looked_with = None, self.spare
-        if best.holds_ahead and best.utilization < BUSY and not moving:
+        if best.holds_ahead and not moving:
             return
         situation = forecaster.situation
         best_case = optimistic(situation.service, largest_reliable(situation.service, situation.limits))
@@ -238,8 +233,7 @@ def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters
         # Of 29 ms batches within 50 ms, four on a device that computes two would be late, and three are not.
         for more in sorted({flights + 1, 2 * flights, 4 * flights}, reverse=True):
             if more <= limits.max_in_flight:
-                for wait in sorted(waits):
-                    yield Parameters(known.max_batch, wait, more)
+                yield replace(known, max_in_flight=more, pass_through=False)
     known_well = service.measured_sizes(batches_needed(service))
     largest = largest_reliable(service, limits)
     sizes = [size for size in SIZES if limits.min_batch <= size <= largest and size not in known_well]
