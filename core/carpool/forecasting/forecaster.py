@@ -303,14 +303,9 @@ class Forecaster:
         return forecast(self.load(factor), self.situation.service, parameters, self.situation.target, shed=shed)
 
     def loss(self, parameters: Parameters, factor: float = 1.0) -> float:
-        """Return the share of requests lost with refusals, at the upper confidence of batch latency.
-
-        By half of the requests: refusals keep the queue short, so that every second is like the others.
-        """
-        load, count = self.load(factor), self.requests // 2
-        rows = load.rows if isinstance(load.rows, int) else load.rows[:count]
-        load = load._replace(arrivals=load.arrivals[:count], rows=rows)
-        return forecast(load, self._upper, parameters, self.situation.target, shed=True).miss_fraction
+        """Return the share of requests lost with refusals, at the upper confidence of batch latency."""
+        target = self.situation.target
+        return forecast(self.load(factor), self._upper, parameters, target, shed=True).miss_fraction
 
     def least_loss(self, parameters: Parameters) -> float:
         """Return a lower bound of ``loss``."""
@@ -323,7 +318,7 @@ class Forecaster:
         concurrency = min(service.executors, parameters.max_in_flight)
         carried = concurrency / (seconds * situation.rows * situation.process.rate)
         # What waits when the load ends is served, too; and the noise of one sample may be 1 % quicker than its mean.
-        return 1 - 1.01 * carried * (1 + 2 * situation.target * situation.process.rate / self.requests)
+        return 1 - 1.01 * carried * (1 + situation.target * situation.process.rate / self.requests)
 
     def glance(
         self, parameters: Parameters, factor: float = 1.0, sample: int = 0, *, upper: bool = False

@@ -221,7 +221,7 @@ def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters
     situation, known = best.situation, best.parameters
     service, limits = situation.service, situation.limits
     waits = {known.max_wait}
-    if best.holds_now or best.outlook.least_loss <= 0:
+    if best.holds_now or (service.executors > 1 and best.outlook.least_loss <= 0):
         waits |= {
             Duration(whole_microseconds(max(share * limits.max_wait, limits.min_wait)))
             for share in (1 / 16, 0.25, 0.5, 1)

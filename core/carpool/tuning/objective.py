@@ -184,7 +184,7 @@ def most_efficient(
     if not found:
         found = _least_loss([one for grid in grids for one in grid.unheld()])
         best = min(found, key=rank, default=forecaster.assess(current))
-        if best.outlook.least_loss <= 0:
+        if situation.service.executors > 1 and best.outlook.least_loss <= 0:
             # A backlog fills batches without a wait. But where the SLO leaves no time for one, and several batches are
             # computed at once, a short wait keeps one of them free.
             found = _least_loss([best, *(one for grid in grids for one in grid.held(best.parameters.max_batch))])
