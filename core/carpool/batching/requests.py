@@ -250,6 +250,10 @@ class Abort(Frozen, frozen=True):
 Action: TypeAlias = Batch | Finish | Failure | Refusal | Abort
 
 
+ROUNDING = 1e-9
+"""Seconds by which sums of floats may miss a due time."""
+
+
 def seldom_exceeded(noise: float) -> float:
     """Return the factor on a mean time that single batches seldom exceed: two standard deviations, ``noise`` each."""
     return 1 + 2 * noise

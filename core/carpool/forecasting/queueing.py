@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.batching.requests import seldom_exceeded
-from carpool.forecasting.recursion import ROUNDING, Rules, in_bursts, recursion
+from carpool.batching.requests import ROUNDING, seldom_exceeded
+from carpool.forecasting.recursion import Rules, in_bursts, recursion
 from carpool.forecasting.replay import Kind, replay
 
 if TYPE_CHECKING:

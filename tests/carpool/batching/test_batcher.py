@@ -374,6 +374,17 @@ def test_rule_5_due_when_longer_would_make_a_rider_late(limit: str) -> None:
     assert batches(to.poll(to.wake_at()))
 
 
+def test_rule_5_a_request_held_to_the_last_moment_is_in_time() -> None:
+    # Five rows take 7.5 ms. In floats, this one leaves 1e-17 s too late for that.
+    now = 0.0938595867742349
+    to = batcher(max_batch=8, max_wait=0.02)
+    to.learn("m", replace(estimate(), upper=estimate().times), 0.0, shed_slo=True)
+    only = request(now, rows=5, slo=0.015)
+    to.arrive(only, now)
+    assert to.wake_at() + 0.0075 > only.due
+    assert [riders(batch) for batch in batches(to.poll(to.wake_at()))] == [[only]]
+
+
 def test_rule_5_company_brings_the_last_moment_forward() -> None:
     to = held(max_wait=0.02)
     to.arrive(request(0.0, due=0.015), 0.0)
