@@ -379,8 +379,10 @@ def test_rule_5_a_request_held_to_the_last_moment_is_in_time() -> None:
     now = 0.0938595867742349
     to = batcher(max_batch=8, max_wait=0.02)
     to.learn("m", replace(estimate(), upper=estimate().times), 0.0, shed_slo=True)
-    only = request(now, rows=5, slo=0.015)
+    (first,) = batches(to.arrive(request(now, key="first", rows=8), now))
+    only = request(now, rows=5, slo=0.02)
     to.arrive(only, now)
+    to.complete(first, now)
     assert to.wake_at() + 0.0075 > only.due
     assert [riders(batch) for batch in batches(to.poll(to.wake_at()))] == [[only]]
 
