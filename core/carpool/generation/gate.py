@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool.generation.calibration import Calibration
 from carpool.generation.kv_budget import KvBudget
 from carpool.generation.meter import Meter
-from carpool.generation.queues import OUTPUT_COST, PROMPT_COST, Expiry, FairQueue, Order
+from carpool.generation.queues import OUTPUT_COST, PROMPT_COST, Expiry, FairQueue
 from carpool.generation.requests import Action, Admit, Reason, Refuse, Request, Slo, State
+from carpool.policy.generation import Order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
