@@ -65,6 +65,13 @@ class Gate:
         self._passed = 0
         """Interactive requests admitted since the last one of batch priority."""
 
+    def configure(self, slo: Slo, limits: Limits) -> None:
+        """Take other targets and limits; what was learned, and what waits, stays."""
+        self.slo, self.limits = slo, limits
+        self.kv.configure(limits.kv_budget_percent, limits.kv_tokens)
+        for queue in (self._interactive, self._batch):
+            queue.configure(limits.order, limits.weights)
+
     @property
     def queued(self) -> int:
         """Requests that wait."""

@@ -81,6 +81,15 @@ class FairQueue:
         self.requests = 0
         self.prompt_tokens = 0
 
+    def configure(self, order: Order, weights: Mapping[str, float] | None) -> None:
+        """Take another order and other weights; requests that wait are put in the new order."""
+        self._order = order
+        self._weights = dict(weights or {})
+        for tenant in self._tenants.values():
+            tenant.weight = self._weights.get(tenant.name, 1.0)
+            tenant.queue = [(self._rank(request), key, request) for _, key, request in tenant.queue]
+            heapify(tenant.queue)
+
     def __iter__(self) -> Iterator[Request]:
         """Give every request that waits, in no order."""
         return (request for tenant in self._tenants.values() for _, _, request in tenant.queue)
