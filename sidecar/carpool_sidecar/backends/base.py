@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from carpool_sidecar.generation.requests import Endpoint
-    from carpool_sidecar.generation.streams import Streams
+    from carpool_sidecar.generation.stream import Watcher
     from carpool_sidecar.http1.calls import Receiver
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.messages import Body, Headers
@@ -56,7 +56,7 @@ class Backend(Protocol):
     def forward(self, exchange: Exchange) -> Forward:
         """Pass on anything else."""
 
-    def generate(self, exchange: Exchange, endpoint: Endpoint, streams: Streams) -> Forward:
+    def generate(self, exchange: Exchange, endpoint: Endpoint, watcher: Watcher) -> Forward:
         """Pass on a request to a language model; asked only where ``streams``."""
 
     def passage(self, exchange: Exchange) -> Forward | None:

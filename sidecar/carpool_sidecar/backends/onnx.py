@@ -37,7 +37,7 @@ from carpool_sidecar.protocols import route
 if TYPE_CHECKING:
     from carpool_sidecar.config.settings import Onnx
     from carpool_sidecar.generation.requests import Endpoint
-    from carpool_sidecar.generation.streams import Streams
+    from carpool_sidecar.generation.stream import Watcher
     from carpool_sidecar.http1.calls import Receiver
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.messages import Body, Headers
@@ -109,7 +109,7 @@ class OnnxBackend:
         """Answer what is no inference."""
         return Local(self, exchange)
 
-    def generate(self, exchange: Exchange, endpoint: Endpoint, streams: Streams) -> Local:  # noqa: ARG002 - the port's signature
+    def generate(self, exchange: Exchange, endpoint: Endpoint, watcher: Watcher) -> Local:  # noqa: ARG002 - the port's signature
         """Answer as to anything else: no language model is served here."""
         return self.forward(exchange)
 

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from carpool_sidecar.backends.base import Document
-from carpool_sidecar.generation.stream import Stream
+from carpool_sidecar.generation.stream import Stream, Watcher
 from carpool_sidecar.http1.client import Pool
 from carpool_sidecar.http1.forward import Forwarding
 from carpool_sidecar.http1.limits import ClientLimits
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from carpool_sidecar.config.settings import Upstream
     from carpool_sidecar.generation.requests import Endpoint
-    from carpool_sidecar.generation.streams import Streams
     from carpool_sidecar.http1.calls import Call, Receiver, UpstreamError
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.memory import Budget
@@ -109,9 +108,9 @@ class UpstreamBackend:
             return Forwarding(exchange, self._probes, self._timeout, short=True)
         return Forwarding(exchange, self._forwarding, self._timeout)
 
-    def generate(self, exchange: Exchange, endpoint: Endpoint, streams: Streams) -> Stream:
+    def generate(self, exchange: Exchange, endpoint: Endpoint, watcher: Watcher) -> Stream:
         """Forward a request to a language model, and look at its answer."""
-        return Stream(exchange, self._forwarding, self._timeout, streams, endpoint)
+        return Stream(exchange, self._forwarding, self._timeout, watcher, endpoint)
 
     def passage(self, exchange: Exchange) -> Passage:
         """Pass on a connection that is no HTTP/1.1."""

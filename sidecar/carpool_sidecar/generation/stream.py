@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from carpool.generation.requests import Request
     from carpool_sidecar.generation.requests import Endpoint
-    from carpool_sidecar.generation.streams import Streams
     from carpool_sidecar.http1.calls import UpstreamError
     from carpool_sidecar.http1.client import Pool
     from carpool_sidecar.http1.exchange import Exchange
@@ -38,6 +37,28 @@ CANCELLED, FAILED, OVERDUE = "cancelled", "failed", "deadline"
 """How a request may end, beside what the engine says."""
 
 
+class Watcher(Protocol):
+    """Where streams are counted, and who lets them begin."""
+
+    def arrive(self, stream: Stream) -> None:
+        """Take a request whose body is here; it is admitted or refused, now or later."""
+
+    def begun(self, stream: Stream) -> None:
+        """Take note that an answer has begun, with success."""
+
+    def turns_out_to_stream(self, stream: Stream) -> None:
+        """Take note that an answer comes in events, although the request did not seem to ask for that."""
+
+    def tokens(self, stream: Stream, events: int) -> None:
+        """Count events with tokens."""
+
+    def left(self, stream: Stream, how: str, said: Ending | None) -> None:
+        """Count a request that ended. ``said``: what the engine said at the end of a complete answer."""
+
+    def fault(self) -> None:
+        """Count an error in looking at a stream; its bytes go on."""
+
+
 class Stream(Forwarding):
     """A request that was read whole, and its answer, in a stream or whole.
 
@@ -48,7 +69,7 @@ class Stream(Forwarding):
         "_done",
         "_events",
         "_overdue",
-        "_parent",
+        "_watcher",
         "asked",
         "endpoint",
         "events",
@@ -65,9 +86,9 @@ class Stream(Forwarding):
 
     ticket: Request
 
-    def __init__(self, exchange: Exchange, pool: Pool, timeout: float, parent: Streams, endpoint: Endpoint) -> None:
+    def __init__(self, exchange: Exchange, pool: Pool, timeout: float, watcher: Watcher, endpoint: Endpoint) -> None:
         super().__init__(exchange, pool, timeout)
-        self._parent = parent
+        self._watcher = watcher
         self._events: Events | None = None  # of an answer that comes in events
         self._overdue: asyncio.TimerHandle | None = None
         self._done = True  # nobody counts it
@@ -116,9 +137,9 @@ class Stream(Forwarding):
     def request(self) -> None:
         """Have the gate say when to go on."""
         try:
-            self._parent.arrive(self)
+            self._watcher.arrive(self)
         except Exception:  # noqa: BLE001 - whatever it is, the request is good
-            self._parent.fault()
+            self._watcher.fault()
             self._leave(FAILED)
             if self._call is None and not self._exchange.ended:
                 super().request()
@@ -180,7 +201,7 @@ class Stream(Forwarding):
         try:
             look(*facts)
         except Exception:  # noqa: BLE001 - as above
-            self._parent.fault()
+            self._watcher.fault()
             self._leave(FAILED)
 
     def _begun(self, status: int, headers: Headers) -> None:
@@ -190,9 +211,9 @@ class Stream(Forwarding):
         if kind.lower().startswith(b"text/event-stream"):
             self._events = Events(self.endpoint.api)
             if not self.streams:
-                self._parent.turns_out_to_stream(self)
+                self._watcher.turns_out_to_stream(self)
         if 200 <= status < 300:
-            self._parent.begun(self)
+            self._watcher.begun(self)
 
     def _passed(self, chunk: bytes) -> None:
         self.size += len(chunk)
@@ -200,7 +221,7 @@ class Stream(Forwarding):
             self.tail = (self.tail + chunk[-KEPT:])[-KEPT:]
         elif count := self._events.feed(chunk):
             self.events += count
-            self._parent.tokens(self, count)
+            self._watcher.tokens(self, count)
 
     def _ended(self) -> None:
         if self._done or not 200 <= self.status < 300:
@@ -217,7 +238,7 @@ class Stream(Forwarding):
         self._done = True
         if self._overdue is not None:
             self._overdue.cancel()
-        self._parent.left(self, how, said)
+        self._watcher.left(self, how, said)
 
     def _expire(self) -> None:
         """Give up: the caller's deadline has passed."""
