@@ -121,14 +121,14 @@ class Gate:
         self.calibration.window(self.meter.model, self.slo)
         return self.poll(now)
 
-    def first_token(self, request: Request, now: float) -> list[Action]:
-        """Note the first token of a request."""
+    def first_token(self, request: Request, now: float, *, seen: bool = True) -> list[Action]:
+        """Note the first token of a request; not ``seen``: it is taken to come now, and teaches nothing."""
         request.first_at = now
         request.state = State.DECODING
         self.meter.first_token(request)
         self._queue(request).tenant(request.tenant).counter(self.meter.steps)
         self._queue(request).tenant(request.tenant).decoding += 1
-        self.calibration.first_token(request, now - (request.admitted_at or now), self.meter)
+        self.calibration.first_token(request, now - (request.admitted_at or now) if seen else None, self.meter)
         return self.poll(now)
 
     def ended(self, request: Request, now: float, output_tokens: int, *, complete: bool = True) -> list[Action]:

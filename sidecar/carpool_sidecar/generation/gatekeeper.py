@@ -58,6 +58,8 @@ class Gatekeeper:
         """By ticket: those that have no word yet."""
         self._admitted: dict[int, Waiting] = {}
         """Those with the engine, as far as this gate knows them."""
+        self._assumed: dict[int, float] = {}
+        """When the first tokens of answers that come whole are taken to come."""
         self._seen = Seen()
         self._alarm = Alarm(self._look)
         self._restart_at = -inf
@@ -96,7 +98,7 @@ class Gatekeeper:
 
         def event(gate: Gate, now: float) -> list[Action]:
             self._seen.streams += waiting.streams
-            return gate.first_token(waiting.ticket, now)
+            return gate.first_token(waiting.ticket, now, seen=waiting.streams)
 
         if waiting.ticket.state is State.PREFILLING and waiting.ticket.key in self._admitted:
             self._ask(event)
@@ -124,6 +126,7 @@ class Gatekeeper:
                     gate.progress(now, self._seen.correction(output_tokens - 1 - gate.meter.generated(ticket)))
             return gate.ended(ticket, now, output_tokens, complete=complete)
 
+        self._assumed.pop(ticket.key, None)
         known = self._waiting.pop(ticket.key, None) or self._admitted.pop(ticket.key, None)
         if known is not None:
             self._ask(event)
@@ -153,6 +156,7 @@ class Gatekeeper:
         for waiting in self._admitted.values():
             waiting.ticket.state = State.ENDED  # to the next gate it is nobody's
         self._admitted.clear()
+        self._assumed.clear()
         waiting_now, self._waiting = list(self._waiting.values()), {}
         for waiting in waiting_now:
             waiting.ticket.state = State.ENDED
@@ -180,6 +184,8 @@ class Gatekeeper:
                 continue  # it has left
             if isinstance(action, Admit):
                 self._admitted[action.request.key] = waiting
+                if not waiting.streams:
+                    self._assumed[action.request.key] = now + gate.meter.first_token_seconds(0)
                 waiting.admitted()
             else:
                 waiting.refused(action.reason, action.retry_after)
@@ -190,10 +196,9 @@ class Gatekeeper:
         if gate is None:
             return
         # Of an answer that comes whole, only the end is seen. Its first token is taken to come when it is forecast.
-        forecast = gate.calibration.ttft * gate.meter.first_token_seconds(0)
-        for waiting in [each for each in self._admitted.values() if not each.streams]:
-            if now - (waiting.ticket.admitted_at or now) >= forecast:
-                self.first_token(waiting)
+        for key in [key for key, at in self._assumed.items() if at <= now]:
+            del self._assumed[key]
+            self.first_token(self._admitted[key])
         self._ask(lambda gate, now: gate.poll(now))
 
 
