@@ -6,12 +6,10 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from carpool.exchange.report import OTHER
+from carpool.exchange.token_streams import BOUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-BOUNDS = tuple(0.001 * 2 ** (step / 2) for step in range(41))
-"""Upper bounds (seconds) of the histograms: 1 ms to 17 minutes, a factor of 1.41 apart."""
 
 MOST = 32
 """Models told apart; callers make names up."""

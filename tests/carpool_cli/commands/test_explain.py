@@ -223,7 +223,7 @@ def test_a_running_sidecar_explains_itself(up, carpool):
     assert told.output
     document = json.loads(carpool("explain", up.admin, "--over", "0s", "--json").output)
     assert document["tuned"] is True
-    assert set(document) == {"tuned", "decisions", "observed", "lastBusy", "forwarded"}
+    assert set(document) == {"tuned", "decisions", "observed", "lastBusy", "forwarded", "tokenStreams"}
 
 
 def test_nobody_there_is_one_line(carpool):
