@@ -98,8 +98,10 @@ def command(
         click.echo("no decision yet: the tuner has not seen a request")
     for each in shown:
         click.echo(text_of(each, after.slo_seconds, not_batched(after)))
-    click.echo()
-    for line in compared(explanation, observed, time.time()):
+    lines = list(compared(explanation, observed, time.time()))
+    if not lines and not after.token_streams.models:
+        lines = ["no request has come yet"]
+    for line in ["", *lines] if lines else []:
         click.echo(line)
 
 
@@ -254,8 +256,6 @@ def compared(explanation: Explanation, observed: dict[str, Figures], now: float)
             )
         for label, left, right in zip(COMPARED, is_so, was_said, strict=True):
             yield f"  {label:13} {left:>9}  ({right})"
-    if not rows:
-        yield "no request has come yet"
 
 
 COMPARED = ("p50", "p99", "goodput", "misses", "rows per batch")
