@@ -21,6 +21,7 @@ from carpool_sidecar.config.descriptors import ADMIN_CONNECTIONS, open_files, sh
 from carpool_sidecar.config.settings import EVERY_MODEL, address_of
 from carpool_sidecar.config.watching import ConfigFile, watch
 from carpool_sidecar.driver import Driver
+from carpool_sidecar.generation.engine_metrics import EngineMetrics
 from carpool_sidecar.generation.streams import Streams
 from carpool_sidecar.http1.limits import ServerLimits
 from carpool_sidecar.http1.memory import Budget
@@ -153,6 +154,8 @@ class Sidecar:
         self._spawn(self.health.run())
         self._spawn(self._resolver.run())
         self._spawn(self.control.run())
+        if self.backend.streams:
+            self._spawn(EngineMetrics(self.backend, self.streams).run())
         if self.file is not None:
             self._spawn(watch(self.file.look))
         if self.changes is not None and self.config.changes is not None:

@@ -90,7 +90,10 @@ def engine_line(streams: TokenStreams) -> str:
     if not streams.models and not streams.running and not streams.queued:
         return ""
     line = f"{streams.running} running, {streams.queued} waiting, {number(streams.kv_tokens)} KV tokens"
-    gate = streams.gate
+    gate, engine = streams.gate, streams.engine
+    if engine is not None and engine.kv_share is not None:
+        line += f" (the engine: {engine.kv_share:.0%} of its cache"
+        line += f", {number(engine.preemptions)} preempted)" if engine.preemptions else ")"
     if gate is None:
         why = "it failed; see the log" if streams.gate_faults else "the policy has no slo.ttft"
         return f"{line}; not gated: {why}"

@@ -47,6 +47,19 @@ class GateState(Struct, frozen=True, rename="camel", kw_only=True):
     """Tokens that the KV cache holds, as far as it is known."""
 
 
+class EngineSays(Struct, frozen=True, rename="camel", kw_only=True):
+    """What the engine says of itself; ``None`` for what it doesn't."""
+
+    kv_share: float | None = None
+    """Share of its KV cache in use, 0 to 1."""
+    preemptions: float | None = None
+    """Sequences that it took off and computed again, since it began."""
+    running: float | None = None
+    waiting: float | None = None
+    busy_slots: float | None = None
+    """llama.cpp: sequences per decode step, on average."""
+
+
 class TokenStreams(Struct, frozen=True, rename="camel", kw_only=True):
     """All of it."""
 
@@ -57,6 +70,8 @@ class TokenStreams(Struct, frozen=True, rename="camel", kw_only=True):
     """Tokens of those with the engine, estimated."""
     gate: GateState | None = None
     """``None``: the policy has no targets for token streams, or the gate has failed."""
+    engine: EngineSays | None = None
+    """``None``: it has no metrics that are known, or was not asked yet."""
     gate_faults: int = 0
     stream_faults: int = 0
     """Streams that were forwarded and no longer looked at."""

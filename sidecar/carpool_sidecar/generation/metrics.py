@@ -18,6 +18,14 @@ _HISTOGRAMS = {
     "generation_duration_seconds": "durations",
 }
 
+_ENGINE = {
+    "engine_kv_usage_ratio": "kv_share",
+    "engine_preemptions": "preemptions",
+    "engine_running": "running",
+    "engine_waiting": "waiting",
+    "engine_busy_slots": "busy_slots",
+}
+
 METRICS = (
     Metric(
         "generation_requests",
@@ -43,6 +51,11 @@ METRICS = (
     Metric("generation_target_seconds", "gauge", ("target",), "Targets in force: ttft, tpot"),
     Metric("generation_gated", "gauge", (), "1 while the gate admits requests"),
     Metric("forecast_tpot_seconds", "gauge", (), "Forecast time per output token of what is with the engine"),
+    Metric("engine_kv_usage_ratio", "gauge", (), "Share of its KV cache in use, as the engine says"),
+    Metric("engine_preemptions", "counter", (), "Sequences that were computed again for want of KV cache, likewise"),
+    Metric("engine_running", "gauge", (), "Requests that it computes, likewise"),
+    Metric("engine_waiting", "gauge", (), "Requests that wait inside it, likewise"),
+    Metric("engine_busy_slots", "gauge", (), "Sequences per decode step, as llama.cpp says"),
     Metric("gate_faults", "counter", (), "Faults of the gate; each opens it for a minute"),
     Metric("stream_faults", "counter", (), "Streams that were forwarded and no longer looked at, for an error"),
 )
@@ -74,5 +87,8 @@ def fill(families: dict[str, Any], streams: Streams) -> None:
     put("generation_gated", keeper.gate is not None)
     if keeper.gate is not None:
         put("forecast_tpot_seconds", keeper.gate.meter.forecast())
+    for name, attribute in _ENGINE.items():
+        if (value := getattr(streams.engine, attribute, None)) is not None:
+            put(name, value)
     put("gate_faults", keeper.faults)
     put("stream_faults", streams.faults)

@@ -20,6 +20,7 @@ def report_of(streams: Streams) -> TokenStreams:
         queued=keeper.queued,
         kv_tokens=streams.kv_tokens,
         gate=None if keeper.gate is None else _gate(keeper.gate),
+        engine=streams.engine,
         gate_faults=keeper.faults,
         stream_faults=streams.faults,
         models=[

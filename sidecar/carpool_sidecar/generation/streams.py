@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Callable
 
+    from carpool.exchange.token_streams import EngineSays
     from carpool.policy.spec import BatchingPolicy
     from carpool_sidecar.generation.answers import Ending
     from carpool_sidecar.generation.stream import Stream
@@ -37,6 +38,8 @@ class Streams:
         """Requests that wait or are answered."""
         self.faults = 0
         """Streams that are forwarded and no longer looked at, for errors in the sidecar."""
+        self.engine: EngineSays | None = None
+        """What the engine said of itself last."""
         self._clock = clock
         self._log = log
         self._keys = count()

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from carpool.batching.counters import Stats
 from carpool.exchange.report import Queue, Report
-from carpool.exchange.token_streams import BOUNDS, GateState, ModelStreams, TokenStreams
+from carpool.exchange.token_streams import BOUNDS, EngineSays, GateState, ModelStreams, TokenStreams
 from carpool_cli.commands.explain import token_streams
 from carpool_cli.live.admin_client import Explanation
 from carpool_cli.live.dashboard import Watch
@@ -70,6 +70,8 @@ def test_what_is_with_the_engine():
     )
     assert engine_line(replace(streams, gate=None)).endswith("not gated: the policy has no slo.ttft")
     assert engine_line(replace(streams, gate=None, gate_faults=1)).endswith("not gated: it failed; see the log")
+    said = replace(streams, engine=EngineSays(kv_share=0.31, preemptions=2.0))
+    assert "45,000 KV tokens (the engine: 31% of its cache, 2 preempted) of 400,000; forecast" in engine_line(said)
     assert engine_line(TokenStreams()) == learned_line(TokenStreams()) == ""
 
 
