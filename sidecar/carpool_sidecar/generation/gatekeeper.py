@@ -103,11 +103,17 @@ class Gatekeeper:
         if waiting.ticket.state is State.PREFILLING and waiting.ticket.key in self._admitted:
             self._ask(event)
 
-    def turns_out_to_stream(self, waiting: Waiting) -> None:
-        """Take note that the tokens of a request are seen one by one, although that was not expected."""
+    def shows(self, waiting: Waiting, *, streams: bool) -> None:
+        """Take note that the tokens of an answer are seen one by one after all, or are not."""
+        if waiting.streams is streams:
+            return
+        waiting.streams = streams
         if waiting.ticket.state is State.DECODING:
-            self._seen.streams += 1
-        waiting.streams = True
+            self._seen.streams += 1 if streams else -1
+        elif streams:
+            self._assumed.pop(waiting.ticket.key, None)
+        elif waiting.ticket.key in self._admitted:
+            self._assumed[waiting.ticket.key] = self._clock()
 
     def progress(self, waiting: Waiting, tokens: float) -> None:
         """Count tokens of a stream after its first; the gate hears of them with the next look or event."""
@@ -119,12 +125,14 @@ class Gatekeeper:
         ticket = waiting.ticket
 
         def event(gate: Gate, now: float) -> list[Action]:
+            actions: list[Action] = []
             if ticket.state is State.DECODING:
                 if waiting.streams:
                     self._seen.streams -= 1
                 elif complete:
-                    gate.progress(now, self._seen.correction(output_tokens - 1 - gate.meter.generated(ticket)))
-            return gate.ended(ticket, now, output_tokens, complete=complete)
+                    missing = output_tokens - 1 - gate.meter.generated(ticket)
+                    actions = gate.progress(now, self._seen.correction(missing))
+            return actions + gate.ended(ticket, now, output_tokens, complete=complete)
 
         self._assumed.pop(ticket.key, None)
         known = self._waiting.pop(ticket.key, None) or self._admitted.pop(ticket.key, None)
@@ -197,8 +205,8 @@ class Gatekeeper:
             return
         # Of an answer that comes whole, only the end is seen. Its first token is taken to come when it is forecast.
         for key in [key for key, at in self._assumed.items() if at <= now]:
-            del self._assumed[key]
-            self.first_token(self._admitted[key])
+            if self._assumed.pop(key, None) is not None:
+                self.first_token(self._admitted[key])
         self._ask(lambda gate, now: gate.poll(now))
 
 

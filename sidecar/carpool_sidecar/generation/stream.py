@@ -46,8 +46,8 @@ class Watcher(Protocol):
     def begun(self, stream: Stream) -> None:
         """Take note that an answer has begun, with success."""
 
-    def turns_out_to_stream(self, stream: Stream) -> None:
-        """Take note that an answer comes in events, although the request did not seem to ask for that."""
+    def shows(self, stream: Stream, *, streams: bool) -> None:
+        """Take note whether an answer shows its tokens one by one."""
 
     def tokens(self, stream: Stream, events: int) -> None:
         """Count events with tokens."""
@@ -207,13 +207,17 @@ class Stream(Forwarding):
     def _begun(self, status: int, headers: Headers) -> None:
         self.status = status
         self.headers = headers
+        if not 200 <= status < 300:
+            return
+        # The request has served: a prompt of 100 KB is not held for as long as the answer takes.
+        self._exchange.body = b""
+        self._exchange.refund(self._exchange.buffered)
         kind = find(headers, b"content-type") or b""
-        if kind.lower().startswith(b"text/event-stream"):
+        readable = find(headers, b"content-encoding") in {None, b"identity"}
+        if readable and kind.lower().startswith(b"text/event-stream"):
             self._events = Events(self.endpoint.api)
-            if not self.streams:
-                self._watcher.turns_out_to_stream(self)
-        if 200 <= status < 300:
-            self._watcher.begun(self)
+        self._watcher.begun(self)
+        self._watcher.shows(self, streams=self._events is not None)
 
     def _passed(self, chunk: bytes) -> None:
         self.size += len(chunk)
@@ -238,7 +242,10 @@ class Stream(Forwarding):
         self._done = True
         if self._overdue is not None:
             self._overdue.cancel()
-        self._watcher.left(self, how, said)
+        try:
+            self._watcher.left(self, how, said)
+        except Exception:  # noqa: BLE001 - as above
+            self._watcher.fault()
 
     def _expire(self) -> None:
         """Give up: the caller's deadline has passed."""

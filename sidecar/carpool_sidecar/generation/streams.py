@@ -91,9 +91,9 @@ class Streams:
         """Take note that an answer has begun, with success."""
         self.models.proven(stream.asked.model)
 
-    def turns_out_to_stream(self, stream: Stream) -> None:
-        """Take note that an answer comes in events, although the request did not seem to ask for that."""
-        self.gatekeeper.turns_out_to_stream(stream)
+    def shows(self, stream: Stream, *, streams: bool) -> None:
+        """Take note whether an answer shows its tokens one by one."""
+        self.gatekeeper.shows(stream, streams=streams)
 
     def tokens(self, stream: Stream, events: int) -> None:
         """Count events with tokens."""

@@ -206,6 +206,8 @@ class World:
             await asyncio.sleep(0.002 if progress is None else progress.end - now)
             if progress is not None:
                 self.advance(progress, loop.time())
+            gate = self.keeper.gate
+            assert gate is None or gate.queued == self.keeper.queued  # nobody is forgotten
         half = [caller for caller in self.all if seconds / 2 < caller.arrival - self.all[0].arrival < seconds - 20]
         return sum(caller.good for caller in half) / len(half)
 
@@ -237,6 +239,23 @@ async def test_in_overload_most_of_what_an_engine_can_answer_in_time_is():
 )
 async def test_answers_that_come_whole_are_gated_as_well(streams, good):
     assert await World(keeper(), streams=streams).run() > good
+
+
+async def test_what_was_taken_for_a_stream_may_come_whole_and_the_other_way_round():
+    gates = keeper(maxRunning=2)
+    stream, whole = Caller(gates, 0).arrive(), Caller(gates, 1, streams=False).arrive()
+    gates.shows(stream, streams=False)
+    gates.shows(whole, streams=True)
+    await asyncio.sleep(1.0)
+    assert gates.gate.meter.decoding == 1  # the first token of the one is assumed, that of the other awaited
+    gates.first_token(whole)
+    gates.progress(whole, 10)
+    await asyncio.sleep(0.2)
+    assert gates.gate.meter.generated(whole.ticket) == 10
+    for caller in (stream, whole):
+        caller.leave(11, complete=True)
+    assert gates.gate.meter.decoding == 0
+    gates.shows(stream, streams=True)
 
 
 async def test_an_engine_that_is_slower_than_the_first_guess_is_learned_from_whole_answers():

@@ -58,6 +58,35 @@ async def test_whole_answers_are_counted_too(chat):
     assert sum(counts.ttft.counts) == 0
 
 
+async def test_the_memory_of_a_prompt_is_free_once_its_answer_begins(chat):
+    streams = await chat.start()
+    reader = chat.ask(prompt="a" * 500_000)
+    call = await chat.called(1)
+    (stream,) = streams.under_way
+    assert chat.sidecar.data.buffered_bytes > 500_000
+    call.token()
+    await chat.until(lambda: reader.body == call.sent)
+    assert (stream.exchange.body, chat.sidecar.data.buffered_bytes) == (b"", 0)
+    call.finish()
+    await reader
+    assert chat.sidecar.data.buffered_bytes == 0
+
+
+async def test_compressed_events_pass_and_are_taken_for_a_whole_answer(chat):
+    streams = await chat.start(policy=TOKENS)
+    reader = chat.ask()
+    call = await chat.called(1)
+    call.exchange.start(200, [(b"content-type", b"text/event-stream"), (b"content-encoding", b"gzip")], None)
+    call.raw(b"\x1f\x8b\x08")
+    await chat.until(lambda: reader.body == call.sent)
+    (stream,) = streams.under_way
+    assert not stream.streams
+    call.raw(b"\x00" * 397)
+    call.exchange.end()
+    await reader
+    assert streams.models.known("m").output_tokens == 100  # by its bytes
+
+
 async def test_a_client_that_leaves_ends_the_engines_work(chat):
     streams = await chat.start()
     reader = chat.ask()
