@@ -194,10 +194,10 @@ class StandinEngine:
         try:
             asked = msgspec.json.decode(bytes(exchange.body), type=_Request)
         except msgspec.DecodeError as error:
-            exchange.fail(400, "body", str(error))
+            _refuse(exchange, "body", str(error))
             return
         if asked.prompt_tokens + asked.output_tokens > self._profile.kv_tokens:
-            exchange.fail(400, "length", f"prompt and answer are over {self._profile.kv_tokens} tokens")
+            _refuse(exchange, "length", f"prompt and answer are over {self._profile.kv_tokens} tokens")
             return
         sequence = Sequence(next(self._keys), asked.prompt_tokens, asked.output_tokens)
         exchange.context = self._answers[sequence.key] = _Answer(exchange, asked, sequence, self._model)
@@ -215,3 +215,9 @@ class StandinEngine:
             f"vllm:num_preemptions_total{labels} {self._preempted}",
         )
         return "\n".join((*lines, "")).encode()
+
+
+def _refuse(exchange: Exchange, code: str, message: str) -> None:
+    """Answer 400 as OpenAI does."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    exchange.respond(400, [_JSON], msgspec.json.encode({"error": error}))
