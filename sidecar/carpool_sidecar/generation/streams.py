@@ -83,7 +83,7 @@ class Streams:
             batch=asked.flexible or find(exchange.headers, PRIORITY) == b"batch",
             deadline=inf if deadline is None else exchange.received_at + deadline,
         )
-        stream.arrived(ticket, deadline)
+        stream.arrived(ticket, None if self.slo is None else deadline)  # without targets nothing is ended here
         self.under_way.add(stream)
         self.gatekeeper.arrive(stream)
 

@@ -160,12 +160,19 @@ async def test_a_body_that_is_too_large_to_be_read_is_forwarded(chat):
 
 
 async def test_a_deadline_that_the_caller_names_ends_a_stream_under_way(chat):
-    streams = await chat.start()
+    streams = await chat.start(policy=TOKENS)
     reader = chat.ask(headers=[(b"x-request-timeout-ms", b"30")])
     answer = await reader
     assert (answer.status, answer.json["error"]["code"]) == (504, "deadline")
     await chat.until(lambda: chat.engine.left == len(chat.engine.calls))
     assert not streams.under_way
+
+
+async def test_without_targets_no_deadline_ends_a_stream(chat):
+    await chat.start()
+    reader = chat.ask(headers=[(b"x-request-timeout-ms", b"0")])
+    (await chat.called(1)).token().finish()
+    assert (await reader).status == 200
 
 
 async def test_a_drain_waits_for_streams_in_flight(chat):
