@@ -114,9 +114,10 @@ soak: $(STAMP) ## A million random steps through the Batcher
 fuzz: $(STAMP) ## Throw broken bytes at the parsers
 	$(BIN)/python tests/fuzz.py
 
-clients: $(STAMP) ## Real clients against a sidecar, kserve's (450 MB, in ~/.cache/carpool) among them
+clients: $(STAMP) ## Real clients against a sidecar, kserve's and openai's (520 MB, in ~/.cache/carpool) among them
 	$(call cached,kserve,kserve==0.21.0,$(PYTHON))
-	$(BIN)/python -m pytest tests/clients tests/clients/check_kserve.py
+	$(call cached,openai,openai==3.57.0,$(PYTHON))
+	$(BIN)/python -m pytest tests/clients tests/clients/check_kserve.py tests/clients/check_openai.py
 
 # nvidia-pytriton runs on the system's own Python only: Triton's Python backend is linked against it.
 triton: $(STAMP) ## A sidecar in front of a real Triton (400 MB, in ~/.cache/carpool)

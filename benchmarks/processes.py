@@ -94,18 +94,24 @@ class Process:
 
 
 def sidecar(
-    folder: Path, upstream: int, *, parameters: dict[str, Any] | None = None, env: dict[str, str] | None = None
+    folder: Path,
+    upstream: int,
+    *,
+    parameters: dict[str, Any] | None = None,
+    policy: dict[str, Any] | None = None,
+    upstream_options: dict[str, Any] | None = None,
+    env: dict[str, str] | None = None,
 ) -> Process:
     """Start a sidecar in front of a port; with ``parameters`` nothing is tuned."""
     port = free_port()
     config = {
         "listen": f"127.0.0.1:{port}",
         "admin": "127.0.0.1:0",
-        "upstream": {"url": f"http://127.0.0.1:{upstream}"},
+        "upstream": {"url": f"http://127.0.0.1:{upstream}", **(upstream_options or {})},
         "shutdown": {"lame": "0s", "limit": "1s"},
         "log": "Error",
         "parameters": {"*": parameters} if parameters else {},
-        "policy": {"slo": {"latency": {"p99": "1s"}}, "models": [{"name": "m", "axis": "First"}]},
+        "policy": policy or {"slo": {"latency": {"p99": "1s"}}, "models": [{"name": "m", "axis": "First"}]},
     }
     path = folder / f"sidecar-{port}.json"
     path.write_bytes(msgspec.json.encode(config))

@@ -18,6 +18,7 @@ import compiled
 import msgspec
 import pure
 import serving
+import token_streams
 import uvloop
 from evidence import Figure, Results, Skipped, commit, limits, machine, today
 
@@ -39,6 +40,7 @@ BENCHMARKS: dict[str, Callable[[Path], list[Figure]]] = {
     "copies": lambda folder: uvloop.run(serving.copies(folder)),
     "batched": lambda folder: uvloop.run(serving.batched(folder)),
     "pass-through": lambda folder: uvloop.run(serving.pass_through(folder)),
+    "token-streams": lambda folder: uvloop.run(token_streams.token_streams(folder)),
 }
 
 

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 from carpool.batching.requests import Request
 from carpool_sidecar.admin.forwarded import Forwarded
+from carpool_sidecar.generation.requests import recognise
+from carpool_sidecar.generation.stream import Stream
 from carpool_sidecar.protocols import route
 from carpool_sidecar.protocols.common import Endpoint
 
 if TYPE_CHECKING:
     from carpool_sidecar.backends.base import Backend
     from carpool_sidecar.driver import Driver
+    from carpool_sidecar.generation.requests import Endpoint as Generative
+    from carpool_sidecar.generation.streams import Streams
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.parsing import HttpError
     from carpool_sidecar.models import ModelTable
@@ -20,27 +24,40 @@ if TYPE_CHECKING:
 FORWARDED = "other"
 """The protocol, in metrics, of what is passed on untouched."""
 
-_route = lru_cache(1024)(route)  # callers ask for few targets; decoding one costs 2 us
+GENERATION = "generation"
+"""The protocol, in metrics, of requests to language models."""
+
+
+@lru_cache(1024)  # callers ask for few targets; decoding one costs 2 us
+def _route(target: bytes) -> Endpoint | Generative | None:
+    return route(target) or recognise(target)
 
 
 class DataApp:
     """What the data port's server calls."""
 
-    def __init__(self, driver: Driver, backend: Backend, models: ModelTable, max_body: int) -> None:
+    def __init__(self, driver: Driver, backend: Backend, models: ModelTable, streams: Streams, max_body: int) -> None:
         self._driver = driver
         self._backend = backend
         self._models = models
+        self._streams = streams
         self._max_body = max_body
         self.forwarded = Forwarded()
 
     def head(self, exchange: Exchange) -> None:
         """Tell inference from the rest."""
         endpoint = _route(exchange.target) if exchange.method == b"POST" else None
-        if endpoint is None or (exchange.length > self._max_body and self._backend.streams):
+        forwards = self._backend.streams
+        if endpoint is None or (exchange.length > self._max_body and forwards):
             self._forward(exchange)
-        else:
+        elif isinstance(endpoint, Endpoint):
             exchange.context = endpoint
-            exchange.buffer(self._max_body, self._forward if self._backend.streams else None)
+            exchange.buffer(self._max_body, self._forward if forwards else None)
+        elif forwards:
+            exchange.context = self._backend.generate(exchange, endpoint, self._streams)
+            exchange.buffer(self._max_body, self._forward)
+        else:
+            self._forward(exchange)
 
     def foreign(self, exchange: Exchange) -> None:
         """Pass on a connection that is no HTTP/1.1."""
@@ -66,6 +83,9 @@ class DataApp:
             self._driver.sent(exchange)
         elif isinstance(context, Endpoint):  # refused before it could ride: malformed, too large, too slow
             self._driver.count(self._models.label(context.model), context.protocol, exchange.status)
+        elif isinstance(context, Stream):
+            context.sent()
+            self._driver.count("", GENERATION, exchange.status)
         else:
             self._driver.count("", FORWARDED, exchange.status)
             # An answer may end before its request does: it took no time then.

@@ -21,6 +21,8 @@ from carpool_sidecar.config.descriptors import ADMIN_CONNECTIONS, open_files, sh
 from carpool_sidecar.config.settings import EVERY_MODEL, address_of
 from carpool_sidecar.config.watching import ConfigFile, watch
 from carpool_sidecar.driver import Driver
+from carpool_sidecar.generation.engine_metrics import EngineMetrics
+from carpool_sidecar.generation.streams import Streams
 from carpool_sidecar.http1.limits import ServerLimits
 from carpool_sidecar.http1.memory import Budget
 from carpool_sidecar.http1.server import Server
@@ -115,7 +117,8 @@ class Sidecar:
             )
         )
         self._resolver = Resolver(self.models, self.backend, self._learned, self._changed)
-        app = DataApp(self.driver, self.backend, self.models, int(config.bodies.max_request))
+        self.streams = Streams(config.policy, clock=monotonic, log=self.log)
+        app = DataApp(self.driver, self.backend, self.models, self.streams, int(config.bodies.max_request))
         self.forwarded = app.forwarded
         self.data = Server(
             app,
@@ -151,6 +154,8 @@ class Sidecar:
         self._spawn(self.health.run())
         self._spawn(self._resolver.run())
         self._spawn(self.control.run())
+        if self.backend.streams:
+            self._spawn(EngineMetrics(self.backend, self.streams).run())
         if self.file is not None:
             self._spawn(watch(self.file.look))
         if self.changes is not None and self.config.changes is not None:
@@ -202,6 +207,7 @@ class Sidecar:
         self.admin.stop_accepting()
         self.admin.abort()
         self.driver.stop()
+        self.streams.gatekeeper.close()
         self.stalls.stop()
         await self.backend.close()
 
@@ -270,6 +276,7 @@ class Sidecar:
         self.batcher.idempotent = config.policy.idempotent
         self.models.configure(config.policy.models)
         self.driver.verifier.configure(config.policy, list(self.models))
+        self.streams.configure(config.policy)
         self.control.configure(config, change)
         self._cap()
 

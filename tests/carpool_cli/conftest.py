@@ -97,6 +97,11 @@ def launched() -> Callable[..., object]:
 
 
 @pytest.fixture
+def standing_in() -> Callable[..., object]:
+    return standin
+
+
+@pytest.fixture
 def nasty(tiny) -> Callable[..., object]:
     return lambda *options: standin(tiny, *options)
 

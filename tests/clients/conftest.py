@@ -20,6 +20,11 @@ PATIENCE = 30.0
 # 20 ms a batch whatever its size: callers who come within that meet in the next one.
 DEVICE = {"name": "slow", "source": "synthetic", "executors": 1, "rows": [1, 64], "seconds": [0.02, 0.02]}
 POLICY = {"slo": {"latency": {"p99": "5s"}}}
+ENGINE = {
+    "name": "fast", "source": "synthetic", "kvTokens": 10_000,
+    "step": {"form": "linear", "base": 0.002, "sequence": 1e-5, "kvToken": 1e-9, "promptToken": 1e-6},
+}  # fmt: skip
+GATED = {"slo": {"ttft": {"p99": "1s"}, "tpot": {"p99": "1s"}}, "generation": {"maxRunning": 1}}
 
 
 class Served(NamedTuple):
@@ -49,7 +54,7 @@ def read(url):
 
 
 @contextmanager
-def running(folder: Path, upstream: str) -> Iterator[Served]:
+def running(folder: Path, upstream: str, policy: dict[str, object] = POLICY) -> Iterator[Served]:
     """A sidecar in a process of its own, which must end without an error in its log."""
     config = folder / "sidecar.json"
     config.write_text(
@@ -60,7 +65,7 @@ def running(folder: Path, upstream: str) -> Iterator[Served]:
                 "upstream": {"url": f"http://{upstream}"},
                 "shutdown": {"lame": "0s"},
                 "parameters": {"*": {"maxBatch": 16, "maxInFlight": 1}},
-                "policy": POLICY,
+                "policy": policy,
             }
         )
     )
@@ -88,8 +93,15 @@ def in_front_of(tmp_path_factory) -> Iterator[Callable[[str], Served]]:
 @pytest.fixture(scope="session")
 def standin(tmp_path_factory) -> Iterator[str]:
     """The address of a model server that echoes, V1 and V2."""
-    profile = tmp_path_factory.mktemp("standin") / "device.json"
-    profile.write_text(json.dumps(DEVICE))
+    with standing_in(tmp_path_factory.mktemp("standin"), DEVICE) as address:
+        yield address
+
+
+@contextmanager
+def standing_in(folder: Path, described: dict[str, object]) -> Iterator[str]:
+    """A stand-in in a process of its own, and its address."""
+    profile = folder / "device.json"
+    profile.write_text(json.dumps(described))
     process = subprocess.Popen(  # noqa: S603 - our own command
         [sys.executable, "-m", "carpool_cli", "standin", "--profile", str(profile), "--port", "0"],
         stdout=subprocess.PIPE,
@@ -107,3 +119,10 @@ def served(standin, in_front_of) -> Served:
     requests.post(f"http://{served.data}/v1/models/standin:predict", json={"instances": [[0]]}, timeout=PATIENCE)
     served.await_axes({"standin"})
     return served
+
+
+@pytest.fixture
+def gated(tmp_path) -> Iterator[Served]:
+    """A sidecar with a gate, in front of a stand-in for a language model's server."""
+    with standing_in(tmp_path, ENGINE) as upstream, running(tmp_path, upstream, GATED) as served:
+        yield served

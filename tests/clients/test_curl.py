@@ -72,3 +72,13 @@ def test_an_error_is_the_model_servers_own(curl):
 
 def test_head(curl):
     assert curl("v2/health/ready", "--head")[0] == 200
+
+
+def test_a_stream_of_tokens_comes_event_by_event(gated):
+    asked = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": True})
+    command = [CURL, "--silent", "--show-error", "--max-time", "30", "-N", "-d", asked]
+    url = f"http://{gated.data}/v1/chat/completions"
+    said = subprocess.run([*command, url], capture_output=True, check=True).stdout.split(b"\n\n")  # noqa: S603 - curl
+    assert said[-2:] == [b"data: [DONE]", b""]
+    texts = [json.loads(event[6:])["choices"][0]["delta"].get("content", "") for event in said[:-2]]
+    assert texts == [" 0", " 1", " 2", " 3", ""]

@@ -15,6 +15,7 @@ from carpool.exchange.report import NOT_FOUND, OTHER
 from carpool.policy.durations import format_seconds
 from carpool_cli.live.admin_client import AdminError, Predicted, client_of
 from carpool_cli.live.figures import Figures, duration, figures_of, number, passed_on
+from carpool_cli.live.streams import engine_line, learned_line, streamed
 from carpool_cli.options import ADDRESS, DURATION, Address, opening
 
 if TYPE_CHECKING:
@@ -82,22 +83,25 @@ def command(
             "decisions": shown,
             "observed": observed,
             "forwarded": passed_on(before, after, over or after.uptime_seconds),
+            "tokenStreams": streamed(before, after, over or after.uptime_seconds),
             "lastBusy": {name: minute_of(each) for name, each in explanation.last_busy.items()},
         }
         click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
         return
-    for line in [*not_merged(after), *posted(after)]:
+    for line in [*not_merged(after), *posted(after), *token_streams(after)]:
         click.echo(line)
     if not explanation.tuned:
         click.echo("nothing is tuned here: parameters are fixed, or the mode is Hold")
     for gone in after.rolled_back:
         click.echo(taken_back(gone))
-    if not shown:
+    if not shown and not after.token_streams.models:
         click.echo("no decision yet: the tuner has not seen a request")
     for each in shown:
         click.echo(text_of(each, after.slo_seconds, not_batched(after)))
-    click.echo()
-    for line in compared(explanation, observed, time.time()):
+    lines = list(compared(explanation, observed, time.time()))
+    if not lines and not after.token_streams.models:
+        lines = ["no request has come yet"]
+    for line in ["", *lines] if lines else []:
         click.echo(line)
 
 
@@ -161,6 +165,16 @@ def posted(report: Report) -> list[str]:
                 "not batched: not a path of V1 or V2 (docs/protocols.md)"
             )
     return lines
+
+
+def token_streams(report: Report) -> list[str]:
+    """Return lines on the token streams since the start, if there were any."""
+    engine = engine_line(report.token_streams)
+    if not engine:
+        return []
+    models = [str(each) for each in streamed(None, report, report.uptime_seconds)]
+    lines = [f"token streams: {engine}", *models, learned_line(report.token_streams)]
+    return [line for line in lines if line]
 
 
 def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str:
@@ -242,8 +256,6 @@ def compared(explanation: Explanation, observed: dict[str, Figures], now: float)
             )
         for label, left, right in zip(COMPARED, is_so, was_said, strict=True):
             yield f"  {label:13} {left:>9}  ({right})"
-    if not rows:
-        yield "no request has come yet"
 
 
 COMPARED = ("p50", "p99", "goodput", "misses", "rows per batch")

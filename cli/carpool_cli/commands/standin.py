@@ -6,22 +6,27 @@ import asyncio
 import random
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 import uvloop
 
 from carpool.policy.durations import Duration
+from carpool_cli.load.standin_engine import StandinEngine
 from carpool_cli.load.standin_server import Device, Nastiness, Standin
 from carpool_cli.options import DURATION, INPUT_FILE
+from carpool_cli.planning.streams import read_profile
 from carpool_cli.profiling import device_profile
 from carpool_sidecar.http1.server import Server
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from pathlib import Path
 
+    from carpool.generation.profiles import EngineProfile
     from carpool_cli.profiling.device_profile import DeviceProfile
+    from carpool_sidecar.http1.exchange import Application
 
 
 async def serve(
@@ -31,18 +36,30 @@ async def serve(
     device = Device(profile.service_time(), random.Random(seed), nastiness.cold)  # noqa: S311 - noise, not a secret
     started = time.monotonic()
     app = Standin(model, device, nastiness, max_batch, lambda: time.monotonic() - started)
+    await _listen(app, profile.name, model, host, port)
+    device.close()
+
+
+async def serve_engine(profile: EngineProfile, *, model: str, host: str, port: int, seed: int) -> None:
+    """Likewise for an engine of token streams."""
+    app = StandinEngine(model, profile, seed)
+    playing = asyncio.get_running_loop().create_task(app.play())
+    await _listen(app, profile.name, model, host, port)
+    playing.cancel()
+
+
+async def _listen(app: Application, name: str, model: str, host: str, port: int) -> None:
     server = Server(app)
     await server.listen(host, port)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
-    name, bound = server.addresses[0][:2]
-    click.echo(f"standin for {profile.name}: model {model!r} at http://{name}:{bound}")
+    where, bound = server.addresses[0][:2]
+    click.echo(f"standin for {name}: model {model!r} at http://{where}:{bound}")
     await stop.wait()
     server.stop_accepting()
     server.abort()
-    device.close()
 
 
 def _outage(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[tuple[float, float], ...]:
@@ -74,9 +91,13 @@ Examples:
   carpool standin --profile benchmarks/profiles/bert-large-128-a100.json --port 9000
   curl -d '{"instances": [[1, 2]]}' http://127.0.0.1:9000/v1/models/standin:predict
   carpool standin --profile benchmarks/profiles/synthetic-5-0.5.json --poison 666
+  carpool standin --profile benchmarks/generation/profiles/8b-a100.json
+  curl -N -d '{"prompt": "Hello", "max_tokens": 9, "stream": true}' http://127.0.0.1:9000/v1/completions
 """
 )
-@click.option("--profile", "path", type=INPUT_FILE, required=True, help="Profile file (JSON) with batch latencies.")
+@click.option(
+    "--profile", "path", type=INPUT_FILE, required=True, help="Profile file (JSON): batch latencies, or an engine."
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=9000, show_default=True, help="Port to listen on; 0: any free one."
@@ -120,12 +141,34 @@ def command(
     Speaks KServe V1 and Open Inference V2 (JSON and binary tensors) with metadata and health. V1 predictions are the
     instances; V2 outputs are the inputs, by the same names. GET /stats has the batches served and the device's busy
     seconds. The options below --seed make it misbehave, to test the proxy in front of it.
+
+    With the profile of an engine (benchmarks/generation/profiles) it is a language model's server: OpenAI's completions
+    and chat completions, streamed or whole, with tokens at the pace that such an engine would have. Only --host,
+    --port, --model and --seed go with it.
     """
+    if _is_engine(path):
+        if executors is not None or poison is not None or wrong_rows or cold or ready_after or outage:
+            raise click.UsageError("an engine takes --host, --port, --model and --seed: drop the other options")
+        _run(serve_engine(read_profile(path), model=model, host=host, port=port, seed=seed), host, port)
+        return
     profile = device_profile.load(path)
     if executors is not None:
         profile = msgspec.structs.replace(profile, executors=executors)
     nastiness = Nastiness(poison, wrong_rows, cold, ready_after, outage)
+    served = serve(profile, nastiness, model=model, max_batch=max_batch, host=host, port=port, seed=seed)
+    _run(served, host, port)
+
+
+def _is_engine(path: Path) -> bool:
+    """Say whether a profile is an engine's; what is no JSON is judged elsewhere."""
     try:
-        uvloop.run(serve(profile, nastiness, model=model, max_batch=max_batch, host=host, port=port, seed=seed))
+        return "step" in msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return False
+
+
+def _run(serving: Coroutine[None, None, None], host: str, port: int) -> None:
+    try:
+        uvloop.run(serving)
     except OSError as error:
         raise click.ClickException(f"can't listen on {host}:{port}: {error.strerror}; name another --port") from None

@@ -76,6 +76,7 @@ Examples:
   carpool up --onnx model.onnx --slo-p99 50ms
   carpool up --upstream http://127.0.0.1:9000 --slo-p99 50ms --port 8080 --axis resnet=First
   carpool up --upstream http://127.0.0.1:9000 --slo-p99 50ms --fixed --max-batch 16 --max-wait 2ms
+  carpool up --upstream http://127.0.0.1:8000 --slo-ttft-p99 2s --slo-tpot-p99 50ms
   carpool up --config sidecar.yaml --set policy.tuning.mode=Recommend
 
 Ctrl-C drains: no new connections, all accepted requests are answered. A second one ends it at once.
@@ -85,6 +86,8 @@ Ctrl-C drains: no new connections, all accepted requests are answered. A second 
 @click.option("--model", help="Name of the model, with --onnx.  [default: the file's]")
 @click.option("--upstream", help="Model server behind it: http://host:port or unix:/path.")
 @click.option("--slo-p99", "slo", type=DURATION, help="p99 to meet, e.g. 50ms.")
+@click.option("--slo-ttft-p99", "ttft", type=DURATION, help="Of token streams: time to the first token, e.g. 2s.")
+@click.option("--slo-tpot-p99", "tpot", type=DURATION, help="Of token streams: time per further token, e.g. 50ms.")
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -159,8 +162,11 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
         except (PolicyError, UnicodeDecodeError) as error:
             raise click.UsageError(f"{watched}: {error}") from None
         plain = {**to_plain(ground), "listen": ground.listen}
-    elif options["slo"] is None:
-        raise click.UsageError("give the p99 to meet: --slo-p99 50ms, or a --config file")
+    elif options["slo"] is None and options["ttft"] is None:
+        raise click.UsageError(
+            "give the p99 to meet: --slo-p99 50ms; for a language model --slo-ttft-p99 2s --slo-tpot-p99 50ms; "
+            "or a --config file"
+        )
     else:
         # Nobody has to notice that this one goes: there is no load balancer to wait for.
         plain = {"policy": {}, "listen": DATA, "shutdown": {"lame": "0s"}}
@@ -189,8 +195,13 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
         raise click.UsageError("name what to serve: --onnx FILE, or --upstream http://127.0.0.1:9000")
     # 4. The policy
     policy = plain["policy"]
-    if options["slo"] is not None:
-        policy["slo"] = {"latency": {"p99": str(Duration(options["slo"]))}}
+    targets = {
+        name: {"p99": str(Duration(options[option]))}
+        for name, option in (("latency", "slo"), ("ttft", "ttft"), ("tpot", "tpot"))
+        if options[option] is not None
+    }
+    if targets:
+        policy["slo"] = policy.get("slo", {}) | targets
     if options["objective"] is not None:
         policy["objective"] = options["objective"]
     if options["target_utilization"] is not None:
@@ -232,6 +243,9 @@ def _put(plain: dict[str, Any], dotted: str, value: object) -> None:
 
 OPTIONS = {
     "policy.slo.latency": "--slo-p99",
+    "policy.slo.ttft": "--slo-ttft-p99",
+    "policy.slo.ttft.p99": "--slo-ttft-p99",
+    "policy.slo.tpot.p99": "--slo-tpot-p99",
     "policy.targetUtilizationPercent": "--target-utilization",
     "policy.bounds.maxWait.max": "--max-wait",
     "upstream.url": "--upstream",

@@ -51,9 +51,12 @@ class Policy(Struct, frozen=True):
 
     @property
     def slo(self) -> str:
-        """The promise: ``p99 50ms``."""
-        latency = self.spec.get("slo", {}).get("latency", {})
-        return ", ".join(f"{name} {latency[name]}" for name in ("p50", "p90", "p95", "p99", "p999") if name in latency)
+        """The promise: ``p99 50ms``; of token streams ``ttft p99 2s``."""
+        slo = self.spec.get("slo", {})
+        latency = slo.get("latency", {})
+        parts = [f"{name} {latency[name]}" for name in ("p50", "p90", "p95", "p99", "p999") if name in latency]
+        parts += [f"{name} p99 {slo[name]['p99']}" for name in ("ttft", "tpot") if name in slo]
+        return ", ".join(parts)
 
     @property
     def targets(self) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ from carpool_cli.commands.explain import message_of, not_batched, not_merged
 from carpool_cli.live.admin_client import Explanation
 from carpool_cli.live.figures import Figures, Passed, duration, figures_of, passed_on
 from carpool_cli.live.first_call import wrapped
+from carpool_cli.live.streams import Streamed, engine_line, streamed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,6 +59,8 @@ class Sight(Struct, frozen=True, kw_only=True):
     """Requests of the last ``WINDOW`` that could not be merged, by reason."""
     forwarded: Sequence[Passed]
     """Likewise what was passed on and not batched, by path."""
+    streams: Sequence[Streamed]
+    """Likewise token streams, by model."""
     now: float
     """Seconds since the epoch."""
     notes: Sequence[str]
@@ -130,6 +133,8 @@ class Sight(Struct, frozen=True, kw_only=True):
         ]
         if report.change_error is not None:
             rows.append(("change", Text(report.change_error, "bold red")))
+        if engine := engine_line(report.token_streams):
+            rows += [("streams", engine), *(("", str(each)) for each in self.streams[:PATHS])]
         rows += [("forwarded", str(each)) for each in self.forwarded[:PATHS]]
         if self.alone:
             rows.append(("alone", ", ".join(f"{reason} {count}" for reason, count in self.alone.items())))
@@ -139,7 +144,8 @@ class Sight(Struct, frozen=True, kw_only=True):
         for label, value in rows:
             grid.add_row(label, value)
         page.add_row(grid)
-        if self.hint and not any(model.arrivals for model in report.stats.models.values()):
+        asked = any(model.arrivals for model in report.stats.models.values()) or report.token_streams.models
+        if self.hint and not asked:
             page.add_row(Text(f"no request yet; try\n{wrapped(self.hint, width)}", "cyan", overflow="fold"))
         return page
 
@@ -205,6 +211,7 @@ class Watch:
             tails=tuple(self._tails),
             alone=_rode_alone(self._seen[0], report),
             forwarded=passed_on(self._seen[0], report, report.stats.at - first.at) if len(self._seen) > 1 else (),
+            streams=streamed(self._seen[0], report, report.stats.at - first.at) if len(self._seen) > 1 else (),
             now=now,
             notes=notes,
         )

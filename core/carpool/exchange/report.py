@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct, field
 
 from carpool.batching.counters import Stats
+from carpool.exchange.token_streams import TokenStreams
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError, from_plain
 
@@ -142,6 +143,7 @@ class Report(Struct, frozen=True, rename="camel", kw_only=True):
     models: list[ModelEntry] = field(default_factory=list)
     alone: list[Alone] = field(default_factory=list)
     forwarded: list[Forwarded] = field(default_factory=list)
+    token_streams: TokenStreams = TokenStreams()
     stalls: Stalls = Stalls(0, 0.0)
 
 

@@ -77,9 +77,11 @@ class Calibration:
         """Note what is before a request; it is not counted in ``meter`` yet."""
         self._admitted[request.key] = (meter.backlog + request.prompt_tokens, len(meter.streams), meter.kv)
 
-    def first_token(self, request: Request, seconds: float, meter: Meter) -> None:
-        """Note how long it took, and where the engine is."""
-        self._firsts.append(FirstToken(seconds, *self._admitted.pop(request.key)))
+    def first_token(self, request: Request, seconds: float | None, meter: Meter) -> None:
+        """Note how long it took, if that was seen, and where the engine is."""
+        before = self._admitted.pop(request.key)
+        if seconds is not None:
+            self._firsts.append(FirstToken(seconds, *before))
         self._began[request.key] = meter.totals
 
     def ended(self, request: Request, meter: Meter) -> None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool.generation.calibration import Calibration
 from carpool.generation.kv_budget import KvBudget
 from carpool.generation.meter import Meter
-from carpool.generation.queues import OUTPUT_COST, PROMPT_COST, Expiry, FairQueue, Order
+from carpool.generation.queues import OUTPUT_COST, PROMPT_COST, Expiry, FairQueue
 from carpool.generation.requests import Action, Admit, Reason, Refuse, Request, Slo, State
+from carpool.policy.generation import Order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,6 +64,13 @@ class Gate:
         self._expiry = Expiry()
         self._passed = 0
         """Interactive requests admitted since the last one of batch priority."""
+
+    def configure(self, slo: Slo, limits: Limits) -> None:
+        """Take other targets and limits; what was learned, and what waits, stays."""
+        self.slo, self.limits = slo, limits
+        self.kv.configure(limits.kv_budget_percent, limits.kv_tokens)
+        for queue in (self._interactive, self._batch):
+            queue.configure(limits.order, limits.weights)
 
     @property
     def queued(self) -> int:
@@ -113,14 +121,14 @@ class Gate:
         self.calibration.window(self.meter.model, self.slo)
         return self.poll(now)
 
-    def first_token(self, request: Request, now: float) -> list[Action]:
-        """Note the first token of a request."""
+    def first_token(self, request: Request, now: float, *, seen: bool = True) -> list[Action]:
+        """Note the first token of a request; not ``seen``: it is taken to come now, and teaches nothing."""
         request.first_at = now
         request.state = State.DECODING
         self.meter.first_token(request)
         self._queue(request).tenant(request.tenant).counter(self.meter.steps)
         self._queue(request).tenant(request.tenant).decoding += 1
-        self.calibration.first_token(request, now - (request.admitted_at or now), self.meter)
+        self.calibration.first_token(request, now - (request.admitted_at or now) if seen else None, self.meter)
         return self.poll(now)
 
     def ended(self, request: Request, now: float, output_tokens: int, *, complete: bool = True) -> list[Action]:

@@ -41,6 +41,11 @@ class KvBudget:
         self._refused: tuple[int, int] | None = None
         """The request that did not fit, and how many streams had ended then: until another ends it still doesn't."""
 
+    def configure(self, percent: float, tokens: float | None) -> None:
+        """Take another budget; None: the size of the cache stays as it is known."""
+        self._share = percent / 100
+        self.tokens = self.tokens if tokens is None else tokens
+
     def report(self, share: float, held: float) -> None:
         """Take the engine's word for the share of its cache in use, when streams are known to hold ``held`` tokens."""
         if share < SMALLEST_SHARE:

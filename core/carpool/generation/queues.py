@@ -8,12 +8,12 @@ the longest request, output cost of all that the engine holds), whatever others 
 
 from __future__ import annotations
 
-from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING
 
 from carpool.generation.requests import State
+from carpool.policy.generation import Order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,13 +34,6 @@ thirds of its share waits as long as at full load when a few of its requests com
 
 MOST_TENANTS = 1024
 """Tenants that are remembered, unless more have requests here."""
-
-
-class Order(StrEnum):
-    """In which order the requests of one tenant are admitted."""
-
-    FCFS = "FCFS"
-    SHORTEST_PROMPT_FIRST = "ShortestPromptFirst"
 
 
 class Tenant:
@@ -87,6 +80,15 @@ class FairQueue:
         """Counter of the tenant that was taken last."""
         self.requests = 0
         self.prompt_tokens = 0
+
+    def configure(self, order: Order, weights: Mapping[str, float] | None) -> None:
+        """Take another order and other weights; requests that wait are put in the new order."""
+        self._order = order
+        self._weights = dict(weights or {})
+        for tenant in self._tenants.values():
+            tenant.weight = self._weights.get(tenant.name, 1.0)
+            tenant.queue = [(self._rank(request), key, request) for _, key, request in tenant.queue]
+            heapify(tenant.queue)
 
     def __iter__(self) -> Iterator[Request]:
         """Give every request that waits, in no order."""

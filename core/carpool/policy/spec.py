@@ -12,6 +12,7 @@ from typing import Annotated, Any, Self
 from msgspec import Meta, field
 
 from carpool.policy.durations import Duration, Quantity, format_seconds, whole_microseconds
+from carpool.policy.generation import Generation, TokenTarget
 from carpool.policy.parameters import Limits, Parameters
 from carpool.policy.plain import Camel, PolicyError
 
@@ -32,16 +33,23 @@ class Latency(Camel, frozen=True):
 
 
 class SLO(Camel, frozen=True):
-    """What the user promises: answers by their due time."""
+    """What the user promises: answers by their due time, token streams at their pace."""
 
-    latency: Latency = field(default_factory=Latency)
-    """Targets by percentile; the highest one given also sets each request's due time."""
+    latency: Latency | None = None
+    """Targets by percentile; the highest one given also sets each request's due time. Unset: that of `ttft`."""
+    ttft: TokenTarget | None = None
+    """Of token streams: time from a request's arrival to its first token. With it a gate admits requests."""
+    tpot: TokenTarget | None = None
+    """Of token streams: mean time per output token after the first. Needs `ttft` beside it."""
 
     @property
     def percentiles(self) -> tuple[tuple[float, float], ...]:
-        """The targets given, as (quantile in 0..1, seconds), lowest quantile first."""
+        """The targets of answers that are no streams, as (quantile in 0..1, seconds), lowest quantile first."""
+        latency = self.latency
+        if latency is None:
+            latency = Latency(p99=None if self.ttft is None else self.ttft.p99)
         named = ((0.5, "p50"), (0.9, "p90"), (0.95, "p95"), (0.99, "p99"), (0.999, "p999"))
-        return tuple((q, float(value)) for q, name in named if (value := getattr(self.latency, name)) is not None)
+        return tuple((q, float(value)) for q, name in named if (value := getattr(latency, name)) is not None)
 
     @property
     def due(self) -> float:
@@ -232,7 +240,7 @@ class BatchingPolicy(Camel, frozen=True):
     """What a user states: an SLO, and optionally how far and how fast the tuner may move to keep it."""
 
     slo: SLO
-    """The latency that requests have to meet."""
+    """Targets for latency, or for the first token and each further one of token streams."""
     objective: Objective = Objective.BALANCED
     """What is chosen among the settings that meet the SLO. Balanced: the lowest mean latency that keeps the device's
     utilization at or below the target, and beyond it the least device time; Efficiency: the least device time at any
@@ -254,6 +262,8 @@ class BatchingPolicy(Camel, frozen=True):
     """Stepping aside at low traffic."""
     admission: Admission = field(default_factory=Admission)
     """Who is refused."""
+    generation: Generation = field(default_factory=Generation)
+    """Bounds of the gate for token streams."""
     batch_across: Annotated[tuple[HeaderName, ...], Meta(max_length=32)] = ()
     """Request headers, in lower case, in which the requests of a batch may differ, e.g. `authorization`: to the model
     all callers are equal. The batch is sent with the values of its first request."""
@@ -300,9 +310,8 @@ class BatchingPolicy(Camel, frozen=True):
 
         Raises ``PolicyError`` that names the field.
         """
+        self._validate_targets()
         percentiles = self.slo.percentiles
-        if not percentiles:
-            raise PolicyError("slo.latency", "name at least one of p50, p90, p95, p99, p999, e.g. p99: 50ms")
         for (low, first), (high, second) in pairwise(percentiles):
             if first > second:
                 one, other = (f"p{100 * quantile:g}".replace(".", "") for quantile in (low, high))
@@ -336,6 +345,20 @@ class BatchingPolicy(Camel, frozen=True):
             if name in NEVER_ACROSS:
                 raise PolicyError(f"batchAcross[{index}]", f"{name} says how a body is to be read: it can't differ")
         return self
+
+    def _validate_targets(self) -> None:
+        """Check that there is a target, and that those of token streams can be met."""
+        slo = self.slo
+        if slo.latency == Latency() or (slo.latency is None and slo.ttft is None and slo.tpot is None):
+            raise PolicyError(
+                "slo.latency",
+                "name at least one of p50, p90, p95, p99, p999, e.g. p99: 50ms; for token streams ttft and tpot",
+            )
+        for name, target in (("ttft", slo.ttft), ("tpot", slo.tpot)):
+            if target is not None and target.p99 <= 0:
+                raise PolicyError(f"slo.{name}.p99", "must be longer than 0s")
+        if slo.tpot is not None and slo.ttft is None:
+            raise PolicyError("slo.ttft", "slo.tpot needs it: without it requests wait without bound, e.g. p99: 2s")
 
     def _validate_bounds(self, path: str, bounds: Bounds, outer: Bounds | None = None) -> None:
         """Check bounds by themselves, and with what they leave to ``outer``."""

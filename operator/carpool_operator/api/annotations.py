@@ -23,7 +23,8 @@ PREFIX = "carpool.dev/"
 INJECT = PREFIX + "inject"
 """``"true"`` asks for a sidecar, ``"false"`` forbids it; ``"deployment"`` in a template is the webhook's."""
 SLO_PREFIX = PREFIX + "slo-"
-"""Followed by a percentile: ``carpool.dev/slo-p99: 50ms``. Any of these asks for a sidecar, too."""
+"""Followed by a percentile: ``carpool.dev/slo-p99: 50ms``. Any of these asks for a sidecar, too. Of token streams:
+``slo-ttft-p99``, time to the first token, and ``slo-tpot-p99``, time per output token after it."""
 MODE = PREFIX + "mode"
 """``tuning.mode`` of the policy that is kept for the workload."""
 OBJECTIVE = PREFIX + "objective"
@@ -103,6 +104,7 @@ def _fitting(name: str) -> str:
 
 FIELDS = {
     **{f"{SLO_PREFIX}{name}": ("slo", "latency", name) for name in ("p50", "p90", "p95", "p99", "p999")},
+    **{f"{SLO_PREFIX}{name}-p99": ("slo", name, "p99") for name in ("ttft", "tpot")},
     MODE: ("tuning", "mode"),
     OBJECTIVE: ("objective",),
     TARGET_UTILIZATION: ("targetUtilizationPercent",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from carpool.policy.generation import TokenTarget
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import NEVER_ACROSS, SLO, Admission, DurationRange, IntRange, Latency
 from carpool_operator.api.spec import (
@@ -68,8 +69,8 @@ def _if_given(path: str, then: str, otherwise: str = "true") -> str:
 
 
 def _with_due(text: str, otherwise: str) -> str:
-    """Return an expression with the SLO's due time, the highest percentile given, in its braces."""
-    whole = otherwise
+    """Return an expression with the SLO's due time, the highest percentile given, else that of ttft, in its braces."""
+    whole = _if_given("self.slo.ttft.p99", text.format("self.slo.ttft.p99"), otherwise)
     for name in PERCENTILES:
         whole = _if_given(f"self.slo.latency.{name}", text.format(f"self.slo.latency.{name}"), whole)
     return whole
@@ -164,7 +165,15 @@ _OF_GROUP = Rule(
 
 
 RULES: dict[type[Struct], list[Rule]] = {
-    SLO: [Rule("has(self.latency)", "", "name a latency, e.g. latency: {p99: 50ms}")],
+    SLO: [
+        Rule(
+            "has(self.latency) || has(self.ttft) || has(self.tpot)",
+            "",
+            "name a latency, e.g. latency: {p99: 50ms}, or for token streams ttft and tpot",
+        ),
+        Rule("!has(self.tpot) || has(self.ttft)", "", "tpot needs ttft: without it requests wait without bound"),
+    ],
+    TokenTarget: [_positive("p99")],
     Latency: [
         Rule(
             " || ".join(f"has(self.{name})" for name in PERCENTILES),

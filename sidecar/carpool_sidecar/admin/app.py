@@ -14,6 +14,7 @@ from carpool.exchange import report
 from carpool.policy.plain import to_plain
 from carpool_sidecar.admin.metrics import Exposition
 from carpool_sidecar.admin.signing import SCHEME, Refused
+from carpool_sidecar.generation.reporting import report_of
 from carpool_sidecar.http1.messages import find
 
 if TYPE_CHECKING:
@@ -278,6 +279,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
             )
             for (method, path), counts in sidecar.forwarded.paths.items()
         ],
+        token_streams=report_of(sidecar.streams),
         stalls=report.Stalls(sidecar.stalls.count, sidecar.stalls.total),
     )
 

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from carpool.batching.counters import CANCELLED, DURATION_BOUNDS, ROW_BOUNDS, CellKey
 from carpool.batching.requests import Refused
+from carpool_sidecar.admin.metric import Metric, cumulative
+from carpool_sidecar.generation import metrics as generation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,15 +22,6 @@ PREFIX = "carpool_"
 
 SIZE_BOUNDS = tuple(2**power for power in range(13))
 """Upper bounds (rows) of the batch size histogram: 1 to 4096."""
-
-
-class Metric(NamedTuple):
-    """One metric; a counter's name is written with ``_total`` outside."""
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram", "summary"]
-    labels: tuple[str, ...]
-    text: str
 
 
 _CELL = ("model", *CellKey._fields)
@@ -175,6 +168,7 @@ METRICS = (
     Metric("tuner_decisions", "counter", ("action", "reason"), "Decisions of the tuner"),
     Metric("tuner_restarts", "counter", (), "Times that the tuner process was started again"),
     Metric("tuner_errors", "counter", (), "Observations and decisions lost to errors in the sidecar"),
+    *generation.METRICS,
 )
 
 
@@ -262,8 +256,9 @@ class Collector:
                 put("forwarded_requests", count, *path, code)
             put("forwarded_slo_hits", counts.hits, *path)
             families["forwarded_duration_seconds"].add_metric(
-                list(path), _cumulative(DURATION_BOUNDS, counts.durations), counts.seconds
+                list(path), cumulative(DURATION_BOUNDS, counts.durations), counts.seconds
             )
+        generation.fill(families, sidecar.streams)
         # 3. Of the whole process
         for quantile, seconds in sidecar.config.policy.slo.percentiles:
             put("slo_target_seconds", seconds, quantile)
@@ -285,27 +280,18 @@ class Collector:
     def _histograms(self, families: dict[str, Any], model: str, counted: ModelStats) -> None:
         driver = self._sidecar.driver
         families["request_duration_seconds"].add_metric(
-            [model], _cumulative(DURATION_BOUNDS, counted.durations), driver.duration_seconds.get(model, 0.0)
+            [model], cumulative(DURATION_BOUNDS, counted.durations), driver.duration_seconds.get(model, 0.0)
         )
-        families["request_rows"].add_metric([model], _cumulative(ROW_BOUNDS, counted.request_rows), counted.rows)
+        families["request_rows"].add_metric([model], cumulative(ROW_BOUNDS, counted.request_rows), counted.rows)
         families["queue_wait_seconds"].add_metric([model], counted.dispatched, counted.queue_seconds)
         sizes = [0] * (len(SIZE_BOUNDS) + 1)
         for (name, power), count in driver.batch_sizes.items():
             if name == model:
                 sizes[min(power, len(SIZE_BOUNDS))] += count
-        families["batch_size"].add_metric([model], _cumulative(SIZE_BOUNDS, sizes), driver.batch_rows.get(model, 0))
+        families["batch_size"].add_metric([model], cumulative(SIZE_BOUNDS, sizes), driver.batch_rows.get(model, 0))
 
 
 _REFUSALS = frozenset(set(Refused) - {Refused.EXPIRED})
-
-
-def _cumulative(bounds: tuple[float, ...], counts: list[int]) -> list[tuple[str, float]]:
-    """Return Prometheus's buckets, each with all that lies below its bound; the last is unbounded."""
-    buckets, total = [], 0
-    for bound, count in zip((*(f"{bound:.6g}" for bound in bounds), "+Inf"), counts, strict=True):
-        total += count
-        buckets.append((bound, float(total)))
-    return buckets
 
 
 class Exposition:

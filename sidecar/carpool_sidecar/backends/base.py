@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from carpool_sidecar.generation.requests import Endpoint
+    from carpool_sidecar.generation.stream import Watcher
     from carpool_sidecar.http1.calls import Receiver
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.messages import Body, Headers
@@ -53,6 +55,9 @@ class Backend(Protocol):
 
     def forward(self, exchange: Exchange) -> Forward:
         """Pass on anything else."""
+
+    def generate(self, exchange: Exchange, endpoint: Endpoint, watcher: Watcher) -> Forward:
+        """Pass on a request to a language model; asked only where ``streams``."""
 
     def passage(self, exchange: Exchange) -> Forward | None:
         """Pass on a connection that is no HTTP/1.1; None: that can't be served here."""

@@ -36,6 +36,8 @@ from carpool_sidecar.protocols import route
 
 if TYPE_CHECKING:
     from carpool_sidecar.config.settings import Onnx
+    from carpool_sidecar.generation.requests import Endpoint
+    from carpool_sidecar.generation.stream import Watcher
     from carpool_sidecar.http1.calls import Receiver
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.messages import Body, Headers
@@ -106,6 +108,10 @@ class OnnxBackend:
     def forward(self, exchange: Exchange) -> Local:
         """Answer what is no inference."""
         return Local(self, exchange)
+
+    def generate(self, exchange: Exchange, endpoint: Endpoint, watcher: Watcher) -> Local:  # noqa: ARG002 - the port's signature
+        """Answer as to anything else: no language model is served here."""
+        return self.forward(exchange)
 
     def passage(self, exchange: Exchange) -> None:
         """Speak HTTP/1.1 alone."""

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from carpool_sidecar.backends.base import Document
+from carpool_sidecar.generation.stream import Stream, Watcher
 from carpool_sidecar.http1.client import Pool
 from carpool_sidecar.http1.forward import Forwarding
 from carpool_sidecar.http1.limits import ClientLimits
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from carpool_sidecar.config.settings import Upstream
+    from carpool_sidecar.generation.requests import Endpoint
     from carpool_sidecar.http1.calls import Call, Receiver, UpstreamError
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.memory import Budget
@@ -105,6 +107,10 @@ class UpstreamBackend:
         if self._is_probe(exchange) and self._probes.free:
             return Forwarding(exchange, self._probes, self._timeout, short=True)
         return Forwarding(exchange, self._forwarding, self._timeout)
+
+    def generate(self, exchange: Exchange, endpoint: Endpoint, watcher: Watcher) -> Stream:
+        """Forward a request to a language model, and look at its answer."""
+        return Stream(exchange, self._forwarding, self._timeout, watcher, endpoint)
 
     def passage(self, exchange: Exchange) -> Passage:
         """Pass on a connection that is no HTTP/1.1."""

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from carpool.generation.gate import HEADROOM, TURNS, Gate
-from carpool.generation.queues import Order
 from carpool.generation.requests import Admit, Reason, Refuse, Request, Slo, State
+from carpool.policy.generation import Order
 
 
 def request(key, prompt=500, arrival=0.0, **options):

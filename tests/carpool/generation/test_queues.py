@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool.generation.queues import CREDIT, MOST_TENANTS, Expiry, FairQueue, Order
+from carpool.generation.queues import CREDIT, MOST_TENANTS, Expiry, FairQueue
 from carpool.generation.requests import Request, State
+from carpool.policy.generation import Order
 
 
 def request(key, tenant="", prompt=100, arrival=None):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carpool.policy.durations import Duration, Quantity, format_seconds, whole_microseconds
+from carpool.policy.generation import Order, Tenants
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError, from_plain, to_plain
 from carpool.policy.spec import (
@@ -238,6 +239,11 @@ def test_zero_needs_no_unit_and_bytes_no_suffix() -> None:
     ("spec", "field"),
     [
         ({"slo": {}}, "slo.latency"),
+        ({"slo": {"latency": {}, "ttft": {"p99": "2s"}}}, "slo.latency"),
+        ({"slo": {"tpot": {"p99": "50ms"}}}, "slo.ttft"),
+        ({"slo": {"latency": {"p99": "1s"}, "tpot": {"p99": "50ms"}}}, "slo.ttft"),
+        ({"slo": {"ttft": {"p99": "0s"}}}, "slo.ttft.p99"),
+        ({"slo": {"ttft": {"p99": "2s"}, "tpot": {"p99": "0s"}}}, "slo.tpot.p99"),
         ({"slo": {"latency": {"p99": "0s"}}}, "slo.latency.p99"),
         ({"slo": {"latency": {"p999": "0s"}}}, "slo.latency.p999"),
         ({"slo": {"latency": {"p50": "60ms", "p99": "50ms"}}}, "slo.latency"),
@@ -269,6 +275,32 @@ def test_a_contradiction_names_its_field(spec: dict[str, Any], field: str) -> No
 
 def test_the_slo_is_its_highest_percentile() -> None:
     assert policy(slo={"latency": {"p50": "10ms", "p999": "80ms"}}).validate().slo.due == 0.08
+
+
+def test_token_streams_have_targets_of_their_own_and_need_no_latency() -> None:
+    tokens = {"ttft": {"p99": "2s"}, "tpot": {"p99": "50ms"}}
+    alone = policy(slo=tokens).validate()
+    assert alone.slo.due == 2.0  # of requests that are no streams
+    both = policy(slo={"latency": {"p99": "80ms"}, **tokens}).validate()
+    assert (both.slo.due, both.slo.ttft, both.slo.tpot) == (0.08, alone.slo.ttft, alone.slo.tpot)
+    assert to_plain(alone)["slo"] == {"ttft": {"p99": "2s"}, "tpot": {"p99": "50ms"}}
+
+
+def test_the_gate_has_bounds() -> None:
+    bounds = {"maxRunning": 64, "order": "ShortestPromptFirst", "tenants": {"header": "x-tenant", "weights": {"a": 2}}}
+    read = policy(generation=bounds).validate().generation
+    assert (read.max_running, read.order, read.kv_budget_percent) == (64, Order.SHORTEST_PROMPT_FIRST, 80)
+    assert read.tenants == Tenants(header="x-tenant", weights={"a": 2.0})
+    for wrong, field in (
+        ({"order": "Random"}, "generation.order"),
+        ({"maxRunning": 0}, "generation.maxRunning"),
+        ({"kvBudgetPercent": 101}, "generation.kvBudgetPercent"),
+        ({"tenants": {"header": "x tenant"}}, "generation.tenants.header"),
+        ({"tenants": {"header": "x", "weights": {"a": 0}}}, "generation.tenants.weights[...]"),
+    ):
+        with pytest.raises(PolicyError) as caught:
+            policy(generation=wrong)
+        assert caught.value.field == field
 
 
 def test_limits_default_to_64_rows_half_the_slo_and_8_in_flight() -> None:

@@ -99,7 +99,7 @@ def test_what_was_predicted_stands_beside_what_is_so():
     ]
     assert said[1].endswith("(10ms)")
     assert "nothing" in next(iter(list(compared(Explanation(True, []), observed, 0.0))[1:]))
-    assert list(compared(Explanation(True, []), {}, 0.0)) == ["no request has come yet"]
+    assert list(compared(Explanation(True, []), {}, 0.0)) == []
 
 
 def test_after_the_load_its_last_busy_minute_stands_beside_its_forecast():
@@ -223,7 +223,7 @@ def test_a_running_sidecar_explains_itself(up, carpool):
     assert told.output
     document = json.loads(carpool("explain", up.admin, "--over", "0s", "--json").output)
     assert document["tuned"] is True
-    assert set(document) == {"tuned", "decisions", "observed", "lastBusy", "forwarded"}
+    assert set(document) == {"tuned", "decisions", "observed", "lastBusy", "forwarded", "tokenStreams"}
 
 
 def test_nobody_there_is_one_line(carpool):

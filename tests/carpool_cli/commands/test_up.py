@@ -137,6 +137,11 @@ def test_options_reach_the_sidecar(launched, echo):
     assert policy["admission"]["timeout"] == "2s"
 
 
+def test_targets_of_token_streams_reach_the_sidecar(launched, echo):
+    with launched("--upstream", echo, "--slo-ttft-p99", "2s", "--slo-tpot-p99", "50ms") as started:
+        assert config_of(started.admin)["policy"]["slo"] == {"ttft": {"p99": "2s"}, "tpot": {"p99": "50ms"}}
+
+
 def test_fixed_parameters_are_not_tuned(launched, echo):
     options = ("--fixed", "--max-batch", 4, "--max-wait", "2ms")
     with launched("--upstream", echo, "--slo-p99", "50ms", *options) as started:
@@ -172,6 +177,8 @@ HERE = ("--upstream", "http://127.0.0.1:9", "--slo-p99", "50ms")
         (("--slo-p99", "50ms"), "--onnx FILE, or --upstream"),
         (("--upstream", "http://127.0.0.1:9"), "--slo-p99 50ms"),
         (("--upstream", "http://127.0.0.1:9", "--slo-p99", "50"), "write e.g. 50ms"),
+        (("--upstream", "http://127.0.0.1:9", "--slo-tpot-p99", "50ms"), "--slo-ttft-p99 2s --slo-tpot-p99 50ms"),
+        ((*HERE, "--slo-tpot-p99", "50ms"), "(--slo-ttft-p99)"),
         (("--upstream", "127.0.0.1:9", "--slo-p99", "50ms"), "write http://host:port or unix:/path"),
         ((*HERE, "--onnx", "m.onnx"), "one of the two"),
         ((*HERE, "--model", "m"), "--model names the model of --onnx"),

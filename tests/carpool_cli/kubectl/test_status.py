@@ -24,6 +24,13 @@ def test_a_list_has_a_line_a_policy_and_what_is_wrong_below(kubectl):
     assert shown[3:] == ["", "bert: Programmed is not true: NotInjected: no pod has a sidecar: kubectl annotate …"]
 
 
+def test_targets_of_token_streams_are_shown(kubectl):
+    policy = kubectl.policy("llama")
+    policy["spec"]["slo"] = {"ttft": {"p99": "2s"}, "tpot": {"p99": "50ms"}}
+    kubectl.holds(policy)
+    assert "llama ttft p99 2s, tpot p99 50ms Apply" in " ".join(lines(kubectl.run("status"))[1].split())
+
+
 def test_all_namespaces_and_more_columns(kubectl):
     kubectl.holds(kubectl.policy(conditions=None))
     shown = lines(kubectl.run("status", "-A", "-o", "wide"))

@@ -36,6 +36,17 @@ def test_all_that_can_be_said():
     assert read_policy({"spec": written(spec)}) == spec  # as the server returns it
 
 
+def test_a_promise_of_token_streams():
+    spec, problems, _ = wish(slo_ttft_p99="2s", slo_tpot_p99="50ms")
+    assert problems == ()
+    assert (spec.slo.ttft.p99, spec.slo.tpot.p99, spec.slo.latency) == (2.0, 0.05, None)
+    assert read_policy({"spec": written(spec)}) == spec
+    assert "latency" not in written(spec)["slo"]
+    assert wish(slo_tpot_p99="50ms").problems == (
+        "carpool.dev/slo-*: slo.tpot needs it: without it requests wait without bound, e.g. p99: 2s",
+    )
+
+
 @pytest.mark.parametrize("given", [{}, {"inject": "true"}, {"inject": "false", "slo_p99": "50ms"}])
 def test_without_a_promise_or_with_a_no_there_is_no_policy(given):
     assert wish(**given) == Wish(None, ())

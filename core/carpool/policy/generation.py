@@ -1,0 +1,57 @@
+"""Token streams in a policy: the targets of a language model's answers, and bounds of the gate that meets them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, field
+
+from carpool.policy.durations import Duration
+from carpool.policy.plain import Camel
+
+
+class TokenTarget(Camel, frozen=True):
+    """A target of token streams."""
+
+    p99: Duration
+    """99 % within this."""
+
+
+class Order(StrEnum):
+    """In which order the requests of one tenant are admitted.
+
+    FCFS: first come, first served. ShortestPromptFirst: a prompt of 1,000 tokens is overtaken by shorter ones that come
+    up to 2 s later.
+    """
+
+    FCFS = "FCFS"
+    SHORTEST_PROMPT_FIRST = "ShortestPromptFirst"
+
+
+class Tenants(Camel, frozen=True):
+    """Whose request it is, and what share of the engine's tokens each tenant may have while others wait."""
+
+    header: Annotated[str, Meta(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", min_length=1, max_length=128)]
+    """Request header whose value names the tenant, e.g. `x-tenant`. Requests without it are one tenant."""
+    weights: Annotated[
+        dict[Annotated[str, Meta(max_length=253)], Annotated[float, Meta(gt=0.0, le=1e6)]], Meta(max_length=256)
+    ] = field(default_factory=dict)
+    """Shares by tenant; 1 for those that are not named."""
+
+
+class Generation(Camel, frozen=True):
+    """Bounds of the gate for token streams. The gate finds the rest; it needs a token SLO to do anything."""
+
+    max_running: Annotated[int, Meta(ge=1)] | None = None
+    """Requests that the engine gets at once, at most; unset: as many as the SLO allows."""
+    kv_budget_percent: Annotated[int, Meta(ge=1, le=100)] = 80
+    """Share of the engine's KV cache, in percent, that the streams may be forecast to fill."""
+    kv_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Tokens that the KV cache holds; unset: learned from what the engine reports, if it does."""
+    order: Order = Order.FCFS
+    """Which of a tenant's requests is next."""
+    tenants: Tenants | None = None
+    """Fair shares among tenants; unset: all requests are one tenant's."""
+    max_queued_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Prompt tokens that may wait; further requests get 429. Unset: bounded by the SLO for TTFT alone."""

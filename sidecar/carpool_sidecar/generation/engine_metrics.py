@@ -1,0 +1,86 @@
+"""What the engine says of itself on ``/metrics``: asked once a second while it has requests."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING
+
+from carpool.exchange.token_streams import EngineSays
+
+if TYPE_CHECKING:
+    from carpool_sidecar.backends.base import Backend
+    from carpool_sidecar.generation.streams import Streams
+
+INTERVAL = 1.0
+"""Seconds between two questions."""
+
+UNKNOWN = 60.0
+"""Seconds until a server that says nothing of use is asked again."""
+
+LONGEST = 2 * 2**20
+"""Bytes of an answer that is read: 2 ms."""
+
+_NAMES = {
+    b"vllm:kv_cache_usage_perc": "kv_share",
+    b"vllm:gpu_cache_usage_perc": "kv_share",  # before 0.10
+    b"sglang:token_usage": "kv_share",
+    b"llamacpp:kv_cache_usage_ratio": "kv_share",
+    b"vllm:num_preemptions_total": "preemptions",
+    b"vllm:num_requests_running": "running",
+    b"sglang:num_running_reqs": "running",
+    b"llamacpp:requests_processing": "running",
+    b"tgi_batch_current_size": "running",
+    b"vllm:num_requests_waiting": "waiting",
+    b"sglang:num_queue_reqs": "waiting",
+    b"llamacpp:requests_deferred": "waiting",
+    b"tgi_queue_size": "waiting",
+    b"llamacpp:n_busy_slots_per_decode": "busy_slots",
+}
+"""What is read, by what engines call it."""
+
+_LINE = re.compile(rb"^(" + b"|".join(_NAMES) + rb")(?:\{[^\n]*\})?[ \t]+([0-9.eE+-]+)", re.MULTILINE)
+
+
+def parse(text: bytes) -> EngineSays | None:
+    """Read an exposition; None: it says nothing of use.
+
+    Several engines behind one port: counts are summed, of shares the highest counts.
+    """
+    found: dict[str, float] = {}
+    for name, value in _LINE.findall(text):
+        field = _NAMES[name]
+        try:
+            number = float(value)
+        except ValueError:
+            continue
+        found[field] = max(found.get(field, 0.0), number) if field == "kv_share" else found.get(field, 0.0) + number
+    return EngineSays(**found) if found else None
+
+
+class EngineMetrics:
+    """Asks, and passes on what the gate needs."""
+
+    def __init__(self, backend: Backend, streams: Streams) -> None:
+        self._backend = backend
+        self._streams = streams
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        while True:
+            delay = await self.look()
+            await asyncio.sleep(delay)
+
+    async def look(self) -> float:
+        """Ask once, if there are requests; return the seconds until the next time."""
+        streams = self._streams
+        if not streams.running:
+            return INTERVAL
+        answer = await self._backend.ask(b"/metrics")
+        readable = answer.status == 200 and len(answer.body) <= LONGEST
+        streams.engine = parse(answer.body) if readable else None
+        if streams.engine is None:
+            return UNKNOWN
+        if streams.engine.kv_share is not None:
+            streams.gatekeeper.report(streams.engine.kv_share)
+        return INTERVAL

@@ -1,0 +1,299 @@
+"""Drives the gate: what streams show goes in, and requests are sent or refused as it says.
+
+If the gate fails, requests are forwarded as if there were none, and a new one starts a minute later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+from typing import TYPE_CHECKING, Protocol
+
+from carpool.generation.gate import Gate, Limits
+from carpool.generation.requests import Admit, Slo, State
+from carpool.generation.step_model import StepModel
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+
+    from carpool.generation.requests import Action, Reason, Request
+    from carpool.policy.spec import BatchingPolicy
+
+TICK = 0.05
+"""Seconds between two looks while requests are with the engine."""
+
+RESTART = 60.0
+"""Seconds after a fault of the gate without one."""
+
+GUESS = (0.0115, 4e-5, 8e-8, 5.5e-5)
+"""Where learning starts: Llama-3.1-8B on an A100, seconds per step, sequence, cached token and prompt token."""
+
+
+class Waiting(Protocol):
+    """Whoever waits for the gate's word: exactly one of the two comes, unless it leaves before."""
+
+    ticket: Request
+    streams: bool
+    """Whether its tokens are seen one by one."""
+
+    def admitted(self) -> None:
+        """Go to the engine."""
+
+    def refused(self, reason: Reason, retry_after: float) -> None:
+        """Answer with an error; ``retry_after`` in seconds."""
+
+
+class Gatekeeper:
+    """One gate, if the policy has targets for token streams; without, every request is admitted at once."""
+
+    def __init__(self, policy: BatchingPolicy, *, clock: Callable[[], float], log: logging.Logger) -> None:
+        self.gate: Gate | None = None
+        self.faults = 0
+        """Of the gate, since the process began."""
+        self._clock = clock
+        self._log = log
+        self._policy = policy
+        self._waiting: dict[int, Waiting] = {}
+        """By ticket: those that have no word yet."""
+        self._admitted: dict[int, Waiting] = {}
+        """Those with the engine, as far as this gate knows them."""
+        self._assumed: dict[int, float] = {}
+        """When the first tokens of answers that come whole are taken to come."""
+        self._seen = Seen()
+        self._alarm = Alarm(self._look)
+        self._restart_at = -inf
+        self.configure(policy)
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    def configure(self, policy: BatchingPolicy) -> None:
+        """Take another policy. The gate keeps what it has learned; without targets, all that wait are admitted."""
+        self._policy = policy
+        targets = slo_of(policy)
+        if targets is None:
+            self._open()
+        elif self.gate is None:
+            self._start(targets)
+        else:
+            self.gate.configure(targets, limits_of(policy))
+            self._ask(lambda gate, now: gate.poll(now))
+
+    def arrive(self, waiting: Waiting) -> None:
+        """Take a request in: it is admitted or refused, now or later."""
+        targets = slo_of(self._policy)
+        if self.gate is None and targets is not None and self._clock() >= self._restart_at:
+            self._start(targets)
+        if self.gate is None:
+            waiting.admitted()
+            return
+        self._waiting[waiting.ticket.key] = waiting
+        self._ask(lambda gate, now: gate.arrive(waiting.ticket, now))
+
+    def first_token(self, waiting: Waiting) -> None:
+        """Note the first token of a request that was admitted."""
+
+        def event(gate: Gate, now: float) -> list[Action]:
+            self._seen.streams += waiting.streams
+            return gate.first_token(waiting.ticket, now, seen=waiting.streams)
+
+        if waiting.ticket.state is State.PREFILLING and waiting.ticket.key in self._admitted:
+            self._ask(event)
+
+    def shows(self, waiting: Waiting, *, streams: bool) -> None:
+        """Take note that the tokens of an answer are seen one by one after all, or are not."""
+        if waiting.streams is streams:
+            return
+        waiting.streams = streams
+        if waiting.ticket.state is State.DECODING:
+            self._seen.streams += 1 if streams else -1
+        elif streams:
+            self._assumed.pop(waiting.ticket.key, None)
+        elif waiting.ticket.key in self._admitted:
+            self._assumed[waiting.ticket.key] = self._clock()
+
+    def progress(self, waiting: Waiting, tokens: float) -> None:
+        """Count tokens of a stream after its first; the gate hears of them with the next look or event."""
+        if waiting.ticket.state is State.DECODING:
+            self._seen.tokens += tokens
+
+    def ended(self, waiting: Waiting, output_tokens: int, *, complete: bool) -> None:
+        """Note the end of a request, wherever it was."""
+        ticket = waiting.ticket
+
+        def event(gate: Gate, now: float) -> list[Action]:
+            actions: list[Action] = []
+            if ticket.state is State.DECODING:
+                if waiting.streams:
+                    self._seen.streams -= 1
+                elif complete:
+                    missing = output_tokens - 1 - gate.meter.generated(ticket)
+                    actions = gate.progress(now, self._seen.correction(missing))
+            return actions + gate.ended(ticket, now, output_tokens, complete=complete)
+
+        self._assumed.pop(ticket.key, None)
+        known = self._waiting.pop(ticket.key, None) or self._admitted.pop(ticket.key, None)
+        if known is not None:
+            self._ask(event)
+
+    def report(self, kv_share: float) -> None:
+        """Take the engine's word for the share of its KV cache in use."""
+        if self.gate is not None:
+            self.gate.report(kv_share)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._alarm.cancel()
+
+    # The gate
+
+    def _start(self, targets: Slo) -> None:
+        self.gate = Gate(targets, StepModel(*GUESS), limits_of(self._policy))
+        self._seen = Seen()
+        now = self._clock()
+        self._seen.take(self.gate, now)
+        self.gate.progress(now, 0.0)  # its clock begins here
+
+    def _open(self) -> None:
+        """Do without a gate: admit all that wait."""
+        self.gate = None
+        self._alarm.cancel()
+        for waiting in self._admitted.values():
+            waiting.ticket.state = State.ENDED  # to the next gate it is nobody's
+        self._admitted.clear()
+        self._assumed.clear()
+        waiting_now, self._waiting = list(self._waiting.values()), {}
+        for waiting in waiting_now:
+            waiting.ticket.state = State.ENDED
+            waiting.admitted()
+
+    def _ask(self, event: Callable[[Gate, float], list[Action]]) -> None:
+        """Let the gate know of an event, and do what it says."""
+        gate, now = self.gate, self._clock()
+        if gate is None:
+            return
+        try:
+            actions = gate.progress(now, self._seen.take(gate, now))
+            actions += event(gate, now)
+            wake = gate.wake_at(now)
+        except Exception:  # noqa: BLE001 - whatever it is, requests go on
+            self.faults += 1
+            self._restart_at = now + RESTART
+            self._log.exception("the gate failed; requests are forwarded without it", extra={"seconds": RESTART})
+            self._open()
+            return
+        self._alarm.set(min(wake - now, TICK if gate.meter.streams else inf))
+        for action in actions:
+            waiting = self._waiting.pop(action.request.key, None)
+            if waiting is None:
+                continue  # it has left
+            if isinstance(action, Admit):
+                self._admitted[action.request.key] = waiting
+                if not waiting.streams:
+                    self._assumed[action.request.key] = now + gate.meter.first_token_seconds(0)
+                waiting.admitted()
+            else:
+                waiting.refused(action.reason, action.retry_after)
+
+    def _look(self) -> None:
+        """Look again: time has passed."""
+        gate, now = self.gate, self._clock()
+        if gate is None:
+            return
+        # Of an answer that comes whole, only the end is seen. Its first token is taken to come when it is forecast.
+        for key in [key for key, at in self._assumed.items() if at <= now]:
+            if self._assumed.pop(key, None) is not None:
+                self.first_token(self._admitted[key])
+        self._ask(lambda gate, now: gate.poll(now))
+
+
+class Seen:
+    """Tokens since the gate was last asked, those of answers that come whole included.
+
+    Each step gives every sequence that decodes a token. So streams show the pace of all. Where none is under way, the
+    step model gives it, and the counts at the end of each answer correct it.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0.0
+        """Of streams."""
+        self.streams = 0
+        """Streams that decode."""
+        self._excess = 0.0
+        """Tokens that were assumed and never came."""
+        self._at = 0.0
+
+    def correction(self, missing: float) -> float:
+        """Return tokens to add for an answer that had so many more than were assumed; fewer are taken off later."""
+        if self.streams:
+            return 0.0
+        self._excess += max(0.0, -missing)
+        return max(0.0, missing)
+
+    def take(self, gate: Gate, now: float) -> float:
+        """Return the tokens of all sequences that decode, and begin anew."""
+        elapsed, self._at = now - self._at, now
+        seen, self.tokens = self.tokens, 0.0
+        decoding = gate.meter.decoding
+        if not decoding:
+            return 0.0
+        if self.streams:
+            return seen * decoding / self.streams
+        assumed = decoding * elapsed / max(1e-4, gate.meter.forecast())
+        taken_off = min(assumed, self._excess)
+        self._excess -= taken_off
+        return assumed - taken_off
+
+
+class Alarm:
+    """A timer that only moves forward to earlier times until it rings."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._handle: asyncio.TimerHandle | None = None
+
+    def set(self, delay: float) -> None:
+        """Ring in ``delay`` seconds, or earlier if it was set so; ``inf``: not for this."""
+        if delay == inf:
+            return
+        loop = asyncio.get_running_loop()
+        at = loop.time() + max(0.0, delay)
+        if self._handle is not None:
+            if self._handle.when() <= at:
+                return
+            self._handle.cancel()
+        self._handle = loop.call_at(at, self._rings)
+
+    def cancel(self) -> None:
+        """Ring no more."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _rings(self) -> None:
+        self._handle = None
+        self._ring()
+
+
+def slo_of(policy: BatchingPolicy) -> Slo | None:
+    """Return the targets of token streams, if the policy has any."""
+    ttft, tpot = policy.slo.ttft, policy.slo.tpot
+    if ttft is None:
+        return None
+    return Slo(float(ttft.p99), inf if tpot is None else float(tpot.p99))
+
+
+def limits_of(policy: BatchingPolicy) -> Limits:
+    """Return the gate's limits."""
+    given = policy.generation
+    return Limits(
+        order=given.order,
+        weights=None if given.tenants is None else given.tenants.weights,
+        max_running=given.max_running,
+        max_queued_tokens=given.max_queued_tokens,
+        kv_tokens=given.kv_tokens,
+        kv_budget_percent=given.kv_budget_percent,
+    )

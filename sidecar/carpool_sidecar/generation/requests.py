@@ -1,0 +1,126 @@
+"""Which requests ask a language model for an answer, and what they say: found near their ends, never parsed whole."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from carpool_sidecar.http1.messages import Buffer
+
+ENDS = 4096
+"""Bytes at the beginning and at the end of a body in which its parameters are looked for; between them are prompts."""
+
+MOST_EMBEDDED = 64
+"""Images, or the like, whose bytes are not taken for text."""
+
+
+class Api(Enum):
+    """Whose protocol it is: how events, counts and errors look."""
+
+    OPENAI = "openai"
+    """``/v1/chat/completions``, ``/v1/completions``."""
+    RESPONSES = "responses"
+    """``/v1/responses``."""
+    TGI = "tgi"
+    """``/generate``, ``/generate_stream``."""
+    LLAMA = "llama"
+    """llama.cpp's ``/completion``."""
+    TRITON = "triton"
+    """``/v2/models/m/generate``, ``.../generate_stream``."""
+
+
+class Endpoint(NamedTuple):
+    """Where a request goes. ``streams``: whether the path decides that; None: the body does. ``model``: likewise."""
+
+    api: Api
+    streams: bool | None = None
+    model: str = ""
+
+
+class Asked(NamedTuple):
+    """What a request asks for.
+
+    ``prompt_bytes``: of the body, without embedded images. ``prompt_tokens``: where the prompt is given as token ids.
+    ``flexible``: its caller can wait (OpenAI's ``service_tier: flex``).
+    """
+
+    model: str
+    streams: bool
+    max_tokens: int | None
+    prompt_bytes: int
+    prompt_tokens: int | None
+    flexible: bool
+
+
+_OPENAI = re.compile(rb"(?:/openai)?(?:/v[0-9])?/(?:chat/completions|completions|(responses))(?:\?.*)?")
+_PLAIN = re.compile(rb"/(?:(completion)|generate(_stream)?)(?:\?.*)?")
+_TRITON = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/[^/?#]+)?/generate(_stream)?(?:\?.*)?")
+
+# A quote inside a JSON string is escaped. So a name between quotes that are not is a member's, whatever prompts say.
+_MEMBERS = re.compile(
+    rb'(?<!\\)"(model|stream|service_tier'
+    rb"|max_tokens|max_completion_tokens|max_output_tokens|max_new_tokens|n_predict"
+    rb')"\s*:\s*("(?:[^"\\]|\\.){0,256}"|true|false|\d{1,9}(?=[\s,}\]]))'
+)
+_IDS = re.compile(rb'(?<!\\)"prompt"\s*:\s*(\[)\s*\d')
+_EMBEDDED = b";base64,"
+_LIMITS = (b"max_completion_tokens", b"max_tokens", b"max_output_tokens", b"max_new_tokens", b"n_predict")
+
+
+def recognise(target: bytes) -> Endpoint | None:
+    """Name the endpoint of a ``POST`` target; None for what asks no language model."""
+    if (found := _OPENAI.fullmatch(target)) is not None:
+        return Endpoint(Api.RESPONSES if found[1] else Api.OPENAI)
+    if (found := _PLAIN.fullmatch(target)) is not None:
+        return Endpoint(Api.LLAMA) if found[1] else Endpoint(Api.TGI, streams=found[2] is not None)
+    if (found := _TRITON.fullmatch(target)) is not None:
+        return Endpoint(Api.TRITON, streams=found[2] is not None, model=unquote(found[1].decode("latin-1")))
+    return None
+
+
+def read(endpoint: Endpoint, body: Buffer) -> Asked:
+    """Read what a request asks for; what can't be read is not asked."""
+    ends = bytes(body) if len(body) <= 2 * ENDS else bytes(body[:ENDS]) + b"\0" + bytes(body[-ENDS:])
+    members: dict[bytes, bytes] = {}
+    for name, value in _MEMBERS.findall(ends):
+        members.setdefault(name, value)
+    limits = (members.get(name, b"") for name in _LIMITS)
+    streams = members.get(b"stream") == b"true" if endpoint.streams is None else endpoint.streams
+    return Asked(
+        endpoint.model or members.get(b"model", b'""')[1:-1].decode("utf-8", "replace"),
+        streams,
+        next((int(limit) for limit in limits if limit.isdigit()), None),
+        _text_bytes(body),
+        _token_ids(body, ends),
+        members.get(b"service_tier") == b'"flex"',
+    )
+
+
+def _text_bytes(body: Buffer) -> int:
+    """Count the bytes of a body without those of images in it: 500 KB in base64 are no 125,000 tokens."""
+    size = len(body)
+    if size <= ENDS:
+        return size
+    whole, at, embedded = bytes(body), 0, 0
+    for _ in range(MOST_EMBEDDED):
+        begin = whole.find(_EMBEDDED, at)
+        if begin < 0:
+            break
+        at = whole.find(b'"', begin)
+        if at < 0:
+            return begin - embedded
+        embedded += at - begin
+    return size - embedded
+
+
+def _token_ids(body: Buffer, ends: bytes) -> int | None:
+    """Count the tokens of a prompt that is given as such."""
+    found = _IDS.search(ends[:ENDS])
+    if found is None:
+        return None
+    whole = bytes(body)
+    stop = whole.find(b"]", found.start(1))
+    return whole.count(b",", found.start(1), stop if stop >= 0 else len(whole)) + 1

@@ -1,0 +1,269 @@
+"""One request to a language model on its way through: bytes pass as they come, and are looked at behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from carpool.generation.requests import Reason
+from carpool_sidecar.answers import retry_after
+from carpool_sidecar.generation.answers import KEPT, Ending, Events, ending
+from carpool_sidecar.generation.requests import Api, Asked
+from carpool_sidecar.http1.forward import Forwarding
+from carpool_sidecar.http1.messages import find
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from carpool.generation.requests import Request
+    from carpool_sidecar.generation.requests import Endpoint
+    from carpool_sidecar.http1.calls import UpstreamError
+    from carpool_sidecar.http1.client import Pool
+    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.messages import Headers
+
+REFUSALS = {
+    Reason.TTFT: (429, "ttft", "the first token would come too late: send fewer requests at a time, or add replicas"),
+    Reason.QUEUE_FULL: (429, "queue-full", "the queue is full: raise generation.maxQueuedTokens, or add replicas"),
+    Reason.DEADLINE: (503, "deadline", "the deadline can't be met: send fewer requests at a time, or add replicas"),
+}
+"""Status, word for machines and text of each refusal of the gate."""
+
+EXPIRED = (504, "deadline", "the deadline passed before the answer was complete")
+
+CANCELLED, FAILED, OVERDUE = "cancelled", "failed", "deadline"
+"""How a request may end, beside what the engine says."""
+
+
+class Watcher(Protocol):
+    """Where streams are counted, and who lets them begin."""
+
+    def arrive(self, stream: Stream) -> None:
+        """Take a request whose body is here; it is admitted or refused, now or later."""
+
+    def begun(self, stream: Stream) -> None:
+        """Take note that an answer has begun, with success."""
+
+    def shows(self, stream: Stream, *, streams: bool) -> None:
+        """Take note whether an answer shows its tokens one by one."""
+
+    def tokens(self, stream: Stream, events: int) -> None:
+        """Count events with tokens."""
+
+    def left(self, stream: Stream, how: str, said: Ending | None) -> None:
+        """Count a request that ended. ``said``: what the engine said at the end of a complete answer."""
+
+    def fault(self) -> None:
+        """Count an error in looking at a stream; its bytes go on."""
+
+
+class Stream(Forwarding):
+    """A request that was read whole, and its answer, in a stream or whole.
+
+    Nothing here changes what is forwarded: a fault in looking at it only ends the looking.
+    """
+
+    __slots__ = (
+        "_done",
+        "_events",
+        "_overdue",
+        "_watcher",
+        "asked",
+        "endpoint",
+        "events",
+        "first_at",
+        "headers",
+        "last_at",
+        "per_event",
+        "size",
+        "status",
+        "streams",
+        "tail",
+        "ticket",
+    )
+
+    ticket: Request
+
+    def __init__(self, exchange: Exchange, pool: Pool, timeout: float, watcher: Watcher, endpoint: Endpoint) -> None:
+        super().__init__(exchange, pool, timeout)
+        self._watcher = watcher
+        self._events: Events | None = None  # of an answer that comes in events
+        self._overdue: asyncio.TimerHandle | None = None
+        self._done = True  # nobody counts it
+        self.endpoint = endpoint
+        self.asked = Asked("", endpoint.streams is True, None, 0, None, flexible=False)
+        self.streams = False
+        """Whether the answer is asked for, or comes, token by token."""
+        self.per_event = 1.0
+        """Tokens that an event is taken for."""
+        self.events = 0
+        """Events with a token so far."""
+        self.first_at: float | None = None
+        self.last_at = 0.0
+        self.status = 0
+        self.headers: Headers = ()
+        self.size = 0
+        """Bytes of the answer so far."""
+        self.tail = b""
+        """The last of them, of an answer that comes whole."""
+
+    @property
+    def exchange(self) -> Exchange:
+        """The request and its answer."""
+        return self._exchange
+
+    @property
+    def sent_on(self) -> bool:
+        """Whether it went to the engine."""
+        return self._call is not None
+
+    @property
+    def output_tokens(self) -> float:
+        """Tokens so far, as far as they are seen."""
+        return self.events * self.per_event
+
+    def arrived(self, ticket: Request, deadline: float | None) -> None:
+        """Be counted from now on; ``deadline`` in seconds from now, if the caller named one."""
+        self.ticket = ticket
+        self.streams = self.asked.streams
+        self._done = False
+        if deadline is not None:
+            self._overdue = asyncio.get_running_loop().call_later(max(0.0, deadline), self._expire)
+
+    # Called by the application
+
+    def request(self) -> None:
+        """Have the gate say when to go on."""
+        try:
+            self._watcher.arrive(self)
+        except Exception:  # noqa: BLE001 - whatever it is, the request is good
+            self._watcher.fault()
+            self._leave(FAILED)
+            if self._call is None and not self._exchange.ended:
+                super().request()
+
+    def cancel(self) -> None:
+        """Give up: the client is gone. The engine's connection closes, so that it stops computing."""
+        self._leave(CANCELLED)
+        super().cancel()
+
+    def sent(self) -> None:
+        """Take note that the answer is complete, whoever gave it."""
+        self._leave(str(self._exchange.status))
+
+    # Called by the gate
+
+    def admitted(self) -> None:
+        """Go to the engine."""
+        super().request()
+
+    def refused(self, reason: Reason, seconds: float) -> None:
+        """Answer with an error; no byte was sent before."""
+        status, word, text = REFUSALS[reason]
+        self._leave(word)
+        self._error(status, word, text, [retry_after(seconds)])
+
+    # Called with the engine's answer
+
+    def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
+        """Pass on an answer that came in one piece."""
+        self._look(self._begun, status, headers)
+        self._look(self._passed, bytes(body))
+        self._look(self._ended)
+        super().answered(status, headers, body)
+
+    def head(self, status: int, headers: Headers) -> None:
+        """Pass on the beginning of an answer."""
+        super().head(status, headers)
+        self._look(self._begun, status, headers)
+
+    def data(self, chunk: bytes) -> None:
+        """Pass on a piece of it, then look at it."""
+        self._exchange.write(chunk)
+        if not self._done:
+            self._look(self._passed, chunk)
+
+    def end(self) -> None:
+        """Pass on the end of the answer."""
+        self._look(self._ended)
+        super().end()
+
+    def failed(self, error: UpstreamError) -> None:
+        """Answer for the engine, or cut what it has left incomplete."""
+        self._leave(FAILED)
+        super().failed(error)
+
+    # Looking
+
+    def _look(self, look: Callable[..., None], *facts: object) -> None:
+        try:
+            look(*facts)
+        except Exception:  # noqa: BLE001 - as above
+            self._watcher.fault()
+            self._leave(FAILED)
+
+    def _begun(self, status: int, headers: Headers) -> None:
+        self.status = status
+        self.headers = headers
+        if not 200 <= status < 300:
+            return
+        # The request has served: a prompt of 100 KB is not held for as long as the answer takes.
+        self._exchange.body = b""
+        self._exchange.refund(self._exchange.buffered)
+        kind = find(headers, b"content-type") or b""
+        readable = find(headers, b"content-encoding") in {None, b"identity"}
+        if readable and kind.lower().startswith(b"text/event-stream"):
+            self._events = Events(self.endpoint.api)
+        self._watcher.begun(self)
+        self._watcher.shows(self, streams=self._events is not None)
+
+    def _passed(self, chunk: bytes) -> None:
+        self.size += len(chunk)
+        if self._events is None:
+            self.tail = (self.tail + chunk[-KEPT:])[-KEPT:]
+        elif count := self._events.feed(chunk):
+            self.events += count
+            self._watcher.tokens(self, count)
+
+    def _ended(self) -> None:
+        if self._done or not 200 <= self.status < 300:
+            self._leave(str(self.status))
+            return
+        tail = self.tail if self._events is None else self._events.tail
+        said = ending(tail, self.headers)
+        self._leave(said.reason or "other", said)
+
+    def _leave(self, how: str, said: Ending | None = None) -> None:
+        """Be counted, once; ``said``: what the engine said at the end of a complete answer."""
+        if self._done:
+            return
+        self._done = True
+        if self._overdue is not None:
+            self._overdue.cancel()
+        try:
+            self._watcher.left(self, how, said)
+        except Exception:  # noqa: BLE001 - as above
+            self._watcher.fault()
+
+    def _expire(self) -> None:
+        """Give up: the caller's deadline has passed."""
+        if self._done:
+            return
+        started = self._exchange.started
+        self._leave(OVERDUE)
+        super().cancel()
+        if started:
+            self._exchange.abort()
+        else:
+            self._error(*EXPIRED, [])
+
+    def _error(self, status: int, word: str, text: str, headers: Headers) -> None:
+        """Answer with an error in the form that the API's clients read."""
+        if self.endpoint.api in {Api.OPENAI, Api.RESPONSES}:
+            body = {"error": {"message": text, "type": "overloaded", "param": None, "code": word}, "reason": word}
+            kind = (b"content-type", b"application/json")
+            self._exchange.respond(status, [*headers, kind], msgspec.json.encode(body))
+        else:
+            self._exchange.fail(status, word, text, headers)

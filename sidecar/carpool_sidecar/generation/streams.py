@@ -1,0 +1,157 @@
+"""All token streams of one engine: those under way, what was counted, and who may begin."""
+
+from __future__ import annotations
+
+from itertools import count
+from math import inf
+from typing import TYPE_CHECKING
+
+from carpool.generation.requests import Request
+from carpool_sidecar.generation.counts import Models
+from carpool_sidecar.generation.gatekeeper import Gatekeeper, slo_of
+from carpool_sidecar.generation.requests import read
+from carpool_sidecar.generation.token_sizes import BYTES_PER_TOKEN, TokenSizes
+from carpool_sidecar.http1.messages import find
+from carpool_sidecar.protocols.headers import read as read_headers
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+
+    from carpool.exchange.token_streams import EngineSays
+    from carpool.policy.spec import BatchingPolicy
+    from carpool_sidecar.generation.answers import Ending
+    from carpool_sidecar.generation.stream import Stream
+
+PRIORITY = b"x-carpool-priority"
+"""With the value ``batch``, a request fills what interactive ones leave. So does OpenAI's ``service_tier: flex``."""
+
+
+class Streams:
+    """What streams share. ``clock`` gives monotonic seconds, as exchanges' times."""
+
+    def __init__(self, policy: BatchingPolicy, *, clock: Callable[[], float], log: logging.Logger) -> None:
+        self.models = Models()
+        self.sizes = TokenSizes()
+        self.gatekeeper = Gatekeeper(policy, clock=clock, log=log)
+        self.under_way: set[Stream] = set()
+        """Requests that wait or are answered."""
+        self.faults = 0
+        """Streams that are forwarded and no longer looked at, for errors in the sidecar."""
+        self.engine: EngineSays | None = None
+        """What the engine said of itself last."""
+        self._clock = clock
+        self._log = log
+        self._keys = count()
+        self.configure(policy)
+
+    def configure(self, policy: BatchingPolicy) -> None:
+        """Take another policy."""
+        tenants = policy.generation.tenants
+        self._tenant = None if tenants is None else tenants.header.lower().encode()
+        self.slo = slo_of(policy)
+        """Targets, if there are any."""
+        self.gatekeeper.configure(policy)
+
+    @property
+    def running(self) -> int:
+        """Requests with the engine."""
+        return len(self.under_way) - self.gatekeeper.queued
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of the requests with the engine, prompts and answers so far; estimated."""
+        return round(
+            sum(stream.ticket.prompt_tokens + stream.output_tokens for stream in self.under_way if stream.sent_on)
+        )
+
+    # Called by streams
+
+    def arrive(self, stream: Stream) -> None:
+        """Take a request whose body is here."""
+        exchange = stream.exchange
+        asked = stream.asked = read(stream.endpoint, exchange.body)
+        stream.per_event = self.sizes.per_event(asked.model)
+        deadline = read_headers(exchange.headers).deadline_s
+        tenant = None if self._tenant is None else find(exchange.headers, self._tenant)
+        ticket = Request(
+            next(self._keys),
+            exchange.received_at,
+            asked.prompt_tokens or self.sizes.prompt_tokens(asked.model, asked.prompt_bytes),
+            max_tokens=asked.max_tokens,
+            tenant=(tenant or b"").decode("latin-1"),
+            batch=asked.flexible or find(exchange.headers, PRIORITY) == b"batch",
+            deadline=inf if deadline is None else exchange.received_at + deadline,
+        )
+        stream.arrived(ticket, None if self.slo is None else deadline)  # without targets nothing is ended here
+        self.under_way.add(stream)
+        self.gatekeeper.arrive(stream)
+
+    def begun(self, stream: Stream) -> None:
+        """Take note that an answer has begun, with success."""
+        self.models.proven(stream.asked.model)
+
+    def shows(self, stream: Stream, *, streams: bool) -> None:
+        """Take note whether an answer shows its tokens one by one."""
+        self.gatekeeper.shows(stream, streams=streams)
+
+    def tokens(self, stream: Stream, events: int) -> None:
+        """Count events with tokens."""
+        now = self._clock()
+        counts = self.models.known(stream.asked.model)
+        if stream.first_at is None:
+            stream.first_at = now
+            counts.ttft.add(now - stream.ticket.arrival)
+            self.gatekeeper.first_token(stream)
+            events -= 1
+        else:
+            counts.gaps.add(now - stream.last_at)
+        stream.last_at = now
+        if events:
+            self.gatekeeper.progress(stream, events * stream.per_event)
+
+    def left(self, stream: Stream, how: str, said: Ending | None) -> None:
+        """Count a request that ended. ``said``: what the engine said at the end of a complete answer."""
+        self.under_way.discard(stream)
+        model, ticket = stream.asked.model, stream.ticket
+        counts = self.models.known(model)
+        counts.ended(how)
+        if said is None:
+            counts.output_tokens += round(stream.output_tokens)
+            self.gatekeeper.ended(stream, round(stream.output_tokens), complete=False)
+            return
+        if said.prompt_tokens is not None:
+            self.sizes.learn_prompt(model, stream.asked.prompt_bytes, said.prompt_tokens)
+        if said.output_tokens is not None and stream.events:
+            self.sizes.learn_answer(model, stream.events, said.output_tokens)
+        output = self._output(stream, said)
+        counts.prompt_tokens += ticket.prompt_tokens if said.prompt_tokens is None else said.prompt_tokens
+        counts.output_tokens += output
+        now = self._clock()
+        counts.durations.add(now - ticket.arrival)
+        tpot = None
+        if stream.first_at is not None and output > 1:
+            tpot = (stream.last_at - stream.first_at) / (output - 1)
+            counts.tpot.add(tpot)
+        counts.hits += self._hit(stream, now - ticket.arrival, output, tpot)
+        self.gatekeeper.ended(stream, max(1, output), complete=True)
+
+    def fault(self) -> None:
+        """Count an error in looking at a stream; its bytes go on."""
+        self.faults += 1
+        self._log.exception("a stream is forwarded without being looked at")
+
+    def _output(self, stream: Stream, said: Ending) -> int:
+        """Return the tokens of a complete answer: as the engine says, else by its events, else by its bytes."""
+        if said.output_tokens is not None:
+            return said.output_tokens
+        return round(stream.output_tokens) if stream.events else max(1, round(stream.size / BYTES_PER_TOKEN))
+
+    def _hit(self, stream: Stream, seconds: float, output: int, tpot: float | None) -> bool:
+        """Say whether a complete answer met its targets; a whole one has to come when its last token was due."""
+        slo = self.slo
+        if slo is None:
+            return False
+        if stream.first_at is None:
+            return seconds <= slo.ttft + (slo.tpot * (output - 1) if output > 1 else 0.0)
+        return stream.first_at - stream.ticket.arrival <= slo.ttft and (tpot is None or tpot <= slo.tpot)

@@ -1,0 +1,86 @@
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from carpool_sidecar.generation.answers import KEPT, LONGEST_EVENT, Ending, Events, ending
+from carpool_sidecar.generation.requests import Api
+
+
+def chat(text):
+    return json.dumps({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]})
+
+
+OPENING = '{"choices":[{"delta":{"role":"assistant","content":""},"finish_reason":null}]}'
+CLOSING = '{"choices":[{"delta":{},"finish_reason":"stop"}]}'
+
+
+@given(
+    st.lists(st.text(min_size=1), max_size=8),
+    st.sampled_from(["\n", "\r\n"]),
+    st.lists(st.integers(0, 2000), max_size=20),
+)
+def test_tokens_are_counted_wherever_a_stream_is_cut(texts, line, cuts):
+    events = [OPENING, *map(chat, texts), CLOSING, "[DONE]"]
+    whole = "".join(f"data: {event}{line}{line}" for event in events).encode()
+    edges = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
+    found = Events(Api.OPENAI)
+    assert sum(found.feed(whole[a:b]) for a, b in pairwise(edges)) == len(texts)
+    assert found.tail == whole[-KEPT:]
+
+
+@pytest.mark.parametrize(
+    ("api", "event", "tokens"),
+    [
+        (Api.OPENAI, '{"choices":[{"text":" a","logprobs":null}]}', 1),
+        (Api.OPENAI, '{"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{"}}]}}]}', 1),
+        (Api.OPENAI, '{"choices":[{"delta":{"reasoning_content":"hm"}}]}', 1),
+        (Api.OPENAI, '{"choices":[{"delta":{"content":"a"},"logprobs":{"content":[{"token":"a"}]}}]}', 1),
+        (Api.OPENAI, '{"choices":[],"usage":{"completion_tokens":3}}', 0),
+        (Api.TGI, '{"token":{"id":5,"text":" a","special":false},"generated_text":null}', 1),
+        (Api.LLAMA, '{"content":" a","tokens":[5],"stop":false}', 1),
+        (Api.LLAMA, '{"content":"","tokens":[],"stop":true,"tokens_predicted":3}', 0),
+        (Api.TRITON, '{"model_name":"m","text_output":" a"}', 1),
+        (Api.RESPONSES, '{"type":"response.output_text.delta","delta":" a"}', 1),
+        (Api.RESPONSES, '{"type":"response.output_text.done","text":"all of it"}', 0),
+    ],
+)
+def test_events_with_tokens(api, event, tokens):
+    assert Events(api).feed(f"data: {event}\n\n".encode()) == tokens
+
+
+def test_comments_have_no_tokens_and_events_without_end_take_no_memory():
+    found = Events(Api.OPENAI)
+    assert found.feed(b": ping\n\n") == 0
+    for _ in range(100):
+        assert found.feed(b"data: " + b"x" * 50_000) == 0
+    assert len(found._rest) <= LONGEST_EVENT + 50_006
+    assert found.feed(b"\n\n" + f"data: {chat('a')}\n\n".encode()) == 1
+
+
+@pytest.mark.parametrize(
+    ("tail", "expected"),
+    [
+        ('{"choices":[{"finish_reason":"stop"}],"usage":{"prompt_tokens":5,"completion_tokens":7}}', (5, 7, "stop")),
+        ('"status":"incomplete","usage":{"input_tokens":5,"output_tokens":7,"details":{"a":1}},"user":null}',
+         (5, 7, "length")),
+        ('"stop_type":"limit","tokens_predicted":7,"tokens_evaluated":5,"timings":{"prompt_n":1}}', (5, 7, "length")),
+        ('"finish_reason":"tool_calls"}],"timings":{"prompt_n":5,"predicted_n":7}}', (5, 7, "stop")),
+        ('{"details":{"finish_reason":"eos_token","generated_tokens":7,"input_length":5}}', (5, 7, "stop")),
+        ('"finish_reason":"content_filter"', (None, None, "other")),
+        ('"delta":{"content":"\\"usage\\": {\\"prompt_tokens\\": 1}"},"finish_reason":null', (None, None, "")),
+        ('"usage":{"prompt_tokens":5,', (None, None, "")),
+        ('"usage":{"prompt_tokens":true,"completion_tokens":-1}', (None, None, "")),
+        ('"usage":null', (None, None, "")),
+        ("\ufffd", (None, None, "")),
+    ],
+)  # fmt: skip
+def test_the_end_says_how_much_it_was(tail, expected):
+    assert ending(tail.encode()) == Ending(*expected)
+
+
+def test_tgi_says_it_in_headers():
+    headers = [(b"X-Prompt-Tokens", b"5"), (b"x-generated-tokens", b"7"), (b"x-total-time", b"9")]
+    assert ending(b'{"generated_text":"a"}', headers) == Ending(5, 7, "")

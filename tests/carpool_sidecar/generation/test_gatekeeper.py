@@ -1,0 +1,265 @@
+"""The gate as the sidecar drives it, in virtual time; the engine is its twin."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from random import Random
+
+import pytest
+
+from carpool.generation.engine import Engine, Sequence
+from carpool.generation.gate import Gate
+from carpool.generation.profiles import EngineProfile, Linear
+from carpool.generation.requests import Reason, Request
+from carpool.policy.plain import from_plain
+from carpool.policy.spec import BatchingPolicy
+from carpool_sidecar.generation.gatekeeper import RESTART, Gatekeeper
+
+pytestmark = pytest.mark.looptime
+
+TARGETS = {"ttft": {"p99": "2s"}, "tpot": {"p99": "50ms"}}
+A100 = EngineProfile(
+    name="8b-a100",
+    source="the table of issue 20",
+    kv_tokens=400_000,
+    step=Linear(base=11.53e-3, sequence=39e-6, kv_token=77e-9, prompt_token=54.7e-6),
+)
+
+
+def policy(slo=TARGETS, **generation):
+    return from_plain({"slo": slo, "generation": generation}, BatchingPolicy, what="policy").validate()
+
+
+def keeper(slo=TARGETS, **generation):
+    loop = asyncio.get_running_loop()
+    return Gatekeeper(policy(slo, **generation), clock=loop.time, log=logging.getLogger("carpool"))
+
+
+class Caller:
+    """Somebody who waits for the gate's word."""
+
+    def __init__(self, keeper, key, prompt_tokens=100, *, streams=True, **options) -> None:
+        self.keeper = keeper
+        self.arrival = asyncio.get_running_loop().time()
+        self.ticket = Request(key, self.arrival, prompt_tokens, **options)
+        self.streams = streams
+        self.word = None
+        self.first = self.end = None
+
+    def arrive(self):
+        self.keeper.arrive(self)
+        return self
+
+    def admitted(self):
+        assert self.word is None
+        self.word = "admitted"
+
+    def refused(self, reason, retry_after):
+        assert self.word is None
+        assert retry_after >= 1
+        self.word = reason
+
+    def leave(self, tokens=0, *, complete=False):
+        self.keeper.ended(self, tokens, complete=complete)
+
+
+async def test_without_targets_nobody_waits():
+    gates = keeper({"latency": {"p99": "1s"}}, maxRunning=1)
+    callers = [Caller(gates, key).arrive() for key in range(3)]
+    assert [caller.word for caller in callers] == ["admitted"] * 3
+    assert gates.gate is None
+    callers[0].leave(5, complete=True)
+
+
+async def test_requests_wait_for_their_turn_and_those_that_leave_have_none():
+    gates = keeper(maxRunning=1)
+    first, second, third = (Caller(gates, key).arrive() for key in range(3))
+    assert (first.word, second.word, third.word, gates.queued) == ("admitted", None, None, 2)
+    second.leave()
+    gates.first_token(first)
+    first.leave(1, complete=True)
+    assert (second.word, third.word, gates.queued) == (None, "admitted", 0)
+
+
+async def test_requests_that_find_the_queue_full_are_refused_at_arrival():
+    gates = keeper(maxRunning=1, maxQueuedTokens=150)
+    callers = [Caller(gates, key).arrive() for key in range(3)]
+    assert [caller.word for caller in callers] == ["admitted", None, Reason.QUEUE_FULL]
+
+
+async def test_requests_that_become_too_late_are_refused_while_they_wait():
+    gates = keeper(maxRunning=1)
+    Caller(gates, 0).arrive()
+    late = Caller(gates, 1).arrive()
+    named = Caller(gates, 2, deadline=asyncio.get_running_loop().time() + 0.5).arrive()
+    await asyncio.sleep(1.0)
+    assert (late.word, named.word) == (None, Reason.DEADLINE)
+    await asyncio.sleep(1.1)
+    assert late.word is Reason.TTFT
+
+
+async def test_interactive_requests_go_before_batch_ones():
+    gates = keeper(maxRunning=1)
+    first = Caller(gates, 0).arrive()
+    low = Caller(gates, 1, batch=True).arrive()
+    high = Caller(gates, 2).arrive()
+    first.leave()
+    assert (low.word, high.word) == (None, "admitted")
+    high.leave()
+    assert low.word == "admitted"
+
+
+async def test_tenants_share_and_the_least_served_is_next():
+    gates = keeper(maxRunning=1, tenants={"header": "x-tenant", "weights": {"a": 1, "b": 1}})
+    first = Caller(gates, 0, tenant="a", prompt_tokens=20_000).arrive()
+    waiting = [Caller(gates, key, tenant="a").arrive() for key in range(1, 4)]
+    other = Caller(gates, 4, tenant="b").arrive()
+    first.leave()
+    assert (waiting[0].word, other.word) == (None, "admitted")
+
+
+async def test_a_fault_of_the_gate_forwards_all_and_a_minute_later_there_is_another(monkeypatch, caplog):
+    gates = keeper(maxRunning=1)
+    callers = [Caller(gates, key).arrive() for key in range(3)]
+    with monkeypatch.context() as broken:
+        broken.setattr(Gate, "wake_at", None)
+        callers.append(Caller(gates, 3).arrive())
+    callers.append(Caller(gates, 4).arrive())
+    assert [caller.word for caller in callers] == ["admitted"] * 5
+    assert (gates.faults, gates.gate) == (1, None)
+    assert "the gate failed" in caplog.text
+    for caller in callers:
+        gates.first_token(caller)
+        caller.leave(3, complete=True)  # the new gate knows nothing of them
+    await asyncio.sleep(RESTART + 1)
+    after = [Caller(gates, key).arrive() for key in (5, 6)]
+    assert [caller.word for caller in after] == ["admitted", None]
+
+
+async def test_another_policy_takes_hold_of_what_waits():
+    gates = keeper(maxRunning=1)
+    callers = [Caller(gates, key).arrive() for key in range(4)]
+    learned = gates.gate.meter.model
+    gates.configure(policy(maxRunning=2))
+    assert [caller.word for caller in callers] == ["admitted", "admitted", None, None]
+    assert gates.gate.meter.model is learned
+    gates.configure(policy({"latency": {"p99": "1s"}}))
+    assert [caller.word for caller in callers] == ["admitted"] * 4
+    callers[0].leave(3, complete=True)
+    gates.configure(policy(maxRunning=1))
+    assert Caller(gates, 9).arrive().word == "admitted"
+
+
+class Played(Caller):
+    """A caller whose request the twin computes."""
+
+    def __init__(self, world, key, output_tokens, **options) -> None:
+        super().__init__(world.keeper, key, **options)
+        self.world = world
+        self.output_tokens = output_tokens
+
+    def admitted(self):
+        super().admitted()
+        self.world.callers[self.ticket.key] = self
+        self.world.engine.submit(Sequence(self.ticket.key, self.ticket.prompt_tokens, self.output_tokens))
+
+    @property
+    def good(self):
+        if self.end is None:
+            return False
+        tpot = (self.end - self.first) / (self.output_tokens - 1)
+        return self.first - self.arrival <= 2.0 and tpot <= 0.05
+
+
+class World:
+    """Requests at random times, of random lengths, and an engine that computes those that are admitted."""
+
+    def __init__(self, keeper, *, streams=lambda _: True, slowdown=1.0) -> None:
+        self.keeper = keeper
+        self.random = Random(7)
+        self.engine = Engine(A100, self.random)
+        self.engine.slowdown = slowdown
+        self.streams = streams
+        self.callers: dict[int, Played] = {}
+        self.all: list[Played] = []
+
+    async def arrivals(self, rate, seconds):
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while loop.time() < until:
+            await asyncio.sleep(self.random.expovariate(rate))
+            key = len(self.all)
+            output = max(2, int(self.random.expovariate(1 / 200)))
+            prompt = max(10, int(self.random.expovariate(1 / 1000)))
+            caller = Played(self, key, output, prompt_tokens=prompt, streams=self.streams(key))
+            self.all.append(caller)
+            caller.arrive()
+
+    async def run(self, rate=12.0, seconds=80.0):
+        """Return the share of the requests of the second half that met both targets."""
+        loop = asyncio.get_running_loop()
+        arriving = asyncio.create_task(self.arrivals(rate, seconds))
+        while not arriving.done():
+            now = loop.time()
+            progress = self.engine.run(now, now + 0.02)
+            await asyncio.sleep(0.002 if progress is None else progress.end - now)
+            if progress is not None:
+                self.advance(progress, loop.time())
+            gate = self.keeper.gate
+            assert gate is None or gate.queued == self.keeper.queued  # nobody is forgotten
+        half = [caller for caller in self.all if seconds / 2 < caller.arrival - self.all[0].arrival < seconds - 20]
+        return sum(caller.good for caller in half) / len(half)
+
+    def advance(self, progress, now):
+        seen = [each for each in self.callers.values() if each.first is not None and each.streams]
+        decoding = sum(each.first is not None for each in self.callers.values())
+        if seen:
+            self.keeper.progress(seen[0], progress.tokens * len(seen) / decoding)
+        for sequence in progress.first:
+            caller = self.callers[sequence.key]
+            caller.first = now
+            if caller.streams:
+                self.keeper.first_token(caller)
+        for sequence in progress.finished:
+            caller = self.callers.pop(sequence.key)
+            caller.end = now
+            caller.leave(caller.output_tokens, complete=True)
+
+
+async def test_in_overload_most_of_what_an_engine_can_answer_in_time_is():
+    assert await World(keeper({"latency": {"p99": "1s"}})).run() < 0.05
+    assert await World(keeper()).run() > 0.7
+
+
+@pytest.mark.parametrize(
+    ("streams", "good"),
+    [(lambda key: key % 2 == 0, 0.7), (lambda key: False, 0.45)],
+    ids=["half of them whole", "all whole"],
+)
+async def test_answers_that_come_whole_are_gated_as_well(streams, good):
+    assert await World(keeper(), streams=streams).run() > good
+
+
+async def test_what_was_taken_for_a_stream_may_come_whole_and_the_other_way_round():
+    gates = keeper(maxRunning=2)
+    stream, whole = Caller(gates, 0).arrive(), Caller(gates, 1, streams=False).arrive()
+    gates.shows(stream, streams=False)
+    gates.shows(whole, streams=True)
+    await asyncio.sleep(1.0)
+    assert gates.gate.meter.decoding == 1  # the first token of the one is assumed, that of the other awaited
+    gates.first_token(whole)
+    gates.progress(whole, 10)
+    await asyncio.sleep(0.2)
+    assert gates.gate.meter.generated(whole.ticket) == 10
+    for caller in (stream, whole):
+        caller.leave(11, complete=True)
+    assert gates.gate.meter.decoding == 0
+    gates.shows(stream, streams=True)
+
+
+async def test_an_engine_that_is_slower_than_the_first_guess_is_learned_from_whole_answers():
+    gates = keeper()
+    await World(gates, streams=lambda _: False, slowdown=2.0).run(rate=3.0)
+    found = gates.gate.meter.model.decode_seconds(10, 10_000)
+    assert found == pytest.approx(2 * A100.step.seconds(10, 10_000, 0), rel=0.3)

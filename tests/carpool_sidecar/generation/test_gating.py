@@ -1,0 +1,170 @@
+"""The gate in a whole sidecar: who waits, who is refused, and that nobody is once an answer has begun."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from carpool.generation.gate import Gate
+
+TARGETS = {"ttft": {"p99": "20s"}, "tpot": {"p99": "1s"}}
+
+
+def policy(slo=TARGETS, **generation):
+    return {"slo": slo, "generation": {"maxRunning": 1, **generation}}
+
+
+async def queue(chat, *readers):
+    """Send requests of which each is queued before the next is sent; returns them."""
+    sent = []
+    for ask in readers:
+        before = chat.sidecar.streams.gatekeeper.queued
+        sent.append(ask())
+        await chat.until(lambda before=before: chat.sidecar.streams.gatekeeper.queued > before)
+    return sent
+
+
+async def test_a_request_waits_until_another_ends(chat):
+    await chat.start(policy=policy())
+    first = chat.ask()
+    call = await chat.called(1)
+    (second,) = await queue(chat, chat.ask)
+    call.token()
+    await chat.until(lambda: first.body)
+    assert len(chat.engine.calls) == 1
+    call.finish()
+    (await chat.called(2)).token().finish()
+    assert [(await each).status for each in (first, second)] == [200, 200]
+    assert second.body == chat.engine.calls[1].sent
+
+
+@pytest.mark.parametrize(
+    ("target", "word"), [(b"/v1/chat/completions", ("error", "code")), (b"/generate", ("reason",))]
+)
+async def test_a_full_queue_refuses_at_arrival_and_says_when_to_come_again(chat, target, word):
+    streams = await chat.start(policy=policy(maxQueuedTokens=20))
+    chat.ask()
+    await chat.called(1)
+    await queue(chat, lambda: chat.ask(prompt="a" * 40))
+    refused = await chat.ask(target, prompt="a" * 40)
+    assert (refused.status, refused.header(b"retry-after")) == (429, b"1")
+    found = refused.json
+    for step in word:
+        found = found[step]
+    assert found == "queue-full"
+    assert len(chat.engine.calls) == 1
+    assert dict(streams.models)["<other>"].ends == {"queue-full": 1}
+
+
+async def test_a_request_whose_first_token_would_be_late_is_refused_while_it_waits(chat):
+    await chat.start(policy=policy({"ttft": {"p99": "30ms"}, "tpot": {"p99": "1s"}}))
+    first = chat.ask()
+    call = await chat.called(1)
+    late = await chat.ask()
+    assert (late.status, late.json["error"]["code"], late.header(b"retry-after")) == (429, "ttft", b"1")
+    assert len(chat.engine.calls) == 1
+    call.token().finish()  # later than its target, too; but it was admitted
+    assert (await first).status == 200
+    assert first.body == call.sent
+
+
+async def test_a_deadline_in_the_queue(chat):
+    await chat.start(policy=policy())
+    chat.ask()
+    await chat.called(1)
+    late = await chat.ask(headers=[(b"x-request-timeout-ms", b"40")])
+    assert late.status in {503, 504}
+    assert late.json["error"]["code"] == "deadline"
+    assert chat.sidecar.streams.gatekeeper.queued == 0
+
+
+async def test_a_client_that_leaves_the_queue_never_reaches_the_engine(chat):
+    streams = await chat.start(policy=policy())
+    chat.ask()
+    call = await chat.called(1)
+    (gone,) = await queue(chat, chat.ask)
+    gone.leave()
+    await chat.until(lambda: streams.gatekeeper.queued == 0)
+    after = chat.ask()
+    call.token().finish()
+    (await chat.called(2)).token().finish()
+    assert (await after).status == 200
+    assert len(chat.engine.calls) == 2
+
+
+async def test_the_least_served_tenant_is_next(chat):
+    await chat.start(policy=policy(tenants={"header": "X-Tenant"}))
+    flood = [(b"x-tenant", b"flood")]
+    chat.ask(headers=flood, messages="a" * 60_000)
+    call = await chat.called(1)
+    await queue(
+        chat,
+        *[lambda number=number: chat.ask(headers=flood, seed=number) for number in range(3)],
+        lambda: chat.ask(headers=[(b"x-tenant", b"other")], seed=9),
+    )
+    call.token().finish(prompt_tokens=15_000)
+    assert (await chat.called(2)).asked["seed"] == 9
+
+
+@pytest.mark.parametrize("low", [{"service_tier": "flex"}, {"headers": [(b"x-carpool-priority", b"batch")]}])
+async def test_requests_of_batch_priority_go_last(chat, low):
+    await chat.start(policy=policy())
+    chat.ask()
+    call = await chat.called(1)
+    await queue(chat, lambda: chat.ask(seed=1, **low), lambda: chat.ask(seed=2))
+    call.token().finish()
+    assert (await chat.called(2)).asked["seed"] == 2
+
+
+async def test_a_fault_of_the_gate_forwards_what_waits(chat, monkeypatch):
+    streams = await chat.start(policy=policy())
+    chat.ask()
+    await chat.called(1)
+    await queue(chat, chat.ask)
+    monkeypatch.setattr(Gate, "arrive", None)
+    chat.ask()
+    await chat.called(3)
+    assert streams.gatekeeper.faults == 1
+
+
+async def test_a_new_policy_opens_the_gate(chat, tmp_path):
+    path = tmp_path / "sidecar.json"
+    path.write_text(chat.world.config(policy=policy()))
+    chat.sidecar = await chat.world.sidecar(path.read_text(), path=path)
+    chat.client = chat.world.client(chat.sidecar.address)
+    chat.ask()
+    await chat.called(1)
+    await queue(chat, chat.ask, chat.ask)
+    path.write_text(chat.world.config(policy={"slo": {"latency": {"p99": "5s"}}}))
+    chat.sidecar.file.look()
+    await chat.called(3)
+    assert chat.sidecar.streams.gatekeeper.gate is None
+
+
+async def test_without_targets_of_tokens_nothing_waits(chat):
+    await chat.start(policy=policy({"latency": {"p99": "5s"}}))
+    for _ in range(3):
+        chat.ask()
+    await chat.called(3)
+
+
+async def test_what_a_client_pipelines_is_answered_in_order(chat):
+    await chat.start(policy=policy(maxQueuedTokens=1))
+    body = json.dumps({"model": "m", "stream": True}).encode()
+    request = b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    host, _, port = chat.sidecar.address.rpartition(":")
+    import asyncio  # noqa: PLC0415
+
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(3 * request)
+    call = await chat.called(1)
+    await chat.until(lambda: chat.sidecar.streams.gatekeeper.queued == 1)
+    call.token().finish()
+    (await chat.called(2)).token().finish()
+    answers = b""
+    async with asyncio.timeout(30):
+        while answers.count(b"HTTP/1.1 ") < 3 or not answers.endswith(b"}"):
+            answers += await reader.read(65536)
+    assert [part[:3] for part in answers.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"429"]
+    writer.close()

@@ -1,0 +1,78 @@
+import json
+
+import pytest
+
+from carpool_sidecar.generation.requests import ENDS, Api, Endpoint, read, recognise
+
+
+@pytest.mark.parametrize(
+    ("target", "endpoint"),
+    [
+        (b"/v1/chat/completions", Endpoint(Api.OPENAI)),
+        (b"/v1/completions?api-version=2", Endpoint(Api.OPENAI)),
+        (b"/openai/v1/chat/completions", Endpoint(Api.OPENAI)),
+        (b"/v3/chat/completions", Endpoint(Api.OPENAI)),
+        (b"/chat/completions", Endpoint(Api.OPENAI)),
+        (b"/v1/responses", Endpoint(Api.RESPONSES)),
+        (b"/generate", Endpoint(Api.TGI, streams=False)),
+        (b"/generate_stream", Endpoint(Api.TGI, streams=True)),
+        (b"/completion", Endpoint(Api.LLAMA)),
+        (b"/v2/models/a%20b/generate", Endpoint(Api.TRITON, False, "a b")),
+        (b"/v2/models/m/versions/3/generate_stream", Endpoint(Api.TRITON, True, "m")),
+        (b"/v1/embeddings", None),
+        (b"/v1/responses/resp_1", None),
+        (b"/v1/chat/completionsx", None),
+        (b"/v2/models/m/infer", None),
+        (b"/generated", None),
+        (b"/x/v1/completions", None),
+    ],
+)
+def test_language_models_are_recognised_by_path(target, endpoint):
+    assert recognise(target) == endpoint
+
+
+def asked(target=b"/v1/chat/completions", **body):
+    return read(recognise(target), json.dumps(body).encode())
+
+
+def test_what_is_asked():
+    found = asked(model="llama", messages=[{"role": "user", "content": "hi"}], max_tokens=12, stream=True)
+    assert (found.model, found.streams, found.max_tokens, found.flexible) == ("llama", True, 12, False)
+    assert asked(max_completion_tokens=5, service_tier="flex")[1:3] == (False, 5)
+    assert asked(service_tier="flex").flexible
+    assert asked(b"/generate", inputs="x", parameters={"max_new_tokens": 20}).max_tokens == 20
+    assert asked(b"/completion", prompt="x", n_predict=-1).max_tokens is None
+    assert asked(b"/v2/models/a/generate_stream", text_input="x", model="b")[:2] == ("a", True)
+
+
+def test_what_a_prompt_says_is_not_what_is_asked():
+    prompt = '{"model":"x","stream":true,"max_tokens":7} \\"max_tokens\\":8 "max_tokens": 9'
+    found = asked(messages=[{"role": "user", "content": prompt}], model="m", max_tokens=3)
+    assert (found.model, found.streams, found.max_tokens) == ("m", False, 3)
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff" * 20_000, b'{"max_tokens":"12"}', b'{"model":1,"stream":null}'])
+def test_what_can_not_be_read_is_not_asked(body):
+    assert read(Endpoint(Api.OPENAI), body)[:3] == ("", False, None)
+
+
+def test_a_long_body_is_read_at_its_ends():
+    content = "word " * 100_000
+    found = asked(model="m", messages=[{"role": "user", "content": content}], stream=True)
+    assert (found.model, found.streams) == ("m", True)
+    assert found.prompt_bytes > len(content)
+    body = b'{"model":"m","max_tokens":12' + b" " * (2 * ENDS) + b"}"
+    assert read(Endpoint(Api.OPENAI), body).max_tokens == 12
+    cut = b'{"model":"m",' + b" " * (ENDS - 13 - 15) + b'"max_tokens":12' + b"34" + b" " * (2 * ENDS) + b"}"
+    assert read(Endpoint(Api.OPENAI), cut).max_tokens is None  # 1234, cut in the middle
+
+
+def test_images_are_no_text():
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 500_000}}
+    found = asked(messages=[{"role": "user", "content": [image, {"type": "text", "text": "hi"}, image]}])
+    assert found.prompt_bytes < 1000
+
+
+def test_token_ids_are_counted():
+    assert asked(b"/v1/completions", prompt=list(range(3000)), model="m").prompt_tokens == 3000
+    assert asked(b"/v1/completions", prompt="1, 2, 3").prompt_tokens is None

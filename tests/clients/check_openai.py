@@ -1,0 +1,16 @@
+"""`openai`'s client, unchanged, in front of a sidecar with a gate: in an environment of its own, for its weight."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+PYTHON = Path(os.environ.get("CARPOOL_OPENAI", Path.home() / ".cache" / "carpool" / "openai")) / "bin" / "python"
+
+
+def test_the_client_streams_is_refused_and_leaves(gated):
+    script = Path(__file__).parent / "openai_client.py"
+    command = [PYTHON, script, f"http://{gated.data}"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)  # noqa: S603 - our own
+    assert ran.returncode == 0, ran.stderr
