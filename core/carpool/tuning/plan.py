@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from carpool.exchange.decision import Forecasted
+from carpool.forecasting.capacity import Capacity, candidates, capacity
 from carpool.forecasting.forecaster import LENIENT, Forecaster, Situation
 from carpool.learning.batchable_share import NONE
 from carpool.policy.durations import Duration
 from carpool.tuning import messages
+from carpool.tuning.candidates import known_flights, productive_sizes
 from carpool.tuning.moves import Scene, is_gain
 from carpool.tuning.objective import Aim, Choice, choose
 
@@ -41,6 +43,8 @@ class Plan:
         self._forecaster: Forecaster | None = None
         self.choice: Choice | None = None
         """``None``: to be made."""
+        self._capacity: tuple[object, Capacity] | None = None
+        """What it was searched for, and the answer."""
 
     def discard(self) -> None:
         """Choose anew with the next observation."""
@@ -196,6 +200,30 @@ class Plan:
             mean=refined.mean,
             utilization=self.aim.utilization(step),
         )
+
+    def lowest_utilization(self) -> float:
+        """Return the utilization of the setting with the least device time that meets the SLO at this load."""
+        return 0.0 if self.choice is None else self.aim.utilization(self.choice.efficient)
+
+    def capacity(self, parameters: Parameters, *, held: bool) -> Capacity | None:
+        """Search what a replica can serve; ``held``: with ``parameters``. Takes up to half a second of CPU.
+
+        The load hardly matters to it, so the last answer stands until anything else changed.
+        """
+        if self._forecaster is None:
+            return None
+        situation = self._forecaster.situation
+        settings = [parameters]
+        if not held:
+            sizes = productive_sizes(situation.service, situation.limits, also=parameters.max_batch)
+            settings = candidates(situation, sizes, known_flights(situation.service, situation.limits))
+        asked = replace(situation, process=replace(situation.process, rate=1.0)), settings
+        if self._capacity is None or self._capacity[0] != asked:
+            found = capacity(situation, settings)
+            # Of a shared device, the part that is there for this sidecar.
+            share = self.aim.share
+            self._capacity = asked, replace(found, rate=share * found.rate, lower=share * found.lower)
+        return self._capacity[1]
 
     def alternative(self, parameters: Parameters) -> str:
         """Say what another objective than the one ``parameters`` were chosen for would do at this load."""

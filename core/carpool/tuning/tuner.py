@@ -27,6 +27,7 @@ from carpool.tuning.states import state_of
 
 if TYPE_CHECKING:
     from carpool.exchange.decision import Observation
+    from carpool.forecasting.capacity import Capacity
     from carpool.forecasting.forecaster import Assessment
     from carpool.learning.latency_model import LatencyLearner
     from carpool.learning.load import Load
@@ -97,6 +98,14 @@ class Tuner:
             self._left.add(parameters)
             self._guards.margin.more(self._history.now)
         self.adopt(back_to)
+
+    def capacity(self, *, best: bool = False) -> Capacity | None:
+        """Search what one replica can serve within the SLO; ``None`` before anything is known of load or device.
+
+        Not for every decision: it takes up to half a second of CPU where something changed. Where parameters are held,
+        it is by these; ``best``: somebody else turns them.
+        """
+        return self._plan.capacity(self.parameters, held=self._requirements.held and not best)
 
     def step(self, observation: Observation) -> Decision:
         """Take an observation and decide."""
@@ -274,6 +283,7 @@ class Tuner:
             rate=self._belief.load.rate,
             target_utilization=aim.target if aim.objective is Objective.BALANCED else 0.0,
             alternative=plan.alternative(self.parameters) if step is not None else "",
+            lowest_utilization=plan.lowest_utilization(),
         )
 
     def _sheds_late(self) -> bool:

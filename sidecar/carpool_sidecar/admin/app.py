@@ -137,6 +137,14 @@ class AdminApp:
         reason = "draining" if sidecar.draining else sidecar.health.reason
         exchange.respond(200 if sidecar.ready else 503, TEXT, reason.encode() + b"\n")
 
+    def _capacity(self, exchange: Exchange) -> None:
+        """Say how full this replica is: `load` for autoscalers, 1 where it serves all that it can within the SLO.
+
+        503 while requests come and no batch has been measured.
+        """
+        now = self._sidecar.control.load()
+        exchange.respond(503 if now.load is None else 200, JSON, msgspec.json.encode(now) + b"\n")
+
     # Closed
 
     def _drain(self, exchange: Exchange) -> None:
@@ -206,6 +214,7 @@ class AdminApp:
         (b"GET", b"/livez"): _live,
         (b"GET", b"/readyz"): _ready,
         (b"GET", b"/startupz"): _live,
+        (b"GET", b"/capacity"): _capacity,
     }
     READ: ClassVar[Routes] = {
         (b"GET", b"/v1/config"): _config,
