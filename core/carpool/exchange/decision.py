@@ -95,6 +95,8 @@ class Forecasted(Struct, frozen=True, rename="camel"):
     """Latency."""
     utilization: float = 0.0
     """Share of time, 0 to 1, for which the device is busy, all its users included."""
+    lowest_utilization: float = 0.0
+    """What it could be within the SLO: with the least device time."""
 
 
 class Decision(Struct, frozen=True, rename="camel"):
@@ -124,8 +126,6 @@ class Decision(Struct, frozen=True, rename="camel"):
     """Utilization up to which latency comes first, 0 to 1; 0: the objective has none."""
     alternative: str = ""
     """What another objective would do; ``""``: nothing that is worth a word."""
-    lowest_utilization: float = 0.0
-    """Utilization with the least device time within the SLO, 0 to 1, all users of the device included."""
     state: State = State.LEARNING
     alarm: str = ""
     """What was observed in place of what was forecast, while that differs by more than 20 %; ``""``: nothing."""

@@ -199,22 +199,20 @@ class Plan:
             mean_batch=refined.mean_batch,
             mean=refined.mean,
             utilization=self.aim.utilization(step),
+            lowest_utilization=0.0 if self.choice is None else self.aim.utilization(self.choice.efficient),
         )
 
-    def lowest_utilization(self) -> float:
-        """Return the utilization of the setting with the least device time that meets the SLO at this load."""
-        return 0.0 if self.choice is None else self.aim.utilization(self.choice.efficient)
+    def capacity(self, parameters: Parameters, *, best: bool = False) -> Capacity | None:
+        """Search what a replica can serve within the SLO; ``None`` while nothing is known of load or device.
 
-    def capacity(self, parameters: Parameters, *, held: bool) -> Capacity | None:
-        """Search what a replica can serve; ``held``: with ``parameters``. Takes up to half a second of CPU.
-
-        The load hardly matters to it, so the last answer stands until anything else changed.
+        Where ``parameters`` are held, it is by these; ``best``: by the best all the same. Not for every decision: it
+        takes up to half a second of CPU, for bursts two. The last answer stands until anything but the load changed.
         """
         if self._forecaster is None:
             return None
         situation = self._forecaster.situation
         settings = [parameters]
-        if not held:
+        if best or not self._requirements.held:
             sizes = productive_sizes(situation.service, situation.limits, also=parameters.max_batch)
             settings = candidates(situation, sizes, known_flights(situation.service, situation.limits))
         asked = replace(situation, process=replace(situation.process, rate=1.0)), settings

@@ -27,7 +27,6 @@ from carpool.tuning.states import state_of
 
 if TYPE_CHECKING:
     from carpool.exchange.decision import Observation
-    from carpool.forecasting.capacity import Capacity
     from carpool.forecasting.forecaster import Assessment
     from carpool.learning.latency_model import LatencyLearner
     from carpool.learning.load import Load
@@ -62,7 +61,7 @@ class Tuner:
         self._history = History()
         self._guards = Guards(self._requirements.quantile)
         self._exploration = Exploration()
-        self._plan = Plan(self._requirements)
+        self.plan = Plan(self._requirements)
         self._left: set[Parameters] = set()
         """Settings that were left since load or model changed."""
         self._queued_rows = 0
@@ -75,7 +74,7 @@ class Tuner:
         self._requirements = Requirements.of(policy, model)
         self._belief.load.tolerance = policy.tuning.tolerance_percent / 100
         self.parameters = self._requirements.limits.clamp(self.parameters)
-        self._plan = Plan(self._requirements)
+        self.plan = Plan(self._requirements)
         self._guards.follow(self._requirements.quantile, self._history.now)
         if self._belief.in_force is not None:
             self._belief.discard_tables()  # the Batcher's may be longer or shorter now
@@ -86,7 +85,7 @@ class Tuner:
         parameters = self._requirements.limits.clamp(parameters)
         if parameters != self.parameters:
             self._exploration.stop()
-            self._plan.discard()
+            self.plan.discard()
             self._put_in_force(parameters)
 
     def rejected(self, parameters: Parameters, back_to: Parameters) -> None:
@@ -99,21 +98,13 @@ class Tuner:
             self._guards.margin.more(self._history.now)
         self.adopt(back_to)
 
-    def capacity(self, *, best: bool = False) -> Capacity | None:
-        """Search what one replica can serve within the SLO; ``None`` before anything is known of load or device.
-
-        Not for every decision: it takes up to half a second of CPU where something changed. Where parameters are held,
-        it is by these; ``best``: somebody else turns them.
-        """
-        return self._plan.capacity(self.parameters, held=self._requirements.held and not best)
-
     def step(self, observation: Observation) -> Decision:
         """Take an observation and decide."""
         decision = self._step(observation)
         state = state_of(
             self.parameters,
             self._requirements,
-            self._plan,
+            self.plan,
             known=self._belief.in_force is not None,
             sheds=self._backlogged() or self._guards.was_broken(self._history.now),
             cautious=self._guards.margin.factor < 1,
@@ -121,7 +112,7 @@ class Tuner:
         )
         decision = replace(decision, share=self._belief.sharing.share, state=state)
         return messages.explained(
-            decision, self._guards.check.alarm, holds=self._plan.holds(self._requirements.limits.max_wait)
+            decision, self._guards.check.alarm, holds=self.plan.holds(self._requirements.limits.max_wait)
         )
 
     def _step(self, observation: Observation) -> Decision:
@@ -136,7 +127,7 @@ class Tuner:
             return self._keep(Reason.HOST_STALLED, "this host paused; what was measured meanwhile is not used")
         # 2. Learn.
         moved = belief.observe(observation)
-        self._plan.share_device(observation.others_busy / observation.seconds)
+        self.plan.share_device(observation.others_busy / observation.seconds)
         history.requests += stats.arrivals
         if belief.service is None:
             if history.is_quiet_from_the_start:
@@ -153,7 +144,7 @@ class Tuner:
         # 4. Choose anew where something changed.
         margin, exploration = self._guards.margin, self._exploration
         forgives = not alarmed and margin.is_over(history.now)
-        news = any((*moved, checked, alarmed, forgives, ended)) or belief.is_news or self._plan.is_outdated(belief)
+        news = any((*moved, checked, alarmed, forgives, ended)) or belief.is_news or self.plan.is_outdated(belief)
         if news:
             belief.put_in_force(self._requirements.limits.max_batch)
             if alarmed:
@@ -161,12 +152,12 @@ class Tuner:
             elif forgives:
                 margin.less(history.now)
                 self._left.clear()
-            self._plan.make(belief, self._guards, exploration, self.parameters, self._left, history.now)
+            self.plan.make(belief, self._guards, exploration, self.parameters, self._left, history.now)
         elif exploration.is_richer:
-            self._plan.explore(belief, self._guards, exploration, self.parameters, history.now, moving=False)
+            self.plan.explore(belief, self._guards, exploration, self.parameters, history.now, moving=False)
         # 5. Move.
         decision = self._move(alarmed=alarmed, expelled=expelled, ended=ended)
-        self._plan.rest(self.parameters, refine=not news)
+        self.plan.rest(self.parameters, refine=not news)
         return decision
 
     def _contradicted(
@@ -179,7 +170,7 @@ class Tuner:
         now, stats, guards, exploration = observation.now, observation.stats, self._guards, self._exploration
         requirements, service = self._requirements, self._belief.service
         exploration.earn(requirements.budget, stats.hits, late_of(stats), observation.replicas, self._belief.load.rate)
-        current = self._plan.assess(self.parameters)
+        current = self.plan.assess(self.parameters)
         promised = current is not None and current.holds_ahead and not backlogged and not requirements.held
         broken = promised and guards.observe_misses(now, stats, self.parameters.max_batch)
         if broken:
@@ -221,7 +212,7 @@ class Tuner:
 
     def _move(self, *, alarmed: bool, expelled: bool, ended: bool) -> Decision:
         """Do what the rules allow."""
-        scene = self._plan.scene(
+        scene = self.plan.scene(
             self.parameters, self._history, self._guards, self._exploration, self._left,
             backlogged=self._backlogged(), ended=ended,
         )  # fmt: skip
@@ -256,7 +247,7 @@ class Tuner:
         self._guards.changed(self._history.now)
 
     def _keep(self, reason: Reason, message: str, target: Assessment | None = None, capped_by: str = "") -> Decision:
-        current = self._plan.assess(self.parameters) if target is not None else None
+        current = self.plan.assess(self.parameters) if target is not None else None
         decision = self._decision(reason, message, current, target, capped_by)
         return replace(decision, parameters=self.parameters)
 
@@ -268,7 +259,7 @@ class Tuner:
         target: Assessment | None = None,
         capped_by: str = "",
     ) -> Decision:
-        plan, aim = self._plan, self._plan.aim
+        plan, aim = self.plan, self.plan.aim
         return Decision(
             parameters=step.parameters if step is not None else self.parameters,
             change=False,
@@ -283,14 +274,13 @@ class Tuner:
             rate=self._belief.load.rate,
             target_utilization=aim.target if aim.objective is Objective.BALANCED else 0.0,
             alternative=plan.alternative(self.parameters) if step is not None else "",
-            lowest_utilization=plan.lowest_utilization(),
         )
 
     def _sheds_late(self) -> bool:
         """Whether requests that would miss the SLO are refused: where device time is scarce, or was just now."""
         mode = self._requirements.policy.admission.shed_at
         if mode is ShedAt.AUTOMATIC:
-            scarce = self._plan.is_scarce(self.parameters)
+            scarce = self.plan.is_scarce(self.parameters)
             return scarce or self._backlogged() or self._guards.was_broken(self._history.now)
         return mode is ShedAt.SLO
 

@@ -275,9 +275,8 @@ class Control:
             )
         self._driver.do(self._batcher.learn(model, decision.estimate, now, shed_slo=decision.shed_slo))
         if decision.predicted is not None:
-            self.utilization[model] = Utilization(
-                decision.predicted.utilization, decision.target_utilization, decision.lowest_utilization
-            )
+            expected, target = decision.predicted, decision.target_utilization
+            self.utilization[model] = Utilization(expected.utilization, target, expected.lowest_utilization)
         self._compare(model, decision)
         self._remember(model, decision)
 

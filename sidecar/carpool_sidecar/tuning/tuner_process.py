@@ -57,7 +57,7 @@ class Tuners:
         yield from self._measure(observations)
 
     def _measure(self, observations: Observations) -> Iterator[Reply]:
-        """Search the capacity of one model, of those that wait longest: nobody waits for it but the next observation."""
+        """Search the capacity of the model that waits longest for it: only the next observation is held up."""
         self._measured = {name: at for name, at in self._measured.items() if name in self._tuners}
         name = min(self._tuners, key=lambda each: self._measured.get(each, -inf), default=None)
         if name is None:
@@ -66,7 +66,7 @@ class Tuners:
         if now - self._measured.get(name, -inf) < AGAIN:
             return
         generation, tuner = self._tuners[name]
-        capacity = tuner.capacity(best=self._steered)
+        capacity = tuner.plan.capacity(tuner.parameters, best=self._steered)
         if capacity is not None:
             self._measured[name] = now
             yield Measured(name, capacity, generation)
