@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from math import inf, isfinite
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -61,6 +62,8 @@ class Sample(NamedTuple):
     """Seconds that its host paused."""
     device_busy: float = 0.0
     """Seconds with at least one batch in flight, of whichever model."""
+    capacities: Mapping[str, tuple[float, float]] = MappingProxyType({})
+    """By model, as far as the pod knows: requests per second within the SLO, and the lower end of that."""
 
 
 class Sum(NamedTuple):
@@ -253,6 +256,11 @@ class Evidence:
             queued_rows=report.queue.rows,
             paused=max(report.stalls.seconds - stalled, 0.0),
             device_busy=since.device_busy,
+            capacities={
+                name: (lane.capacity, min(lane.capacity_lower or 0.0, lane.capacity) or lane.capacity)
+                for name, lane in report.lanes.items()
+                if lane.capacity is not None and isfinite(lane.capacity) and lane.capacity > 0
+            },
         )
 
     def _wrong(self, report: Report) -> str:

@@ -232,6 +232,7 @@ class AdminApp:
 def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
     """Say how things are, with so many of the last arrivals."""
     batcher, changes, now = sidecar.batcher, sidecar.changes, sidecar.clock()
+    loads = sidecar.control.load().models
     verifier = sidecar.driver.verifier
     return report.Report(
         stats=batcher.stats(now),
@@ -259,6 +260,8 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
                 service_seconds=None if state.belief.estimate is None else state.belief.estimate.times,
                 executors=None if state.belief.estimate is None else state.belief.estimate.executors,
                 forecast_alarm=sidecar.control.alarms.get(state.name, ""),
+                capacity=None if state.name not in loads else loads[state.name].capacity,
+                capacity_lower=None if state.name not in loads else loads[state.name].capacity_lower,
                 replaced=sidecar.control.replaced(state.name),
                 arrivals=list(state.counters.recent)[-arrivals:] if arrivals else [],
             )
