@@ -47,6 +47,10 @@ class Capacity(Struct, frozen=True, rename="camel"):
     """The same if each batch takes as long as its upper confidence says."""
     parameters: Parameters
     """The setting by which it does."""
+    zero_wait: float = 0.0
+    """The highest rate with batches for which no request waits: what batching gives without any tuning of the wait."""
+    alone: float = 0.0
+    """The highest rate without batching."""
 
 
 def replicas(load: float, full: float = FULL) -> int:
@@ -58,21 +62,25 @@ def capacity(situation: Situation, settings: Sequence[Parameters]) -> Capacity:
     """Search the setting, of some, that serves most; whatever the present rate is.
 
     The first one is searched by bisection. Each further one is played once, at the best rate so far, and searched only
-    if it meets the SLO there: some 15 forecasts in all.
+    if it meets the SLO there: some 20 forecasts in all.
     """
-    most = max(_backlog(situation, setting.max_batch, setting.max_in_flight) for setting in settings) / situation.rows
+    most = max(_backlog(situation, setting.max_batch, setting.max_in_flight) for setting in settings)
     # Arrivals of the highest rate: as many as show what lasts, slower or faster.
     forecaster = Forecaster(replace(situation, process=replace(situation.process, rate=most)))
     best, found = settings[0], 0.0
     for setting in settings:
         if found + EXACT <= 1 and _holds(forecaster, setting, found + EXACT):
             best, found = setting, _highest(forecaster, setting, found, 1.0)
+    unheld = replace(best, max_wait=Duration(situation.limits.min_wait))
+    without = found if best == unheld else _highest(forecaster, unheld, 0.0, found)
+    single = replace(unheld, max_batch=situation.rows)
+    alone = _highest(forecaster, single, 0.0, min(1.0, _backlog(situation, situation.rows, best.max_in_flight) / most))
     lower = found if _holds(forecaster, best, found, upper=True) else _highest(forecaster, best, 0.0, found, upper=True)
-    return Capacity(found * most, lower * most, best)
+    return Capacity(found * most, lower * most, best, without * most, alone * most)
 
 
 def candidates(situation: Situation, sizes: Collection[int], flights: int) -> list[Parameters]:
-    """List the settings that may serve most, those with the most rows per second first.
+    """List the settings that may serve most, those that carry most in full batches first.
 
     With one batch in flight no wait adds to the capacity: what comes while a batch is computed is the next one.
     """
@@ -86,9 +94,9 @@ def candidates(situation: Situation, sizes: Collection[int], flights: int) -> li
 
 
 def _backlog(situation: Situation, size: int, flights: int) -> float:
-    """Return the rows per second that batches of a size carry, one after the other."""
+    """Return the requests per second that full batches of a size carry."""
     service = situation.service
-    return size * min(service.executors_for(flights), flights) / service.time(size)
+    return size * min(service.executors_for(flights), flights) / service.time(size) / situation.rows
 
 
 def _highest(forecaster: Forecaster, setting: Parameters, low: float, high: float, *, upper: bool = False) -> float:

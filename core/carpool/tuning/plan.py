@@ -219,8 +219,8 @@ class Plan:
         if self._capacity is None or self._capacity[0] != asked:
             found = capacity(situation, settings)
             # Of a shared device, the part that is there for this sidecar.
-            share = self.aim.share
-            self._capacity = asked, replace(found, rate=share * found.rate, lower=share * found.lower)
+            rates = {name: self.aim.share * getattr(found, name) for name in ("rate", "lower", "zero_wait", "alone")}
+            self._capacity = asked, replace(found, **rates)
         return self._capacity[1]
 
     def alternative(self, parameters: Parameters) -> str:

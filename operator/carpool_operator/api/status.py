@@ -192,6 +192,10 @@ class CapacityStatus(Said, frozen=True):
     """Replicas that serve this load at 85 % of their capacity: more at once, fewer after five minutes."""
     replicas_upper: int
     """The same by `loadUpper`."""
+    replicas_zero_wait: int
+    """Replicas that this load would need now if no request ever waited for others."""
+    replicas_unbatched: int
+    """The same without batching."""
     serving: int
     """Pods that serve; one that starts is not counted."""
     requests_per_second: float | None = None

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from carpool.forecasting.capacity import replicas
 from carpool_operator.api.status import CapacityStatus
+from carpool_operator.tuning.evidence import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -39,6 +40,10 @@ class Fullness(Struct, frozen=True):
     load: float
     load_upper: float
     """At the upper confidence of batch latency."""
+    load_zero_wait: float
+    """In capacities of one that lets no request wait for others."""
+    load_alone: float
+    """In capacities of one that batches nothing."""
     serving: int
     utilization: float
     """Mean over the pods that serve."""
@@ -82,11 +87,12 @@ class TargetLoad:
     def _fullness(self) -> Fullness | None:
         pods = [(kept, sum(each.seconds for each in kept)) for kept in self._samples.values()]
         pods = [(kept, seconds) for kept, seconds in pods if seconds > 0]
-        known: dict[str, list[tuple[float, float]]] = {}
+        known: dict[str, list[Rates]] = {}
         for kept, _ in pods:
             for name, each in kept[-1].capacities.items():
                 known.setdefault(name, []).append(each)
-        load = upper = rate = busy = 0.0
+        loads = [0.0] * len(Rates._fields)
+        rate = busy = 0.0
         for kept, seconds in pods:
             busy += sum(each.device_busy for each in kept) / seconds
             for name in {name for each in kept for name in each.models}:
@@ -94,13 +100,14 @@ class TargetLoad:
                 if not come:
                     continue
                 # A pod that has measured nothing yet is as the others are.
-                capacities = [kept[-1].capacities[name]] if name in kept[-1].capacities else known.get(name)
+                own = kept[-1].capacities.get(name)
+                capacities = known.get(name, []) if own is None else [own]
                 if not capacities:
                     return None
                 rate += come
-                load += come * len(capacities) / sum(mean for mean, _ in capacities)
-                upper += come * len(capacities) / sum(lower for _, lower in capacities)
-        return Fullness(load, upper, len(pods), min(busy / len(pods), 1.0), rate) if pods else None
+                for index, rates in enumerate(zip(*capacities, strict=True)):
+                    loads[index] += come * len(rates) / sum(rates)
+        return Fullness(*loads, len(pods), min(busy / len(pods), 1.0), rate) if pods else None
 
     def status(self, now: float, target: str, lowest: float | None) -> CapacityStatus | None:
         """Return what a status says of ``target``; ``lowest``: utilization within the SLO, by forecast, if known.
@@ -116,6 +123,8 @@ class TargetLoad:
             load_upper=_figure(found.load_upper),
             replicas=max(count for _, count, _ in self._needed),
             replicas_upper=max(count for _, _, count in self._needed),
+            replicas_zero_wait=replicas(found.load_zero_wait),
+            replicas_unbatched=replicas(found.load_alone),
             serving=found.serving,
             requests_per_second=_figure(found.rate / found.load) if found.load else None,
             utilization=_figure(found.utilization),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections import defaultdict
 from time import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from urllib.parse import parse_qs
@@ -15,6 +16,7 @@ from carpool.policy.plain import to_plain
 from carpool_sidecar.admin.metrics import Exposition
 from carpool_sidecar.admin.signing import SCHEME, Refused
 from carpool_sidecar.http1.messages import find
+from carpool_sidecar.tuning.capacity import ModelLoad
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -232,7 +234,7 @@ class AdminApp:
 def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
     """Say how things are, with so many of the last arrivals."""
     batcher, changes, now = sidecar.batcher, sidecar.changes, sidecar.clock()
-    loads = sidecar.control.load().models
+    loads = defaultdict(lambda: ModelLoad(rate=0.0), sidecar.control.load().models)
     verifier = sidecar.driver.verifier
     return report.Report(
         stats=batcher.stats(now),
@@ -260,8 +262,10 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
                 service_seconds=None if state.belief.estimate is None else state.belief.estimate.times,
                 executors=None if state.belief.estimate is None else state.belief.estimate.executors,
                 forecast_alarm=sidecar.control.alarms.get(state.name, ""),
-                capacity=None if state.name not in loads else loads[state.name].capacity,
-                capacity_lower=None if state.name not in loads else loads[state.name].capacity_lower,
+                capacity=loads[state.name].capacity,
+                capacity_lower=loads[state.name].capacity_lower,
+                capacity_zero_wait=loads[state.name].capacity_zero_wait,
+                capacity_alone=loads[state.name].capacity_alone,
                 replaced=sidecar.control.replaced(state.name),
                 arrivals=list(state.counters.recent)[-arrivals:] if arrivals else [],
             )

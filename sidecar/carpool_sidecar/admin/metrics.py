@@ -167,6 +167,13 @@ METRICS = (
         "The same at the upper confidence of batch latency",
     ),
     Metric(
+        "capacity_zero_wait_requests_per_second",
+        "gauge",
+        ("model",),
+        "The same if no request ever waited for others",
+    ),
+    Metric("capacity_unbatched_requests_per_second", "gauge", ("model",), "The same without batching"),
+    Metric(
         "load_ratio",
         "gauge",
         (),
@@ -297,9 +304,14 @@ class Collector:
         if now.load is not None:
             put("load_ratio", now.load)
         for model, load in now.models.items():
-            if load.capacity is not None and load.capacity_lower is not None:
-                put("capacity_requests_per_second", load.capacity, model)
-                put("capacity_lower_requests_per_second", load.capacity_lower, model)
+            for name, value in (
+                ("capacity_requests_per_second", load.capacity),
+                ("capacity_lower_requests_per_second", load.capacity_lower),
+                ("capacity_zero_wait_requests_per_second", load.capacity_zero_wait),
+                ("capacity_unbatched_requests_per_second", load.capacity_alone),
+            ):
+                if value is not None:
+                    put(name, value, model)
         for quantile, seconds in sidecar.config.policy.slo.percentiles:
             put("slo_target_seconds", seconds, quantile)
         put("slo_allowed_misses_ratio", round(1 - sidecar.config.policy.slo.percentiles[-1][0], 6))

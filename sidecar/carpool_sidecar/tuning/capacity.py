@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
@@ -41,6 +42,10 @@ class ModelLoad(Struct, frozen=True, rename="camel", kw_only=True):
     """What one replica serves within the SLO, the whole device to itself."""
     capacity_lower: float | None = None
     """The same at the upper confidence of batch latency."""
+    capacity_zero_wait: float | None = None
+    """The same if no request ever waited for others."""
+    capacity_alone: float | None = None
+    """The same without batching."""
     load: float | None = None
     """Rate over capacity."""
 
@@ -106,7 +111,12 @@ class LoadWatch:
                 models[name] = ModelLoad(rate=rate, load=None if rate else 0.0)
             else:
                 models[name] = ModelLoad(
-                    rate=rate, capacity=capacity.rate, capacity_lower=capacity.lower, load=rate / capacity.rate
+                    rate=rate,
+                    capacity=capacity.rate,
+                    capacity_lower=capacity.lower,
+                    capacity_zero_wait=capacity.zero_wait,
+                    capacity_alone=capacity.alone,
+                    load=rate / capacity.rate if capacity.rate else inf,
                 )
         # Wall time with a batch in flight; where the server computes several at once, their share of its time.
         busy = min((last.busy - first.busy) / seconds, work / seconds, 1.0) if seconds >= LEAST else 0.0

@@ -59,6 +59,17 @@ def test_a_replica_carries_what_was_forecast_and_little_more(of):
     assert carried(of, result.parameters, 1.05 * result.rate) > 0.01
 
 
+@pytest.mark.parametrize("service", [CURVE, FLAT], ids=["curve", "flat"])
+def test_what_zero_wait_and_no_batching_carry_is_told_beside_it(service):
+    of = situation(100.0, service=service)
+    result = found(of)
+    single = replace(result.parameters, max_batch=1, max_wait=0.0)
+    assert carried(of, single, 0.95 * result.alone) <= 0.01 < carried(of, single, 1.05 * result.alone)
+    # With one batch in flight zero wait carries all there is.
+    assert result.alone <= result.zero_wait == result.rate
+    assert (result.rate > 4 * result.alone) == (service is CURVE)
+
+
 def test_it_does_not_depend_on_the_present_rate():
     assert found(situation(1.0)) == found(situation(900.0))
 

@@ -4,11 +4,11 @@ import pytest
 
 from carpool.batching.counters import ModelStats
 from carpool_operator.tuning.capacity import FALL, LEAST, SELDOM, SPAN, WINDOW, TargetLoad
-from carpool_operator.tuning.evidence import Sample
+from carpool_operator.tuning.evidence import Rates, Sample
 
 
 def sample(uid, rate, *, seconds=5.0, capacity=100.0, lower=None, busy=0.4, model="m"):
-    known = {} if capacity is None else {model: (capacity, lower or capacity)}
+    known = {} if capacity is None else {model: Rates(capacity, lower or capacity, 0.8 * capacity, 0.25 * capacity)}
     return Sample(
         uid=uid,
         generation=1,
@@ -44,6 +44,7 @@ def test_loads_add_up_over_pods_in_capacities_of_one():
     assert said.load == pytest.approx(1.2)
     assert said.load_upper == pytest.approx(1.5)
     assert (said.replicas, said.replicas_upper, said.serving) == (2, 2, 2)
+    assert (said.replicas_zero_wait, said.replicas_unbatched) == (2, 6)
     assert (said.requests_per_second, said.utilization, said.lowest_utilization) == (100.0, 0.4, 0.2)
 
 
