@@ -34,8 +34,8 @@ SAMPLES = 4
 WAITS = (0.0, 1 / 4, 1 / 2)
 """Waits compared, as shares of the longest allowed."""
 
-FULL = 0.85
-"""Share of the capacity up to which replicas are planned: 15 % are for a rise while another replica starts."""
+FULL = 0.9
+"""Share of the capacity up to which replicas are planned: 10 % are for a rise while another replica starts."""
 
 
 class Capacity(Struct, frozen=True, rename="camel"):

@@ -189,7 +189,7 @@ class CapacityStatus(Said, frozen=True):
     load_upper: float
     """The same at the upper confidence of batch latency."""
     replicas: int
-    """Replicas that serve this load at 85 % of their capacity: more at once, fewer after five minutes."""
+    """Replicas that serve this load at 90 % of their capacity: more at once, fewer after five minutes."""
     replicas_upper: int
     """The same by `loadUpper`."""
     replicas_zero_wait: int

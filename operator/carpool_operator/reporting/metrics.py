@@ -76,7 +76,7 @@ OF_POLICIES = (
         "carpool_target_needed_replicas",
         "gauge",
         ("policy_namespace", "policy", "kind", "target"),
-        "Replicas that serve this load at 85 % of their capacity: more at once, fewer after five minutes",
+        "Replicas that serve this load at 90 % of their capacity: more at once, fewer after five minutes",
     ),
     Metric(
         "carpool_target_serving_replicas",
