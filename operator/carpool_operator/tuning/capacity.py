@@ -11,14 +11,19 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from carpool.forecasting.capacity import replicas
+from carpool.policy.spec import Objective
+from carpool_operator.api.annotations import ASKED, AUTOSCALED
 from carpool_operator.api.status import CapacityStatus
 from carpool_operator.tuning.evidence import Rates
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from carpool.policy.spec import BatchingPolicy
+    from carpool_operator.api.model import Workload
     from carpool_operator.tuning.evidence import Sample
 
 SPAN = 15.0
@@ -146,3 +151,16 @@ class TargetLoad:
 def _figure(value: float) -> float:
     """Round to what a person reads: three digits."""
     return float(f"{value:.3g}")
+
+
+def is_autoscaled(workload: Workload | None) -> bool:
+    """Whether an autoscaler follows the load of a workload, as its annotation says."""
+    return workload is not None and workload.annotations.get(AUTOSCALED) == ASKED
+
+
+def for_autoscaler(policy: BatchingPolicy) -> BatchingPolicy:
+    """Return a policy for replicas that an autoscaler adds and takes away.
+
+    A replica is to batch as far as the SLO allows before another one is paid for: room on the device has no other use.
+    """
+    return replace(policy, objective=Objective.EFFICIENCY) if policy.objective is Objective.BALANCED else policy

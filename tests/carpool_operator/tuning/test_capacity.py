@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from fleets import World, spec, workload_of
 
 from carpool.batching.counters import ModelStats
+from carpool.policy.spec import Objective
+from carpool_operator.api.annotations import AUTOSCALED
 from carpool_operator.tuning.capacity import FALL, LEAST, SELDOM, SPAN, WINDOW, TargetLoad
 from carpool_operator.tuning.evidence import Rates, Sample
 
@@ -109,3 +112,30 @@ def test_another_operator_goes_on_from_what_was_said():
     assert successor.said() is said
     assert successor.pass_by(WINDOW - 30, 20, 20).replicas == 5
     assert successor.pass_by(60, 20, 20).replicas == 1
+
+
+# -- the objective where an autoscaler follows
+
+
+def applied(world):
+    return world.controller.change(world.workload.target).policy.objective
+
+
+@pytest.mark.parametrize(
+    ("objective", "annotations", "wanted"),
+    [
+        (Objective.BALANCED, {AUTOSCALED: "true"}, Objective.EFFICIENCY),
+        (Objective.BALANCED, {AUTOSCALED: "false"}, Objective.BALANCED),
+        (Objective.BALANCED, {}, Objective.BALANCED),
+        (Objective.LATENCY, {AUTOSCALED: "true"}, Objective.LATENCY),
+    ],
+)
+def test_an_autoscaled_workload_is_batched_as_far_as_the_slo_allows(objective, annotations, wanted):
+    world = World(spec(objective=objective), pods=1)
+    world.workload = workload_of(replicas=1, annotations=annotations)
+    world.run(6, 20)
+    assert applied(world) is wanted
+    # The annotation is gone again: as the policy says.
+    world.workload = workload_of(replicas=1)
+    world.run(6, 20)
+    assert applied(world) is objective
