@@ -179,4 +179,4 @@ def test_an_hpa_follows_carpools_load_as_the_simulation_does(api, namespace, met
             name="resnet",
         )
     assert replicas == 1
-    assert all("labelSelector=deployment%3Dresnet" in path for path in metrics.asked)
+    assert all("labelSelector=target%3Dresnet" in path for path in metrics.asked)

@@ -166,7 +166,9 @@ def play(scaler: Autoscaler, table: Replica, rates: Sequence[float], *, cold_sta
     rng = Random(seed)  # noqa: S311 - a simulation
     recent = _Recent(scaler)
     starting: list[float] = []
-    serving = min(max(math.ceil(_total(scaler, table, rates[0], 1) / scaler.target), scaler.least), scaler.most)
+    serving = scaler.least
+    while serving < scaler.most and _total(scaler, table, rates[0], serving) > scaler.target * serving:
+        serving += 1
     steps = Steps([], [], [], [], [])
     for index, rate in enumerate(rates):
         now = index * STEP

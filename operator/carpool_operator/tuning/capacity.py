@@ -32,11 +32,11 @@ SPAN = 15.0
 WINDOW = 300.0
 """Seconds before fewer replicas are said to be enough: as long as an HPA waits by default."""
 
-RISE, FALL = 0.05, 0.2
-"""Relative change of the load from which a status says so: each is a write to the API server."""
+MOVED, MOVED_REPLICAS = 0.05, 0.1
+"""Change of the load, relative and in replicas, from which a status says so: each is a write to the API server."""
 
 LEAST, SELDOM = 10.0, 60.0
-"""Seconds between two such changes upwards, and others."""
+"""Seconds between two such changes, upwards and downwards."""
 
 
 class Fullness(Struct, frozen=True):
@@ -140,9 +140,9 @@ class TargetLoad:
             alike = (said.replicas, said.replicas_upper, said.serving) == (
                 needed.replicas, needed.replicas_upper, needed.serving,
             )  # fmt: skip
-            risen = needed.load > (1 + RISE) * said.load and ago >= LEAST
-            moved = abs(needed.load - said.load) > FALL * said.load and ago >= SELDOM
-            if alike and not risen and not moved:
+            change = needed.load - said.load
+            moved = abs(change) > max(MOVED * said.load, MOVED_REPLICAS)
+            if alike and not (moved and ago >= (LEAST if change > 0 else SELDOM)):
                 return said
         self._said, self._said_at = needed, now
         return needed

@@ -6,7 +6,7 @@ from fleets import World, spec, workload_of
 from carpool.batching.counters import ModelStats
 from carpool.policy.spec import Objective
 from carpool_operator.api.annotations import AUTOSCALED
-from carpool_operator.tuning.capacity import FALL, LEAST, SELDOM, SPAN, WINDOW, TargetLoad
+from carpool_operator.tuning.capacity import LEAST, SELDOM, SPAN, WINDOW, TargetLoad
 from carpool_operator.tuning.evidence import Rates, Sample
 
 
@@ -96,12 +96,16 @@ def test_without_any_capacity_nothing_is_said_and_what_was_said_stays():
 
 def test_a_status_is_written_for_what_is_clear_and_not_for_every_request():
     fleet = Fleet()
-    said = fleet.pass_by(SELDOM, 50)
-    assert fleet.pass_by(SELDOM, 51) is said, "2 % more"
-    assert fleet.pass_by(LEAST + SPAN, 56).load == pytest.approx(0.56), "it rises"
-    lower = fleet.pass_by(30, 50)
-    assert lower.load == pytest.approx(0.56), "it may rise again"
-    assert fleet.pass_by(SELDOM + SPAN, 56 * (1 - FALL) - 4).load < 0.45
+    said = fleet.pass_by(SELDOM, 50, capacity=10.0)
+    assert fleet.pass_by(SELDOM, 51, capacity=10.0) is said, "2 % more"
+    assert fleet.pass_by(LEAST + SPAN, 53.4, capacity=10.0).load == pytest.approx(5.34), "it rises"
+    lower = fleet.pass_by(30, 49, capacity=10.0)
+    assert lower.load == pytest.approx(5.34), "it may rise again"
+    assert fleet.pass_by(SELDOM + SPAN, 49, capacity=10.0).load == pytest.approx(4.9)
+    # A twentieth of a replica is nothing, however much it is of the load.
+    small = Fleet()
+    said = small.pass_by(SELDOM, 5)
+    assert small.pass_by(2 * SELDOM, 10) is said
 
 
 def test_another_operator_goes_on_from_what_was_said():
