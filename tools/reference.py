@@ -319,7 +319,7 @@ def _autoscaling(results: Any) -> list[str]:  # noqa: ANN401 - what the file hol
     lines += [
         f"`make autoscaling` at commit {results['commit']}, {results['date']}: virtual time and seeded. Replicas serve",
         f"{results['coldStartSeconds']:.0f} s after their start. Replica-hours as a multiple of the fewest possible,",
-        "by one that knows the load in advance. The trace is the Azure one of 2023, scaled to three full replicas.",
+        "with the load known in advance. The trace is the Azure one of 2023, scaled to three full replicas.",
         "",
         "| model | load | autoscaler | replica-hours | of the fewest | late or refused |",
         "|---|---|---|---:|---:|---:|",

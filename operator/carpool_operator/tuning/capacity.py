@@ -112,7 +112,10 @@ class TargetLoad:
                 rate += come
                 for index, rates in enumerate(zip(*capacities, strict=True)):
                     loads[index] += come * len(rates) / sum(rates)
-        return Fullness(*loads, len(pods), min(busy / len(pods), 1.0), rate) if pods else None
+        if not pods:
+            return None
+        load, upper, zero_wait, alone = loads
+        return Fullness(load, upper, zero_wait, alone, len(pods), min(busy / len(pods), 1.0), rate)
 
     def status(self, now: float, target: str, lowest: float | None) -> CapacityStatus | None:
         """Return what a status says of ``target``; ``lowest``: utilization within the SLO, by forecast, if known.
