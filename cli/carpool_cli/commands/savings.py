@@ -26,7 +26,7 @@ HOUR = 3600.0
 @click.command(
     epilog="""\b
 Examples:
-  carpool savings http://127.0.0.1:9090 --replicas 6 --gpu-hour 2.50
+  carpool savings http://127.0.0.1:9090 --pods 6 --gpu-hour 2.50
   carpool savings :9090 :9190
   carpool savings --profile benchmarks/profiles/bert-large-128-a100.json --slo-p99 50ms --rate 6000 --gpu-hour 2.50
   carpool savings --profile p.json --slo-p99 50ms --trace azure --rate 6000 --max-batch 8 --max-wait 5ms
@@ -51,11 +51,11 @@ Examples:
     "--trace", type=click.Path(path_type=Path), help="Recorded arrivals, or `azure`; played at their own pace."
 )
 @click.option(
-    "--replicas",
+    "--pods",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Replicas that have the sidecar's load each.",
+    help="Pods that have the sidecar's load each.",
 )
 @click.option("--max-batch", type=click.IntRange(1, 65536), help="Set by hand so far, for comparison.")
 @click.option("--max-wait", type=DURATION, help="Likewise.  [default: 0s]")
@@ -74,7 +74,7 @@ def command(
     rate: float | None,
     cv: float,
     trace: Path | None,
-    replicas: int,
+    pods: int,
     max_batch: int | None,
     max_wait: float | None,
     max_in_flight: int | None,
@@ -102,7 +102,7 @@ def command(
     if path is None:
         if slo is not None or rate is not None or trace is not None:
             raise click.UsageError("--slo-p99, --rate and --trace go with --profile: a sidecar brings its own")
-        found = [_running(each, by_hand, price, replicas, key_file, workload) for each in sidecars]
+        found = [_running(each, by_hand, price, pods, key_file, workload) for each in sidecars]
     else:
         if slo is None:
             raise click.UsageError("name the p99 to meet: --slo-p99 50ms")
@@ -135,7 +135,7 @@ def _running(
     address: Address,
     by_hand: Parameters | None,
     price: Price | None,
-    replicas: int,
+    pods: int,
     key_file: Path | None,
     workload: str | None,
 ) -> Workload:
@@ -158,7 +158,7 @@ def _running(
         rows=rows,
         quantiles=found.policy.slo.percentiles[:-1],
     )
-    load = [Stretch(HOUR, rate * replicas)]
+    load = [Stretch(HOUR, rate * pods)]
     name = f"{found.name} at {address}"
     return savings(name, situation, found.policy, load, by_hand=by_hand, now=found.parameters, price=price)
 
