@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 EXACT = 0.01
 """Relative width of the interval that the capacity is known to lie in."""
 
-SIZES = 3
-"""Batch sizes compared: those with the most rows per second among those that one request can wait for."""
+SIZES, SLOWER = 2, 2
+"""Batch sizes compared: those with the most rows per second among those of which two are served within the SLO, and the
+next larger ones."""
 
 SAMPLES = 4
 """Samples of arrivals that misses near the SLO's are judged by, at most."""
@@ -87,10 +88,11 @@ def candidates(situation: Situation, sizes: Collection[int], flights: int) -> li
     limits = situation.limits
     shares = WAITS if flights > 1 else WAITS[:1]
     waits = sorted({whole_microseconds(max(limits.min_wait, share * limits.max_wait)) for share in shares})
-    # A request may have to wait for the batch before its own.
+    # A request may have to wait for the batch before its own. Where both take about the SLO, only playing it shows.
     able = [size for size in sizes if 2 * situation.service.time(size) <= situation.target] or [min(sizes)]
-    largest = sorted(able, key=lambda size: -_backlog(situation, size, flights))[:SIZES]
-    return [Parameters(size, Duration(wait), flights) for size in largest for wait in waits]
+    best = sorted(able, key=lambda size: -_backlog(situation, size, flights))[:SIZES]
+    slower = sorted(size for size in sizes if size > max(able) and situation.service.time(size) <= situation.target)
+    return [Parameters(size, Duration(wait), flights) for size in (*best, *slower[:SLOWER]) for wait in waits]
 
 
 def _backlog(situation: Situation, size: int, flights: int) -> float:

@@ -213,7 +213,10 @@ class Plan:
         situation = self._forecaster.situation
         settings = [parameters]
         if best or not self._requirements.held:
-            sizes = productive_sizes(situation.service, situation.limits, also=parameters.max_batch)
+            productive = productive_sizes(situation.service, situation.limits, also=parameters.max_batch)
+            # Larger batches than were measured may carry more, and replicas are not taken away on a guess.
+            measured = min(max(situation.service.largest_measured, productive[0]), productive[-1])
+            sizes = [*(size for size in productive if size < measured), measured]
             settings = candidates(situation, sizes, known_flights(situation.service, situation.limits))
         asked = replace(situation, process=replace(situation.process, rate=1.0)), settings
         if self._capacity is None or self._capacity[0] != asked:
