@@ -47,3 +47,19 @@ def test_a_load_is_needed(carpool, profile):
     result = carpool("savings", "--profile", profile, "--slo-p99", "50ms")
     assert "--rate" in result.output
     assert result.exit_code != 0
+
+
+def test_running_sidecars_bring_their_load_and_what_is_in_force(launched, echo, carpool):
+    with launched("--upstream", echo, "--slo-p99", "50ms") as up:
+        nobody = carpool("savings", up.admin)
+        assert nobody.exit_code == 1
+        assert "no request has come" in nobody.output
+        done = carpool("bench", up.data, "--rate", 200, "--requests", 400, "--warm-up", "0s")
+        assert done.exit_code == 0, done.output
+        document = json.loads(carpool("savings", up.admin, up.admin, "--pods", 3, "--json").output)
+        one, other = document["workloads"]
+        assert one["rate"] == pytest.approx(600, rel=0.25), "three pods"
+        assert [way["name"] for way in one["ways"]][2:] == ["in force now", "Carpool at best"]
+        total = {way["name"]: way["deviceSeconds"] for way in document["total"]}
+        for way, same in zip(one["ways"], other["ways"], strict=True):
+            assert total[way["name"]] == pytest.approx(way["deviceSeconds"] + same["deviceSeconds"])
