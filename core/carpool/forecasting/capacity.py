@@ -18,7 +18,7 @@ from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from carpool.forecasting.forecaster import Situation
 
@@ -63,21 +63,28 @@ def capacity(situation: Situation, settings: Sequence[Parameters]) -> Capacity:
     """Search the setting, of some, that serves most; whatever the present rate is.
 
     The first one is searched by bisection. Each further one is played once, at the best rate so far, and searched only
-    if it meets the SLO there: some 20 forecasts in all.
+    if it meets the SLO there: some 20 forecasts in all, 30 with several batches in flight.
     """
     most = max(_backlog(situation, setting.max_batch, setting.max_in_flight) for setting in settings)
     # Arrivals of the highest rate: as many as show what lasts, slower or faster.
     forecaster = Forecaster(replace(situation, process=replace(situation.process, rate=most)))
-    best, found = settings[0], 0.0
-    for setting in settings:
-        if found + EXACT <= 1 and _holds(forecaster, setting, found + EXACT):
-            best, found = setting, _highest(forecaster, setting, found, 1.0)
-    unheld = replace(best, max_wait=Duration(situation.limits.min_wait))
-    without = found if best == unheld else _highest(forecaster, unheld, 0.0, found)
-    single = replace(unheld, max_batch=situation.rows)
+    best, found = _search(forecaster, settings)
+    unheld = [replace(each, max_wait=Duration(situation.limits.min_wait)) for each in settings]
+    without = found if best in unheld else _search(forecaster, dict.fromkeys(unheld))[1]
+    single = replace(best, max_batch=situation.rows, max_wait=Duration(situation.limits.min_wait))
     alone = _highest(forecaster, single, 0.0, min(1.0, _backlog(situation, situation.rows, best.max_in_flight) / most))
     lower = found if _holds(forecaster, best, found, upper=True) else _highest(forecaster, best, 0.0, found, upper=True)
     return Capacity(found * most, lower * most, best, without * most, alone * most)
+
+
+def _search(forecaster: Forecaster, settings: Iterable[Parameters]) -> tuple[Parameters, float]:
+    """Return the setting that serves most, and the share of the forecaster's load that it serves."""
+    best, *others = settings
+    found = _highest(forecaster, best, 0.0, 1.0)
+    for setting in others:
+        if found + EXACT <= 1 and _holds(forecaster, setting, found + EXACT):
+            best, found = setting, _highest(forecaster, setting, found + EXACT, 1.0)
+    return best, found
 
 
 def candidates(situation: Situation, sizes: Collection[int], flights: int) -> list[Parameters]:
