@@ -25,7 +25,7 @@ def found(of):
 def carried(of, setting, rate):
     """Misses in the request-level simulator, of arrivals that the search never saw."""
     process = replace(of.process, rate=rate)
-    times = first(process, 20_000, Random(7))
+    times = first(process, 20_000 if isinstance(process, Gamma) else 8_000, Random(7))
     device = Device(times=table(of.service.table(128)), executors=of.service.executors, cv=of.service.noise)
     arrivals = times if of.rows == 1 else [(time, of.rows) for time in times]
     run = Simulation(
