@@ -111,9 +111,8 @@ class Tuner:
             explores=self._exploration.is_under_way,
         )
         decision = replace(decision, share=self._belief.sharing.share, state=state)
-        return messages.explained(
-            decision, self._guards.check.alarm, holds=self.plan.holds(self._requirements.limits.max_wait)
-        )
+        holds = self.plan.holds(self._requirements.limits.max_wait)
+        return messages.explained(decision, self._guards.check.alarm, holds=holds)
 
     def _step(self, observation: Observation) -> Decision:
         history, belief, stats = self._history, self._belief, observation.stats
@@ -136,7 +135,7 @@ class Tuner:
         if belief.load.process is None or history.is_silent:
             belief.put_in_force(self._requirements.limits.max_batch)
             return self._idle()
-        if any(moved) or belief.is_another():
+        if any(moved) or belief.is_another_model():
             self._begin_epoch()
         # 3. Is what was forecast contradicted?
         expelled = self.parameters.pass_through and not observation.passing
@@ -144,8 +143,10 @@ class Tuner:
         # 4. Choose anew where something changed.
         margin, exploration = self._guards.margin, self._exploration
         forgives = not alarmed and margin.is_over(history.now)
-        news = any((*moved, checked, alarmed, forgives, ended)) or belief.is_news or self.plan.is_outdated(belief)
-        if news:
+        changed = (
+            any((*moved, checked, alarmed, forgives, ended)) or belief.has_changed or self.plan.is_outdated(belief)
+        )
+        if changed:
             belief.put_in_force(self._requirements.limits.max_batch)
             if alarmed:
                 margin.more(history.now)
@@ -157,7 +158,7 @@ class Tuner:
             self.plan.explore(belief, self._guards, exploration, self.parameters, history.now, moving=False)
         # 5. Move.
         decision = self._move(alarmed=alarmed, expelled=expelled, ended=ended)
-        self.plan.rest(self.parameters, refine=not news)
+        self.plan.rest(self.parameters, refine=not changed)
         return decision
 
     def _contradicted(
@@ -229,9 +230,8 @@ class Tuner:
         return self._change(chosen, chosen.step)
 
     def _change(self, chosen: Move, step: Assessment) -> Decision:
-        message = f"{self.parameters.describe()} to {step.parameters.describe()}: {chosen.message}"
-        if step.parameters == self.parameters:
-            message = chosen.message  # put in force again
+        moves = f"{self.parameters.describe()} to {step.parameters.describe()}: "
+        message = chosen.message if step.parameters == self.parameters else moves + chosen.message
         if self._requirements.recommends:
             decision = self._decision(Reason.RECOMMEND_ONLY, message, step, chosen.target, chosen.capped_by)
             return replace(decision, tentative=chosen.tentative)
@@ -269,7 +269,7 @@ class Tuner:
             capped_by=capped_by,
             predicted=plan.forecasted(step) if step is not None else None,
             shed_slo=self._sheds_late(),
-            estimate=self._belief.planned(self.parameters),
+            estimate=self._belief.planned(self.parameters, self._requirements.target, self._exploration.measured),
             at=self._history.now,
             rate=self._belief.load.rate,
             target_utilization=aim.target if aim.objective is Objective.BALANCED else 0.0,
