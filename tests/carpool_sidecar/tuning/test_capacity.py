@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -124,9 +126,10 @@ async def test_the_admin_port_says_how_full_the_replica_is(world):
 
 async def test_the_tuner_process_measures_the_capacity_of_what_is_served(world):
     sidecar, client = await world.start(parameters={})
-    for number in range(30):
-        assert (await client.predict(b"%d" % number)).status == 200
-    await world.until(lambda: any(each.capacity is not None for each in sidecar.control.load().models.values()))
+    async with asyncio.timeout(60):
+        # What a pause of this host spoils is not learned from.
+        while not any(each.capacity is not None for each in sidecar.control.load().models.values()):
+            assert (await client.predict(b"1")).status == 200
     load = sidecar.control.load().models["m"]
     assert 0 < load.capacity_lower <= load.capacity
     msgspec.json.encode(sidecar.control.load())
