@@ -96,6 +96,8 @@ class TargetLoad:
         for kept, _ in pods:
             for name, each in kept[-1].capacities.items():
                 known.setdefault(name, []).append(each)
+        if not known:
+            return None
         loads = [0.0] * len(Rates._fields)
         rate = busy = 0.0
         for kept, seconds in pods:
@@ -112,8 +114,6 @@ class TargetLoad:
                 rate += come
                 for index, rates in enumerate(zip(*capacities, strict=True)):
                     loads[index] += come * len(rates) / sum(rates)
-        if not pods:
-            return None
         load, upper, zero_wait, alone = loads
         return Fullness(load, upper, zero_wait, alone, len(pods), min(busy / len(pods), 1.0), rate)
 

@@ -88,7 +88,8 @@ def test_pods_on_faster_devices_count_by_what_they_can_do():
 def test_without_any_capacity_nothing_is_said_and_what_was_said_stays():
     fleet = Fleet()
     assert fleet.pass_by(10, 50, capacity=None) is None
-    assert fleet.pass_by(SPAN + 5, 0, capacity=None).replicas == 0, "nothing comes, so nothing is needed"
+    assert fleet.pass_by(SPAN + 5, 0, capacity=None) is None
+    assert Fleet().pass_by(SPAN + 5, 0).replicas == 0, "nothing comes, so nothing is needed"
     said = fleet.pass_by(20, 50)
     fleet.load.observe(fleet.now + 5, [], [])
     assert fleet.said() is said
