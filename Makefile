@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CACHE := $(HOME)/.cache/carpool
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-compiled test-cluster cluster images test-images check format docs crds bench converge balanced ablation worlds proof proof-quick generation oracle peers neighbours soak fuzz clients triton clean
+.PHONY: help setup demo test test-compiled test-cluster cluster images test-images check format docs crds bench converge balanced autoscaling ablation worlds proof proof-quick generation oracle peers neighbours soak fuzz clients triton clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -83,6 +83,9 @@ converge: $(STAMP) ## How close the tuner comes to the best grid point, in the s
 
 balanced: $(STAMP) ## What the objective Balanced costs and keeps, against zero wait and a grid (half an hour)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/balanced.py
+
+autoscaling: $(STAMP) ## Days with autoscalers against the fewest replicas possible; capacity as forecast and as carried (minutes)
+	$(BIN)/python benchmarks/autoscaling.py
 
 worlds: $(STAMP) ## Carpool and the rules of the proof in worlds that the proof does not have (half an hour)
 	$(BIN)/python benchmarks/worlds.py

@@ -95,7 +95,7 @@ def _forgetting(scene: Callable[..., Scene | None]) -> Callable[..., Scene | Non
 
 def _overloaded(self: Tuner) -> bool:
     """Refuse only where no setting meets the SLO, or more waits than can be served in time."""
-    choice = self._plan.choice
+    choice = self.plan.choice
     return self._backlogged() or (choice is not None and not choice.efficient.holds_now)
 
 

@@ -299,6 +299,7 @@ def benchmarks() -> str:
                 f"| {row['goodput_share']:.1%} | {saving} "
                 f"| {row['misses']:.2%} | {row['flips']} | {row['settled_at']:.0f} s |"
             )
+    lines += ["", *_autoscaling(_read(folder / "results" / "autoscaling.json"))]
     lines += ["", *neighbours_page.section(_read(folder / "results" / "neighbours.json"))]
     lines += ["", "## Device profiles", "", "| file | executors | ms by rows | where from |", "|---|---|---|---|"]
     for path in sorted((folder / "profiles").glob("*.json")):
@@ -308,6 +309,53 @@ def benchmarks() -> str:
         )
         lines.append(f"| `{path.name}` | {profile.executors} | {times} | {_prose(profile.source)} |")
     return "\n".join(lines) + "\n"
+
+
+def _autoscaling(results: Any) -> list[str]:  # noqa: ANN401 - what the file holds
+    """Return days with autoscalers, what they save, and capacities as forecast and carried."""
+    lines = ["## Autoscaling", ""]
+    if results is None:
+        return [*lines, "`make autoscaling` has not been run for the record yet."]
+    lines += [
+        f"`make autoscaling` at commit {results['commit']}, {results['date']}: virtual time and seeded. Replicas serve",
+        f"{results['coldStartSeconds']:.0f} s after their start. Replica-hours as a multiple of the fewest possible,",
+        "with the load known in advance. The trace is the Azure one of 2023, scaled to three full replicas.",
+        "",
+        "| model | load | autoscaler | replica-hours | of the fewest | late or refused |",
+        "|---|---|---|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {day['model']}, {day['kind']} | {day['load']} | {day['name']} | {day['replicaHours']:.1f} "
+        f"| {day['ofTheFewest']:.2f}x | {day['misses']:.2%} |"
+        for day in results["days"]
+    ]
+    lines += [
+        "",
+        f"What each way to batch needs of that day, at {results['gpuHour']:.2f} an hour and replica; gains are against",
+        "zero wait:",
+        "",
+        "| model | way | requests/s a replica | device s/h | replicas | a month | device gain | replicas gained |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {one['name']} | {way['name']} | {way['capacity']:,.0f} | {way['deviceSeconds']:,.0f} "
+        f"| {way['replicas']:.1f} | {way['money']:,.2f} | {way['deviceGain']:+.0%} | {way['replicasGain']:+.1f} |"
+        for one in results["savings"]
+        for way in one["ways"]
+    ]
+    lines += [
+        "",
+        "Requests/s that one replica serves within the SLO, as forecast and as the simulator carries, in scenarios of",
+        "the proof:",
+        "",
+        "| scenario | forecast | carried | error |",
+        "|---|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {each['scenario']} | {each['forecast']:,.0f} | {each['carried']:,.0f} | {each['error']:+.1%} |"
+        for each in results["capacities"]
+    ]
+    return lines
 
 
 def peers() -> str:
@@ -328,7 +376,7 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-SHOWN = ("README.md",)
+SHOWN = ("README.md", "docs/savings.md")
 """Pages, from the root, that show what a command prints."""
 
 _SHOWN = re.compile(

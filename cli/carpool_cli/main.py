@@ -36,6 +36,7 @@ COMMANDS = {
     "simulate": Entry(
         "carpool_cli.commands.simulate", "Forecast the effect of a configuration or of the tuner, by simulation."
     ),
+    "savings": Entry("carpool_cli.commands.savings", "Compare ways to batch: device time, replicas and money."),
     "inject": Entry("carpool_cli.commands.inject", "Put a sidecar into Kubernetes manifests."),
     "standin": Entry("carpool_cli.commands.standin", "Serve an echo that takes as long as a given accelerator."),
 }

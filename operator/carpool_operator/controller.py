@@ -71,6 +71,10 @@ class Controller:
                 steering = self._steerings.get(Target(policy.namespace, said.kind, said.name))
                 if steering is not None:
                     steering.recall(said.models)
+                    where = f"{said.kind}/{said.name}"
+                    for each in self._before.capacity:
+                        if each.target == where:
+                            steering.load.recall(each)
         spec = policy.spec
         if spec is None:
             return self._unread(view)

@@ -22,7 +22,7 @@ from carpool_cli.profiling import device_profile
 BROUGHT = ("path", "config", "rate", "cv", "trace", "rows", "executors", "shed_at", "timeout")
 """What a running sidecar brings along."""
 
-ITS_OWN = ("model", "factor", "how", "plot", "key_file", "workload")
+ITS_OWN = ("model", "factor", "how", "key_file", "workload")
 """What only a running sidecar takes."""
 
 LARGEST = 32
@@ -37,6 +37,7 @@ Examples:
   carpool simulate --profile benchmarks/profiles/bert-large-128-a100.json --slo-p99 50ms --rate 800 --tune
   carpool simulate --profile p.json --slo-p99 50ms --rate 800 --cv 2 --max-batch 8 --max-wait 5ms
   carpool simulate --profile p.json --slo-p99 50ms --trace azure --rate 300 --for 2m --compare
+  carpool simulate --profile p.json --slo-p99 50ms --rate 6000 --replicas 1..8 --autoscaler hpa.yaml --plot day.png
   carpool simulate --from-running http://127.0.0.1:9090 --plot what-if.png
   carpool simulate --from-running :9090 --model bert --load 1.25 --max-batch 16 --max-wait 5ms
 
@@ -109,11 +110,20 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
     show_default=True,
     help="Refuse requests that would miss this. Automatic: the SLO if the queue is too long for it, else the deadline.",
 )
+@click.option(
+    "--autoscaler",
+    type=click.Path(path_type=Path),
+    help="An HPA or a ScaledObject (YAML): play a day at --rate in the mean, or a --trace at its own pace, with it.",
+)
+@click.option("--replicas", metavar="LEAST..MOST", help="Replicas that it may have.  [default: as the manifest says]")
+@click.option("--cold-start", type=DURATION, default=60.0, help="Until a new replica serves.  [default: 1m]")
 @click.option("--timeout", type=DURATION, default=10.0, help="Deadline of requests.  [default: 10s]")
 @click.option("--for", "seconds", type=DURATION, default=60.0, help="How long requests come.  [default: 60s]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrivals and service times.")
 @click.option(
-    "--plot", type=OUTPUT_FILE, help="Draw the map over max_batch and max_wait of a running sidecar (PNG, SVG or PDF)."
+    "--plot",
+    type=OUTPUT_FILE,
+    help="Draw the map over max_batch and max_wait of a running sidecar, or the day of an --autoscaler (PNG, SVG).",
 )
 @opening
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
@@ -142,6 +152,9 @@ def command(
     objective: str | None,
     target_utilization: int | None,
     shed_at: str,
+    autoscaler: Path | None,
+    replicas: str | None,
+    cold_start: float,
     timeout: float,
     seconds: float,
     seed: int,
@@ -158,6 +171,9 @@ def command(
     With --from-running, the load is a running sidecar's last requests (up to 4,096), and the device is its latency
     model. It compares the present configuration, the given one and the recommended one. The map of all sizes and waits
     shows which settings would meet the SLO, and the device time per request.
+
+    With --autoscaler, a day is played with replicas that start and end: replica-hours and misses, beside those of
+    Carpool's own signal and of the fewest replicas possible.
     """
     _check(context, path, admin, plot)
     if admin is not None:
@@ -184,6 +200,20 @@ def command(
     profile = device_profile.load(path)
     if executors is not None:
         profile = msgspec.structs.replace(profile, executors=executors)
+    if autoscaler is not None:
+        from carpool_cli.planning import fleet_day  # noqa: PLC0415 - yaml is not for every run
+
+        if slo is None:
+            raise click.UsageError("name the p99 to meet: --slo-p99 50ms")
+        policy = assumptions.slo_policy(
+            slo,
+            largest_batch=profile.largest_safe or 64,
+            objective=objective,
+            target_utilization=target_utilization,
+        )
+        asked_day = fleet_day.Asked(autoscaler, replicas, cold_start, rate, cv, trace, seed)
+        fleet_day.run(profile, policy, asked_day, plot, as_json=as_json)
+        return
     load = assumptions.arrivals(rate, cv, trace, seconds, seed)
     if (slo is None) == (config is None):
         raise click.UsageError("name --slo-p99 or --config, one of the two")
@@ -274,6 +304,14 @@ def _check(context: click.Context, path: Path | None, admin: Address | None, plo
     }
     if (path is None) == (admin is None):
         raise click.UsageError("name --profile or --from-running, one of the two")
+    if "autoscaler" not in typed:
+        for name in ("replicas", "cold_start", *(("plot",) if admin is None else ())):
+            if name in typed:
+                raise click.UsageError(
+                    f"{typed[name]} goes with {'--from-running, or ' if name == 'plot' else ''}--autoscaler"
+                )
+    elif admin is not None:
+        raise click.UsageError("--autoscaler goes with --profile: the requests of a sidecar are no day")
     if admin is None:
         for name in ITS_OWN:
             if name in typed:

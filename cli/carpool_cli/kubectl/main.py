@@ -12,6 +12,7 @@ COMMANDS = {
     "status": Entry("carpool_cli.kubectl.status", "Show policies: what is applied, how far, and what is wrong."),
     "explain": Entry("carpool_cli.kubectl.explain", "Show the last decision for a policy, and why."),
     "history": Entry("carpool_cli.kubectl.history", "List the last changes of a policy's parameters."),
+    "savings": Entry("carpool_cli.kubectl.savings", "Show how many replicas each workload needs, and what that costs."),
     "pause": Entry("carpool_cli.kubectl.pause", "Keep a policy's parameters as they are until it is resumed."),
     "resume": Entry("carpool_cli.kubectl.resume", "Let a paused policy be tuned again."),
     "preflight": Entry(

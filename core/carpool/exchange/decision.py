@@ -95,6 +95,8 @@ class Forecasted(Struct, frozen=True, rename="camel"):
     """Latency."""
     utilization: float = 0.0
     """Share of time, 0 to 1, for which the device is busy, all its users included."""
+    lowest_utilization: float = 0.0
+    """What it could be within the SLO: with the least device time."""
 
 
 class Decision(Struct, frozen=True, rename="camel"):

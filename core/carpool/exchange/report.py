@@ -41,6 +41,13 @@ class Lane(Struct, frozen=True, rename="camel", kw_only=True):
     executors: int | None = None
     forecast_alarm: str = ""
     """What was observed in place of what was forecast, while that differs by more than 20 %; ``""``: nothing."""
+    capacity: float | None = None
+    """Requests per second that this replica can serve of it within the SLO; ``None`` while unknown."""
+    capacity_lower: float | None = None
+    """The same at the upper confidence of batch latency."""
+    capacity_zero_wait: float | None = None
+    """The same if no request ever waited for others; ``capacity_alone``: without batching."""
+    capacity_alone: float | None = None
     replaced: int = 0
     """How often the model was found to be another one, or its server restarted: what was measured before is void."""
     arrivals: list[tuple[float, int]] = field(default_factory=list)

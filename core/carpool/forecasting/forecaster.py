@@ -47,7 +47,7 @@ LENIENT = 1.3
 """Factor on the planning budget below which the setting in force still counts as meeting the SLO: entering and leaving
 differ, so that a forecast near the edge does not turn parameters back and forth."""
 
-_FIELDS = {0.5: "p50", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
+QUANTILE_NAMES = {0.5: "p50", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
 
 
 class Situation(Struct, frozen=True):
@@ -158,7 +158,7 @@ class Assessment(NamedTuple):
     def _meets(self, result: Glance | Forecast, leniency: float) -> bool:
         situation = self.situation
         return result.miss_fraction <= situation.budget * leniency and all(
-            getattr(result, _FIELDS[q]) <= seconds for q, seconds in situation.quantiles
+            getattr(result, QUANTILE_NAMES[q]) <= seconds for q, seconds in situation.quantiles
         )
 
 
@@ -296,11 +296,17 @@ class Forecaster:
         self,
         parameters: Parameters,
         factor: float = 1.0,
+        sample: int = 0,
         *,
         shed: bool = False,
+        upper: bool = False,
     ) -> Forecast:
-        """Play ``factor`` times the load; ``shed``: requests that would be late are refused."""
-        return forecast(self.load(factor), self.situation.service, parameters, self.situation.target, shed=shed)
+        """Play ``factor`` times the load; ``shed``: requests that would be late are refused.
+
+        ``upper``: at the upper confidence of batch latency.
+        """
+        service = self._upper if upper else self.situation.service
+        return forecast(self.load(factor, sample), service, parameters, self.situation.target, shed=shed)
 
     def loss(self, parameters: Parameters, factor: float = 1.0) -> float:
         """Return the share of requests lost with refusals, at the upper confidence of batch latency."""

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from carpool.exchange.decision import Forecasted
+from carpool.forecasting.capacity import Capacity, candidates, capacity
 from carpool.forecasting.forecaster import LENIENT, Forecaster, Situation
 from carpool.learning.batchable_share import NONE
 from carpool.policy.durations import Duration
 from carpool.tuning import messages
+from carpool.tuning.candidates import known_flights, productive_sizes
 from carpool.tuning.moves import Scene, is_gain
 from carpool.tuning.objective import Aim, Choice, choose
 
@@ -43,6 +45,8 @@ class Plan:
         """``None``: to be made."""
         self._made_from: Parameters | None = None
         """What was in force when it was."""
+        self._capacity: tuple[object, Capacity] | None = None
+        """What it was searched for, and the answer."""
 
     def discard(self) -> None:
         """Choose anew with the next observation."""
@@ -203,7 +207,32 @@ class Plan:
             mean_batch=refined.mean_batch,
             mean=refined.mean,
             utilization=self.aim.utilization(step),
+            lowest_utilization=0.0 if self.choice is None else self.aim.utilization(self.choice.efficient),
         )
+
+    def capacity(self, parameters: Parameters, *, best: bool = False) -> Capacity | None:
+        """Search what a replica can serve within the SLO; ``None`` while nothing is known of load or device.
+
+        Where ``parameters`` are held, it is by these; ``best``: by the best all the same. Not for every decision: it
+        takes up to half a second of CPU, for bursts two. The last answer stands until anything but the load changed.
+        """
+        if self._forecaster is None:
+            return None
+        situation = self._forecaster.situation
+        settings = [parameters]
+        if best or not self._requirements.held:
+            productive = productive_sizes(situation.service, situation.limits, also=parameters.max_batch)
+            # Larger batches than were measured may carry more, and replicas are not taken away on a guess.
+            measured = min(max(situation.service.largest_measured, productive[0]), productive[-1])
+            sizes = [*(size for size in productive if size < measured), measured]
+            settings = candidates(situation, sizes, known_flights(situation.service, situation.limits))
+        asked = replace(situation, process=replace(situation.process, rate=1.0)), settings
+        if self._capacity is None or self._capacity[0] != asked:
+            found = capacity(situation, settings)
+            # Of a shared device, the part that is there for this sidecar.
+            rates = {name: self.aim.share * getattr(found, name) for name in ("rate", "lower", "zero_wait", "alone")}
+            self._capacity = asked, replace(found, **rates)
+        return self._capacity[1]
 
     def alternative(self, parameters: Parameters) -> str:
         """Say what another objective than the one ``parameters`` were chosen for would do at this load."""

@@ -61,7 +61,7 @@ class Tuner:
         self._history = History()
         self._guards = Guards(self._requirements.quantile)
         self._exploration = Exploration()
-        self._plan = Plan(self._requirements)
+        self.plan = Plan(self._requirements)
         self._left: set[Parameters] = set()
         """Settings that were left since load or model changed."""
         self._queued_rows = 0
@@ -74,7 +74,7 @@ class Tuner:
         self._requirements = Requirements.of(policy, model)
         self._belief.load.tolerance = policy.tuning.tolerance_percent / 100
         self.parameters = self._requirements.limits.clamp(self.parameters)
-        self._plan = Plan(self._requirements)
+        self.plan = Plan(self._requirements)
         self._guards.follow(self._requirements.quantile, self._history.now)
         if self._belief.in_force is not None:
             self._belief.discard_tables()  # the Batcher's may be longer or shorter now
@@ -83,7 +83,7 @@ class Tuner:
     def adopt(self, parameters: Parameters) -> None:
         """Go on from parameters that somebody else put in force."""
         if (parameters := self._requirements.limits.clamp(parameters)) != self.parameters:
-            self._plan.adopted(parameters, explored=self._exploration.is_under_way)
+            self.plan.adopted(parameters, explored=self._exploration.is_under_way)
             self._exploration.interrupt(self._history.now)
             self._put_in_force(parameters)
 
@@ -95,7 +95,7 @@ class Tuner:
         if parameters not in self._left:
             self._left.add(parameters)
             self._guards.margin.more(self._history.now)
-            self._plan.discard()
+            self.plan.discard()
         self.adopt(back_to)
 
     def step(self, observation: Observation) -> Decision:
@@ -104,14 +104,14 @@ class Tuner:
         state = state_of(
             self.parameters,
             self._requirements,
-            self._plan,
+            self.plan,
             known=self._belief.in_force is not None,
             sheds=self._backlogged() or self._guards.was_broken(self._history.now),
             cautious=self._guards.margin.factor < 1,
             explores=self._exploration.is_under_way,
         )
         decision = replace(decision, share=self._belief.sharing.share, state=state)
-        holds = self._plan.holds(self._requirements.limits.max_wait)
+        holds = self.plan.holds(self._requirements.limits.max_wait)
         return messages.explained(decision, self._guards.check.alarm, holds=holds)
 
     def _step(self, observation: Observation) -> Decision:
@@ -126,7 +126,7 @@ class Tuner:
             return self._keep(Reason.HOST_STALLED, "this host paused; what was measured meanwhile is not used")
         # 2. Learn.
         moved = belief.observe(observation)
-        self._plan.share_device(observation.others_busy / observation.seconds)
+        self.plan.share_device(observation.others_busy / observation.seconds)
         history.requests += stats.arrivals
         if belief.service is None:
             if history.is_quiet_from_the_start:
@@ -144,7 +144,7 @@ class Tuner:
         margin, exploration = self._guards.margin, self._exploration
         forgives = not alarmed and margin.is_over(history.now)
         changed = (
-            any((*moved, checked, alarmed, forgives, ended)) or belief.has_changed or self._plan.is_outdated(belief)
+            any((*moved, checked, alarmed, forgives, ended)) or belief.has_changed or self.plan.is_outdated(belief)
         )
         if changed:
             belief.put_in_force(self._requirements.limits.max_batch)
@@ -153,12 +153,12 @@ class Tuner:
             elif forgives:
                 margin.less(history.now)
                 self._left.clear()
-            self._plan.make(belief, self._guards, exploration, self.parameters, self._left, history.now)
+            self.plan.make(belief, self._guards, exploration, self.parameters, self._left, history.now)
         elif exploration.is_richer:
-            self._plan.explore(belief, self._guards, exploration, self.parameters, history.now, moving=False)
+            self.plan.explore(belief, self._guards, exploration, self.parameters, history.now, moving=False)
         # 5. Move.
         decision = self._move(alarmed=alarmed, expelled=expelled, ended=ended)
-        self._plan.rest(self.parameters, refine=not changed)
+        self.plan.rest(self.parameters, refine=not changed)
         return decision
 
     def _contradicted(
@@ -171,7 +171,7 @@ class Tuner:
         now, stats, guards, exploration = observation.now, observation.stats, self._guards, self._exploration
         requirements, service = self._requirements, self._belief.service
         exploration.earn(requirements.budget, stats.hits, late_of(stats), observation.replicas, self._belief.load.rate)
-        current = self._plan.assess(self.parameters)
+        current = self.plan.assess(self.parameters)
         promised = current is not None and current.holds_ahead and not backlogged and not requirements.held
         broken = promised and guards.observe_misses(now, stats, self.parameters.max_batch)
         if broken:
@@ -213,7 +213,7 @@ class Tuner:
 
     def _move(self, *, alarmed: bool, expelled: bool, ended: bool) -> Decision:
         """Do what the rules allow."""
-        scene = self._plan.scene(
+        scene = self.plan.scene(
             self.parameters, self._history, self._guards, self._exploration, self._left,
             backlogged=self._backlogged(), ended=ended,
         )  # fmt: skip
@@ -247,7 +247,7 @@ class Tuner:
         self._guards.changed(self._history.now)
 
     def _keep(self, reason: Reason, message: str, target: Assessment | None = None, capped_by: str = "") -> Decision:
-        current = self._plan.assess(self.parameters) if target is not None else None
+        current = self.plan.assess(self.parameters) if target is not None else None
         decision = self._decision(reason, message, current, target, capped_by)
         return replace(decision, parameters=self.parameters)
 
@@ -259,7 +259,7 @@ class Tuner:
         target: Assessment | None = None,
         capped_by: str = "",
     ) -> Decision:
-        plan, aim = self._plan, self._plan.aim
+        plan, aim = self.plan, self.plan.aim
         return Decision(
             parameters=step.parameters if step is not None else self.parameters,
             change=False,
@@ -280,7 +280,7 @@ class Tuner:
         """Whether requests that would miss the SLO are refused: where device time is scarce, or was just now."""
         mode = self._requirements.policy.admission.shed_at
         if mode is ShedAt.AUTOMATIC:
-            scarce = self._plan.is_scarce(self.parameters)
+            scarce = self.plan.is_scarce(self.parameters)
             return scarce or self._backlogged() or self._guards.was_broken(self._history.now)
         return mode is ShedAt.SLO
 

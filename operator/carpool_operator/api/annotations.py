@@ -33,6 +33,8 @@ TARGET_UTILIZATION = PREFIX + "target-utilization"
 """Its ``targetUtilizationPercent``."""
 DEVICE_SHARE = PREFIX + "device-share"
 """Its ``deviceSharePercent``."""
+AUTOSCALED = PREFIX + "autoscaled"
+"""``"true"``: an autoscaler follows Carpool's load, so that ``Balanced`` is ``Efficiency`` here."""
 MAX_BATCH = PREFIX + "max-batch"
 """Its ``bounds.maxBatch.max``, rows."""
 MAX_WAIT = PREFIX + "max-wait"
@@ -121,7 +123,7 @@ _CHOICES: dict[str, type[StrEnum]] = {MODE: TuningMode, OBJECTIVE: Objective}
 OF_SIDECAR = (CPU, CPU_LIMIT, MEMORY, MEMORY_REQUEST, MAX_BODY, DATA_PORT, ADMIN_PORT, CAPTURE)
 """What may also stand on a Namespace: defaults for the sidecars in it."""
 _OF_TEMPLATE = (CONTAINER, PORT, *OF_SIDECAR)
-_OWN = (INJECT, *FIELDS)
+_OWN = (INJECT, *FIELDS, AUTOSCALED)
 
 KNOWN = frozenset(_OWN)
 """What may stand on a workload itself."""
@@ -212,7 +214,7 @@ def _problem(key: str, value: str) -> str | None:
     """Say what is wrong with one annotation by itself."""
     if key in _OF_TEMPLATE:
         return f"{key} is read in the pod template only: move it to spec.template.metadata.annotations"
-    if key == INJECT:
+    if key in {INJECT, AUTOSCALED}:
         return (
             None if value in {ASKED, FORBIDDEN} else f'{key} is {value!r}: write "{ASKED}" or "{FORBIDDEN}", in quotes'
         )

@@ -179,6 +179,33 @@ class TargetModel(Said, frozen=True):
     """What canaries try."""
 
 
+class CapacityStatus(Said, frozen=True):
+    """How full a workload is, and how many replicas its load needs. Loads are in capacities of one replica."""
+
+    target: str
+    """Kind/name of the workload."""
+    load: float
+    """Of all pods: 2.4 needs 2.4 replicas that are full. An autoscaler's signal."""
+    load_upper: float
+    """The same at the upper confidence of batch latency."""
+    replicas: int
+    """Replicas that serve this load at 90 % of their capacity: more at once, fewer after five minutes."""
+    replicas_upper: int
+    """The same by `loadUpper`."""
+    replicas_zero_wait: int
+    """Replicas that this load would need now if no request ever waited for others."""
+    replicas_unbatched: int
+    """The same without batching."""
+    serving: int
+    """Pods that serve; one that starts is not counted."""
+    requests_per_second: float | None = None
+    """That one replica can serve within the SLO, over all models as they are mixed now."""
+    utilization: float | None = None
+    """Share of the time in which the devices compute, in the mean."""
+    lowest_utilization: float | None = None
+    """What it could be at this load within the SLO."""
+
+
 class TargetStatus(Said, frozen=True, omit_defaults=False):
     """One workload, and how far its pods have got."""
 
@@ -232,3 +259,5 @@ class Status(Said, frozen=True):
     """The workloads, and how far their pods have got."""
     history: tuple[HistoryEntry, ...] = ()
     """The last 10 changes, newest first."""
+    capacity: tuple[CapacityStatus, ...] = ()
+    """How full each workload is, and how many replicas its load needs, once that is known."""

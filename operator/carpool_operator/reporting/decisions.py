@@ -192,6 +192,11 @@ class Reporter:
             last_decision=self._last,
             targets=tuple(_target(view, steering, delivered.get(steering.target)) for steering in steerings),
             history=self._history,
+            capacity=tuple(
+                said
+                for steering in steerings
+                if (said := steering.load.status(view.now, _where(steering.target), _lowest(steering))) is not None
+            ),
         )
 
     def _applied(self, steerings: Sequence[Steering]) -> Applied | None:
@@ -287,6 +292,13 @@ def _target(view: View, steering: Steering, delivered: Delivery | None) -> Targe
         missed=tuple(pod.name for pod in view.missed.get(target, ())),
         models=tuple(models),
     )
+
+
+def _lowest(steering: Steering) -> float | None:
+    """Return the lowest utilization that is forecast for the busiest model of a target."""
+    decisions = [learned.decision for learned in steering.models.values() if learned.decision is not None]
+    busiest = max(decisions, key=lambda decision: decision.rate, default=None)
+    return None if busiest is None or busiest.predicted is None else busiest.predicted.lowest_utilization
 
 
 def _where(target: Target) -> str:

@@ -67,10 +67,38 @@ OF_POLICIES = (
         ("policy_namespace", "policy", "action", "reason"),
         "When the last decision on a policy was, with what was decided and why",
     ),
+    Metric(
+        "carpool_target_load_replicas",
+        "gauge",
+        ("policy_namespace", "policy", "kind", "target"),
+        "Load of a workload in capacities of one replica: 2.4 needs 2.4 replicas that are full",
+    ),
+    Metric(
+        "carpool_target_needed_replicas",
+        "gauge",
+        ("policy_namespace", "policy", "kind", "target"),
+        "Replicas that serve this load at 90 % of their capacity: more at once, fewer after five minutes",
+    ),
+    Metric(
+        "carpool_target_serving_replicas",
+        "gauge",
+        ("policy_namespace", "policy", "kind", "target"),
+        "Pods of a workload that serve; one that starts is not counted",
+    ),
+    Metric(
+        "carpool_target_requests_per_second",
+        "gauge",
+        ("policy_namespace", "policy", "kind", "target"),
+        "Requests per second that one replica can serve within the SLO",
+    ),
 )
 """Of each policy, from the leader alone: names are whole. A scrape adds the operator's own namespace as `namespace`."""
 
 PASS_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+_CAPACITY = ("load", "replicas", "serving", "requestsPerSecond")
+"""Of a target's status, in the order of the last four of ``OF_POLICIES``."""
 
 
 class Policies:
@@ -81,7 +109,9 @@ class Policies:
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield every family of ``OF_POLICIES``."""
-        condition, slo, decision = (GaugeMetricFamily(*each[::3], labels=each.labels) for each in OF_POLICIES)
+        condition, slo, decision, *capacity = (
+            GaugeMetricFamily(*each[::3], labels=each.labels) for each in OF_POLICIES
+        )
         for policy in self._known():
             name = (policy.namespace, policy.name)
             for each in policy.status.get("conditions", ()):
@@ -92,7 +122,11 @@ class Policies:
             if last:
                 at = datetime.fromisoformat(last["at"]).timestamp()
                 decision.add_metric((*name, last["action"], last["reason"]), at)
-        yield from (condition, slo, decision)
+            for said in policy.status.get("capacity", ()):
+                for family, field in zip(capacity, _CAPACITY, strict=True):
+                    if field in said:
+                        family.add_metric((*name, *said["target"].split("/", 1)), said[field])
+        yield from (condition, slo, decision, *capacity)
 
 
 class Metrics:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from math import inf, isfinite
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -44,6 +45,18 @@ _COUNTS = (
 )  # fmt: skip
 
 
+class Rates(NamedTuple):
+    """Requests per second of a model that a pod can serve within the SLO."""
+
+    best: float
+    lower: float
+    """At the upper confidence of batch latency."""
+    zero_wait: float
+    """If no request waits for others."""
+    alone: float
+    """Without batching."""
+
+
 class Sample(NamedTuple):
     """What one pod counted between two readings."""
 
@@ -61,6 +74,8 @@ class Sample(NamedTuple):
     """Seconds that its host paused."""
     device_busy: float = 0.0
     """Seconds with at least one batch in flight, of whichever model."""
+    capacities: Mapping[str, Rates] = MappingProxyType({})
+    """By model, as far as the pod knows."""
 
 
 class Sum(NamedTuple):
@@ -253,6 +268,7 @@ class Evidence:
             queued_rows=report.queue.rows,
             paused=max(report.stalls.seconds - stalled, 0.0),
             device_busy=since.device_busy,
+            capacities=_capacities(report),
         )
 
     def _wrong(self, report: Report) -> str:
@@ -279,6 +295,17 @@ class Evidence:
                 if not (_real(busy) and _real(squared)) or min(cell[:5]) < 0:
                     return f"its service times are no numbers (model {name!r})"
         return ""
+
+
+def _capacities(report: Report) -> dict[str, Rates]:
+    """Read capacities as far as they can be; what a pod does not know of is as its best."""
+    found = {}
+    for name, lane in report.lanes.items():
+        best = lane.capacity
+        if best is not None and isfinite(best) and best > 0:
+            others = (lane.capacity_lower, lane.capacity_zero_wait, lane.capacity_alone)
+            found[name] = Rates(best, *(min(each, best) if each and each > 0 else best for each in others))
+    return found
 
 
 def _real(value: float) -> bool:

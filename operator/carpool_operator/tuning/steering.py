@@ -11,6 +11,7 @@ from carpool.exchange.decision import Reason
 from carpool.policy.spec import FallbackBehavior, TuningMode
 from carpool_operator.delivery.documents import EVERY, Publisher, told
 from carpool_operator.tuning.canary import Answers, Patience, Trial, Verdict, choose
+from carpool_operator.tuning.capacity import TargetLoad, for_autoscaler, is_autoscaled
 from carpool_operator.tuning.evidence import Evidence, add_up
 from carpool_operator.tuning.learning import Learned, predicted
 from carpool_operator.tuning.trust import Trust, Turn
@@ -74,6 +75,7 @@ class Steering:
         self.models: dict[str, Learned] = {}
         self.trial: Trial | None = None
         self.trust = Trust()
+        self.load = TargetLoad()
         self.every_since = 0
         """Generation that brought the parameters of models that are not named."""
         self._restored: Change | None = None
@@ -119,6 +121,8 @@ class Steering:
         policy = spec.policy()
         if view.policy.paused:
             policy = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
+        if is_autoscaled(view.workloads.get(self.target)):
+            policy = for_autoscaler(policy)
         # 1. The policy, and which pods are learned from.
         self._follow(now, policy, kept)
         if self.evidence.turn(pods):
@@ -129,6 +133,7 @@ class Steering:
         gathered = self.evidence.gather(now, pods, view.readings, spec.metrics.stale_seconds)
         for seen in self.evidence.pods.values():
             self.publisher.notice(seen.generation)
+        self.load.observe(now, gathered.samples, {pod.uid for pod in pods if pod.ready and not pod.deleting})
         if not wanted:
             # What can't be said is not decided either: later it would stand on evidence of then.
             for learned in self.models.values():

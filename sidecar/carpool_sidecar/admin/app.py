@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections import defaultdict
 from time import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from urllib.parse import parse_qs
@@ -16,6 +17,7 @@ from carpool_sidecar.admin.metrics import Exposition
 from carpool_sidecar.admin.signing import SCHEME, Refused
 from carpool_sidecar.generation.reporting import report_of
 from carpool_sidecar.http1.messages import find
+from carpool_sidecar.tuning.capacity import ModelLoad
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,6 +140,14 @@ class AdminApp:
         reason = "draining" if sidecar.draining else sidecar.health.reason
         exchange.respond(200 if sidecar.ready else 503, TEXT, reason.encode() + b"\n")
 
+    def _capacity(self, exchange: Exchange) -> None:
+        """Say how full this replica is: `load` for autoscalers, 1 where it serves all that it can within the SLO.
+
+        503 while requests come and no batch has been measured.
+        """
+        now = self._sidecar.control.load()
+        exchange.respond(503 if now.load is None else 200, JSON, msgspec.json.encode(now) + b"\n")
+
     # Closed
 
     def _drain(self, exchange: Exchange) -> None:
@@ -207,6 +217,7 @@ class AdminApp:
         (b"GET", b"/livez"): _live,
         (b"GET", b"/readyz"): _ready,
         (b"GET", b"/startupz"): _live,
+        (b"GET", b"/capacity"): _capacity,
     }
     READ: ClassVar[Routes] = {
         (b"GET", b"/v1/config"): _config,
@@ -224,6 +235,7 @@ class AdminApp:
 def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
     """Say how things are, with so many of the last arrivals."""
     batcher, changes, now = sidecar.batcher, sidecar.changes, sidecar.clock()
+    loads = defaultdict(lambda: ModelLoad(rate=0.0), sidecar.control.load().models)
     verifier = sidecar.driver.verifier
     return report.Report(
         stats=batcher.stats(now),
@@ -251,6 +263,10 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
                 service_seconds=None if state.belief.estimate is None else state.belief.estimate.times,
                 executors=None if state.belief.estimate is None else state.belief.estimate.executors,
                 forecast_alarm=sidecar.control.alarms.get(state.name, ""),
+                capacity=loads[state.name].capacity,
+                capacity_lower=loads[state.name].capacity_lower,
+                capacity_zero_wait=loads[state.name].capacity_zero_wait,
+                capacity_alone=loads[state.name].capacity_alone,
                 replaced=sidecar.control.replaced(state.name),
                 arrivals=list(state.counters.recent)[-arrivals:] if arrivals else [],
             )

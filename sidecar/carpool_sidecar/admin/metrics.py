@@ -141,6 +141,39 @@ METRICS = (
         "Utilization up to which the objective minimizes latency; 0: it has no such target",
     ),
     Metric(
+        "lowest_utilization_ratio",
+        "gauge",
+        ("model",),
+        "Forecast utilization with the least device time within the SLO: what batching could make of this load",
+    ),
+    Metric("utilization_ratio", "gauge", (), "Share of the last 15 s for which the device computed"),
+    Metric(
+        "capacity_requests_per_second",
+        "gauge",
+        ("model",),
+        "Forecast of the highest rate that one replica serves within the SLO, the device to itself",
+    ),
+    Metric(
+        "capacity_lower_requests_per_second",
+        "gauge",
+        ("model",),
+        "The same at the upper confidence of batch latency",
+    ),
+    Metric(
+        "capacity_zero_wait_requests_per_second",
+        "gauge",
+        ("model",),
+        "The same if no request ever waited for others",
+    ),
+    Metric("capacity_unbatched_requests_per_second", "gauge", ("model",), "The same without batching"),
+    Metric(
+        "load_ratio",
+        "gauge",
+        (),
+        "Requests of the last 15 s as a share of the capacity, summed over models; its sum over replicas is the number "
+        "of replicas that would be full",
+    ),
+    Metric(
         "forecast_alarm",
         "gauge",
         ("model",),
@@ -233,6 +266,7 @@ class Collector:
             if (utilization := control.utilization.get(model)) is not None:
                 put("forecast_utilization_ratio", utilization.forecast, model)
                 put("target_utilization_ratio", utilization.target, model)
+                put("lowest_utilization_ratio", utilization.lowest, model)
             put("forecast_alarm", model in control.alarms, model)
             put("model_replaced", control.replaced(model), model)
         # 2. By other things
@@ -260,6 +294,19 @@ class Collector:
             )
         generation.fill(families, sidecar.streams)
         # 3. Of the whole process
+        now = control.load()
+        put("utilization_ratio", now.utilization)
+        if now.load is not None:
+            put("load_ratio", now.load)
+        for model, load in now.models.items():
+            for name, value in (
+                ("capacity_requests_per_second", load.capacity),
+                ("capacity_lower_requests_per_second", load.capacity_lower),
+                ("capacity_zero_wait_requests_per_second", load.capacity_zero_wait),
+                ("capacity_unbatched_requests_per_second", load.capacity_alone),
+            ):
+                if value is not None:
+                    put(name, value, model)
         for quantile, seconds in sidecar.config.policy.slo.percentiles:
             put("slo_target_seconds", seconds, quantile)
         put("slo_allowed_misses_ratio", round(1 - sidecar.config.policy.slo.percentiles[-1][0], 6))

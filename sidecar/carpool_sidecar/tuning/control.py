@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter, deque
 from contextlib import contextmanager
 from time import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -18,8 +18,9 @@ from carpool.tuning.tuner import INTERVAL
 from carpool_sidecar.config.settings import EVERY_MODEL
 from carpool_sidecar.models import OTHER
 from carpool_sidecar.tuning.busy import BusyMinutes
+from carpool_sidecar.tuning.capacity import LoadWatch, ReplicaLoad, Utilization
 from carpool_sidecar.tuning.guard import Guard
-from carpool_sidecar.tuning.messages import Decided, Observations, Observed, Setup
+from carpool_sidecar.tuning.messages import Decided, Measured, Observations, Observed, Setup
 from carpool_sidecar.tuning.tuner_link import TunerLink
 
 if TYPE_CHECKING:
@@ -49,14 +50,6 @@ class Explained(msgspec.Struct):
     """Seconds since the epoch, of the latest."""
     decision: Decision
     times: int = 1
-
-
-class Utilization(NamedTuple):
-    """Share of its time for which the device is busy, 0 to 1."""
-
-    forecast: float
-    target: float
-    """0: the objective has none."""
 
 
 class Control:
@@ -101,6 +94,7 @@ class Control:
         """Models replaced since they were last observed: their service times are partly those of another."""
         self._before: Stats = driver.batcher.stats(clock())
         self.busy = BusyMinutes(self._before.at)
+        self._load = LoadWatch(self._before)
         self._stalled_before = self._stalled_looked = stalls.total
         self._apply()
         self._introduce()
@@ -145,6 +139,7 @@ class Control:
         self._driver.do(self._batcher.restarted(self._clock()))
         self.guard.forget()
         self._restarts += 1
+        self._load.forget()
         self._before = self._batcher.stats(self._clock())
         self._introduce()
 
@@ -154,12 +149,19 @@ class Control:
         self.guard.forget(model)
         self._replaced[model] += 1
         self._mixed.add(model)
+        self._load.forget(model)
         self.alarms.pop(model, None)
         self.utilization.pop(model, None)
 
     def replaced(self, model: str) -> int:
         """Return how often the model, or the server that it is of, was found to be another one."""
         return self._restarts + self._replaced[model]
+
+    def load(self) -> ReplicaLoad:
+        """Return how full this replica is."""
+        estimates = {state.name: state.belief.estimate for state in self._batcher.models()}
+        executors = {name: each.executors for name, each in estimates.items() if each is not None}
+        return self._load.now(self.utilization, executors)
 
     def look(self) -> None:
         """See whether parameters from outside are any good."""
@@ -171,6 +173,7 @@ class Control:
         now = self._clock()
         stats = self._batcher.stats(now)
         self.busy.look(stats, time(), self._predicted)
+        self._load.look(stats)
         since = stats.since(self._before)
         seconds = now - self._before.at
         paused = self._stalls.total - self._stalled_before
@@ -237,13 +240,18 @@ class Control:
         self.utilization.clear()
         if not self.tunes:
             policy = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
-        self.link.send(Setup(to_plain(policy)))
+        steered = bool(self._config.target) and self._config.policy.tuning.mode is TuningMode.APPLY
+        self.link.send(Setup(to_plain(policy), steered=steered))
 
-    def _heard(self, decided: Decided) -> None:
+    def _heard(self, reply: Decided | Measured) -> None:
         # On its way while the policy or the model changed, a decision is about what was before.
-        if decided.generation == self._generation_of(decided.model):
-            with self._surviving():
-                self._decided(decided.model, decided.decision)
+        if reply.generation != self._generation_of(reply.model):
+            return
+        with self._surviving():
+            if isinstance(reply, Measured):
+                self._load.measured(reply.model, reply.capacity)
+            else:
+                self._decided(reply.model, reply.decision)
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -267,7 +275,8 @@ class Control:
             )
         self._driver.do(self._batcher.learn(model, decision.estimate, now, shed_slo=decision.shed_slo))
         if decision.predicted is not None:
-            self.utilization[model] = Utilization(decision.predicted.utilization, decision.target_utilization)
+            expected, target = decision.predicted, decision.target_utilization
+            self.utilization[model] = Utilization(expected.utilization, target, expected.lowest_utilization)
         self._compare(model, decision)
         self._remember(model, decision)
 

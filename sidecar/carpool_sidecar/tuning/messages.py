@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from carpool.exchange.decision import Decision, Observation
+from carpool.forecasting.capacity import Capacity
 from carpool.policy.durations import Duration, Quantity
 from carpool.policy.parameters import Parameters
 
@@ -21,6 +22,8 @@ class Setup(msgspec.Struct, tag=True, frozen=True):
     """The policy to tune by, as plain data. Whatever was learned before it is forgotten."""
 
     policy: dict[str, Any]
+    steered: bool = False
+    """Whether an operator turns the parameters that are held here."""
 
 
 class Observed(msgspec.Struct, frozen=True):
@@ -55,7 +58,15 @@ class Answered(msgspec.Struct, tag=True, frozen=True):
     """Every model of the observations has had its decision."""
 
 
-Reply: TypeAlias = Decided | Answered
+class Measured(msgspec.Struct, tag=True, frozen=True):
+    """What one replica can serve of a model, as it was in that ``generation``."""
+
+    model: str
+    capacity: Capacity
+    generation: int
+
+
+Reply: TypeAlias = Decided | Answered | Measured
 
 
 def _encode(value: object) -> object:
@@ -68,7 +79,7 @@ def _decode(kind: type, value: Any) -> object:  # noqa: ANN401 - a number
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode)
 _messages = msgspec.msgpack.Decoder(Setup | Observations, dec_hook=_decode)
-_replies = msgspec.msgpack.Decoder(Decided | Answered, dec_hook=_decode)
+_replies = msgspec.msgpack.Decoder(Decided | Answered | Measured, dec_hook=_decode)
 
 
 def frame(message: Message | Reply) -> bytes:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from carpool_sidecar.tuning.messages import LENGTH, Decided, Message, Observations, frame, read_reply
+from carpool_sidecar.tuning.messages import (
+    LENGTH,
+    Answered,
+    Decided,
+    Measured,
+    Message,
+    Observations,
+    frame,
+    read_reply,
+)
 
 if TYPE_CHECKING:
     import logging
@@ -38,13 +47,13 @@ class TunerLink:
 
     def __init__(
         self,
-        decided: Callable[[Decided], None],
+        heard: Callable[[Decided | Measured], None],
         started: Callable[[], None],
         log: logging.Logger,
         command: Sequence[str] = COMMAND,
     ) -> None:
         self.restarts = 0
-        self._decided = decided
+        self._heard = heard
         self._started = started
         self._log = log
         self._command = command
@@ -108,10 +117,10 @@ class TunerLink:
                         return f"what it says is no decision: {length} bytes"
                     body = await output.readexactly(length)
                 reply = read_reply(body)
-                if isinstance(reply, Decided):
-                    self._decided(reply)
-                else:
+                if isinstance(reply, Answered):
                     self._answered = True
+                else:
+                    self._heard(reply)
         except asyncio.IncompleteReadError:
             try:
                 async with asyncio.timeout(PARTING):

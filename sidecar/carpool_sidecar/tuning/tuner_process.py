@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+from math import inf
 from typing import TYPE_CHECKING, BinaryIO
 
 from carpool.policy.plain import from_plain
 from carpool.policy.spec import BatchingPolicy, TuningMode
 from carpool.tuning.tuner import Tuner
-from carpool_sidecar.tuning.messages import LENGTH, Answered, Decided, Setup, frame, read_message
+from carpool_sidecar.tuning.messages import LENGTH, Answered, Decided, Measured, Setup, frame, read_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,14 +25,21 @@ NICENESS = 5
 """The data path goes first where cores are few."""
 
 
+AGAIN = 10.0
+"""Seconds between two searches of a model's capacity, at least."""
+
+
 class Tuners:
     """A tuner for every model that is observed, and another one for each of its generations."""
 
-    def __init__(self, policy: BatchingPolicy) -> None:
+    def __init__(self, policy: BatchingPolicy, *, steered: bool = False) -> None:
         self._policy = policy
+        self._steered = steered
         self._models = {model.name: model for model in policy.models}
         self._tuners: dict[str, tuple[int, Tuner]] = {}
         """With the generations that they are of."""
+        self._measured: dict[str, float] = {}
+        """When the capacity of each was last searched, seconds of the sidecar's clock."""
 
     def step(self, observations: Observations) -> Iterator[Reply]:
         """Decide for each model, one after the other, and say so at the end: a search takes up to a second."""
@@ -46,6 +54,22 @@ class Tuners:
                 tuner.adopt(observed.parameters)
             yield Decided(name, tuner.step(observed.observation), observed.generation)
         yield Answered()
+        yield from self._measure(observations)
+
+    def _measure(self, observations: Observations) -> Iterator[Reply]:
+        """Search the capacity of the model that waits longest for it: only the next observation is held up."""
+        self._measured = {name: at for name, at in self._measured.items() if name in self._tuners}
+        name = min(self._tuners, key=lambda each: self._measured.get(each, -inf), default=None)
+        if name is None:
+            return
+        now = observations.models[name].observation.now
+        if now - self._measured.get(name, -inf) < AGAIN:
+            return
+        generation, tuner = self._tuners[name]
+        capacity = tuner.plan.capacity(tuner.parameters, best=self._steered)
+        if capacity is not None:
+            self._measured[name] = now
+            yield Measured(name, capacity, generation)
 
 
 def serve(source: BinaryIO, sink: BinaryIO) -> None:
@@ -54,7 +78,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
     while len(length := source.read(LENGTH)) == LENGTH:
         message = read_message(source.read(int.from_bytes(length, "little")))
         if isinstance(message, Setup):
-            tuners = Tuners(from_plain(message.policy, BatchingPolicy, what="policy"))
+            tuners = Tuners(from_plain(message.policy, BatchingPolicy, what="policy"), steered=message.steered)
         elif tuners is not None:
             for reply in tuners.step(message):
                 # At once: what takes long is not to look like silence.

@@ -137,3 +137,60 @@ def test_what_is_wrong_is_one_line_naming_the_fix(options, says, carpool, profil
     result = carpool("simulate", "--profile", profile(), *options)
     assert result.exit_code != 0
     assert says in result.output.splitlines()[-1]
+
+
+# -- with an autoscaler
+
+HPA = """
+kind: HorizontalPodAutoscaler
+spec:
+  maxReplicas: 4
+  metrics:
+  - {type: Resource, resource: {name: cpu, target: {type: Utilization, averageUtilization: 60}}}
+"""
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    path = tmp_path / "hpa.yaml"
+    path.write_text(HPA)
+    return path
+
+
+def test_a_day_with_an_autoscaler_is_played_and_drawn(carpool, profile, manifest, tmp_path):
+    asked = (
+        "simulate",
+        "--profile",
+        profile(rows=[1, 16], seconds=[0.0055, 0.013]),
+        "--slo-p99",
+        "50ms",
+        "--rate",
+        1500,
+    )
+    asked += ("--autoscaler", manifest, "--replicas", "1..6")
+    shown = carpool(*asked, "--plot", tmp_path / "day.png")
+    assert shown.exit_code == 0, shown.output
+    assert "60 % CPU, 1 to 6 replicas" in shown.output
+    assert (tmp_path / "day.png").stat().st_size > 10_000
+    days = json.loads(carpool(*asked, "--json").output)["days"]
+    given, _, ours, fewest = (day["replicaHours"] for day in days)
+    # With zero wait a device is busy most of the time long before it is full.
+    assert given > 1.5 * fewest
+    assert ours <= 1.15 * fewest
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--replicas", "1..8"), "goes with --autoscaler"),
+        (("--autoscaler", "MANIFEST", "--replicas", "8"), "1..8"),
+        (("--autoscaler", "MANIFEST"), "--rate"),
+        (("--autoscaler", "nowhere.yaml", "--rate", "5"), "nowhere.yaml"),
+        (("--plot", "x.png", "--rate", "5"), "goes with --from-running, or --autoscaler"),
+    ],
+)
+def test_what_an_autoscaler_needs_is_named(carpool, profile, manifest, options, words):
+    given = [str(manifest) if option == "MANIFEST" else option for option in options]
+    result = carpool("simulate", "--profile", profile(), "--slo-p99", "50ms", *given)
+    assert result.exit_code != 0
+    assert words in result.output

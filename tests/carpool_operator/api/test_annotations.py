@@ -6,7 +6,7 @@ import pytest
 
 from carpool.policy.spec import TuningMode
 from carpool_operator.api import annotations
-from carpool_operator.api.annotations import PREFIX, Wish, misplaced, read, read_defaults
+from carpool_operator.api.annotations import AUTOSCALED, PREFIX, Wish, misplaced, read, read_defaults
 from carpool_operator.api.spec import read_policy, written
 
 
@@ -175,3 +175,10 @@ def test_what_a_namespace_may_say():
     assert good == {"carpool.dev/slo-p99": "80ms"}
     assert len(problems) == 2
     assert problems[0].startswith("carpool.dev/inject is no default: ")
+
+
+def test_autoscaled_is_true_or_false_and_needs_no_slo():
+    assert read("Deployment", "m", {AUTOSCALED: "true"}) == Wish(None, ())
+    (problem,) = read("Deployment", "m", {AUTOSCALED: "yes"}).problems
+    assert '"true" or "false"' in problem
+    assert read("Deployment", "m", {AUTOSCALED: "true", "carpool.dev/slo-p99": "50ms"}).spec is not None

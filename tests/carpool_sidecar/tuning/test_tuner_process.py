@@ -13,9 +13,19 @@ from carpool.policy.plain import to_plain
 from carpool.policy.spec import BatchingPolicy, Tuning, TuningMode, for_p99
 from carpool.tuning.tuner import Tuner
 from carpool_sidecar.tuning import tuner_process
-from carpool_sidecar.tuning.messages import LENGTH, Answered, Decided, Observations, Observed, Setup, frame, read_reply
+from carpool_sidecar.tuning.messages import (
+    LENGTH,
+    Answered,
+    Decided,
+    Measured,
+    Observations,
+    Observed,
+    Setup,
+    frame,
+    read_reply,
+)
 from carpool_sidecar.tuning.tuner_link import COMMAND
-from carpool_sidecar.tuning.tuner_process import Tuners, serve
+from carpool_sidecar.tuning.tuner_process import AGAIN, Tuners, serve
 
 PARAMETERS = Parameters(max_batch=8, max_wait=Duration(0.0), max_in_flight=1)
 SETUP = Setup(to_plain(for_p99(0.05)))
@@ -128,3 +138,40 @@ def test_what_tunes_goes_its_own_way():
         changed.models["m"], parameters=msgspec.structs.replace(PARAMETERS, max_batch=4)
     )
     assert next(tuners.step(changed)).decision.parameters == PARAMETERS
+
+
+def served(now, models=("m",)):
+    """Half a second of 100 requests/s, one by one, each 5 ms."""
+    counters = Counters()
+    for number in range(50):
+        counters.arrived(now - 0.5 + number / 100, 1)
+    cells = [(0, 1, 1, 0, 50, 50 * 0.005, 50 * 0.005**2)]
+    stats = msgspec.structs.replace(counters.snapshot(now), cells=cells, batchable=50)
+    one = Observed(Observation(now=now, seconds=0.5, stats=stats), PARAMETERS, 1)
+    return Observations(dict.fromkeys(models, one))
+
+
+def test_capacity_is_searched_after_the_decisions_one_model_at_a_time_and_not_all_the_time():
+    tuners = Tuners(for_p99(0.05))
+    told = [list(tuners.step(served(10.0 + step / 2, models="mn"))) for step in range(12)]
+    for replies in told:
+        kinds = [type(reply) for reply in replies]
+        assert kinds[:3] == [Decided, Decided, Answered]
+        assert kinds[3:] in ([], [Measured])
+    measured = [reply for replies in told for reply in replies if isinstance(reply, Measured)]
+    assert [reply.model for reply in measured] == ["m", "n"], "each once in six seconds"
+    again = [list(tuners.step(served(16.0 + AGAIN + step / 2, models="mn"))) for step in range(2)]
+    assert [reply.model for replies in again for reply in replies if isinstance(reply, Measured)] == ["m", "n"]
+    # One row takes 5 ms: at least 200/s one by one, with room for bursts.
+    assert measured[0].capacity.rate > 150
+
+
+def test_of_held_parameters_the_capacity_is_theirs_unless_an_operator_turns_them():
+    held = msgspec.structs.replace(for_p99(0.05), tuning=Tuning(mode=TuningMode.HOLD))
+    found = {}
+    for steered in (False, True):
+        tuners = Tuners(held, steered=steered)
+        replies = [reply for step in range(4) for reply in tuners.step(served(10.0 + step / 2))]
+        found[steered] = next(reply.capacity for reply in replies if isinstance(reply, Measured))
+    assert found[False].parameters == PARAMETERS
+    assert found[True].parameters != PARAMETERS

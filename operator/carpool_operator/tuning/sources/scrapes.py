@@ -39,6 +39,12 @@ LIMITED = {"limited": "carpool_limited_batches_total", "limited_rows": "carpool_
 """Nor do they count these: no batch of theirs is taken to be limited."""
 REQUEST_ROWS = "carpool_request_rows_bucket"
 """Nor this: their rows per request are known by the mean only."""
+CAPACITY = "carpool_capacity_requests_per_second"
+CAPACITY_LOWER = "carpool_capacity_lower_requests_per_second"
+CAPACITY_ZERO_WAIT = "carpool_capacity_zero_wait_requests_per_second"
+CAPACITY_ALONE = "carpool_capacity_unbatched_requests_per_second"
+CAPACITIES = (CAPACITY, CAPACITY_LOWER, CAPACITY_ZERO_WAIT, CAPACITY_ALONE)
+"""Nor these, nor does any before it has measured a batch."""
 MODE = "carpool_mode"
 CELLS = ("carpool_batches_total", "carpool_batch_busy_seconds_total", "carpool_batch_busy_seconds_squared_total")
 
@@ -80,7 +86,7 @@ OF_THE_PROCESS = (
 
 OWN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(OF_THE_PROCESS, ()),
-    **dict.fromkeys((*OF_A_MODEL, BATCHABLE), ("model",)),
+    **dict.fromkeys((*OF_A_MODEL, BATCHABLE, *CAPACITIES), ("model",)),
     **dict.fromkeys(CELLS, ("model", "bucket", "rows", "in_flight", "executors")),
     DURATIONS: ("model", "le"),
     REQUEST_ROWS: ("model", "le"),
@@ -318,6 +324,10 @@ def _lane(scrape: Scrape, model: str) -> Lane:
         queued_requests=0,
         cap=batch,
         quarantined=False,
+        capacity=scrape.get((CAPACITY, (model,))),
+        capacity_lower=scrape.get((CAPACITY_LOWER, (model,))),
+        capacity_zero_wait=scrape.get((CAPACITY_ZERO_WAIT, (model,))),
+        capacity_alone=scrape.get((CAPACITY_ALONE, (model,))),
         replaced=_count(scrape, "carpool_model_replaced_total", (model,)),
     )
 

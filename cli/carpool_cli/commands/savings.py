@@ -1,0 +1,178 @@
+"""`carpool savings`: what batching saves, in device time, replicas and money, and what of it zero wait saves alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from carpool.forecasting.forecaster import Situation
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool_cli.options import ADDRESS, DURATION, Address, objective_options, opening
+from carpool_cli.planning import assumptions
+from carpool_cli.planning.money import Price
+from carpool_cli.planning.savings import PLANNED, Stretch, Workload, savings, stretches, table, total
+from carpool_cli.profiling import device_profile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HOUR = 3600.0
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  carpool savings http://127.0.0.1:9090 --pods 6 --gpu-hour 2.50
+  carpool savings :9090 :9190
+  carpool savings --profile benchmarks/profiles/bert-large-128-a100.json --slo-p99 50ms --rate 6000 --gpu-hour 2.50
+  carpool savings --profile p.json --slo-p99 50ms --trace azure --rate 6000 --max-batch 8 --max-wait 5ms
+"""
+)
+@click.argument("sidecars", type=ADDRESS, nargs=-1, metavar="[SIDECAR]...")
+@click.option("--profile", "path", type=click.Path(path_type=Path), help="Profile of the device, instead of a sidecar.")
+@click.option("--slo-p99", "slo", type=DURATION, help="p99 to meet, e.g. 50ms.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    help="Requests per second over all replicas; the mean of a --trace.",
+)
+@click.option(
+    "--cv",
+    type=click.FloatRange(0.05, 20),
+    default=1.0,
+    show_default=True,
+    help="Of the gaps: 1 Poisson, above: bursts.",
+)
+@click.option(
+    "--trace", type=click.Path(path_type=Path), help="Recorded arrivals, or `azure`; played at their own pace."
+)
+@click.option(
+    "--pods",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Pods that have the sidecar's load each.",
+)
+@click.option("--max-batch", type=click.IntRange(1, 65536), help="Set by hand so far, for comparison.")
+@click.option("--max-wait", type=DURATION, help="Likewise.  [default: 0s]")
+@click.option("--max-in-flight", type=click.IntRange(1, 1024), help="Likewise.  [default: 1]")
+@click.option(
+    "--gpu-hour", type=click.FloatRange(0, min_open=True), help="Price of one replica's accelerator by the hour."
+)
+@objective_options
+@opening
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(
+    *,
+    sidecars: tuple[Address, ...],
+    path: Path | None,
+    slo: float | None,
+    rate: float | None,
+    cv: float,
+    trace: Path | None,
+    pods: int,
+    max_batch: int | None,
+    max_wait: float | None,
+    max_in_flight: int | None,
+    gpu_hour: float | None,
+    objective: str | None,
+    target_utilization: int | None,
+    key_file: Path | None,
+    workload: str | None,
+    as_json: bool,
+) -> None:
+    """Compare what a load needs without batching, with zero wait, as set by hand, with Carpool now and at best.
+
+    Of running sidecars (their admin ports), by their last requests and batch latencies; or of a profile and a load. The
+    last column is what counts: zero wait batches what waits anyway and needs no tuning, so what it saves, Carpool does
+    not. Sidecars in Recommend mode count, too: nothing is held there until you say so.
+    """
+    if bool(sidecars) == (path is not None):
+        raise click.UsageError("name sidecars (http://127.0.0.1:9090), or --profile, one of the two")
+    by_hand = None
+    if max_batch is not None or max_wait is not None or max_in_flight is not None:
+        by_hand = Parameters(
+            max_batch=max_batch or 32, max_wait=Duration(max_wait or 0.0), max_in_flight=max_in_flight or 1
+        )
+    price = None if gpu_hour is None else Price(gpu_hour)
+    if path is None:
+        if slo is not None or rate is not None or trace is not None:
+            raise click.UsageError("--slo-p99, --rate and --trace go with --profile: a sidecar brings its own")
+        found = [_running(each, by_hand, price, pods, key_file, workload) for each in sidecars]
+    else:
+        if slo is None:
+            raise click.UsageError("name the p99 to meet: --slo-p99 50ms")
+        profile = device_profile.load(path)
+        policy = assumptions.slo_policy(
+            slo,
+            largest_batch=profile.largest_safe or 64,
+            objective=objective,
+            target_utilization=target_utilization,
+        )
+        if trace is not None:
+            times, _ = assumptions.read_trace(trace, None)
+            load, process = stretches(times, rate), assumptions.burstiness(times)
+        elif rate is not None:
+            load, process = [Stretch(HOUR, rate)], assumptions.process_of(rate, cv)
+        else:
+            raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
+        situation = Situation(
+            process=process,
+            service=assumptions.known(profile),
+            target=policy.slo.due,
+            budget=assumptions.budget(policy),
+            limits=policy.limits(),
+        )
+        found = [savings(profile.name, situation, policy, load, by_hand=by_hand, price=price)]
+    _show(found, as_json=as_json)
+
+
+def _running(
+    address: Address,
+    by_hand: Parameters | None,
+    price: Price | None,
+    pods: int,
+    key_file: Path | None,
+    workload: str | None,
+) -> Workload:
+    from carpool_cli.live import running  # noqa: PLC0415 - not for profiles
+    from carpool_cli.live.admin_client import AdminError, client_of  # noqa: PLC0415 - likewise
+
+    try:
+        found = running.read(client_of(address, key_file, workload), None)
+    except AdminError as error:
+        raise click.ClickException(str(error)) from None
+    times = [at - found.arrivals[0][0] for at, _ in found.arrivals]
+    rows = max(round(sum(rows for _, rows in found.arrivals) / len(found.arrivals)), 1)
+    rate = (len(times) - 1) / times[-1]
+    situation = Situation(
+        process=msgspec.structs.replace(assumptions.burstiness(times), rate=rate),
+        service=found.service,
+        target=found.policy.slo.due,
+        budget=assumptions.budget(found.policy),
+        limits=found.limits,
+        rows=rows,
+        quantiles=found.policy.slo.percentiles[:-1],
+    )
+    load = [Stretch(HOUR, rate * pods)]
+    name = f"{found.name} at {address}"
+    return savings(name, situation, found.policy, load, by_hand=by_hand, now=found.parameters, price=price)
+
+
+def _show(found: Sequence[Workload], *, as_json: bool) -> None:
+    if as_json:
+        document = {"workloads": found, "total": total(found)}
+        click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
+        return
+    for workload in found:
+        click.echo(f"{workload.name}; {workload.rate:,.1f} requests/s")
+        click.echo(assumptions.lines(table(workload)))
+        click.echo(workload.note)
+    if len(found) > 1:
+        click.echo("in all")
+        click.echo(assumptions.lines(table(total(found))))
+    click.echo(PLANNED)

@@ -1,0 +1,110 @@
+"""One replica as a table: what it carries within the SLO, how busy it is and what it misses at each load.
+
+A day of requests played one by one takes minutes. A replica's state lasts for less than a second, and loads for
+minutes, so a day is played by looking up what a replica does at the load of the moment.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from carpool.forecasting.capacity import candidates, capacity
+from carpool.forecasting.forecaster import Forecaster
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import PassThroughMode
+from carpool.tuning.candidates import known_flights, productive_sizes
+from carpool.tuning.objective import choose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from carpool.forecasting.forecaster import Situation
+    from carpool.tuning.objective import Aim
+
+LOADS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.1, 1.3, 1.6, 2.0)
+"""Shares of the capacity that are played."""
+
+
+class Replica(Struct, frozen=True, rename="camel"):
+    """What one replica does. Requests per second; between two rates it is linear."""
+
+    capacity: float
+    """The highest rate within the SLO."""
+    rates: tuple[float, ...]
+    busy: tuple[float, ...]
+    """Share of the time in which the device computes."""
+    missed: tuple[float, ...]
+    """Share of the requests that are late or refused."""
+    settings: tuple[Parameters, ...]
+
+    def utilization(self, rate: float) -> float:
+        """Return the share of the time in which the device computes at a rate."""
+        return self._at(rate, self.busy) if rate <= self.rates[-1] else self.busy[-1]
+
+    def misses(self, rate: float) -> float:
+        """Return the share of the requests that are late or refused at a rate."""
+        last = self.rates[-1]
+        if rate <= last:
+            return self._at(rate, self.missed)
+        return 1 - (1 - self.missed[-1]) * last / rate  # as many good answers as at twice the capacity
+
+    def setting(self, rate: float) -> Parameters:
+        """Return the setting at the next rate that was played."""
+        return self.settings[min(bisect_left(self.rates, rate), len(self.rates) - 1)]
+
+    def _at(self, rate: float, values: Sequence[float]) -> float:
+        after = bisect_left(self.rates, rate)
+        low, under = (self.rates[after - 1], values[after - 1]) if after else (0.0, 0.0)
+        high, over = self.rates[after], values[after]
+        return under + (over - under) * (rate - low) / (high - low)
+
+
+def fixed(situation: Situation, parameters: Parameters) -> Replica:
+    """Return a replica whose parameters never change."""
+    return _played(situation, capacity(situation, [parameters]).rate, lambda _: parameters)
+
+
+def zero_wait(situation: Situation) -> Replica:
+    """Return one that batches what waits anyway, with the size that then carries most."""
+    unheld = {replace(each, max_wait=Duration(situation.limits.min_wait)) for each in _candidates(situation)}
+    best = capacity(situation, sorted(unheld, key=lambda each: -each.max_batch))
+    return _played(situation, best.rate, lambda _: best.parameters)
+
+
+def unbatched(situation: Situation) -> Replica:
+    """Return one that batches nothing, as many requests at once as the device computes."""
+    flights = known_flights(situation.service, situation.limits)
+    return fixed(situation, Parameters(max_batch=situation.rows, max_in_flight=flights))
+
+
+def tuned(situation: Situation, aim: Aim, mode: PassThroughMode = PassThroughMode.AUTOMATIC) -> Replica:
+    """Return one that the tuner adjusts to the load."""
+    best = capacity(situation, _candidates(situation))
+    return _played(
+        situation, best.rate, lambda at: choose(Forecaster(at), aim, best.parameters, mode).target.parameters
+    )
+
+
+def _candidates(situation: Situation) -> list[Parameters]:
+    sizes = productive_sizes(situation.service, situation.limits, also=situation.rows)
+    return candidates(situation, sizes, known_flights(situation.service, situation.limits))
+
+
+def _played(situation: Situation, most: float, parameters_at: Callable[[Situation], Parameters]) -> Replica:
+    rates, busy, missed, settings = [], [], [], []
+    for share in LOADS:
+        rate = share * most
+        at = replace(situation, process=replace(situation.process, rate=rate))
+        forecaster, parameters = Forecaster(at), parameters_at(at)
+        found = forecaster.forecast(forecaster.effective(parameters), shed=True)
+        executors = situation.service.executors
+        rates.append(rate)
+        busy.append(min(found.utilization * min(executors, parameters.max_in_flight) / executors, 1.0))
+        missed.append(found.miss_fraction)
+        settings.append(parameters)
+    return Replica(most, tuple(rates), tuple(busy), tuple(missed), tuple(settings))

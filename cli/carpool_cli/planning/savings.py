@@ -1,0 +1,213 @@
+"""What batching saves: of one load, by each way to batch it, the device time, the replicas and the money.
+
+Device time alone saves no money: a GPU that is idle costs as much as a busy one. So money is of replicas, by the number
+that each way needs to stay within the SLO. What counts is the difference to zero wait, which needs no tuning.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from carpool.forecasting.capacity import FULL, replicas
+from carpool.policy.spec import Objective
+from carpool.tuning.objective import Aim
+from carpool_cli.planning import replica
+from carpool_cli.planning.money import written
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from carpool.forecasting.forecaster import Situation
+    from carpool.policy.parameters import Parameters
+    from carpool.policy.spec import BatchingPolicy
+    from carpool_cli.planning.money import Price
+    from carpool_cli.planning.replica import Replica
+
+ZERO_WAIT = "zero wait"
+BEST = "Carpool at best"
+
+WINDOW = 60.0
+"""Seconds of a trace that are taken for one load: about what it takes to start a replica."""
+
+
+class Stretch(Struct, frozen=True):
+    """A time of steady load, over all replicas."""
+
+    seconds: float
+    rate: float
+
+
+class Way(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What one way to batch needs."""
+
+    name: str
+    setting: str
+    """At the mean load."""
+    capacity: float
+    """Requests per second that one replica serves within the SLO."""
+    device_seconds: float
+    """Per hour, over all replicas."""
+    replicas: float
+    """In the mean over the time."""
+    most_replicas: int
+    money: float | None
+    """Per month."""
+    device_gain: float
+    """Share of the device seconds of zero wait that are saved; below 0: it takes more."""
+    replicas_gain: float
+    """Replicas fewer than with zero wait."""
+    money_gain: float | None
+
+
+class Workload(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One load on one kind of device."""
+
+    name: str
+    rate: float
+    """Mean requests per second, over all replicas."""
+    ways: list[Way]
+    note: str
+    """What the figures come to, in a sentence."""
+
+
+def stretches(times: Sequence[float], mean: float | None = None) -> list[Stretch]:
+    """Return the load of a trace (seconds, ascending from 0) by windows; ``mean``: scaled to this rate, at its pace."""
+    edges = [WINDOW * step for step in range(int(times[-1] // WINDOW) + 1)] or [0.0]
+    if len(edges) == 1:
+        edges = [0.0, times[-1]]
+    counts = [0] * (len(edges) - 1)
+    for time in times:
+        index = int(time // (edges[1] - edges[0]))
+        if index < len(counts):
+            counts[index] += 1
+    found = [
+        Stretch(high - low, count / (high - low)) for (low, high), count in zip(pairwise(edges), counts, strict=True)
+    ]
+    factor = 1.0 if mean is None else mean / _mean(found)
+    return [Stretch(each.seconds, factor * each.rate) for each in found]
+
+
+def savings(
+    name: str,
+    situation: Situation,
+    policy: BatchingPolicy,
+    load: Sequence[Stretch],
+    *,
+    by_hand: Parameters | None = None,
+    now: Parameters | None = None,
+    price: Price | None = None,
+) -> Workload:
+    """Compare the ways to batch one load; ``now``: in force in a running sidecar, else what the policy chooses."""
+    ways: list[tuple[str, Replica]] = [
+        ("no batching", replica.unbatched(situation)),
+        (ZERO_WAIT, replica.zero_wait(situation)),
+    ]
+    if by_hand is not None:
+        ways.append(("by hand", replica.fixed(situation, by_hand)))
+    if now is not None:
+        ways.append(("in force now", replica.fixed(situation, now)))
+    elif policy.objective is not Objective.EFFICIENCY:
+        ways.append((f"Carpool, {policy.objective}", replica.tuned(situation, Aim.of(policy))))
+    ways.append((BEST, replica.tuned(situation, Aim())))
+    zero = _way(ZERO_WAIT, ways[1][1], load, price, None)
+    found = [_way(each, table, load, price, zero) for each, table in ways]
+    return Workload(name=name, rate=_mean(load), ways=found, note=_note(found[-1], zero))
+
+
+def total(workloads: Sequence[Workload]) -> list[Way]:
+    """Sum up the ways that all workloads have."""
+    sums = []
+    names = [way.name for way in workloads[0].ways]
+    for name in (each for each in names if all(each in {way.name for way in one.ways} for one in workloads)):
+        ways = [next(way for way in one.ways if way.name == name) for one in workloads]
+        zeros = [next(way for way in one.ways if way.name == ZERO_WAIT) for one in workloads]
+        device, of_zero = (sum(way.device_seconds for way in each) for each in (ways, zeros))
+        moneys = [way.money for way in ways if way.money is not None]
+        gains = [way.money_gain for way in ways if way.money_gain is not None]
+        sums.append(
+            Way(
+                name=name,
+                setting="",
+                capacity=0.0,
+                device_seconds=device,
+                replicas=sum(way.replicas for way in ways),
+                most_replicas=sum(way.most_replicas for way in ways),
+                money=sum(moneys) if moneys else None,
+                device_gain=1 - device / of_zero if of_zero else 0.0,
+                replicas_gain=sum(way.replicas_gain for way in ways),
+                money_gain=sum(gains) if gains else None,
+            )
+        )
+    return sums
+
+
+def _mean(load: Sequence[Stretch]) -> float:
+    return sum(each.rate * each.seconds for each in load) / sum(each.seconds for each in load)
+
+
+def _way(name: str, table: Replica, load: Sequence[Stretch], price: Price | None, zero: Way | None) -> Way:
+    seconds = sum(each.seconds for each in load)
+    counts = [max(replicas(each.rate / table.capacity), 1) for each in load]
+    busy = sum(
+        each.seconds * count * table.utilization(each.rate / count) for each, count in zip(load, counts, strict=True)
+    )
+    mean = sum(count * each.seconds for each, count in zip(load, counts, strict=True)) / seconds
+    device = 3600 * busy / seconds
+    money = None if price is None else price.month(mean)
+    return Way(
+        name=name,
+        setting=table.setting(_mean(load) / mean).describe(),
+        capacity=table.capacity,
+        device_seconds=device,
+        replicas=mean,
+        most_replicas=max(counts),
+        money=money,
+        device_gain=1 - device / zero.device_seconds if zero is not None and zero.device_seconds else 0.0,
+        replicas_gain=zero.replicas - mean if zero is not None else 0.0,
+        money_gain=zero.money - money if zero is not None and zero.money is not None and money is not None else None,
+    )
+
+
+def _note(best: Way, zero: Way) -> str:
+    """Say what is gained beyond zero wait; ``nothing`` is an answer."""
+    if best.replicas_gain >= 0.05:
+        money = "" if best.money_gain is None else f", {written(best.money_gain)} a month"
+        return f"beyond zero wait it saves {best.replicas_gain:.1f} of {zero.replicas:.1f} replicas{money}"
+    if best.device_gain >= 0.01:
+        return (
+            f"beyond zero wait it saves no replica; {best.device_gain:.0%} of the device time is free for other models "
+            "on the same device"
+        )
+    return "beyond zero wait it saves nothing at this load"
+
+
+def table(workload: Workload | Sequence[Way]) -> list[tuple[str, ...]]:
+    """Return rows for people, a header first; ``replicas`` are planned up to 85 % of their capacity."""
+    ways = workload.ways if isinstance(workload, Workload) else workload
+    priced = any(way.money is not None for way in ways)
+    head = ("", "requests/s a replica", "device s/h", "replicas", *(("a month",) if priced else ()), "beyond zero wait")
+    rows = [head]
+    for way in ways:
+        if way.name == ZERO_WAIT:
+            gain = "-"
+        else:
+            gain = f"{way.device_gain:+.0%} device, {way.replicas_gain:+.1f} replicas"
+            gain += "" if way.money_gain is None else f", {way.money_gain:+,.2f}"
+        rows.append(
+            (
+                f"{way.name}: {way.setting}" if way.setting else way.name,
+                f"{way.capacity:,.0f}" if way.capacity else "",
+                f"{way.device_seconds:,.0f}",
+                f"{way.replicas:.1f}",
+                *((written(way.money or 0.0),) if priced else ()),
+                gain,
+            )
+        )
+    return rows
+
+
+PLANNED = f"replicas: up to {FULL:.0%} of what one serves within the SLO"
+"""A line under a table."""

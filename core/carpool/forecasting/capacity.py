@@ -1,0 +1,134 @@
+"""What one replica can serve within the SLO, and how many replicas a load needs.
+
+Capacity is a rate, not a utilization. A device that is 98 % busy at 1,200 requests/s without waiting carries 2,200 in
+larger batches, so its utilization shows nothing that an autoscaler could use. The load as a share of the capacity grows
+with the load, has no upper end, and adds up over replicas and over the models behind one sidecar.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from carpool.forecasting.forecaster import DECIDES, QUANTILE_NAMES, TOGETHER, Forecaster
+from carpool.policy.durations import Duration, whole_microseconds
+from carpool.policy.parameters import Parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from carpool.forecasting.forecaster import Situation
+
+EXACT = 0.01
+"""Relative width of the interval that the capacity is known to lie in."""
+
+SIZES, SLOWER = 2, 2
+"""Batch sizes compared: those with the most rows per second among those of which two are served within the SLO, and the
+next larger ones."""
+
+SAMPLES = 4
+"""Samples of arrivals that misses near the SLO's are judged by, at most."""
+
+WAITS = (0.0, 1 / 4, 1 / 2)
+"""Waits compared, as shares of the longest allowed."""
+
+FULL = 0.9
+"""Share of the capacity up to which replicas are planned: 10 % are for a rise while another replica starts."""
+
+
+class Capacity(Struct, frozen=True, rename="camel"):
+    """What one replica serves of one model, the whole device to itself. Requests per second."""
+
+    rate: float
+    """The highest rate at which no more requests miss the SLO than it allows; late ones are refused."""
+    lower: float
+    """The same if each batch takes as long as its upper confidence says."""
+    parameters: Parameters
+    """The setting by which it does."""
+    zero_wait: float = 0.0
+    """The highest rate with batches for which no request waits: what batching gives without any tuning of the wait."""
+    alone: float = 0.0
+    """The highest rate without batching."""
+
+
+def replicas(load: float, full: float = FULL) -> int:
+    """Return how many replicas serve ``load`` (in capacities of one) if each is used up to a share ``full``."""
+    return max(math.ceil(load / full - 1e-9), 0)
+
+
+def capacity(situation: Situation, settings: Sequence[Parameters]) -> Capacity:
+    """Search the setting, of some, that serves most; whatever the present rate is.
+
+    The first one is searched by bisection. Each further one is played once, at the best rate so far, and searched only
+    if it meets the SLO there: some 20 forecasts in all, 30 with several batches in flight.
+    """
+    most = max(_backlog(situation, setting.max_batch, setting.max_in_flight) for setting in settings)
+    # Arrivals of the highest rate: as many as show what lasts, slower or faster.
+    forecaster = Forecaster(replace(situation, process=replace(situation.process, rate=most)))
+    best, found = _search(forecaster, settings)
+    unheld = [replace(each, max_wait=Duration(situation.limits.min_wait)) for each in settings]
+    without = found if best in unheld else _search(forecaster, dict.fromkeys(unheld))[1]
+    single = replace(best, max_batch=situation.rows, max_wait=Duration(situation.limits.min_wait))
+    alone = _highest(forecaster, single, 0.0, min(1.0, _backlog(situation, situation.rows, best.max_in_flight) / most))
+    lower = found if _holds(forecaster, best, found, upper=True) else _highest(forecaster, best, 0.0, found, upper=True)
+    return Capacity(found * most, lower * most, best, without * most, alone * most)
+
+
+def _search(forecaster: Forecaster, settings: Iterable[Parameters]) -> tuple[Parameters, float]:
+    """Return the setting that serves most, and the share of the forecaster's load that it serves."""
+    best, *others = settings
+    found = _highest(forecaster, best, 0.0, 1.0)
+    for setting in others:
+        if found + EXACT <= 1 and _holds(forecaster, setting, found + EXACT):
+            best, found = setting, _highest(forecaster, setting, found + EXACT, 1.0)
+    return best, found
+
+
+def candidates(situation: Situation, sizes: Collection[int], flights: int) -> list[Parameters]:
+    """List the settings that may serve most, those that carry most in full batches first.
+
+    With one batch in flight no wait adds to the capacity: what comes while a batch is computed is the next one.
+    """
+    limits = situation.limits
+    shares = WAITS if flights > 1 else WAITS[:1]
+    waits = sorted({whole_microseconds(max(limits.min_wait, share * limits.max_wait)) for share in shares})
+    # A request may have to wait for the batch before its own. Where both take about the SLO, only playing it shows.
+    able = [size for size in sizes if 2 * situation.service.time(size) <= situation.target] or [min(sizes)]
+    best = sorted(able, key=lambda size: -_backlog(situation, size, flights))[:SIZES]
+    slower = sorted(size for size in sizes if size > max(able) and situation.service.time(size) <= situation.target)
+    return [Parameters(size, Duration(wait), flights) for size in (*best, *slower[:SLOWER]) for wait in waits]
+
+
+def _backlog(situation: Situation, size: int, flights: int) -> float:
+    """Return the requests per second that full batches of a size carry."""
+    service = situation.service
+    return size * min(service.executors_for(flights), flights) / service.time(size) / situation.rows
+
+
+def _highest(forecaster: Forecaster, setting: Parameters, low: float, high: float, *, upper: bool = False) -> float:
+    """Return the highest factor on the load, from ``low``, which the SLO allows, to ``high``."""
+    while high - low > EXACT * max(low, EXACT):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _holds(forecaster, setting, middle, upper=upper) else (low, middle)
+    return low
+
+
+def _holds(forecaster: Forecaster, setting: Parameters, factor: float, *, upper: bool = False) -> bool:
+    """Whether the SLO is met at ``factor`` times the load, where late requests are refused."""
+    situation = forecaster.situation
+    if factor <= 0:
+        return True
+    setting, allowed = forecaster.effective(setting), 2 * situation.budget
+    misses, samples, doubt = 0.0, 0, 0.0
+    while samples < SAMPLES and (not samples or abs(misses / samples - allowed) < doubt):
+        found = forecaster.forecast(setting, factor, sample=samples, shed=True, upper=upper)
+        if any(getattr(found, QUANTILE_NAMES[q]) > seconds for q, seconds in situation.quantiles):
+            return False
+        misses, samples = misses + found.miss_fraction, samples + 1
+        together = TOGETHER * max(situation.process.dispersion, 1.0)
+        doubt = DECIDES * math.sqrt(allowed * together / (samples * forecaster.requests))
+    forecaster.rest()
+    return misses <= samples * allowed

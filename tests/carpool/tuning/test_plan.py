@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from carpool.forecasting import capacity as searching
+from carpool.learning.arrivals import Poisson, until
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import Objective, Tuning, TuningMode, for_p99
+from carpool.simulation.simulator import Device, Simulation, table
+from carpool.simulation.twin import Pilot
+from carpool.tuning import plan
+from carpool.tuning.tuner import INTERVAL, Tuner
+
+TIMES = (0.0, *(0.005 + 0.0005 * rows for rows in range(1, 129)))
+TRUTH = 1490.0
+"""Requests/s that this device carries within 50 ms (tests/carpool/forecasting/test_capacity.py)."""
+
+
+def served(policy, rate, seconds=30.0, **settings):
+    tuner = Tuner(policy, **settings)
+    pilot = Pilot(tuner)
+    simulation = Simulation(
+        until(Poisson(rate), seconds, Random(3)),
+        Device(times=table(TIMES), cv=0.02),
+        slo=0.05,
+        parameters=tuner.parameters,
+        admission=policy.admission,
+    )
+    simulation.every(INTERVAL, pilot.observe).run()
+    return tuner, pilot
+
+
+def test_after_half_a_minute_a_tuner_knows_what_its_replica_can_serve():
+    tuner, pilot = served(for_p99(0.05, Objective.EFFICIENCY), 0.5 * TRUTH)
+    found = tuner.plan.capacity(tuner.parameters)
+    assert found.rate == pytest.approx(TRUTH, rel=0.1)
+    assert found.lower <= found.rate
+    expected = pilot.decisions[-1].predicted
+    assert 0 < expected.lowest_utilization <= expected.utilization + 0.02
+
+
+def test_sizes_that_were_never_measured_promise_nothing():
+    tuner, _ = served(for_p99(0.05), 40.0)
+    measured = tuner._belief.service.largest_measured
+    found = tuner.plan.capacity(tuner.parameters)
+    assert found.parameters.max_batch <= measured < 32
+    assert found.rate < 0.8 * TRUTH
+
+
+def test_of_held_parameters_it_is_theirs_and_the_best_where_somebody_else_turns_them():
+    policy = replace(for_p99(0.05), tuning=Tuning(mode=TuningMode.HOLD))
+    parameters = Parameters(max_batch=8, max_wait=Duration(0.0))
+    tuner, _ = served(policy, 600.0, 10.0, parameters=parameters)
+    held, best = (tuner.plan.capacity(tuner.parameters, best=each) for each in (False, True))
+    assert held.parameters == parameters
+    assert held.rate <= 8 / TIMES[8]
+    assert best.rate >= 0.99 * held.rate
+
+
+def test_a_device_that_others_share_serves_its_part():
+    whole, _ = served(for_p99(0.05), 300.0, 10.0)
+    half, _ = served(replace(for_p99(0.05), device_share_percent=50), 300.0, 10.0)
+    one, part = whole.plan.capacity(whole.parameters), half.plan.capacity(half.parameters)
+    assert part.alone == pytest.approx(one.alone / 2, rel=0.05)
+
+
+def test_nothing_is_searched_twice_and_nothing_without_a_load(monkeypatch):
+    assert Tuner(for_p99(0.05)).plan.capacity(Parameters()) is None
+    tuner, _ = served(for_p99(0.05), 300.0, 10.0)
+    found = tuner.plan.capacity(tuner.parameters)
+    monkeypatch.setattr(plan, "capacity", lambda *_: pytest.fail("searched again"))
+    assert tuner.plan.capacity(tuner.parameters) is found
+    assert searching.replicas(found.rate / found.rate) == 2, "a full replica needs another one"

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from carpool.forecasting.capacity import FULL
+from carpool.forecasting.forecaster import Situation
+from carpool.learning.arrivals import Poisson, until
+from carpool.learning.latency_model import ServiceTime
+from carpool.policy.parameters import Parameters
+from carpool.simulation.simulator import Device, Simulation, table
+from carpool_cli.planning import replica, savings
+from carpool_cli.planning.assumptions import slo_policy
+from carpool_cli.planning.money import Price
+from carpool_cli.planning.savings import ZERO_WAIT, Stretch, stretches
+
+POLICY = slo_policy(0.05, largest_batch=16)
+CURVE = replace(ServiceTime.measured({1: 0.0055, 16: 0.013}), largest_in_flight=8)
+FLAT = replace(ServiceTime.measured({1: 0.0055, 16: 0.088}), largest_in_flight=8)
+
+
+def situation(service):
+    return Situation(process=Poisson(1.0), service=service, target=0.05, budget=0.005, limits=POLICY.limits())
+
+
+@pytest.fixture(scope="module")
+def busy():
+    load = [Stretch(3600.0, 2000.0), Stretch(3600.0, 500.0)]
+    return savings.savings("m", situation(CURVE), POLICY, load, by_hand=Parameters(max_batch=4), price=Price(2.0))
+
+
+def ways(workload):
+    return {way.name: way for way in workload.ways}
+
+
+def test_each_way_needs_the_replicas_that_keep_it_within_the_slo(busy):
+    for way in busy.ways:
+        needed = [max(1, -(-rate // (FULL * way.capacity))) for rate in (2000.0, 500.0)]
+        assert way.replicas == pytest.approx(sum(needed) / 2)
+        assert way.most_replicas == needed[0]
+        assert way.money == pytest.approx(2.0 * 730 * way.replicas)
+    assert busy.rate == pytest.approx(1250.0)
+
+
+def test_nothing_is_claimed_that_zero_wait_gives_alone(busy):
+    named = ways(busy)
+    zero, best, single = named[ZERO_WAIT], named["Carpool at best"], named["no batching"]
+    assert single.replicas > 2 * zero.replicas
+    assert (zero.device_gain, zero.replicas_gain, zero.money_gain) == (0.0, 0.0, 0.0)
+    assert best.replicas_gain == pytest.approx(zero.replicas - best.replicas)
+    assert best.money_gain == pytest.approx(zero.money - best.money)
+    assert best.device_seconds < zero.device_seconds
+    # With one batch in flight zero wait carries as much: no replica is saved, and the sentence says so.
+    assert best.replicas_gain == 0
+    assert "no replica" in busy.note
+
+
+def test_a_model_that_gains_nothing_from_batches_saves_nothing():
+    found = savings.savings("flat", situation(FLAT), POLICY, [Stretch(3600.0, 300.0)])
+    assert "saves nothing" in found.note
+    named = ways(found)
+    assert named["Carpool at best"].device_gain == pytest.approx(0.0, abs=0.01)
+    assert all(way.money is None and way.money_gain is None for way in found.ways)
+
+
+def test_what_is_in_force_is_what_a_sidecar_runs():
+    weak = Parameters(max_batch=2)
+    found = savings.savings("m", situation(CURVE), POLICY, [Stretch(3600.0, 300.0)], now=weak)
+    assert ways(found)["in force now"].setting == weak.describe()
+
+
+def test_totals_add_up_over_workloads(busy):
+    twice = savings.total([busy, busy])
+    for way, one in zip(twice, busy.ways, strict=True):
+        assert (way.name, way.replicas, way.money) == (one.name, 2 * one.replicas, 2 * one.money)
+        assert way.device_gain == pytest.approx(one.device_gain)
+    other = replace(busy, ways=[way for way in busy.ways if way.name != "by hand"])
+    assert "by hand" not in {way.name for way in savings.total([busy, other])}
+
+
+def test_device_seconds_agree_with_requests_simulated_one_by_one(busy):
+    zero = replica.zero_wait(situation(CURVE))
+    rate = 0.6 * zero.capacity
+    times = until(Poisson(rate), 60.0, Random(11))
+    parameters = zero.setting(rate)
+    run = Simulation(
+        times, Device(times=table(CURVE.table(64))), slo=0.05, parameters=parameters, estimate=CURVE.believed(64)
+    ).run()
+    assert zero.utilization(rate) == pytest.approx(run.summary().device_busy / 60, rel=0.02)
+
+
+def test_a_trace_is_read_by_minutes_and_scaled_at_its_own_pace():
+    times = [0.5 * step for step in range(120)] + [60 + 0.25 * step for step in range(240)] + [120.5]
+    plain = stretches(times)
+    assert [(each.seconds, each.rate) for each in plain] == [(60.0, 2.0), (60.0, 4.0)]
+    scaled = stretches(times, 300.0)
+    assert [each.rate for each in scaled] == pytest.approx([200.0, 400.0])
+    assert [each.rate for each in stretches([0.0, 1.0, 2.0, 4.0])] == pytest.approx([0.75])
+
+
+def test_a_replica_beyond_its_table_answers_no_more_than_at_its_end():
+    table_of = replica.fixed(situation(CURVE), Parameters(max_batch=16))
+    last = table_of.rates[-1]
+    good = last * (1 - table_of.misses(last))
+    assert 10 * last * (1 - table_of.misses(10 * last)) == pytest.approx(good)
+    assert table_of.utilization(10 * last) == table_of.busy[-1]
+    assert table_of.utilization(0.0) == 0.0

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import pytest
+from fleets import World, spec, workload_of
+
+from carpool.batching.counters import ModelStats
+from carpool.policy.spec import Objective
+from carpool_operator.api.annotations import AUTOSCALED
+from carpool_operator.tuning.capacity import LEAST, SELDOM, SPAN, WINDOW, TargetLoad
+from carpool_operator.tuning.evidence import Rates, Sample
+
+
+def sample(uid, rate, *, seconds=5.0, capacity=100.0, lower=None, busy=0.4, model="m"):
+    known = {} if capacity is None else {model: Rates(capacity, lower or capacity, 0.8 * capacity, 0.25 * capacity)}
+    return Sample(
+        uid=uid,
+        generation=1,
+        seconds=seconds,
+        stalled=False,
+        models={model: ModelStats(arrivals=round(rate * seconds))},
+        passing={},
+        queued_rows=0,
+        device_busy=busy * seconds,
+        capacities=known,
+    )
+
+
+class Fleet:
+    def __init__(self):
+        self.load, self.now = TargetLoad(), 0.0
+
+    def pass_by(self, seconds, *rates, **changes):
+        """Read pods 0, 1, ... for so long, each with its rate, every five seconds."""
+        for _ in range(round(seconds / 5)):
+            self.now += 5
+            uids = [str(index) for index in range(len(rates))]
+            samples = [sample(uid, rate, **changes) for uid, rate in zip(uids, rates, strict=True)]
+            self.load.observe(self.now, samples, uids)
+        return self.said()
+
+    def said(self):
+        return self.load.status(self.now, "Deployment/m", 0.2)
+
+
+def test_loads_add_up_over_pods_in_capacities_of_one():
+    said = Fleet().pass_by(20, 80, 40, lower=80.0)
+    assert said.load == pytest.approx(1.2)
+    assert said.load_upper == pytest.approx(1.5)
+    assert (said.replicas, said.replicas_upper, said.serving) == (2, 2, 2)
+    assert (said.replicas_zero_wait, said.replicas_unbatched) == (2, 6)
+    assert (said.requests_per_second, said.utilization, said.lowest_utilization) == (100.0, 0.4, 0.2)
+
+
+def test_scale_out_is_said_at_once_and_scale_in_after_the_window():
+    fleet = Fleet()
+    assert fleet.pass_by(20, 50, 50).replicas == 2
+    assert fleet.pass_by(SPAN + 5, 200, 200).replicas == 5
+    # The load is gone; whoever scales in now, would scale out again after a short pause of the load.
+    assert fleet.pass_by(WINDOW - 20, 20, 20).replicas == 5
+    assert fleet.pass_by(40, 20, 20).replicas == 1
+
+
+def test_a_load_that_swings_inside_the_window_does_not_flap():
+    fleet = Fleet()
+    fleet.pass_by(20, 160)
+    counts = {fleet.pass_by(30, rate).replicas for rate in (160, 40, 160, 40, 160, 40)}
+    assert counts == {2}
+
+
+def test_a_pod_that_starts_is_no_capacity_and_its_load_is_counted_where_it_comes():
+    fleet = Fleet()
+    fleet.pass_by(20, 90, 90)
+    fleet.load.observe(fleet.now + 5, [sample("0", 90), sample("1", 90), sample("2", 0, capacity=None)], ["0", "1"])
+    assert fleet.load.now.serving == 2
+    assert fleet.load.now.load == pytest.approx(1.8)
+    # It serves, and has measured nothing of its own: it is as the others are.
+    fleet.load.observe(fleet.now + 10, [sample("2", 60, capacity=None)], ["0", "1", "2"])
+    assert fleet.load.now.serving == 3
+    assert fleet.load.now.load == pytest.approx(1.8 + 0.6)
+
+
+def test_pods_on_faster_devices_count_by_what_they_can_do():
+    load = TargetLoad()
+    load.observe(5.0, [sample("slow", 50, capacity=100.0), sample("fast", 50, capacity=200.0)], ["slow", "fast"])
+    assert load.now.load == pytest.approx(0.75)
+
+
+def test_without_any_capacity_nothing_is_said_and_what_was_said_stays():
+    fleet = Fleet()
+    assert fleet.pass_by(10, 50, capacity=None) is None
+    assert fleet.pass_by(SPAN + 5, 0, capacity=None) is None
+    assert Fleet().pass_by(SPAN + 5, 0).replicas == 0, "nothing comes, so nothing is needed"
+    said = fleet.pass_by(20, 50)
+    fleet.load.observe(fleet.now + 5, [], [])
+    assert fleet.said() is said
+
+
+def test_a_status_is_written_for_what_is_clear_and_not_for_every_request():
+    fleet = Fleet()
+    said = fleet.pass_by(SELDOM, 50, capacity=10.0)
+    assert fleet.pass_by(SELDOM, 51, capacity=10.0) is said, "2 % more"
+    assert fleet.pass_by(LEAST + SPAN, 53.4, capacity=10.0).load == pytest.approx(5.34), "it rises"
+    lower = fleet.pass_by(30, 49, capacity=10.0)
+    assert lower.load == pytest.approx(5.34), "it may rise again"
+    assert fleet.pass_by(SELDOM + SPAN, 49, capacity=10.0).load == pytest.approx(4.9)
+    # A twentieth of a replica is nothing, however much it is of the load.
+    small = Fleet()
+    said = small.pass_by(SELDOM, 5)
+    assert small.pass_by(2 * SELDOM, 10) is said
+
+
+def test_another_operator_goes_on_from_what_was_said():
+    fleet = Fleet()
+    said = fleet.pass_by(20, 200, 200)
+    successor = Fleet()
+    successor.load.recall(said)
+    assert successor.said() is said
+    assert successor.pass_by(WINDOW - 30, 20, 20).replicas == 5
+    assert successor.pass_by(60, 20, 20).replicas == 1
+
+
+# -- the objective where an autoscaler follows
+
+
+def applied(world):
+    return world.controller.change(world.workload.target).policy.objective
+
+
+@pytest.mark.parametrize(
+    ("objective", "annotations", "wanted"),
+    [
+        (Objective.BALANCED, {AUTOSCALED: "true"}, Objective.EFFICIENCY),
+        (Objective.BALANCED, {AUTOSCALED: "false"}, Objective.BALANCED),
+        (Objective.BALANCED, {}, Objective.BALANCED),
+        (Objective.LATENCY, {AUTOSCALED: "true"}, Objective.LATENCY),
+    ],
+)
+def test_an_autoscaled_workload_is_batched_as_far_as_the_slo_allows(objective, annotations, wanted):
+    world = World(spec(objective=objective), pods=1)
+    world.workload = workload_of(replicas=1, annotations=annotations)
+    world.run(6, 20)
+    assert applied(world) is wanted
+    # The annotation is gone again: as the policy says.
+    world.workload = workload_of(replicas=1)
+    world.run(6, 20)
+    assert applied(world) is objective
