@@ -175,13 +175,13 @@ def test_a_step_that_was_not_taken_leaves_the_choice_as_it_is_and_one_that_faile
     before = tuner.parameters
     (decision,) = observe(tuner, 1)
     assert decision.reason is Reason.LOWERS_UTILIZATION
-    chosen = tuner._plan.choice
+    chosen = tuner.plan.choice
 
     tuner.adopt(before)
-    assert tuner._plan.choice is chosen
+    assert tuner.plan.choice is chosen
     tuner.adopt(decision.parameters)
     tuner.rejected(decision.parameters, before)
-    assert tuner._plan.choice is None
+    assert tuner.plan.choice is None
 
 
 @pytest.mark.parametrize("target", [{"p50": 0.02}, {"p90": 0.03}, {"p95": 0.04}, {"p999": 0.08}])
