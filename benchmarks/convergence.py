@@ -27,7 +27,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Objective, for_p99
 from carpool.simulation.simulator import Device, Simulation, linear
-from carpool.simulation.twin import flips, tuned
+from carpool_cli.planning.twin import flips, tuned
 
 if TYPE_CHECKING:
     from collections.abc import Callable

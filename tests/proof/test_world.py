@@ -15,7 +15,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Objective, for_p99
 from carpool.simulation.outcome import End, Setting
-from carpool.simulation.twin import tuned
+from carpool_cli.planning.twin import tuned
 
 POISSON = next(each for each in suite.load_all() if each.name == "synthetic-1-executor")
 

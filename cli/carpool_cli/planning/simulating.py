@@ -13,7 +13,7 @@ from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.simulation.outcome import End
 from carpool.simulation.simulator import Simulation
-from carpool.simulation.twin import Tuned, tuned
+from carpool_cli.planning.twin import Tuned, tuned
 from carpool_cli.planning import assumptions
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import SLO, BatchingPolicy, Latency, Objective
 from carpool.simulation.simulator import Arrival, Device, Simulation, linear
-from carpool.simulation.twin import Pilot, tuned
+from carpool_cli.planning.twin import Pilot, tuned
 from carpool.tuning.tuner import Tuner
 
 WAIT = 0.25

@@ -17,7 +17,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import SLO, BatchingPolicy, Latency, Objective
 from carpool.simulation.simulator import Device, Simulation, linear
-from carpool.simulation.twin import Pilot
+from carpool_cli.planning.twin import Pilot
 from carpool.tuning.tuner import Tuner
 
 INTERVAL = 0.5

@@ -10,7 +10,7 @@ from carpool.learning.size_limit import SizeLimit
 from carpool.policy.durations import Duration
 from carpool.policy.spec import SLO, BatchingPolicy, Latency, Objective
 from carpool.simulation.simulator import Arrival, Device, linear
-from carpool.simulation.twin import tuned
+from carpool_cli.planning.twin import tuned
 
 
 def counted(batches: int, limited: int, rows: int) -> ModelStats:

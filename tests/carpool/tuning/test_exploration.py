@@ -25,7 +25,7 @@ from carpool.policy.spec import (
     for_p99,
 )
 from carpool.simulation.simulator import Device
-from carpool.simulation.twin import flips, tuned
+from carpool_cli.planning.twin import flips, tuned
 from carpool.tuning.exploration import (
     BATCHES,
     LASTS,

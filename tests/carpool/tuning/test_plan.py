@@ -11,7 +11,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Objective, Tuning, TuningMode, for_p99
 from carpool.simulation.simulator import Device, Simulation, table
-from carpool.simulation.twin import Pilot
+from carpool_cli.planning.twin import Pilot
 from carpool.tuning import plan
 from carpool.tuning.tuner import INTERVAL, Tuner
 

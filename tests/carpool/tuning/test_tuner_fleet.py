@@ -23,7 +23,7 @@ from carpool.policy.spec import (
     for_p99,
 )
 from carpool.simulation.simulator import Device, linear
-from carpool.simulation.twin import flips, tuned
+from carpool_cli.planning.twin import flips, tuned
 from carpool.tuning.guards import TIGHTER
 from carpool.tuning.tuner import Tuner
 
