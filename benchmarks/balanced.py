@@ -39,10 +39,10 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import TARGET_UTILIZATION, BatchingPolicy, Objective
 from carpool.simulation.simulator import Arrival, Device, Simulation, linear
-from carpool_cli.planning.twin import Pilot, flips
 from carpool.tuning.objective import PASSING_IN_FLIGHT
 from carpool.tuning.tuner import INTERVAL, Tuner
 from carpool_cli.planning import assumptions
+from carpool_cli.planning.twin import Pilot, flips
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

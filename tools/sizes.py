@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 CORE = Path(__file__).parents[1] / "core" / "carpool"
 
 LINES, GOAL = 9_900, 5_500
-"""Of the core without the room `generation`: what it may have, and what it should."""
+"""Of the core without what is for token streams: what it may have, and what it should."""
+
+GENERATION = ("generation/", "policy/generation.py", "exchange/token_streams.py")
+"""What is for token streams."""
 
 LIMITS = {"function lines": 60, "class lines": 250, "class attributes": 12}
 
@@ -58,7 +61,7 @@ def wrong(folder: Path = CORE, larger: dict[tuple[str, str], int] = LARGER, line
     told, total, left = [], 0, dict(larger)
     for path in sorted(folder.rglob("*.py")):
         text, name = path.read_text("utf-8"), path.relative_to(folder).as_posix()
-        if not name.startswith("generation/"):
+        if not name.startswith(GENERATION):
             total += text.count("\n")
         for owner, what, size in found(ast.parse(text)):
             limit = LIMITS[what]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from carpool.policy.durations import Duration
 from carpool.policy.spec import SLO, BatchingPolicy, Bounds, IntRange, Latency, Objective
 from carpool.simulation.outcome import Setting
-from carpool_cli.planning.twin import Pilot
 from carpool.tuning.tuner import INTERVAL, Tuner
+from carpool_cli.planning.twin import Pilot
 from proof.world import Rival
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.simulation.outcome import End
 from carpool.simulation.simulator import Simulation
-from carpool_cli.planning.twin import Tuned, tuned
 from carpool_cli.planning import assumptions
+from carpool_cli.planning.twin import Tuned, tuned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -18,8 +18,8 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import SLO, BatchingPolicy, Latency, Objective
 from carpool.simulation.simulator import Arrival, Device, Simulation, linear
-from carpool_cli.planning.twin import Pilot, tuned
 from carpool.tuning.tuner import Tuner
+from carpool_cli.planning.twin import Pilot, tuned
 
 WAIT = 0.25
 RATE = 50.0

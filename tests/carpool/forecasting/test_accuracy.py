@@ -17,8 +17,8 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import SLO, BatchingPolicy, Latency, Objective
 from carpool.simulation.simulator import Device, Simulation, linear
-from carpool_cli.planning.twin import Pilot
 from carpool.tuning.tuner import Tuner
+from carpool_cli.planning.twin import Pilot
 
 INTERVAL = 0.5
 BOTH = Device(linear(0.004, 0.0005))

@@ -25,7 +25,6 @@ from carpool.policy.spec import (
     for_p99,
 )
 from carpool.simulation.simulator import Device
-from carpool_cli.planning.twin import flips, tuned
 from carpool.tuning.exploration import (
     BATCHES,
     LASTS,
@@ -39,6 +38,7 @@ from carpool.tuning.exploration import (
     optimistic,
 )
 from carpool.tuning.objective import Aim, choose
+from carpool_cli.planning.twin import flips, tuned
 
 TILES = (0.0063, 0.0063, 0.0072, 0.0091, 0.0111, 0.0134, 0.0157, 0.018, 0.0232)
 """Rows that cost more and more until the first tile, of 32, is full: nine rows are dearer than five."""

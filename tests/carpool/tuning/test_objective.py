@@ -18,8 +18,8 @@ from carpool.policy.plain import PolicyError, from_plain
 from carpool.policy.spec import BatchingPolicy, Objective, PassThrough, PassThroughMode, for_p99
 from carpool.simulation.outcome import End
 from carpool.simulation.simulator import Device, linear
-from carpool_cli.planning.twin import flips, tuned
 from carpool.tuning.objective import Aim, choose
+from carpool_cli.planning.twin import flips, tuned
 
 GPU = Device(linear(0.001, 0.0004))
 SETTLED = 20.0

@@ -11,9 +11,9 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Objective, Tuning, TuningMode, for_p99
 from carpool.simulation.simulator import Device, Simulation, table
-from carpool_cli.planning.twin import Pilot
 from carpool.tuning import plan
 from carpool.tuning.tuner import INTERVAL, Tuner
+from carpool_cli.planning.twin import Pilot
 
 TIMES = (0.0, *(0.005 + 0.0005 * rows for rows in range(1, 129)))
 TRUTH = 1490.0

@@ -29,10 +29,10 @@ from carpool.policy.spec import (
     for_p99,
 )
 from carpool.simulation.simulator import Device, Noise, Simulation, linear
-from carpool_cli.planning.twin import Pilot, flips, tuned
 from carpool.tuning.objective import LEAVE_PASS_THROUGH
 from carpool.tuning.plan import Plan
 from carpool.tuning.tuner import INTERVAL, Tuner
+from carpool_cli.planning.twin import Pilot, flips, tuned
 
 GPU = Device(times=linear(0.005, 0.0005))
 

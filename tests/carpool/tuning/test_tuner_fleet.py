@@ -23,9 +23,9 @@ from carpool.policy.spec import (
     for_p99,
 )
 from carpool.simulation.simulator import Device, linear
-from carpool_cli.planning.twin import flips, tuned
 from carpool.tuning.guards import TIGHTER
 from carpool.tuning.tuner import Tuner
+from carpool_cli.planning.twin import flips, tuned
 
 GPU = Device(times=linear(0.005, 0.0005))
 POLICY = BatchingPolicy(objective=Objective.EFFICIENCY, slo=SLO(latency=Latency(p99=Duration(0.05)))).validate()
