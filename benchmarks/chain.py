@@ -1,8 +1,8 @@
 """The greedy batcher in closed form: Poisson arrivals, no wait, one batch in flight, fixed t(b).
 
 Of n waiting when a batch completes, b = min(n, cap) are served next (the first to come, when none waits), and n' = n -
-b + Poisson(rate t(b)) wait after that: an embedded Markov chain (Bailey 1954, Neuts 1967). A rider who comes during a
-service waits for the rest of it, uniform given how many come, then for the batch it rides in. That is exact where all
+b + Poisson(rate t(b)) wait after that: an embedded Markov chain (Bailey 1954, Neuts 1967). A waiter who comes during a
+service waits for the rest of it, uniform given how many come, then for the batch it is in. That is exact where all
 who wait fit into the next batch; beyond, arrivals are taken as evenly spread within quarters of a service, and the
 service time of a batch further on as its mean. A few milliseconds at half load; 50 and more beyond 0.9.
 """
@@ -44,7 +44,7 @@ def greedy(rate: float, service: ServiceTime, max_batch: int, slo_target: float)
         batches += mass
         served += mass * size
         services += mass * times[size]
-        _add_riders(segments, mass, times, size, max(waiting - max_batch, 0), arriving[size], overflow)
+        _add_waiters(segments, mass, times, size, max(waiting - max_batch, 0), arriving[size], overflow)
     # Who finds the device idle is served alone at once: as many as there are empty states.
     segments.append(_Segment(times[1], 1e-9, states[0]))
     (p50, p90, p95, p99, p999), late = _read(segments, slo_target)
@@ -144,25 +144,25 @@ def _stationary(arriving: Sequence[_Counts], cap: int, utilization: float) -> li
 
 
 class _Overflow:
-    """Latencies of those who come during a service and can't all ride in the next batch."""
+    """Latencies of those who come during a service and can not all be in the next batch."""
 
     def __init__(self, times: Sequence[float], rate: float) -> None:
         self._times = times
         self._cap = len(times) - 1
         self._more = rate * times[-1]
-        self._rides: dict[tuple[int, int], float] = {}
+        self._portions: dict[tuple[int, int], float] = {}
         self._order: dict[int, list[list[float]]] = {}
 
-    def ride(self, ahead: int, rows: int) -> float:
+    def portion(self, ahead: int, rows: int) -> float:
         """Mean service time of the batch after ``ahead`` full ones, with ``rows`` and whoever comes till then."""
         if rows >= self._cap:
             return self._times[self._cap]
-        if (ahead, rows) not in self._rides:
+        if (ahead, rows) not in self._portions:
             low, masses = _poisson(self._more * ahead)
-            self._rides[ahead, rows] = sum(
+            self._portions[ahead, rows] = sum(
                 mass * self._times[min(rows + more, self._cap)] for more, mass in enumerate(masses, low)
             ) / sum(masses)
-        return self._rides[ahead, rows]
+        return self._portions[ahead, rows]
 
     def among(self, count: int) -> list[list[float]]:
         """Of the first m of ``count`` arrivals uniform over a service, how many to expect by the end of each slice.
@@ -188,7 +188,7 @@ SLICES = 4
 """Parts of a service in which arrivals that don't fit into the next batch are taken as evenly spread."""
 
 
-def _add_riders(
+def _add_waiters(
     segments: list[_Segment],
     mass: float,
     times: Sequence[float],
@@ -211,7 +211,7 @@ def _add_riders(
         first, ahead = 0, left // cap
         while first < count:
             last = min((ahead + 1) * cap - left, count)
-            after = ahead * times[cap] + overflow.ride(ahead, total - ahead * cap)
+            after = ahead * times[cap] + overflow.portion(ahead, total - ahead * cap)
             before = 0.0
             for part, expected in enumerate(order, 1):
                 upto = expected[last] - expected[first]
@@ -222,7 +222,7 @@ def _add_riders(
 
 
 class _Segment(NamedTuple):
-    """Latencies uniform over [start, start + width], ``weight`` riders strong."""
+    """Latencies uniform over [start, start + width], ``weight`` waiters strong."""
 
     start: float
     width: float

@@ -37,7 +37,7 @@ SLO = 0.050
 TRIALS = 30
 
 
-def ride(requests: int) -> float:
+def portion(requests: int) -> float:
     """Take requests through a Batcher (arrive, dispatch, complete, count); return CPU seconds for each.
 
     1,667 requests/s on a device with t(b) = 5 + 0.5 b ms: batches of up to 32, one in flight.
@@ -60,14 +60,14 @@ def ride(requests: int) -> float:
                     flying.append((landed + times[action.rows], action))
                 elif isinstance(action, Finish):
                     counters = action.batch.state.counters
-                    for rider in action.requests:
-                        counters.answered(rider.arrived, rider.due, landed, True)
+                    for waiter in action.requests:
+                        counters.answered(waiter.arrived, waiter.due, landed, True)
     return (time.process_time() - start) / requests
 
 
 def batcher() -> list[Figure]:
     """Measure the Batcher."""
-    return [Figure("Batcher", least(lambda: ride(10_000), TRIALS) * 1e6, TRIALS)]
+    return [Figure("Batcher", least(lambda: portion(10_000), TRIALS) * 1e6, TRIALS)]
 
 
 def instructions() -> list[Figure]:
@@ -207,4 +207,4 @@ def again(moment: Moment) -> float:
 
 
 if __name__ == "__main__":
-    ride(int(sys.argv[1]))  # what `instructions` counts
+    portion(int(sys.argv[1]))  # what `instructions` counts

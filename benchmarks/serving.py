@@ -198,7 +198,7 @@ def tensor_reply(message: bytes, size: int) -> bytes:
 
 
 async def copies(folder: Path) -> list[Figure]:
-    """Count how often a tensor of 1 MiB is copied on its way in, and on its way out; four ride together."""
+    """Count how often a tensor of 1 MiB is copied on its way in, and on its way out; four are batched together."""
     counter = CopyCounter(folder)
     figures = []
     for name, sent, received in (("copies in", MIB, 64), ("copies out", 64, MIB)):

@@ -222,7 +222,7 @@ def api() -> str:
         f"- of one request: {_names(IGNORED - HOP_BY_HOP - DEADLINES)}",
         f"- every name that begins with {', '.join(f'`{prefix.decode()}`' for prefix in IGNORED_PREFIXES)}",
         "",
-        f"Of an answer to a batch its riders get all headers but {_names(OF_ONE_BODY)}, and those of one connection.",
+        f"Of an answer to a batch its waiters get all headers but {_names(OF_ONE_BODY)}, and those of one connection.",
         "",
     ]
     for title, limits in (("What one client may take", ServerLimits), ("What the upstream may take", ClientLimits)):

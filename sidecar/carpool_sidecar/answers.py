@@ -20,14 +20,14 @@ OF_ONE_BODY = frozenset(
         b"digest",
         b"repr-digest",
         b"accept-ranges",
-        # About one caller: among the riders of a batch it would be somebody else's.
+        # About one caller: among the waiters of a batch it would be somebody else's.
         b"set-cookie",
         b"x-request-id",
         b"request-id",
         b"x-correlation-id",
     }
 )
-"""Names (lower case) of an answer's headers that its riders can't share."""
+"""Names (lower case) of an answer's headers that its waiters can't share."""
 
 UNRESOLVED = (b"x-carpool-fault", b"unresolved")
 """Marks an error that may be another request's: the policy says ``idempotent: false``, so none was sent again."""
@@ -64,7 +64,7 @@ def without_text(answer: UpstreamAnswer) -> UpstreamAnswer:
 
 
 def shareable(headers: Headers) -> Headers:
-    """Return those of a batch's answer headers that every rider may get."""
+    """Return those of a batch's answer headers that every waiter may get."""
     return [field for field in forwardable(headers) if field[0].lower() not in OF_ONE_BODY]
 
 

@@ -81,7 +81,7 @@ class DataApp:
         context = exchange.context
         if isinstance(context, Request):
             self._driver.sent(exchange)
-        elif isinstance(context, Endpoint):  # refused before it could ride: malformed, too large, too slow
+        elif isinstance(context, Endpoint):  # refused before it could wait: malformed, too large, too slow
             self._driver.count(self._models.label(context.model), context.protocol, exchange.status)
         elif isinstance(context, Stream):
             context.sent()

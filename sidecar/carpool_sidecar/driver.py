@@ -36,7 +36,7 @@ from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.messages import forwardable, parts_of, size_of
 from carpool_sidecar.models import OTHER
 from carpool_sidecar.protocols import CODECS
-from carpool_sidecar.protocols.common import UNREADABLE, Ride, TooLarge, WrongRows, alone
+from carpool_sidecar.protocols.common import UNREADABLE, Portion, TooLarge, WrongRows, alone
 from carpool_sidecar.protocols.headers import Reader, differing
 from carpool_sidecar.protocols.limits import DEFAULT
 from carpool_sidecar.verification.check import Kind
@@ -63,7 +63,7 @@ RESOLUTION = 0.001
 """Seconds: what uvloop's timers are whole numbers of. A timer rounded down to none would turn the loop in vain."""
 
 NOTE_INTERVAL = 1.0
-"""Seconds between two log lines on requests that ride alone."""
+"""Seconds between two log lines on requests that are not batched."""
 
 UNCHARGED = 8192
 """Bytes that a request may be held in beside its body without being counted: each has a few kilobytes of its own."""
@@ -72,7 +72,7 @@ MAX_FRAGMENT_NAMES = 32
 """Header names told apart in the metric of what fragments keys; callers make names up."""
 
 
-class Rider:
+class Waiter:
     """One caller on the way: the payload of the Batcher's request.
 
     An exchange's context is that request, and nothing here points back at it: once the exchange lets go of it, all of
@@ -103,7 +103,7 @@ class Rider:
         self.answer: UpstreamAnswer | None = None
         """The upstream's answer to this request alone."""
         self.headers: Headers = []
-        """Of the last batch that it rode in, like the status."""
+        """Of the last batch that it was in, like the status."""
         self.status = 200
         self.pieces: list[tuple[int, Piece]] = []
         """Its rows' answers by first row, as they came in."""
@@ -133,12 +133,12 @@ class Shadow:
 class Flight:
     """One batch with the upstream, and who receives its answer."""
 
-    __slots__ = ("_alone", "_batch", "_driver", "_rides", "_sent", "call")
+    __slots__ = ("_alone", "_batch", "_driver", "_portions", "_sent", "call")
 
-    def __init__(self, driver: Driver, batch: Batch, rides: list[Ride]) -> None:
+    def __init__(self, driver: Driver, batch: Batch, portions: list[Portion]) -> None:
         self._driver = driver
         self._batch = batch
-        self._rides = rides
+        self._portions = portions
         self._sent = batch.slices
         """What the call was made of; the Batcher may take a request out of the batch meanwhile."""
         self._alone = len(batch.slices) == 1
@@ -154,16 +154,16 @@ class Flight:
     def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
         """Share out an answer, or find out whose fault it is that there is none to share."""
         batch, driver, fault = self._batch, self._driver, None
-        first: Rider = self._sent[0][0].payload
+        first: Waiter = self._sent[0][0].payload
         check = first.check
         pieces: list[Piece] = []
         kind = fault_kind(status)
-        if status in {401, 403} and self._rides and driver.reader.across:
+        if status in {401, 403} and self._portions and driver.reader.across:
             kind = FaultKind.ITEM  # the batch was sent with one caller's credentials: the others' may be good
         if kind is not None:
             answer = UpstreamAnswer(status, headers, body)
             fault = Fault(kind, detail=answer if self._alone else without_text(answer))
-        elif not self._rides:
+        elif not self._portions:
             first.answer = UpstreamAnswer(status, headers, body)
             if batch.halves is not None and not driver.can_be_shared(first.parsed, headers, body):
                 # Alone it passes as it is, but that proves nothing of the size of the batch that failed.
@@ -171,32 +171,32 @@ class Flight:
         else:
             codec = CODECS[first.parsed.endpoint.protocol]
             try:
-                pieces = codec.split(self._rides, headers, body, driver.limits)
+                pieces = codec.split(self._portions, headers, body, driver.limits)
             except TooLarge as too_large:
                 # A smaller batch has a smaller answer; but this one was computed already.
                 kind = FaultKind.SIZE if driver.batcher.idempotent else FaultKind.ROWS
                 fault = Fault(kind, detail=too_large)
             except WrongRows as error:
-                # No JSON, as with a NaN in it: one rider's rows may be why, and alone its answer passes as it is.
-                one_riders = error.reason == UNREADABLE and not self._alone
-                fault = Fault(FaultKind.ITEM if one_riders else FaultKind.ROWS, detail=error)
+                # No JSON, as with a NaN in it: one waiter's rows may be why, and alone its answer passes as it is.
+                one_waiters = error.reason == UNREADABLE and not self._alone
+                fault = Fault(FaultKind.ITEM if one_waiters else FaultKind.ROWS, detail=error)
                 if check is not None:
                     driver.verifier.shared_out_wrong(first.entry, check, error)
             else:
                 shared = shareable(headers)
                 for (request, start, _), piece in zip(self._sent, pieces, strict=True):
-                    rider = request.payload
-                    rider.pieces.append((start, piece))
-                    rider.headers, rider.status = shared, status
+                    waiter = request.payload
+                    waiter.pieces.append((start, piece))
+                    waiter.headers, waiter.status = shared, status
         driver.landed(batch, status, fault)
         # The callers have their answers: now there is time to look whether they were right.
         if check is not None and fault is None:
-            if not self._rides:
+            if not self._portions:
                 driver.verifier.answered_alone(first.entry, check, first.parsed, first.facts, headers, body)
-            elif len(self._rides) > 1:
-                last: Rider = self._sent[-1][0].payload
+            elif len(self._portions) > 1:
+                last: Waiter = self._sent[-1][0].payload
                 driver.verifier.answered_together(
-                    first.entry, check, self._rides[-1], pieces[-1], last.facts, batch.rows
+                    first.entry, check, self._portions[-1], pieces[-1], last.facts, batch.rows
                 )
 
     def failed(self, error: UpstreamError) -> None:
@@ -247,7 +247,7 @@ class Driver:
         self.why: dict[tuple[str, str], str] = {}
         """What was the matter with the last of them, where the reason doesn't say it all."""
         self.fragments: dict[str, int] = {}
-        """How often two requests in a row could not ride together for a header, by its name."""
+        """How often two requests in a row could not be batched together for a header, by its name."""
         self.verifier = Verifier(self, policy, clock, log)
         self._backend = backend
         self._models = models
@@ -297,7 +297,7 @@ class Driver:
             timeout = facts.deadline_s
         if parsed.timeout_s and parsed.timeout_s < timeout:
             timeout = parsed.timeout_s
-        entry.riders += 1
+        entry.waiters += 1
         arrived = exchange.received_at
         request = exchange.context = Request(
             key=key,
@@ -311,7 +311,7 @@ class Driver:
             tokens=parsed.tokens,
             mergeable=reason is None,
             caller=exchange.peer,
-            payload=Rider(exchange, entry, self.batcher.model(entry.lane).counters, facts, parsed, check),
+            payload=Waiter(exchange, entry, self.batcher.model(entry.lane).counters, facts, parsed, check),
         )
         self.do(self.batcher.arrive(request, now))
 
@@ -325,8 +325,8 @@ class Driver:
             answered(answer)
 
         now = self._clock()
-        parsed = trial.rides[0].parsed
-        entry.riders += 1
+        parsed = trial.portions[0].parsed
+        entry.waiters += 1
         shadow = Shadow(message, trial.facts, ended)
         request = Request(
             key=parsed.key,
@@ -340,7 +340,7 @@ class Driver:
             size=size_of(message.parts),
             mergeable=False,
             shadow=True,
-            payload=Rider(shadow, entry, self.batcher.model(entry.lane).counters, trial.facts, parsed, None),
+            payload=Waiter(shadow, entry, self.batcher.model(entry.lane).counters, trial.facts, parsed, None),
         )
         self.do(self.batcher.arrive(request, now))
 
@@ -360,16 +360,16 @@ class Driver:
     def sent(self, exchange: Exchange) -> None:
         """Count an answer whose last byte is with the transport."""
         request: Request = exchange.context
-        rider: Rider = request.payload
+        waiter: Waiter = request.payload
         status = exchange.status
         model = self._models.label(request.model)
-        if rider.answered:
+        if waiter.answered:
             took = exchange.sent_at - request.arrived
             self.duration_seconds[model] = self.duration_seconds.get(model, 0.0) + took
             failure = REJECTED if callers_fault(status) else FAILED
-            rider.counters.answered(request.arrived, request.due, exchange.sent_at, 200 <= status < 300, failure)
-        self.count(model, rider.parsed.endpoint.protocol, status)
-        self._models.left(rider.entry)
+            waiter.counters.answered(request.arrived, request.due, exchange.sent_at, 200 <= status < 300, failure)
+        self.count(model, waiter.parsed.endpoint.protocol, status)
+        self._models.left(waiter.entry)
         exchange.context = None
 
     def disconnected(self, exchange: Exchange) -> None:
@@ -403,7 +403,7 @@ class Driver:
     def can_be_shared(self, parsed: Parsed[Any], headers: Headers, body: bytes | memoryview) -> bool:
         """Say whether rows can be told apart in an answer to one request, or only its size stands against that."""
         try:
-            CODECS[parsed.endpoint.protocol].split([Ride(parsed, 0, parsed.rows)], headers, body, self.limits)
+            CODECS[parsed.endpoint.protocol].split([Portion(parsed, 0, parsed.rows)], headers, body, self.limits)
         except TooLarge:
             return True
         except WrongRows:
@@ -461,63 +461,65 @@ class Driver:
             self._models.missing(entry)
 
     def _send(self, batch: Batch) -> None:
-        first: Rider = batch.slices[0][0].payload
+        first: Waiter = batch.slices[0][0].payload
         size = (batch.model, (batch.rows - 1).bit_length())
         self.batch_sizes[size] = self.batch_sizes.get(size, 0) + 1
         self.batch_rows[batch.model] = self.batch_rows.get(batch.model, 0) + batch.rows
         body: Body
         headers: Headers
-        rides: list[Ride] = []
+        portions: list[Portion] = []
         try:
             if batch.whole:
                 body = first.exchange.body
                 headers = forwardable(first.exchange.headers)
             else:
-                rides = [Ride(request.payload.parsed, start, stop) for request, start, stop in batch.slices]
-                message = CODECS[first.parsed.endpoint.protocol].merge(rides)
+                portions = [Portion(request.payload.parsed, start, stop) for request, start, stop in batch.slices]
+                message = CODECS[first.parsed.endpoint.protocol].merge(portions)
                 body = message.parts
                 headers = [*first.facts.shared, *message.headers]
-            flight = self._flights[batch] = Flight(self, batch, rides)
+            flight = self._flights[batch] = Flight(self, batch, portions)
             call = self._backend.send(
                 first.parsed.endpoint.target, headers, body, flight, idempotent=self.batcher.idempotent
             )
         except Exception:  # noqa: BLE001 - whatever it is, it must cost the culprit alone: it is searched for
             self._log.exception("a batch could not be sent", extra={"model": batch.model, "rows": batch.rows})
-            self._flights[batch] = Flight(self, batch, rides)
+            self._flights[batch] = Flight(self, batch, portions)
             self.landed(batch, 0, Fault(FaultKind.ITEM))
             return
         if batch in self._flights:
             flight.call = call
 
     def _answer(self, request: Request, batch: Batch) -> None:
-        rider: Rider = request.payload
-        rider.answered = True
-        if rider.answer is not None:
-            status, headers, body = rider.answer
+        waiter: Waiter = request.payload
+        waiter.answered = True
+        if waiter.answer is not None:
+            status, headers, body = waiter.answer
             headers = forwardable(headers)
             parts: Body = body
         else:
-            pieces = rider.pieces
+            pieces = waiter.pieces
             if len(pieces) > 1:
                 pieces.sort(key=_first_row)
             try:
-                message = CODECS[rider.parsed.endpoint.protocol].assemble(rider.parsed, [piece for _, piece in pieces])
+                message = CODECS[waiter.parsed.endpoint.protocol].assemble(
+                    waiter.parsed, [piece for _, piece in pieces]
+                )
             except WrongRows as error:
-                self._fail(rider, Fault(FaultKind.ROWS, detail=error), unresolved=False)
+                self._fail(waiter, Fault(FaultKind.ROWS, detail=error), unresolved=False)
                 return
-            status, headers, parts = rider.status, [*rider.headers, *message.headers], message.parts
-        if rider.facts.debug:
+            status, headers, parts = waiter.status, [*waiter.headers, *message.headers], message.parts
+        if waiter.facts.debug:
             waited = (batch.dispatched - request.arrived) * 1e3
             headers = [
                 *headers,
                 (b"x-carpool-batch-size", b"%d" % batch.rows),
                 (b"x-carpool-queue-ms", b"%.3f" % max(waited, 0.0)),
             ]
-        rider.exchange.respond(status, headers, parts)
+        waiter.exchange.respond(status, headers, parts)
 
-    def _fail(self, rider: Rider, fault: Fault, *, unresolved: bool) -> None:
-        rider.answered = True
-        exchange = rider.exchange
+    def _fail(self, waiter: Waiter, fault: Fault, *, unresolved: bool) -> None:
+        waiter.answered = True
+        exchange = waiter.exchange
         marks = [UNRESOLVED] if unresolved else []
         match fault.detail:
             case UpstreamAnswer(status=status, headers=headers, body=body):

@@ -1,7 +1,7 @@
 """Which models there are, and along which axis their requests may be merged.
 
 Callers name models, so the table is bounded: names that never had a good answer make room for others, and while there
-is no room a request rides alone and is counted under ``<other>``.
+is no room a request is not batched and is counted under ``<other>``.
 """
 
 from __future__ import annotations
@@ -34,16 +34,26 @@ REFRESH = 30.0
 
 
 class Entry:
-    """One model version: what lane it rides in, and why its requests may not be merged.
+    """One model version: what lane it is in, and why its requests may not be merged.
 
     ``alone`` is the reason for requests whose batch axis the model decides, ``alone_by_protocol`` for those whose
     protocol does; ``None``: they merge once ``record`` says that batches were verified.
     """
 
     __slots__ = (
-        "alone", "alone_by_protocol", "axis", "configured", "headers", "lane", "model", "proven", "record", "riders",
+        "alone",
+        "alone_by_protocol",
+        "axis",
+        "configured",
+        "headers",
+        "lane",
+        "model",
+        "proven",
+        "record",
         "seen",
-        "unknown", "version",
+        "unknown",
+        "version",
+        "waiters",
     )  # fmt: skip
 
     def __init__(self, model: str, version: str, configured: Model | None, *, lane: str | None = None) -> None:
@@ -54,8 +64,8 @@ class Entry:
         """Whether the upstream ever answered for it with success."""
         self.unknown = False
         """Whether the upstream has answered that there is no such model."""
-        self.riders = 0
-        """Requests that wait or ride."""
+        self.waiters = 0
+        """Requests that wait or are in a batch."""
         self.seen: bytes | None = None
         """What the server last said of it."""
         self.headers: bytes | None = None
@@ -89,7 +99,7 @@ class Entry:
     @property
     def needed(self) -> bool:
         """Whether it may not make room for another."""
-        return self.proven or self.riders > 0 or self.configured is not None
+        return self.proven or self.waiters > 0 or self.configured is not None
 
     @property
     def max_batch(self) -> int | None:
@@ -106,14 +116,14 @@ class Entry:
 
     @property
     def reason(self) -> str:
-        """A sentence on its axis, with the fix where requests ride alone."""
+        """A sentence on its axis, with the fix where requests are not batched."""
         if self.configured is not None and self.configured.axis is not AxisChoice.AUTO:
             return f"the policy says axis {self.configured.axis}"
         return "the server has not been asked yet" if self.axis is None else self.axis.reason
 
 
 class ModelTable:
-    """Every model version in use. ``forget`` is told of lanes that nobody rides in any more."""
+    """Every model version in use. ``forget`` is told of lanes that no request is in any more."""
 
     def __init__(self, configured: Sequence[Model], forget: Callable[[str], None]) -> None:
         self._configured = {model.name: model for model in configured}
@@ -169,7 +179,7 @@ class ModelTable:
 
     def left(self, entry: Entry) -> None:
         """Take note that one of its requests has ended."""
-        entry.riders -= 1
+        entry.waiters -= 1
         if entry.unknown:
             self._let_go(entry)
 
@@ -260,7 +270,7 @@ class Resolver:
                 f"tensor is the batch, set `models: [{{name: {entry.model}, axis: First}}]`",
             )
             self._learn(entry, axis)
-        # Anything else says nothing: it is asked again after the next refresh, and rides alone until then.
+        # Anything else says nothing: it is asked again after the next refresh. Until then no request is batched.
 
     def _learn(self, entry: Entry, axis: Axis) -> None:
         if axis != entry.axis and entry in self._table:

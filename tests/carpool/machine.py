@@ -172,7 +172,7 @@ class Driver:
         slices = batch.slices
         assert slices
         assert batch.rows == sum(stop - start for _, start, stop in slices)
-        # Only equal keys ride together, each request once, and only those that still wait for an answer.
+        # Only equal keys are batched together, each request once, and only those that still wait for an answer.
         assert len({(request.model, request.key, request.mergeable) for request, _, _ in slices}) == 1
         assert len({request for request, _, _ in slices}) == len(slices)
         assert all(request in self.live and request.deadline > self.now for request, _, _ in slices)
@@ -192,7 +192,7 @@ class Driver:
             request = slices[0][0]
             self.sent[request] = request.rows  # served anew: its rows that were answered before are void
             self.live[request] = []
-        fresh = [ride for ride in slices if ride[1] == self.sent[ride[0]]]
+        fresh = [portion for portion in slices if portion[1] == self.sent[portion[0]]]
         if fresh:
             # Rows go out in order and without gaps; only retries and parts of failed batches repeat rows.
             assert fresh == slices

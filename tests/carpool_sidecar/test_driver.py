@@ -1,4 +1,4 @@
-"""Client, sidecar and model server over loopback: who rides, what comes back, and what goes wrong."""
+"""Client, sidecar and model server over loopback: what is batched, what comes back, and what goes wrong."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from carpool.batching.requests import Estimate
 from carpool_sidecar.backends.base import Document
 from carpool_sidecar.config.settings import parse
-from carpool_sidecar.driver import Flight, Rider
+from carpool_sidecar.driver import Flight, Waiter
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.models import MAX_ENTRIES, OTHER
 
@@ -20,7 +20,7 @@ JSON = (b"Content-Type", b"application/json")
 LENGTH = b"Inference-Header-Content-Length"
 DEBUG = (b"X-Carpool-Debug", b"1")
 
-# --------------------------------------------------------------------------------------------------- riding together
+# --------------------------------------------------------------------------------------------------- batched together
 
 
 async def test_requests_that_wait_ride_in_one_call_and_keep_every_digit(world):
@@ -494,7 +494,7 @@ async def test_what_was_answered_is_freed_without_the_garbage_collector(world):
         for one in (first, rest[0], rest[2]):
             assert (await one).status == 200
         assert (await client.predict(b"[")).body == b'{"predictions":[[]}'
-        left = [thing for thing in gc.get_objects() if isinstance(thing, Rider | Flight)]
+        left = [thing for thing in gc.get_objects() if isinstance(thing, Waiter | Flight)]
         assert left == []
     finally:
         gc.enable()

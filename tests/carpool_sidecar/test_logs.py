@@ -46,5 +46,5 @@ def test_an_exception_is_a_field(root):
 def test_a_terminal_gets_lines_for_people(root):
     stream = Terminal()
     set_up("Info", stream)
-    logging.getLogger("carpool").warning("a request rides alone", extra={"model": "m"})
-    assert "warning  a request rides alone  model=m\n" in stream.getvalue()
+    logging.getLogger("carpool").warning("a request is not batched", extra={"model": "m"})
+    assert "warning  a request is not batched  model=m\n" in stream.getvalue()

@@ -192,7 +192,7 @@ async def test_a_lane_is_forgotten_with_the_last_version_that_rides_in_it(forgot
 async def test_nobody_makes_room_while_requests_ride_in_it(forgotten):
     table = ModelTable([], forgotten.append)
     ridden = table.entry(endpoint("ridden"))
-    ridden.riders = 2
+    ridden.waiters = 2
     for number in range(MAX_ENTRIES):
         table.entry(endpoint(f"m{number}"))
     table.missing(ridden)

@@ -85,7 +85,7 @@ async def start(world, path, **fields):
 
 
 class Gate:
-    """A session whose runs wait until they are let through, so that what comes meanwhile rides together for sure."""
+    """A session whose runs wait until they are let through, so that what comes meanwhile is in one batch for sure."""
 
     def __init__(self, session):
         self.session = session

@@ -101,10 +101,10 @@ def test_who_waits_beyond_the_deadline_has_expired():
 
 def test_who_leaves_is_not_answered():
     fifo = AtLeast()
-    rider, waiting = request(0.0), request(0.001)
-    (first,) = batches(fifo.arrive(rider, 0.0))
+    waiter, waiting = request(0.0), request(0.001)
+    (first,) = batches(fifo.arrive(waiter, 0.0))
     fifo.arrive(waiting, 0.001)
-    for gone in (rider, waiting, waiting):
+    for gone in (waiter, waiting, waiting):
         assert fifo.cancel(gone, 0.002) == []
     (finish,) = fifo.complete(first, 0.005)
     assert finish.requests == []
@@ -120,7 +120,7 @@ def test_a_batch_too_large_is_halved_and_larger_ones_are_not_tried_again():
     assert (half.rows, other.rows, fifo.cap) == (2, 2, 2)
 
 
-def test_a_fault_of_the_upstream_fails_all_riders():
+def test_a_fault_of_the_upstream_fails_all_waiters():
     fifo = AtLeast(max_batch=4)
     large = request(0.0, rows=6)
     (first,) = batches(fifo.arrive(large, 0.0))

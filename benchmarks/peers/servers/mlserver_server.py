@@ -8,7 +8,7 @@ from profiled_model import given
 
 
 class Echo(MLModel):
-    """One tensor, a row of it for each that rides along."""
+    """One tensor, a row of it for each request of the batch."""
 
     async def load(self) -> bool:
         """Load the model."""

@@ -50,7 +50,7 @@ class Keeping(LoadGenerator):
             due,
             protocol="v2-binary",
             timeout=TIMEOUT,
-            headers=[(b"x-carpool-debug", b"1")],  # the answer tells how many rode with it
+            headers=[(b"x-carpool-debug", b"1")],  # the answer says how many were batched with it
             verify=False,
         )
         self.answers: list[tuple[int, Headers, bytes]] = []

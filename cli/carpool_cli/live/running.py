@@ -124,7 +124,7 @@ def learned(stats: ModelStats, lane: Lane) -> ServiceTime | None:
     end = len(times) - 1
     ratios = []
     for size, mean in zip(counted.sizes, counted.means, strict=True):
-        # A request larger than a batch may be rode alone: beyond the table the level is that of its end.
+        # A request larger than a batch may be sent alone: beyond the table the level is that of its end.
         ratios.append(times[size] / mean if size <= end else times[end] / counted.time(end))
     first, last = counted.sizes[0], counted.sizes[-1]
     head, tail = counted.head_slope * ratios[0], counted.tail_slope * ratios[-1]

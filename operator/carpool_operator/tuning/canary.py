@@ -64,7 +64,7 @@ class Comparison:
         equal = requests / (requests + others)
         worse = ODDS * requests / (ODDS * requests + others)
         gained = misses * log(worse / equal) + others_misses * log((1 - worse) / (1 - equal))
-        # Misses come in clusters: one slow batch makes all its riders late.
+        # Misses come in clusters: one slow batch makes all its waiters late.
         self.evidence = max(0.0, self.evidence + min(gained, MOST_AT_ONCE))
 
 

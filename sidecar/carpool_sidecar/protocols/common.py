@@ -120,7 +120,7 @@ class Parsed(Generic[State]):
         return self.alone is None
 
 
-class Ride(NamedTuple):
+class Portion(NamedTuple):
     """Rows ``start`` to ``stop`` of one request; a request larger than the batch travels in several."""
 
     parsed: Parsed[Any]
@@ -129,7 +129,7 @@ class Ride(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Rows ``start`` to ``stop`` of a batch's answer: one ride's part. ``answer`` belongs to the codec."""
+    """Rows ``start`` to ``stop`` of a batch's answer: one portion's part. ``answer`` belongs to the codec."""
 
     answer: Any
     start: int
@@ -152,11 +152,11 @@ class Codec(Protocol):
     def parse(self, endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits) -> Parsed[Any]:
         """Read a request. Never refuses: what can't be read, or is too large for that, is ``alone``."""
 
-    def merge(self, rides: Sequence[Ride]) -> Message:
-        """One request out of rides with equal keys, rows in the order of the rides."""
+    def merge(self, portions: Sequence[Portion]) -> Message:
+        """One request out of portions with equal keys, rows in the order of the portions."""
 
-    def split(self, rides: Sequence[Ride], headers: Headers, body: Buffer, limits: Limits) -> list[Piece]:
-        """One piece a ride out of the answer to ``merge(rides)``; :class:`WrongRows` if it does not fit them."""
+    def split(self, portions: Sequence[Portion], headers: Headers, body: Buffer, limits: Limits) -> list[Piece]:
+        """One piece a portion out of the answer to ``merge(portions)``; :class:`WrongRows` if it does not fit them."""
 
     def assemble(self, parsed: Parsed[Any], pieces: Sequence[Piece]) -> Message:
         """Put together the answer to one request from its pieces, in the order of its rows."""
@@ -178,15 +178,15 @@ def short(text: bytes) -> bytes:
     return text if len(text) <= _LONGEST_IN_KEY else b"#" + blake2b(text, digest_size=32).hexdigest().encode()
 
 
-def total_rows(rides: Sequence[Ride]) -> int:
+def total_rows(portions: Sequence[Portion]) -> int:
     """Rows in a batch."""
-    return sum(stop - start for _, start, stop in rides)
+    return sum(stop - start for _, start, stop in portions)
 
 
-def pieces_of(answer: object, rides: Sequence[Ride]) -> list[Piece]:
-    """Share out an answer whose rows are in the order of the rides."""
+def pieces_of(answer: object, portions: Sequence[Portion]) -> list[Piece]:
+    """Share out an answer whose rows are in the order of the portions."""
     pieces, at = [], 0
-    for _, start, stop in rides:
+    for _, start, stop in portions:
         end = at + stop - start
         pieces.append(Piece(answer, at, end))
         at = end
@@ -194,7 +194,7 @@ def pieces_of(answer: object, rides: Sequence[Ride]) -> list[Piece]:
 
 
 def check_shareable(fields: dict[str, bytes]) -> None:
-    """Refuse fields of an answer that cannot go to every rider: an array may hold one row of each caller."""
+    """Refuse fields of an answer that cannot go to every waiter: an array may hold one row of each caller."""
     for name, value in fields.items():
         if not json_scan.without_arrays(value):
             raise WrongRows(f"answer's `{name}` holds an array, which may be other callers' rows", reason="fields")

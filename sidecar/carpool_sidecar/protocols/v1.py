@@ -32,7 +32,7 @@ from carpool_sidecar.protocols.common import (
     Message,
     Parsed,
     Piece,
-    Ride,
+    Portion,
     TooLarge,
     WrongRows,
     alone,
@@ -161,10 +161,10 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
     )
 
 
-def merge(rides: Sequence[Ride]) -> Message:
-    """``{"instances": [...], other fields}`` with the rows of all rides."""
-    first: Rows = rides[0].parsed.state
-    slices = [ride.parsed.state.slice(ride.start, ride.stop) for ride in rides]
+def merge(portions: Sequence[Portion]) -> Message:
+    """``{"instances": [...], other fields}`` with the rows of all portions."""
+    first: Rows = portions[0].parsed.state
+    slices = [portion.parsed.state.slice(portion.start, portion.stop) for portion in portions]
     if sum([len(rows) for rows in slices]) <= JOINED:
         return Message([], [b'{"%b":[%b]%b}' % (first.name, b",".join(slices), first.rest)])
     parts: list[Buffer] = [b'{"%b":[' % first.name]
@@ -174,11 +174,11 @@ def merge(rides: Sequence[Ride]) -> Message:
     return Message([], parts)
 
 
-def split(rides: Sequence[Ride], headers: Headers, body: Buffer, limits: Limits = DEFAULT) -> list[Piece]:  # noqa: ARG001 - the codec's signature
+def split(portions: Sequence[Portion], headers: Headers, body: Buffer, limits: Limits = DEFAULT) -> list[Piece]:  # noqa: ARG001 - the codec's signature
     """Check that the answer has one prediction a row, and share it out."""
-    total = total_rows(rides)
+    total = total_rows(portions)
     most = max(total, limits.max_rows)
-    wanted = [b"predictions", b"outputs"] if rides[0].parsed.state.name == b"inputs" else [b"predictions"]
+    wanted = [b"predictions", b"outputs"] if portions[0].parsed.state.name == b"inputs" else [b"predictions"]
     try:
         json_scan.check_size(len(body), "answer", "max_answer_text", limits)
         text = body if type(body) is bytes else bytes(body)
@@ -196,7 +196,7 @@ def split(rides: Sequence[Ride], headers: Headers, body: Buffer, limits: Limits 
                 raise WrongRows(f"answer has no `{wanted[0].decode()}`", reason=UNREADABLE)
             rows = json_scan.elements(text, f"answer's {name}", spans.pop(name), most)
             fields = {name: text[start:stop] for name, (start, stop) in spans.items()}
-            if len({id(ride.parsed) for ride in rides}) > 1:
+            if len({id(portion.parsed) for portion in portions}) > 1:
                 check_shareable(fields)
             head = b'{"%b":[' % name.encode()
             tail = b"]" + b"".join(_member(*field) for field in fields.items()) + b"}"
@@ -206,7 +206,7 @@ def split(rides: Sequence[Ride], headers: Headers, body: Buffer, limits: Limits 
         raise WrongRows(str(error), reason=UNREADABLE) from None
     if rows is None or len(rows) != total:
         raise WrongRows(f"{'more' if rows is None else len(rows)} predictions for {total} rows")
-    return pieces_of(Answer(head, rows, tail), rides)
+    return pieces_of(Answer(head, rows, tail), portions)
 
 
 def assemble(parsed: Parsed[Rows], pieces: Sequence[Piece]) -> Message:  # noqa: ARG001 - the codec's signature

@@ -31,7 +31,7 @@ from carpool_sidecar.protocols.common import (
     Message,
     Parsed,
     Piece,
-    Ride,
+    Portion,
     TooLarge,
     WrongRows,
     alone,
@@ -142,18 +142,18 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
     )
 
 
-def merge(rides: Sequence[Ride]) -> Message:
-    """One request with the rows of all rides: tensor by tensor, no binary data copied."""
+def merge(portions: Sequence[Portion]) -> Message:
+    """One request with the rows of all portions: tensor by tensor, no binary data copied."""
     inputs = [
-        (tensor, [ride.parsed.state.inputs[index].slice(ride.start, ride.stop) for ride in rides])
-        for index, tensor in enumerate(rides[0].parsed.state.inputs)
+        (tensor, [portion.parsed.state.inputs[index].slice(portion.start, portion.stop) for portion in portions])
+        for index, tensor in enumerate(portions[0].parsed.state.inputs)
     ]
-    return _written([b'"inputs":['], inputs, total_rows(rides), rides[0].parsed.state.rest)
+    return _written([b'"inputs":['], inputs, total_rows(portions), portions[0].parsed.state.rest)
 
 
-def split(rides: Sequence[Ride], headers: Headers, body: Buffer, limits: Limits = DEFAULT) -> list[Piece]:
+def split(portions: Sequence[Portion], headers: Headers, body: Buffer, limits: Limits = DEFAULT) -> list[Piece]:
     """Check that each output has the batch's rows in dim 0, and share them out."""
-    total = total_rows(rides)
+    total = total_rows(portions)
     try:
         header_length = find(headers, HEADER_LENGTH) or b""
         size = _text_size(header_length, body)
@@ -173,11 +173,11 @@ def split(rides: Sequence[Ride], headers: Headers, body: Buffer, limits: Limits 
         if not tensor.shape or tensor.shape[0] != total or tensor.alone in {"nesting", "shared-memory"}:
             raise WrongRows(f"output {tensor.name!r} has shape {tensor.shape} for {total} rows")
     own = fields.pop("id", b"")
-    several = len({id(ride.parsed) for ride in rides}) > 1
+    several = len({id(portion.parsed) for portion in portions}) > 1
     if several:
         check_shareable(fields | {tensor.name: tensor.head + tensor.parameters for tensor in outputs})
     before = b"".join([b"%b:%b," % (msgspec.json.encode(name), value) for name, value in fields.items()])
-    return pieces_of(Answer(outputs, before, own, several), rides)
+    return pieces_of(Answer(outputs, before, own, several), portions)
 
 
 def assemble(parsed: Parsed[Request], pieces: Sequence[Piece]) -> Message:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from carpool_sidecar.protocols.agreement import Tolerance
-from carpool_sidecar.protocols.common import Ride
+from carpool_sidecar.protocols.common import Portion
 from carpool_sidecar.verification.samples import Samples, digest_of, part
 
 if TYPE_CHECKING:
@@ -68,17 +68,17 @@ class Kind(StrEnum):
 
 
 class Trial(NamedTuple):
-    """A call of the sidecar's own. ``expected``: the answer that each of the rides got before."""
+    """A call of the sidecar's own. ``expected``: the answer that each of the portions got before."""
 
     kind: Kind
-    rides: list[Ride]
+    portions: list[Portion]
     expected: list[Message]
     facts: Facts
 
     @property
     def rows(self) -> int:
         """Rows of the call."""
-        return sum(ride.stop - ride.start for ride in self.rides)
+        return sum(portion.stop - portion.start for portion in self.portions)
 
 
 class Pace:
@@ -196,17 +196,19 @@ class Check:
         pace.under_way = True
         return trial
 
-    def live_trial(self, ride: Ride, piece: Piece, facts: Facts, now: float, *, rows: int, room: int) -> Trial | None:
+    def live_trial(
+        self, portion: Portion, piece: Piece, facts: Facts, now: float, *, rows: int, room: int
+    ) -> Trial | None:
         """Return rows to send alone that just were in a batch of ``rows``."""
-        span = min(ride.stop - ride.start, SPAN)
+        span = min(portion.stop - portion.start, SPAN)
         if self.pace.under_way or now < self.pace.try_at or span > room:
             return None
         self.pace.under_way = True
         self.live.begun(rows, now)
-        expected = part(ride.parsed, piece, 0, span)
+        expected = part(portion.parsed, piece, 0, span)
         # A copy: the whole batch's answer is not kept for a part of it.
         expected = expected._replace(parts=[b"".join(expected.parts)])
-        return Trial(Kind.LIVE, [Ride(ride.parsed, ride.start, ride.start + span)], [expected], facts)
+        return Trial(Kind.LIVE, [Portion(portion.parsed, portion.start, portion.start + span)], [expected], facts)
 
     def said_nothing(self, why: str, now: float) -> None:
         """Take a trial that failed for reasons of its own: it is sent again later."""
@@ -227,7 +229,7 @@ class Check:
         self.rejected = 0
         self.trouble = ""
         if trial.kind is Kind.SAME:
-            parsed = trial.rides[0].parsed
+            parsed = trial.portions[0].parsed
             self.only = (parsed.key, digest_of(parsed))
         elif trial.kind is Kind.MIXED:
             self.agreed += 1
@@ -263,12 +265,12 @@ def _composed(kind: Kind, samples: list[Sample], cap: int) -> Trial:
     few = TRIAL_BYTES // max(sample.size for sample in samples)
     distinct = max(min(len(samples), cap - 2, TRIAL_ROWS - 2, few), 2)
     span = max(min(cap, TRIAL_ROWS) // (distinct + 2), 1)
-    rides: list[Ride] = []
+    portions: list[Portion] = []
     expected: list[Message] = []
     for sample, from_end in [*((each, False) for each in samples[:distinct]), (first, False), (first, True)][:cap]:
         rows = sample.parsed.rows
         size = min(rows, span)
         start = rows - size if from_end else 0
-        rides.append(Ride(sample.parsed, start, start + size))
+        portions.append(Portion(sample.parsed, start, start + size))
         expected.append(sample.part(start, start + size))
-    return Trial(kind, rides, expected, first.facts)
+    return Trial(kind, portions, expected, first.facts)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.agreement import ELEMENTS, disagreement
-from carpool_sidecar.protocols.common import Piece, Ride
+from carpool_sidecar.protocols.common import Piece, Portion
 
 if TYPE_CHECKING:
     from carpool_sidecar.protocols.agreement import Difference, Tolerance
@@ -54,7 +54,7 @@ def part(parsed: Parsed[Any], answer: Piece, start: int, stop: int) -> Message:
 def digest_of(parsed: Parsed[Any]) -> bytes:
     """Return a digest of the rows of a request: equal for equal rows, whatever the request is called."""
     digest = blake2b(digest_size=16)
-    for piece in CODECS[parsed.endpoint.protocol].merge([Ride(parsed, 0, parsed.rows)]).parts:
+    for piece in CODECS[parsed.endpoint.protocol].merge([Portion(parsed, 0, parsed.rows)]).parts:
         digest.update(piece)
     return digest.digest()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from carpool.policy.spec import Axis, VerificationMode
 from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.agreement import ELEMENTS, disagreement
-from carpool_sidecar.protocols.common import UNREADABLE, Ride, TooLarge, WrongRows
+from carpool_sidecar.protocols.common import UNREADABLE, Portion, TooLarge, WrongRows
 from carpool_sidecar.verification.check import Kind
 from carpool_sidecar.verification.record import REFUTED, Record, Verified
 from carpool_sidecar.verification.samples import MAX_SAMPLE, Sample, Shelf, digest_of, part
@@ -140,8 +140,8 @@ class Verifier:
             return
         check.pace.looked(now, settled=check.verified or not self._policy.idempotent)
         try:
-            rides = [Ride(parsed, 0, parsed.rows)]
-            (piece,) = CODECS[parsed.endpoint.protocol].split(rides, headers, body, self._courier.limits)
+            portions = [Portion(parsed, 0, parsed.rows)]
+            (piece,) = CODECS[parsed.endpoint.protocol].split(portions, headers, body, self._courier.limits)
             if check.verified or not self._policy.idempotent:
                 return  # it has its rows, and that is all there is to see
             difference = check.answered_alone(Sample(parsed, facts, piece, digest_of(parsed), size))
@@ -165,16 +165,18 @@ class Verifier:
                 )
             self._go_on(entry, check, now)
 
-    def answered_together(self, entry: Entry, check: Check, ride: Ride, piece: Piece, facts: Facts, rows: int) -> None:
-        """Take note of a batch of ``rows`` that was answered and shared out; ``ride`` was its last member.
+    def answered_together(
+        self, entry: Entry, check: Check, portion: Portion, piece: Piece, facts: Facts, rows: int
+    ) -> None:
+        """Take note of a batch of ``rows`` that was answered and shared out; ``portion`` was its last member.
 
         The last, since it must not depend on what went before it.
         """
         now = self._clock()
-        if not check.live.due(rows, now) or not self._policy.idempotent or ride.parsed.size > MAX_SAMPLE:
+        if not check.live.due(rows, now) or not self._policy.idempotent or portion.parsed.size > MAX_SAMPLE:
             return
         try:
-            trial = check.live_trial(ride, piece, facts, now, rows=rows, room=self._room(entry))
+            trial = check.live_trial(portion, piece, facts, now, rows=rows, room=self._room(entry))
         except Exception:  # noqa: BLE001 - likewise
             self._fault()
             return
@@ -206,7 +208,7 @@ class Verifier:
     def _send(self, entry: Entry, check: Check, trial: Trial) -> None:
         record = entry.record
         record.rows += trial.rows
-        message = CODECS[trial.rides[0].parsed.endpoint.protocol].merge(trial.rides)
+        message = CODECS[trial.portions[0].parsed.endpoint.protocol].merge(trial.portions)
 
         def answered(answer: UpstreamAnswer | None) -> None:
             if entry.record is record and not self._refuted(entry):  # else the model is another one by now
@@ -229,9 +231,9 @@ class Verifier:
         if not 200 <= answer.status < 300:
             rejected = f"status {answer.status}"
         else:
-            codec = CODECS[trial.rides[0].parsed.endpoint.protocol]
+            codec = CODECS[trial.portions[0].parsed.endpoint.protocol]
             try:
-                pieces = codec.split(trial.rides, answer.headers, answer.body, self._courier.limits)
+                pieces = codec.split(trial.portions, answer.headers, answer.body, self._courier.limits)
             except TooLarge as error:
                 self._count(entry, FAILED)
                 check.said_nothing(str(error), now)
@@ -252,11 +254,11 @@ class Verifier:
             self._count(entry, FAILED)
             return
         # 2. The answers, row by row
-        for ride, before, piece in zip(trial.rides, trial.expected, pieces, strict=True):
-            after = part(ride.parsed, piece, 0, ride.stop - ride.start)
+        for portion, before, piece in zip(trial.portions, trial.expected, pieces, strict=True):
+            after = part(portion.parsed, piece, 0, portion.stop - portion.start)
             alone, batched = (after, before) if trial.kind is Kind.LIVE else (before, after)
-            elements = ELEMENTS // len(trial.rides)
-            difference = disagreement(ride.parsed.endpoint.protocol, alone, batched, check.tolerance, elements)
+            elements = ELEMENTS // len(trial.portions)
+            difference = disagreement(portion.parsed.endpoint.protocol, alone, batched, check.tolerance, elements)
             if difference is not None:
                 self._disagrees(entry, check, f"in {self._name(trial)}, {difference}")
                 return

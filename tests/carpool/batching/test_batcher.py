@@ -68,7 +68,7 @@ def batches(actions: list[Action]) -> list[Batch]:
     return [action for action in actions if isinstance(action, Batch)]
 
 
-def riders(batch: Batch) -> list[Request]:
+def waiters(batch: Batch) -> list[Request]:
     return [each for each, _, _ in batch.slices]
 
 
@@ -100,8 +100,8 @@ def test_rule_1_only_equal_keys_and_models_merge() -> None:
     asked = [request(key="k"), request(key="l"), request(key="k"), request(key="k")]
     other = request(key="k", model="other")
     (at_once,) = batches(send(to, 0.0, *asked, other))
-    assert riders(at_once) == [other], "another model has slots of its own"
-    groups = [riders(batch) for batch in one_after_another(to, first)]
+    assert waiters(at_once) == [other], "another model has slots of its own"
+    groups = [waiters(batch) for batch in one_after_another(to, first)]
     assert groups == [[asked[0], asked[2], asked[3]], [asked[1]]]
 
 
@@ -111,7 +111,7 @@ def test_rule_2_rows_count_and_not_requests() -> None:
     asked = [request(rows=3), request(rows=4), request(rows=2)]
     send(to, 0.0, *asked)
     (batch,) = batches(to.complete(first, 0.01))
-    assert riders(batch) == asked[:2]
+    assert waiters(batch) == asked[:2]
     assert batch.rows == 7
 
 
@@ -231,7 +231,7 @@ def test_rule_4_ray_the_next_batch_grows_until_a_slot_is_free() -> None:
         assert to.arrive(each, each.arrived) == []
         assert to.poll(each.arrived) == []
     (batch,) = batches(to.complete(first, 0.01))
-    assert riders(batch) == asked
+    assert waiters(batch) == asked
 
 
 def test_rule_4_slots_bound_the_batches_in_flight() -> None:
@@ -248,7 +248,7 @@ def test_rule_4_a_model_that_never_answers_takes_no_slot_of_another() -> None:
     hung = batches(send(to, 0.0, *(request(model="other") for _ in range(5))))
     assert len(hung) == 2
     asked = [request() for _ in range(2)]
-    assert [riders(batch) for batch in batches(send(to, 0.0, *asked))] == [[asked[0]], [asked[1]]]
+    assert [waiters(batch) for batch in batches(send(to, 0.0, *asked))] == [[asked[0]], [asked[1]]]
 
 
 def test_rule_4_a_model_that_never_answers_fills_no_queue_and_delays_no_forecast_of_another() -> None:
@@ -281,7 +281,7 @@ def test_rule_8_an_overdue_call_gives_its_slot_back() -> None:
     to.arrive(waiting, 0.0)
     assert to.wake_at() == LEAST_OVERDUE
     (next_one,) = batches(to.poll(LEAST_OVERDUE))
-    assert riders(next_one) == [waiting]
+    assert waiters(next_one) == [waiting]
     assert (to.model("m").load.overdue, to.model("m").load.gave_back, to.in_flight) == (1, 1, 2)
     # Answered after all, it is an answer like any other, and frees no second slot.
     (finish,) = to.complete(hung, 1.5)
@@ -384,7 +384,7 @@ def test_rule_5_a_request_held_to_the_last_moment_is_in_time() -> None:
     to.arrive(only, now)
     to.complete(first, now)
     assert to.wake_at() + 0.0075 > only.due
-    assert [riders(batch) for batch in batches(to.poll(to.wake_at()))] == [[only]]
+    assert [waiters(batch) for batch in batches(to.poll(to.wake_at()))] == [[only]]
 
 
 def test_rule_5_company_brings_the_last_moment_forward() -> None:
@@ -420,7 +420,7 @@ def test_rule_5_new_parameters_never_postpone_queued_work(before: Parameters, af
     to.arrive(waiting, 0.01)
     to.configure(after, 0.011)
     actions = to.complete(first[0], 0.02)
-    assert [riders(batch) for batch in batches(actions)] == [[waiting]]
+    assert [waiters(batch) for batch in batches(actions)] == [[waiting]]
 
 
 def test_rule_5_a_shorter_wait_in_between_is_not_taken_back() -> None:
@@ -452,7 +452,7 @@ def test_rule_6_first_come_first_served_inside_a_class() -> None:
     asked = [request() for _ in range(4)]
     send(to, 0.0, *asked)
     (batch,) = batches(to.complete(first, 0.01))
-    assert riders(batch) == asked[:2]
+    assert waiters(batch) == asked[:2]
 
 
 def test_rule_6_higher_classes_go_first() -> None:
@@ -460,7 +460,7 @@ def test_rule_6_higher_classes_go_first() -> None:
     first = occupied(to)
     low, normal, high = (request(priority=priority) for priority in (3, 2, 1))
     send(to, 0.0, low, normal, high)
-    order = [rider for batch in one_after_another(to, first) for rider in riders(batch)]
+    order = [waiter for batch in one_after_another(to, first) for waiter in waiters(batch)]
     assert order == [high, normal, low]
 
 
@@ -474,7 +474,7 @@ def test_rule_6_no_class_starves() -> None:
         now = step * 0.1
         to.arrive(request(now, priority=1), now)
         (running,) = batches(to.complete(running, now))
-        if riders(running) == [low]:
+        if waiters(running) == [low]:
             break
     assert now == pytest.approx(2.0)
 
@@ -485,7 +485,7 @@ def test_rule_6_the_most_urgent_key_goes_first() -> None:
     relaxed, urgent = request(key="k", slo=0.5), request(key="l", slo=0.04)
     send(to, 0.0, relaxed, urgent)
     (batch,) = batches(to.complete(first, 0.01))
-    assert riders(batch) == [urgent]
+    assert waiters(batch) == [urgent]
 
 
 def test_rule_6_a_class_is_worth_its_ageing_among_keys_too() -> None:
@@ -494,7 +494,7 @@ def test_rule_6_a_class_is_worth_its_ageing_among_keys_too() -> None:
     normal, high = request(key="k", slo=0.05), request(key="l", slo=0.9, priority=1)
     send(to, 0.0, normal, high)
     (batch,) = batches(to.complete(first, 0.01))
-    assert riders(batch) == [high]
+    assert waiters(batch) == [high]
 
 
 def test_rule_6_a_long_batch_must_start_earlier() -> None:
@@ -502,7 +502,7 @@ def test_rule_6_a_long_batch_must_start_earlier() -> None:
     first = occupied(to)
     send(to, 0.0, request(key="short", slo=0.040), request(key="long", rows=8, slo=0.042))  # 5.5 ms and 9 ms
     (batch,) = batches(to.complete(first, 0.01))
-    assert riders(batch)[0].key == "long"
+    assert waiters(batch)[0].key == "long"
 
 
 def test_rule_6_a_flood_of_one_key_goes_behind_the_others() -> None:
@@ -512,7 +512,7 @@ def test_rule_6_a_flood_of_one_key_goes_behind_the_others() -> None:
     send(to, 0.0, *flood)
     late = request(0.001, key="other")
     to.arrive(late, 0.001)
-    groups = [riders(batch) for batch in one_after_another(to, first)]
+    groups = [waiters(batch) for batch in one_after_another(to, first)]
     assert groups[0] == [late]
     assert [each for group in groups[1:] for each in group] == flood
 
@@ -522,7 +522,7 @@ def test_rule_6_two_keys_that_wait_for_as_much_are_served_by_urgency() -> None:
     first = occupied(to)
     one, two = [request(key="one") for _ in range(12)], [request(key="two", slo=0.04) for _ in range(12)]
     send(to, 0.0, *one, *two)
-    assert riders(batches(to.complete(first, 0.01))[0]) == two[:4]
+    assert waiters(batches(to.complete(first, 0.01))[0]) == two[:4]
 
 
 def test_rule_7_a_flood_of_one_key_fills_no_queue_for_the_others() -> None:
@@ -534,7 +534,7 @@ def test_rule_7_a_flood_of_one_key_fills_no_queue_for_the_others() -> None:
     assert refusals(to.arrive(other, 0.0)) == [(flood[9], Refused.QUEUE_FULL), (flood[8], Refused.QUEUE_FULL)]
     assert refusals(to.arrive(late := request(key="flood"), 0.0)) == []  # 19 of 20 wait
     assert refusals(to.arrive(more := request(key="flood"), 0.0)) == [(more, Refused.QUEUE_FULL)]
-    served = [each for group in one_after_another(to, first) for each in riders(group)]
+    served = [each for group in one_after_another(to, first) for each in waiters(group)]
     assert served == [other, *flood[:8], late]
 
 
@@ -546,7 +546,7 @@ def test_rule_6_a_flood_goes_before_lower_classes_and_loses_nothing_to_them() ->
     send(to, 0.0, *flood, low)
     another = request(key="other", priority=Priority.LOW)
     assert refusals(to.arrive(another, 0.0)) == [(another, Refused.QUEUE_FULL)]
-    served = [each for group in one_after_another(to, first) for each in riders(group)]
+    served = [each for group in one_after_another(to, first) for each in waiters(group)]
     assert served[-1] is low or served.index(low) > 11, "only what is left of a flood is none"
 
 
@@ -555,7 +555,7 @@ def test_rule_6_a_length_is_no_other_key() -> None:
     first = occupied(to)
     many = [request(key=0, bucket=0) for _ in range(40)]
     send(to, 0.0, *many, request(0.001, key=1, bucket=1))
-    assert riders(batches(to.complete(first, 0.01))[0]) == many[:4]
+    assert waiters(batches(to.complete(first, 0.01))[0]) == many[:4]
 
 
 def test_rule_7_a_flood_of_one_key_delays_forecasts_of_others_by_one_batch() -> None:
@@ -572,7 +572,7 @@ def test_rule_6_triton_the_head_of_one_key_never_cuts_another_s_batch() -> None:
     first = occupied(to)
     send(to, 0.0, *(request(key=key, slo=slo) for key, slo in zip("kokoko", (0.1, 0.2) * 3, strict=True)))
     (batch,) = batches(to.complete(first, 0.01))
-    assert [rider.key for rider in riders(batch)] == ["k", "k", "k"]
+    assert [waiter.key for waiter in waiters(batch)] == ["k", "k", "k"]
 
 
 def test_rule_6_no_key_starves() -> None:
@@ -584,7 +584,7 @@ def test_rule_6_no_key_starves() -> None:
         now = step * 0.01
         to.arrive(request(now, key="busy", priority=1), now)
         (running,) = batches(to.complete(running, now))
-        if riders(running) == [patient]:
+        if waiters(running) == [patient]:
             return
     pytest.fail("starved")
 
@@ -647,7 +647,7 @@ def test_rule_7_an_idle_upstream_admits_even_whom_the_held_batch_makes_late() ->
     to.learn("m", estimate(), 0.0, shed_slo=True)
     asked = [request(rows=8), request(slo=0.009, deadline=0.0095)]  # nine rows take 9.5 ms
     (batch,) = batches(send(to, 0.0001, *asked))
-    assert riders(batch) == asked
+    assert waiters(batch) == asked
 
 
 def test_rule_7_while_a_slot_is_free_the_position_is_in_what_is_held() -> None:
@@ -683,14 +683,14 @@ def test_rule_7_predicted_behind_full_batches_in_its_own_as_it_is() -> None:
     assert not refusals(to.arrive(request(deadline=0.0201), 0.0))
 
 
-def test_rule_7_who_is_just_in_time_at_dispatch_rides() -> None:
-    for due, rides in ((0.0155, 1), (0.0154, 0)):
+def test_rule_7_who_is_just_in_time_at_dispatch_portions() -> None:
+    for due, portions in ((0.0155, 1), (0.0154, 0)):
         to = batcher()
         to.learn("m", estimate(), 0.0, shed_slo=True)
         first = occupied(to)
         late = request(slo=due)
         assert not refusals(to.arrive(late, 0.0))
-        assert len(batches(to.complete(first, 0.010))) == rides
+        assert len(batches(to.complete(first, 0.010))) == portions
 
 
 def test_rule_7_only_classes_as_urgent_stand_before() -> None:
@@ -730,8 +730,8 @@ def test_beyond_so_many_keys_waiting_a_new_one_rides_alone() -> None:
     late, later = (request(key="another") for _ in range(2))
     assert not refusals(send(to, 0.0, late, later, request(key=0)))
     sent = one_after_another(to, first)
-    assert [riders(batch) for batch in sent if late in riders(batch)] == [[late]]
-    assert [riders(batch) for batch in sent if later in riders(batch)] == [[later]]
+    assert [waiters(batch) for batch in sent if late in waiters(batch)] == [[late]]
+    assert [waiters(batch) for batch in sent if later in waiters(batch)] == [[later]]
     assert sorted(batch.rows for batch in sent) == [1] * (MAX_KEYS + 1) + [2]
 
 
@@ -806,13 +806,13 @@ def test_rule_7_each_length_is_predicted_by_what_its_own_bucket_takes() -> None:
     assert not refusals(to.arrive(request(key="long", bucket=4, deadline=0.0468), 0.0))
 
 
-@pytest.mark.parametrize(("bucket", "rides"), [(1, 1), (4, 0)])
-def test_rule_7_each_length_is_dropped_by_what_its_own_bucket_takes(bucket: int, rides: int) -> None:
+@pytest.mark.parametrize(("bucket", "portions"), [(1, 1), (4, 0)])
+def test_rule_7_each_length_is_dropped_by_what_its_own_bucket_takes(bucket: int, portions: int) -> None:
     to = batcher()
     to.learn("m", by_bucket(), 0.0, shed_slo=True)
     first = occupied(to)
     to.arrive(request(bucket=bucket, slo=0.0305), 0.0)
-    assert len(batches(to.complete(first, 0.010))) == rides
+    assert len(batches(to.complete(first, 0.010))) == portions
 
 
 def hoping() -> Batcher:
@@ -884,7 +884,7 @@ def test_rule_7_dropped_at_dispatch_when_this_batch_would_make_it_late(fields: d
     actions = to.complete(first, 0.0245)  # two rows more take 6 ms
     assert refusals(actions) == [(doomed, Refused.LATE)]
     assert doomed.ended
-    assert [riders(batch) for batch in batches(actions)] == [[fine]]
+    assert [waiters(batch) for batch in batches(actions)] == [[fine]]
 
 
 def test_rule_7_who_waits_when_shedding_begins_is_shed_as_who_comes_then() -> None:
@@ -900,7 +900,7 @@ def test_rule_7_who_waits_when_shedding_begins_is_shed_as_who_comes_then() -> No
     actions = to.complete(first, 0.2)
     assert refusals(actions) == [(each, Refused.LATE) for each in stale]
     # Whom nobody could have served in time is served.
-    assert [riders(batch) for batch in batches(actions)] == [[hopeless, fresh]]
+    assert [waiters(batch) for batch in batches(actions)] == [[hopeless, fresh]]
 
 
 def test_rule_7_shedding_begins_for_one_model_and_no_other() -> None:
@@ -916,7 +916,7 @@ def test_rule_7_shedding_begins_for_one_model_and_no_other() -> None:
     to.learn("n", estimate(base=0.1), 0.0, shed_slo=True)
     actions = to.complete(second, 0.06)
     assert refusals(actions) == []
-    assert [riders(batch) for batch in batches(actions)] == [[other]]
+    assert [waiters(batch) for batch in batches(actions)] == [[other]]
     assert refusals(to.complete(first, 0.06)) == [(late, Refused.LATE)]
 
 
@@ -987,7 +987,7 @@ def test_rule_8_a_cancelled_request_leaves_the_queue() -> None:
     assert to.cancel(gone, 0.001) == []
     assert (to.queued_rows, to.queued_bytes) == (1, 7)
     (batch,) = batches(to.complete(first, 0.01))
-    assert riders(batch) == [stays]
+    assert waiters(batch) == [stays]
     assert to.model("m").counters.misses == {CANCELLED: 1}
 
 
@@ -1011,7 +1011,7 @@ def test_rule_8_kserve_a_call_nobody_waits_for_is_aborted_and_its_slot_stays_tak
     assert to.wake_at() == pytest.approx(0.0055)  # servers compute on
     assert to.poll(0.0054) == []
     (following,) = batches(to.poll(to.wake_at()))
-    assert riders(following) == [waiting]
+    assert waiters(following) == [waiting]
     assert to.complete(batch, 0.006) == []  # a report that crossed the abort
 
 
@@ -1023,7 +1023,7 @@ def test_rule_8_an_abandoned_slot_frees_for_the_waiting_even_when_an_arrival_is_
     to.arrive(waiting, 0.0)
     to.cancel(gone, 0.001)
     actions = to.arrive(request(0.01, deadline=0.01), 0.01)
-    assert [riders(batch) for batch in batches(actions)] == [[waiting]]
+    assert [waiters(batch) for batch in batches(actions)] == [[waiting]]
 
 
 def test_rule_8_the_slot_frees_at_once_where_no_finish_is_predicted() -> None:
@@ -1049,14 +1049,14 @@ def test_rule_8_what_is_left_of_a_failed_batch_waits_for_the_abandoned_slot() ->
     asked = [request() for _ in range(4)]
     (batch,) = batches(send(to, 0.0, *asked))
     (half,) = batches(to.complete(batch, 0.007, fault=ITEM))
-    assert riders(half) == asked[:2]
+    assert waiters(half) == asked[:2]
     to.cancel(asked[0], 0.008)
     assert to.cancel(asked[1], 0.008) == [Abort(half)]
     assert not to.idle
     assert to.poll(0.0129) == []  # two rows take 6 ms, from 7 ms on
     (rest,) = batches(to.poll(to.wake_at()))
     assert to.wake_at() == LEAST_OVERDUE
-    assert riders(rest) == asked[2:]
+    assert waiters(rest) == asked[2:]
     assert rest.dispatched == pytest.approx(0.013)
 
 
@@ -1081,7 +1081,7 @@ def test_rule_8_triton_deadlines_end_the_waiting_and_the_riding() -> None:
     assert to.wake_at() == 0.01
     actions = to.poll(0.01)
     assert actions[:2] == [Refusal(riding, Refused.EXPIRED), Abort(batch)]
-    assert [riders(batch) for batch in batches(actions)] == [[waiting]]
+    assert [waiters(batch) for batch in batches(actions)] == [[waiting]]
     assert to.wake_at() == 0.02
     assert refusals(to.poll(0.02)) == [(waiting, Refused.EXPIRED)]
     assert to.wake_at() == inf
@@ -1123,7 +1123,7 @@ def serve(
     while running:
         batch = running.pop(0)
         calls += 1
-        bad = culprits.intersection(riders(batch))
+        bad = culprits.intersection(waiters(batch))
         actions = to.complete(batch, calls / 100, fault=fault if bad else None)
         for action in actions:
             if isinstance(action, Batch):
@@ -1137,12 +1137,12 @@ def serve(
 
 
 def together(to: Batcher, count: int, **fields: Any) -> tuple[list[Request], Batch]:
-    """Requests that ride in one batch."""
+    """Requests of one batch."""
     first = occupied(to)
     asked = [request(**fields) for _ in range(count)]
     send(to, 0.0, *asked)
     (batch,) = batches(to.complete(first, 0.001))
-    assert riders(batch) == asked
+    assert waiters(batch) == asked
     return asked, batch
 
 
@@ -1260,7 +1260,7 @@ def test_rule_9_who_stays_is_not_blamed_for_a_culprit_who_left() -> None:
     (gone, stays), batch = together(to, 2)
     to.cancel(gone, 0.005)
     (again,) = batches(to.complete(batch, 0.01, fault=ITEM))
-    assert riders(again) == [stays]
+    assert waiters(again) == [stays]
     assert to.complete(again, 0.02)[0].requests == [stays]
     assert to.model("m").limits.ceiling is None
 
@@ -1316,7 +1316,7 @@ def test_rule_9_413_halves_through_requests_and_lowers_the_ceiling() -> None:
     while batch:
         actions = to.complete(batch, 0.01, fault=SIZE if batch.rows > 5 else None)
         if batch.rows <= 5:
-            spans += [ride[1:] for ride in batch.slices]
+            spans += [portion[1:] for portion in batch.slices]
         finished += [done for action in actions if isinstance(action, Finish) for done in action.requests]
         batch = next(iter(batches(actions)), None)
     assert spans == [(0, 4), (4, 8), (8, 12), (12, 16)]
@@ -1407,7 +1407,7 @@ def test_rule_9_a_request_in_parts_is_served_again_whole() -> None:
     actions = to.complete(parts[0], 0.01, fault=Fault(FaultKind.ROWS))
     assert Abort(parts[1]) in actions, "nobody waits for the other part any more"
     running = batches(actions)
-    assert (large, 0, 12) in [ride for each in running for ride in each.slices]
+    assert (large, 0, 12) in [portion for each in running for portion in each.slices]
     finished = []
     while running:
         actions = to.complete(running.pop(0), 0.02)
@@ -1442,9 +1442,9 @@ def test_rule_9_parts_ride_alone_once_their_model_is_quarantined() -> None:
     to.complete(blockers[1], 0.02)
     to.model("m").isolation.quarantined = True
     (part,) = batches(to.complete(left, 0.03))
-    assert riders(part) == [asked[2]]
+    assert waiters(part) == [asked[2]]
     (part,) = batches(to.complete(part, 0.04))
-    assert riders(part) == [asked[3]]
+    assert waiters(part) == [asked[3]]
 
 
 def test_rule_9_transport_is_retried_once_where_the_policy_allows() -> None:
@@ -1468,7 +1468,7 @@ def test_rule_9_infinity_one_bad_batch_does_not_stop_the_next() -> None:
     waiting = request()
     to.arrive(waiting, 0.0)
     actions = to.complete(batch, 0.01, fault=Fault(FaultKind.SHARED))
-    assert [riders(each) for each in batches(actions)] == [[waiting]]
+    assert [waiters(each) for each in batches(actions)] == [[waiting]]
 
 
 # ------------------------------------------------------------------------------------------------- rules 10 and 11
@@ -1515,7 +1515,7 @@ def test_rule_11_pass_through_holds_and_merges_nothing() -> None:
     assert [batch.rows for batch in sent] == [1, 1]
     assert all(batch.whole for batch in sent)
     assert to.in_flight == 2
-    assert len(riders(batches(to.complete(sent[0], 0.01))[0])) == 1
+    assert len(waiters(batches(to.complete(sent[0], 0.01))[0])) == 1
 
 
 def test_rule_11_caps_and_deadlines_hold_in_pass_through() -> None:

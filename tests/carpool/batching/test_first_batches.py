@@ -66,7 +66,7 @@ def test_where_first_batches_are_slow_only_few_sizes_are_used() -> None:
     waiting = queue(*(request(arrived=0.001 * index) for index in range(23)), of=of)
     taken = waiting.take(0.05, 0.05, 1.0)
     assert taken.rows == 16
-    assert [rider.arrived for rider, _, _ in taken.slices] == [0.001 * index for index in range(16)], "oldest first"
+    assert [waiter.arrived for waiter, _, _ in taken.slices] == [0.001 * index for index in range(16)], "oldest first"
     assert waiting.rows == 7
 
 

@@ -209,7 +209,7 @@ def test_lengths_have_their_own_time_and_ride_with_their_like():
     device = Device(lambda rows, bucket: rows * bucket / 1000)
     arrivals = [Arrival(1.0, length=9), Arrival(1.0, length=9), Arrival(1.0, length=30), Arrival(1.0, length=10)]
     outcome = simulate(arrivals, device, bucket=lambda length: 10 if length <= 10 else 40, slo=9.0, estimate=None)
-    # The first leaves at once (10 ms); the two short ones ride together (20 ms), the long one alone (40 ms).
+    # The first leaves at once (10 ms); the two short ones are batched together (20 ms), the long one alone (40 ms).
     assert sorted(outcome.batch_rows) == [1, 1, 2]
     assert outcome.latencies[1] == outcome.latencies[3]
     assert outcome.final[0].models[""].cells == []
@@ -617,7 +617,7 @@ def test_an_estimate_is_the_device_itself():
 
 
 def test_in_overload_a_noisy_device_gives_the_seats_to_who_will_surely_be_in_time():
-    # 1,524 rows/s in batches of 32, twice that asked for. By the mean alone half of each batch's first riders are late:
+    # 1,524 rows/s in batches of 32, twice that asked for. By the mean alone half of a batch's first waiters are late:
     # 0.83 of the capacity is answered in time then, 0.92 with a standard deviation to spare, 0.94 with two.
     noisy = Device(times=linear(0.005, 0.0005), cv=0.4)
     outcome = Simulation(

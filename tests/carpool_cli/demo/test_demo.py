@@ -26,7 +26,7 @@ def demo(folder, *options):
     files = folder / "files"
     files.mkdir(parents=True, exist_ok=True)
     (files / "say.py").write_text("import sys\n\n\ndef main():\n    print(sys.argv)\n" * 5)
-    (files / "page.html").write_text("<!DOCTYPE html><html><body><p>Requests share a ride.</p></body></html>\n" * 5)
+    (files / "page.html").write_text("<!DOCTYPE html><html><body><p>Requests share a portion.</p></body></html>\n" * 5)
     profile = ROOT / "benchmarks/profiles/resnet50-v100.json"
     return [
         *(sys.executable, "-m", "carpool_cli.demo", "--quick", "--out", str(folder), "--files", str(files)),

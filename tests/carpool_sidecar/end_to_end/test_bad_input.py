@@ -469,10 +469,10 @@ async def test_a_half_closed_caller_that_is_gone_is_not_served(world, raw):
 # --------------------------------------------------------------------------------------------------- bad model servers
 
 
-async def test_a_model_that_dies_mid_answer_costs_only_its_riders(world):
+async def test_a_model_that_dies_mid_answer_costs_only_its_waiters(world):
     sidecar, client = await world.start()
     first = await world.occupy(client)
-    riders = await world.queue(sidecar, lambda: client.predict(b"1"), lambda: client.predict(b"2"))
+    waiters = await world.queue(sidecar, lambda: client.predict(b"1"), lambda: client.predict(b"2"))
     other = await world.queue(sidecar, lambda: client.predict(b"1.5"))  # in the next batch
 
     def half(exchange):
@@ -485,7 +485,7 @@ async def test_a_model_that_dies_mid_answer_costs_only_its_riders(world):
 
     echo, world.model.behave = world.model.behave, half
     world.model.release()
-    answers = [await one for one in (first, *riders)]
+    answers = [await one for one in (first, *waiters)]
     assert [(answer.status, answer.json["reason"]) for answer in answers] == [(502, "upstream-reset")] * 3
     assert (await other[0]).json == {"predictions": [1.5]}
 

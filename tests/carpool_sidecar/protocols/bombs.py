@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from carpool_sidecar import protocols
 from carpool_sidecar.protocols import headers, json_scan, v1, v2
-from carpool_sidecar.protocols.common import Ride
+from carpool_sidecar.protocols.common import Portion
 from carpool_sidecar.protocols.limits import DEFAULT
 
 if TYPE_CHECKING:
@@ -178,8 +178,8 @@ def main() -> None:
     write(f"| V2 BYTES, binary | {DEFAULT.max_strings:,} | {len(text + data):,} | {took * 1e3:.1f} ms | | | |\n")
     write("\n| answer to 64 rows | bytes | CPU |\n|---|---|---|\n")
     for name, codec, asked, body in answers():
-        rides = [Ride(parse(asked[0], asked[1]), 0, 1) for _ in range(64)]
-        took = cost(partial(codec.split, rides, [], body), trials=40, budget=1)
+        portions = [Portion(parse(asked[0], asked[1]), 0, 1) for _ in range(64)]
+        took = cost(partial(codec.split, portions, [], body), trials=40, budget=1)
         write(f"| {name} | {len(body):,} | {took * 1e3:.1f} ms |\n")
 
 

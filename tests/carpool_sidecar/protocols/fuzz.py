@@ -13,7 +13,7 @@ import sys
 
 from carpool_sidecar import protocols
 from carpool_sidecar.protocols import headers, models
-from carpool_sidecar.protocols.common import Ride, WrongRows
+from carpool_sidecar.protocols.common import Portion, WrongRows
 
 LENGTH = b"inference-header-content-length"
 TOKENS = [
@@ -89,18 +89,18 @@ def damage(dice: random.Random, text: bytes) -> bytes:
 
 
 def cuts(dice: random.Random, parsed):
-    """The rides of two requests in a random number of batches, in order."""
+    """The portions of two requests in a random number of batches, in order."""
     ends = [(one, row) for one in parsed for row in range(one.rows)]
     batches = []
     while ends:
         size = dice.randint(1, len(ends))
         batch, ends = ends[:size], ends[size:]
-        rides = []
+        portions = []
         for one in parsed:
             rows = [row for owner, row in batch if owner is one]
             if rows:
-                rides.append(Ride(one, rows[0], rows[-1] + 1))
-        batches.append(rides)
+                portions.append(Portion(one, rows[0], rows[-1] + 1))
+        batches.append(portions)
     return batches
 
 
@@ -157,7 +157,7 @@ def one_round(dice: random.Random) -> str:
         return "alone"
     assert one.rows > 0
     # 1. A batch is sound, and as good a request as those in it.
-    message = codec.merge([Ride(one, 0, one.rows), Ride(two, 0, two.rows)])
+    message = codec.merge([Portion(one, 0, one.rows), Portion(two, 0, two.rows)])
     text = b"".join(message.parts)
     length = headers.find(message.headers, LENGTH)
     json.loads(text if length is None else text[: int(length)])
@@ -167,20 +167,20 @@ def one_round(dice: random.Random) -> str:
     assert (again.rows, again.key) == (one.rows + two.rows, one.key)
     # 2. An echo, in however many batches, gives both callers the same rows, in sound bodies.
     pieces = {id(one): [], id(two): []}
-    for rides in cuts(dice, (one, two)):
-        found, answer = echo(protocol, codec.merge(rides))
+    for portions in cuts(dice, (one, two)):
+        found, answer = echo(protocol, codec.merge(portions))
         try:
-            shares = codec.split(rides, found, answer)
+            shares = codec.split(portions, found, answer)
         except WrongRows as error:
             # An array beside the rows, or requested outputs that the echo did not know to leave out.
             assert error.reason == "fields" or answer.count(b'"outputs"') > 1, error  # noqa: PT017 - else the echo fits
             return "unshareable"
-        for ride, piece in zip(rides, shares, strict=True):
-            pieces[id(ride.parsed)].append(piece)
+        for portion, piece in zip(portions, shares, strict=True):
+            pieces[id(portion.parsed)].append(piece)
         # 3. A damaged answer is shared out or refused.
         try:
-            damaged = codec.split(rides, found, damage(dice, answer))
-            codec.assemble(rides[0].parsed, damaged[:1])
+            damaged = codec.split(portions, found, damage(dice, answer))
+            codec.assemble(portions[0].parsed, damaged[:1])
         except WrongRows:
             pass
     answers = [codec.assemble(parsed, pieces[id(parsed)]) for parsed in (one, two)]

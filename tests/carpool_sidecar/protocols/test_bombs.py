@@ -14,7 +14,7 @@ import pytest
 
 from carpool_sidecar.backends.arrays import Invalid, Spec, read_v1, read_v2
 from carpool_sidecar.protocols import v1, v2
-from carpool_sidecar.protocols.common import Ride
+from carpool_sidecar.protocols.common import Portion
 from carpool_sidecar.protocols.limits import DEFAULT, Limits
 
 _spec = importlib.util.spec_from_file_location("protocols_bombs", Path(__file__).with_name("bombs.py"))
@@ -104,22 +104,22 @@ ROWS = 16
 
 
 def v1_answer(element, limits=WIDE):
-    rides = [Ride(bombs.parse("v1", b'{"instances":[1]}'), 0, 1) for _ in range(ROWS)]
+    portions = [Portion(bombs.parse("v1", b'{"instances":[1]}'), 0, 1) for _ in range(ROWS)]
 
     def answer(n):
         row = b"[%b]" % b",".join([element] * n)
         return b'{"predictions":[%b]}' % b",".join([row] * ROWS)
 
     def share_out(body):
-        for ride, piece in zip(rides, v1.split(rides, [], body, limits), strict=True):
-            v1.assemble(ride.parsed, [piece])
+        for portion, piece in zip(portions, v1.split(portions, [], body, limits), strict=True):
+            v1.assemble(portion.parsed, [piece])
 
     return answer, share_out
 
 
 def v2_answer(datatype, element, *, nested=False):
     asked = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}]}'
-    rides = [Ride(bombs.parse("v2", asked), 0, 1) for _ in range(ROWS)]
+    portions = [Portion(bombs.parse("v2", asked), 0, 1) for _ in range(ROWS)]
     head = b'{"outputs":[{"name":"y","datatype":"%b","shape":[%d,%d],"data":[%b]}]}'
 
     def answer(n):
@@ -128,8 +128,8 @@ def v2_answer(datatype, element, *, nested=False):
         return head % (datatype.encode(), ROWS, n, b",".join(rows))
 
     def share_out(body):
-        for ride, piece in zip(rides, v2.split(rides, [], body, WIDE), strict=True):
-            v2.assemble(ride.parsed, [piece])
+        for portion, piece in zip(portions, v2.split(portions, [], body, WIDE), strict=True):
+            v2.assemble(portion.parsed, [piece])
 
     return answer, share_out
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from carpool_sidecar import protocols
 from carpool_sidecar.protocols import headers, v1
-from carpool_sidecar.protocols.common import JOINED, Ride, TooLarge, WrongRows
+from carpool_sidecar.protocols.common import JOINED, Portion, TooLarge, WrongRows
 from carpool_sidecar.protocols.limits import DEFAULT, Limits
 
 ENDPOINT = protocols.route(b"/v1/models/m:predict")
@@ -30,7 +30,7 @@ def body_of(message):
 
 
 def whole(*parsed):
-    return [Ride(one, 0, one.rows) for one in parsed]
+    return [Portion(one, 0, one.rows) for one in parsed]
 
 
 # --- parse
@@ -321,9 +321,9 @@ def test_an_array_beside_the_predictions_reaches_no_other_caller():
     answer = b'{"predictions":[1,2],"explanations":[["a"],["b"]]}'
     with pytest.raises(WrongRows, match="explanations"):
         v1.split(whole(*parsed), [], answer)
-    # One caller alone gets it all, also when its rows travel as two rides.
+    # One caller alone gets it all, also when its rows travel as two portions.
     one = parse('{"instances":[1,2]}')
-    pieces = v1.split([Ride(one, 0, 1), Ride(one, 1, 2)], [], answer)
+    pieces = v1.split([Portion(one, 0, 1), Portion(one, 1, 2)], [], answer)
     assert body_of(v1.assemble(one, pieces)) == answer
 
 
@@ -406,9 +406,9 @@ def test_any_grouping_and_any_split_gives_every_caller_its_own_rows(crowd):
             spans = {}
             for index, row in batch:
                 spans.setdefault(index, []).append(row)
-            rides = [Ride(parsed[index], span[0], span[-1] + 1) for index, span in spans.items()]
-            answer = echo(v1.merge(rides))
-            for index, piece in zip(spans, v1.split(rides, [], answer), strict=True):
+            portions = [Portion(parsed[index], span[0], span[-1] + 1) for index, span in spans.items()]
+            answer = echo(v1.merge(portions))
+            for index, piece in zip(spans, v1.split(portions, [], answer), strict=True):
                 pieces[index].append(piece)
         for index in indices:
             expected = f'{{"predictions":[{",".join(requests[index])}]}}'

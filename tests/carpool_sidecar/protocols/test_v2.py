@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from carpool_sidecar import protocols
 from carpool_sidecar.protocols import headers, v2
-from carpool_sidecar.protocols.common import JOINED, Ride, TooLarge, WrongRows
+from carpool_sidecar.protocols.common import JOINED, Portion, TooLarge, WrongRows
 from carpool_sidecar.protocols.limits import FREE, Limits
 from carpool_sidecar.protocols.tensors import WIDTHS, _ends
 
@@ -63,7 +63,7 @@ def forwarded(body, header_length=None):
 
 
 def whole(*parsed):
-    return [Ride(one, 0, one.rows) for one in parsed]
+    return [Portion(one, 0, one.rows) for one in parsed]
 
 
 def taken_apart(message):
@@ -419,14 +419,14 @@ def answer(outputs, *buffers, **fields):
     return ([(b"Inference-Header-Content-Length", b"%d" % length)] if buffers else []), body
 
 
-def riders(*rows, **fields):
+def waiters(*rows, **fields):
     return [
         parse({"id": f"r{index}", "inputs": [tensor(shape=(count, 2))], **fields}) for index, count in enumerate(rows)
     ]
 
 
 def test_each_rider_gets_its_rows_and_its_id():
-    parsed = riders(1, 2)
+    parsed = waiters(1, 2)
     outputs = [blob(12, "b", (3, 2), "UINT16", p=1), tensor("a", (3, 1), "INT64", [[10], [20], [30]], extra="e")]
     pieces = v2.split(whole(*parsed), *answer(outputs, b"aabbccddeeff", parameters={"q": 2}))
     head, data = taken_apart(v2.assemble(parsed[1], pieces[1:]))
@@ -442,7 +442,7 @@ def test_each_rider_gets_its_rows_and_its_id():
 
 
 def test_binary_answers_are_views():
-    parsed = riders(1, 2)
+    parsed = waiters(1, 2)
     lines, body = answer([blob(24, "b", (3, 2))], bytes(range(24)))
     pieces = v2.split(whole(*parsed), lines, body)
     parts = v2.assemble(parsed[1], pieces[1:]).parts
@@ -450,10 +450,13 @@ def test_binary_answers_are_views():
     assert parts[1].obj is body
 
 
-def ids(rides, server_id):
-    """The ids in the answers to rides of one row each."""
-    pieces = v2.split(rides, *answer([tensor("o", (len(rides),), data=[0] * len(rides))], id=server_id))
-    return [taken_apart(v2.assemble(ride.parsed, [piece]))[0]["id"] for ride, piece in zip(rides, pieces, strict=True)]
+def ids(portions, server_id):
+    """The ids in the answers to portions of one row each."""
+    pieces = v2.split(portions, *answer([tensor("o", (len(portions),), data=[0] * len(portions))], id=server_id))
+    return [
+        taken_apart(v2.assemble(portion.parsed, [piece]))[0]["id"]
+        for portion, piece in zip(portions, pieces, strict=True)
+    ]
 
 
 def test_ids():
@@ -467,11 +470,11 @@ def test_ids():
 
 @pytest.mark.parametrize("server_id", ["9f1c2a34-5b6d-4e7f-8a9b-0c1d2e3f4a5b", "request 7", 'a"b\\', ""])
 def test_requests_that_share_a_servers_id_get_distinct_ones_made_of_it(server_id):
-    rides = whole(*[parse({"inputs": [tensor()]}) for _ in range(64)])
-    found = ids(rides, server_id)
+    portions = whole(*[parse({"inputs": [tensor()]}) for _ in range(64)])
+    found = ids(portions, server_id)
     assert len(set(found)) == 64
-    assert found == ids(rides, server_id)  # nothing but the server's id and the place in the batch decides
-    assert not set(found) & set(ids(rides, server_id[:-1] + "x"))
+    assert found == ids(portions, server_id)  # nothing but the server's id and the place in the batch decides
+    assert not set(found) & set(ids(portions, server_id[:-1] + "x"))
     if len(server_id) == 36:
         assert all(str(UUID(one)) == one for one in found)
     else:
@@ -479,8 +482,8 @@ def test_requests_that_share_a_servers_id_get_distinct_ones_made_of_it(server_id
 
 
 def test_an_id_of_the_servers_that_is_no_string_stays_as_it_is():
-    rides = whole(*[parse({"inputs": [tensor()]}) for _ in range(2)])
-    assert ids(rides, 7) == [7, 7]
+    portions = whole(*[parse({"inputs": [tensor()]}) for _ in range(2)])
+    assert ids(portions, 7) == [7, 7]
 
 
 def test_a_callers_id_keeps_its_escapes():
@@ -523,7 +526,7 @@ def test_large_json_data_in_spaces_is_cut_at_its_rows(spaces, nested):
     parsed = parse(body.encode())
     assert parsed.mergeable
     for start, stop in ((0, 1), (1, 3), (0, 3)):
-        head, _ = taken_apart(v2.merge([Ride(parsed, start, stop)]))
+        head, _ = taken_apart(v2.merge([Portion(parsed, start, stop)]))
         expected = rows[start:stop] if nested else [*chain(*rows[start:stop])]
         assert head == {"inputs": [tensor(shape=(stop - start, FREE), data=expected)]}
 
@@ -538,17 +541,17 @@ def test_large_json_data_in_spaces_is_cut_at_its_rows(spaces, nested):
 def test_an_answer_beyond_the_limits_is_not_shared_out(outputs, message):
     limits = Limits(max_answer_text=200 if len(outputs) == 1 else 2000, max_tensors=2)
     with pytest.raises(TooLarge, match=message):
-        v2.split(whole(*riders(1, 1)), *answer(outputs), limits)
+        v2.split(whole(*waiters(1, 1)), *answer(outputs), limits)
 
 
 def test_an_answer_of_too_many_strings_is_not_shared_out():
     lines, body = answer([blob(4 * 9000, "o", (2, 4500), "BYTES")], bytes(4 * 9000))
     with pytest.raises(TooLarge, match=r"outputs\[0\]: over 8192; limits.maxStrings"):
-        v2.split(whole(*riders(1, 1)), lines, body)
+        v2.split(whole(*waiters(1, 1)), lines, body)
 
 
 def test_strings_and_deep_rows_in_json_answers():
-    parsed = riders(1, 1)
+    parsed = waiters(1, 1)
     outputs = [tensor("s", (2, 2), "BYTES", ["a,b", "[", "]", '"']), tensor("n", (2, 1, 2), data=[[[1, 2]], [[3, 4]]])]
     pieces = v2.split(whole(*parsed), *answer(outputs))
     head, _ = taken_apart(v2.assemble(parsed[1], pieces[1:]))
@@ -556,7 +559,7 @@ def test_strings_and_deep_rows_in_json_answers():
 
 
 def test_outputs_without_elements():
-    parsed = riders(1, 2)
+    parsed = waiters(1, 2)
     outputs = [tensor("f", (3, 0), data=[]), tensor("n", (3, 0), data=[[], [], []]), blob(0, "b", (3, 0))]
     lines, body = answer(outputs, b"")
     pieces = v2.split(whole(*parsed), lines, body)
@@ -565,7 +568,7 @@ def test_outputs_without_elements():
 
 
 def test_a_datatype_of_the_servers_own():
-    parsed = riders(1, 1)
+    parsed = waiters(1, 1)
     lines, body = answer([blob(12, "o", (2, 2), "FP24")], b"abcdefghijkl")
     pieces = v2.split(whole(*parsed), lines, body)
     assert taken_apart(v2.assemble(parsed[1], pieces[1:]))[1] == b"ghijkl"
@@ -599,19 +602,19 @@ OUTPUT = tensor("o", (2, 2))
 )
 def test_an_answer_that_does_not_fit_is_refused(lines, body):
     with pytest.raises(WrongRows):
-        v2.split(whole(*riders(1, 1)), lines, body)
+        v2.split(whole(*waiters(1, 1)), lines, body)
 
 
 def test_a_caller_alone_gets_arrays_too():
-    (one,) = riders(2)
-    pieces = v2.split([Ride(one, 0, 1), Ride(one, 1, 2)], *answer([OUTPUT], trace=[["a"], ["b"]]))
+    (one,) = waiters(2)
+    pieces = v2.split([Portion(one, 0, 1), Portion(one, 1, 2)], *answer([OUTPUT], trace=[["a"], ["b"]]))
     assert taken_apart(v2.assemble(one, pieces))[0]["trace"] == [["a"], ["b"]]
 
 
 def test_parts_that_differ_are_refused():
-    (one,) = riders(2)
-    first = v2.split([Ride(one, 0, 1)], *answer([tensor("o", (1, 2))]))
-    second = v2.split([Ride(one, 1, 2)], *answer([tensor("o", (1, 3))]))
+    (one,) = waiters(2)
+    first = v2.split([Portion(one, 0, 1)], *answer([tensor("o", (1, 2))]))
+    second = v2.split([Portion(one, 1, 2)], *answer([tensor("o", (1, 3))]))
     with pytest.raises(WrongRows, match="differ"):
         v2.assemble(one, first + second)
 
@@ -709,8 +712,8 @@ def test_any_grouping_and_any_split_gives_every_caller_its_own_bytes(chosen, dat
         spans = {}
         for index, row in batch:
             spans.setdefault(index, []).append(row)
-        rides = [Ride(parsed[index], span[0], span[-1] + 1) for index, span in spans.items()]
-        for index, piece in zip(spans, v2.split(rides, *echo(v2.merge(rides))), strict=True):
+        portions = [Portion(parsed[index], span[0], span[-1] + 1) for index, span in spans.items()]
+        for index, piece in zip(spans, v2.split(portions, *echo(v2.merge(portions))), strict=True):
             pieces[index].append(piece)
     for index, tensors in enumerate(requests):
         body, length = request(chosen, tensors, index)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from carpool_sidecar.protocols import CODECS, route
-from carpool_sidecar.protocols.common import Ride
+from carpool_sidecar.protocols.common import Portion
 from carpool_sidecar.protocols.headers import read
 from carpool_sidecar.verification.check import (
     EVERY_BATCHES,
@@ -38,7 +38,7 @@ def sample(rows, answers=None, headers=(), size=100):
     """A request of rows, and what they were answered with: themselves, unless told."""
     request = parsed(rows, headers)
     body = json.dumps({"predictions": rows if answers is None else answers}).encode()
-    (piece,) = V1.split([Ride(request, 0, request.rows)], [], body)
+    (piece,) = V1.split([Portion(request, 0, request.rows)], [], body)
     return Sample(request, read(headers), piece, digest_of(request), size)
 
 
@@ -53,7 +53,7 @@ def fed(*samples, check=None):
 
 
 def rows_of(trial):
-    message = V1.merge(trial.rides)
+    message = V1.merge(trial.portions)
     return json.loads(b"".join(message.parts))["instances"]
 
 
@@ -213,14 +213,14 @@ def test_a_live_trial_is_some_rows_of_the_last_member_and_keeps_no_batch():
     check = Check(0.01, Shelf(), asserted=True)
     assert check.key_of(parsed([1])) == parsed([1]).key
     one, other = parsed([1.5]), parsed([10.5, 11.5, 12.5, 13.5, 14.5, 15.5])
-    rides = [Ride(one, 0, 1), Ride(other, 1, 6)]
+    portions = [Portion(one, 0, 1), Portion(other, 1, 6)]
     body = json.dumps({"predictions": [1.5, 11.5, 12.5, 13.5, 14.5, 15.5]}).encode()
-    piece = V1.split(rides, [], body)[1]
-    assert check.live_trial(rides[1], piece, read([]), 0.0, rows=6, room=3) is None
-    trial = check.live_trial(rides[1], piece, read([]), 0.0, rows=6, room=ROOMY)
+    piece = V1.split(portions, [], body)[1]
+    assert check.live_trial(portions[1], piece, read([]), 0.0, rows=6, room=3) is None
+    trial = check.live_trial(portions[1], piece, read([]), 0.0, rows=6, room=ROOMY)
     assert (trial.kind, rows_of(trial)) == (Kind.LIVE, [11.5, 12.5, 13.5, 14.5])
     assert json.loads(trial.expected[0].parts[0]) == {"predictions": [11.5, 12.5, 13.5, 14.5]}
-    assert check.live_trial(rides[1], piece, read([]), 0.0, rows=6, room=ROOMY) is None  # one at a time
+    assert check.live_trial(portions[1], piece, read([]), 0.0, rows=6, room=ROOMY) is None  # one at a time
 
 
 # ------------------------------------------------------------------------------------------------------- samples

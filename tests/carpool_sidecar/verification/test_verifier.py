@@ -68,7 +68,7 @@ async def test_trials_are_few_calls_and_count_as_nobody_s_requests(world, served
     assert sidecar.driver.verifier.results == {("m", "agreed"): TRIALS}
     assert all(one.batch == 1 for one in told)
     (entry,) = sidecar.models
-    assert entry.riders == 0
+    assert entry.waiters == 0
 
 
 async def test_trials_wait_for_a_slot_like_everybody(world, served, load):
@@ -211,7 +211,7 @@ async def test_a_trial_that_is_never_answered_ends_with_the_deadline_of_a_reques
     counted = sidecar.batcher.stats(sidecar.clock()).models["m"]
     assert counted.misses == {}
     (entry,) = sidecar.models
-    assert entry.riders == 0
+    assert entry.waiters == 0
 
 
 async def test_another_model_is_verified_anew_and_what_was_under_way_says_nothing_of_it(world, served, load):
