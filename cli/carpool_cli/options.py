@@ -132,6 +132,41 @@ def opening(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+class WithStreams(click.Command):
+    """A command that ``--generative`` makes another one, with options of its own: ``streams`` is that one's module."""
+
+    def __init__(self, *args: Any, streams: str, **settings: Any) -> None:  # noqa: ANN401 - click's own
+        super().__init__(*args, **settings)
+        self._module = streams
+        self.params.append(
+            click.Option(
+                ["--generative"],
+                is_flag=True,
+                expose_value=False,
+                help=f"For token streams of an LLM server; its options: {self.name} --generative --help.",
+            )
+        )
+
+    @property
+    def streams(self) -> click.Command:
+        """The command for token streams."""
+        command: click.Command = importlib.import_module(self._module).command
+        return command
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # noqa: ANN401 - click's own
+    ) -> click.Context:
+        """Hand over to the command for token streams, if it is asked for."""
+        if "--generative" not in args:
+            return super().make_context(info_name, args, parent, **extra)
+        rest = [each for each in args if each != "--generative"]
+        return self.streams.make_context(f"{info_name} --generative", rest, parent, **extra)
+
+
 DURATION = DurationType()
 INPUT_FILE = InputFile()
 OUTPUT_FILE = OutputFile()

@@ -1,7 +1,7 @@
-"""Other rules before an engine: none, fixed caps, AIMD on TPOT, and a limit of queued tokens.
+"""Rules before an engine that are not the gate: none, a fixed cap, and a limit of queued tokens.
 
-All but `Nothing` and `QueuedTokens` refuse requests whose first token would come too late. For that they are given how
-long the engine's steps take; the gate is not.
+`Cap` refuses requests whose first token would come too late. For that it is given how long the engine's steps take; the
+gate is not.
 """
 
 from __future__ import annotations
@@ -95,46 +95,6 @@ class Cap:
         return request.arrival + self._margin * self.slo.ttft - self._prompt_token * tokens - pieces * step
 
 
-class Aimd(Cap):
-    """A cap that grows by one a second while requests wait, and falls by a tenth where TPOT is missed.
-
-    As congestion control does it (Chiu and Jain 1989), by the mean time per token of the last second.
-    """
-
-    def __init__(self, slo: Slo, profile: EngineProfile, *, start: float = 16.0) -> None:
-        super().__init__(start, slo, profile, margin=0.85)
-        self._decoding = 0
-        self._since = 0.0
-        self._at = 0.0
-        self._steps = 0.0
-        self._seconds = 0.0
-
-    def progress(self, now: float, tokens: float) -> list[Action]:
-        """Compare the last second with the target, and change the cap."""
-        if self._decoding:
-            self._steps += tokens / self._decoding
-            self._seconds += now - self._at
-        self._at = now
-        if now - self._since < 1.0 or not self._steps:
-            return []
-        if self._seconds / self._steps > self.slo.tpot:
-            self.most = max(1.0, 0.9 * self.most)
-        elif self.waiting:
-            self.most += 1
-        self._since, self._steps, self._seconds = now, 0.0, 0.0
-        return self.poll(now)
-
-    def first_token(self, request: Request, now: float) -> list[Action]:
-        """Count a stream."""
-        self._decoding += 1
-        return super().first_token(request, now)
-
-    def ended(self, request: Request, now: float, output_tokens: int, *, complete: bool = True) -> list[Action]:
-        """Count it no more."""
-        self._decoding -= request.state is State.DECODING
-        return super().ended(request, now, output_tokens, complete=complete)
-
-
 class Nothing(Cap):
     """No gate: the engine gets everything at once."""
 
@@ -147,11 +107,18 @@ class Nothing(Cap):
 
 
 class QueuedTokens(Nothing):
-    """vLLM's rule for ``--max-num-queued-tokens``: at most the target TTFT times the prefill throughput."""
+    """vLLM's ``--max-num-queued-tokens``: at most ``limit`` prompt tokens that have no first token yet.
+
+    Without a limit, the one that vLLM advises: the target TTFT times the prefill throughput.
+    """
+
+    def __init__(self, slo: Slo, profile: EngineProfile, limit: float | None = None) -> None:
+        super().__init__(slo, profile)
+        self._limit = slo.ttft / self._prompt_token if limit is None else limit
 
     def arrive(self, request: Request, now: float) -> list[Action]:
-        """Refuse a request if the prompts before it take longer than the target; else pass it on."""
-        if self._backlog * self._prompt_token > self.slo.ttft:
+        """Refuse a request if the prompts before it fill the limit; else pass it on."""
+        if self._backlog > self._limit:
             request.state = State.ENDED
             return [Refuse(request, Reason.QUEUE_FULL, 1.0)]
         return super().arrive(request, now)
