@@ -27,7 +27,8 @@ Examples:
   carpool recommend --generative --profile p.json --slo-ttft-p99 2s --slo-tpot-p99 50ms --trace azure --rate 8 --json
 """
 )
-@stream_load.stream_options
+@stream_load.engine_options
+@stream_load.load_options
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(*, as_json: bool, **typed: Any) -> None:  # noqa: ANN401 - `stream_load.read` has the types
     """Choose the limits of an LLM server for TTFT and TPOT: of vLLM, and of a gateway before it.
@@ -55,7 +56,7 @@ def command(*, as_json: bool, **typed: Any) -> None:  # noqa: ANN401 - `stream_l
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1))
     else:
         _show(asked, found)
-    if not found.holds and (asked.rate is not None or asked.recorded is not None):
+    if not found.holds and asked.load.named:
         sys.exit(1)
 
 

@@ -25,7 +25,8 @@ Examples:
     --slo-tpot-p99 50ms --trace requests.csv --json
 """
 )
-@stream_load.stream_options
+@stream_load.engine_options
+@stream_load.load_options
 @click.option(
     "--cap",
     "caps",
@@ -42,10 +43,11 @@ def command(*, caps: tuple[int, ...], as_json: bool, **typed: Any) -> None:  # n
     times for that. Goodput counts requests that meet both TTFT and TPOT. The same arguments give the same figures.
     """
     asked = stream_load.read(**typed)
-    if asked.rate is None and asked.recorded is None:
+    load = asked.load
+    if not load.named:
         raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
-    twin = StreamTwin(asked, asked.rate)
-    capacity = streams.capacity(asked.profile, asked.lengths, asked.slo)
+    twin = StreamTwin(asked, load.rate)
+    capacity = streams.capacity(asked.profile, load.lengths, asked.slo)
     played = caps or [cap for cap in CAPS if cap <= asked.profile.max_running]
     found = [twin.gate(), twin.no_gate(), *(twin.cap(cap) for cap in played)]
     if as_json:
@@ -53,17 +55,17 @@ def command(*, caps: tuple[int, ...], as_json: bool, **typed: Any) -> None:  # n
             "profile": asked.profile.name,
             "sloTtftSeconds": asked.slo.ttft,
             "sloTpotSeconds": asked.slo.tpot,
-            "load": asked.described(asked.rate),
+            "load": load.described(load.rate),
             "requests": len(twin.times),
-            "seconds": asked.seconds,
-            "seed": asked.seed,
+            "seconds": load.seconds,
+            "seed": load.seed,
             "capacity": capacity.rate,
             "results": found,
         }
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1))
         return
-    click.echo(f"{asked.profile.name}; {asked.described(asked.rate)}, {len(twin.times)} requests")
-    offered = len(twin.times) / asked.seconds
+    click.echo(f"{asked.profile.name}; {load.described(load.rate)}, {len(twin.times)} requests")
+    offered = len(twin.times) / load.seconds
     click.echo(
         f"offered {number(offered)}/s, capacity {number(capacity.rate)}/s; "
         f"TTFT {asked.slo.ttft:g} s, TPOT {1000 * asked.slo.tpot:g} ms\n"

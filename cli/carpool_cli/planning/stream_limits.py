@@ -49,18 +49,18 @@ class Recommendation(Struct, frozen=True, kw_only=True, rename="camel"):
 
 def recommend(asked: Asked) -> Recommendation | None:
     """Search the limits; None where one request alone is slower than the SLO."""
-    profile, slo = asked.profile, asked.slo
-    capacity = streams.capacity(profile, asked.lengths, slo)
+    profile, slo, load = asked
+    capacity = streams.capacity(profile, load.lengths, slo)
     if not capacity.rate:
         return None
-    twin = None if asked.rate is None and asked.recorded is None else StreamTwin(asked, asked.rate)
-    offered = 0.0 if twin is None else len(twin.times) / asked.seconds
+    twin = StreamTwin(asked, load.rate) if load.named else None
+    offered = 0.0 if twin is None else len(twin.times) / load.seconds
     stressed = StreamTwin(asked, max(OVERLOAD * capacity.rate, offered))
-    prompt = sum(prompt for prompt, _ in asked.lengths.pairs) / len(asked.lengths.pairs)
+    prompt = sum(prompt for prompt, _ in load.lengths.pairs) / len(load.lengths.pairs)
 
     def queue(sequences: int, share: float) -> int:
         # As long as prompts leave the queue at the pace of `sequences`: 0.9 x 2 s x 6/s x 1,000 tokens.
-        rate = streams.rate_at(profile, asked.lengths, sequences)
+        rate = streams.rate_at(profile, load.lengths, sequences)
         return max(1, round(share * slo.ttft * rate * prompt))
 
     def goodput(sequences: int, share: float, budget: int) -> float:
@@ -85,7 +85,7 @@ def recommend(asked: Asked) -> Recommendation | None:
         max_num_batched_tokens=budget,
         max_concurrency=sequences,
         capacity=capacity.rate,
-        load=len(twin.times) / asked.seconds,
+        load=len(twin.times) / load.seconds,
         holds=results[0].good_share >= ENOUGH,
         results=results,
         reasons=_reasons(asked, capacity, sequences, share),

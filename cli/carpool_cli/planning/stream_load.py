@@ -1,4 +1,4 @@
-"""What `simulate --generative` and `recommend --generative` have in common: an engine, an SLO and a load, as typed."""
+"""What the commands for token streams have in common: an engine, an SLO and a load, as typed."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ SPREAD = 0.8
 """Of log-normal lengths: standard deviation of the logarithm, about that of conversations."""
 
 
-class Asked(NamedTuple):
-    """An engine and its SLO, with the lengths of the requests, and when they come if a load was named."""
+class StreamLoad(NamedTuple):
+    """The lengths of requests, and when they come: ``recorded`` times, or a process of a rate."""
 
-    profile: EngineProfile
-    slo: Slo
     lengths: Lengths
     seconds: float
     seed: int
     rate: float | None
     cv: float
     recorded: list[float] | None
+
+    @property
+    def named(self) -> bool:
+        """Whether there is a load, not only lengths."""
+        return self.rate is not None or self.recorded is not None
 
     def times(self, rate: float | None) -> list[float]:
         """Return arrival times at a rate; without one those of the trace, at its own pace.
@@ -66,8 +69,16 @@ class Asked(NamedTuple):
         return f"{process} {pace}, lengths {self.lengths.described}"
 
 
-def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of an engine, an SLO and a load; `read` takes what was typed."""
+class Asked(NamedTuple):
+    """An engine, its SLO and its load."""
+
+    profile: EngineProfile
+    slo: Slo
+    load: StreamLoad
+
+
+def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of an engine; `read` takes what was typed, with that of `load_options`."""
     count = click.IntRange(1, 10_000_000)
     for option in reversed(
         (
@@ -88,6 +99,17 @@ def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--max-num-seqs", type=count, help="The engine's present limit.  [default: the profile's]"),
             click.option("--max-num-batched-tokens", type=count, help="Likewise, of tokens in a step."),
             click.option("--prompts-first", is_flag=True, help="The engine computes whole prompts first, as TGI does."),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def load_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of an SLO and a load."""
+    count = click.IntRange(1, 10_000_000)
+    for option in reversed(
+        (
             click.option(
                 "--slo-ttft-p99", "ttft", type=DURATION, required=True, help="Time to first token to meet, e.g. 2s."
             ),
@@ -136,16 +158,9 @@ def read(
     prompts_first: bool,
     ttft: float,
     tpot: float,
-    trace: Path | None,
-    rate: float | None,
-    cv: float | None,
-    prompt_tokens: int | None,
-    output_tokens: int | None,
-    length_spread: float | None,
-    seconds: float,
-    seed: int,
+    **load: Any,  # noqa: ANN401 - `read_load` has the types
 ) -> Asked:
-    """Put together what was typed.
+    """Put together an engine, its SLO and its load.
 
     Raises ``click.ClickException`` naming the option that is missing or does not go with another, or the file.
     """
@@ -166,26 +181,57 @@ def read(
         max_batched_tokens=max_num_batched_tokens or profile.max_batched_tokens,
         prefill="first" if prompts_first else profile.prefill,
     )
+    slo, found = slo_of(ttft, tpot), read_load(**load)
+    longest = max(prompt + output for prompt, output in found.lengths.pairs)
+    if longest > profile.kv_tokens:
+        raise click.ClickException(f"a request of {longest} tokens does not fit into {profile.kv_tokens}: --kv-tokens")
+    return Asked(profile, slo, found)
+
+
+def slo_of(ttft: float, tpot: float) -> Slo:
+    """Return the targets.
+
+    Raises ``click.UsageError`` for one of 0 s.
+    """
     if min(ttft, tpot) <= 0:
         raise click.UsageError("--slo-ttft-p99 and --slo-tpot-p99 must be longer than 0s")
-    recorded: list[float] | None = None
+    return Slo(ttft, tpot)
+
+
+def read_load(
+    *,
+    trace: Path | None,
+    rate: float | None,
+    cv: float | None,
+    prompt_tokens: int | None,
+    output_tokens: int | None,
+    length_spread: float | None,
+    seconds: float,
+    seed: int,
+) -> StreamLoad:
+    """Put together a load.
+
+    Raises ``click.ClickException`` as `read` does.
+    """
     if trace is not None:
-        drawn = {"--cv": cv, "--prompt-tokens": prompt_tokens, "--output-tokens": output_tokens}
-        for name, value in {**drawn, "--length-spread": length_spread}.items():
+        drawn = {
+            "--cv": cv,
+            "--prompt-tokens": prompt_tokens,
+            "--output-tokens": output_tokens,
+            "--length-spread": length_spread,
+        }
+        for name, value in drawn.items():
             if value is not None:
                 raise click.UsageError(f"{name} does not go with --trace, which brings its own")
         lengths, recorded = streams.recorded(find(trace))
         if recorded[0] == recorded[-1]:
             raise click.ClickException(f"{trace}: needs requests at different times")
-    elif prompt_tokens is None or output_tokens is None:
+        return StreamLoad(lengths, seconds, seed, rate, 1.0, recorded)
+    if prompt_tokens is None or output_tokens is None:
         raise click.UsageError("name lengths: --prompt-tokens and --output-tokens, or --trace FILE")
-    else:
-        spread = SPREAD if length_spread is None else length_spread
-        lengths = streams.lognormal(prompt_tokens, output_tokens, Random(seed), spread)  # noqa: S311 - load
-    longest = max(prompt + output for prompt, output in lengths.pairs)
-    if longest > profile.kv_tokens:
-        raise click.ClickException(f"a request of {longest} tokens does not fit into {profile.kv_tokens}: --kv-tokens")
-    return Asked(profile, Slo(ttft, tpot), lengths, seconds, seed, rate, cv or 1.0, recorded)
+    spread = SPREAD if length_spread is None else length_spread
+    lengths = streams.lognormal(prompt_tokens, output_tokens, Random(seed), spread)  # noqa: S311 - load
+    return StreamLoad(lengths, seconds, seed, rate, cv or 1.0, None)
 
 
 def _step(_: click.Context, parameter: click.Parameter, value: str | None) -> Linear | None:

@@ -59,10 +59,10 @@ class StreamTwin:
     def __init__(self, asked: Asked, rate: float | None) -> None:
         self.profile = asked.profile
         self.slo = asked.slo
-        self.times = asked.times(rate)
-        self._lengths = asked.lengths.draw(0, len(self.times))
-        self._seconds = asked.seconds
-        self._seed = asked.seed
+        self.times = asked.load.times(rate)
+        self._lengths = asked.load.lengths.draw(0, len(self.times))
+        self._seconds = asked.load.seconds
+        self._seed = asked.load.seed
 
     def gate(self) -> Figures:
         """Play the gate, which knows the SLO only, from step times that are off by `WRONG`."""

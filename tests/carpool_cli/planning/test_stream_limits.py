@@ -1,14 +1,14 @@
 from carpool.generation.profiles import EngineProfile, Linear
 from carpool.generation.requests import Slo
 from carpool_cli.planning.stream_limits import recommend
-from carpool_cli.planning.stream_load import Asked
+from carpool_cli.planning.stream_load import Asked, StreamLoad
 from carpool_cli.planning.stream_twin import StreamTwin
 from carpool_cli.planning.streams import Lengths
 
 
 def asked(step, rate=None, tpot=0.05, **changes):
     profile = EngineProfile(name="test", source="made up", kv_tokens=400_000, step=step, **changes)
-    return Asked(profile, Slo(2.0, tpot), Lengths([(1000, 101)], "alike"), 20.0, 0, rate, 1.0, None)
+    return Asked(profile, Slo(2.0, tpot), StreamLoad(Lengths([(1000, 101)], "alike"), 20.0, 0, rate, 1.0, None))
 
 
 STEP = Linear(0.01, 2e-4, 1e-7, 5e-5)

@@ -2,7 +2,7 @@ import pytest
 
 from carpool.generation.profiles import EngineProfile, Linear
 from carpool.generation.requests import Slo
-from carpool_cli.planning.stream_load import Asked
+from carpool_cli.planning.stream_load import Asked, StreamLoad
 from carpool_cli.planning.stream_twin import StreamTwin, show
 from carpool_cli.planning.streams import Lengths
 
@@ -12,7 +12,7 @@ SLO = Slo(2.0, 0.05)
 
 def twin(rate, lengths=(1000, 101), seconds=20.0, **changes):
     profile = EngineProfile(name="test", source="made up", kv_tokens=400_000, step=PROFILE.step, **changes)
-    return StreamTwin(Asked(profile, SLO, Lengths([lengths], "alike"), seconds, 0, rate, 1.0, None), rate)
+    return StreamTwin(Asked(profile, SLO, StreamLoad(Lengths([lengths], "alike"), seconds, 0, rate, 1.0, None)), rate)
 
 
 def test_a_calm_engine_answers_all_by_any_rule_at_the_pace_of_its_steps():
