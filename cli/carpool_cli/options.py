@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    from carpool_sidecar.http1.messages import Headers
+
 
 class DurationType(click.ParamType[float]):
     """Seconds, written with their unit."""
@@ -184,6 +186,17 @@ def need(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError:
         raise click.ClickException(f"this needs {module}: pip install 'carpool-serving[{extra}]'") from None
+
+
+def header_fields(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> Headers:
+    """Read ``name: value`` of a repeatable option."""
+    fields = []
+    for value in values:
+        name, colon, content = value.partition(":")
+        if not colon or not name or "\r" in value or "\n" in value:
+            raise click.BadParameter(f"{value!r}: write e.g. 'x-api-key: secret'", param=parameter)
+        fields.append((name.strip().encode(), content.strip().encode()))
+    return fields
 
 
 def objective_options(command: Callable[..., Any]) -> Callable[..., Any]:
