@@ -72,7 +72,7 @@ def recommend(asked: Asked) -> Recommendation | None:
     sequences = max(sizes, key=lambda size: goodput(size, QUEUE[1], budget))
     share = max(QUEUE, key=lambda share: goodput(sequences, share, budget))
     by_budget = {size: goodput(sequences, share, size) for size in sorted({*BUDGETS, budget}) if size > sequences}
-    best = max(by_budget, key=lambda size: by_budget[size])
+    best = max(by_budget, key=lambda size: by_budget[size], default=budget)
     if best != budget and (budget not in by_budget or by_budget[best] > GAIN * by_budget[budget]):
         budget = best
     queued = queue(sequences, share)

@@ -181,6 +181,11 @@ def read(
         max_batched_tokens=max_num_batched_tokens or profile.max_batched_tokens,
         prefill="first" if prompts_first else profile.prefill,
     )
+    if profile.max_batched_tokens < profile.max_running:
+        raise click.UsageError(
+            f"--max-num-batched-tokens {profile.max_batched_tokens} has to be at least --max-num-seqs "
+            f"{profile.max_running}, as vLLM demands: each sequence takes one of them"
+        )
     slo, found = slo_of(ttft, tpot), read_load(**load)
     longest = max(prompt + output for prompt, output in found.lengths.pairs)
     if longest > profile.kv_tokens:

@@ -70,6 +70,7 @@ def test_a_profile_is_read_and_its_knobs_are_changed(carpool, tmp_path):
         ((*ENGINE, *SLO, *LENGTHS), "--rate"),
         ((*ENGINE, *SLO, *LENGTHS, "--trace", "t.csv"), "--prompt-tokens does not go with --trace"),
         ((*ENGINE, *SLO, "--trace", "nowhere.csv"), "nowhere.csv"),
+        ((*ENGINE, *SLO, *LENGTHS, "--rate", 5, "--max-num-batched-tokens", 64), "at least --max-num-seqs 256"),
         ((*ENGINE, *SLO, "--prompt-tokens", 500_000, "--output-tokens", 1, "--rate", 1, "--kv-tokens", 9), "fit"),
         ((*ENGINE, "--slo-ttft-p99", "0s", "--slo-tpot-p99", "1ms", *LENGTHS, "--rate", 1), "longer than 0s"),
         ((*ENGINE, *SLO, *LENGTHS, "--rate", 0.001), "no request comes"),
