@@ -36,8 +36,8 @@ class Belief:
     def learn(self, estimate: Estimate | None) -> None:
         """Plan by an estimate from here on, less the concurrency that was refuted already."""
         self.estimate = estimate
-        if estimate is not None and estimate.hoped:
-            known = estimate.executors - estimate.hoped
+        if estimate is not None and estimate.assumed:
+            known = estimate.executors - estimate.assumed
             if self._refuted == (estimate.executors, known):
                 self.estimate = estimate.computed(known)
 
@@ -48,9 +48,9 @@ class Belief:
         could have answered in time has been admitted, and been late.
         """
         estimate = self.estimate
-        if estimate is None or not estimate.hoped:
+        if estimate is None or not estimate.assumed:
             return
-        known = estimate.executors - estimate.hoped
+        known = estimate.executors - estimate.assumed
         upper = time_of(estimate.of(batch.bucket).upper, batch.rows)
         if batch.in_flight > known and now - batch.dispatched > REFUTED * upper:
             self._refuted = (estimate.executors, known)

@@ -6,7 +6,7 @@ from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.batching.requests import Request, Slice, time_of
+from carpool.batching.requests import ROUNDING, Request, Slice, time_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -139,8 +139,9 @@ class Queue:
             # 1. Late? Where others fill the batch, only requests that will surely be in time have a place in it.
             if not first_row and not request.exempt:
                 factor = surely if self.rows - left >= full else 1.0
-                if start + seconds > request.deadline or (
-                    shed_slo and request.sheddable and start + factor * seconds > request.due
+                # A batch may have waited for as long as it can: then it is just in time, give or take a rounding error.
+                if start + seconds > request.deadline + ROUNDING or (
+                    shed_slo and request.sheddable and start + factor * seconds > request.due + ROUNDING
                 ):
                     self.remove(request)
                     dropped.append(request)

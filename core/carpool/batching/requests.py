@@ -250,6 +250,10 @@ class Abort(Frozen, frozen=True):
 Action: TypeAlias = Batch | Finish | Failure | Refusal | Abort
 
 
+ROUNDING = 1e-9
+"""Seconds by which sums of floats may miss a due time."""
+
+
 def seldom_exceeded(noise: float) -> float:
     """Return the factor on a mean time that single batches seldom exceed: two standard deviations, ``noise`` each."""
     return 1 + 2 * noise
@@ -268,7 +272,7 @@ class Estimate(FrozenCamel, frozen=True, rename="camel"):
     upper: "tuple[float, ...]"  # noqa: UP037
     executors: int = 1
     noise: float = 0.0
-    hoped: int = 0
+    assumed: int = 0
     """How much of the server concurrency is assumed, not measured."""
     buckets: "dict[int, Estimate]" = {}  # noqa: RUF012, UP037
 
@@ -276,12 +280,12 @@ class Estimate(FrozenCamel, frozen=True, rename="camel"):
         """Return the estimate of one length bucket; of an unknown one, and of several together, that of all."""
         return self.buckets.get(bucket, self) if bucket is not None else self
 
-    def computed(self, executors: int, hoped: int = 0) -> Estimate:
+    def computed(self, executors: int, assumed: int = 0) -> Estimate:
         """Return the same with another server concurrency."""
-        buckets = {bucket: each.computed(executors, hoped) for bucket, each in self.buckets.items()}
-        return replace(self, executors=executors, hoped=hoped, buckets=buckets)
+        buckets = {bucket: each.computed(executors, assumed) for bucket, each in self.buckets.items()}
+        return replace(self, executors=executors, assumed=assumed, buckets=buckets)
 
-    def hopeful(self, measured: int) -> Estimate:
+    def proportional_below(self, measured: int) -> Estimate:
         """Return the same with sizes below the smallest ``measured`` taking as much less as they are smaller.
 
         Where that is beyond the table, since bounds were narrowed meanwhile, below the largest there is.
@@ -289,8 +293,19 @@ class Estimate(FrozenCamel, frozen=True, rename="camel"):
         measured = min(measured, len(self.times) - 1)
         most = self.times[measured]
         times = tuple(min(time, most * rows / measured) for rows, time in enumerate(self.times[:measured]))
-        buckets = {bucket: each.hopeful(measured) for bucket, each in self.buckets.items()}
+        buckets = {bucket: each.proportional_below(measured) for bucket, each in self.buckets.items()}
         return replace(self, times=times + self.times[measured:], buckets=buckets)
+
+    def flat_beyond(self, measured: int, target: float) -> Estimate:
+        """Return the same with sizes above ``measured`` taking no longer, where by the line all exceed ``target``.
+
+        By that, requests that meet in such a batch would all be late, and be refused: no larger one could be measured.
+        """
+        buckets = {bucket: each.flat_beyond(measured, target) for bucket, each in self.buckets.items()}
+        times = self.times
+        if measured + 1 < len(times) and times[measured + 1] > target:
+            times = (*times[: measured + 1], *[self.upper[measured]] * (len(times) - measured - 1))
+        return replace(self, times=times, buckets=buckets)
 
     @property
     def surely(self) -> float:

@@ -124,7 +124,7 @@ class Probation:
         now.proof.observe(hits, late)
         if late <= now.proof.bad * requests:
             now.peak, now.sustained = max(now.peak, rate), max(now.sustained, sustained)
-        if now.proof.kept and now.seconds >= PROVEN_AFTER and not now.good:
+        if now.proof.is_met and now.seconds >= PROVEN_AFTER and not now.good:
             now.good = True
             self._before = None
         # 2. Against them: not at a load that may be too high for any parameters.

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.forecasting import sampling
-from carpool.forecasting.queueing import Forecast, Glance, Load, forecast, glance
+from carpool.forecasting.queueing import Forecast, Glance, Load, batches, forecast, glance
 from carpool.forecasting.refinement import Refinement
 from carpool.learning import batchable_share
 from carpool.learning.arrivals import Gamma, Poisson
@@ -205,22 +205,27 @@ class Outlook:
     @cached_property
     def batches(self) -> list[int]:
         """Requests of each batch at the present load, no request refused."""
-        sizes: list[int] = []
-        self.forecaster.forecast(self.parameters, sizes=sizes)
-        return sizes
+        forecaster = self.forecaster
+        situation = forecaster.situation
+        return batches(forecaster.load(), situation.service, self.parameters, situation.target)
 
     @cached_property
     def lost_ahead(self) -> float:
         """Misses at ``HEADROOM`` times the load with refusals, at the upper confidence of batch latency.
 
-        Of sizes that carry as much, one hardly measured is the luckiest.
+        Of sizes that carry as much, the one measured least would seem best by chance.
         """
-        return self.forecaster.forecast(self.parameters, HEADROOM, shed=True, upper=True).miss_fraction
+        return self.forecaster.loss(self.parameters, HEADROOM)
 
     @cached_property
     def lost(self) -> float:
         """The same of the present load."""
-        return self.forecaster.forecast(self.parameters, shed=True, upper=True).miss_fraction
+        return self.forecaster.loss(self.parameters)
+
+    @property
+    def least_loss(self) -> float:
+        """Return what is lost of the present load if all batches are full, and answered in time."""
+        return self.forecaster.least_loss(self.parameters)
 
     @cached_property
     def risk(self) -> float:
@@ -293,15 +298,27 @@ class Forecaster:
         factor: float = 1.0,
         *,
         shed: bool = False,
-        upper: bool = False,
-        sizes: list[int] | None = None,
     ) -> Forecast:
-        """Play ``factor`` times the load; ``upper``: at the upper confidence of batch latency.
+        """Play ``factor`` times the load; ``shed``: requests that would be late are refused."""
+        return forecast(self.load(factor), self.situation.service, parameters, self.situation.target, shed=shed)
 
-        To ``sizes``, if given, the requests of every batch are added.
-        """
-        service = self._upper if upper else self.situation.service
-        return forecast(self.load(factor), service, parameters, self.situation.target, shed=shed, sizes=sizes)
+    def loss(self, parameters: Parameters, factor: float = 1.0) -> float:
+        """Return the share of requests lost with refusals, at the upper confidence of batch latency."""
+        target = self.situation.target
+        return forecast(self.load(factor), self._upper, parameters, target, shed=True).miss_fraction
+
+    def least_loss(self, parameters: Parameters) -> float:
+        """Return a lower bound of ``loss``."""
+        situation, service = self.situation, self._upper
+        if situation.row_shares or service.mix:
+            return 0.0  # small requests, and short ones, are refused less
+        most = parameters.max_batch
+        # Between sizes measured batch latency is linear, so that the cheapest size is one of them, or the largest.
+        seconds = min(service.per_row(size) for size in (*service.sizes, most) if size <= most)
+        concurrency = min(service.executors, parameters.max_in_flight)
+        carried = concurrency / (seconds * situation.rows * situation.process.rate)
+        # What waits when the load ends is served, too; and the noise of one sample may be 1 % quicker than its mean.
+        return 1 - 1.01 * carried * (1 + situation.target * situation.process.rate / self.requests)
 
     def glance(
         self, parameters: Parameters, factor: float = 1.0, sample: int = 0, *, upper: bool = False

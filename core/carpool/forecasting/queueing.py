@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.batching.requests import seldom_exceeded
-from carpool.forecasting.recursion import ROUNDING, Rules, in_bursts, recursion
+from carpool.batching.requests import ROUNDING, seldom_exceeded
+from carpool.forecasting.recursion import Rules, in_bursts, recursion
 from carpool.forecasting.replay import Kind, replay
 
 if TYPE_CHECKING:
@@ -89,19 +89,16 @@ def forecast(
     *,
     shed: bool = False,
     latencies: list[float] | None = None,
-    sizes: list[int] | None = None,
 ) -> Forecast:
     """Forecast what happens to requests of equal priority that are to be answered within ``target`` seconds.
 
     ``shed``: requests that would be late are refused. Requests larger than a batch are split. To ``latencies``, if
-    given, those of all requests served are added; to ``sizes`` the requests of every batch.
+    given, those of all requests served are added.
     """
     rules = _rules(load, service, parameters, target, shed=shed)
     run = _played(load, service, rules)
     if latencies is not None:
         latencies += run.latencies
-    if sizes is not None:
-        sizes += run.sizes
     run.latencies.sort()
     arrivals = load.arrivals
     count, served = len(arrivals), len(run.latencies)
@@ -149,6 +146,15 @@ def glance(load: Load, service: ServiceTime, parameters: Parameters, target: flo
         utilization=work / (rules.concurrency * span),
         together=squares / late if late else 1.0,
     )
+
+
+def batches(load: Load, service: ServiceTime, parameters: Parameters, target: float) -> list[int]:
+    """Return the requests of each batch, with no request refused."""
+    rules = _rules(load, service, parameters, target)
+    if (unit := _unit(load, service, rules)) is not None:
+        small, times, slow = unit
+        return [beyond - first for first, beyond in pairwise([0, *recursion(load.arrivals, times, slow, small).ends])]
+    return _played(load, service, rules).sizes
 
 
 def _rules(

@@ -18,9 +18,6 @@ from carpool.policy.plain import Frozen
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-ROUNDING = 1e-9
-"""Seconds by which sums of floats may miss a due time."""
-
 
 class Rules(Frozen, frozen=True):
     """How requests are batched, all times in seconds."""

@@ -15,7 +15,8 @@ from itertools import accumulate, pairwise
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.forecasting.recursion import ROUNDING, Run
+from carpool.batching.requests import ROUNDING
+from carpool.forecasting.recursion import Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Arrival processes, and what additive counters tell of them.
+"""Arrival processes, and what additive counters show of them.
 
 A process is a value; ``times(rng)`` walks it from time 0 with the caller's own generator, so that equal seeds give the
 same arrivals (common random numbers) and nothing here holds state.
@@ -112,7 +112,7 @@ class WindowCounts(Struct, frozen=True):
 
     @property
     def dispersion(self) -> float:
-        """Variance over mean of the counts: 1 for Poisson, more for bursts. 1 while there is nothing to tell by."""
+        """Variance over mean of the counts: 1 for Poisson, more for bursts. 1 while there is no evidence."""
         if self.windows < 2 or not self.arrivals:
             return 1.0
         mean = self.arrivals / self.windows
@@ -139,7 +139,7 @@ class WindowCounts(Struct, frozen=True):
         dispersion cv^2 + (1/6 + cv^4/2 - s/3)/m + o(1/m), s the third central moment of a gap over its mean cubed
         (Cox, Renewal Theory, 4.5); for gamma gaps s = 2 cv^4, which leaves cv^2 + (1 - cv^4)/(6m). That is solved for
         cv. It has no root where bursts outlast the window: cv^2 is then at least 3m, and 3m is the answer, a lower
-        bound. One arrival a window or fewer can't tell, and the dispersion itself is used.
+        bound. One arrival a window or fewer is no evidence, and the dispersion itself is used.
         """
         mean = self.arrivals / self.windows if self.windows else 0.0
         if mean <= 1:

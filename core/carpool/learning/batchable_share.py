@@ -29,7 +29,7 @@ NONE = 0.005
 
 MOST_GROUPS = 100
 """Queues that a forecast plays at most: 25 ms of CPU for 4,000 requests. With more keys than that, hardly anything is
-held for company, and what a backlog merges is little."""
+held for others, and what a backlog merges is little."""
 
 
 class Sharing:

@@ -1,4 +1,4 @@
-"""What is news of t(b): what decisions have to be looked at again for, and what makes another model of it."""
+"""Changes of batch latency: those that call for a new decision, and those that make it another model's."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from carpool.learning.latency_model import ServiceTime
 
-NEWS = 0.02
-"""Relative change of t(b) at a measured size that is worth a new search."""
+CHANGE = 0.02
+"""Relative change of batch latency at a measured size that is worth a new search."""
 
 SURE = 0.2
-"""Width of a confidence interval, relative to t(b), from which more evidence is worth one: of a noisy model's sizes one
-or other has twice as much of it every second."""
+"""Width of a confidence interval, relative to batch latency, from which more evidence is worth one:
+of a noisy model's sizes one or other has twice as much of it every second."""
 
 ANOTHER_MODEL = 0.10
-"""Relative change of t(b), beyond what both fits are sure of, after which what was tried may be tried again."""
+"""Relative change of batch latency, beyond what both fits are sure of, after which settings may be explored again."""
 
 
-def is_news(service: ServiceTime, known: ServiceTime | None) -> bool:
-    """Whether a search by what was known so far may have found something else than one by ``service`` would."""
+def has_changed(service: ServiceTime, known: ServiceTime | None) -> bool:
+    """Whether a search by ``service`` may choose another setting than one by what was ``known``."""
     if (
         known is None
         or service.executors != known.executors
@@ -30,14 +30,14 @@ def is_news(service: ServiceTime, known: ServiceTime | None) -> bool:
         return True
     # Twice the evidence on a size replaces a first guess; after that only a contradiction does, not chance.
     return any(
-        abs(service.time(b) / known.time(b) - 1) > NEWS
+        abs(service.time(b) / known.time(b) - 1) > CHANGE
         and (_contradicts(service, known, b) or width(service, b) < min(width(known, b) / sqrt(2), SURE))
         for b in service.sizes
     )
 
 
-def is_another(service: ServiceTime, known: ServiceTime | None) -> bool:
-    """Whether t(b) differs so much from when the last configurations were tried that they may be tried again."""
+def is_another_model(service: ServiceTime, known: ServiceTime | None) -> bool:
+    """Whether batch latency differs so much from what was ``known`` that settings may be explored again."""
     if known is None or service.executors != known.executors:
         return True
     return any(
@@ -48,7 +48,7 @@ def is_another(service: ServiceTime, known: ServiceTime | None) -> bool:
 
 
 def width(service: ServiceTime, rows: int) -> float:
-    """Width of the confidence interval of t(b), relative to it."""
+    """Width of the confidence interval of batch latency, relative to it."""
     return (service.upper(rows) - service.lower(rows)) / service.time(rows)
 
 

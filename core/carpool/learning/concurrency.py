@@ -54,7 +54,7 @@ def fit_executors(samples: Sequence[Sample], known: int | None) -> tuple[int, bo
     And whether the samples speak against there being more of them, or leave that open.
 
     With fewer than there are, some batches seem to have begun late and to have been quick; with more, to have begun at
-    once and to have been slow. What was never in flight together tells nothing: the answer is then how many were.
+    once and to have been slow. Batches never in flight together are no evidence: the answer is then how many were.
     """
     most = most_in_flight(samples, _BY_ACCIDENT)
     if most == 1:
@@ -69,8 +69,8 @@ def fit_executors(samples: Sequence[Sample], known: int | None) -> tuple[int, bo
             spreads[executors] = squares, freedom
     if not spreads:
         return known or 1, False
-    # A spread that chance alone may add can't tell candidates apart: then the fewest is the safe reading for capacity,
-    # unless one of them is known from better days.
+    # Candidates can't be distinguished by a spread that chance alone may add: then the fewest is the safe reading for
+    # capacity, unless one of them is known from before.
 
     @cache
     def off(executors: int, beyond: int) -> float:
@@ -96,9 +96,9 @@ def _squares(sizes: Iterable[Sample]) -> tuple[float, float]:
 
     Variance over mean: a sum of services that are taken for one has the same, relative spread would be less.
     """
-    told = [s for s in sizes if s.batches > 1 and s.busy > 0]
-    squares = sum(max(s.busy_squared * s.batches / s.busy - s.busy, 0.0) for s in told)
-    return squares, sum(s.batches - 1 for s in told)
+    repeated = [s for s in sizes if s.batches > 1 and s.busy > 0]
+    squares = sum(max(s.busy_squared * s.batches / s.busy - s.busy, 0.0) for s in repeated)
+    return squares, sum(s.batches - 1 for s in repeated)
 
 
 def _alike(
@@ -112,12 +112,12 @@ def _alike(
     """Whether two numbers of executors explain the times equally well, by what they explain differently.
 
     Of batches that met as many in flight as the smaller number, or fewer, both say the same. What these spread is no
-    evidence, and a thousand of them must not drown the hundred batches that tell.
+    evidence, and a thousand of them must not outweigh the hundred batches that are.
     """
     both = min(one, other)
     squares, freedom = _squares(own_times([s for s in samples if s.in_flight <= both], both).values())
-    telling = spreads[other][1] - freedom
-    if telling < _BY_ACCIDENT or spreads[one][1] - freedom < _BY_ACCIDENT:
+    evidence = spreads[other][1] - freedom
+    if evidence < _BY_ACCIDENT or spreads[one][1] - freedom < _BY_ACCIDENT:
         return True
     if _outlies(off, one, other):
         return False
@@ -125,7 +125,7 @@ def _alike(
     if off(other, both) > _DOUBTFUL * max(off(one, both), 1.0):
         return True
     mine, theirs = ((spreads[e][0] - squares) / (spreads[e][1] - freedom) + floor for e in (one, other))
-    error = _CHANCE / math.sqrt(telling)
+    error = _CHANCE / math.sqrt(evidence)
     return mine <= max(_ALIKE + error, math.exp(2 * error)) * theirs
 
 
@@ -150,11 +150,11 @@ def _late(samples: Sequence[Sample], executors: int, *, beyond: int) -> float:
     return difference / math.sqrt(variance) if variance else 0.0
 
 
-TELLING = 30.0
+CONCLUSIVE = 30.0
 """Batches beyond the executors known from which there being no more of them is believed, and not tried again."""
-TELLING_NOTHING = 300.0
-"""The same where the samples leave it open: of a noisy device that is seldom full, few tell what is computed at once
-from what is computed one after the other."""
+INCONCLUSIVE = 300.0
+"""The same where the samples leave it open: of a noisy device that is seldom full, few show whether
+batches are computed at once or one after the other."""
 _BY_ACCIDENT = 3.0
 """Batches of a kind from which it counts as seen."""
 _ROUGHLY = 0.02

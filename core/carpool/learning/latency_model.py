@@ -1,4 +1,4 @@
-"""Service time t(b): how long a batch of b rows takes, and how many batches the device really computes at once.
+"""The latency model: how long a batch of b rows takes, t(b), and how many batches the device computes at once.
 
 All is learned from additive counters (``Cell``: batches, busy seconds, busy seconds squared by size and number in
 flight at dispatch), so it sums over replicas. Steps are real on accelerators and a batch may cost *more* per row as it
@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.batching.requests import Estimate, seldom_exceeded
-from carpool.learning.concurrency import TELLING, TELLING_NOTHING, Sample, fit_executors, most_in_flight, own_times
+from carpool.learning.concurrency import CONCLUSIVE, INCONCLUSIVE, Sample, fit_executors, most_in_flight, own_times
 from carpool.learning.smoothing import isotonic, smoothed
 
 if TYPE_CHECKING:
@@ -63,11 +63,11 @@ class ServiceTime(Struct, frozen=True):
     """Batches, discounted by age, behind each of ``sizes``; empty where all of them are known."""
 
     mix: tuple[tuple[float, ServiceTime], ...] = ()
-    """Of length buckets, of which only equals ride together: share of the rows, and their own t(b); empty: of one
-    kind."""
+    """By length bucket, where only equal ones are batched together: share of the rows, and their own batch latency;
+    empty: there is one kind."""
 
     def executors_for(self, in_flight: int) -> int:
-        """Executors to plan with; beyond the most ever seen in flight, hope: only trying tells."""
+        """Return the server concurrency to plan with: beyond the most ever seen in flight, as many as are in flight."""
         return max(self.executors, in_flight) if self.executors >= self.largest_in_flight else self.executors
 
     @classmethod
@@ -102,8 +102,8 @@ class ServiceTime(Struct, frozen=True):
         """Rows of the largest batch that stands behind the fit."""
         return self.sizes[-1]
 
-    def told(self, batches: float) -> list[int]:
-        """List the sizes that so many batches stand behind."""
+    def measured_sizes(self, batches: float) -> list[int]:
+        """List the sizes that at least so many batches were measured of."""
         if not self.counts:
             return list(self.sizes)
         return [size for size, count in zip(self.sizes, self.counts, strict=True) if count >= batches]
@@ -210,7 +210,7 @@ def _tail(
     Of the line through as many of the largest sizes as agree on it: its slope is in each narrower choice's interval
     (Lepski 1991). Where the curve bends, what lies before the bend says nothing of what comes next; nor does, bend or
     not, what is more than two octaves below. Sizes within half an octave of the largest count together, since a single
-    step up does not tell either. What sizes differ from the line by more than they are unsure of is doubt of its slope
+    step up is no slope either. What sizes differ from the line by more than they are unsure of is doubt of its slope
     too (Birge 1932).
     """
     last, floor = sizes[-1], 1e-3 * means[-1]
@@ -282,7 +282,7 @@ def fit(samples: Sequence[Sample], known_executors: int | None = None) -> Servic
         noise=noise if freedom >= 1 else _PRIOR_NOISE,
         executors=executors,
         # Seen by accident a few times, more executors than are known would not have shown.
-        largest_in_flight=max(most_in_flight(samples, TELLING if refuted else TELLING_NOTHING), executors),
+        largest_in_flight=max(most_in_flight(samples, CONCLUSIVE if refuted else INCONCLUSIVE), executors),
         samples=sum(s.batches for s in samples if s.executors == 0),
         counts=tuple(counts),
     )
@@ -357,7 +357,7 @@ class LatencyLearner:
         seconds = now - self._last if self._last is not None else 0.0
         self._last = now
         fresh = {
-            # What is only supposed must keep its spread: that is what tells the numbers of executors apart.
+            # What is only assumed must keep its spread: numbers of executors differ by nothing else.
             key: (cell.batches, cell.busy, cell.busy_squared)
             if key.executors
             else _without_outliers(cell.batches, cell.busy, cell.busy_squared, self._noise)
@@ -472,7 +472,7 @@ class LatencyLearner:
             seen = busy / count
             ratio = doubtless = seen / curve.time(key.rows)
             if key.rows not in curve.sizes:
-                # Below the smallest measured nothing is too quick to be the same curve: rows may cost more in company.
+                # Below the smallest measured nothing is too quick to be the same curve: rows may cost more in batches.
                 # Beyond the largest what takes as long as that is: there may be a step, and here its far side.
                 low = curve.lower(min(key.rows, curve.sizes[-1])) if key.rows > curve.sizes[0] else 0.0
                 high = curve.upper(key.rows)
@@ -482,8 +482,8 @@ class LatencyLearner:
             total += busy
             foreseen += count * curve.time(key.rows)
             if doubtless > max(_WILD, 1 + _WILD_DEVIATIONS * curve.noise) and count < 3:
-                # Too few of a kind to tell a stall from the model, and enough to bend the curve: not learned from. When
-                # the model did become that slow, the ratios say so.
+                # Too few of a kind to distinguish a stall from the model, and enough to bend the curve: not learned
+                # from. If the model did become that slow, the ratios show it.
                 del cells[key]
         if not ratios:
             return _Interval(seconds, cells, batches, 1.0, 1.0)
@@ -579,7 +579,7 @@ def _weighted_median(values: list[tuple[float, float]]) -> float:
 def _without_outliers(batches: int, busy: float, squared: float, noise: float) -> tuple[float, float, float]:
     """Take at most three batches off a cell whose spread the model's noise can't explain: stalls of the host.
 
-    The sums tell one outlier x from n - 1 batches of mean m and squared CV c: (n-1)m + x = busy and
+    The sums separate one outlier x from n - 1 batches of mean m and squared CV c: (n-1)m + x = busy and
     (n-1)m^2(1+c) + x^2 = squared; eliminating x leaves a quadratic in m. In a cell that is merely mixed, x takes little
     along (about 1/sqrt(n) of a standard deviation), so a wrong guess is harmless.
     """

@@ -21,12 +21,12 @@ MEMORY = 30.0
 
 LONGEST_MEMORY = 300.0
 ENOUGH_ARRIVALS = 30
-"""Arrivals for which more than ``MEMORY`` is remembered, up to so many seconds: a rate told by 30 is off by 18 %."""
+"""Arrivals for which more than ``MEMORY`` is remembered, up to so many seconds: a rate by 30 is off by 18 %."""
 
 PRECISE = 1000.0
 LONG_MEMORY = 120.0
-"""Arrivals of independent callers for which more than ``MEMORY`` is remembered, up to so many seconds: a rate told by
-them is off by 3 %. Of callers who come together it takes as many times more as their counts spread more."""
+"""Arrivals of independent callers for which more than ``MEMORY`` is remembered, up to so many seconds: a rate measured
+by them is off by 3 %. Of callers who come together it takes as many times more as their counts spread more."""
 
 SURPRISE = 4.5
 """Standard errors between the recent rate and the believed one that make it a jump: 1 in 150,000 by chance."""
@@ -41,7 +41,7 @@ batch carries the load."""
 ENOUGH_INTERVALS = 10
 """Intervals from which what they differ by is believed."""
 
-UNTOLD = 4.0
+UNMEASURED = 4.0
 """Dispersion that arrivals may have for all that is known before: gaps with a CV of 2."""
 
 ANOTHER_SPREAD = 2.0
@@ -66,8 +66,8 @@ class _Interval(NamedTuple):
 class Load:
     """Arrivals per second (of a replica, where there are several) and their spread, believed until contradicted.
 
-    ``tolerance``: relative change of the rate, from where it was when it was last news, that is no news. What is
-    believed may get more precise meanwhile.
+    ``tolerance``: relative change of the rate since a change was last reported that is not reported. What is believed
+    may get more precise meanwhile.
     """
 
     def __init__(self, tolerance: float = 0.1) -> None:
@@ -75,16 +75,16 @@ class Load:
         self._intervals: deque[_Interval] = deque()
         self._local: deque[_Interval] = deque()
         self._believed: Poisson | Gamma | None = None
-        self._news = 0.0
-        """Rate that was last reported as news."""
+        self._reported = 0.0
+        """Rate when a change was last reported."""
         self._evidence = 0
         """Arrivals behind what is believed."""
         self._rows = 1.0
         self._straddles = False
         self._clock = 0.0
         self._jumps: deque[float] = deque()
-        self._dispersion = UNTOLD
-        """Variance over mean of the counts of intervals, as it was when it was last told."""
+        self._dispersion = UNMEASURED
+        """Variance over mean of the counts of intervals, as it was when it was last measured."""
 
     @property
     def rate(self) -> float:
@@ -102,9 +102,9 @@ class Load:
         return self._rows
 
     def observe(self, seconds: float, arrivals: int, squared: int, windows: int, rows: int, replicas: int = 1) -> bool:
-        """Add what was counted in the last ``seconds``, those of all ``replicas`` together; return whether it is news.
+        """Add what was counted in the last ``seconds``, those of all ``replicas`` together; return whether it changed.
 
-        Several replicas tell the same in less time; how long it is remembered goes by the clock.
+        Several replicas show the same in less time; how long it is remembered goes by the clock.
         """
         if seconds <= 0:
             return False
@@ -143,8 +143,8 @@ class Load:
         # Twice the evidence replaces a first guess; after that only a contradiction does.
         doubled = self._total() >= 2 * self._evidence
         if abs(rate - self.rate) > max(FINER * self.rate, 0.0 if doubled else 3 * error):
-            drifted = abs(rate - self._news) > self.tolerance / 2 * self._news
-            return self._believe(news=drifted)
+            drifted = abs(rate - self._reported) > self.tolerance / 2 * self._reported
+            return self._believe(report=drifted)
         return False
 
     def _spread_moved(self) -> bool:
@@ -183,7 +183,7 @@ class Load:
         return self._believed.dispersion if self._believed is not None else 1.0
 
     def _between(self, intervals: Collection[_Interval]) -> float:
-        """Variance over mean of the counts of whole intervals, at least 1; as it was last told where they are few."""
+        """Variance over mean of the counts of whole intervals, at least 1; the last one where they are few."""
         seconds = sum(interval.seconds for interval in intervals)
         arrivals = sum(interval.counts.arrivals for interval in intervals)
         if len(intervals) < ENOUGH_INTERVALS or not arrivals:
@@ -193,7 +193,7 @@ class Load:
         return max(squares / (len(intervals) - 1), 1.0)
 
     def _neighbouring(self, intervals: Sequence[_Interval]) -> float:
-        """Return the same, told by what neighbours differ by: a rate that moved between two of them adds little.
+        """Return the same, measured by what neighbours differ by: a rate that moved between two of them adds little.
 
         The mean squared difference of successive values is twice their variance (von Neumann 1941). It leaves out what
         outlasts an interval, which the process that is believed in has.
@@ -225,8 +225,8 @@ class Load:
                 continue
             expected = self.rate * seconds
             off = arrivals - expected
-            # Bernstein's bound: of few, many more than expected are more likely than of many. What is believed was told
-            # by so many as well, and errs as they do.
+            # Bernstein's bound: of few, many more than expected are more likely than of many. What is believed was
+            # measured by so many as well, and errs as they do.
             variance = (max(expected, 1.0) + max(off, 0.0) / 3) * (1 + expected / max(self._evidence, 1)) * spread
             # In an hour there are half as many of twice the length, so a chance twice as large is as rare.
             surprise = SURPRISE**2 - 2 * math.log(lasted / RECENT)
@@ -238,29 +238,29 @@ class Load:
                 stretch *= 2
         return 0.0
 
-    def _believe(self, *, news: bool = True) -> bool:
-        """Believe what is remembered; return whether that is news: another load, not the same told better."""
+    def _believe(self, *, report: bool = True) -> bool:
+        """Believe what is remembered; return whether that is another load, not the same measured better."""
         before = self._believed
         self._evidence = self._total()
         rate, _ = self._measured()
-        told = self._earlier()
-        if _windows(told).windows < ENOUGH_WINDOWS:
-            told = list(self._local)
-        windows = _windows(told)
-        if len(told) >= ENOUGH_INTERVALS or windows.windows < ENOUGH_WINDOWS:
-            self._dispersion = self._between(told)
+        evidence = self._earlier()
+        if _windows(evidence).windows < ENOUGH_WINDOWS:
+            evidence = list(self._local)
+        windows = _windows(evidence)
+        if len(evidence) >= ENOUGH_INTERVALS or windows.windows < ENOUGH_WINDOWS:
+            self._dispersion = self._between(evidence)
         else:
-            # Of long intervals there are never many; then what they are made of has to tell.
+            # Of long intervals there are never many; then their windows are the evidence.
             self._dispersion = max(windows.dispersion, 1.0)
-        self._believed = self._process(rate, told) if rate > 0 else None
-        news = self._believed != before and (news or type(self._believed) is not type(before))
-        if news:
-            self._news = self.rate
-        return news
+        self._believed = self._process(rate, evidence) if rate > 0 else None
+        changed = self._believed != before and (report or type(self._believed) is not type(before))
+        if changed:
+            self._reported = self.rate
+        return changed
 
-    def _process(self, rate: float, told: Collection[_Interval]) -> Poisson | Gamma:
+    def _process(self, rate: float, intervals: Collection[_Interval]) -> Poisson | Gamma:
         """Return the simplest process that fits the counts of windows."""
-        total = _windows(told)
+        total = _windows(intervals)
         if total.windows >= ENOUGH_WINDOWS and total.arrivals < THIN * total.windows:
             return Poisson(rate)
         if total.windows < ENOUGH_WINDOWS or total.arrivals < total.windows:
@@ -276,7 +276,7 @@ def at_rate(process: Poisson | Gamma | None, rate: float) -> Poisson | Gamma:
 
 
 def _windows(intervals: Collection[_Interval]) -> WindowCounts:
-    """Sum up the windows of intervals that have several: what spreads within one interval is told by no other."""
+    """Sum up the windows of intervals that have several: what spreads within one interval is seen in no other."""
     parts = [interval.counts for interval in intervals if interval.counts.windows > 1]
     return WindowCounts(
         sum(part.windows for part in parts),

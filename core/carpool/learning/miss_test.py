@@ -1,4 +1,4 @@
-"""Is the promise kept? A sequential test of miss fractions, never an interpolated percentile."""
+"""Is the target met? A sequential test of miss fractions, never an interpolated percentile."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import math
 from typing import Self
 
 ALARM = math.log(200.0)
-"""Evidence (log likelihood ratio) at which misses are called too many, or the promise kept."""
+"""Evidence (log likelihood ratio) at which misses are called too many, or the target met."""
 
 MOST_AT_ONCE = 3.0
 MOST_AFTER_THAT = 1.5
 """Evidence one interval may add: misses come in clusters (one slow batch makes all its riders late); and after one that
-has some too, where one busy spell may reach into both."""
+has some too, where one burst may reach into both."""
 
 OBVIOUS = 0.10
 """Miss fraction of one interval that needs no second one, where it is evidence enough and of this many requests:"""
 OBVIOUS_REQUESTS = 50
 
 
-class _Spells:
-    """How many misses come at once, from intervals that told nothing against the promise.
+class _Bursts:
+    """How many misses come at once, from intervals that were no evidence against the target.
 
-    The index of dispersion of their counts, neighbours included, since a busy spell does not end with an interval: 1
+    The index of dispersion of their counts, neighbours included, since a burst does not end with an interval: 1
     where misses come one by one, however many an interval has. What is of one cause is one piece of evidence: a
     likelihood ratio is divided by it (quasi-likelihood; Wedderburn, Biometrika 1974).
     """
@@ -30,11 +30,11 @@ class _Spells:
         self._passed = [0, 0, 0, 0]
         """Intervals, their misses, squares of these, products of neighbours."""
         self._pending = [0, 0, 0, 0]
-        """The same, of a spell that is not over."""
+        """The same, of a burst that is not over."""
         self._last = 0
 
     def add(self, misses: int, *, over: bool) -> None:
-        """Count an interval; ``over``: nothing of what it had speaks against the promise any more."""
+        """Count an interval; ``over``: nothing of what it had speaks against the target any more."""
         for at, term in enumerate((1, misses, misses * misses, misses * self._last)):
             self._pending[at] += term
         self._last = misses
@@ -56,28 +56,28 @@ class MissTest:
 
     Evidence for ``good`` cannot be saved up, so a change shows as soon as a fresh start would show it. With 0.5 %
     against 2 % a miss adds 1.39 and a hit takes 0.015: at 2 % of 1,000 requests/s the alarm comes in
-    the second interval, or the third where spells are reckoned with.
+    the second interval, or the third where bursts are reckoned with.
     """
 
     @classmethod
-    def of(cls, quantile: float, *, spells: bool = False) -> Self:
+    def of(cls, quantile: float, *, bursts: bool = False) -> Self:
         """Make a test of whether a percentile's target is kept: half of what it allows, against twice that.
 
         For a p99 0.5 % against 2 %, for a p50 25 % against 62.5 %: beyond the allowed, half of what is left at most.
         """
         good = (1 - quantile) / 2
-        return cls(good=good, bad=min(4 * good, (1 + good) / 2), spells=spells)
+        return cls(good=good, bad=min(4 * good, (1 + good) / 2), bursts=bursts)
 
-    def __init__(self, good: float = 0.005, bad: float = 0.02, *, spells: bool = False) -> None:
-        """``spells``: whether misses come in busy spells that may reach into the next interval, which tells less then.
+    def __init__(self, good: float = 0.005, bad: float = 0.02, *, bursts: bool = False) -> None:
+        """``bursts``: whether misses come in bursts that may reach into the next interval, which is less evidence then.
 
         So it is with half a second of one tuner's requests each; not with what several replicas are judged by. How many
-        miss together is learned from spells that passed.
+        miss together is learned from bursts that passed.
         """
         if not 0 < good < bad < 1:
             raise ValueError(f"needs 0 < good < bad < 1, not {good} and {bad}")
         self.bad = bad
-        self._spells = _Spells() if spells else None
+        self._bursts = _Bursts() if bursts else None
         self._miss = math.log(bad / good)
         self._hit = math.log((1 - bad) / (1 - good))
         self._evidence = 0.0
@@ -94,20 +94,20 @@ class MissTest:
         self.requests += hits + misses
         self.misses += misses
         gained = misses * self._miss + hits * self._hit
-        # Of a promise that was kept until now, a single interval may be a busy spell.
-        proven = self._spells is not None and self.kept and not self._evidence
+        # Of a target that was met until now, a single interval may be a burst.
+        proven = self._bursts is not None and self.is_met and not self._evidence
         obvious = hits + misses >= OBVIOUS_REQUESTS and misses >= max(OBVIOUS * (hits + misses), 2 * together)
         self._proof = max(0.0, self._proof - gained)
-        if self._spells is not None:
-            gained /= self._spells.together
+        if self._bursts is not None:
+            gained /= self._bursts.together
         if obvious and not proven and gained >= ALARM:
             self._evidence = ALARM
         else:
             most = MOST_AFTER_THAT if self._goes_on else MOST_AT_ONCE
             self._evidence = max(0.0, self._evidence + min(gained, most))
-        if self._spells is not None:
+        if self._bursts is not None:
             self._goes_on = misses > 0
-            self._spells.add(misses, over=self._evidence == 0.0)
+            self._bursts.add(misses, over=self._evidence == 0.0)
         return self.alarmed
 
     @property
@@ -116,8 +116,8 @@ class MissTest:
         return self._evidence >= ALARM
 
     @property
-    def kept(self) -> bool:
-        """Whether the promise is kept, as surely: 350 requests without a miss, or about 650 of which 0.5 % miss."""
+    def is_met(self) -> bool:
+        """Whether the target is met, as surely: 350 requests without a miss, or about 650 of which 0.5 % miss."""
         return self._proof >= ALARM
 
     def restart(self) -> None:
@@ -125,6 +125,6 @@ class MissTest:
         self._evidence = 0.0
         self._proof = 0.0
         self._goes_on = False
-        self._spells = self._spells and _Spells()
+        self._bursts = self._bursts and _Bursts()
         self.requests = 0
         self.misses = 0

@@ -1,7 +1,7 @@
 """Rows that a batch may have now, where the Batcher allows fewer than ``max_batch``.
 
 It does so while requests fail the batches they are in (``isolation``), and where the upstream refuses large batches. A
-forecast with ``max_batch`` rows would then promise a capacity that the model does not have.
+forecast with ``max_batch`` rows would then claim a capacity that the model does not have.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool.batching.counters import COLD
 from carpool.forecasting.queueing import stability
 from carpool.learning.batchable_share import Sharing
-from carpool.learning.change_detection import is_another, is_news
+from carpool.learning.change_detection import has_changed, is_another_model
 from carpool.learning.latency_model import LatencyLearner
 from carpool.learning.load import Load
 from carpool.learning.size_limit import SizeLimit
@@ -78,7 +78,7 @@ class Belief:
         )
 
     def _count_rows(self, counts: Sequence[int]) -> None:
-        """Learn how many rows requests have; told anew when they have other ones, or twice as much is known."""
+        """Learn how many rows requests have; the shares change when a new measurement differs clearly."""
         if not any(counts):
             return
         known = self._row_counts or [0.0] * len(counts)
@@ -99,19 +99,19 @@ class Belief:
         return self.learner.estimate()
 
     @property
-    def is_news(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether t(b) is another than that in force."""
         service = self.service
-        return service is not None and is_news(service, self.in_force)
+        return service is not None and has_changed(service, self.in_force)
 
-    def is_another(self) -> bool:
+    def is_another_model(self) -> bool:
         """Whether t(b) is another model's than when the epoch began, in which settings were tried."""
         service = self.service
-        return service is not None and is_another(service, self._at_epoch)
+        return service is not None and is_another_model(service, self._at_epoch)
 
     def begin_epoch(self) -> bool:
         """Begin another epoch; return whether t(b) is another model's than in the last one."""
-        another = self.is_another()
+        another = self.is_another_model()
         self._at_epoch = self.service
         return another
 
@@ -126,16 +126,21 @@ class Belief:
         """Let the tables be made again: other limits."""
         self.in_force = None
 
-    def planned(self, parameters: Parameters) -> Estimate | None:
-        """Return what the Batcher is to plan with under some parameters."""
+    def planned(self, parameters: Parameters, target: float, measured: int | None = None) -> Estimate | None:
+        """Return what the Batcher is to plan with under some parameters, and a target (seconds).
+
+        ``measured``: where a larger size is explored, the largest below it that was measured well.
+        """
         service, estimate = self.in_force, self._estimate
         if service is None or estimate is None:
             return None
         executors = service.executors_for(parameters.max_in_flight)
-        # A size below all that was measured is turned to in the hope that it takes so much less.
+        # A size below all that was measured is chosen because it may take so much less.
         if parameters.max_batch < service.sizes[0]:
-            estimate = estimate.hopeful(service.sizes[0])
-        return estimate.computed(executors, hoped=executors - service.executors)
+            estimate = estimate.proportional_below(service.sizes[0])
+        if measured is not None:
+            estimate = estimate.flat_beyond(measured, target)
+        return estimate.computed(executors, assumed=executors - service.executors)
 
     def capacity(self, parameters: Parameters) -> float | None:
         """Return the rows per second of a backlog under some parameters; ``None`` before any batch was measured."""

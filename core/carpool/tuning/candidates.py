@@ -75,6 +75,11 @@ class Grid:
         """Assess all sizes with the shortest wait."""
         return [one for size in self._sizes if (one := self.at(size, 0)).parameters not in self._avoid]
 
+    def held(self, size: int) -> list[Assessment]:
+        """Assess a size with all waits."""
+        found = [self.at(size, wait) for wait in range(len(self._waits))]
+        return [one for one in found if one.parameters not in self._avoid]
+
     def with_headroom(self) -> list[Assessment]:
         """Assess of each size the longest wait that meets the SLO now and at 1.25 times the load.
 

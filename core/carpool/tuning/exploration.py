@@ -19,7 +19,7 @@ from carpool.forecasting.forecaster import Forecaster
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
-from carpool.tuning.candidates import SIZES, largest_reliable
+from carpool.tuning.candidates import SIZES, known_flights, largest_reliable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from carpool.batching.counters import ModelStats
     from carpool.forecasting.forecaster import Assessment
 
-TELLING = 3
+BATCHES = 3
 UNSURE = 0.06
-"""Batches that say what a size takes: 3, and more of a noisy model; of one whose batches differ by 30 % it takes 28."""
+"""Batches that show the latency of a size: 3, and more of a noisy model; 28 where batches differ by 30 %."""
 
 GAIN = 0.05
 """Share of device time, or of goodput, that an unmeasured size has to be able to gain."""
@@ -50,7 +50,7 @@ LASTS = 20.0
 """Seconds after which an exploration ends though it showed nothing; the next of that setting waits twice as long."""
 
 EXPOSED = 1.0
-"""Seconds for which one that fails does harm: it ends with the next observation after ``TELLING`` batches."""
+"""Seconds for which one that fails does harm: it ends with the next observation after ``BATCHES`` batches."""
 
 SAVED = 300.0
 """Seconds' worth of misses that the SLO allows, and were not made, that can be spent."""
@@ -95,6 +95,12 @@ class Exploration:
         """Whether the setting in force is explored, so that what seems better has to wait."""
         return self._trial is not None
 
+    @property
+    def measured(self) -> int | None:
+        """Rows of the largest well measured batch below the size that is being explored; ``None``: no size is."""
+        trial = self._trial
+        return trial.beyond if trial is not None and not trial.more_in_flight else None
+
     def begin(self, parameters: Parameters, before: Parameters, service: ServiceTime, now: float) -> None:
         """Note that ``parameters`` are put in force to be explored, in place of those ``before``."""
         key = parameters.max_batch, parameters.max_in_flight
@@ -103,7 +109,7 @@ class Exploration:
         more = parameters.max_in_flight > max(before.max_in_flight, service.executors, service.largest_in_flight)
         credit = max(SPENDS * self.spare, LEAST_CREDIT)
         beyond = below(service, parameters.max_batch)
-        self._trial = _Trial(parameters, beyond, now + LASTS, credit, more, telling(service))
+        self._trial = _Trial(parameters, beyond, now + LASTS, credit, more, batches_needed(service))
         self.candidate = None
 
     def observe(self, now: float, stats: ModelStats, late: float, service: ServiceTime) -> bool:
@@ -168,15 +174,15 @@ class Exploration:
         if best.holds_ahead and not moving:
             return
         situation = forecaster.situation
-        hopeful = optimistic(situation.service, largest_reliable(situation.service, situation.limits))
+        best_case = optimistic(situation.service, largest_reliable(situation.service, situation.limits))
         gain = COLD_GAIN if cold else GAIN
-        for point in _candidates(best, hopeful):
+        for point in _candidates(best, best_case):
             key = point.max_batch, point.max_in_flight
             if point == current.parameters or self._pauses.get(key, (-inf, 0.0))[0] > now:
                 continue
-            service = replace(hopeful, executors=max(hopeful.executors, point.max_in_flight))
-            promised = Forecaster(replace(situation, service=service)).assess(point)
-            if is_worth_exploring(promised, best, gain) and self._is_bearable(forecaster, point, best):
+            service = replace(best_case, executors=best_case.executors_for(point.max_in_flight))
+            possible = Forecaster(replace(situation, service=service)).assess(point)
+            if is_worth_exploring(possible, best, gain) and self._is_bearable(forecaster, point, best):
                 self.candidate = point
                 return
 
@@ -190,35 +196,35 @@ class Exploration:
         return risk <= situation.budget or risk * exposed <= SPENDS * self.spare
 
 
-def is_worth_exploring(promised: Assessment, best: Assessment, gain: float) -> bool:
+def is_worth_exploring(possible: Assessment, best: Assessment, gain: float) -> bool:
     """Whether a setting would gain enough, were it as quick as it may be, and would show it soon."""
-    more = promised.parameters.max_in_flight > best.parameters.max_in_flight
-    if not more and not _is_filled(promised, below(best.situation.service, promised.parameters.max_batch)):
-        return False
     if not best.holds_now:
-        return promised.holds_now or promised.now.goodput > (1 + gain) * best.now.goodput
-    if promised.holds_ahead and not best.holds_ahead:
-        return True
-    return promised.holds_ahead and promised.device_time <= (1 - gain) * best.device_time
+        gains = possible.holds_now or possible.now.goodput > (1 + gain) * best.now.goodput
+    else:
+        saves = possible.outlook.first.device_time <= (1 - gain) * best.device_time
+        gains = (saves or not best.holds_ahead) and possible.holds_ahead
+    more = possible.parameters.max_in_flight > best.parameters.max_in_flight
+    return gains and (more or _is_filled(possible, below(best.situation.service, possible.parameters.max_batch)))
 
 
-def _is_filled(promised: Assessment, beyond: int) -> bool:
+def _is_filled(possible: Assessment, beyond: int) -> bool:
     """Whether enough batches with more than ``beyond`` rows come within half of the time that exploration lasts."""
-    sizes = promised.outlook.batches
-    situation = promised.situation
+    sizes = possible.outlook.batches
+    situation = possible.situation
     count = sum(size * situation.rows > beyond for size in sizes)
     seconds = sum(sizes) / situation.process.rate
-    return count * LASTS / 2 >= telling(situation.service) * seconds
+    return count * LASTS / 2 >= batches_needed(situation.service) * seconds
 
 
-def _candidates(best: Assessment, hopeful: ServiceTime) -> Iterator[Parameters]:
+def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters]:
     """Yield settings that would show what is not known: other sizes, the cheapest first, and more in flight."""
     situation, known = best.situation, best.parameters
     service, limits = situation.service, situation.limits
     waits = {known.max_wait}
-    if best.holds_now:
+    if best.holds_now or (service.executors > 1 and best.outlook.least_loss <= 0):
         waits |= {
-            Duration(whole_microseconds(max(share * limits.max_wait, limits.min_wait))) for share in (0.25, 0.5, 1)
+            Duration(whole_microseconds(max(share * limits.max_wait, limits.min_wait)))
+            for share in (1 / 16, 0.25, 0.5, 1)
         }
     if not best.holds_ahead:
         waits.add(Duration(limits.min_wait))
@@ -228,12 +234,14 @@ def _candidates(best: Assessment, hopeful: ServiceTime) -> Iterator[Parameters]:
         for more in sorted({flights + 1, 2 * flights, 4 * flights}, reverse=True):
             if more <= limits.max_in_flight:
                 yield replace(known, max_in_flight=more, pass_through=False)
-    told = service.told(telling(service))
+    known_well = service.measured_sizes(batches_needed(service))
     largest = largest_reliable(service, limits)
-    sizes = [size for size in SIZES if limits.min_batch <= size <= largest and size not in told]
-    for size in sorted(sizes, key=lambda size: (hopeful.per_row(size), size)):
-        for wait in sorted(waits):
-            yield Parameters(size, wait, flights)
+    sizes = [size for size in SIZES if limits.min_batch <= size <= largest and size not in known_well]
+    for size in sorted(sizes, key=lambda size: (best_case.per_row(size), size)):
+        # With more in flight than are computed at once, the device has the backlog that would fill batches.
+        for number in sorted({flights, known_flights(service, limits)}):
+            for wait in sorted(waits):
+                yield Parameters(size, wait, number)
 
 
 def optimistic(service: ServiceTime, largest: int) -> ServiceTime:
@@ -242,14 +250,14 @@ def optimistic(service: ServiceTime, largest: int) -> ServiceTime:
     Sizes measured well are as they are; one measured seldom takes what its lower confidence says; one never measured
     takes no longer than the next smaller one that was measured well.
     """
-    told = service.told(telling(service)) or list(service.sizes[:1])
-    seconds = {size: service.time(size) for size in told}
+    known_well = service.measured_sizes(batches_needed(service)) or list(service.sizes[:1])
+    seconds = {size: service.time(size) for size in known_well}
     for size in SIZES:
-        if told[0] < size <= largest and size not in seconds:
+        if known_well[0] < size <= largest and size not in seconds:
             least = service.lower(service.sizes[max(bisect_right(service.sizes, size) - 1, 0)])
             seconds[size] = max(service.upper(_well_known(service, size)), least)
             if size in service.sizes:
-                seconds[size] = max(service.lower(size), seconds[told[0]])
+                seconds[size] = max(service.lower(size), seconds[known_well[0]])
     rising = 0.0
     for size in sorted(seconds):
         rising = seconds[size] = max(rising, seconds[size])
@@ -258,18 +266,18 @@ def optimistic(service: ServiceTime, largest: int) -> ServiceTime:
     return replace(curve, executors=service.executors, largest_in_flight=service.largest_in_flight, mix=mix)
 
 
-def telling(service: ServiceTime) -> float:
-    """Return how many batches say what a size takes."""
-    return TELLING + (service.noise / UNSURE) ** 2
+def batches_needed(service: ServiceTime) -> float:
+    """Return how many batches show the latency of a size."""
+    return BATCHES + (service.noise / UNSURE) ** 2
 
 
 def below(service: ServiceTime, size: int) -> int:
-    """Return the largest size below another that was measured, within what was measured at all well enough to tell."""
+    """Return the largest size below another that was measured, within what was measured at all well enough."""
     return service.largest_measured if size > service.largest_measured else _well_known(service, size)
 
 
 def _well_known(service: ServiceTime, size: int) -> int:
-    """Return the largest size below another that was measured well enough to tell."""
-    told = service.told(telling(service))
-    index = bisect_left(told, size)
-    return told[index - 1] if index else service.sizes[0]
+    """Return the largest size below another that was measured well enough."""
+    known_well = service.measured_sizes(batches_needed(service))
+    index = bisect_left(known_well, size)
+    return known_well[index - 1] if index else service.sizes[0]

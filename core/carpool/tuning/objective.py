@@ -182,14 +182,39 @@ def most_efficient(
     grids = [Grid(forecaster, sizes, number, avoid) for number in sorted(flights)]
     found = [one for grid in grids for one in grid.with_headroom()]
     if not found:
-        found = [one for grid in grids for one in grid.unheld()]
-        found = [one for one in found if one.holds_now] or found
+        found = _least_loss([one for grid in grids for one in grid.unheld()])
+        best = min(found, key=rank, default=forecaster.assess(current))
+        if situation.service.executors > 1 and best.outlook.least_loss <= 0:
+            # A backlog fills batches without a wait. But where the SLO leaves no time for one, and several batches are
+            # computed at once, a short wait keeps one of them free.
+            found = _least_loss([best, *(one for grid in grids for one in grid.held(best.parameters.max_batch))])
     best = min(found, key=rank, default=forecaster.assess(current))
     if not best.holds_ahead:
         return best
     # Of settings that take the same device time, the one with the lowest latency.
     alike = [one for one in found if one.holds_ahead and one.device_time <= (1 + EQUAL) * best.device_time]
     return min(alike, key=lambda one: one.mean, default=best)
+
+
+def _least_loss(found: Sequence[Assessment]) -> list[Assessment]:
+    """Return those with the least loss, by ``rank``, without forecasting what can't be among them.
+
+    A forecast with refusals takes 20 times as long as one without. Of 20 sizes most can't carry as much as the best.
+    """
+    holding = [one for one in found if one.holds_now]
+    if holding:
+        fewest = min(round(one.misses * FINE) for one in holding)
+        return [one for one in holding if round(one.misses * FINE) == fewest]
+    least = FINE
+    best: list[Assessment] = []
+    for one in sorted(found, key=lambda one: one.outlook.least_loss):
+        if round(one.outlook.least_loss * FINE) > least:
+            break
+        lost = round(one.outlook.lost * FINE)
+        if lost <= least:
+            best = [*best, one] if lost == least else [one]
+            least = lost
+    return best
 
 
 # ------------------------------------------------------------------------------------------------- pass-through

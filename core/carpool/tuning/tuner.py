@@ -136,7 +136,7 @@ class Tuner:
         if belief.load.process is None or history.is_silent:
             belief.put_in_force(self._requirements.limits.max_batch)
             return self._idle()
-        if any(moved) or belief.is_another():
+        if any(moved) or belief.is_another_model():
             self._begin_epoch()
         # 3. Is what was forecast contradicted?
         expelled = self.parameters.pass_through and not observation.passing
@@ -144,8 +144,10 @@ class Tuner:
         # 4. Choose anew where something changed.
         margin, exploration = self._guards.margin, self._exploration
         forgives = not alarmed and margin.is_over(history.now)
-        news = any((*moved, checked, alarmed, forgives, ended)) or belief.is_news or self._plan.is_outdated(belief)
-        if news:
+        changed = (
+            any((*moved, checked, alarmed, forgives, ended)) or belief.has_changed or self._plan.is_outdated(belief)
+        )
+        if changed:
             belief.put_in_force(self._requirements.limits.max_batch)
             if alarmed:
                 margin.more(history.now)
@@ -157,7 +159,7 @@ class Tuner:
             self._plan.explore(belief, self._guards, exploration, self.parameters, history.now, moving=False)
         # 5. Move.
         decision = self._move(alarmed=alarmed, expelled=expelled, ended=ended)
-        self._plan.rest(self.parameters, refine=not news)
+        self._plan.rest(self.parameters, refine=not changed)
         return decision
 
     def _contradicted(
@@ -269,7 +271,7 @@ class Tuner:
             capped_by=capped_by,
             predicted=plan.forecasted(step) if step is not None else None,
             shed_slo=self._sheds_late(),
-            estimate=self._belief.planned(self.parameters),
+            estimate=self._belief.planned(self.parameters, self._requirements.target, self._exploration.measured),
             at=self._history.now,
             rate=self._belief.load.rate,
             target_utilization=aim.target if aim.objective is Objective.BALANCED else 0.0,

@@ -132,7 +132,7 @@ class Trial:
                 return Verdict.ROLL_BACK, f"{counted}, {self._rest.misses} of {self._rest.requests} on the other pods"
             if self._rest_alarmed:
                 return Verdict.RETURN, f"{counted}, but the other pods miss as many: the cause is elsewhere"
-        elif own.requests >= self._min_requests and own.kept:
+        elif own.requests >= self._min_requests and own.is_met:
             return Verdict.PROMOTE, counted
         if now - self.since < LONGEST or (not self.heard and self._looks < LOOKS):
             return Verdict.CONTINUE, ""

@@ -30,5 +30,5 @@ class Promise:
             self.kept = False
             self._alarmed_at = now
             self._test.restart()
-        elif self._test.kept and now - self._alarmed_at >= CALM:
+        elif self._test.is_met and now - self._alarmed_at >= CALM:
             self.kept = True

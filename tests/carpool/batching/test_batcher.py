@@ -374,6 +374,19 @@ def test_rule_5_due_when_longer_would_make_a_rider_late(limit: str) -> None:
     assert batches(to.poll(to.wake_at()))
 
 
+def test_rule_5_a_request_held_to_the_last_moment_is_in_time() -> None:
+    # Five rows take 7.5 ms. In floats, this one leaves 1e-17 s too late for that.
+    now = 0.0938595867742349
+    to = batcher(max_batch=8, max_wait=0.02)
+    to.learn("m", replace(estimate(), upper=estimate().times), 0.0, shed_slo=True)
+    (first,) = batches(to.arrive(request(now, key="first", rows=8), now))
+    only = request(now, rows=5, slo=0.02)
+    to.arrive(only, now)
+    to.complete(first, now)
+    assert to.wake_at() + 0.0075 > only.due
+    assert [riders(batch) for batch in batches(to.poll(to.wake_at()))] == [[only]]
+
+
 def test_rule_5_company_brings_the_last_moment_forward() -> None:
     to = held(max_wait=0.02)
     to.arrive(request(0.0, due=0.015), 0.0)
@@ -805,7 +818,7 @@ def test_rule_7_each_length_is_dropped_by_what_its_own_bucket_takes(bucket: int,
 def hoping() -> Batcher:
     """One that knows of one executor and hopes for two, with a slot for each; 5 ms + 0.5 ms a row."""
     to = batcher(max_batch=1, slots=2)
-    to.learn("m", replace(estimate(executors=2), hoped=1), 0.0)
+    to.learn("m", replace(estimate(executors=2), assumed=1), 0.0)
     return to
 
 
@@ -818,9 +831,9 @@ def test_rule_7_hope_for_executors_ends_with_the_first_batch_that_waited_for_one
     assert third.finish == pytest.approx(0.0165)
     assert to.model("m").belief.estimate.executors == 1
     # In vain is in vain, until there is another hope, or more is known.
-    to.learn("m", replace(estimate(executors=2), hoped=1), 0.011)
+    to.learn("m", replace(estimate(executors=2), assumed=1), 0.011)
     assert to.model("m").belief.estimate.executors == 1
-    to.learn("m", replace(estimate(executors=3), hoped=2), 0.011)
+    to.learn("m", replace(estimate(executors=3), assumed=2), 0.011)
     assert to.model("m").belief.estimate.executors == 3
     to.learn("m", estimate(executors=2), 0.011)
     assert to.model("m").belief.estimate.executors == 2

@@ -44,11 +44,11 @@ def test_time_never_falls_beyond_the_table() -> None:
 def test_in_hope_sizes_below_those_measured_take_as_much_less_as_they_are_smaller() -> None:
     short = Estimate((0.0, 0.5, 2.0, 2.5, 3.0, 4.0), (9.0,) * 6)
     mix = Estimate((0.0, 5.0, 6.0, 7.0, 8.0, 9.0), (9.0,) * 6, executors=2, buckets={4: short})
-    hopeful = mix.hopeful(4)
-    assert hopeful.times == (0.0, 2.0, 4.0, 6.0, 8.0, 9.0)
+    smaller = mix.proportional_below(4)
+    assert smaller.times == (0.0, 2.0, 4.0, 6.0, 8.0, 9.0)
     # What is believed to be less already stays.
-    assert hopeful.buckets[4].times == (0.0, 0.5, 1.5, 2.25, 3.0, 4.0)
-    assert (hopeful.upper, hopeful.executors) == (mix.upper, 2)
+    assert smaller.buckets[4].times == (0.0, 0.5, 1.5, 2.25, 3.0, 4.0)
+    assert (smaller.upper, smaller.executors) == (mix.upper, 2)
 
 
 def test_only_an_entire_request_alone_is_whole() -> None:

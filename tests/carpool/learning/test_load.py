@@ -6,7 +6,7 @@ import pytest
 from bursts import OnOff
 
 from carpool.learning.arrivals import Gamma, Poisson, WindowCounts, until
-from carpool.learning.load import UNTOLD, Load
+from carpool.learning.load import UNMEASURED, Load
 
 
 def feed(load, process, seconds, seed=1, step=0.5):
@@ -44,7 +44,7 @@ def test_a_doubled_load_is_believed_within_two_seconds_and_from_what_came_after_
 def test_a_quarter_more_is_believed_soon_however_long_an_observation_lasts(step):
     load = Load()
     feed(load, Poisson(100.0), 600.0, step=step)
-    assert load._spread() < UNTOLD / 2
+    assert load._spread() < UNMEASURED / 2
     changes = feed(load, Poisson(125.0), 120.0, seed=2, step=step)
     assert changes[0] <= max(10.0, step)
     assert load.rate == pytest.approx(125.0, rel=0.08)
@@ -53,9 +53,9 @@ def test_a_quarter_more_is_believed_soon_however_long_an_observation_lasts(step)
 def test_a_spread_once_known_outlasts_a_jump():
     load = Load()
     feed(load, Poisson(400.0), 60.0)
-    assert load._spread() < UNTOLD / 2
+    assert load._spread() < UNMEASURED / 2
     assert feed(load, Poisson(800.0), 1.0, seed=2)
-    assert load._spread() < UNTOLD / 2
+    assert load._spread() < UNMEASURED / 2
 
 
 def test_a_collapsed_load_is_believed():

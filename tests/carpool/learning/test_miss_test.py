@@ -35,19 +35,19 @@ def test_a_broken_promise_is_noticed(fraction, within):
 
 
 def test_a_busy_spell_that_reaches_into_a_second_interval_is_one():
-    test = MissTest(spells=True)
-    spell = [test.observe(94, 6), test.observe(94, 6)]
-    assert spell == [False, False]
+    test = MissTest(bursts=True)
+    burst = [test.observe(94, 6), test.observe(94, 6)]
+    assert burst == [False, False]
     assert test.observe(94, 6), "one that lasts a third is none"
     test.restart()
     apart = [test.observe(94, 6), test.observe(20, 0), test.observe(94, 6)]
     assert apart == [False, False, True], "two by themselves are two"
     many = MissTest()
-    assert [many.observe(94, 6), many.observe(94, 6)] == [False, True], "of many servers it is no single spell"
+    assert [many.observe(94, 6), many.observe(94, 6)] == [False, True], "of many servers it is no single burst"
 
 
-def spells(test, fraction, together, seconds, seed, per_step=280):
-    """Feed busy spells of a second in which some requests miss together, two steps a second; return when it alarms.
+def bursts(test, fraction, together, seconds, seed, per_step=280):
+    """Feed bursts of a second in which some requests miss together, two steps a second; return when it alarms.
 
     ``together``: the mean of how many, geometrically distributed.
     """
@@ -69,7 +69,7 @@ def spells(test, fraction, together, seconds, seed, per_step=280):
 
 
 def test_spells_that_a_kept_promise_has_raise_hardly_an_alarm():
-    alarms = [len(spells(MissTest(spells=True), 0.0035, 8, 3600, seed)) for seed in range(4)]
+    alarms = [len(bursts(MissTest(bursts=True), 0.0035, 8, 3600, seed)) for seed in range(4)]
     assert sum(alarms) <= 12, "fifty an hour where every request is evidence of its own"
 
 
@@ -77,15 +77,15 @@ def test_spells_that_a_kept_promise_has_raise_hardly_an_alarm():
 def test_a_broken_promise_is_noticed_though_misses_came_in_spells(fraction, within):
     delays = []
     for seed in range(20):
-        test = MissTest(spells=True)
-        spells(test, 0.0035, 8, 60, seed)
-        delays.append(spells(test, fraction, 8, 300, 100 + seed)[0])
+        test = MissTest(bursts=True)
+        bursts(test, 0.0035, 8, 60, seed)
+        delays.append(bursts(test, fraction, 8, 300, 100 + seed)[0])
     assert sorted(delays)[10] <= within
 
 
 @pytest.mark.parametrize("per_step", [100, 3000])
 def test_misses_that_come_one_by_one_are_as_much_evidence_each(per_step):
-    plain, learned = MissTest(), MissTest(spells=True)
+    plain, learned = MissTest(), MissTest(bursts=True)
     rng = Random(3)
     for test in (plain, learned):
         for _ in range(400):
@@ -96,7 +96,7 @@ def test_misses_that_come_one_by_one_are_as_much_evidence_each(per_step):
 
 
 def test_a_restart_forgets_how_many_miss_together():
-    test = MissTest(spells=True)
+    test = MissTest(bursts=True)
     for _ in range(20):
         test.observe(270, 10)
         for _ in range(10):
@@ -107,7 +107,7 @@ def test_a_restart_forgets_how_many_miss_together():
 
 
 def test_one_spell_does_not_end_a_promise_kept_for_long():
-    plain, test = MissTest(), MissTest(spells=True)
+    plain, test = MissTest(), MissTest(bursts=True)
     assert test.observe(350, 58), "of parameters that nobody knows it is obvious"
     test.restart()
     for one in (plain, test):

@@ -26,34 +26,34 @@ def seen(belief, *stats, start=0.0):
 def test_before_a_batch_was_measured_nothing_is_planned_with():
     belief = Belief()
     assert belief.service is None
-    assert not belief.is_news
-    assert belief.planned(Parameters()) is None
+    assert not belief.has_changed
+    assert belief.planned(Parameters(), 0.1) is None
     assert belief.capacity(Parameters()) is None
 
 
 def test_what_is_put_in_force_is_what_the_batcher_plans_with_until_it_changes():
     belief = Belief()
     seen(belief, *[counted()] * 4)
-    assert belief.is_news
+    assert belief.has_changed
     belief.put_in_force(16)
-    assert not belief.is_news
-    planned = belief.planned(Parameters(max_batch=8))
+    assert not belief.has_changed
+    planned = belief.planned(Parameters(max_batch=8), 0.1)
     assert len(planned.times) == 17
     assert planned.times[4] == pytest.approx(0.007, rel=0.01)
     assert belief.capacity(Parameters(max_batch=4)) == pytest.approx(4 / 0.007, rel=0.01)
     belief.discard_tables()
-    assert belief.is_news
+    assert belief.has_changed
 
 
 def test_a_model_three_times_as_slow_is_another():
     belief = Belief()
     seen(belief, *[counted()] * 10)
     belief.begin_epoch()
-    assert not belief.is_another()
+    assert not belief.is_another_model()
     assert not belief.begin_epoch()
     moved = seen(belief, *[counted(((4, 40, 0.021),))] * 5, start=5.0)
     assert any(each.model for each in moved)
-    assert belief.is_another()
+    assert belief.is_another_model()
     assert belief.begin_epoch()
 
 

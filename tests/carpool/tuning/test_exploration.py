@@ -27,16 +27,16 @@ from carpool.policy.spec import (
 from carpool.simulation.simulator import Device
 from carpool.simulation.twin import flips, tuned
 from carpool.tuning.exploration import (
+    BATCHES,
     LASTS,
     LEAST_CREDIT,
     RISE,
     SAVED,
     SPENDS,
-    TELLING,
     Exploration,
+    batches_needed,
     below,
     optimistic,
-    telling,
 )
 from carpool.tuning.objective import Aim, choose
 
@@ -97,31 +97,31 @@ def pause(exploration, size, flights=1):
 
 
 def test_a_size_never_measured_may_take_no_longer_than_the_next_smaller_one():
-    hopeful = optimistic(KNOWN, 16)
-    assert hopeful.time(16) == pytest.approx(TILES[8])
-    assert hopeful.time(12) == pytest.approx(TILES[8])
+    best_case = optimistic(KNOWN, 16)
+    assert best_case.time(16) == pytest.approx(TILES[8])
+    assert best_case.time(12) == pytest.approx(TILES[8])
     for rows, seconds in enumerate(TILES, 1):
-        assert hopeful.time(rows) == pytest.approx(seconds), "sizes that were measured are as they are"
+        assert best_case.time(rows) == pytest.approx(seconds), "sizes that were measured are as they are"
 
 
 def test_it_never_falls():
     falling = replace(KNOWN, counts=(*[9.0] * 8, 1.0), lowers=(*KNOWN.means[:-1], 0.001))
-    hopeful = optimistic(falling, 16)
-    times = [hopeful.time(rows) for rows in range(1, 17)]
+    best_case = optimistic(falling, 16)
+    times = [best_case.time(rows) for rows in range(1, 17)]
     assert times == sorted(times)
 
 
 def test_a_size_measured_a_few_times_may_take_what_its_lower_confidence_says():
-    few = replace(KNOWN, counts=(*[9.0] * 8, TELLING - 1.0), lowers=(*KNOWN.means[:-1], 0.020))
+    few = replace(KNOWN, counts=(*[9.0] * 8, BATCHES - 1.0), lowers=(*KNOWN.means[:-1], 0.020))
     assert optimistic(few, 16).time(12) == pytest.approx(0.020)
     assert optimistic(replace(few, counts=(9.0,) * 9), 16).time(9) == pytest.approx(TILES[8])
 
 
 def test_each_length_has_an_optimistic_curve_of_its_own():
     slower = KNOWN.scaled(3.0)
-    hopeful = optimistic(replace(KNOWN, mix=((0.8, KNOWN), (0.2, slower))), 16)
-    assert [share for share, _ in hopeful.mix] == [0.8, 0.2]
-    assert hopeful.mix[1][1].time(16) == pytest.approx(3 * TILES[8])
+    best_case = optimistic(replace(KNOWN, mix=((0.8, KNOWN), (0.2, slower))), 16)
+    assert [share for share, _ in best_case.mix] == [0.8, 0.2]
+    assert best_case.mix[1][1].time(16) == pytest.approx(3 * TILES[8])
 
 
 def test_batches_show_something_of_a_size_where_they_are_larger_than_what_was_well_measured():
@@ -253,7 +253,7 @@ def test_a_size_is_explored_by_its_batches_where_as_many_were_in_flight_before()
     service = replace(KNOWN, largest_in_flight=1)
     exploration = Exploration()
     exploration.begin(point(18, 4), point(8, 4), service, 0.0)
-    assert observe(exploration, 0.5, seen(12, TELLING), service)
+    assert observe(exploration, 0.5, seen(12, BATCHES), service)
 
 
 # -- what became of it
@@ -264,7 +264,7 @@ def test_it_lasts_until_enough_larger_batches_were_seen():
     assert exploration.is_under_way
     assert exploration.candidate is None
     assert not observe(exploration, 0.5, seen(9, 50)), "nothing larger than was known"
-    assert not observe(exploration, 1.0, seen(10, TELLING - 1))
+    assert not observe(exploration, 1.0, seen(10, BATCHES - 1))
     assert observe(exploration, 1.5, seen(12, 1))
     assert not exploration.is_under_way
     assert pause(exploration, 18) > 1e9, "it showed what it takes"
@@ -296,8 +296,8 @@ def test_one_that_costs_more_than_can_be_paid_for_ends():
 
 
 def test_of_a_noisy_model_more_batches_have_to_be_seen():
-    assert telling(KNOWN) == TELLING
-    assert telling(replace(KNOWN, noise=0.3)) == pytest.approx(28.0)
+    assert batches_needed(KNOWN) == BATCHES
+    assert batches_needed(replace(KNOWN, noise=0.3)) == pytest.approx(28.0)
     noisy = replace(KNOWN, noise=0.3)
     exploration = begun(18, service=noisy)
     assert not observe(exploration, 0.5, seen(12, 27), noisy)
@@ -315,7 +315,7 @@ def test_what_was_explored_is_no_candidate_until_the_model_changes():
     exploration = Exploration()
     found = candidate(230, moving=True, exploration=exploration)
     exploration.begin(found, point(9), KNOWN, 0.0)
-    observe(exploration, 0.5, seen(16, TELLING))
+    observe(exploration, 0.5, seen(16, BATCHES))
     again = candidate(230, moving=True, exploration=exploration)
     assert again is None or again.max_batch != found.max_batch
     exploration.forget()
