@@ -145,7 +145,7 @@ class WithStreams(click.Command):
                 ["--generative"],
                 is_flag=True,
                 expose_value=False,
-                help=f"For token streams of an LLM server; its options: {self.name} --generative --help.",
+                help="For token streams of an LLM server, with other options: --generative --help shows them.",
             )
         )
 
