@@ -232,6 +232,7 @@ class BatchingPolicy(Camel, frozen=True):
     """What a user states: an SLO, and optionally how far and how fast the tuner may move to keep it."""
 
     slo: SLO
+    """The promise."""
     objective: Objective = Objective.BALANCED
     """What is chosen among the settings that meet the SLO. Balanced: the lowest mean latency that keeps the device's
     utilization at or below the target, and beyond it the least device time; Efficiency: the least device time at any
