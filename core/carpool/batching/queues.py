@@ -139,10 +139,8 @@ class Queue:
             # 1. Late? Where others fill the batch, only requests that will surely be in time have a place in it.
             if not first_row and not request.exempt:
                 factor = surely if self.rows - left >= full else 1.0
-                # A batch may have waited for as long as it can: then it is just in time, give or take a rounding error.
-                if start + seconds > request.deadline + ROUNDING or (
-                    shed_slo and request.sheddable and start + factor * seconds > request.due + ROUNDING
-                ):
+                end, surely_end = start + seconds - ROUNDING, start + factor * seconds - ROUNDING
+                if end > request.deadline or (shed_slo and request.sheddable and surely_end > request.due):
                     self.remove(request)
                     dropped.append(request)
                     continue

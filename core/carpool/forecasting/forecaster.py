@@ -317,8 +317,9 @@ class Forecaster:
         seconds = min(service.per_row(size) for size in (*service.sizes, most) if size <= most)
         concurrency = min(service.executors, parameters.max_in_flight)
         carried = concurrency / (seconds * situation.rows * situation.process.rate)
-        # What waits when the load ends is served, too; and the noise of one sample may be 1 % quicker than its mean.
-        return 1 - 1.01 * carried * (1 + situation.target * situation.process.rate / self.requests)
+        # What waits when the load ends is served, too; and a hundred batches may be a little quicker than their mean.
+        carried *= 1 + service.noise / 10
+        return 1 - carried * (1 + situation.target * situation.process.rate / self.requests)
 
     def glance(
         self, parameters: Parameters, factor: float = 1.0, sample: int = 0, *, upper: bool = False

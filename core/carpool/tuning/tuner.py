@@ -111,9 +111,8 @@ class Tuner:
             explores=self._exploration.is_under_way,
         )
         decision = replace(decision, share=self._belief.sharing.share, state=state)
-        return messages.explained(
-            decision, self._guards.check.alarm, holds=self._plan.holds(self._requirements.limits.max_wait)
-        )
+        holds = self._plan.holds(self._requirements.limits.max_wait)
+        return messages.explained(decision, self._guards.check.alarm, holds=holds)
 
     def _step(self, observation: Observation) -> Decision:
         history, belief, stats = self._history, self._belief, observation.stats
@@ -231,9 +230,8 @@ class Tuner:
         return self._change(chosen, chosen.step)
 
     def _change(self, chosen: Move, step: Assessment) -> Decision:
-        message = f"{self.parameters.describe()} to {step.parameters.describe()}: {chosen.message}"
-        if step.parameters == self.parameters:
-            message = chosen.message  # put in force again
+        moves = f"{self.parameters.describe()} to {step.parameters.describe()}: "
+        message = chosen.message if step.parameters == self.parameters else moves + chosen.message
         if self._requirements.recommends:
             decision = self._decision(Reason.RECOMMEND_ONLY, message, step, chosen.target, chosen.capped_by)
             return replace(decision, tentative=chosen.tentative)

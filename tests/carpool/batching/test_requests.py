@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from carpool.batching.model_state import ModelState
 from carpool.batching.requests import Batch, Estimate, FaultKind, Request, callers_fault, fault_kind, time_of
@@ -49,6 +50,17 @@ def test_in_hope_sizes_below_those_measured_take_as_much_less_as_they_are_smalle
     # What is believed to be less already stays.
     assert smaller.buckets[4].times == (0.0, 0.5, 1.5, 2.25, 3.0, 4.0)
     assert (smaller.upper, smaller.executors) == (mix.upper, 2)
+
+
+def test_sizes_above_those_measured_take_no_longer_where_none_of_them_could_be_in_time() -> None:
+    line = Estimate((0.0, 0.033, 0.0495, 0.066), (0.0, 0.034, 0.068, 0.102))
+    flat = line.flat_beyond(1, target=0.0435)
+    assert flat.times == (0.0, 0.033, 0.034, 0.034)
+    assert flat.upper == line.upper
+    # Two rows would be in time, so that such batches come about, and are measured.
+    assert line.flat_beyond(1, target=0.05) == line
+    assert line.flat_beyond(3, target=0.01) == line, "all of the table was measured"
+    assert replace(line, buckets={4: line}).flat_beyond(1, 0.0435).buckets[4] == flat
 
 
 def test_only_an_entire_request_alone_is_whole() -> None:

@@ -148,6 +148,18 @@ def test_beyond_the_capacity_as_much_is_lost_of_the_present_load_as_more_load_le
     assert 1 - drowned.lost == pytest.approx(HEADROOM * (1 - drowned.lost_ahead), rel=0.02)
 
 
+@pytest.mark.parametrize("rate", [300.0, 900.0, 1500.0, 4000.0])
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_no_less_is_lost_than_full_batches_leave(rate, concurrency):
+    service = replace(CURVE, executors=concurrency, noise=0.4)
+    forecaster = Forecaster(situation(concurrency * rate, service=service))
+    for size in (1, 4, 16, 64):
+        outlook = forecaster.assess(parameters(size, flights=concurrency)).outlook
+        assert outlook.least_loss <= outlook.lost
+    # In batches that fit into the SLO, refusals leave little more than that.
+    assert outlook.lost <= max(outlook.least_loss, 0.0) + 0.15
+
+
 def test_utilization_is_of_all_that_the_device_computes_at_once():
     quad = replace(CURVE, executors=4, largest_in_flight=8)
     forecaster = Forecaster(situation(100.0, service=quad))

@@ -93,6 +93,26 @@ def pause(exploration, size, flights=1):
     return exploration._pauses.get((size, flights), (0.0, 0.0))[0]
 
 
+def test_what_is_measured_below_an_explored_size_is_known_until_it_ends():
+    exploration = begun(18)
+    assert exploration.measured == 9
+    assert begun(8, flights=16).measured is None, "more in flight shows the server concurrency, and no size"
+    observe(exploration, 0.5, seen(12, BATCHES))
+    assert exploration.measured is None
+
+
+def test_beyond_what_was_refuted_no_more_is_assumed_to_be_computed_at_once():
+    # Eight were in flight, and four were computed at once: batches of two come about with four in flight.
+    one = replace(ServiceTime.measured({1: 0.033}, executors=4), largest_in_flight=8)
+    forecaster = Forecaster(situation(90.0, one, target=0.0435, most_in_flight=8))
+    best = forecaster.assess(Parameters(1, Duration(0.0), 8))
+    exploration = Exploration()
+    exploration.look(forecaster, best, best, moving=True, cold=False, now=0.0)
+    assert exploration.candidate is not None
+    assert exploration.candidate.max_in_flight == 4
+    assert exploration.candidate.max_batch == 2
+
+
 # -- the optimistic curve
 
 

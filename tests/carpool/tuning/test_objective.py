@@ -9,12 +9,17 @@ import pytest
 from msgspec.structs import replace
 
 from carpool.batching.counters import CellKey, ModelStats, Stats
+from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.learning.arrivals import Poisson, until
+from carpool.learning.latency_model import ServiceTime
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError, from_plain
 from carpool.policy.spec import BatchingPolicy, Objective, PassThrough, PassThroughMode, for_p99
+from carpool.simulation.outcome import End
 from carpool.simulation.simulator import Device, linear
 from carpool.simulation.twin import flips, tuned
-from carpool.tuning.objective import Aim
+from carpool.tuning.objective import Aim, choose
 
 GPU = Device(linear(0.001, 0.0004))
 SETTLED = 20.0
@@ -141,6 +146,29 @@ def test_utilization_counts_others_and_never_exceeds_the_whole():
     last, _, _ = run(1700)
     assert last.predicted.utilization <= 1
     assert Aim.of(policy, others=0.3).share == 0.5
+
+
+# Two rows take 36 ms of an SLO of 43.5 ms, so that no request can wait for one batch and be in the next.
+TIGHT = Device(linear(0.030, 0.003), executors=4)
+
+
+def test_where_the_slo_leaves_no_time_for_a_backlog_a_short_wait_fills_batches():
+    curve = ServiceTime.measured({rows: 0.030 + 0.003 * rows for rows in (1, 2, 3, 4)}, executors=4)
+    limits = for_p99(0.0435).limits()
+    forecaster = Forecaster(Situation(process=Poisson(70.0), service=curve, target=0.0435, budget=0.005, limits=limits))
+    chosen = choose(forecaster, Aim(), Parameters(1, max_in_flight=4), PassThroughMode.NEVER).efficient
+    unheld = forecaster.assess(replace(chosen.parameters, max_wait=Duration(0.0)))
+    assert chosen.parameters.max_wait > 0
+    assert chosen.misses < unheld.misses / 2
+
+
+def test_it_is_found_though_the_line_says_that_two_rows_would_be_late():
+    # Only size 1 is measured at first. By that, two take up to 50 ms: all that would share a batch are refused.
+    outcome, decisions = tuned(until(Poisson(70.0), 60.0, Random(1)), TIGHT, for_p99(0.0435))
+    summary = outcome.summary(30.0)
+    assert summary.ends[End.HIT] > 0.98 * sum(summary.ends.values())
+    assert decisions[-1].parameters.max_batch > 1
+    assert decisions[-1].parameters.max_wait > 0
 
 
 @pytest.mark.parametrize(
