@@ -26,6 +26,7 @@ from carpool.policy.durations import Duration, Quantity
 from carpool.policy.schema import attribute_texts, one_line
 from carpool_cli.kubectl.main import main as plugin
 from carpool_cli.main import main as group
+from carpool_cli.options import WithStreams
 from carpool_cli.profiling.device_profile import load
 from carpool_operator import main as operator_command
 from carpool_operator.api import annotations as names
@@ -554,6 +555,8 @@ def _helps(name: str, of: click.Group) -> Iterator[str]:
         command = of.get_command(context, each)
         assert command is not None  # noqa: S101 - it was listed
         yield _help(f"{name} {each}", command)
+        if isinstance(command, WithStreams):
+            yield _help(f"{name} {each} --generative", command.streams)
 
 
 def _help(name: str, command: click.Command) -> str:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results" / "generation.json"
 
-SEEDS = (1, 7)
+SEEDS = (1, 11)
 """The first was used while the gate was written, the second only here."""
 
 QUICK = ("8b-a100-1.3", "8b-a100-kv-tight")
@@ -182,7 +182,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="two scenarios only")
     parser.add_argument("--scenario", action="append", help="these only")
-    parser.add_argument("--seed", action="append", type=int, help="instead of 1 and 7")
+    parser.add_argument("--seed", action="append", type=int, help="instead of 1 and 11")
     parser.add_argument("--write", action="store_true", help="keep the results, and write the page and the picture")
     parser.add_argument(
         "--anew", action="store_true", help="play again what an interrupted run of this commit has kept"

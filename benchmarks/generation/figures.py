@@ -10,8 +10,9 @@ from msgspec import Struct
 from carpool.generation.gate import Gate, Limits
 from carpool.generation.queues import OUTPUT_COST, PROMPT_COST
 from carpool.generation.simulation import Admission, Outcome, Served, Simulation
+from carpool_cli.planning.stream_rules import Cap, Nothing, QueuedTokens
 from carpool_cli.planning.streams import guess, quantile
-from generation.rivals import Aimd, Cap, Nothing, QueuedTokens
+from generation.rivals import Aimd
 from generation.world import OWN
 
 if TYPE_CHECKING:

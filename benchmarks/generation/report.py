@@ -60,8 +60,8 @@ MIDDLE = """
 Requests per second that met both TTFT and TPOT. *Best cap*: the fixed number of requests in the engine with the most
 goodput, of some fifteen that were tried on this very load; the number is in brackets. *AIMD*, *cap 100* and the best
 cap refuse requests that would miss TTFT, and are given the engine's true step times for that. *Queued tokens* is the
-rule of vLLM's `--max-num-queued-tokens`. Seed 7 was never used to tune the gate. Where there is another tenant or batch
-traffic, the figures are those of the scenario's own requests.
+rule of vLLM's `--max-num-queued-tokens`. Seed 11 was never used to tune the gate. Where there is another tenant or
+batch traffic, the figures are those of the scenario's own requests.
 
 | scenario | seed | offered | Carpool | best cap | AIMD | cap 100 | queued tokens | no gate | share of the best cap |
 |---|---|---|---|---|---|---|---|---|---|

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    from carpool_sidecar.http1.messages import Headers
+
 
 class DurationType(click.ParamType[float]):
     """Seconds, written with their unit."""
@@ -132,6 +134,41 @@ def opening(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+class WithStreams(click.Command):
+    """A command that ``--generative`` makes another one, with options of its own: ``streams`` is that one's module."""
+
+    def __init__(self, *args: Any, streams: str, **settings: Any) -> None:  # noqa: ANN401 - click's own
+        super().__init__(*args, **settings)
+        self._module = streams
+        self.params.append(
+            click.Option(
+                ["--generative"],
+                is_flag=True,
+                expose_value=False,
+                help="For token streams of an LLM server, with other options: --generative --help shows them.",
+            )
+        )
+
+    @property
+    def streams(self) -> click.Command:
+        """The command for token streams."""
+        command: click.Command = importlib.import_module(self._module).command
+        return command
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # noqa: ANN401 - click's own
+    ) -> click.Context:
+        """Hand over to the command for token streams, if it is asked for."""
+        if "--generative" not in args:
+            return super().make_context(info_name, args, parent, **extra)
+        rest = [each for each in args if each != "--generative"]
+        return self.streams.make_context(f"{info_name} --generative", rest, parent, **extra)
+
+
 DURATION = DurationType()
 INPUT_FILE = InputFile()
 OUTPUT_FILE = OutputFile()
@@ -149,6 +186,17 @@ def need(module: str, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError:
         raise click.ClickException(f"this needs {module}: pip install 'carpool-serving[{extra}]'") from None
+
+
+def header_fields(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> Headers:
+    """Read ``name: value`` of a repeatable option."""
+    fields = []
+    for value in values:
+        name, colon, content = value.partition(":")
+        if not colon or not name or "\r" in value or "\n" in value:
+            raise click.BadParameter(f"{value!r}: write e.g. 'x-api-key: secret'", param=parameter)
+        fields.append((name.strip().encode(), content.strip().encode()))
+    return fields
 
 
 def objective_options(command: Callable[..., Any]) -> Callable[..., Any]:

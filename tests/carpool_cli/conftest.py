@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import onnx
@@ -15,9 +16,11 @@ from carpool_cli.main import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from click.testing import Result
+
+# Test folders are no packages: make the fake engine importable.
+sys.path.insert(0, str(Path(__file__).parent))
 
 TINY = {"name": "tiny", "source": "synthetic", "executors": 2, "rows": [1, 64], "seconds": [0.0002, 0.0005]}
 

@@ -11,11 +11,11 @@ sys.path.insert(0, str(BENCHMARKS))
 from evidence import limits  # noqa: E402 - its folder has to be on the path
 from generation import __main__ as command  # noqa: E402 - likewise
 from generation.figures import Played, Row  # noqa: E402 - likewise
-from generation.rivals import Aimd, Cap, Nothing, QueuedTokens  # noqa: E402 - likewise
+from generation.rivals import Aimd  # noqa: E402 - likewise
 from generation.world import PROFILES, scenarios  # noqa: E402 - likewise
 
 from carpool.generation.profiles import EngineProfile, Linear  # noqa: E402 - likewise
-from carpool.generation.requests import Admit, Refuse, Request, Slo  # noqa: E402 - likewise
+from carpool.generation.requests import Request, Slo  # noqa: E402 - likewise
 
 PROFILE = EngineProfile(
     name="test",
@@ -58,25 +58,6 @@ def test_overload_is_compared_with_the_highest_of_lower_loads():
     assert figures["overload 1.3x, worst"] == 0.8
     assert figures["overload 1.3x without a gate, most"] == 0.2
     assert figures["overload 2x, worst"] == 0.6
-
-
-def arrive(rule, count, prompt=1000):
-    kinds = []
-    for key in range(count):
-        kinds += [type(action) for action in rule.arrive(Request(key, 0.0, prompt), 0.0)]
-    return kinds
-
-
-def test_a_cap_admits_so_many_and_refuses_what_is_late():
-    rule = Cap(3, SLO, PROFILE)
-    assert arrive(rule, 5) == [Admit] * 3
-    assert [type(action) for action in rule.poll(rule.wake_at(0.0))] == [Refuse] * 2
-
-
-def test_no_gate_admits_all_and_a_limit_of_queued_tokens_does_not():
-    assert arrive(Nothing(SLO, PROFILE), 100) == [Admit] * 100
-    # 2 s at 55 us per token are 36 prompts of 1,000 tokens; the one that crosses it is still taken.
-    assert arrive(QueuedTokens(SLO, PROFILE), 100).count(Admit) == 37
 
 
 def test_aimd_lowers_its_cap_where_tokens_are_late_and_raises_it_while_requests_wait():

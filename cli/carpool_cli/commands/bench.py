@@ -22,7 +22,7 @@ from carpool_cli.load.loadgen import MISMATCH, LoadGenerator, Recording, due_tim
 from carpool_cli.load.report import Report, summarize
 from carpool_cli.load.servers import Goal, InputSpec, Protocol, Request
 from carpool_cli.load.tensors import Malformed
-from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
+from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address, WithStreams, header_fields
 from carpool_cli.planning import assumptions
 
 if TYPE_CHECKING:
@@ -53,17 +53,9 @@ def _rates(_: click.Context, parameter: click.Parameter, value: str | None) -> t
     return rates
 
 
-def _headers(_: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> Headers:
-    fields = []
-    for value in values:
-        name, colon, content = value.partition(":")
-        if not colon or not name or "\r" in value or "\n" in value:
-            raise click.BadParameter(f"{value!r}: write e.g. 'x-api-key: secret'", param=parameter)
-        fields.append((name.strip().encode(), content.strip().encode()))
-    return fields
-
-
 @click.command(
+    cls=WithStreams,
+    streams="carpool_cli.commands.bench_streams",
     epilog="""\b
 Examples:
   carpool bench http://127.0.0.1:9000 --rate 200 --for 20s --slo-p99 50ms
@@ -71,7 +63,8 @@ Examples:
   carpool bench http://127.0.0.1:9000/v2/models/bert/infer --rate 100
   carpool bench http://127.0.0.1:9000/embed --body request.json --rate 100
   carpool bench http://127.0.0.1:9000 --trace arrivals.txt --rate 300 --body request.json
-"""
+  carpool bench --generative --help
+""",
 )
 @click.argument("server", type=ADDRESS)
 @click.option("--model", help="Name of the model.  [default: standin]")
@@ -119,7 +112,7 @@ Examples:
 @click.option("--datatype", default="FP32", show_default=True, help="Datatype of made-up rows, with --shape.")
 @click.option("--input", "input_name", default="input", show_default=True, help="V2 input's name, with --shape.")
 @click.option(
-    "--header", "headers", multiple=True, callback=_headers, help="Header field to add, 'name: value'; repeatable."
+    "--header", "headers", multiple=True, callback=header_fields, help="Header field to add, 'name: value'; repeatable."
 )
 @click.option("--verify", is_flag=True, help="The server is an echo: check every answer, count others as mismatch.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrivals and made-up bodies.")

@@ -15,7 +15,7 @@ from carpool.policy.durations import format_seconds
 from carpool.policy.plain import to_plain
 from carpool.tuning.objective import Aim
 from carpool_cli.live.figures import number
-from carpool_cli.options import DURATION, objective_options
+from carpool_cli.options import DURATION, WithStreams, objective_options
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.recommending import recommend
 from carpool_cli.profiling import device_profile
@@ -26,12 +26,15 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    cls=WithStreams,
+    streams="carpool_cli.commands.recommend_streams",
     epilog="""\b
 Examples:
   carpool recommend --profile benchmarks/profiles/bert-large-128-a100.json --slo-p99 50ms --rate 800
   carpool recommend --profile p.json --slo-p99 20ms --rate 300 --cv 2 --max-batch 32 --json
   carpool recommend --profile p.json --slo-p99 50ms --trace azure --rate 300
-"""
+  carpool recommend --generative --help
+""",
 )
 @click.option(
     "--profile",

@@ -12,7 +12,7 @@ from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import ShedAt
-from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, Address, objective_options, opening
+from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, Address, WithStreams, objective_options, opening
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.recommending import best_for
 from carpool_cli.planning.replaying import How
@@ -32,6 +32,8 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 @click.command(
+    cls=WithStreams,
+    streams="carpool_cli.commands.simulate_streams",
     epilog="""\b
 Examples:
   carpool simulate --profile benchmarks/profiles/bert-large-128-a100.json --slo-p99 50ms --rate 800 --tune
@@ -40,10 +42,11 @@ Examples:
   carpool simulate --profile p.json --slo-p99 50ms --rate 6000 --replicas 1..8 --autoscaler hpa.yaml --plot day.png
   carpool simulate --from-running http://127.0.0.1:9090 --plot what-if.png
   carpool simulate --from-running :9090 --model bert --load 1.25 --max-batch 16 --max-wait 5ms
+  carpool simulate --generative --help
 
 Traces: seconds, one a line, or the Azure LLM inference trace of 2023; `--trace azure` looks for it in the folder that
 CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
-"""
+""",
 )
 @click.option(
     "--profile",

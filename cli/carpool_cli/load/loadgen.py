@@ -21,7 +21,7 @@ from carpool_sidecar.http1.messages import content_length, encode_request_head, 
 from carpool_sidecar.tuning.stalls import Stall, StallWatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from random import Random
 
     from carpool_cli.load.servers import Protocol, Request
@@ -78,6 +78,19 @@ def due_times(rates: Sequence[float], cv: float, seconds: float, rng: Random) ->
             process = Poisson(rate) if cv == 1 else Gamma(rate, cv)
             times += [start + time for time in until(process, share, rng)]
     return times
+
+
+async def when_due(due: Sequence[float], started: float) -> AsyncIterator[int]:
+    """Give the place of each request when it is due, in seconds from ``started``, and at once if that is past."""
+    for index, at in enumerate(due):
+        # Loops sleep whole milliseconds and may round down: up, so as never to send early.
+        while (  # noqa: ASYNC110 - nothing but time is waited for
+            wait := at - (time.monotonic() - started)
+        ) > 0:
+            await asyncio.sleep(math.ceil(wait * 1e3) / 1e3)
+        yield index
+        if not index % 32:
+            await asyncio.sleep(0)  # when behind, let answers in
 
 
 class LoadGenerator:
@@ -183,15 +196,8 @@ class LoadGenerator:
     async def _send_all(self) -> None:
         """Send everything, and wait for the answers as long as they may take."""
         loop = asyncio.get_running_loop()
-        for index, due in enumerate(self._due):
-            # Loops sleep whole milliseconds and may round down: up, so as never to send early.
-            while (  # noqa: ASYNC110 - nothing but time is waited for
-                wait := due - (time.monotonic() - self._started)
-            ) > 0:
-                await asyncio.sleep(math.ceil(wait * 1e3) / 1e3)
+        async for index in when_due(self._due, self._started):
             self._send(index)
-            if not index % 32:
-                await asyncio.sleep(0)  # when behind, let answers in
         deadline = loop.time() + 2 * self._timeout
         while self._outstanding and loop.time() < deadline:
             self._settled.clear()

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from carpool.generation.requests import Slo
 
 
+SLOWEST = 1.0
+"""Mean seconds per output token that are looked at."""
+
+
 class Lengths(NamedTuple):
     """Pairs of prompt and output tokens, in the order in which they were recorded or drawn."""
 
@@ -44,7 +48,7 @@ class Stretch(NamedTuple):
 
 
 def recorded(path: Path) -> tuple[Lengths, list[float]]:
-    """Read a trace of the Azure LLM inference dataset: its lengths, and its arrival times in seconds.
+    """Read recorded requests, as the Azure LLM inference dataset has them: their lengths, and their times in seconds.
 
     Raises ``click.ClickException`` naming the file and the line.
     """
@@ -123,18 +127,31 @@ def capacity(profile: EngineProfile, lengths: Lengths, slo: Slo) -> Capacity:
     """Return what an engine carries in the mean: the decode step over the time that prompts leave equals the target.
 
     By Little's law B = rate x (output tokens - 1) x TPOT sequences decode, with their prompt and half their answer
-    cached. Where the cache is full before, that is the limit.
+    cached. Where the cache is full before, that is the limit. All 0 where one request alone misses the target.
     """
     mean = _Means.of(lengths)
-    target = min(slo.tpot, 1.0)
+    target = min(slo.tpot, SLOWEST)
     low, high = 0.0, 1e4
     for _ in range(60):
         rate = (low + high) / 2
         tpot = _pace(profile, mean, rate, target)
         fits = rate * mean.held * tpot <= profile.kv_tokens and rate * mean.decoded * tpot <= profile.max_running
         low, high = (rate, high) if tpot <= target and fits else (low, rate)
+    if not low:
+        return Capacity(0.0, 0.0, 0.0)
     tpot = _pace(profile, mean, low, target)
     return Capacity(low, low * mean.decoded * tpot, low * mean.held * tpot)
+
+
+def rate_at(profile: EngineProfile, lengths: Lengths, sequences: float) -> float:
+    """Return the steady requests per second that so many sequences serve."""
+    mean = _Means.of(lengths)
+    low, high = 0.0, 1e4
+    for _ in range(60):
+        rate = (low + high) / 2
+        running = rate * mean.decoded * _pace(profile, mean, rate, SLOWEST)
+        low, high = (rate, high) if running <= sequences else (low, rate)
+    return low
 
 
 class _Means(NamedTuple):

@@ -53,7 +53,9 @@ class TokenTrace(Struct, frozen=True):
 def azure_llm_2023(lines: Iterable[str]) -> TokenTrace:
     """Read the Azure LLM inference trace of 2023: ``TIMESTAMP,ContextTokens,GeneratedTokens``.
 
-    Timestamps are ``2023-11-16 18:15:46.6805900``. Raises ``ValueError`` naming the line that does not read so.
+    Timestamps are ``2023-11-16 18:15:46.6805900``, or seconds.
+
+    Raises ``ValueError`` naming the line that does not read so.
     """
     rows = []
     for number, line in enumerate(lines, 1):
@@ -65,7 +67,8 @@ def azure_llm_2023(lines: Iterable[str]) -> TokenTrace:
             rows.append((_seconds(stamp), int(context), int(generated)))
         except ValueError:
             raise ValueError(
-                f"line {number}: {text[:80]!r} is not 'YYYY-MM-DD HH:MM:SS.fff,context tokens,generated tokens'"
+                f"line {number}: {text[:80]!r} is not 'seconds,prompt tokens,output tokens' (seconds, or "
+                "YYYY-MM-DD HH:MM:SS.fff)"
             ) from None
     rows.sort()
     start = rows[0][0] if rows else 0.0
@@ -76,6 +79,8 @@ def azure_llm_2023(lines: Iterable[str]) -> TokenTrace:
 
 def _seconds(stamp: str) -> float:
     """Seconds from the epoch of the civil calendar (days since March of year 0, Hinnant's algorithm)."""
+    if " " not in stamp.strip():
+        return float(stamp)
     date, clock = stamp.split(" ")
     year, month, day = (int(part) for part in date.split("-"))
     hour, minute, second = clock.split(":")

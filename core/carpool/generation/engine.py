@@ -119,7 +119,9 @@ class Engine:
         if not decoding and not taken:
             raise ValueError(f"a prompt of {self._waiting[0].needed} tokens does not fit into the KV cache")
         count = 1 if taken else self._alike(now, until)
-        end = now + self._seconds(decoding, taken, count)
+        # A step of prompts only does not read the cache of those that decode.
+        cached = self._cached if decoding else sum(sequence.computed for sequence, _ in prompts)
+        end = now + self._seconds(decoding, cached, taken, count)
         finished: list[Sequence] = []
         tokens = 0
         if decoding:
@@ -208,8 +210,8 @@ class Engine:
         once = self.slowdown * self.profile.step.seconds(len(self._running), self._cached, 0)
         return max(1, min(steps, ceil((until - now) / once) if until < inf else steps))
 
-    def _seconds(self, decoding: int, taken: int, count: int) -> float:
-        middle = self._cached + decoding * (count - 1) / 2
+    def _seconds(self, decoding: int, cached: int, taken: int, count: int) -> float:
+        middle = cached + decoding * (count - 1) / 2
         seconds = count * self.slowdown * self.profile.step.seconds(decoding, middle, taken)
         if self._noise:
             seconds *= max(0.2, 1 + self._random.gauss(0.0, self._noise / sqrt(count)))

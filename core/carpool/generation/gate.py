@@ -83,7 +83,7 @@ class Gate:
 
     def arrive(self, request: Request, now: float) -> list[Action]:
         """Take a request in, or refuse it."""
-        expected = self.kv.lengths.remaining(request, 0.0)
+        expected = self.kv.lengths.expected(request)
         request.cost = PROMPT_COST * request.prompt_tokens + OUTPUT_COST * expected
         reason, wait = self._hopeless(request, now)
         if reason is not None:

@@ -118,7 +118,8 @@ class Meter:
     def close(self) -> bool:
         """Learn from the window if it is long enough."""
         window = self.totals.since(self._window)
-        if window.seconds < WINDOW or window.row[0] < 1:
+        # An engine that computes prompts first may make no decode step for seconds: prompts alone are an equation too.
+        if window.seconds < WINDOW or (window.row[0] < 1 and not window.row[-1]):
             return False
         self.model.learn(window.row, window.seconds)
         self._window = self.totals

@@ -2,7 +2,7 @@
 
 Fairness is the Virtual Token Counter (Sheng et al. 2024, "Fairness in Serving Large Language Models"): the tenant that
 got the fewest tokens, over its weight, is next. A tenant that was away starts at the counter of the least served one,
-so nobody saves up. While two tenants both have requests waiting, their service differs by at most 2 max(prompt cost of
+less a credit. While two tenants both have requests waiting, their service differs by at most 2 max(prompt cost of
 the longest request, output cost of all that the engine holds), whatever others send.
 """
 
@@ -28,9 +28,9 @@ OVERTAKING = 0.002
 more."""
 
 
-CREDIT = 16_000.0
-"""Cost that a tenant may have saved up when it comes back: some ten conversations. Without it, a tenant that sends two
-thirds of its share waits as long as at full load when a few of its requests come together."""
+CREDIT = 32_000.0
+"""Cost that a tenant may have saved up when it comes back: some twenty conversations. Without it, a tenant that sends
+two thirds of its share waits as long as at full load when a few of its requests come together."""
 
 MOST_TENANTS = 1024
 """Tenants that are remembered, unless more have requests here."""
@@ -159,10 +159,7 @@ class FairQueue:
         waiting = [tenant for tenant in self._tenants.values() if tenant.queue and tenant is not own]
         if not waiting:
             return before
-        counter = own.counter(steps)
-        if not own.queue:
-            counter = max(counter, min(tenant.counter(steps) for tenant in waiting))
-        reached = counter + before / own.weight
+        reached = own.counter(steps) + before / own.weight
         others = (max(0.0, (reached - t.counter(steps)) * t.weight) for t in waiting)
         return before + sum(min(t.queued_cost, gained) for t, gained in zip(waiting, others, strict=True))
 

@@ -86,6 +86,14 @@ def test_when_the_cache_is_full_the_newest_is_preempted_and_computed_again():
     assert [s.key for progress in seen for s in progress.first] == [0, 1]
 
 
+def test_a_step_of_prompts_does_not_read_the_cache_of_those_that_decode():
+    machine = engine(prefill="first")
+    machine.submit(sequence(0, 50_000, 50))
+    now = machine.run(0.0).end
+    machine.submit(sequence(1, 100, 50))
+    assert machine.run(now).end - now == pytest.approx(LLAMA.seconds(0, 100, 100))
+
+
 def test_room_for_the_answer_is_kept_where_prompts_go_first():
     machine = engine(kv_tokens=320, prefill="first")
     machine.submit(sequence(0, 150, 40))

@@ -74,3 +74,17 @@ def test_windows_teach_the_model():
         closed += machine.close()
     assert closed > 10
     assert machine.model.decode_seconds(20, 24_000) == pytest.approx(2 * LLAMA.seconds(20, 24_000, 0), rel=0.1)
+
+
+def test_a_window_of_prompts_only_teaches_what_they_take():
+    machine = meter()
+    started(machine, 0, 100)
+    # An engine that computes prompts first decodes nothing meanwhile.
+    for key in range(1, 21):
+        request = Request(key, 0.0, 1000)
+        machine.admitted(request)
+        machine.progress(0.1 * key, 0)
+        request.state = State.DECODING
+        machine.first_token(request)
+        machine.close()
+    assert machine.model.prompt_token == pytest.approx(0.1 / 1000, rel=0.1)

@@ -30,6 +30,16 @@ def test_a_small_cache_or_few_sequences_are_a_limit_before():
     assert streams.capacity(few, LENGTHS, SLO).sequences == pytest.approx(4, rel=0.02)
 
 
+def test_there_is_no_capacity_where_one_request_alone_is_too_slow():
+    assert streams.capacity(PROFILE, LENGTHS, Slo(2.0, 0.005)) == (0.0, 0.0, 0.0)
+
+
+def test_so_many_sequences_serve_the_rate_at_which_so_many_run():
+    found = streams.capacity(PROFILE, LENGTHS, SLO)
+    assert streams.rate_at(PROFILE, LENGTHS, found.sequences) == pytest.approx(found.rate, rel=0.02)
+    assert streams.rate_at(PROFILE, LENGTHS, found.sequences / 2) < 0.9 * found.rate
+
+
 def test_times_are_stretched_to_the_rate_of_each_part():
     times = [0.5 + i for i in range(100)]
     found = streams.stretched(times, [Stretch(10, 2.0), Stretch(5, 4.0)])

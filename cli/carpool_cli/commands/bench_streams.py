@@ -1,0 +1,233 @@
+"""`carpool bench --generative`: open-loop load of token streams on a server with OpenAI's API."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import platform
+import signal
+import socket
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import version
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from carpool.policy.durations import format_seconds
+from carpool_cli.live.figures import duration, number
+from carpool_cli.load import servers
+from carpool_cli.load.stream_report import summarize
+from carpool_cli.load.streaming import StreamGenerator
+from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, Address, header_fields
+from carpool_cli.planning import stream_load
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from carpool.generation.requests import Slo
+    from carpool_cli.load.report import Percentiles
+    from carpool_cli.load.stream_report import StreamReport
+    from carpool_cli.load.streaming import StreamRecording
+    from carpool_sidecar.http1.messages import Headers
+
+CHAT = "/chat/completions"
+
+STOPPED = 130
+"""Exit code after Ctrl-C: 128 and the signal's number."""
+
+WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "are")
+"""Of made-up prompts: each is about one token."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  carpool bench --generative http://127.0.0.1:8000 --rate 5 --prompt-tokens 600 --output-tokens 150 \\
+    --slo-ttft-p99 2s --slo-tpot-p99 50ms
+  carpool bench --generative :8000/v1/completions --model llama --trace azure --rate 8 --for 5m \\
+    --slo-ttft-p99 2s --slo-tpot-p99 50ms --ignore-eos --out report.json
+"""
+)
+@click.argument("server", type=ADDRESS)
+@click.option("--model", help="Name of the model.  [default: the first that /v1/models names]")
+@stream_load.load_options
+@click.option(
+    "--warm-up", type=DURATION, default=5.0, help="Load before the measured part, not counted.  [default: 5s]"
+)
+@click.option(
+    "--timeout", type=DURATION, default=120.0, help="Time from sending after which an answer has failed.  [default: 2m]"
+)
+@click.option("--ignore-eos", is_flag=True, help="Ask for answers of full length, as vLLM can: `ignore_eos`.")
+@click.option(
+    "--header", "headers", multiple=True, callback=header_fields, help="Header field to add, 'name: value'; repeatable."
+)
+@click.option("--out", type=OUTPUT_FILE, help="Write the whole report (JSON) to this file.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(
+    *,
+    server: Address,
+    model: str | None,
+    ttft: float,
+    tpot: float,
+    warm_up: float,
+    timeout: float,
+    ignore_eos: bool,
+    headers: Headers,
+    out: Path | None,
+    as_json: bool,
+    **typed: Any,  # noqa: ANN401 - `stream_load.read_load` has the types
+) -> None:
+    """Send open-loop load of streamed chats to SERVER and report goodput, TTFT, TPOT and ITL.
+
+    SERVER is a URL. Without a path, or with one that does not end in `completions`, /v1/chat/completions is asked.
+    Prompts are made-up words, about one token each; `max_tokens` is the length of the answer.
+
+    Requests leave when they are due, whether or not earlier ones were answered; TTFT counts from then. Goodput counts
+    complete answers within both targets. TPOT is the mean time per token after the first, of each answer; ITL are the
+    gaps between chunks. Token counts are the server's own (`usage`), else chunks. Reports when this host paused, and
+    when the generator was the bottleneck rather than the server. Ctrl-C ends the load.
+
+    Exits 0 when an answer was complete, 1 when none was, 130 after Ctrl-C.
+    """
+    # 1. When and what
+    slo, load = stream_load.slo_of(ttft, tpot), stream_load.read_load(**typed)
+    if not load.named:
+        raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
+    seconds = load.seconds
+    load = load._replace(seconds=warm_up + seconds)
+    due = load.times(load.rate)
+    if due[-1] < warm_up:
+        raise click.ClickException(f"no request is due in {format_seconds(seconds)}: raise --rate or --for")
+    servers.check_reachable(server, timeout)
+    target = _target(server)
+    name = model or _model(server, timeout)
+    bodies = _bodies(target, name, load.lengths.draw(0, len(due)), load.seed, ignore_eos=ignore_eos)
+    # 2. Go
+    if sys.stderr.isatty():
+        click.echo(f"sending {len(due)} requests in {format_seconds(load.seconds)} ...", err=True)
+    recording = _run(server, target, bodies, due, timeout, headers)
+    if recording.stopped_at is not None:
+        seconds = min(seconds, recording.stopped_at - warm_up)
+    if not any(each.due >= warm_up for each in recording.streams):
+        click.echo("stopped before a measured request was answered: let it run longer, or lower --warm-up", err=True)
+        sys.exit(STOPPED)
+    # 3. Say it
+    report = summarize(recording, slo=slo, warm_up=warm_up, seconds=seconds)
+    url = f"http://{server.host}:{server.port}{target}"
+    document = _document(report, url, name, slo)
+    if out is not None:
+        out.write_bytes(document)
+    if recording.stopped_at is not None:
+        click.echo(f"stopped; requests without an answer yet, left out: {recording.left_out}", err=as_json)
+    if as_json:
+        click.echo(document, nl=False)
+    else:
+        _show(report, slo, url)
+    if recording.stopped_at is not None:
+        sys.exit(STOPPED)
+    if not report.complete:
+        sys.exit(1)
+
+
+def _target(server: Address) -> str:
+    if server.path.endswith("completions"):
+        return server.path
+    return (server.path if server.path.endswith("/v1") else f"{server.path}/v1") + CHAT
+
+
+def _model(server: Address, timeout: float) -> str:
+    """Ask for the first model.
+
+    Raises ``click.ClickException`` naming the option that makes it needless.
+    """
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=timeout)
+    path = _target(server).removesuffix(CHAT).removesuffix("/completions") + "/models"
+    try:
+        connection.request("GET", path)
+        found: str = msgspec.json.decode(connection.getresponse().read())["data"][0]["id"]
+    except (OSError, http.client.HTTPException, msgspec.MsgspecError, LookupError, TypeError):
+        raise click.ClickException(f"{server} names no model at {path}: name it with --model") from None
+    finally:
+        connection.close()
+    return found
+
+
+def _bodies(target: str, model: str, lengths: list[tuple[int, int]], seed: int, *, ignore_eos: bool) -> list[bytes]:
+    """Make up a request for each pair of prompt and output tokens; no two prompts begin alike, for prefix caches."""
+    rng = Random(seed)  # noqa: S311 - load, not secrets
+    bodies = []
+    for prompt, output in lengths:
+        text = " ".join(rng.choices(WORDS, k=prompt))
+        asked: dict[str, Any] = {"messages": [{"role": "user", "content": text}]} if target.endswith(CHAT) else {}
+        asked = asked or {"prompt": text}
+        asked |= {"model": model, "max_tokens": output, "stream": True, "stream_options": {"include_usage": True}}
+        bodies.append(msgspec.json.encode(asked | {"ignore_eos": True} if ignore_eos else asked))
+    return bodies
+
+
+def _run(
+    server: Address, target: str, bodies: list[bytes], due: list[float], timeout: float, headers: Headers
+) -> StreamRecording:
+    import uvloop  # noqa: PLC0415 - not for --help
+
+    # Once, not for each request.
+    host = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)[0][4][0]
+
+    async def run() -> StreamRecording:
+        generator = StreamGenerator(str(host), server.port, target, bodies, due, timeout=timeout, headers=headers)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, generator.stop)
+        try:
+            return await generator.run()
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    return uvloop.run(run())
+
+
+def _document(report: StreamReport, url: str, model: str, slo: Slo) -> bytes:
+    """Return the report as JSON, with what it takes to repeat it."""
+    context: dict[str, Any] = {
+        "command": sys.argv,
+        "url": url,
+        "model": model,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": platform.platform(),
+        "python": platform.python_version(),
+        "carpool": version("carpool-serving"),
+        "sloTtftSeconds": slo.ttft,
+        "sloTpotSeconds": slo.tpot,
+    }
+    return msgspec.json.format(msgspec.json.encode({**context, **msgspec.to_builtins(report)}), indent=1) + b"\n"
+
+
+def _show(report: StreamReport, slo: Slo, url: str) -> None:
+    click.echo(
+        f"{report.requests} requests in {format_seconds(report.seconds)}: intended {report.intended_rate:.1f}/s, "
+        f"achieved {report.achieved_rate:.1f}/s; {number(report.output_rate)} output tokens/s"
+    )
+    click.echo(
+        f"goodput {report.goodput:.2f}/s: {report.good_share:.2%} within TTFT {format_seconds(slo.ttft)} "
+        f"and TPOT {format_seconds(slo.tpot)}"
+    )
+    for label, found in (("TTFT", report.ttft), ("TPOT", report.tpot), ("ITL", report.itl), ("whole", report.whole)):
+        _show_percentiles(label, found)
+    if report.pauses:
+        steady = "none is left without them"
+        if report.steady_good_share is not None:
+            steady = f"of the requests that none touched, {report.steady_good_share:.2%} were good"
+        click.echo(f"this host paused {report.pauses} times, {duration(report.paused_seconds)} in all; {steady}")
+    for name, count in report.errors.items():
+        said = f"; the first: {report.complaints[name]}" if name in report.complaints else ""
+        click.echo(f"{'status ' + name if name.isdigit() else name}: {count} from POST {url}{said}")
+    for limit in report.generator_limits:
+        click.echo(f"THE GENERATOR WAS A BOTTLENECK: {limit}")
+
+
+def _show_percentiles(label: str, found: Percentiles | None) -> None:
+    if found is not None:
+        named = {"p50": found.p50, "p90": found.p90, "p99": found.p99, "max": found.max}
+        click.echo(f"{label:>5}: " + ", ".join(f"{name} {duration(value)}" for name, value in named.items()))

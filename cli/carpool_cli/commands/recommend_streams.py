@@ -1,0 +1,78 @@
+"""`carpool recommend --generative`: limits of an LLM server for an SLO."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from carpool.policy.durations import format_seconds
+from carpool_cli.live.figures import number
+from carpool_cli.planning import stream_load
+from carpool_cli.planning.stream_limits import recommend
+from carpool_cli.planning.stream_twin import show
+
+if TYPE_CHECKING:
+    from carpool_cli.planning.stream_limits import Recommendation
+    from carpool_cli.planning.stream_load import Asked
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  carpool recommend --generative --profile benchmarks/generation/profiles/8b-a100.json \\
+    --slo-ttft-p99 2s --slo-tpot-p99 50ms --prompt-tokens 600 --output-tokens 150
+  carpool recommend --generative --profile p.json --slo-ttft-p99 2s --slo-tpot-p99 50ms --trace azure --rate 8 --json
+"""
+)
+@stream_load.engine_options
+@stream_load.load_options
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(*, as_json: bool, **typed: Any) -> None:  # noqa: ANN401 - `stream_load.read` has the types
+    """Choose the limits of an LLM server for TTFT and TPOT: of vLLM, and of a gateway before it.
+
+    Limits act in overload. They are therefore chosen by their goodput at 1.3 times the capacity, or at the load if that
+    is more. Their figures are those at the load; without one, at 1.3 times the capacity. The table also has the gate,
+    which finds its limit by itself and moves it with the load, and the engine without limits.
+
+    Exits 1 if fewer than 99 % of the requests meet the SLO with these limits at --rate, or none can.
+    """
+    asked = stream_load.read(**typed)
+    found = recommend(asked)
+    if found is None:
+        raise click.ClickException(
+            f"one request alone takes longer than {1000 * asked.slo.tpot:g} ms per token on {asked.profile.name}: "
+            "raise --slo-tpot-p99, or take a faster device"
+        )
+    if as_json:
+        document = {
+            "profile": asked.profile.name,
+            "sloTtftSeconds": asked.slo.ttft,
+            "sloTpotSeconds": asked.slo.tpot,
+            "recommendation": found,
+        }
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1))
+    else:
+        _show(asked, found)
+    if not found.holds and asked.load.named:
+        sys.exit(1)
+
+
+def _show(asked: Asked, found: Recommendation) -> None:
+    ttft, tpot = format_seconds(asked.slo.ttft), format_seconds(asked.slo.tpot)
+    click.echo(f"{asked.profile.name}; TTFT p99 {ttft}, TPOT p99 {tpot}\n")
+    click.echo("  # vLLM; from 0.31 on --max-num-active-seqs in place of --max-num-seqs limits admission only")
+    click.echo(
+        f"  --max-num-seqs {found.max_num_seqs} --max-num-queued-tokens {found.max_num_queued_tokens} "
+        f"--max-num-batched-tokens {found.max_num_batched_tokens}"
+    )
+    click.echo("  # Gateway API Inference Extension: the plugin concurrency-detector")
+    click.echo(f"  maxConcurrency: {found.max_concurrency}")
+    click.echo("  # Carpool's sidecar, which finds these limits by itself")
+    click.echo(f"  policy: {{slo: {{ttft: {{p99: {ttft}}}, tpot: {{p99: {tpot}}}}}}}\n")
+    for reason in found.reasons:
+        click.echo(f"- {reason}")
+    click.echo(f"\nat {number(found.load)} requests/s:")
+    show(found.results, asked.slo)

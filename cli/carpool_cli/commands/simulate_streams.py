@@ -1,0 +1,73 @@
+"""`carpool simulate --generative`: the gate for token streams, no gate and fixed caps, on an engine's twin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import msgspec
+
+from carpool_cli.live.figures import number
+from carpool_cli.planning import stream_load, streams
+from carpool_cli.planning.stream_twin import StreamTwin, show
+
+CAPS = (16, 32, 64, 128, 256)
+"""Without ``--cap``."""
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  carpool simulate --generative --profile benchmarks/generation/profiles/8b-a100.json \\
+    --slo-ttft-p99 2s --slo-tpot-p99 50ms --rate 10 --prompt-tokens 600 --output-tokens 150
+  carpool simulate --generative --profile p.json --slo-ttft-p99 2s --slo-tpot-p99 50ms --trace azure --rate 8 --cap 48
+  carpool simulate --generative --step 11.5,0.038,0.00008,0.06 --kv-tokens 400000 --slo-ttft-p99 2s \\
+    --slo-tpot-p99 50ms --trace requests.csv --json
+"""
+)
+@stream_load.engine_options
+@stream_load.load_options
+@click.option(
+    "--cap",
+    "caps",
+    type=click.IntRange(1, 65536),
+    multiple=True,
+    help="Play this fixed number of requests in the engine; repeatable.  [default: 16, 32, 64, 128, 256]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(*, caps: tuple[int, ...], as_json: bool, **typed: Any) -> None:  # noqa: ANN401 - `stream_load.read` has the types
+    """Forecast goodput and latencies of token streams with the gate, without one, and with fixed caps.
+
+    The engine is a twin that schedules step by step as vLLM does. The gate is the sidecar's own: it knows the SLO only,
+    and starts with step times that are off by 2x. A cap drops requests that would miss TTFT, and is given the true step
+    times for that. Goodput counts requests that meet both TTFT and TPOT. The same arguments give the same figures.
+    """
+    asked = stream_load.read(**typed)
+    load = asked.load
+    if not load.named:
+        raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND, or --trace FILE")
+    twin = StreamTwin(asked, load.rate)
+    capacity = streams.capacity(asked.profile, load.lengths, asked.slo)
+    played = caps or [cap for cap in CAPS if cap <= asked.profile.max_running]
+    found = [twin.gate(), twin.no_gate(), *(twin.cap(cap) for cap in played)]
+    if as_json:
+        document = {
+            "profile": asked.profile.name,
+            "sloTtftSeconds": asked.slo.ttft,
+            "sloTpotSeconds": asked.slo.tpot,
+            "load": load.described(load.rate),
+            "requests": len(twin.times),
+            "seconds": load.seconds,
+            "seed": load.seed,
+            "capacity": capacity.rate,
+            "results": found,
+        }
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=1))
+        return
+    click.echo(f"{asked.profile.name}; {load.described(load.rate)}, {len(twin.times)} requests")
+    offered = len(twin.times) / load.seconds
+    click.echo(
+        f"offered {number(offered)}/s, capacity {number(capacity.rate)}/s; "
+        f"TTFT {asked.slo.ttft:g} s, TPOT {1000 * asked.slo.tpot:g} ms\n"
+    )
+    show(found, asked.slo)

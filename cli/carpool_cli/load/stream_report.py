@@ -1,0 +1,106 @@
+"""What a recording of token streams says: goodput by both targets, percentiles, and whether the generator kept up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from carpool_cli.load.report import BUSY, LATE, Percentiles, nearest_rank, percentiles
+
+if TYPE_CHECKING:
+    from carpool.generation.requests import Slo
+    from carpool_cli.load.streaming import Streamed, StreamRecording
+
+
+class StreamReport(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Of the requests due in the measured part of a test. Times are seconds, rates per second.
+
+    ``good`` are complete answers within TTFT and TPOT. Percentiles are of complete answers; ``itl``: gaps between
+    chunks with text.
+    """
+
+    seconds: float
+    requests: int
+    intended_rate: float
+    achieved_rate: float
+    complete: int
+    good: int
+    goodput: float
+    good_share: float
+    steady_good_share: float | None
+    """Without requests that were under way while this host paused; None if none is left."""
+    prompt_tokens: int
+    """As the server counts them; 0 if it does not say."""
+    output_tokens: int
+    """As the server counts them, else chunks with text."""
+    output_rate: float
+    ttft: Percentiles | None
+    tpot: Percentiles | None
+    itl: Percentiles | None
+    whole: Percentiles | None
+    errors: dict[str, int]
+    complaints: dict[str, str]
+    """How the first answer of each kind in ``errors`` began."""
+    pauses: int
+    paused_seconds: float
+    most_outstanding: int
+    generator_limits: list[str]
+    """Why the figures may be the generator's rather than the server's; empty when it kept up."""
+
+
+def summarize(recording: StreamRecording, *, slo: Slo, warm_up: float, seconds: float) -> StreamReport:
+    """Report on the requests due from ``warm_up`` on, for ``seconds``; at least one."""
+    measured = [each for each in recording.streams if each.due >= warm_up]
+    complete = [each for each in measured if not each.failure]
+    good = sum(_good(each, slo) for each in complete)
+    steady = [
+        each
+        for each in measured
+        if not any(stall.start < max(each.last, each.due) and stall.end > each.due for stall in recording.stalls)
+    ]
+    pauses = [stall for stall in recording.stalls if stall.end > warm_up]
+    lateness = nearest_rank(sorted(each.sent - each.due for each in steady or measured), 0.99)
+    cpu = recording.cpu_seconds / recording.seconds
+    limits = []
+    if lateness > LATE:
+        limits.append(
+            f"one request in a hundred left over {lateness * 1e3:.1f} ms late: lower --rate or free this machine"
+        )
+    if cpu > BUSY:
+        limits.append(f"this process used {cpu:.0%} of a core: lower --rate or run several")
+    errors = Counter(each.failure for each in measured if each.failure)
+    complaints: dict[str, str] = {}
+    for each in measured:
+        if each.complaint:
+            complaints.setdefault(each.failure, each.complaint)
+    output = sum(each.output_tokens for each in complete)
+    return StreamReport(
+        seconds=seconds,
+        requests=len(measured),
+        intended_rate=len(measured) / seconds,
+        achieved_rate=sum(each.sent <= warm_up + seconds for each in measured) / seconds,
+        complete=len(complete),
+        good=good,
+        goodput=good / seconds,
+        good_share=good / len(measured),
+        steady_good_share=sum(_good(each, slo) for each in steady) / len(steady) if steady else None,
+        prompt_tokens=sum(each.prompt_tokens for each in complete),
+        output_tokens=output,
+        output_rate=output / seconds,
+        ttft=percentiles([each.ttft for each in complete]),
+        tpot=percentiles([each.tpot for each in complete if each.output_tokens > 1]),
+        itl=percentiles([gap for each in complete for gap in each.gaps]),
+        whole=percentiles([each.last - each.due for each in complete]),
+        errors=dict(errors.most_common()),
+        complaints=complaints,
+        pauses=len(pauses),
+        paused_seconds=sum(stall.end - stall.start for stall in pauses),
+        most_outstanding=recording.most_outstanding,
+        generator_limits=limits,
+    )
+
+
+def _good(each: Streamed, slo: Slo) -> bool:
+    return not each.failure and each.ttft <= slo.ttft and each.tpot <= slo.tpot

@@ -1,0 +1,108 @@
+"""Which limits of an engine keep an SLO for token streams, by search in the engine's twin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from carpool_cli.live.figures import number
+from carpool_cli.planning import streams
+from carpool_cli.planning.stream_twin import Figures, StreamTwin
+
+if TYPE_CHECKING:
+    from carpool_cli.planning.stream_load import Asked
+    from carpool_cli.planning.streams import Capacity
+
+OVERLOAD = 1.3
+"""Times the capacity: limits act in overload, so that is where they are chosen, or at the load if it is more."""
+
+SEQUENCES = (0.35, 0.42, 0.5, 0.6, 0.71, 0.84, 1.0, 1.19)
+"""Candidates, as factors on the sequences that run at the capacity."""
+
+QUEUE = (0.9, 0.75, 0.6, 0.45, 0.3)
+"""Candidates: share of the target TTFT that a full queue takes."""
+
+BUDGETS = (512, 1024, 2048, 4096, 8192)
+"""Candidates for the tokens of a step."""
+
+GAIN = 1.01
+"""What another number of tokens per step has to bring: the engine's present one stays otherwise."""
+
+ENOUGH = 0.99
+"""Share of the requests that has to meet both targets: p99."""
+
+
+class Recommendation(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What to set. ``capacity`` in requests/s; ``load`` is where ``results`` were played, ``holds``: the SLO there."""
+
+    max_num_seqs: int
+    max_num_queued_tokens: int
+    max_num_batched_tokens: int
+    max_concurrency: int
+    capacity: float
+    load: float
+    holds: bool
+    results: list[Figures]
+    reasons: list[str]
+
+
+def recommend(asked: Asked) -> Recommendation | None:
+    """Search the limits; None where one request alone is slower than the SLO."""
+    profile, slo, load = asked
+    capacity = streams.capacity(profile, load.lengths, slo)
+    if not capacity.rate:
+        return None
+    twin = StreamTwin(asked, load.rate) if load.named else None
+    offered = 0.0 if twin is None else len(twin.times) / load.seconds
+    stressed = StreamTwin(asked, max(OVERLOAD * capacity.rate, offered))
+    prompt = sum(prompt for prompt, _ in load.lengths.pairs) / len(load.lengths.pairs)
+
+    def queue(sequences: int, share: float) -> int:
+        # As long as prompts leave the queue at the pace of `sequences`: 0.9 x 2 s x 6/s x 1,000 tokens.
+        rate = streams.rate_at(profile, load.lengths, sequences)
+        return max(1, round(share * slo.ttft * rate * prompt))
+
+    def goodput(sequences: int, share: float, budget: int) -> float:
+        return stressed.limited(sequences, queue(sequences, share), budget).goodput
+
+    # 1. Sequences, 2. the queue before them, 3. tokens of a step
+    budget = profile.max_batched_tokens
+    sizes = sorted({min(profile.max_running, max(1, round(f * capacity.sequences))) for f in SEQUENCES})
+    sequences = max(sizes, key=lambda size: goodput(size, QUEUE[1], budget))
+    share = max(QUEUE, key=lambda share: goodput(sequences, share, budget))
+    by_budget = {size: goodput(sequences, share, size) for size in sorted({*BUDGETS, budget}) if size > sequences}
+    best = max(by_budget, key=lambda size: by_budget[size], default=budget)
+    if best != budget and (budget not in by_budget or by_budget[best] > GAIN * by_budget[budget]):
+        budget = best
+    queued = queue(sequences, share)
+    # 4. What it is worth
+    twin = twin or stressed
+    results = [twin.limited(sequences, queued, budget), twin.gate(), twin.no_gate()]
+    return Recommendation(
+        max_num_seqs=sequences,
+        max_num_queued_tokens=queued,
+        max_num_batched_tokens=budget,
+        max_concurrency=sequences,
+        capacity=capacity.rate,
+        load=len(twin.times) / load.seconds,
+        holds=results[0].good_share >= ENOUGH,
+        results=results,
+        reasons=_reasons(asked, capacity, sequences, share),
+    )
+
+
+def _reasons(asked: Asked, capacity: Capacity, sequences: int, share: float) -> list[str]:
+    profile, slo = asked.profile, asked.slo
+    if capacity.kv_tokens > 0.98 * profile.kv_tokens:
+        bound = f"the KV cache ({profile.kv_tokens} tokens) is full then"
+    elif capacity.sequences > 0.98 * profile.max_running:
+        bound = f"--max-num-seqs {profile.max_running} is reached then"
+    else:
+        bound = f"the mean time per output token reaches {1000 * slo.tpot:g} ms then"
+    waited = share * slo.ttft
+    return [
+        f"capacity: {number(capacity.rate)} requests/s with {capacity.sequences:.0f} sequences; {bound}",
+        f"{sequences} sequences have the most goodput in overload: more miss TPOT, fewer leave the device idle",
+        f"a full queue takes {waited:.2g} s of the {slo.ttft:g} s for the first token; longer ones make answers late",
+    ]

@@ -1,0 +1,35 @@
+from carpool.generation.profiles import EngineProfile, Linear
+from carpool.generation.requests import Slo
+from carpool_cli.planning.stream_limits import recommend
+from carpool_cli.planning.stream_load import Asked, StreamLoad
+from carpool_cli.planning.stream_twin import StreamTwin
+from carpool_cli.planning.streams import Lengths
+
+
+def asked(step, rate=None, tpot=0.05, **changes):
+    profile = EngineProfile(name="test", source="made up", kv_tokens=400_000, step=step, **changes)
+    return Asked(profile, Slo(2.0, tpot), StreamLoad(Lengths([(1000, 101)], "alike"), 20.0, 0, rate, 1.0, None))
+
+
+STEP = Linear(0.01, 2e-4, 1e-7, 5e-5)
+
+
+def test_its_limits_are_as_good_as_any_that_were_not_tried():
+    given = asked(STEP)
+    found = recommend(given)
+    twin = StreamTwin(given, 1.3 * found.capacity)
+    ours = twin.limited(found.max_num_seqs, found.max_num_queued_tokens, found.max_num_batched_tokens)
+    assert ours == found.results[0]
+    for sequences in (10, 30, 200):
+        for queued in (3_000, 30_000):
+            assert twin.limited(sequences, queued, 2048).goodput <= 1.05 * ours.goodput
+
+
+def test_nothing_is_recommended_where_one_request_alone_is_too_slow():
+    assert recommend(asked(STEP, tpot=0.009)) is None
+
+
+def test_the_engine_s_tokens_per_step_are_kept_where_others_bring_nothing():
+    # Prompts cost nothing, so it is all one how they are cut.
+    found = recommend(asked(Linear(0.01, 2e-4, 1e-7, 0.0), max_batched_tokens=3000))
+    assert found.max_num_batched_tokens == 3000
