@@ -231,6 +231,12 @@ def test_nothing_opens_a_pod(pod):
     }
     # 2. Those of its containers
     *others, sidecar = after["initContainers"]
+    if others and others[-1]["name"] == "carpool-capture":
+        # One that asks for it gets one right more, in a container that ends.
+        assert pod["metadata"]["annotations"]["carpool.dev/capture"] == "true"
+        capture = others.pop()
+        assert "restartPolicy" not in capture
+        assert capture["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN"]}
     for old, new in zip(
         [*before.get("initContainers", []), *before["containers"]], [*others, *after["containers"]], strict=True
     ):
