@@ -106,7 +106,11 @@ class Exploration:
         key = parameters.max_batch, parameters.max_in_flight
         _, pause = self._pauses.get(key, (0.0, LASTS / 2))
         self._pauses[key] = (inf, 2 * pause)
-        more = parameters.max_in_flight > max(before.max_in_flight, service.executors, service.largest_in_flight)
+        # As many may be in force already, and never have been in flight: then only a new size shows anything sooner.
+        is_known = parameters.max_batch in service.measured_sizes(batches_needed(service))
+        more = parameters.max_in_flight > max(service.executors, service.largest_in_flight) and (
+            is_known or parameters.max_in_flight > before.max_in_flight
+        )
         credit = max(SPENDS * self.spare, LEAST_CREDIT)
         beyond = below(service, parameters.max_batch)
         self._trial = _Trial(parameters, beyond, now + LASTS, credit, more, batches_needed(service))

@@ -101,6 +101,19 @@ def test_what_is_measured_below_an_explored_size_is_known_until_it_ends():
     assert exploration.measured is None
 
 
+def test_more_in_flight_is_shown_by_nothing_else_though_as_many_are_in_force_already():
+    # Seven may be in flight, six ever were. Batches of a size that is known well show nothing new.
+    service = replace(KNOWN, executors=6, largest_in_flight=6)
+    exploration = Exploration()
+    exploration.begin(point(8, 7), point(8, 7), service, 0.0)
+    assert exploration.measured is None
+    assert not observe(exploration, 0.5, seen(8, 100), service)
+    assert observe(exploration, 1.0, seen(8, 100), replace(service, executors=7, largest_in_flight=7))
+    # A size that is not known well is explored with as many in flight as are in force.
+    exploration.begin(point(18, 7), point(8, 7), service, 2.0)
+    assert exploration.measured == 9
+
+
 def test_beyond_what_was_refuted_no_more_is_assumed_to_be_computed_at_once():
     # Eight were in flight, and four were computed at once: batches of two come about with four in flight.
     one = replace(ServiceTime.measured({1: 0.033}, executors=4), largest_in_flight=8)
