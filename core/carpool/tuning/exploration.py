@@ -202,7 +202,9 @@ class Exploration:
         situation = forecaster.situation
         outlook = forecaster.assess(point).outlook
         if not best.holds_now:
-            return outlook.lost_ahead <= best.outlook.lost_ahead + LOSES
+            # That no more are computed at once shows with the first batch that waits for it: it costs a few batches.
+            more = point.max_in_flight > best.parameters.max_in_flight
+            return more or outlook.lost_ahead <= best.outlook.lost_ahead + LOSES
         risk, exposed = outlook.risk, EXPOSED * situation.process.rate
         return risk <= situation.budget or risk * exposed <= SPENDS * self.spare
 

@@ -311,6 +311,15 @@ def test_overload_sheds_and_keeps_the_goodput():
     assert outcome.summary(15.0).goodput > 1300
 
 
+def test_an_overload_that_more_batches_in_flight_end_is_over_in_seconds():
+    # One batch at a time carries 380/s within the SLO, four carry all: for 110 s a third of the requests was refused.
+    start = Parameters(max_batch=32, max_in_flight=1)
+    device = Device(times=linear(0.020, 0.002), executors=4)
+    outcome, decisions = tuned(poisson(582, 20), device, policy(slo=0.2, baseline=start))
+    assert outcome.summary(3.0).hits == sum(outcome.summary(3.0).ends.values())
+    assert decisions[-1].estimate.executors == 4
+
+
 def test_executors_that_are_not_there_cost_a_few_batches_and_not_seconds():
     # 700/s, then twice what one executor can serve: more slots are tried, as for an upstream that has more.
     times = poisson(700, 20) + [20.0 + time for time in poisson(3000, 10, seed=2)]
