@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from math import inf
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -17,7 +18,7 @@ from carpool.tuning.tuner import Tuner
 from carpool_sidecar.tuning.messages import LENGTH, Answered, Decided, Measured, Setup, frame, read_message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from carpool_sidecar.tuning.messages import Observations, Reply
 
@@ -28,18 +29,26 @@ NICENESS = 5
 AGAIN = 10.0
 """Seconds between two searches of a model's capacity, at least."""
 
+SHARE = 0.01
+"""Of one core, what searches of capacities may take: this process shares the sidecar's CPU limit with the data path."""
+
 
 class Tuners:
     """A tuner for every model that is observed, and another one for each of its generations."""
 
-    def __init__(self, policy: BatchingPolicy, *, steered: bool = False) -> None:
+    def __init__(
+        self, policy: BatchingPolicy, *, steered: bool = False, cpu: Callable[[], float] = time.process_time
+    ) -> None:
         self._policy = policy
+        self._cpu = cpu
         self._steered = steered
         self._models = {model.name: model for model in policy.models}
         self._tuners: dict[str, tuple[int, Tuner]] = {}
         """With the generations that they are of."""
         self._measured: dict[str, float] = {}
         """When the capacity of each was last searched, seconds of the sidecar's clock."""
+        self._rests_until = -inf
+        """When the next search is allowed, by what the last one took."""
 
     def step(self, observations: Observations) -> Iterator[Reply]:
         """Decide for each model, one after the other, and say so at the end: a search takes up to a second."""
@@ -63,10 +72,12 @@ class Tuners:
         if name is None:
             return
         now = observations.models[name].observation.now
-        if now - self._measured.get(name, -inf) < AGAIN:
+        if now < self._rests_until or now - self._measured.get(name, -inf) < AGAIN:
             return
         generation, tuner = self._tuners[name]
+        began = self._cpu()
         capacity = tuner.plan.capacity(tuner.parameters, best=self._steered)
+        self._rests_until = now + (self._cpu() - began) / SHARE
         if capacity is not None:
             self._measured[name] = now
             yield Measured(name, capacity, generation)

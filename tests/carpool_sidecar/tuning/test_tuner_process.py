@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import subprocess
 
 import msgspec
@@ -25,7 +26,7 @@ from carpool_sidecar.tuning.messages import (
     read_reply,
 )
 from carpool_sidecar.tuning.tuner_link import COMMAND
-from carpool_sidecar.tuning.tuner_process import AGAIN, Tuners, serve
+from carpool_sidecar.tuning.tuner_process import AGAIN, SHARE, Tuners, serve
 
 PARAMETERS = Parameters(max_batch=8, max_wait=Duration(0.0), max_in_flight=1)
 SETUP = Setup(to_plain(for_p99(0.05)))
@@ -152,7 +153,7 @@ def served(now, models=("m",)):
 
 
 def test_capacity_is_searched_after_the_decisions_one_model_at_a_time_and_not_all_the_time():
-    tuners = Tuners(for_p99(0.05))
+    tuners = Tuners(for_p99(0.05), cpu=lambda: 0.0)
     told = [list(tuners.step(served(10.0 + step / 2, models="mn"))) for step in range(12)]
     for replies in told:
         kinds = [type(reply) for reply in replies]
@@ -164,6 +165,20 @@ def test_capacity_is_searched_after_the_decisions_one_model_at_a_time_and_not_al
     assert [reply.model for replies in again for reply in replies if isinstance(reply, Measured)] == ["m", "n"]
     # One row takes 5 ms: at least 200/s one by one, with room for bursts.
     assert measured[0].capacity.rate > 150
+
+
+def test_searches_of_capacities_take_a_hundredth_of_a_core():
+    clock = itertools.count()
+    tuners = Tuners(for_p99(0.05), cpu=lambda: float(next(clock)))  # each search takes a second
+    measured = [
+        (now, reply.model)
+        for now in range(10, 250)
+        for reply in tuners.step(served(float(now), models="mn"))
+        if isinstance(reply, Measured)
+    ]
+    assert [model for _, model in measured] == ["m", "n", "m"]
+    (first, _), (second, _), (third, _) = measured
+    assert second - first == third - second == 1 / SHARE
 
 
 def test_of_held_parameters_the_capacity_is_theirs_unless_an_operator_turns_them():
