@@ -29,6 +29,10 @@ NICENESS = 5
 AGAIN = 10.0
 """Seconds between two searches of a model's capacity, at least."""
 
+FIRST = 15.0
+"""Seconds from a model's first observation to its first search: until then each decision measures another size, and any
+answer is soon another."""
+
 SHARE = 0.01
 """Of one core, what searches of capacities may take: this process shares the sidecar's CPU limit with the data path."""
 
@@ -46,7 +50,7 @@ class Tuners:
         self._tuners: dict[str, tuple[int, Tuner]] = {}
         """With the generations that they are of."""
         self._measured: dict[str, float] = {}
-        """When the capacity of each was last searched, seconds of the sidecar's clock."""
+        """When the capacity of each was last searched, seconds of the sidecar's clock; as if, of those met just now."""
         self._rests_until = -inf
         """When the next search is allowed, by what the last one took."""
 
@@ -67,12 +71,15 @@ class Tuners:
 
     def _measure(self, observations: Observations) -> Iterator[Reply]:
         """Search the capacity of the model that waits longest for it: only the next observation is held up."""
-        self._measured = {name: at for name, at in self._measured.items() if name in self._tuners}
-        name = min(self._tuners, key=lambda each: self._measured.get(each, -inf), default=None)
+        self._measured = {
+            name: self._measured.get(name, observations.models[name].observation.now + FIRST - AGAIN)
+            for name in self._tuners
+        }
+        name = min(self._tuners, key=self._measured.__getitem__, default=None)
         if name is None:
             return
         now = observations.models[name].observation.now
-        if now < self._rests_until or now - self._measured.get(name, -inf) < AGAIN:
+        if now < self._rests_until or now - self._measured[name] < AGAIN:
             return
         generation, tuner = self._tuners[name]
         began = self._cpu()

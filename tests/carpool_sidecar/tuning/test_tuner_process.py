@@ -26,7 +26,7 @@ from carpool_sidecar.tuning.messages import (
     read_reply,
 )
 from carpool_sidecar.tuning.tuner_link import COMMAND
-from carpool_sidecar.tuning.tuner_process import AGAIN, SHARE, Tuners, serve
+from carpool_sidecar.tuning.tuner_process import AGAIN, FIRST, SHARE, Tuners, serve
 
 PARAMETERS = Parameters(max_batch=8, max_wait=Duration(0.0), max_in_flight=1)
 SETUP = Setup(to_plain(for_p99(0.05)))
@@ -154,14 +154,15 @@ def served(now, models=("m",)):
 
 def test_capacity_is_searched_after_the_decisions_one_model_at_a_time_and_not_all_the_time():
     tuners = Tuners(for_p99(0.05), cpu=lambda: 0.0)
-    told = [list(tuners.step(served(10.0 + step / 2, models="mn"))) for step in range(12)]
+    assert not [r for step in range(20) for r in tuners.step(served(step / 2, models="mn")) if isinstance(r, Measured)]
+    told = [list(tuners.step(served(FIRST + step / 2, models="mn"))) for step in range(12)]
     for replies in told:
         kinds = [type(reply) for reply in replies]
         assert kinds[:3] == [Decided, Decided, Answered]
         assert kinds[3:] in ([], [Measured])
     measured = [reply for replies in told for reply in replies if isinstance(reply, Measured)]
     assert [reply.model for reply in measured] == ["m", "n"], "each once in six seconds"
-    again = [list(tuners.step(served(16.0 + AGAIN + step / 2, models="mn"))) for step in range(2)]
+    again = [list(tuners.step(served(FIRST + 6.0 + AGAIN + step / 2, models="mn"))) for step in range(2)]
     assert [reply.model for replies in again for reply in replies if isinstance(reply, Measured)] == ["m", "n"]
     # One row takes 5 ms: at least 200/s one by one, with room for bursts.
     assert measured[0].capacity.rate > 150
@@ -186,7 +187,7 @@ def test_of_held_parameters_the_capacity_is_theirs_unless_an_operator_turns_them
     found = {}
     for steered in (False, True):
         tuners = Tuners(held, steered=steered)
-        replies = [reply for step in range(4) for reply in tuners.step(served(10.0 + step / 2))]
+        replies = [reply for step in range(40) for reply in tuners.step(served(step / 2))]
         found[steered] = next(reply.capacity for reply in replies if isinstance(reply, Measured))
     assert found[False].parameters == PARAMETERS
     assert found[True].parameters != PARAMETERS
