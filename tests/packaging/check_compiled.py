@@ -26,6 +26,7 @@ SUITES = [
     "carpool_sidecar/admin",
     "carpool_sidecar/backends",
     "carpool_sidecar/end_to_end",
+    "carpool_sidecar/generation",
     "carpool_sidecar/http1",
     "carpool_sidecar/protocols",
     "carpool_sidecar/tuning",

@@ -5,12 +5,17 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import pkgutil
 import tomllib
 from pathlib import Path
 
 import pytest
 from msgspec import Struct
 
+import carpool
+import carpool_cli
+import carpool_operator
+import carpool_sidecar
 from carpool.policy.plain import FrozenCamel, MutableCamel
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +63,19 @@ def test_types_of_fields_that_are_read_keep_what_stands_in_brackets(module, tree
                     outer = field.annotation.value
                     decoded = isinstance(outer, ast.Name) and outer.id in {"dict", "list", "tuple", "set", "frozenset"}
                     assert not decoded, f"{module.__name__}.{each.name}.{ast.unparse(field)}: put its type in quotes"
+
+
+def test_no_class_that_stays_python_derives_from_one_that_does_not():
+    # With the wheel its first instance raises "interpreted classes cannot inherit from compiled". Not so of structs.
+    found = []
+    for package in (carpool, carpool_sidecar, carpool_operator, carpool_cli):
+        for _, name, _ in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if name in MODULES or name.endswith("__main__"):
+                continue
+            for kind in vars(importlib.import_module(name)).values():
+                if isinstance(kind, type) and kind.__module__ == name:
+                    found += [kind for base in kind.__bases__ if base.__module__ in MODULES and type(base) is type]
+    assert not found, "list their modules in pyproject.toml, too"
 
 
 def test_no_slice_object_is_an_index(module, tree):
