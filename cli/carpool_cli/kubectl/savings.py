@@ -41,7 +41,7 @@ class Need(Struct, frozen=True, rename="camel", kw_only=True):
 
 
 def needs(found: Sequence[Policy], price: Price | None) -> list[Need]:
-    """Read them from statuses; workloads of which nothing is known are left out."""
+    """Read them from statuses; workloads without measurements are left out."""
     return [
         Need(
             namespace=policy.metadata.namespace,

@@ -26,7 +26,7 @@ EXACT = 0.01
 """Relative width of the interval that the capacity is known to lie in."""
 
 SIZES, SLOWER = 2, 2
-"""Batch sizes compared: those with the most rows per second among those of which two are served within the SLO, and the
+"""Batch sizes compared: those with the most rows per second, if two batches fit into the SLO, and the
 next larger ones."""
 
 SAMPLES = 4

@@ -117,7 +117,7 @@ class MissTest:
 
     @property
     def is_met(self) -> bool:
-        """Whether the target is met, as surely: 350 requests without a miss, or about 650 of which 0.5 % miss."""
+        """Whether the target is met, as surely: 350 requests without a miss, or about 650 with 0.5 % misses."""
         return self._proof >= ALARM
 
     def restart(self) -> None:

@@ -23,7 +23,7 @@ class Injection(Struct, frozen=True, rename="camel"):
     data_port: _Port | None = None
     admin_port: _Port | None = None
     capture: bool = False
-    """Whether whoever calls ``port`` from outside the pod gets the sidecar."""
+    """Whether calls to ``port`` from outside the pod reach the sidecar."""
 
 
 _decoder = msgspec.json.Decoder(Injection)

@@ -150,7 +150,7 @@ class Stream(Forwarding):
         super().cancel()
 
     def sent(self) -> None:
-        """Take note that the answer is complete, whoever gave it."""
+        """Take note that the answer is complete, the engine's or a refusal."""
         self._leave(str(self._exchange.status))
 
     # Called by the gate

@@ -14,7 +14,7 @@ FADE = 0.99
 """Weight of a count when the next comes: the last hundred matter."""
 
 MOST = 64
-"""Models that are told apart; callers make names up."""
+"""Models that are counted apart, at most; callers may invent names."""
 
 
 class _Sums(NamedTuple):

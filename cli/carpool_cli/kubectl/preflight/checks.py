@@ -293,7 +293,7 @@ def all_of(subject: Subject, plain: Dry, injected: Dry, near: Around) -> list[Fi
     if plain.pod is None or injected.pod is None or (at := ports(injected.pod)) is None:
         return found
     pod = injected.pod
-    # Where the port is captured, it leads to the sidecar whoever calls it by number.
+    # Where the port is captured, calls by its number reach the sidecar.
     callers = [*network_policies(subject, pod, at, near), *services(subject, pod, at, near)]
     return [
         *found,
