@@ -19,7 +19,7 @@ import msgspec
 from carpool.policy.durations import format_seconds
 from carpool_cli.load import servers
 from carpool_cli.load.loadgen import MISMATCH, LoadGenerator, Recording, due_times
-from carpool_cli.load.report import Report, summarize
+from carpool_cli.load.report import Report, problems, summarize
 from carpool_cli.load.servers import Goal, InputSpec, Protocol, Request
 from carpool_cli.load.tensors import Malformed
 from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address, WithStreams, header_fields
@@ -320,11 +320,8 @@ def _show(report: Report, slo: float, url: str) -> None:
             f"up to {format_seconds(worst)}; {stalled} of {len(report.windows)} seconds were touched"
         )
         _show_latency("without them", report.steady)
-    for name, count in report.errors.items():
-        said = f"; the first: {report.complaints[name]}" if name in report.complaints else ""
-        click.echo(f"{'status ' + name if name.isdigit() else name}: {count} from POST {url}{said}")
-    for limit in report.generator_limits:
-        click.echo(f"THE GENERATOR WAS A BOTTLENECK: {limit}")
+    for line in problems(url, report.errors, report.complaints, report.generator_limits):
+        click.echo(line)
 
 
 def _show_latency(label: str, found: Percentiles | None) -> None:

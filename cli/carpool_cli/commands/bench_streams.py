@@ -19,6 +19,7 @@ import msgspec
 from carpool.policy.durations import format_seconds
 from carpool_cli.live.figures import duration, number
 from carpool_cli.load import servers
+from carpool_cli.load.report import problems
 from carpool_cli.load.stream_report import summarize
 from carpool_cli.load.streaming import StreamGenerator
 from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, Address, header_fields
@@ -220,11 +221,8 @@ def _show(report: StreamReport, slo: Slo, url: str) -> None:
         if report.steady_good_share is not None:
             steady = f"of the requests that none touched, {report.steady_good_share:.2%} were good"
         click.echo(f"this host paused {report.pauses} times, {duration(report.paused_seconds)} in all; {steady}")
-    for name, count in report.errors.items():
-        said = f"; the first: {report.complaints[name]}" if name in report.complaints else ""
-        click.echo(f"{'status ' + name if name.isdigit() else name}: {count} from POST {url}{said}")
-    for limit in report.generator_limits:
-        click.echo(f"THE GENERATOR WAS A BOTTLENECK: {limit}")
+    for line in problems(url, report.errors, report.complaints, report.generator_limits):
+        click.echo(line)
 
 
 def _show_percentiles(label: str, found: Percentiles | None) -> None:

@@ -11,7 +11,7 @@ from msgspec import Struct
 from carpool_cli.load.loadgen import FAILURES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from carpool_cli.load.loadgen import Recording
 
@@ -98,6 +98,15 @@ def percentiles(latencies: Sequence[float]) -> Percentiles | None:
 def nearest_rank(ordered: Sequence[float], q: float) -> float:
     """Return the smallest of the ascending values (at least one) that a share ``q`` of them does not exceed."""
     return ordered[max(math.ceil(q * len(ordered)) - 1, 0)]
+
+
+def problems(url: str, errors: Mapping[str, int], said: Mapping[str, str], limits: Sequence[str]) -> Iterator[str]:
+    """Yield what went wrong, a line each: errors by kind, and what the generator itself could not do."""
+    for name, count in errors.items():
+        first = f"; the first: {said[name]}" if name in said else ""
+        yield f"{'status ' + name if name.isdigit() else name}: {count} from POST {url}{first}"
+    for limit in limits:
+        yield f"THE GENERATOR WAS A BOTTLENECK: {limit}"
 
 
 def summarize(recording: Recording, *, slo: float, warm_up: float, seconds: float, connections: int) -> Report:
