@@ -27,7 +27,7 @@ test: $(STAMP) ## Run every test; those on a cluster where its programs are at h
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-compiled: $(STAMP) ## Build the wheel with machine code and run the tests of what is compiled against it (minutes)
-	$(BIN)/python -m pytest tests/packaging tests/packaging/check_compiled.py
+	$(BIN)/python -m pytest tests/packaging/check_compiled.py tests/packaging/test_*.py
 
 # A cluster uses namespaces, which need root. Other users get a user namespace in which they are root.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),,unshare --user --map-root-user --net)
@@ -120,7 +120,7 @@ fuzz: $(STAMP) ## Throw broken bytes at the parsers
 clients: $(STAMP) ## Real clients against a sidecar, kserve's and openai's (520 MB, in ~/.cache/carpool) among them
 	$(call cached,kserve,kserve==0.21.0,$(PYTHON))
 	$(call cached,openai,openai==3.57.0,$(PYTHON))
-	$(BIN)/python -m pytest tests/clients tests/clients/check_kserve.py tests/clients/check_openai.py
+	$(BIN)/python -m pytest tests/clients/check_kserve.py tests/clients/check_openai.py tests/clients/test_*.py
 
 # nvidia-pytriton runs on the system's own Python only: Triton's Python backend is linked against it.
 triton: $(STAMP) ## A sidecar in front of a real Triton (400 MB, in ~/.cache/carpool)
