@@ -89,6 +89,10 @@ def state(found, name):
     return next(one for one in statuses if one["name"] == name)
 
 
+def has_ended(found):
+    return all("terminated" in one["state"] for one in found[0]["status"]["containerStatuses"])
+
+
 def has(name, what):
     """A test for ``until``: the only pod's container says ``what(status)``."""
 
@@ -155,14 +159,17 @@ def test_the_hook_comes_before_the_signal_and_grace_ends_in_a_kill(api, cluster,
     deaf = {"name": "deaf", "image": "busybox", "command": ["sleep", "1000"]}
     # Who stops by itself has all the time that a slow machine needs for it.
     for name, container, grace in (("one", server(lifecycle={"preStop": hook}), 300), ("two", deaf, 1)):
-        api.apply(pod(container, name=name, terminationGracePeriodSeconds=grace), namespace=namespace)
+        body = pod(container, name=name, terminationGracePeriodSeconds=grace)
+        body["metadata"]["finalizers"] = ["test.carpool.dev/read"]  # so that its last status can be read
+        api.apply(body, namespace=namespace)
         until_ready(api, namespace, name)
     last = {}
 
     for name in ("one", "two"):
         api.delete("pods", name, namespace)
-        api.until("pods", namespace, lambda found: not found or last.update({found[0]["metadata"]["name"]: found[0]}),
-                  name=name)  # fmt: skip
+        (last[name],) = api.until("pods", namespace, has_ended, name=name)
+        api.patch("pods", name, namespace, body={"metadata": {"finalizers": None}})
+    api.until_gone("pods", namespace)
 
     said = cluster.outputs(namespace, "one")["main"]
     assert at(said, "/drain") < at(said, "SIGTERM")
