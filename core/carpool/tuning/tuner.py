@@ -99,7 +99,7 @@ class Tuner:
         self.adopt(back_to)
 
     def step(self, observation: Observation, *, refine: bool = True) -> Decision:
-        """Take an observation and decide; ``refine``: whether there is time to forecast what is in force more surely."""
+        """Take an observation and decide; ``refine``: whether there is time to make forecasts surer."""
         decision = self._step(observation, refine=refine)
         state = state_of(
             self.parameters,
