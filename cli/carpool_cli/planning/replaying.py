@@ -155,3 +155,7 @@ class Replay(Forecaster):
             rows = self.situation.rows if self._rows is None else list(self._rows)
             self._loads[key] = Played(times, rows, self._groups, sampling.draws(self.situation.service.noise))
         return self._loads[key]
+
+    def longer_load(self, factor: float) -> Played:
+        """Return the same: there are no more."""
+        return self.load(factor)

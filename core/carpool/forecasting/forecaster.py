@@ -27,8 +27,9 @@ HEADROOM = 1.25
 REQUESTS = 4000
 """Requests that a forecast plays, at least: of a planning budget of 0.5 %, 20 may miss."""
 
-LASTING = 40
-"""Times the SLO's target that it lasts, at least: of two overloads, that which grows more slowly shows later."""
+LASTING, LASTING_LOSS = 10, 40
+"""Times the SLO's target that it lasts, at least. Longer where losses are compared: there an empty queue takes up at
+first what it would have refused later."""
 
 MOST_REQUESTS = 16_000
 """Requests that it plays at most."""
@@ -86,7 +87,7 @@ class Assessment(NamedTuple):
 
     @property
     def _is_sustained(self) -> bool:
-        return self._meets(self.outlook.glance, LENIENT)
+        return not self.outlook.is_overload and self._meets(self.outlook.glance, LENIENT)
 
     @property
     def now(self) -> Forecast:
@@ -101,12 +102,14 @@ class Assessment(NamedTuple):
     @property
     def holds_now(self) -> bool:
         """Whether the SLO is forecast to be met."""
-        return self._meets(self.outlook.glance, self.leniency)
+        return not self.outlook.is_overload and self._meets(self.outlook.glance, self.leniency)
 
     @property
     def holds_ahead(self) -> bool:
         """Whether it is at ``HEADROOM`` times the load too."""
-        return self._is_sustained and self._meets(self.outlook.glance_ahead, self.leniency)
+        if not self._is_sustained or self.outlook.is_overload_ahead:
+            return False
+        return self._meets(self.outlook.glance_ahead, self.leniency)
 
     @property
     def device_time(self) -> float:
@@ -170,6 +173,16 @@ class Outlook:
         self.parameters = parameters
         self.refinement = Refinement()
         self.refinement_shed = Refinement()
+
+    @cached_property
+    def is_overload(self) -> bool:
+        """Whether more comes than full batches carry: a backlog then grows, however slowly."""
+        return self.forecaster.load_share(self.parameters) >= 1
+
+    @cached_property
+    def is_overload_ahead(self) -> bool:
+        """The same at ``HEADROOM`` times the load."""
+        return HEADROOM * self.forecaster.load_share(self.parameters) >= 1
 
     @cached_property
     def first(self) -> Glance | Forecast:
@@ -247,29 +260,43 @@ class Forecaster:
         )
         self._known: dict[Parameters, Outlook] = {}
         self._loads: dict[tuple[float, int], Load] = {}
+        self._longer: dict[float, Load] = {}
 
     @cached_property
     def requests(self) -> int:
         """How many a forecast plays."""
-        lasting = LASTING * self.situation.target * self.situation.process.rate
+        return self._lasting(LASTING)
+
+    def _lasting(self, targets: float) -> int:
+        """Return how many requests come in that many times the SLO's target, within bounds."""
+        count = targets * self.situation.target * self.situation.process.rate
         # In powers of two, so that loads which differ little share their arrivals.
-        return min(REQUESTS << max(math.ceil(math.log2(lasting / REQUESTS)), 0), MOST_REQUESTS)
+        return min(REQUESTS << max(math.ceil(math.log2(count / REQUESTS)), 0), MOST_REQUESTS)
 
     def load(self, factor: float = 1.0, sample: int = 0) -> Load:
         """Return a sample of arrivals at ``factor`` times the load."""
         key = factor, sample
         if key not in self._loads:
-            situation = self.situation
-            drawn = sampling.rows(situation.row_shares, self.requests, sample) if situation.row_shares else None
-            mean = sum(drawn) / len(drawn) if drawn else situation.rows
-            times = sampling.times(situation.process, self.requests, factor * situation.rows / mean, sample)
-            draws = sampling.draws(situation.service.noise, sample)
-            self._loads[key] = Load(times, drawn or situation.rows, self._groups, draws)
+            self._loads[key] = self._drawn(factor, sample, self.requests)
         return self._loads[key]
+
+    def longer_load(self, factor: float) -> Load:
+        """Return the same for what is lost, which takes more of them to be told from what an empty queue takes up."""
+        if factor not in self._longer:
+            self._longer[factor] = self._drawn(factor, 0, self._lasting(LASTING_LOSS))
+        return self._longer[factor]
+
+    def _drawn(self, factor: float, sample: int, count: int) -> Load:
+        situation = self.situation
+        drawn = sampling.rows(situation.row_shares, count, sample) if situation.row_shares else None
+        mean = sum(drawn) / len(drawn) if drawn else situation.rows
+        times = sampling.times(situation.process, count, factor * situation.rows / mean, sample)
+        return Load(times, drawn or situation.rows, self._groups, sampling.draws(situation.service.noise, sample))
 
     def rest(self) -> None:
         """Let go of what is quickly made again, and large: an operator has a thousand of these, and most rest."""
         self._loads.clear()
+        self._longer.clear()
 
     def assess(self, parameters: Parameters, leniency: float = 1.0) -> Assessment:
         """Return a setting's forecasts; ``leniency`` is a factor on the budget of misses."""
@@ -311,7 +338,15 @@ class Forecaster:
     def loss(self, parameters: Parameters, factor: float = 1.0) -> float:
         """Return the share of requests lost with refusals, at the upper confidence of batch latency."""
         target = self.situation.target
-        return forecast(self.load(factor), self._upper, parameters, target, shed=True).miss_fraction
+        return forecast(self.longer_load(factor), self._upper, parameters, target, shed=True).miss_fraction
+
+    def load_share(self, parameters: Parameters) -> float:
+        """Return the load as a share of what full batches carry, of all kinds in the mix."""
+        situation, most = self.situation, parameters.max_batch
+        service = situation.service
+        seconds = sum(share * own.per_row(most) for share, own in service.mix or ((1.0, service),))
+        concurrency = min(service.executors, parameters.max_in_flight)
+        return situation.process.rate * situation.rows * seconds / concurrency
 
     def least_loss(self, parameters: Parameters) -> float:
         """Return a lower bound of ``loss``."""
@@ -325,7 +360,7 @@ class Forecaster:
         carried = concurrency / (seconds * situation.rows * situation.process.rate)
         # What waits when the load ends is served, too; and a hundred batches may be a little quicker than their mean.
         carried *= 1 + service.noise / 10
-        return 1 - carried * (1 + situation.target * situation.process.rate / self.requests)
+        return 1 - carried * (1 + situation.target * situation.process.rate / self._lasting(LASTING_LOSS))
 
     def glance(
         self, parameters: Parameters, factor: float = 1.0, sample: int = 0, *, upper: bool = False

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.batching.requests import ROUNDING, seldom_exceeded
-from carpool.forecasting.recursion import Rules, in_bursts, recursion
+from carpool.forecasting.recursion import Rules, in_bursts, recursion, refusing
 from carpool.forecasting.replay import Kind, replay
 
 if TYPE_CHECKING:
@@ -179,9 +179,9 @@ def _rules(
 
 
 def _unit(load: Load, service: ServiceTime, rules: Rules) -> tuple[Rules, tuple[float, ...], tuple[float, ...]] | None:
-    """Return rules and batch times by requests where these are all alike, so that ``recursion`` plays them."""
+    """Return rules and batch times by requests where these are all alike, so that one queue serves them."""
     rows, cap = load.rows, rules.cap
-    if rules.shed or service.mix or len(load.groups) > 1 or not isinstance(rows, int) or rows > cap or cap % rows:
+    if service.mix or len(load.groups) > 1 or not isinstance(rows, int) or rows > cap or cap % rows:
         return None
     times, slow = _times(service, cap), _slow(service, cap)
     if rows == 1:
@@ -192,8 +192,12 @@ def _unit(load: Load, service: ServiceTime, rules: Rules) -> tuple[Rules, tuple[
 def _played(load: Load, service: ServiceTime, rules: Rules) -> Run:
     if (unit := _unit(load, service, rules)) is not None:
         small, times, slow = unit
-        run = recursion(load.arrivals, times, slow, small).run(load.arrivals, times, small.draws)
-        return run._replace(rows=load.total_rows)
+        if not rules.shed:
+            run = recursion(load.arrivals, times, slow, small).run(load.arrivals, times, small.draws)
+            return run._replace(rows=load.total_rows)
+        if not rules.passing:
+            run = refusing(load.arrivals, times, slow, small)
+            return run._replace(rows=run.rows * (rules.cap // small.cap))
     rows = [load.rows] * len(load.arrivals) if isinstance(load.rows, int) else load.rows
     largest = max(rules.cap, *rows)
     kinds = [

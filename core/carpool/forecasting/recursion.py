@@ -1,18 +1,20 @@
-"""Requests of one row, none of them refused, batch by batch: the loop that a search spends its time in.
+"""Requests of one row in one queue: the loops that a search spends its time in.
 
-A batch leaves at d = max(first free slot, a0, min(a0 + W, aB)): when a slot is free and it is full, or its oldest
-request has waited W = ``max_wait``, or more waiting would make that one late. The loop takes one turn per batch, not
-per request. What it can't play (requests of several rows or kinds, refusals) is played by ``replay``.
+Where none is refused it is played batch by batch. A batch leaves at d = max(first free slot, a0, min(a0 + W, aB)): when
+a slot is free and it is full, or its oldest request has waited W = ``max_wait``, or more waiting would make that one
+late. The loop takes one turn per batch, not per request. Refusals are played request by request. What neither loop can
+play (requests of several rows or kinds) is played by ``replay``.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from heapq import heapreplace
 from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
 
+from carpool.batching.requests import ROUNDING
 from carpool.policy.plain import Frozen
 
 if TYPE_CHECKING:
@@ -221,3 +223,87 @@ def _one_by_one(
         course.ends.append(index + 1)
         course.leaves.append(leave)
         course.finishes.append(finish)
+
+
+def refusing(arrivals: Sequence[float], times: Sequence[float], slow: Sequence[float], rules: Rules) -> Run:
+    """Serve all but those that would be late: these are refused on arrival, or dropped when their batch leaves.
+
+    ``replay`` does the same for requests of any size and kind, and passes them one by one; it takes ten times as long.
+    """
+    count, cap, slots, concurrency = len(arrivals), rules.cap, rules.slots, rules.concurrency
+    wait, target, surely = rules.wait, rules.target, rules.surely
+    draws = cycle(rules.draws)
+    queue: list[float] = []  # arrivals of those not refused on arrival, from ``head`` on not served yet
+    dues: list[float] = []  # when each of them has to be answered not to be dropped; ``inf``: never dropped
+    flight: list[float] = []  # finishes of the batches in flight, ascending
+    latencies: list[float] = []
+    sizes: list[int] = []
+    busy = work = 0.0
+    now = until = -math.inf
+    upcoming = head = 0
+    while True:
+        waiting = len(queue) - head
+        leave = now if waiting else math.inf
+        if waiting:
+            if wait > 0 and waiting < cap:
+                leave = max(leave, queue[head] + min(wait, target - slow[waiting]))
+            if len(flight) >= slots and flight[-slots] > leave:
+                leave = flight[-slots]
+        if upcoming < count and (arrivals[upcoming] < leave or arrivals[upcoming] == leave > now):
+            now = arrivals[upcoming]
+            upcoming += 1
+            while flight and flight[0] <= now:
+                del flight[0]
+            # An idle device admits all, and drops none of them.
+            due = math.inf
+            if flight and times[1] <= target:
+                due = now + target
+                start = now if len(flight) < concurrency else max(now, flight[-concurrency])
+                if start + _expected(waiting, len(flight) < slots, times, cap, concurrency, surely) > due:
+                    continue
+            queue.append(now)
+            dues.append(due)
+            continue
+        if not waiting:
+            break
+        now = leave
+        while flight and flight[0] <= now:
+            del flight[0]
+        start = now if len(flight) < concurrency else max(now, flight[-concurrency])
+        members, head = _members(queue, dues, head, start, times[min(waiting, cap)], cap, surely)
+        if not members:
+            continue
+        duration = times[len(members)] * next(draws)
+        finish = start + duration
+        latencies += [finish - arrival for arrival in members]
+        insort(flight, finish)
+        sizes.append(len(members))
+        work += duration
+        busy += max(finish - max(until, now), 0.0)
+        until = max(until, finish)
+    return Run(latencies, sizes, sum(sizes), busy, work, until)
+
+
+def _expected(waiting: int, is_free: bool, times: Sequence[float], cap: int, concurrency: int, surely: float) -> float:
+    """Return the seconds from when the device is free until a request that comes now would be answered."""
+    if is_free:  # what waits is only held for other requests, and leaves in time with this one
+        return times[min(waiting + 1, cap)]
+    if waiting < cap:
+        return times[waiting + 1]
+    full = waiting // cap
+    return full * times[cap] / concurrency + times[waiting - full * cap + 1] * surely
+
+
+def _members(
+    queue: list[float], dues: list[float], head: int, start: float, lasting: float, cap: int, surely: float
+) -> tuple[list[float], int]:
+    """Return the arrivals of the next batch's requests, and the first that waits then; late ones are dropped."""
+    beyond = len(queue)
+    members: list[float] = []
+    while head < beyond and len(members) < cap:
+        # Where others fill the batch the place is for those surely in time.
+        fills = beyond - head - 1 >= cap - len(members)
+        if start + (lasting * surely if fills else lasting) <= dues[head] + ROUNDING:
+            members.append(queue[head])
+        head += 1
+    return members, head

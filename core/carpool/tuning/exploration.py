@@ -213,6 +213,8 @@ def is_worth_exploring(possible: Assessment, best: Assessment, gain: float) -> b
     """Whether a setting would gain enough, were it as quick as it may be, and would show it soon."""
     if not best.holds_now:
         gains = possible.holds_now or possible.now.goodput > (1 + gain) * best.now.goodput
+    elif possible.outlook.is_overload_ahead:
+        gains = False
     else:
         saves = possible.outlook.first.device_time <= (1 - gain) * best.device_time
         gains = (saves or not best.holds_ahead) and possible.holds_ahead

@@ -46,7 +46,35 @@ def test_rows_that_differ_are_played_as_they_differ_at_the_same_rows_per_second(
 
 def test_of_a_long_target_more_requests_are_played():
     assert Forecaster(situation(300.0)).requests == REQUESTS
-    assert Forecaster(situation(300.0, target=1.0)).requests == 4 * REQUESTS
+    assert Forecaster(situation(3000.0, target=0.5)).requests == 4 * REQUESTS
+
+
+def test_what_is_lost_is_played_four_times_as_long():
+    forecaster = Forecaster(situation(3000.0, target=0.1))
+    assert len(forecaster.load().arrivals) == REQUESTS
+    assert len(forecaster.longer_load(1.0).arrivals) == 4 * REQUESTS
+    forecaster.rest()
+    assert forecaster.longer_load(1.0).arrivals[-1] == pytest.approx(4 * REQUESTS / 3000, rel=0.001)
+
+
+def test_more_than_full_batches_carry_is_no_load_that_holds_however_slowly_a_backlog_grows():
+    # 1,728 requests/s in batches of 64; a hundredth more, in three seconds, leaves a backlog of half a batch.
+    capacity = 64 / 0.037
+    assert Forecaster(situation(0.9 * capacity)).assess(parameters(64)).outlook.is_overload is False
+    over = Forecaster(situation(1.01 * capacity, target=2.0)).assess(parameters(64))
+    assert over.outlook.glance.miss_fraction == 0
+    assert not over.holds_now
+    assert over.outlook.is_overload
+    ahead = Forecaster(situation(0.85 * capacity, target=2.0)).assess(parameters(64))
+    assert ahead.holds_now
+    assert not ahead.holds_ahead
+
+
+def test_a_mix_carries_what_its_kinds_do():
+    slower = ServiceTime.measured({rows: 3 * CURVE.time(rows) for rows in CURVE.sizes})
+    mixed = replace(CURVE, mix=((0.75, CURVE), (0.25, slower)))
+    share, alone = (Forecaster(situation(500.0, service=each)).load_share(parameters(64)) for each in (mixed, CURVE))
+    assert share == pytest.approx(alone * (0.75 + 0.25 * 3))
 
 
 def test_loads_are_let_go_of_and_come_back_the_same():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.forecasting.recursion import Course, Rules, due_with, in_bursts, recursion
+from carpool.forecasting.recursion import Course, Rules, due_with, in_bursts, recursion, refusing
 from carpool.forecasting.replay import Kind, replay
 from carpool.learning.arrivals import Gamma, first
 
@@ -17,30 +17,35 @@ TIMES = [0.0, *(0.005 + 0.0005 * rows for rows in range(1, 65))]
 SLOW = [1.6 * each for each in TIMES]
 
 
-def rules(cap=64, wait=0.0, slots=1, *, passing=False, concurrency=1, target=0.05, draws=(1.0,)):
-    return Rules(cap, wait, slots, passing, concurrency, target, draws=draws)
+def rules(cap=64, wait=0.0, slots=1, *, passing=False, concurrency=1, target=0.05, draws=(1.0,), **more):
+    return Rules(cap, wait, slots, passing, concurrency, target, draws=draws, **more)
 
 
 def course(arrivals, given):
     return recursion(arrivals, TIMES[: given.cap + 1], SLOW[: given.cap + 1], given)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.data())
-def test_batch_by_batch_is_the_same_as_request_by_request(data):
+def some(data, **more):
+    """Draw arrivals and rules."""
     rng = Random(data.draw(st.integers(0, 2**32)))
     rate, cv = data.draw(st.floats(20, 6000)), data.draw(st.sampled_from([0.3, 1.0, 3.0]))
     arrivals = list(first(Gamma(rate, cv), data.draw(st.integers(1, 400)), rng))
     slots = data.draw(st.integers(1, 8))
-    given = rules(
+    return arrivals, rules(
         data.draw(st.integers(1, 64)),
         data.draw(st.sampled_from([0.0, 0.001, 0.004, 0.02, 0.045, 0.2])),
         slots,
-        passing=data.draw(st.booleans()),
         concurrency=data.draw(st.integers(1, slots)),
         target=data.draw(st.sampled_from([0.02, 0.05, 0.2])),
         draws=data.draw(st.sampled_from([(1.0,), (0.7, 1.9, 0.8)])),
+        **more,
     )
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_batch_by_batch_is_the_same_as_request_by_request(data):
+    arrivals, given = some(data, passing=data.draw(st.booleans()))
     quick = course(arrivals, given).run(arrivals, TIMES, given.draws)
     thorough = replay(arrivals, None, [Kind(1.0, tuple(TIMES), tuple(SLOW))], given)
     # Latencies of the one are in order of service, of the other in order of arrival: first come, first served.
@@ -49,6 +54,15 @@ def test_batch_by_batch_is_the_same_as_request_by_request(data):
     assert quick.rows == thorough.rows
     for field in ("busy", "work", "end"):
         assert getattr(quick, field) == pytest.approx(getattr(thorough, field)), field
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_refusals_of_one_queue_are_those_of_many(data):
+    arrivals, given = some(data, shed=True, surely=data.draw(st.sampled_from([1.0, 1.4])))
+    quick = refusing(arrivals, TIMES[: given.cap + 1], SLOW[: given.cap + 1], given)
+    thorough = replay(arrivals, None, [Kind(1.0, tuple(TIMES), tuple(SLOW))], given)
+    assert quick == thorough
 
 
 @settings(max_examples=100, deadline=None)
