@@ -2,8 +2,9 @@
 
 The real `carpool-operator` over 1,000 policies and 5,000 pods: an API server and the pods' admin ports are faked at the
 network's edge, on 127.x, in a process of their own. The first passes are the dearest: every model is searched for the
-first time. It runs until all have settled, and then on for what a pass costs that finds nothing to do. What deciding
-alone costs is for `fleet.py`. Exit code 1: beyond a limit, or not settled in time.
+first time. It runs until all have settled, and then on for what a pass costs that finds nothing to do. As in the image,
+the core is machine code, where there is a compiler. What deciding alone costs is for `fleet.py`. Exit code 1: beyond a
+limit, or not settled in time.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
+import compiled
 import msgspec
 from aiohttp import web
 from evidence import Figure, conclude
@@ -29,6 +31,7 @@ from virtual_pods import INTERVAL, VirtualPod
 
 from carpool.exchange import report as reports
 from carpool.exchange.change import read_change
+from carpool_operator.cluster.sharding import Shard
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "whole_operator.json"
@@ -123,7 +126,7 @@ async def serve(policies: int) -> None:
 class Course:
     """What passes were like, told by the operator's metrics."""
 
-    def __init__(self, pods: int) -> None:
+    def __init__(self, name: str, pods: int) -> None:
         self.passes: list[float] = []
         """CPU seconds of each, with all else that the process does meanwhile."""
         self.settled: list[float] = []
@@ -133,7 +136,8 @@ class Course:
         self.acknowledged = 0.0
         self.cpu = self.wall = 0.0
         """Seconds from the start of the process to the end of the last pass that had something to do."""
-        self._pods = pods
+        self.pods = pods
+        self._name = name
         self._began = time.monotonic()
         self._before: dict[str, float] = {}
         self._read = 0.0
@@ -149,18 +153,18 @@ class Course:
         self.acknowledged = now["carpool_operator_pods_acknowledged"]
         changed = self._grown(now, "carpool_operator_writes_total") + self._grown(now, "carpool_operator_pushes_total")
         read, wall = self._grown(now, "carpool_operator_readings_total"), time.monotonic() - self._began
-        if changed or self.acknowledged < self._pods:
+        if changed or self.acknowledged < self.pods:
             self.settled = []
             self._read = 0.0
             self.cpu, self.wall = now["process_cpu_seconds_total"], wall
-        elif self._read >= CALM * self._pods:
+        elif self._read >= CALM * self.pods:
             self.settled.append(took)
         else:
             self._read += read
         self._before = now
         print(
-            f"{wall:5.0f} s: pass {len(self.passes)} took {took:.2f} s of CPU, read {read:.0f} pods, changed "
-            f"{changed:.0f} things; {self.acknowledged:.0f} pods up to date; {self.resident:.0f} MiB",
+            f"{wall:5.0f} s: {self._name}pass {len(self.passes)} took {took:.2f} s of CPU, read {read:.0f} pods, "
+            f"changed {changed:.0f} things; {self.acknowledged:.0f} pods up to date; {self.resident:.0f} MiB",
             flush=True,
         )
 
@@ -189,53 +193,100 @@ def kubeconfig(server: str) -> bytes:
     )
 
 
-def watch(policies: int, within: float) -> Course:
-    """Run an operator until it has settled, or ``within`` seconds are over; print what its passes are like."""
+def machine_code() -> str | None:
+    """Return the folder with the core as images have it; ``None`` where it can't be made."""
+    try:
+        return str(compiled.wheel())
+    except compiled.NotCompiledError as error:
+        print(f"as pure Python, unlike in images: {error}")
+        return None
+
+
+class Operator:
+    """One process, for one shard, and what its passes were like."""
+
+    def __init__(self, shard: Shard, policies: int, kubeconfig: Path, made: str | None) -> None:
+        namespaces = [f"team-{number % NAMESPACES}" for number in range(policies)]
+        name = "" if shard.count == 1 else f"shard {shard}, "
+        self.course = Course(name, PODS * sum(map(shard.has, namespaces)))
+        self._port = 18002 + shard.index
+        command = [str(Path(sys.executable).with_name("carpool-operator")), "--kubeconfig", str(kubeconfig)]
+        command += ["--namespace", "team-0", "--metrics-host", "127.0.0.1", "--metrics-port", str(self._port)]
+        command += ["--shard", str(shard), "--log-level", "Error"]
+        paths = [*filter(None, [made, os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "MALLOC_ARENA_MAX": "2", "PYTHONPATH": os.pathsep.join(paths)}
+        self._process = subprocess.Popen(command, env=environment)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it runs, and has not settled long enough yet."""
+        return len(self.course.settled) < STEADY and self._process.poll() is None
+
+    def look(self) -> None:
+        """Take a look at its metrics."""
+        with suppress(OSError):  # it starts
+            self.course.look(metrics(self._port))
+
+    def end(self) -> None:
+        """End it."""
+        self._process.terminate()
+        self._process.wait(60)
+
+
+def watch(policies: int, shards: int, within: float, made: str | None) -> list[Course]:
+    """Run operators until all have settled, or ``within`` seconds are over; print what their passes are like.
+
+    ``made``: a folder with the core as machine code.
+    """
     with tempfile.TemporaryDirectory() as folder:
         mine = [sys.executable, __file__, "--serve", "--policies", str(policies)]
         with subprocess.Popen(mine, stdout=subprocess.PIPE, text=True) as edge:
             assert edge.stdout is not None  # noqa: S101 - for the type checker
             config = Path(folder) / "kubeconfig"
             config.write_bytes(kubeconfig(f"http://127.0.0.1:{int(edge.stdout.readline())}"))
-            command = [str(Path(sys.executable).with_name("carpool-operator")), "--kubeconfig", str(config)]
-            command += ["--namespace", "team-0", "--metrics-host", "127.0.0.1", "--metrics-port", "18002"]
-            command += ["--log-level", "Error"]
-            course = Course(policies * PODS)
             until = time.monotonic() + within
-            with subprocess.Popen(command, env={**os.environ, "MALLOC_ARENA_MAX": "2"}) as operator:
-                try:
-                    while len(course.settled) < STEADY and time.monotonic() < until and operator.poll() is None:
-                        time.sleep(LOOK)
-                        with suppress(OSError):  # it starts
-                            course.look(metrics(18002))
-                finally:
-                    operator.terminate()
-                    operator.wait(60)
-                    edge.terminate()
-    return course
+            operators = [Operator(Shard(index, shards), policies, config, made) for index in range(shards)]
+            try:
+                while any(each.goes_on for each in operators) and time.monotonic() < until:
+                    time.sleep(LOOK)
+                    for each in operators:
+                        each.look()
+            finally:
+                for each in operators:
+                    each.end()
+                edge.terminate()
+    return [each.course for each in operators]
 
 
 def main() -> int:
     """Measure, print, and keep the results of a whole run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policies", type=int, default=1000, metavar="N", help="default: 1000, and only that is kept")
+    parser.add_argument("--shards", type=int, default=1, metavar="N", help="operators that divide them (default: 1)")
     parser.add_argument("--within", type=float, default=3600.0, metavar="SECONDS", help="to settle in (default: 3600)")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         asyncio.run(serve(options.policies))
-    course = watch(options.policies, options.within)
-    if len(course.settled) < STEADY:
-        print(f"not settled within {options.within:g} s: {course.acknowledged:.0f} pods are up to date")
+    made = machine_code()
+    courses = watch(options.policies, options.shards, options.within, made)
+    acknowledged = sum(each.acknowledged for each in courses)
+    if any(len(each.settled) < STEADY for each in courses):
+        print(f"not settled within {options.within:g} s: {acknowledged:.0f} pods are up to date")
         return 1
+    settled = [min(each.settled) for each in courses]
+    parts = {"shards": float(options.shards), "machine code": float(made is not None)}
     figures = [
-        Figure("operator, dearest pass", max(course.passes), len(course.passes)),
-        Figure("operator, settled pass", min(course.settled), STEADY, {"dearest": max(course.settled)}),
-        Figure("operator, memory", course.resident, 1, {"policies": float(options.policies)}),
-        Figure("operator, CPU to settle", course.cpu, 1),
-        Figure("operator, time to settle", course.wall, 1, {"pods up to date": course.acknowledged}),
+        Figure(
+            "operator, dearest pass", max(max(each.passes) for each in courses), sum(len(c.passes) for c in courses)
+        ),
+        Figure("operator, settled pass", max(settled), STEADY, {"dearest": max(max(c.settled) for c in courses)}),
+        Figure("operator, memory", max(c.resident for c in courses), 1, {"policies": float(options.policies)}),
+        Figure("operator, CPU to settle", sum(each.cpu for each in courses), 1, parts),
+        Figure("operator, time to settle", max(c.wall for c in courses), 1, {"pods up to date": acknowledged, **parts}),
     ]
-    return conclude(figures, LIMITS, RESULTS if options.policies == 1000 else None)
+    where = RESULTS if options.shards == 1 else RESULTS.with_stem(f"{RESULTS.stem}_{options.shards}_shards")
+    return conclude(figures, LIMITS, where if options.policies == 1000 else None)
 
 
 if __name__ == "__main__":

@@ -129,8 +129,8 @@ class Loop:
         self._undecided = 0
         self._spent_at = inf
         """CPU seconds at which the pass has spent its budget."""
-        self._left_out = False
-        """Whether the pass had no time for some policies."""
+        self._left_out = self._hurried = False
+        """Whether the pass had no time for some policies, and whether the one before had none."""
         self._p = parts
         self._owned = Owned(parts.defaults)
         self._held: dict[Key, _Held] = {}
@@ -167,7 +167,7 @@ class Loop:
     async def once(self) -> None:
         """Make one pass."""
         p = self._p
-        self._spent_at, self._left_out = p.cpu() + BUDGET, False
+        self._spent_at, self._hurried, self._left_out = p.cpu() + BUDGET, self._left_out, False
         if not self._undecided:
             self.progress = p.clock()
         # 1. Policies for annotated workloads
@@ -325,6 +325,7 @@ class Loop:
                 missed=missed,
                 told={target: (*scene.told.get(target, ()), *p.inspector.bypassed(target)) for target in targets},
                 keys=p.signer.announced,
+                hurried=self._hurried,
             )
             outcome = await self._decided(held, view)
             del readings, view

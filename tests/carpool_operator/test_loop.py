@@ -478,9 +478,13 @@ async def test_what_a_pass_has_no_time_for_comes_first_in_the_next(world, monkey
     assert world.loop._left_out
     await world.passes(1)
     assert looks() == [1, 1, 1, 1]
+    hurried = [made.views[-1].hurried for made in world.steps]
+    assert sorted(hurried) == [False, False, True, True]  # by the first of these passes, and by the second
     monkeypatch.setattr(Steps, "step", step)
     await world.passes(1)
     assert not world.loop._left_out
+    await world.passes(1)
+    assert not any(made.views[-1].hurried for made in world.steps)
 
 
 @pytest.mark.parametrize(

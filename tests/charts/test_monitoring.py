@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 from chart import CHART
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from carpool_operator.injector.decide import Settings
 from carpool_operator.injector.server import Injector
@@ -127,6 +130,36 @@ def test_prometheus_understands_the_dashboard(promtool, tmp_path):
 def test_an_alert_says_what_to_do(rule):
     assert rule["labels"]["severity"] in {"warning", "critical"}
     assert rule["annotations"].keys() == {"summary", "description"}
+
+
+OF_ANNOTATIONS = {"step", "textFormat", "titleFormat", "useValueForTime"}
+"""What Grafana's data source for Prometheus reads of an annotation, and Grafana's schemas leave to it."""
+
+
+def unknown(written, known, path=""):
+    """What Grafana's schemas have no place for, as paths: what they don't know is lost where they are read with it."""
+    if isinstance(written, dict):
+        gone = {f"{path}.{key}" for key in written if key not in known}
+        return gone.union(*(unknown(written[key], known[key], f"{path}.{key}") for key in written if key in known))
+    if isinstance(written, list):
+        assert len(written) == len(known), path
+        return set().union(*(unknown(*pair, f"{path}[]") for pair in zip(written, known, strict=True)))
+    assert written == known, path
+    return set()
+
+
+def test_grafana_s_schemas_know_every_field_of_the_dashboard():
+    register_default_plugins()  # each kind of panel has options of its own
+
+    def lost(dashboard):
+        read = Dashboard.from_json(dashboard)
+        return unknown(dashboard, json.loads(JSONEncoder(sort_keys=True).encode(read)))
+
+    assert lost(DASHBOARD) == {f".annotations.list[].{each}" for each in OF_ANNOTATIONS}
+    wrong = json.loads(json.dumps(DASHBOARD))
+    wrong["panels"][0]["fieldConfig"]["defaults"]["units"] = "s"
+    wrong["panels"][1]["targets"][0]["query"] = "up"
+    assert {".panels[].fieldConfig.defaults.units", ".panels[].targets[].query"} <= lost(wrong)
 
 
 def test_panels_have_their_own_place():

@@ -25,9 +25,13 @@ import pytest
 import requests
 import yaml
 from minicluster.waiting import eventually
+from namespaces import Namespace, cable, namespaces_allowed
 from runc import USER, Image, needs_root, rights
 
+from carpool.policy.durations import Quantity
+from carpool_operator.injector import capture
 from carpool_operator.injector.certificates import issue
+from carpool_operator.injector.resources import Resources
 
 ROOT = Path(__file__).parents[2]
 MADE = Path(os.environ.get("CARPOOL_IMAGES") or ROOT / "dist/images")
@@ -202,6 +206,40 @@ def test_sigterm_drains(sidecar, held, tmp_path):
         caller.join(60)
         assert [(each.status_code, each.json()) for each in answers] == [(200, {"predictions": [7]})]
         assert container.process.wait(60) == 0, container.output()
+
+
+@pytest.fixture
+def pod_and_caller():
+    if why := namespaces_allowed():
+        pytest.skip(f"network namespaces can't be made here: {why}")
+    pod, caller = Namespace(), Namespace()
+    try:
+        cable(caller, pod)
+        yield pod, caller
+    finally:
+        caller.close()
+        pod.close()
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_init_container_that_is_injected_captures_the_port_of_its_pod(sidecar, pod_and_caller, allowed):
+    pod, caller = pod_and_caller
+    pod.serve(model=8000, sidecar=14080)
+    assert caller.ask(("10.99.0.2", 8000)) == ["model"]
+    made = capture.container(
+        "carpool-sidecar:0", None, 8000, 14080, Resources(100, None, Quantity(64 << 20), Quantity(256 << 20))
+    )
+    context = made["securityContext"]
+    if not allowed:
+        context["capabilities"]["add"] = []
+    where = f"/proc/{pod.pid}/ns/net"
+    with sidecar.started(*made["command"], *made["args"], command=True, context=context, network=where) as container:
+        # Optional: without the right it ends well, and all stays as it was.
+        assert container.process.wait(120) == 0, container.output()
+        assert ("redirected 8000 to 14080" if allowed else "NET_ADMIN") in container.output()
+    addresses = [("10.99.0.2", 8000), ("fd99::2", 8000)]
+    assert caller.ask(*addresses) == ["sidecar" if allowed else "model"] * 2
+    assert pod.ask(("127.0.0.1", 8000)) == ["model"]
 
 
 @pytest.mark.parametrize("program", ["carpool-operator", "carpool-injector"])

@@ -67,7 +67,12 @@ class Image:
 
     @contextmanager
     def started(
-        self, *words: str, mounts: Mapping[Path, str] | None = None, command: bool = False
+        self,
+        *words: str,
+        mounts: Mapping[Path, str] | None = None,
+        command: bool = False,
+        context: Mapping[str, Any] | None = None,
+        network: str | None = None,
     ) -> Iterator[Container]:
         """Start it; at the end of the block it is removed.
 
@@ -75,11 +80,19 @@ class Image:
             words: What follows the entrypoint, instead of the image's own words.
             mounts: Files and folders to see there, read-only: PATH -> TARGET.
             command: The words replace the entrypoint as well, as `command` in a pod does.
+            context: User, group and added capabilities, as a pod's `securityContext` says them; default: the image's
+                user, and none.
+            network: Path of the network namespace that it joins, instead of the tests'.
         """
         name = f"carpool-{uuid.uuid4().hex[:12]}"
         bundle = self._folder / name
         bundle.mkdir()
-        (bundle / "config.json").write_text(json.dumps(self._strict(words, mounts or {}, command=command)))
+        settings = self._strict(words, mounts or {}, command=command)
+        if context is not None:
+            _grant(settings["process"], context)
+        if network is not None:
+            settings["linux"]["namespaces"].append({"type": "network", "path": network})
+        (bundle / "config.json").write_text(json.dumps(settings))
         log, state = bundle / "log", self._folder / "state"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -114,6 +127,15 @@ class Image:
             if each["destination"] == "/sys":  # a new sysfs belongs to a new network
                 each |= {"type": "bind", "source": "/sys", "options": ["rbind", "ro", "nosuid", "noexec", "nodev"]}
         return settings
+
+
+def _grant(process: dict[str, Any], context: Mapping[str, Any]) -> None:
+    """Give a process what a `securityContext` says, as a kubelet's runtime does, and nothing more."""
+    assert context["capabilities"]["drop"] == ["ALL"], context
+    process["user"] = {"uid": context["runAsUser"], "gid": context["runAsGroup"]}
+    process["noNewPrivileges"] = not context["allowPrivilegeEscalation"]
+    added = [f"CAP_{each}" for each in context["capabilities"]["add"]]
+    process["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), added)
 
 
 def rights(pid: int) -> dict[str, str]:

@@ -42,22 +42,24 @@ class Refinement:
     __slots__ = ("_counts", "_tails", "misses", "requests")
 
     def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
+        # Nothing that takes memory: an operator has forty thousand of these, and nearly all stay empty.
+        self._counts: Counter[int] | None = None
         """Of latencies, by class."""
-        self._tails: list[float] = []
+        self._tails: tuple[float, ...] = ()
         """The p99 of each sample."""
-        self.misses: list[float] = []
+        self.misses: tuple[float, ...] = ()
         """The share of requests that missed, by sample."""
         self.requests = 0
 
     def add(self, latencies: Sequence[float], miss_fraction: float, requests: int) -> None:
         """Add a sample's latencies (seconds)."""
-        self.misses.append(miss_fraction)
+        self.misses += (miss_fraction,)
         self.requests += requests
         if latencies:
+            self._counts = self._counts or Counter()
             self._counts.update(math.floor(math.log(max(each, INSTANT)) / FINENESS) for each in latencies)
             ascending = sorted(latencies)
-            self._tails.append(ascending[max(math.ceil(0.99 * len(ascending)) - 1, 0)])
+            self._tails += (ascending[max(math.ceil(0.99 * len(ascending)) - 1, 0)],)
 
     @property
     def samples(self) -> int:
@@ -78,9 +80,10 @@ class Refinement:
 
     def quantile(self, q: float) -> float:
         """Return a quantile (seconds) of all latencies; ``inf`` of none."""
-        beyond, most = 0, (1 - q) * self._counts.total()
-        for each in sorted(self._counts, reverse=True):
-            beyond += self._counts[each]
+        counts = self._counts or Counter()
+        beyond, most = 0, (1 - q) * counts.total()
+        for each in sorted(counts, reverse=True):
+            beyond += counts[each]
             if beyond > most:
                 return math.exp((each + 0.5) * FINENESS)
         return math.inf

@@ -98,9 +98,9 @@ class Tuner:
             self.plan.discard()
         self.adopt(back_to)
 
-    def step(self, observation: Observation) -> Decision:
-        """Take an observation and decide."""
-        decision = self._step(observation)
+    def step(self, observation: Observation, *, refine: bool = True) -> Decision:
+        """Take an observation and decide; ``refine``: whether there is time to make forecasts surer."""
+        decision = self._step(observation, refine=refine)
         state = state_of(
             self.parameters,
             self._requirements,
@@ -114,7 +114,7 @@ class Tuner:
         holds = self.plan.holds(self._requirements.limits.max_wait)
         return messages.explained(decision, self._guards.check.alarm, holds=holds)
 
-    def _step(self, observation: Observation) -> Decision:
+    def _step(self, observation: Observation, *, refine: bool) -> Decision:
         history, belief, stats = self._history, self._belief, observation.stats
         history.observe(observation.now, stats.arrivals)
         backlogged, self._queued_rows = self._backlogged(), observation.queued_rows
@@ -158,7 +158,7 @@ class Tuner:
             self.plan.explore(belief, self._guards, exploration, self.parameters, history.now, moving=False)
         # 5. Move.
         decision = self._move(alarmed=alarmed, expelled=expelled, ended=ended)
-        self.plan.rest(self.parameters, refine=not changed)
+        self.plan.rest(self.parameters, refine=refine and not changed)
         return decision
 
     def _contradicted(

@@ -137,6 +137,8 @@ class View(Struct, frozen=True, kw_only=True):
     """What is told on the workloads themselves while it lasts: of annotations, of Services that lead past sidecars."""
     keys: tuple[str, ...] = ()
     """Public keys that sidecars are told to accept; none: those that they have."""
+    hurried: bool = False
+    """Whether the pass before left policies out, so that CPU time is scarce."""
 
 
 class Document(Struct, frozen=True):

@@ -7,6 +7,7 @@ nothing was read of twice, is no capacity yet. Its share of the load is with the
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -56,13 +57,33 @@ class Fullness(Struct, frozen=True):
     """Requests per second of all pods and models."""
 
 
+class _Counted(Struct, frozen=True):
+    """What is kept of a sample: a tenth of its memory, and thousands of pods are remembered."""
+
+    seconds: float
+    busy: float
+    arrivals: dict[str, int]
+    """By model."""
+
+
+class _PodLoad(Struct):
+    """The last ``SPAN`` seconds of a pod, and what it can serve, by model."""
+
+    counted: deque[_Counted]
+    capacities: Mapping[str, Rates]
+
+    @property
+    def seconds(self) -> float:
+        return sum(each.seconds for each in self.counted)
+
+
 class TargetLoad:
     """Remembers a few readings of each pod, and how many replicas were needed lately."""
 
     def __init__(self) -> None:
         self.now: Fullness | None = None
         """``None``: not known, or nothing is read."""
-        self._samples: dict[str, deque[Sample]] = {}
+        self._pods: dict[str, _PodLoad] = {}
         self._needed: deque[tuple[float, int, int]] = deque()
         """(when, replicas needed, the same by the upper load), of the last ``WINDOW``."""
         self._said: CapacityStatus | None = None
@@ -75,12 +96,14 @@ class TargetLoad:
     def observe(self, now: float, samples: Sequence[Sample], ready: Collection[str]) -> None:
         """Take what was read; ``ready``: UIDs of the pods that serve."""
         for sample in samples:
-            kept = self._samples.setdefault(sample.uid, deque())
-            kept.append(sample)
-            while len(kept) > 1 and sum(each.seconds for each in kept) - kept[0].seconds >= SPAN:
-                kept.popleft()
-        for uid in self._samples.keys() - set(ready):
-            del self._samples[uid]
+            pod = self._pods.setdefault(sample.uid, _PodLoad(deque(), {}))
+            pod.capacities = sample.capacities
+            arrivals = {name: stats.arrivals for name, stats in sample.models.items()}
+            pod.counted.append(_Counted(sample.seconds, sample.device_busy, arrivals))
+            while len(pod.counted) > 1 and pod.seconds - pod.counted[0].seconds >= SPAN:
+                pod.counted.popleft()
+        for uid in self._pods.keys() - set(ready):
+            del self._pods[uid]
         self.now = self._fullness()
         if not self._needed and self._said is not None:
             self._needed.append((now, self._said.replicas, self._said.replicas_upper))
@@ -90,30 +113,29 @@ class TargetLoad:
             self._needed.popleft()
 
     def _fullness(self) -> Fullness | None:
-        pods = [(kept, sum(each.seconds for each in kept)) for kept in self._samples.values()]
-        pods = [(kept, seconds) for kept, seconds in pods if seconds > 0]
+        pods = [pod for pod in self._pods.values() if pod.seconds > 0]
         known: dict[str, list[Rates]] = {}
-        for kept, _ in pods:
-            for name, each in kept[-1].capacities.items():
-                known.setdefault(name, []).append(each)
+        for pod in pods:
+            for name, rates in pod.capacities.items():
+                known.setdefault(name, []).append(rates)
         if not known:
             return None
         loads = [0.0] * len(Rates._fields)
         rate = busy = 0.0
-        for kept, seconds in pods:
-            busy += sum(each.device_busy for each in kept) / seconds
-            for name in {name for each in kept for name in each.models}:
-                come = sum(each.models[name].arrivals for each in kept if name in each.models) / seconds
+        for pod in pods:
+            busy += sum(each.busy for each in pod.counted) / pod.seconds
+            for name in {name for each in pod.counted for name in each.arrivals}:
+                come = sum(each.arrivals.get(name, 0) for each in pod.counted) / pod.seconds
                 if not come:
                     continue
                 # A pod that has measured nothing yet is as the others are.
-                own = kept[-1].capacities.get(name)
+                own = pod.capacities.get(name)
                 capacities = known.get(name, []) if own is None else [own]
                 if not capacities:
                     return None
                 rate += come
-                for index, rates in enumerate(zip(*capacities, strict=True)):
-                    loads[index] += come * len(rates) / sum(rates)
+                for index, each in enumerate(zip(*capacities, strict=True)):
+                    loads[index] += come * len(each) / sum(each)
         load, upper, zero_wait, alone = loads
         return Fullness(load, upper, zero_wait, alone, len(pods), min(busy / len(pods), 1.0), rate)
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from carpool.policy.spec import BatchingPolicy, Model
     from carpool_operator.tuning.evidence import Sum
 
+SELDOM = 120.0
+"""Seconds between refinements of a forecast while others wait for their decisions: 6 ms of CPU each, of a thousand."""
+
 LATELY = 15.0
 """Seconds over which what is observed is shown; between this and twice as long."""
 
@@ -42,6 +45,7 @@ class Learned:
         self._policy = policy
         self._model = model
         self._since = now
+        self._refined_at = now
         self._lately = ModelStats()
         self._before = ModelStats()
         self._seconds = self._seconds_before = 0.0
@@ -72,8 +76,11 @@ class Learned:
         self.tuner.adopt(parameters)
         self.parameters = self.tuner.parameters
 
-    def step(self, now: float, total: Sum, learned_from: ModelStats) -> Decision:
-        """Observe pods that run what is in force, and decide; service times may be of ``learned_from`` more."""
+    def step(self, now: float, total: Sum, learned_from: ModelStats, *, hurried: bool = False) -> Decision:
+        """Observe pods that run what is in force, and decide; service times may be of ``learned_from`` more.
+
+        ``hurried``: others wait for their decisions. What only makes a forecast surer is done seldom then.
+        """
         self.seen_at = now
         if now - self._since >= LATELY:
             self._since = now
@@ -84,6 +91,9 @@ class Learned:
         self._seconds += total.seconds
         self._busy += total.device_busy
         self.promise.observe(now, total.stats.hits, total.stats.missed)
+        refine = not hurried or now - self._refined_at >= SELDOM
+        if refine:
+            self._refined_at = now
         self.decision = self.tuner.step(
             Observation(
                 now=now,
@@ -94,7 +104,8 @@ class Learned:
                 queued_rows=total.queued_rows,
                 others_busy=total.others_busy,
                 replicas=total.pods,
-            )
+            ),
+            refine=refine,
         )
         return self.decision
 

@@ -253,7 +253,7 @@ class Steering:
                 learned = self._meet(view.now, policy, name, None, change.parameters.get(name))
             if name == ended:
                 continue  # what was counted was counted under what is over
-            decision = learned.step(view.now, total, every[name].stats)
+            decision = learned.step(view.now, total, every[name].stats, hurried=view.hurried)
             self._outlive(name, decision)
             if decision.change:
                 self._turn(view, spec, name, learned, decision, pods)

@@ -86,7 +86,7 @@ def test_misses_and_requests_are_kept_by_sample():
     played = Refinement()
     played.add([0.01] * 90, 0.1, 100)
     played.add([0.01] * 70, 0.3, 100)
-    assert played.misses == [0.1, 0.3]
+    assert played.misses == (0.1, 0.3)
     assert played.requests == 200
 
 

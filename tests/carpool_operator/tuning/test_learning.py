@@ -10,15 +10,15 @@ from carpool.exchange.decision import Forecasted
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Bounds, IntRange, Model
 from carpool_operator.tuning.evidence import Sum
-from carpool_operator.tuning.learning import Learned, predicted
+from carpool_operator.tuning.learning import SELDOM, Learned, predicted
 
 POLICY = spec().policy()
 
 
-def step(learned, now, arrivals=600, **changes):
+def step(learned, now, arrivals=600, *, hurried=False, **changes):
     stats = counted(arrivals, cells=[(1, arrivals, 0.0055)], **changes)
     total = Sum(1, 2.0, stats, passing=False, queued_rows=0)
-    return learned.step(now, total, stats)
+    return learned.step(now, total, stats, hurried=hurried)
 
 
 def test_it_starts_from_what_it_is_given_within_its_limits():
@@ -33,6 +33,21 @@ def test_service_times_may_come_from_more_pods_than_the_load():
         decision = learned.step(now, Sum(1, 2.0, own, passing=False, queued_rows=0), combine([own, more]))
     assert decision.estimate is not None
     assert decision.rate == pytest.approx(50)
+
+
+def test_forecasts_are_made_surer_seldom_while_others_wait_for_their_decisions():
+    def played(*, hurried):
+        learned, found = Learned(0.0, POLICY, None, Parameters(), kept=None), []
+        for number in range(1, 71):
+            step(learned, 2.0 * number, arrivals=100, hurried=hurried)
+            found.append(learned.tuner.plan.assess(learned.tuner.parameters).outlook.refinement.samples)
+        return found
+
+    # It explores for 20 s, chooses anew, and rests from then on.
+    assert played(hurried=False)[11:20] == [1, 2, 3, 4, 5, 6, 7, 8, 8]
+    rare = played(hurried=True)
+    assert rare == [0] * 59 + [1] * 11
+    assert 2.0 * (rare.index(1) + 1) == SELDOM
 
 
 def test_another_policy_keeps_the_model_and_forgets_another_promise():

@@ -113,7 +113,7 @@ def _show(results: list[Result]) -> None:
             show(
                 f"{name}: ",
                 text(f"{finding.code} ({finding.effect})", STYLES[finding.effect]),
-                f": {finding.message}. Fix: {finding.fix}",
+                f": {finding.message.removesuffix('.')}. Fix: {finding.fix}",
             )
 
 
