@@ -27,6 +27,8 @@ from carpool_sidecar.http1.limits import ServerLimits
 from carpool_sidecar.http1.memory import Budget
 from carpool_sidecar.http1.server import Server
 from carpool_sidecar.http1.timing import Turns
+from carpool_sidecar.jobs.app import JobsApp
+from carpool_sidecar.jobs.desk import Desk
 from carpool_sidecar.models import ModelTable, Resolver
 from carpool_sidecar.protocols.headers import Reader
 from carpool_sidecar.protocols.json_scan import prepare
@@ -118,7 +120,9 @@ class Sidecar:
         )
         self._resolver = Resolver(self.models, self.backend, self._learned, self._changed)
         self.streams = Streams(config.policy, clock=monotonic, log=self.log)
+        self.jobs = self._desk(config)
         app = DataApp(self.driver, self.backend, self.models, self.streams, int(config.bodies.max_request))
+        app.jobs = None if self.jobs is None else JobsApp(self.jobs)
         self.forwarded = app.forwarded
         self.data = Server(
             app,
@@ -151,6 +155,8 @@ class Sidecar:
             self.changes.look()
         await _listen(self.data, "listen", self._listen, self._backlog)
         await _listen(self.admin, "admin", self._admin, ADMIN_CONNECTIONS)
+        if self.jobs is not None:
+            await self.jobs.start(self.data)
         self._spawn(self.health.run())
         self._spawn(self._resolver.run())
         self._spawn(self.control.run())
@@ -202,6 +208,8 @@ class Sidecar:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.jobs is not None:
+            await self.jobs.close()
         self.data.stop_accepting()
         self.data.abort()
         self.admin.stop_accepting()
@@ -214,6 +222,8 @@ class Sidecar:
     async def _drain(self) -> None:
         # 1. No new callers are sent here, and those who come are told to go elsewhere for their next request.
         self.draining = True
+        if self.jobs is not None:
+            self.jobs.drain()
         self.data.drain()
         shutdown = self.config.shutdown
         self.log.info(
@@ -277,8 +287,21 @@ class Sidecar:
         self.models.configure(config.policy.models)
         self.driver.verifier.configure(config.policy, list(self.models))
         self.streams.configure(config.policy)
+        if self.jobs is not None:
+            self.jobs.runner.idempotent = config.policy.idempotent
         self.control.configure(config, change)
         self._cap()
+
+    def _desk(self, config: SidecarConfig) -> Desk | None:
+        if config.jobs is None:
+            return None
+        return Desk(
+            config,
+            config.jobs,
+            busy=lambda: self.batcher.busy(monotonic()),
+            ready=lambda: self.health.ready,
+            log=self.log,
+        )
 
     def _read(self, config: SidecarConfig) -> None:
         """Have requests read by this configuration's rules."""
