@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from carpool.batching.batcher import Batcher
+from carpool.batching.counters import LATE
+from carpool.batching.requests import Refused
 from carpool_sidecar.admin.app import LOOPBACK, AdminApp
 from carpool_sidecar.admin.changes import Changes
 from carpool_sidecar.admin.health import INTERVAL, Health
@@ -29,6 +31,7 @@ from carpool_sidecar.http1.server import Server
 from carpool_sidecar.http1.timing import Turns
 from carpool_sidecar.jobs.app import JobsApp
 from carpool_sidecar.jobs.desk import Desk
+from carpool_sidecar.jobs.headroom import Seen
 from carpool_sidecar.models import ModelTable, Resolver
 from carpool_sidecar.protocols.headers import Reader
 from carpool_sidecar.protocols.json_scan import prepare
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
     from carpool_sidecar.backends.base import Backend
     from carpool_sidecar.config.settings import SidecarConfig
     from carpool_sidecar.models import Entry
+
+DELAYED = (LATE, Refused.LATE, Refused.QUEUE_FULL, Refused.EXPIRED)
+"""Reasons for a missed SLO that other requests on the device may be to blame for."""
 
 OUTLIVED = 2.0
 """Seconds behind a drain after which a model that still answers is taken to go on: two looks at it."""
@@ -288,7 +294,7 @@ class Sidecar:
         self.driver.verifier.configure(config.policy, list(self.models))
         self.streams.configure(config.policy)
         if self.jobs is not None:
-            self.jobs.runner.idempotent = config.policy.idempotent
+            self.jobs.runner.configure(config)
         self.control.configure(config, change)
         self._cap()
 
@@ -298,10 +304,16 @@ class Sidecar:
         return Desk(
             config,
             config.jobs,
-            busy=lambda: self.batcher.busy(monotonic()),
+            look=self._seen,
             ready=lambda: self.health.ready,
             log=self.log,
         )
+
+    def _seen(self) -> Seen:
+        """Return what jobs go by: how busy the device was, and whether interactive requests met the SLO."""
+        counters = [state.counters for state in self.batcher.models()]
+        missed = sum(one.misses.get(reason, 0) for one in counters for reason in DELAYED)
+        return Seen(self.batcher.busy(monotonic()), sum(one.hits for one in counters), missed)
 
     def _read(self, config: SidecarConfig) -> None:
         """Have requests read by this configuration's rules."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.config.settings import Jobs, SidecarConfig
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.server import Server
+    from carpool_sidecar.jobs.headroom import Seen
 
 
 class Desk:
@@ -33,7 +34,7 @@ class Desk:
         config: SidecarConfig,
         settings: Jobs,
         *,
-        busy: Callable[[], float],
+        look: Callable[[], Seen],
         ready: Callable[[], bool],
         log: logging.Logger,
     ) -> None:
@@ -55,7 +56,7 @@ class Desk:
             self.writer,
             self.store,
             self.batches,
-            busy=busy,
+            look=look,
             ready=ready,
             credential=self.credential,
             log=log,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.messages import Headers
     from carpool_sidecar.http1.server import Server
     from carpool_sidecar.jobs.batches import Batches
+    from carpool_sidecar.jobs.headroom import Seen
     from carpool_sidecar.jobs.store import Store
     from carpool_sidecar.jobs.writer import Writer
 
@@ -64,7 +65,7 @@ class Flight:
 
 
 class Runner:
-    """Hands out tasks while there is headroom. ``busy`` returns the device's busy seconds so far."""
+    """Hands out tasks while there is headroom. ``look`` returns what was counted so far."""
 
     def __init__(
         self,
@@ -73,20 +74,20 @@ class Runner:
         store: Store,
         batches: Batches,
         *,
-        busy: Callable[[], float],
+        look: Callable[[], Seen],
         ready: Callable[[], bool],
         credential: bytes | None,
         log: logging.Logger,
     ) -> None:
         assert config.jobs is not None  # noqa: S101 - for the type checker: there is no runner without
-        self.idempotent = config.policy.idempotent
         self.headroom = Headroom(config.jobs.max_in_flight)
+        self.configure(config)
         self.stopping = False
         """Nothing is started any more."""
         self.flights: dict[int | Place, Flight] = {}
         self._settings, self._bodies = config.jobs, config.bodies
         self._writer, self._store, self._batches = writer, store, batches
-        self._busy, self._ready, self._credential, self._log = busy, ready, credential, log
+        self._look, self._ready, self._credential, self._log = look, ready, credential, log
         self._clock = asyncio.get_running_loop().time
         self._outcomes: list[Outcome] = []
         self._places = 0
@@ -94,6 +95,11 @@ class Runner:
         self._closing = False
         self._wanted = asyncio.Event()
         self._pool: Pool | None = None
+
+    def configure(self, config: SidecarConfig) -> None:
+        """Take another version of the configuration."""
+        self.idempotent = config.policy.idempotent
+        self.headroom.allowed = 1 - config.policy.slo.percentiles[-1][0]
 
     async def listen(self, server: Server) -> None:
         """Open the way into the data port: a socket without a file, that only this pod sees."""
@@ -123,7 +129,7 @@ class Runner:
             now = self._clock()
             if now - swept >= SWEEP and not self._closing and not await self._sweep():
                 swept = now
-            self.headroom.update(self._busy(), now)
+            self.headroom.update(self._look(), now)
             room = 0 if self.stopping or not self._ready() else self.headroom.room(len(self.flights), now)
             self._wanted.clear()
             if self._outcomes or (room and more):
