@@ -16,11 +16,11 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
 
 
 FIRST_GROWTH, GROWTH = 1.5, 1.02
-"""Per good second: at first from 1 to 16 in 7 s; once that was too many, doubled in 35 s."""
+"""Per good second: at first from 1 to 16 in 7 s; then doubled in 35 s."""
 
 
 class Seen(NamedTuple):
-    """What was counted so far. ``busy``: the device's seconds; ``met``, ``missed``: interactive requests, by the SLO."""
+    """What was counted so far. ``busy``: the device's seconds; ``met``, ``missed``: interactive requests by SLO."""
 
     busy: float
     met: int = 0
