@@ -101,8 +101,6 @@ class Database:
             raise sqlite3.DatabaseError("a database, but not one of carpool's")
         if version > VERSION:
             raise sqlite3.DatabaseError(f"written by a newer carpool (version {version})")
-        if not tables:
-            run("PRAGMA auto_vacuum=INCREMENTAL")
         run("PRAGMA journal_mode=WAL")
         run("PRAGMA synchronous=FULL")
         run("PRAGMA foreign_keys=OFF")

@@ -7,11 +7,12 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING
 
+from carpool.exchange import report
 from carpool.policy.plain import PolicyError
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.jobs.batches import Batches
 from carpool_sidecar.jobs.database import Database
-from carpool_sidecar.jobs.records import Refused
+from carpool_sidecar.jobs.records import Refused, State
 from carpool_sidecar.jobs.runner import Runner
 from carpool_sidecar.jobs.store import Store
 from carpool_sidecar.jobs.writer import Writer
@@ -80,6 +81,18 @@ class Desk:
             await asyncio.wait({self._running})
         await self.writer.close()
         self._database.close()
+
+    def report(self) -> report.Jobs:
+        """Say how things are."""
+        totals, runner = self.store.totals, self.runner
+        return report.Jobs(
+            states={state: totals[state] for state in State if totals[state]},
+            lines=totals["lines"],
+            bytes=totals["bytes"],
+            max_bytes=int(self.settings.max_bytes),
+            in_flight=len(runner.flights),
+            limit=runner.headroom.limit,
+        )
 
     def check_open(self) -> None:
         """Refuse what is handed in while this process ends."""

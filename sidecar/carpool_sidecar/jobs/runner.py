@@ -109,6 +109,7 @@ class Runner:
             path=path,
             max_connections=self._settings.max_in_flight,
             limits=ClientLimits(max_body_bytes=int(self._bodies.largest_answer)),
+            budget=server.budget,
         )
 
     def wake(self) -> None:
@@ -125,10 +126,11 @@ class Runner:
     async def run(self) -> None:
         """Take and send tasks until `close`."""
         swept, more = self._clock() - SWEEP, True
+        sweeping = False
         while not self._closing or self._outcomes:
             now = self._clock()
-            if now - swept >= SWEEP and not self._closing and not await self._sweep():
-                swept = now
+            if (sweeping or now - swept >= SWEEP) and not self._closing:
+                sweeping, swept = await self._sweep(), now
             self.headroom.update(self._look(), now)
             room = 0 if self.stopping or not self._ready() else self.headroom.room(len(self.flights), now)
             self._wanted.clear()
@@ -138,7 +140,7 @@ class Runner:
             # What waits may begin as soon as the device has time. Where nothing waits, what comes wakes us.
             waits = self._store.totals["queued"] or self._store.totals["lines"]
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK if waits else SWEEP):
+                async with asyncio.timeout(LOOK if waits or sweeping else SWEEP):
                     await self._wanted.wait()
             more = True
 

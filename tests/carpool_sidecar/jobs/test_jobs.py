@@ -239,6 +239,8 @@ async def test_a_batch_is_answered_in_order(world, started):
     assert (await client.get(b"/v1/files", BOB)).json["data"] == []
     metrics = (await world.client(sidecar.admin_address).get(b"/metrics")).body
     assert b"carpool_jobs_batch_lines 0.0" in metrics
+    stats = (await world.client(sidecar.admin_address).get(b"/v1/stats")).json
+    assert (stats["jobs"]["lines"], stats["jobs"]["states"], stats["jobs"]["bytes"] > 0) == (0, {}, True)
     assert b'carpool_requests_total{code="200",model="",protocol="jobs"}' in metrics
 
 
