@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 PIECE = 256 * 1024
 """Bytes of a file in one row."""
 
-AHEAD = 512
-"""Results that are read at once where they are sent to a caller."""
+READ = 1000
+"""Lines that are read for one claim at most, where many can't be sent: some 10 ms."""
 
 _FILE = "id, seq, name, purpose, created, expires, size, lines, batch, failed"
 _BATCH = (
@@ -110,13 +110,16 @@ class Batches:
         if file.batch is None:
             row = self._run("SELECT data FROM pieces WHERE place = ?", (file.seq << SHIFT | cursor,)).fetchone()
             return (b"", None) if row is None else (row[0], cursor + 1)
-        rows = self._run(
-            "SELECT place, data FROM results WHERE place > ? AND place < ? AND failed = ? ORDER BY place LIMIT ?",
-            (file.batch << SHIFT | cursor, file.batch + 1 << SHIFT, file.failed, AHEAD),
-        ).fetchall()
-        if not rows:
-            return b"", None
-        return b"".join(data for _, data in rows), rows[-1][0] & (1 << SHIFT) - 1
+        parts, size = [], 0
+        for place, data in self._run(
+            "SELECT place, data FROM results WHERE place > ? AND place < ? AND failed = ? ORDER BY place",
+            (file.batch << SHIFT | cursor, file.batch + 1 << SHIFT, file.failed),
+        ):
+            parts.append(data)
+            size += len(data)
+            if size >= PIECE:
+                return b"".join(parts), place & (1 << SHIFT) - 1
+        return b"".join(parts), None
 
     # Batches
 
@@ -261,7 +264,7 @@ class Batches:
         tasks: list[Task] = []
         longest = int(self._settings.max_request)
         read = 0
-        while len(tasks) < most and read < 4 * most and (length := self._length(file, position)):
+        while len(tasks) < most and read < READ and (length := self._length(file, position)):
             number, read = number + 1, read + 1
             place = batch << SHIFT | number
             try:

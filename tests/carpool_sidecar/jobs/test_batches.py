@@ -197,6 +197,27 @@ def test_memory_is_bounded_however_many_lines_there_are(disk):
     assert peak < 2**20, f"{peak / 2**20:.1f} MiB"
 
 
+def test_large_results_are_read_a_few_at_a_time(disk):
+    disk = disk(max_bytes=Quantity(2**30))
+    batch = created(disk, b"".join(map(line, range(40))))
+    for task in disk.batches.claim(40, 0.0):
+        answer = b'"%b"' % (b"x" * (PIECE // 3))
+        disk.batches.finish(Outcome(task.of, Answer(200, [], answer)), 0.0)
+    file, cursor, sizes = disk.batches.file(disk.batches.get(batch.id).output), 0, []
+    while cursor is not None:
+        data, cursor = disk.batches.piece(file, cursor)
+        sizes.append(len(data))
+    assert sum(sizes) == file.size
+    assert max(sizes) < 2 * PIECE
+
+
+def test_many_bad_lines_are_passed_in_one_go(disk):
+    disk = disk()
+    batch = created(disk, b"no json\n" * 900 + line(1))
+    assert len(disk.batches.claim(1, 0.0)) == 1
+    assert disk.batches.get(batch.id).failed == 900
+
+
 def test_a_line_that_nobody_knows_is_passed_over(disk):
     disk = disk()
     created(disk, line(1))
