@@ -15,18 +15,18 @@ CHUNK = 1 << 20
 
 
 class Shard(NamedTuple):
-    """Number ``index``, from 0, of ``of``."""
+    """Number ``number``, from 0, of ``of``."""
 
-    index: int
+    number: int
     of: int
 
     def part(self, size: int) -> range:
         """Return this shard's part of so many rows, or bytes."""
-        return range(size * self.index // self.of, size * (self.index + 1) // self.of)
+        return range(size * self.number // self.of, size * (self.number + 1) // self.of)
 
     def output(self, output: Path) -> Path:
         """Return where its answers go: ``answers-00002-of-00008.jsonl``."""
-        return output.with_name(f"{output.stem}-{self.index:05d}-of-{self.of:05d}{output.suffix}")
+        return output.with_name(f"{output.stem}-{self.number:05d}-of-{self.of:05d}{output.suffix}")
 
 
 class Lines(NamedTuple):

@@ -18,13 +18,15 @@ TARGET = "/v1/models/m:predict"
 class Life:
     """One process after the other on one database."""
 
-    def __init__(self, world, tmp_path, **policy) -> None:
+    def __init__(self, world, tmp_path) -> None:
         self.world = world
+        self.folder = tmp_path
         self.path = tmp_path / "sidecar.json"
-        text = json.loads(world.config(jobs={"path": str(tmp_path / "jobs.db")}, policy=policy))
-        self.path.write_text(json.dumps(text))
         self.process = None
         self.client = None
+
+    def configure(self, **policy):
+        self.path.write_text(self.world.config(jobs={"path": str(self.folder / "jobs.db")}, policy=policy))
 
     async def start(self):
         command = [sys.executable, "-m", "carpool_sidecar.main", "--config", str(self.path)]
@@ -34,10 +36,18 @@ class Life:
         self.client = self.world.client(line["data"])
 
     async def kill(self):
-        self.process.kill()
+        if self.process.returncode is None:
+            self.process.kill()
         self.process._transport.close()
         await self.process.wait()
         await self.client.pool.close()
+
+
+@pytest.fixture
+async def life(world, tmp_path):
+    life = Life(world, tmp_path)
+    yield life
+    await life.kill()
 
 
 def counting(world, seen, random):
@@ -116,9 +126,9 @@ async def check_batch(client, identity, names, seen):
 
 
 @pytest.mark.real
-async def test_a_killed_sidecar_loses_no_accepted_job_and_says_which_ran_twice(world, tmp_path):
-    random = Random(7)
-    life, seen = Life(world, tmp_path), Counter()
+async def test_a_killed_sidecar_loses_no_accepted_job_and_says_which_ran_twice(world, life):
+    random, seen = Random(7), Counter()
+    life.configure()
     counting(world, seen, random)
     accepted, batches, number = {}, {}, 0
     for kill in range(KILLS):
@@ -129,13 +139,13 @@ async def test_a_killed_sidecar_loses_no_accepted_job_and_says_which_ran_twice(w
             if identity is not None:
                 batches[identity] = names
         # 1. Callers hand jobs in all the time; 2. the process ends when the model has seen so many rows more.
-        until = sum(seen.values()) + random.randrange(1, 60)
+        until = sum(seen.values()) + random.randrange(1, 30)
         waiting = {}
         async with asyncio.timeout(PATIENCE):
             while sum(seen.values()) < until:
                 waiting[f"job {number}"] = asyncio.ensure_future(submit(life.client, f"job {number}"))
                 number += 1
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(0.02)
         await life.kill()
         for name, task in waiting.items():
             if (identity := await task) is not None:
@@ -144,7 +154,6 @@ async def test_a_killed_sidecar_loses_no_accepted_job_and_says_which_ran_twice(w
     reruns = await check_jobs(life.client, accepted, seen)
     for identity, names in batches.items():
         await check_batch(life.client, identity, names, seen)
-    await life.kill()
     assert len(accepted) > KILLS
     assert batches
     # Without a kill that hit a call under way this would show nothing.
@@ -152,8 +161,9 @@ async def test_a_killed_sidecar_loses_no_accepted_job_and_says_which_ran_twice(w
 
 
 @pytest.mark.real
-async def test_what_is_not_idempotent_is_not_sent_again_and_says_why(world, tmp_path):
-    life, seen = Life(world, tmp_path, idempotent=False), Counter()
+async def test_what_is_not_idempotent_is_not_sent_again_and_says_why(world, life):
+    seen = Counter()
+    life.configure(idempotent=False)
     world.model.behave = lambda exchange: seen.update([exchange.body])  # never answers
     await life.start()
     identity = await submit(life.client, "once")
@@ -164,5 +174,4 @@ async def test_what_is_not_idempotent_is_not_sent_again_and_says_why(world, tmp_
     assert (job["state"], job["reason"], job["attempts"], job["rerun"]) == ("failed", "interrupted", 1, False)
     gone = await life.client.get(f"/v1/jobs/{identity}/result".encode())
     assert (gone.status, gone.json["reason"]) == (410, "jobs-failed")
-    await life.kill()
     assert sum(seen.values()) == 1
