@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-KILLS = 8
-PATIENCE = 60.0
+KILLS = 6
+PATIENCE = 180.0
 TARGET = "/v1/models/m:predict"
 
 
