@@ -9,6 +9,7 @@ from carpool.batching.requests import Request
 from carpool_sidecar.admin.forwarded import Forwarded
 from carpool_sidecar.generation.requests import recognise
 from carpool_sidecar.generation.stream import Stream
+from carpool_sidecar.jobs.handling import Aside
 from carpool_sidecar.protocols import route
 from carpool_sidecar.protocols.common import Endpoint
 
@@ -19,10 +20,14 @@ if TYPE_CHECKING:
     from carpool_sidecar.generation.streams import Streams
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.parsing import HttpError
+    from carpool_sidecar.jobs.app import JobsApp
     from carpool_sidecar.models import ModelTable
 
 FORWARDED = "other"
 """The protocol, in metrics, of what is passed on untouched."""
+
+JOBS = "jobs"
+"""The protocol, in metrics, of requests about jobs; jobs themselves count as what they are."""
 
 GENERATION = "generation"
 """The protocol, in metrics, of requests to language models."""
@@ -43,9 +48,14 @@ class DataApp:
         self._streams = streams
         self._max_body = max_body
         self.forwarded = Forwarded()
+        self.jobs: JobsApp | None = None
+        """Serves the paths of jobs, where they are switched on."""
 
     def head(self, exchange: Exchange) -> None:
         """Tell inference from the rest."""
+        if self.jobs is not None and self.jobs.serves(exchange.path):
+            self.jobs.head(exchange)
+            return
         endpoint = _route(exchange.target) if exchange.method == b"POST" else None
         forwards = self._backend.streams
         if endpoint is None or (exchange.length > self._max_body and forwards):
@@ -83,6 +93,8 @@ class DataApp:
             self._driver.sent(exchange)
         elif isinstance(context, Endpoint):  # refused before it could wait: malformed, too large, too slow
             self._driver.count(self._models.label(context.model), context.protocol, exchange.status)
+        elif isinstance(context, Aside):
+            self._driver.count("", JOBS, exchange.status)
         elif isinstance(context, Stream):
             context.sent()
             self._driver.count("", GENERATION, exchange.status)

@@ -291,8 +291,9 @@ class Driver:
             self._note_alone(entry, reason, parsed.why)
         if facts.key != entry.headers:
             self._note_fragments(entry, facts.key)
-        # 2. By when? The least of what the caller says and the policy.
-        timeout = self.timeout
+        # 2. By when? The least of what the caller says and the policy. Whoever fills the headroom has time, and no SLO.
+        waits = facts.batch
+        timeout = inf if waits else self.timeout
         if facts.deadline_s is not None and facts.deadline_s < timeout:
             timeout = facts.deadline_s
         if parsed.timeout_s and parsed.timeout_s < timeout:
@@ -302,11 +303,14 @@ class Driver:
         request = exchange.context = Request(
             key=key,
             arrived=arrived,
-            due=arrived + self.due,
+            due=inf if waits else arrived + self.due,
             rows=parsed.rows,
             deadline=arrived + timeout,
             model=entry.lane,
-            priority=min(parsed.priority, Priority.LOW) if parsed.priority else Priority.NORMAL,
+            priority=(
+                Priority.LOW if waits else min(parsed.priority, Priority.LOW) if parsed.priority else Priority.NORMAL
+            ),
+            shadow=waits,
             size=parsed.size,
             tokens=parsed.tokens,
             mergeable=reason is None,
@@ -363,7 +367,7 @@ class Driver:
         waiter: Waiter = request.payload
         status = exchange.status
         model = self._models.label(request.model)
-        if waiter.answered:
+        if waiter.answered and not request.shadow:
             took = exchange.sent_at - request.arrived
             self.duration_seconds[model] = self.duration_seconds.get(model, 0.0) + took
             failure = REJECTED if callers_fault(status) else FAILED
@@ -377,7 +381,7 @@ class Driver:
         request: Request = exchange.context
         if not request.ended:
             self.do(self.batcher.cancel(request, self._clock()))
-        elif request.payload.answered:
+        elif request.payload.answered and not request.shadow:
             request.payload.counters.missed(CANCELLED)
         self._models.left(request.payload.entry)
         exchange.context = None

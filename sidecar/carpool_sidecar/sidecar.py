@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from carpool.batching.batcher import Batcher
+from carpool.batching.counters import LATE
+from carpool.batching.requests import Refused
 from carpool_sidecar.admin.app import LOOPBACK, AdminApp
 from carpool_sidecar.admin.changes import Changes
 from carpool_sidecar.admin.health import INTERVAL, Health
@@ -27,6 +29,9 @@ from carpool_sidecar.http1.limits import ServerLimits
 from carpool_sidecar.http1.memory import Budget
 from carpool_sidecar.http1.server import Server
 from carpool_sidecar.http1.timing import Turns
+from carpool_sidecar.jobs.app import JobsApp
+from carpool_sidecar.jobs.desk import Desk
+from carpool_sidecar.jobs.headroom import Seen
 from carpool_sidecar.models import ModelTable, Resolver
 from carpool_sidecar.protocols.headers import Reader
 from carpool_sidecar.protocols.json_scan import prepare
@@ -40,6 +45,9 @@ if TYPE_CHECKING:
     from carpool_sidecar.backends.base import Backend
     from carpool_sidecar.config.settings import SidecarConfig
     from carpool_sidecar.models import Entry
+
+DELAYED = (LATE, Refused.LATE, Refused.QUEUE_FULL, Refused.EXPIRED)
+"""Reasons for a missed SLO that other requests on the device may be to blame for."""
 
 OUTLIVED = 2.0
 """Seconds behind a drain after which a model that still answers is taken to go on: two looks at it."""
@@ -118,7 +126,9 @@ class Sidecar:
         )
         self._resolver = Resolver(self.models, self.backend, self._learned, self._changed)
         self.streams = Streams(config.policy, clock=monotonic, log=self.log)
+        self.jobs = self._desk(config)
         app = DataApp(self.driver, self.backend, self.models, self.streams, int(config.bodies.max_request))
+        app.jobs = None if self.jobs is None else JobsApp(self.jobs)
         self.forwarded = app.forwarded
         self.data = Server(
             app,
@@ -151,6 +161,8 @@ class Sidecar:
             self.changes.look()
         await _listen(self.data, "listen", self._listen, self._backlog)
         await _listen(self.admin, "admin", self._admin, ADMIN_CONNECTIONS)
+        if self.jobs is not None:
+            await self.jobs.start(self.data)
         self._spawn(self.health.run())
         self._spawn(self._resolver.run())
         self._spawn(self.control.run())
@@ -202,6 +214,8 @@ class Sidecar:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.jobs is not None:
+            await self.jobs.close()
         self.data.stop_accepting()
         self.data.abort()
         self.admin.stop_accepting()
@@ -214,6 +228,8 @@ class Sidecar:
     async def _drain(self) -> None:
         # 1. No new callers are sent here, and those who come are told to go elsewhere for their next request.
         self.draining = True
+        if self.jobs is not None:
+            self.jobs.drain()
         self.data.drain()
         shutdown = self.config.shutdown
         self.log.info(
@@ -277,8 +293,27 @@ class Sidecar:
         self.models.configure(config.policy.models)
         self.driver.verifier.configure(config.policy, list(self.models))
         self.streams.configure(config.policy)
+        if self.jobs is not None:
+            self.jobs.runner.configure(config)
         self.control.configure(config, change)
         self._cap()
+
+    def _desk(self, config: SidecarConfig) -> Desk | None:
+        if config.jobs is None:
+            return None
+        return Desk(
+            config,
+            config.jobs,
+            look=self._seen,
+            ready=lambda: self.health.ready,
+            log=self.log,
+        )
+
+    def _seen(self) -> Seen:
+        """Return what jobs go by: how busy the device was, and whether interactive requests met the SLO."""
+        counters = [state.counters for state in self.batcher.models()]
+        missed = sum(one.misses.get(reason, 0) for one in counters for reason in DELAYED)
+        return Seen(self.batcher.busy(monotonic()), sum(one.hits for one in counters), missed)
 
     def _read(self, config: SidecarConfig) -> None:
         """Have requests read by this configuration's rules."""

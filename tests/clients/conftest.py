@@ -54,7 +54,9 @@ def read(url):
 
 
 @contextmanager
-def running(folder: Path, upstream: str, policy: dict[str, object] = POLICY) -> Iterator[Served]:
+def running(
+    folder: Path, upstream: str, policy: dict[str, object] = POLICY, jobs: dict[str, object] | None = None
+) -> Iterator[Served]:
     """A sidecar in a process of its own, which must end without an error in its log."""
     config = folder / "sidecar.json"
     config.write_text(
@@ -67,6 +69,7 @@ def running(folder: Path, upstream: str, policy: dict[str, object] = POLICY) -> 
                 "parameters": {"*": {"maxBatch": 16, "maxInFlight": 1}},
                 "policy": policy,
             }
+            | ({} if jobs is None else {"jobs": jobs})
         )
     )
     process = subprocess.Popen(  # noqa: S603 - our own command
@@ -125,4 +128,14 @@ def served(standin, in_front_of) -> Served:
 def gated(tmp_path) -> Iterator[Served]:
     """A sidecar with a gate, in front of a stand-in for a language model's server."""
     with standing_in(tmp_path, ENGINE) as upstream, running(tmp_path, upstream, GATED) as served:
+        yield served
+
+
+@pytest.fixture
+def keeping_jobs(tmp_path) -> Iterator[Served]:
+    """A sidecar that keeps jobs, in front of the same."""
+    with (
+        standing_in(tmp_path, ENGINE) as upstream,
+        running(tmp_path, upstream, jobs={"path": str(tmp_path / "jobs.db")}) as served,
+    ):
         yield served

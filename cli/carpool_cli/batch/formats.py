@@ -70,14 +70,19 @@ class Source(Protocol):
 
 
 class JsonLines:
-    """One instance a line; blank lines are passed over. With ``specs``, rows become arrays of these inputs."""
+    """One instance a line; blank lines are passed over. With ``specs``, rows become arrays of these inputs.
+
+    Read from the byte ``position``, behind line ``number``, up to the byte ``end``.
+    """
 
     assemble = None
 
-    def __init__(self, path: Path, position: int, number: int, specs: list[InputSpec] | None) -> None:
+    def __init__(
+        self, path: Path, position: int, number: int, specs: list[InputSpec] | None, end: int | None = None
+    ) -> None:
         self._stream = path.open("rb")
         self._stream.seek(position)
-        self.size = path.stat().st_size
+        self.size = path.stat().st_size if end is None else end
         self.position = position
         self.number = number
         self._specs = specs
@@ -86,7 +91,7 @@ class JsonLines:
         """Read lines."""
         items: list[Item] = []
         bad: list[BadRow] = []
-        while len(items) + len(bad) < count and (line := self._stream.readline()):
+        while len(items) + len(bad) < count and self.position < self.size and (line := self._stream.readline()):
             self.position += len(line)
             self.number += 1
             if not line.strip():
@@ -143,9 +148,9 @@ class Npz:
     Until it is complete the output is a row of npz files, each behind its length in 8 bytes.
     """
 
-    def __init__(self, given: Arrays, position: int) -> None:
+    def __init__(self, given: Arrays, position: int, end: int | None = None) -> None:
         self._given = given
-        self.size = arrays.rows_of(given)
+        self.size = arrays.rows_of(given) if end is None else end
         self.position = position
 
     @property
@@ -182,9 +187,23 @@ class Npz:
             while length := stream.read(8):
                 with np.load(io.BytesIO(stream.read(int.from_bytes(length, "little"))), allow_pickle=False) as found:
                     pieces.append({name: found[name] for name in found.files})
-        whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in (pieces[0] if pieces else ())}
-        with output.open("wb") as made:
-            np.savez(made, **whole)  # type: ignore[arg-type] # as above
+        _save(pieces, output)
+
+    @staticmethod
+    def join(parts: list[Path], output: Path) -> None:
+        """Make one file of several; those without rows have no arrays."""
+        pieces: list[Arrays] = []
+        for part in parts:
+            with np.load(part, allow_pickle=False) as found:
+                if found.files:
+                    pieces.append({name: found[name] for name in found.files})
+        _save(pieces, output)
+
+
+def _save(pieces: list[Arrays], output: Path) -> None:
+    whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in (pieces[0] if pieces else ())}
+    with output.open("wb") as made:
+        np.savez(made, **whole)  # type: ignore[arg-type] # as above
 
 
 def run_arrays(target: Target, rows: Sequence[Row]) -> list[Row]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from carpool.policy.durations import format_seconds
+from carpool_cli.batch import shards as sharding
 from carpool_cli.batch.journal import Journal
 from carpool_cli.live.figures import number
 from carpool_cli.load import servers
@@ -29,6 +30,8 @@ Examples:
   carpool batch rows.jsonl answers.jsonl --onnx model.onnx
   carpool batch rows.npz answers.npz --onnx model.onnx --profile profile.json
   carpool batch rows.jsonl answers.jsonl --upstream http://127.0.0.1:9000 --model bert --protocol v1
+  carpool batch rows.jsonl answers.jsonl --onnx model.onnx --shards 8 --shard 2
+  carpool batch rows.jsonl answers.jsonl --onnx model.onnx --shards 8 --join
 """
 )
 @click.argument("source_path", metavar="INPUT", type=INPUT_FILE)
@@ -73,6 +76,14 @@ Examples:
     help="Of a batch that a server can't take now; waits 1 s, 2 s, 4 s, ...",
 )
 @click.option("--timeout", type=DURATION, default=60.0, help="For one batch of a server.  [default: 60s]")
+@click.option("--shards", type=click.IntRange(1, 99_999), help="Run one of so many parts of INPUT.")
+@click.option(
+    "--shard",
+    type=click.IntRange(0),
+    envvar="JOB_COMPLETION_INDEX",
+    help="Which one, from 0.  [default: $JOB_COMPLETION_INDEX]",
+)
+@click.option("--join", is_flag=True, help="Join the outputs of all shards to OUTPUT.")
 def command(
     *,
     source_path: Path,
@@ -90,6 +101,9 @@ def command(
     max_bad: int | None,
     retries: int,
     timeout: float,
+    shards: int | None,
+    shard: int | None,
+    join: bool,
 ) -> None:
     """Run every row of INPUT through a model and write the answers, in order, to OUTPUT.
 
@@ -97,6 +111,8 @@ def command(
     (arrays by input name, dim 0 the rows). Line n of OUTPUT answers line n of INPUT. A row that the model refuses is
     null there (npz: left out), and OUTPUT.errors.jsonl has its line (npz: row, from 0) and the error. After an
     interruption, the same command continues where it stopped.
+
+    With --shards, each shard writes its own output (answers-00002-of-00008.jsonl), and --join makes one of them.
 
     Exits 0 when every row was answered, 3 when bad rows were skipped, 1 when it could not continue, 2 for wrong
     options.
@@ -111,13 +127,21 @@ def command(
         raise click.UsageError("INPUT and OUTPUT must both end in .jsonl, or both in .npz")
     if source_path.resolve() == output.resolve():
         raise click.UsageError("INPUT and OUTPUT are the same file: name another OUTPUT")
+    part = _shard(shards, shard, join=join)
+    if join:
+        assert shards is not None  # noqa: S101 - for the type checker: checked
+        parts = sharding.join(output, shards, formats.Npz.join if output.suffix == ".npz" else None)
+        click.echo(f"{len(parts)} shards joined: {output}")
+        return
+    if part is not None:
+        output = part.output(output)
     profile = device_profile.load(profile_path) if profile_path is not None else None
     try:
         stat = source_path.stat()
     except OSError as error:
         raise click.ClickException(f"{source_path}: {error.strerror}") from None
     inputs = [source_path.resolve(), stat.st_size, stat.st_mtime_ns]
-    identity = " ".join(map(str, [*inputs, onnx and onnx.resolve(), upstream, model, protocol]))
+    identity = " ".join(map(str, [*inputs, onnx and onnx.resolve(), upstream, model, protocol, *(part or ())]))
     # 1. The size: given, the profile's, or found while running
     sizes = SizeSearch(max_batch)
     fixed = batch_size or (profile.service_time().inflection(profile.largest_safe) if profile is not None else None)
@@ -130,7 +154,9 @@ def command(
             journal.complete(formats.Npz.assemble if output.suffix == ".npz" else None)
             _summary(journal.progress.answered, journal.progress.skipped, output, "complete already")
             return
-        source, target, run = _opened(source_path, journal, onnx, upstream, model, protocol, threads, shape, timeout)
+        source, target, run = _opened(
+            source_path, journal, part, onnx, upstream, model, protocol, threads, shape, timeout
+        )
         job = Job(
             source,
             run,
@@ -161,9 +187,25 @@ def command(
     _summary(job.answered, job.skipped, output, how)
 
 
+def _shard(shards: int | None, index: int | None, *, join: bool) -> sharding.Shard | None:
+    """Return which part of the input is to be run; None: all of it."""
+    if shards is None:
+        if join:
+            raise click.UsageError("--join needs --shards N: how many there are")
+        return None  # in a Job of Kubernetes without --shards the index means something else
+    if join:
+        return None
+    if index is None:
+        raise click.UsageError("--shards needs --shard I, or JOB_COMPLETION_INDEX in the environment")
+    if index >= shards:
+        raise click.UsageError(f"--shard {index}: the shards of --shards {shards} are 0 to {shards - 1}")
+    return sharding.Shard(index, shards)
+
+
 def _opened(
     path: Path,
     journal: Journal,
+    part: sharding.Shard | None,
     onnx: Path | None,
     upstream: Address | None,
     model: str,
@@ -178,6 +220,13 @@ def _opened(
 
     given = arrays.load_npz(path) if path.suffix == ".npz" else None
     progress = journal.progress
+    begin = sharding.Lines(0, path.stat().st_size, 0)
+    if part is not None:
+        rows = None if given is None else part.part(arrays.rows_of(given))
+        begin = sharding.lines(path, part) if rows is None else sharding.Lines(rows.start, rows.stop, 0)
+    elif given is not None:
+        begin = sharding.Lines(0, arrays.rows_of(given), 0)
+    position, number = (progress.position, progress.number) if journal.resumed else (begin.begin, begin.number)
     target: Target
     if onnx is not None:
         target = targets.OnnxTarget(onnx, threads, {})
@@ -185,14 +234,14 @@ def _opened(
         assert upstream is not None  # noqa: S101 - one of the two, for the type checker
         if protocol == "v1" and given is None:
             server = targets.ServerTarget(upstream, model, protocol, [], timeout)
-            lines = formats.JsonLines(path, progress.position, progress.number, None)
+            lines = formats.JsonLines(path, position, number, None, begin.end)
             return lines, server, lambda rows: formats.run_json(server, rows)
         specs = targets.described(upstream, model, protocol, shape, given, timeout)
         target = targets.ServerTarget(upstream, model, protocol, specs, timeout)
     source: Source = (
-        formats.Npz(targets.check_names(target, given), progress.position)
+        formats.Npz(targets.check_names(target, given), position, begin.end)
         if given is not None
-        else formats.JsonLines(path, progress.position, progress.number, target.inputs)
+        else formats.JsonLines(path, position, number, target.inputs, begin.end)
     )
     return source, target, lambda rows: formats.run_arrays(target, rows)
 

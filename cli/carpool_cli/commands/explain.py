@@ -15,6 +15,7 @@ from carpool.exchange.report import NOT_FOUND, OTHER
 from carpool.policy.durations import format_seconds
 from carpool_cli.live.admin_client import AdminError, Predicted, client_of
 from carpool_cli.live.figures import Figures, duration, figures_of, number, passed_on
+from carpool_cli.live.jobs import jobs_line
 from carpool_cli.live.streams import engine_line, learned_line, streamed
 from carpool_cli.options import ADDRESS, DURATION, Address, opening
 
@@ -88,7 +89,7 @@ def command(
         }
         click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
         return
-    for line in [*not_merged(after), *posted(after), *token_streams(after)]:
+    for line in [*not_merged(after), *posted(after), *token_streams(after), *jobs(after)]:
         click.echo(line)
     if not explanation.tuned:
         click.echo("nothing is tuned here: parameters are fixed, or the mode is Hold")
@@ -175,6 +176,12 @@ def token_streams(report: Report) -> list[str]:
     models = [str(each) for each in streamed(None, report, report.uptime_seconds)]
     lines = [f"token streams: {engine}", *models, learned_line(report.token_streams)]
     return [line for line in lines if line]
+
+
+def jobs(report: Report) -> list[str]:
+    """Return a line on jobs, if they are on."""
+    line = jobs_line(report.jobs)
+    return [f"jobs: {line}"] if line else []
 
 
 def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str:

@@ -18,6 +18,7 @@ from carpool_cli.commands.explain import message_of, not_batched, not_merged
 from carpool_cli.live.admin_client import Explanation
 from carpool_cli.live.figures import Figures, Passed, duration, figures_of, passed_on
 from carpool_cli.live.first_call import wrapped
+from carpool_cli.live.jobs import jobs_line
 from carpool_cli.live.streams import Streamed, engine_line, streamed
 
 if TYPE_CHECKING:
@@ -135,6 +136,8 @@ class Sight(Struct, frozen=True, kw_only=True):
             rows.append(("change", Text(report.change_error, "bold red")))
         if engine := engine_line(report.token_streams):
             rows += [("streams", engine), *(("", str(each)) for each in self.streams[:PATHS])]
+        if kept := jobs_line(report.jobs):
+            rows.append(("jobs", kept))
         rows += [("forwarded", str(each)) for each in self.forwarded[:PATHS]]
         if self.alone:
             rows.append(("alone", ", ".join(f"{reason} {count}" for reason, count in self.alone.items())))

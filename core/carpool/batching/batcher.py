@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Batcher:
     """Merges requests of equal key into batches, at most ``max_in_flight`` of each model with the upstream at once.
 
-    Slots and queue bounds belong to a model: one that is slow, or never answers, takes none of another's. A call that
-    takes far longer than forecast gives its slot back; as many may do so as the model has slots.
+    Slots and queue bounds belong to a model: a slow one takes none of another's. A call that takes far longer than
+    forecast gives its slot back; as many may do so as the model has slots.
     """
 
     def __init__(
@@ -195,10 +195,9 @@ class Batcher:
 
     def model(self, name: str) -> ModelState:
         """Return a model's state, made with the default parameters on first use."""
-        state = self._models.get(name)
-        if state is None:
-            state = self._models[name] = ModelState(name, self._default)
-        return state
+        if name not in self._models:
+            self._models[name] = ModelState(name, self._default)
+        return self._models[name]
 
     def models(self) -> Iterator[ModelState]:
         """Every model seen so far."""
@@ -208,6 +207,10 @@ class Batcher:
         """Snapshot the counters."""
         models = {name: state.counters.snapshot(now) for name, state in self._models.items()}
         return Stats(now, self._slots.busy(now), models, self.queued_rows)
+
+    def busy(self, now: float) -> float:
+        """Return the seconds for which the device was busy so far."""
+        return self._slots.busy(now)
 
     @property
     def queued_rows(self) -> int:

@@ -30,7 +30,8 @@ class Request:
     ``tokens`` in the unit of the token budget. ``arrived``, ``due`` (arrival plus the SLO's target) and ``deadline``
     (when the caller stops waiting) are seconds on the clock that every ``now`` is read from. ``mergeable`` requests may
     be merged and split; others are sent alone, whole. ``caller``: its sender, where known. A ``shadow`` is the driver's
-    own request: it takes a slot like any other, and is not counted. ``payload`` belongs to the driver.
+    own request, or one that fills the headroom: it takes a slot like any other, and is not counted.
+    ``payload`` belongs to the driver.
     """
 
     __slots__ = (

@@ -22,6 +22,20 @@ class Queue(Struct, frozen=True, rename="camel", kw_only=True):
     slots: int
 
 
+class Jobs(Struct, frozen=True, rename="camel", kw_only=True):
+    """What is kept to be run, and what was."""
+
+    states: dict[str, int]
+    """Jobs by state."""
+    lines: int
+    """Of batches, without a result."""
+    bytes: int
+    max_bytes: int
+    in_flight: int
+    limit: int
+    """Jobs and lines that may be with the model now."""
+
+
 class Lane(Struct, frozen=True, rename="camel", kw_only=True):
     """One model's present state."""
 
@@ -152,6 +166,8 @@ class Report(Struct, frozen=True, rename="camel", kw_only=True):
     forwarded: list[Forwarded] = field(default_factory=list)
     token_streams: TokenStreams = TokenStreams()
     stalls: Stalls = Stalls(0, 0.0)
+    jobs: Jobs | None = None
+    """None: they are off."""
 
 
 def encode(report: Report) -> bytes:

@@ -296,6 +296,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
             for (method, path), counts in sidecar.forwarded.paths.items()
         ],
         token_streams=report_of(sidecar.streams),
+        jobs=None if sidecar.jobs is None else sidecar.jobs.report(),
         stalls=report.Stalls(sidecar.stalls.count, sidecar.stalls.total),
     )
 

@@ -11,6 +11,7 @@ from carpool.batching.counters import CANCELLED, DURATION_BOUNDS, ROW_BOUNDS, Ce
 from carpool.batching.requests import Refused
 from carpool_sidecar.admin.metric import Metric, cumulative
 from carpool_sidecar.generation import metrics as generation
+from carpool_sidecar.jobs import metrics as jobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -202,6 +203,7 @@ METRICS = (
     Metric("tuner_restarts", "counter", (), "Times that the tuner process was started again"),
     Metric("tuner_errors", "counter", (), "Observations and decisions lost to errors in the sidecar"),
     *generation.METRICS,
+    *jobs.METRICS,
 )
 
 
@@ -293,6 +295,8 @@ class Collector:
                 list(path), cumulative(DURATION_BOUNDS, counts.durations), counts.seconds
             )
         generation.fill(families, sidecar.streams)
+        if sidecar.jobs is not None:
+            jobs.fill(families, sidecar.jobs)
         # 3. Of the whole process
         now = control.load()
         put("utilization_ratio", now.utilization)

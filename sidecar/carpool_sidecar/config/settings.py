@@ -109,6 +109,28 @@ class Bodies(Camel, frozen=True):
         return min(MAX_ANSWER, self.max_buffered) if self.max_answer is None else self.max_answer
 
 
+class Jobs(Camel, frozen=True):
+    """Requests that nobody waits for: kept on disk, and run in the time that interactive ones leave."""
+
+    path: str
+    """The database: a file on a volume that outlives the container. No two sidecars share one."""
+    keep_for: Duration = Duration(86400.0)
+    """How long results and files are kept."""
+    finish_within: Duration = Duration(86400.0)
+    """A job that has no answer by then has failed. A batch says it itself (`completion_window`)."""
+    max_bytes: Quantity = Quantity(2**30)
+    """Bytes of requests, files and results in all; more is refused with 429, and no job is started while it is full."""
+    max_jobs: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
+    """Jobs and batches that are not finished; one more is refused with 429. Lines of a batch do not count."""
+    max_in_flight: Annotated[int, Meta(ge=1, le=4096)] = 16
+    """Jobs with the model at once, at most."""
+    max_request: Quantity = Quantity(4 * 2**20)
+    """A job as it is submitted, or one line of a file. Reading one of 4 MiB takes the event loop some 4 ms."""
+    authorization_file: str | None = None
+    """File with the value of the Authorization header that jobs are sent with. Then only callers that send the same may
+    use jobs."""
+
+
 class SidecarConfig(Camel, frozen=True):
     """All that a sidecar is told.
 
@@ -149,6 +171,8 @@ class SidecarConfig(Camel, frozen=True):
     """How much of a request, or of a batch's answer, is read; what is more is forwarded alone, as it came."""
     shutdown: Shutdown = field(default_factory=Shutdown)
     """How long a drain takes."""
+    jobs: Jobs | None = None
+    """Submit and poll, and OpenAI's files and batches; unset: off, and these paths are the model server's."""
     log: Literal["Debug", "Info", "Warning", "Error"] = "Info"
     """Least severe lines that are written."""
 
@@ -179,6 +203,12 @@ class SidecarConfig(Camel, frozen=True):
                     f"{self.bodies.max_buffered} has no room for one body of bodies.{name}, {size}: "
                     "raise the former or lower the latter",
                 )
+        if self.jobs is not None and self.jobs.max_request > self.bodies.max_request:
+            raise PolicyError(
+                "jobs.maxRequest", f"{self.jobs.max_request} is more than bodies.maxRequest, {self.bodies.max_request}"
+            )
+        if self.jobs is not None and not self.jobs.path.strip():
+            raise PolicyError("jobs.path", "is empty: name a file, e.g. /var/lib/carpool/jobs.db")
         if self.upstream is not None:
             _validate_url(self.upstream.url)
             if not self.upstream.ready.startswith("/"):
@@ -196,6 +226,7 @@ class SidecarConfig(Camel, frozen=True):
 
 FIXED_AT_START = (
     "listen", "admin", "upstream", "onnx", "api_key_file", "public_key", "target", "changes", "drain_key", "bodies",
+    "jobs",
 )  # fmt: skip
 """Fields that a running process can't change."""
 

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from carpool_sidecar.generation.answers import Ending
     from carpool_sidecar.generation.stream import Stream
 
-PRIORITY = b"x-carpool-priority"
-"""With the value ``batch``, a request fills what interactive ones leave. So does OpenAI's ``service_tier: flex``."""
-
 
 class Streams:
     """What streams share. ``clock`` gives monotonic seconds, as exchanges' times."""
@@ -72,7 +69,8 @@ class Streams:
         exchange = stream.exchange
         asked = stream.asked = read(stream.endpoint, exchange.body)
         stream.per_event = self.sizes.per_event(asked.model)
-        deadline = read_headers(exchange.headers).deadline_s
+        facts = read_headers(exchange.headers)
+        deadline = facts.deadline_s
         tenant = None if self._tenant is None else find(exchange.headers, self._tenant)
         ticket = Request(
             next(self._keys),
@@ -80,7 +78,7 @@ class Streams:
             asked.prompt_tokens or self.sizes.prompt_tokens(asked.model, asked.prompt_bytes),
             max_tokens=asked.max_tokens,
             tenant=(tenant or b"").decode("latin-1"),
-            batch=asked.flexible or find(exchange.headers, PRIORITY) == b"batch",
+            batch=asked.flexible or facts.batch,
             deadline=inf if deadline is None else exchange.received_at + deadline,
         )
         stream.arrived(ticket, None if self.slo is None else deadline)  # without targets nothing is ended here

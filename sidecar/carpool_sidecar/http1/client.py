@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from carpool_sidecar.http1.calls import Call, FailureKind, Receiver, StreamReceiver, Upload, UpstreamError
 from carpool_sidecar.http1.limits import ClientLimits
 from carpool_sidecar.http1.memory import Budget
+from carpool_sidecar.http1.sockets import unix_socket
 from carpool_sidecar.http1.timing import NEVER, Ticker, Turns
 from carpool_sidecar.http1.upstream import Tunnel, Upstream
 
@@ -251,7 +252,7 @@ class Pool:
         try:
             async with asyncio.timeout(self._connect_timeout):
                 if self._path is not None:
-                    await self._loop.create_unix_connection(made, self._path)
+                    await self._loop.create_unix_connection(made, sock=unix_socket(self._path))
                 else:
                     await self._loop.create_connection(made, self._host, self._port)
         except TimeoutError:

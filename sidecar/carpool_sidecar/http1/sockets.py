@@ -72,3 +72,19 @@ def everywhere(port: int) -> list[socket.socket]:
             one.close()
         raise
     return bound
+
+
+def unix_socket(path: str) -> socket.socket:
+    """Return a socket that is connected to a Unix socket; a path that begins with NUL is no file (Linux, unix(7)).
+
+    That is done at once or not at all: where the other side's queue is full, as where nobody listens, raises OSError.
+    uvloop itself can't connect to a path without a file.
+    """
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connected.setblocking(False)
+    try:
+        connected.connect(path)
+    except OSError:
+        connected.close()
+        raise
+    return connected

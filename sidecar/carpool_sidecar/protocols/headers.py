@@ -37,6 +37,9 @@ HOP_BY_HOP = frozenset(
 DEBUG = b"x-carpool-debug"
 """A request with this header is told its batch's size and its time in the queue."""
 
+PRIORITY = b"x-carpool-priority"
+"""With the value ``batch``, a request fills what interactive ones leave."""
+
 DEADLINES = frozenset({b"grpc-timeout", b"x-envoy-expected-rq-timeout-ms", b"x-request-timeout-ms"})
 
 IGNORED = (
@@ -102,7 +105,7 @@ IGNORED_PREFIXES = (b"x-b3-", b"x-datadog-", b"x-carpool-")
 # names; the bound is for those who make them up.
 _MAX_NAMES = 1024
 _IGNORE, _KEEP, _READ, _KEEP_AND_READ = range(4)
-_READ_NAMES = DEADLINES | {b"inference-header-content-length", DEBUG}
+_READ_NAMES = DEADLINES | {b"inference-header-content-length", DEBUG, PRIORITY}
 _KEPT_AND_READ = frozenset({b"content-type", b"content-encoding"})
 
 _PAIR, _FIELD = b"\x1e", b"\x1f"
@@ -116,13 +119,15 @@ class Facts:
 
     ``key``: equal for headers that may share a batch. ``shared``: the headers of the request that the batch makes,
     names in lower case. ``deadline_s``: the least of the deadline headers, seconds from arrival; what can't be read as
-    a time says nothing, as to any server. ``debug``: whether ``DEBUG`` is among them. ``clash``: a header that comes
+    a time says nothing, as to any server. ``debug``: whether ``DEBUG`` is among them; ``batch``: whether ``PRIORITY``
+    says so. ``clash``: a header that comes
     twice and says two things, so that nobody knows how the body is to be read; or empty. ``reader``: by whose rules
     they were read. The others as sent, or empty.
     """
 
     __slots__ = (
-        "clash", "content_encoding", "content_type", "deadline_s", "debug", "header_length", "key", "reader", "shared",
+        "batch", "clash", "content_encoding", "content_type", "deadline_s", "debug", "header_length", "key", "reader",
+        "shared",
     )  # fmt: skip
 
     def __init__(
@@ -134,6 +139,7 @@ class Facts:
         content_encoding: bytes,
         header_length: bytes,
         debug: bool,
+        batch: bool,
         clash: str,
         reader: Reader,
     ) -> None:
@@ -144,6 +150,7 @@ class Facts:
         self.content_encoding = content_encoding
         self.header_length = header_length
         self.debug = debug
+        self.batch = batch
         self.clash = clash
         self.reader = reader
 
@@ -165,7 +172,7 @@ class Reader:
         shared: list[tuple[bytes, bytes]] = []
         deadline: float | None = None
         found: dict[bytes, bytes] = {}
-        debug = False
+        debug = batch = False
         clash = ""
         names = self._names
         for raw_name, value in headers:
@@ -177,6 +184,8 @@ class Reader:
             if role > _KEEP:
                 if name == DEBUG:
                     debug = True
+                elif name == PRIORITY:
+                    batch = value == b"batch"
                 elif name in DEADLINES:
                     seconds = _seconds(name, value)
                     if seconds is not None:
@@ -194,6 +203,7 @@ class Reader:
             found.get(b"content-encoding", b""),
             found.get(b"inference-header-content-length", b""),
             debug,
+            batch,
             clash,
             self,
         )

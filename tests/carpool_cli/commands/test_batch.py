@@ -178,3 +178,52 @@ def test_an_output_that_exists_is_not_touched(echo, carpool, rows, tmp_path):
     result = carpool("batch", rows, output, "--upstream", echo)
     assert (result.exit_code, output.read_text()) == (1, "mine")
     assert "exists already" in result.output
+
+
+def test_shards_together_are_one_run_and_a_killed_one_resumes(echo, nasty, carpool, tmp_path, monkeypatch):
+    path, output, whole = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
+    path.write_text("".join(f"[{number}]\n" for number in range(97)) + "oops\n\n[97]\n[666]\n[98]")
+    with nasty("--poison", "666") as url:
+        options = ("--upstream", url, "--batch-size", 4)
+        assert carpool("batch", path, whole, *options).exit_code == 3
+        # 1. One shard is stopped half way, as by a kill: its journal says where it goes on
+        first = carpool("batch", path, output, "--upstream", "http://127.0.0.1:1", "--shards", 4, "--shard", 1)
+        assert first.exit_code == 1
+        stopped = carpool("batch", path, output, *options, "--shards", 4, "--shard", 3, "--max-bad", 0)
+        assert stopped.exit_code == 1
+        assert "out-00003-of-00004.jsonl.checkpoint" in {entry.name for entry in tmp_path.iterdir()}
+        early = carpool("batch", path, output, "--onnx", path, "--shards", 4, "--join")
+        assert "not finished" in early.output
+        # 2. All run, one of them by the index that Kubernetes gives
+        monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
+        results = [carpool("batch", path, output, *options, "--shards", 4)]
+        results += [carpool("batch", path, output, *options, "--shards", 4, "--shard", index) for index in (1, 2, 3)]
+        assert [result.exit_code for result in results] == [0, 0, 0, 3], results[-1].output
+        assert "continuing after row" in results[3].output
+    joined = carpool("batch", path, output, "--upstream", echo, "--shards", 4, "--join")
+    assert joined.exit_code == 0, joined.output
+    assert output.read_text() == whole.read_text()
+    errors = [json.loads(line) for line in lines(tmp_path / "out.jsonl.errors.jsonl")]
+    assert [error["line"] for error in errors] == [98, 101]
+
+
+def test_npz_shards_together_are_one_run(double, carpool, tmp_path):
+    path, output = tmp_path / "in.npz", tmp_path / "out.npz"
+    given = np.arange(15, dtype=np.float32).reshape(5, 3)
+    np.savez(path, x=given)
+    for index in range(7):  # two of them have no rows
+        result = carpool("batch", path, output, "--onnx", double, "--shards", 7, "--shard", index)
+        assert result.exit_code == 0, result.output
+    assert carpool("batch", path, output, "--onnx", double, "--shards", 7, "--join").exit_code == 0
+    with np.load(output) as found:
+        assert (found["y"] == 2 * given).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [(("--shards", 3), "--shard I"), (("--shards", 3, "--shard", 3), "0 to 2"), (("--join",), "needs --shards")],
+)
+def test_wrong_shards_are_named(carpool, rows, tmp_path, options, says):
+    result = carpool("batch", rows, tmp_path / "out.jsonl", "--upstream", "http://127.0.0.1:1", *options)
+    assert result.exit_code == 2
+    assert says in result.output

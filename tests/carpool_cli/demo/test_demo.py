@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from carpool_cli.demo import day, filetypes, tower
 from carpool_cli.demo.load import report_on
 from carpool_cli.demo.processes import DemoError, Processes
 from carpool_cli.load.loadgen import Recording
+from carpool_sidecar.admin.metrics import METRICS
 from carpool_sidecar.config.settings import parse
 from carpool_sidecar.main import main as sidecar
 from carpool_sidecar.tuning.stalls import Stall
@@ -150,6 +153,37 @@ def test_the_examples_configurations_are_right(path, tmp_path):
         assert sidecar_container["restartPolicy"] == "Always"
     else:
         assert sidecar(["--check", "--config", str(path)]) == 0
+
+
+def test_the_example_for_scale_to_zero_is_right():
+    documents = list(yaml.safe_load_all((ROOT / "examples/jobs/scale-to-zero.yaml").read_text()))
+    by_kind = {document["kind"]: document for document in documents}
+    config = parse(by_kind["ConfigMap"]["data"]["sidecar.yaml"])
+    pod = by_kind["StatefulSet"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert config.jobs.path.startswith(container["volumeMounts"][1]["mountPath"])
+    assert pod["terminationGracePeriodSeconds"] > config.shutdown.limit
+    query = by_kind["ScaledObject"]["spec"]["triggers"][0]["metadata"]["query"]
+    known = {f"carpool_{metric.name}" for metric in METRICS}
+    assert set(re.findall("carpool_[a-z_]+", query)) <= known
+
+
+def test_the_example_of_an_indexed_job_runs_every_shard(tmp_path, monkeypatch, double, carpool):
+    (job,) = yaml.safe_load_all((ROOT / "examples/jobs/shards.yaml").read_text())
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    claim = f"{tmp_path}/"
+    words = [word.replace("/data/", claim) for word in [*container["command"], *container["args"]]]
+    assert words.pop(0) == "carpool"
+    assert words[-1] == str(job["spec"]["completions"])
+    shutil.copy(double, tmp_path / "model.onnx")
+    (tmp_path / "rows.jsonl").write_text("".join(f"[{number}, 1, 2]\n" for number in range(50)))
+    for index in range(job["spec"]["completions"]):
+        monkeypatch.setenv("JOB_COMPLETION_INDEX", str(index))
+        done = carpool(*words)
+        assert done.exit_code == 0, done.output
+    assert carpool(*words, "--join").exit_code == 0
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert answers == [[2.0 * number, 2.0, 4.0] for number in range(50)]
 
 
 @pytest.mark.real

@@ -1,0 +1,136 @@
+"""All of the jobs: put together, begun and ended with the sidecar."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from time import time
+from typing import TYPE_CHECKING
+
+from carpool.exchange import report
+from carpool.policy.plain import PolicyError
+from carpool_sidecar.http1.messages import find
+from carpool_sidecar.jobs.batches import Batches
+from carpool_sidecar.jobs.database import Database
+from carpool_sidecar.jobs.records import Refused, State
+from carpool_sidecar.jobs.runner import Runner
+from carpool_sidecar.jobs.store import Store
+from carpool_sidecar.jobs.writer import Writer
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+
+    from carpool_sidecar.config.settings import Jobs, SidecarConfig
+    from carpool_sidecar.http1.exchange import Exchange
+    from carpool_sidecar.http1.server import Server
+    from carpool_sidecar.jobs.headroom import Seen
+
+
+class Desk:
+    """Where jobs are handed in. Raises ``OSError`` or ``PolicyError`` where the file or the credential can't be had."""
+
+    def __init__(
+        self,
+        config: SidecarConfig,
+        settings: Jobs,
+        *,
+        look: Callable[[], Seen],
+        ready: Callable[[], bool],
+        log: logging.Logger,
+    ) -> None:
+        self.settings = settings
+        self.credential = _credential(settings.authorization_file)
+        self._database = Database(settings.path)
+        self.store = Store(self._database, settings)
+        self.batches = Batches(self._database, self.store, settings)
+        self._log = log
+        found = self._recover(config.policy.idempotent)
+        if found:
+            log.warning(
+                "jobs were running when the last process ended",
+                extra={"jobs": found, "sent_again": config.policy.idempotent},
+            )
+        self.writer = Writer(self._database.connection, self.store.count)
+        self.runner = Runner(
+            config,
+            self.writer,
+            self.store,
+            self.batches,
+            look=look,
+            ready=ready,
+            credential=self.credential,
+            log=log,
+        )
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self, server: Server) -> None:
+        """Begin to run what is queued."""
+        await self.runner.listen(server)
+        self._running = asyncio.get_running_loop().create_task(self.runner.run())
+        self._running.add_done_callback(self._ended)
+
+    def drain(self) -> None:
+        """Take in nothing and start nothing more; what is under way goes on."""
+        self.runner.stopping = True
+
+    async def close(self) -> None:
+        """Cut what is under way and let go of the file."""
+        await self.runner.close()
+        if self._running is not None:
+            await asyncio.wait({self._running})
+        await self.writer.close()
+        self._database.close()
+
+    def report(self) -> report.Jobs:
+        """Say how things are."""
+        totals, runner = self.store.totals, self.runner
+        return report.Jobs(
+            states={state: totals[state] for state in State if totals[state]},
+            lines=totals["lines"],
+            bytes=totals["bytes"],
+            max_bytes=int(self.settings.max_bytes),
+            in_flight=len(runner.flights),
+            limit=runner.headroom.limit,
+        )
+
+    def check_open(self) -> None:
+        """Refuse what is handed in while this process ends."""
+        if self.runner.stopping:
+            raise Refused(503, "draining", "this replica is shutting down: try again")
+
+    def owner(self, exchange: Exchange) -> bytes | None:
+        """Return whose things an exchange hands in: a hash of its Authorization header, if there is one."""
+        return self.store.owner(find(exchange.headers, b"authorization"))
+
+    def owner_of(self, exchange: Exchange) -> bytes:
+        """Return whose things are listed: those that came with the same Authorization header."""
+        owner = self.owner(exchange)
+        if owner is None:
+            text = "lists are by caller: send the Authorization header that these were submitted with"
+            raise Refused(401, "jobs-owner", text)
+        return owner
+
+    def _recover(self, idempotent: bool) -> int:
+        run, now = self._database.connection.execute, time()
+        run("BEGIN IMMEDIATE")
+        found = self.store.recover(now, idempotent=idempotent) + self.batches.recover(now, idempotent=idempotent)
+        run("COMMIT")
+        self.store.count()
+        return found
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("jobs are not run any more", exc_info=error)
+
+
+def _credential(path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        value = Path(path).read_bytes().strip()
+    except OSError as error:
+        raise PolicyError("jobs.authorizationFile", f"{path!r}: {error.strerror}: name a readable file") from None
+    if not value or b"\n" in value or b"\r" in value or b"\0" in value:
+        raise PolicyError("jobs.authorizationFile", f"{path!r} has to hold one line: the header's value, as Bearer ...")
+    return value

@@ -1,0 +1,127 @@
+"""How many jobs may be under way: what interactive requests leave, and no more. Pure; ``now`` in seconds."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import NamedTuple
+
+SHARE = 0.8
+"""Of the time, for which the device may be busy while jobs begin. The rest keeps interactive requests from waiting."""
+
+MEMORY = 1.0
+"""Seconds over which the device's busy time is looked at."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
+"""Seconds without new jobs after a refusal; doubled with each in a row."""
+
+
+FIRST_GROWTH, GROWTH = 1.5, 1.02
+"""Per good second: at first from 1 to 16 in 7 s; then doubled in 35 s."""
+
+
+class Seen(NamedTuple):
+    """What was counted so far. ``busy``: the device's seconds; ``met``, ``missed``: interactive requests by SLO."""
+
+    busy: float
+    met: int = 0
+    missed: int = 0
+
+
+class Headroom:
+    """Stops while the device is busy, pauses after each refusal, and yields while interactive requests miss the SLO.
+
+    ``most``: under way at once. ``allowed``: the share of interactive requests that may miss.
+    """
+
+    def __init__(self, most: int, allowed: float = 0.01) -> None:
+        self.allowed = allowed
+        self._most = most
+        self._refusals = Pause()
+        self._misses = Pause()
+        self._limit = 1.0
+        self._growth = FIRST_GROWTH
+        self._share = 0.0
+        self._seen: tuple[Seen, float] | None = None
+        self._judged: tuple[Seen, float] | None = None
+
+    @property
+    def share(self) -> float:
+        """Share of the last second or so for which the device was busy."""
+        return self._share
+
+    @property
+    def limit(self) -> int:
+        """Jobs that may be under way now."""
+        return int(self._limit)
+
+    def update(self, seen: Seen, now: float) -> None:
+        """Take what was counted up to ``now``."""
+        self._judge(seen, now)
+        if self._seen is None:
+            self._seen = (seen, now)
+            return
+        before, at = self._seen
+        elapsed = now - at
+        if elapsed < MEMORY / 20:
+            return  # too short to say anything
+        fresh = min(1.0, max(0.0, seen.busy - before.busy) / elapsed)
+        weight = min(1.0, elapsed / MEMORY)
+        self._share += weight * (fresh - self._share)
+        self._seen = (seen, now)
+
+    def _judge(self, seen: Seen, now: float) -> None:
+        """Look once a second whether interactive requests met the SLO."""
+        if self._judged is None:
+            self._judged = (seen, now)
+        before, at = self._judged
+        if now - at < MEMORY:
+            return
+        self._judged = (seen, now)
+        met, missed = seen.met - before.met, seen.missed - before.missed
+        if missed <= self.allowed * (met + missed):
+            if self._misses.over(now):
+                self._limit = min(float(self._most), self._limit * self._growth)
+                self._misses.relax()
+        elif self._limit > 1:
+            self._limit = max(1.0, self._limit / 2)
+            self._growth = GROWTH
+        else:
+            self._misses.begin(now)
+
+    def room(self, under_way: int, now: float) -> int:
+        """Return how many jobs may begin now."""
+        if self._share > SHARE or not (self._refusals.over(now) and self._misses.over(now)):
+            return 0
+        return max(0, self.limit - under_way)
+
+    def answered(self) -> None:
+        """Note an answer of the model's."""
+        self._refusals.relax()
+
+    def refused(self, retry_after: float, now: float) -> None:
+        """Note that the model, or its queue, had no room; requests that were sent together are one refusal."""
+        if self._refusals.over(now):
+            self._limit = max(1.0, self._limit / 2)
+            self._growth = GROWTH
+            self._refusals.begin(now, retry_after if retry_after > 1 else 0.0)
+
+
+class Pause:
+    """A time without new jobs: twice as long each time, until `relax`."""
+
+    def __init__(self) -> None:
+        self._next = FIRST_PAUSE
+        self._until = -inf
+
+    def over(self, now: float) -> bool:
+        """Whether there is none now."""
+        return now >= self._until
+
+    def begin(self, now: float, least: float = 0.0) -> None:
+        """Begin one of at least so many seconds."""
+        self._until = now + min(LONGEST_PAUSE, max(self._next, least))
+        self._next = min(LONGEST_PAUSE, 2 * self._next)
+
+    def relax(self) -> None:
+        """Make the next one short again: things went well."""
+        self._next = FIRST_PAUSE

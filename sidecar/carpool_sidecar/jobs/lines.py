@@ -1,0 +1,111 @@
+"""Lines of a batch's input, and what is written of each: OpenAI's form. Pure."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from carpool_sidecar.http1.messages import find
+
+if TYPE_CHECKING:
+    from carpool_sidecar.jobs.records import Outcome
+
+
+class Line(Struct, frozen=True):
+    """One request. ``body`` is sent as it is written."""
+
+    custom_id: str
+    url: str
+    body: Raw
+    method: str = "POST"
+
+
+class Wrong(Exception):  # noqa: N818 - of the line, not of this program
+    """A line that can't be sent. ``custom_id``: as far as it could be read."""
+
+    def __init__(self, custom_id: str | None, text: str) -> None:
+        super().__init__(text)
+        self.custom_id = custom_id
+
+
+class _Named(Struct):
+    custom_id: str | None = None
+
+
+_line = msgspec.json.Decoder(Line)
+_named = msgspec.json.Decoder(_Named)
+
+
+def read(text: bytes, endpoint: str) -> Line:
+    """Read a line; raises ``Wrong``."""
+    try:
+        line = _line.decode(text)
+    except msgspec.DecodeError as error:
+        raise Wrong(custom_id(text), f"the line is no request: {error}") from None
+    if line.method != "POST":
+        raise Wrong(line.custom_id, f"method {line.method!r}: write POST")
+    if line.url != endpoint:
+        raise Wrong(line.custom_id, f"url {line.url!r} is not the batch's endpoint, {endpoint!r}")
+    if not bytes(line.body).lstrip().startswith(b"{"):
+        raise Wrong(line.custom_id, "body has to be an object")
+    return line
+
+
+def check_length(number: int, length: int, longest: int) -> None:
+    """Raise ``Wrong`` for a line that is not read."""
+    if length > longest:
+        raise Wrong(None, f"line {number} has {length} bytes: raise jobs.maxRequest ({longest})")
+
+
+def custom_id(text: bytes) -> str | None:
+    """Return the name of a line, as far as it can be read."""
+    try:
+        return _named.decode(text).custom_id
+    except msgspec.DecodeError:
+        return None
+
+
+def refused(wrong: Wrong) -> bytes:
+    """Write what becomes of a line that can't be sent."""
+    return _written(wrong.custom_id, None, {"code": "invalid_request", "message": str(wrong)}, {})
+
+
+def written(name: str | None, outcome: Outcome, attempts: int, *, rerun: bool) -> bytes:
+    """Write what became of a line: ``attempts`` only where it was sent more than once."""
+    answer, error, response = outcome.answer, None, None
+    if answer is not None:
+        identity = find(answer.headers, b"x-request-id") or b""
+        response = {
+            "status_code": answer.status,
+            "request_id": identity.decode("latin-1"),
+            "body": _body(answer.body),
+        }
+    if outcome.reason is not None:
+        error = {"code": outcome.reason, "message": REASONS.get(outcome.reason, outcome.reason)}
+    own = {"carpool": {"attempts": attempts, "rerun": rerun}} if attempts > 1 else {}
+    return _written(name, response, error, own)
+
+
+REASONS = {
+    "interrupted": "the sidecar ended while this ran, and it is not sent again: idempotent: false, or too often",
+    "expired": "there was no time for it before its window was over",
+    "cancelled": "it was cancelled",
+}
+"""What some reasons mean; others are the status of an answer, or what kept it from coming."""
+
+
+def _written(name: str | None, response: Any, error: Any, own: dict[str, Any]) -> bytes:  # noqa: ANN401 - JSON
+    record = {"id": f"batch_req_{secrets.token_hex(12)}", "custom_id": name, "response": response, "error": error}
+    return msgspec.json.encode(record | own) + b"\n"
+
+
+def _body(body: bytes) -> object:
+    """Return an answer's JSON as it came, on one line; what is no JSON as text."""
+    try:
+        msgspec.json.decode(body, type=Raw)
+        return Raw(body if b"\n" not in body else msgspec.json.format(body, indent=-1))
+    except msgspec.DecodeError:
+        return body.decode("utf-8", "replace")

@@ -1,0 +1,145 @@
+"""What the store keeps and hands out. Times are seconds since 1970, as people and other processes read them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from msgspec import Struct
+
+
+class State(StrEnum):
+    """Where a job is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    """The model answered with success (2xx)."""
+    FAILED = "failed"
+    """It answered with an error, or not at all: `reason` says which."""
+    CANCELLED = "cancelled"
+
+
+class Stage(StrEnum):
+    """Where a batch is, as OpenAI calls it."""
+
+    IN_PROGRESS = "in_progress"
+    CANCELLING = "cancelling"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+class Refused(Exception):  # noqa: N818 - an answer, no fault of this program
+    """What the store does not do. ``status`` and ``reason`` go to the caller; the text names the option, if one is."""
+
+    def __init__(self, status: int, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.reason = reason
+
+
+class Call(Struct, frozen=True):
+    """A request for the model, as a job has it."""
+
+    method: str
+    target: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+class Job(Struct, frozen=True):
+    """A job without its bodies. ``attempts``: how often it may have reached the model."""
+
+    id: str
+    state: State
+    method: str
+    target: str
+    created: float
+    expires: float
+    """When it fails, if it has not been answered."""
+    started: float | None = None
+    """When it was sent last."""
+    ended: float | None = None
+    attempts: int = 0
+    rerun: bool = False
+    """Whether it was sent again although the model may have computed it before."""
+    status: int | None = None
+    """Of the answer, if there is one."""
+    reason: str | None = None
+
+
+class Answer(Struct, frozen=True):
+    """What the model answered."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class File(Struct, frozen=True):
+    """A file: JSON lines that were uploaded, or those that a batch wrote."""
+
+    id: str
+    seq: int
+    name: str
+    purpose: str
+    created: float
+    expires: float
+    size: int = 0
+    lines: int = 0
+    batch: int | None = None
+    """The batch that wrote it; None: it was uploaded."""
+    failed: bool = False
+    """Of these: its errors, or its answers."""
+
+
+class Batch(Struct, frozen=True):
+    """Requests from a file."""
+
+    id: str
+    seq: int
+    stage: Stage
+    endpoint: str
+    window: str
+    file: str
+    created: float
+    expires: float
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    started: float | None = None
+    cancelling: float | None = None
+    ended: float | None = None
+    output: str | None = None
+    errors: str | None = None
+    metadata: bytes = b"null"
+
+
+class Place(NamedTuple):
+    """Which line of which batch."""
+
+    batch: int
+    number: int
+
+
+class Task(NamedTuple):
+    """A request that is to be sent now: of a job, by its number, or of a line."""
+
+    of: int | Place
+    call: Call
+    expires: float
+
+
+class Outcome(NamedTuple):
+    """What became of a task.
+
+    ``answer``: the model's, if there is one. ``reason``: why there is none that counts. ``again``: the task goes back
+    in the queue; ``reached``: the model may have computed it.
+    """
+
+    of: int | Place
+    answer: Answer | None
+    reason: str | None = None
+    again: bool = False
+    reached: bool = True

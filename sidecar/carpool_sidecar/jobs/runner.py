@@ -1,0 +1,247 @@
+"""Runs jobs: what the store hands out is sent through the sidecar's own data port, as any caller's request would be.
+
+So batching, the gate for token streams, limits, deadlines and metrics hold for jobs as for all others. They carry the
+lowest priority (``x-carpool-priority: batch``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import suppress
+from time import time
+from typing import TYPE_CHECKING
+
+from carpool_sidecar.http1.client import Pool
+from carpool_sidecar.http1.limits import ClientLimits
+from carpool_sidecar.http1.messages import content_length, encode_request_head, find, forwardable
+from carpool_sidecar.jobs.headroom import Headroom
+from carpool_sidecar.jobs.records import Answer, Outcome, Place, Task
+from carpool_sidecar.protocols.headers import PRIORITY
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+
+    from carpool_sidecar.config.settings import SidecarConfig
+    from carpool_sidecar.http1.calls import Call, UpstreamError
+    from carpool_sidecar.http1.messages import Headers
+    from carpool_sidecar.http1.server import Server
+    from carpool_sidecar.jobs.batches import Batches
+    from carpool_sidecar.jobs.headroom import Seen
+    from carpool_sidecar.jobs.store import Store
+    from carpool_sidecar.jobs.writer import Writer
+
+LOOK = 0.05
+"""Seconds between two looks at the device while jobs wait for it."""
+
+SWEEP = 30.0
+"""Seconds between two looks for what may be forgotten."""
+
+NOT_NOW = frozenset({429, 503})
+"""Statuses that say that the request was not taken: it goes back, and this was no attempt."""
+
+UNCERTAIN = frozenset({502, 504})
+"""Statuses that leave open whether the model computed it."""
+
+
+class Flight:
+    """One task on its way."""
+
+    __slots__ = ("_runner", "call", "task")
+
+    def __init__(self, runner: Runner, task: Task) -> None:
+        self._runner = runner
+        self.task = task
+        self.call: Call | None = None
+
+    def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
+        """Take the answer, the model's or a refusal."""
+        self._runner.landed(self, Answer(status, [*forwardable(headers)], bytes(body)))
+
+    def failed(self, error: UpstreamError) -> None:
+        """Take that the connection to the sidecar itself broke, as when it ends."""
+        self._runner.lost(self, error)
+
+
+class Runner:
+    """Hands out tasks while there is headroom. ``look`` returns what was counted so far."""
+
+    def __init__(
+        self,
+        config: SidecarConfig,
+        writer: Writer,
+        store: Store,
+        batches: Batches,
+        *,
+        look: Callable[[], Seen],
+        ready: Callable[[], bool],
+        credential: bytes | None,
+        log: logging.Logger,
+    ) -> None:
+        assert config.jobs is not None  # noqa: S101 - for the type checker: there is no runner without
+        self.headroom = Headroom(config.jobs.max_in_flight)
+        self.configure(config)
+        self.stopping = False
+        """Nothing is started any more."""
+        self.flights: dict[int | Place, Flight] = {}
+        self._settings, self._bodies = config.jobs, config.bodies
+        self._writer, self._store, self._batches = writer, store, batches
+        self._look, self._ready, self._credential, self._log = look, ready, credential, log
+        self._clock = asyncio.get_running_loop().time
+        self._outcomes: list[Outcome] = []
+        self._places = 0
+        """Places given since batches had their share."""
+        self._closing = False
+        self._wanted = asyncio.Event()
+        self._pool: Pool | None = None
+
+    def configure(self, config: SidecarConfig) -> None:
+        """Take another version of the configuration."""
+        self.idempotent = config.policy.idempotent
+        self.headroom.allowed = 1 - config.policy.slo.percentiles[-1][0]
+
+    async def listen(self, server: Server) -> None:
+        """Open the way into the data port: a socket without a file, that only this pod sees."""
+        path = f"\0carpool-{secrets.token_hex(16)}"
+        await server.listen_unix(path)
+        self._pool = Pool(
+            path=path,
+            max_connections=self._settings.max_in_flight,
+            limits=ClientLimits(max_body_bytes=int(self._bodies.largest_answer)),
+            budget=server.budget,
+        )
+
+    def wake(self) -> None:
+        """There may be something to run."""
+        self._wanted.set()
+
+    def cancel(self, of: int | Place) -> None:
+        """Give up a task that is under way: its connection closes, and the model's with it."""
+        flight = self.flights.pop(of, None)
+        if flight is not None and flight.call is not None:
+            flight.call.cancel()
+        self.wake()
+
+    async def run(self) -> None:
+        """Take and send tasks until `close`."""
+        swept, more = self._clock() - SWEEP, True
+        sweeping = False
+        while not self._closing or self._outcomes:
+            now = self._clock()
+            if (sweeping or now - swept >= SWEEP) and not self._closing:
+                sweeping, swept = await self._sweep(), now
+            self.headroom.update(self._look(), now)
+            room = 0 if self.stopping or not self._ready() else self.headroom.room(len(self.flights), now)
+            self._wanted.clear()
+            if self._outcomes or (room and more):
+                more = await self._turn(room)
+                continue
+            # What waits may begin as soon as the device has time. Where nothing waits, what comes wakes us.
+            waits = self._store.totals["queued"] or self._store.totals["lines"]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK if waits or sweeping else SWEEP):
+                    await self._wanted.wait()
+            more = True
+
+    async def close(self) -> None:
+        """Cut what is under way, and keep what was answered.
+
+        What was cut is found running by the next process, which says so.
+        """
+        self.stopping = True
+        if self._pool is not None:
+            await self._pool.close()
+        self._closing = True
+        self.wake()
+
+    # ------------------------------------------------------------------------------------------------- outcomes
+
+    def landed(self, flight: Flight, answer: Answer) -> None:
+        """Take an answer."""
+        now = self._clock()
+        status, of = answer.status, flight.task.of
+        if status in NOT_NOW:
+            after = find(answer.headers, b"retry-after") or b""
+            self.headroom.refused(float(after) if after.isdigit() else 0.0, now)
+            self._ended(flight, Outcome(of, answer, f"status-{status}", again=True, reached=False))
+            return
+        self.headroom.answered()
+        uncertain = status in UNCERTAIN
+        reason = None if 200 <= status < 300 else f"status-{status}"
+        self._ended(flight, Outcome(of, answer, reason, again=uncertain and self.idempotent))
+
+    def lost(self, flight: Flight, error: UpstreamError) -> None:
+        """Take that there is no answer."""
+        if error.kind == "too-large":
+            self._ended(flight, Outcome(flight.task.of, None, "too-large"))
+        elif self.stopping:
+            self.flights.pop(flight.task.of, None)  # as if the process had been killed: the next one takes it up
+        elif error.kind == "refused":
+            self.headroom.refused(0.0, self._clock())
+            self._ended(flight, Outcome(flight.task.of, None, "connection-refused", again=True, reached=False))
+        else:
+            self._ended(flight, Outcome(flight.task.of, None, f"connection-{error.kind}", again=self.idempotent))
+
+    def _ended(self, flight: Flight, outcome: Outcome) -> None:
+        if self.flights.pop(flight.task.of, None) is not None:
+            self._outcomes.append(outcome)
+            self.wake()
+
+    # ------------------------------------------------------------------------------------------------- the store
+
+    async def _turn(self, room: int) -> bool:
+        """Keep what was answered, take what is next and send it; return whether there may be more."""
+        outcomes, self._outcomes = self._outcomes, []
+        try:
+            tasks = await self._writer.do(lambda: self._exchange(outcomes, room, time()))
+        except Exception:  # noqa: BLE001 - a full disk, mostly: nothing is lost while this process lives
+            self._outcomes = outcomes + self._outcomes
+            self._log.exception("jobs.path can't be written; no job is started until it can")
+            if self._closing:
+                self._outcomes = []  # the next process finds them running, and says so
+            else:
+                await asyncio.sleep(1.0)
+            return False
+        for task in tasks:
+            self._send(task)
+        return bool(tasks) or not room
+
+    def _exchange(self, outcomes: list[Outcome], room: int, now: float) -> list[Task]:
+        for outcome in outcomes:
+            (self._batches if isinstance(outcome.of, Place) else self._store).finish(outcome, now)
+        if not room or self._store.totals["bytes"] >= int(self._settings.max_bytes):
+            return []
+        # Jobs leave batches one place in four.
+        self._places += room
+        share = min(room, self._places // 4)
+        self._places -= 4 * share
+        tasks = self._batches.claim(share, now) if share else []
+        tasks += self._store.claim(room - len(tasks), now)
+        if len(tasks) < room:
+            tasks += self._batches.claim(room - len(tasks), now)
+        return tasks
+
+    async def _sweep(self) -> bool:
+        """Forget what was kept long enough; return whether there is more of it."""
+        try:
+            return await self._writer.do(lambda: self._store.sweep(time()) | self._batches.sweep(time()))
+        except Exception:  # noqa: BLE001 - likewise
+            self._log.exception("jobs.path can't be swept")
+            return False
+
+    def _send(self, task: Task) -> None:
+        assert self._pool is not None  # noqa: S101 - for the type checker: it listens first
+        call = task.call
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in call.headers]
+        if self._credential is not None:
+            headers.append((b"authorization", self._credential))
+        if call.body or call.method not in {"GET", "DELETE"}:
+            headers.append(content_length(len(call.body)))
+        # The deadline is the caller's, as far as it is one that a header can say.
+        left = max(0.0, task.expires - time())
+        headers += [(b"host", b"localhost"), (PRIORITY, b"batch"), (b"x-request-timeout-ms", b"%d" % (left * 1000))]
+        head = encode_request_head(call.method.encode(), call.target.encode(), headers)
+        flight = self.flights[task.of] = Flight(self, task)
+        # It may take as long as the model does: the sidecar itself ends it, by upstream.timeout or the deadline.
+        flight.call = self._pool.send(head, call.body, flight, timeout=left + 60.0)

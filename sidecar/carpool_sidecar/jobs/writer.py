@@ -1,0 +1,93 @@
+"""The one thread that touches the database: the event loop hands it work and goes on.
+
+All work that waits goes into one transaction, so one wait for the disk serves all of it. Whoever asked is answered
+when the transaction has reached the disk, and not before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Thread
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+TOGETHER = 256
+"""Pieces of work in one transaction at most."""
+
+Job = tuple["Callable[[], Any]", "asyncio.Future[Any]"]
+
+
+class Writer:
+    """Runs work, in order, in the thread."""
+
+    def __init__(self, connection: sqlite3.Connection, committed: Callable[[], None]) -> None:
+        """Start the thread; ``committed`` is called in it after each transaction, outside of any."""
+        self._connection = connection
+        self._committed = committed
+        self._loop = asyncio.get_running_loop()
+        self._queue: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread = Thread(target=self._run, name="carpool-jobs", daemon=True)
+        self._thread.start()
+
+    def do(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Run ``work`` in a transaction; the future has its result once that is on disk, or its exception."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queue.put((work, future))
+        return future
+
+    async def close(self) -> None:
+        """Do what was asked for so far, then end the thread."""
+        self._queue.put(None)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+
+    def _run(self) -> None:
+        while (first := self._queue.get()) is not None:
+            jobs, ends = [first], False
+            while len(jobs) < TOGETHER and not self._queue.empty():
+                following = self._queue.get()
+                if following is None:
+                    ends = True
+                    break
+                jobs.append(following)
+            self._together(jobs)
+            if ends:
+                return
+
+    def _together(self, jobs: list[Job]) -> None:
+        run = self._connection.execute
+        results: list[tuple[bool, Any]] = []
+        try:
+            run("BEGIN IMMEDIATE")
+            for work, _ in jobs:
+                run("SAVEPOINT one")
+                try:
+                    results.append((True, work()))
+                except Exception as error:  # noqa: BLE001 - it is whoever asked who hears of it
+                    run("ROLLBACK TO one")
+                    results.append((False, error))
+                run("RELEASE one")
+            run("COMMIT")
+            self._committed()
+        except Exception as error:  # noqa: BLE001 - the disk is full, or gone: none of it was done
+            with suppress(Exception):
+                run("ROLLBACK")
+            results = [(False, error)] * len(jobs)
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(_deliver, jobs, results)
+
+
+def _deliver(jobs: list[Job], results: list[tuple[bool, Any]]) -> None:
+    for (_, future), (good, result) in zip(jobs, results, strict=True):
+        if future.done():
+            continue  # whoever asked has left
+        if good:
+            future.set_result(result)
+        else:
+            future.set_exception(result)

@@ -1,0 +1,48 @@
+"""A store on a real file, its clock in the test's hands."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool_sidecar.config.settings import Jobs
+from carpool_sidecar.jobs.batches import Batches
+from carpool_sidecar.jobs.database import Database
+from carpool_sidecar.jobs.store import Store
+
+
+class Disk:
+    """Store and batches on one file; `again` is what a new process finds."""
+
+    def __init__(self, path, **settings) -> None:
+        self.settings = Jobs(path=str(path), **settings)
+        self.open()
+
+    def open(self):
+        self.database = Database(self.settings.path)
+        self.store = Store(self.database, self.settings)
+        self.batches = Batches(self.database, self.store, self.settings)
+
+    def again(self, now=0.0, *, idempotent=True):
+        self.database.close()
+        self.open()
+        found = self.store.recover(now, idempotent=idempotent) + self.batches.recover(now, idempotent=idempotent)
+        self.store.count()
+        return found
+
+    @property
+    def totals(self):
+        self.store.count()
+        return {name: value for name, value in self.store.totals.items() if value}
+
+
+@pytest.fixture
+def disk(tmp_path):
+    opened = []
+
+    def make(**settings):
+        opened.append(Disk(tmp_path / "jobs.db", **settings))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.database.close()
