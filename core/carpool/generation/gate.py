@@ -11,6 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.generation.calibration import Calibration
+from carpool.generation.capacity import carried
 from carpool.generation.kv_budget import KvBudget
 from carpool.generation.meter import Meter
 from carpool.generation.queues import OUTPUT_COST, PROMPT_COST, Expiry, FairQueue
@@ -20,6 +21,7 @@ from carpool.policy.generation import Order
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from carpool.generation.capacity import Carried
     from carpool.generation.step_model import StepModel
 
 HEADROOM = 0.9
@@ -153,6 +155,18 @@ class Gate:
     def report(self, kv_share: float) -> None:
         """Take the engine's report of the share of its KV cache in use."""
         self.kv.report(kv_share, self.meter.kv)
+
+    def carries(self) -> Carried | None:
+        """Return what the engine carries within the targets, as far as it is learned.
+
+        None before enough answers have ended, or without a target for TPOT.
+        """
+        load = self.calibration.load()
+        if load is None or self.slo.tpot == inf:
+            return None
+        room = None if self.kv.tokens is None else self.limits.kv_budget_percent / 100 * self.kv.tokens
+        target = self.slo.tpot / self.calibration.tpot
+        return carried(self.meter.model, load, target, kv_tokens=room, most=self.limits.max_running)
 
     def wake_at(self, now: float) -> float:
         """Return when a request that waits becomes too late; ``now`` or before: at once; ``inf``: none does."""

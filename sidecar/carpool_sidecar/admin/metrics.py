@@ -11,6 +11,7 @@ from carpool.batching.counters import CANCELLED, DURATION_BOUNDS, ROW_BOUNDS, Ce
 from carpool.batching.requests import Refused
 from carpool_sidecar.admin.metric import Metric, cumulative
 from carpool_sidecar.generation import metrics as generation
+from carpool_sidecar.generation.load import with_streams
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -294,7 +295,7 @@ class Collector:
             )
         generation.fill(families, sidecar.streams)
         # 3. Of the whole process
-        now = control.load()
+        now = with_streams(control.load(), sidecar.streams)
         put("utilization_ratio", now.utilization)
         if now.load is not None:
             put("load_ratio", now.load)

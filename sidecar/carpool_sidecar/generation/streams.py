@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from carpool.generation.requests import Request
 from carpool_sidecar.generation.counts import Models
 from carpool_sidecar.generation.gatekeeper import Gatekeeper, slo_of
+from carpool_sidecar.generation.load import Rate
 from carpool_sidecar.generation.requests import read
 from carpool_sidecar.generation.token_sizes import BYTES_PER_TOKEN, TokenSizes
 from carpool_sidecar.http1.messages import find
@@ -43,6 +44,8 @@ class Streams:
         self._clock = clock
         self._log = log
         self._keys = count()
+        self.rate = Rate(clock)
+        """Of requests, refused ones included."""
         self.configure(policy)
 
     def configure(self, policy: BatchingPolicy) -> None:
@@ -69,6 +72,7 @@ class Streams:
 
     def arrive(self, stream: Stream) -> None:
         """Take a request whose body is here."""
+        self.rate.count()
         exchange = stream.exchange
         asked = stream.asked = read(stream.endpoint, exchange.body)
         stream.per_event = self.sizes.per_event(asked.model)
