@@ -75,6 +75,9 @@ class Controller:
                     for each in self._before.capacity:
                         if each.target == where:
                             steering.load.recall(each)
+                    for streams in self._before.token_streams:
+                        if streams.target == where:
+                            steering.streams.recall(streams)
         spec = policy.spec
         if spec is None:
             return self._unread(view)

@@ -36,6 +36,7 @@ from carpool_operator.workloads.registry import BY_NAME
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from carpool.policy.spec import SLO
     from carpool_operator.api.model import Policy, Target, View, Workload
     from carpool_operator.api.spec import PolicySpec
     from carpool_operator.tuning.steering import Steering
@@ -281,22 +282,34 @@ def metrics_available(steering: Steering, view: View, stale_after: float) -> Fin
     )
 
 
-def slo_met(steerings: Iterable[Steering], policy: Policy, spec: PolicySpec, before: Finding | None) -> Finding:
+def _promise(slo: SLO) -> str:
+    """Say what is promised."""
+    named = [(name, target) for name, target in (("TTFT", slo.ttft), ("TPOT", slo.tpot)) if target is not None]
+    parts = [f"{name} p99 within {format_seconds(float(target.p99))}" for name, target in named]
+    if slo.latency is not None:
+        quantile, seconds = slo.percentiles[-1]
+        parts.insert(0, f"p{100 * quantile:g} within {format_seconds(seconds)}".replace("99.9", "999"))
+    return ", ".join(parts)
+
+
+def slo_met(steerings: Sequence[Steering], policy: Policy, spec: PolicySpec, before: Finding | None) -> Finding:
     """Whether the promise is kept, by sequential tests with hysteresis: never by one interval's percentile."""
     verdicts = {
         f"{steering.target.name} {name}".strip(): learned.promise.kept
         for steering in steerings
         for name, learned in steering.models.items()
     }
-    quantile, seconds = spec.slo.percentiles[-1]
-    promise = f"p{100 * quantile:g} within {format_seconds(seconds)}".replace("99.9", "999")
+    streamed = {f"{each.target.name} token streams": each.streams.promise.kept for each in steerings}
+    verdicts |= {name: kept for name, kept in streamed.items() if kept is not None}
+    promise = _promise(spec.slo)
+    lower = "slo.latency" if spec.slo.latency is not None else "slo.ttft or slo.tpot"
     broken = sorted(name for name, kept in verdicts.items() if kept is False)
     if broken:
         return Finding(
             FALSE,
             "Missed",
-            f"{promise} is missed for {names(broken)}: more requests miss than allowed. Add replicas or raise "
-            f"slo.latency; why: kubectl carpool explain {policy.name} -n {policy.namespace}",
+            f"{promise} is missed for {names(broken)}: more requests miss than allowed. Add replicas or raise {lower}; "
+            f"why: kubectl carpool explain {policy.name} -n {policy.namespace}",
         )
     if any(verdicts.values()):
         return Finding(TRUE, "Kept", promise)

@@ -197,6 +197,11 @@ class Reporter:
                 for steering in steerings
                 if (said := steering.load.status(view.now, _where(steering.target), _lowest(steering))) is not None
             ),
+            token_streams=tuple(
+                streams
+                for steering in steerings
+                if (streams := steering.streams.status(view.now, _where(steering.target))) is not None
+            ),
         )
 
     def _applied(self, steerings: Sequence[Steering]) -> Applied | None:

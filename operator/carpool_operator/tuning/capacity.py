@@ -20,7 +20,7 @@ from carpool_operator.api.status import CapacityStatus
 from carpool_operator.tuning.evidence import Rates
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from carpool.policy.spec import BatchingPolicy
     from carpool_operator.api.model import Workload
@@ -39,6 +39,10 @@ LEAST, SELDOM = 10.0, 60.0
 """Seconds between two such changes, upwards and downwards."""
 
 
+STREAMS = "<token streams>"
+"""In place of a model, of which no name is so long: all token streams of a pod."""
+
+
 class Fullness(Struct, frozen=True):
     """How full a target is. Loads are in capacities of one replica."""
 
@@ -54,6 +58,8 @@ class Fullness(Struct, frozen=True):
     """Mean over the pods that serve."""
     rate: float
     """Requests per second of all pods and models."""
+    tokens: float | None = None
+    """Output tokens per second that one replica can serve, of token streams."""
 
 
 class TargetLoad:
@@ -96,18 +102,21 @@ class TargetLoad:
         for kept, _ in pods:
             for name, each in kept[-1].capacities.items():
                 known.setdefault(name, []).append(each)
+        # Token streams are one more load of the same device: their gate learns of them together, not by model.
+        carried = [kept[-1].streams for kept, _ in pods if kept[-1].streams is not None]
+        streams = [each.capacity for each in carried if each.capacity]
+        known |= {STREAMS: [Rates(*[each] * len(Rates._fields)) for each in streams]} if streams else {}
         if not known:
             return None
         loads = [0.0] * len(Rates._fields)
         rate = busy = 0.0
         for kept, seconds in pods:
             busy += sum(each.device_busy for each in kept) / seconds
-            for name in {name for each in kept for name in each.models}:
-                come = sum(each.models[name].arrivals for each in kept if name in each.models) / seconds
+            for name, come in _arrivals(kept, seconds).items():
                 if not come:
                     continue
                 # A pod that has measured nothing yet is as the others are.
-                own = kept[-1].capacities.get(name)
+                own = _own(kept[-1], name)
                 capacities = known.get(name, []) if own is None else [own]
                 if not capacities:
                     return None
@@ -115,7 +124,9 @@ class TargetLoad:
                 for index, rates in enumerate(zip(*capacities, strict=True)):
                     loads[index] += come * len(rates) / sum(rates)
         load, upper, zero_wait, alone = loads
-        return Fullness(load, upper, zero_wait, alone, len(pods), min(busy / len(pods), 1.0), rate)
+        tokens = [each.capacity_tokens for each in carried if each.capacity_tokens]
+        mean = sum(tokens) / len(tokens) if tokens else None
+        return Fullness(load, upper, zero_wait, alone, len(pods), min(busy / len(pods), 1.0), rate, mean)
 
     def status(self, now: float, target: str, lowest: float | None) -> CapacityStatus | None:
         """Return what a status says of ``target``; ``lowest``: utilization within the SLO, by forecast, if known.
@@ -135,6 +146,7 @@ class TargetLoad:
             replicas_unbatched=replicas(found.load_alone),
             serving=found.serving,
             requests_per_second=_figure(found.rate / found.load) if found.load else None,
+            tokens_per_second=None if found.tokens is None else _figure(found.tokens),
             utilization=_figure(found.utilization),
             lowest_utilization=None if lowest is None else _figure(lowest),
         )
@@ -149,6 +161,24 @@ class TargetLoad:
                 return said
         self._said, self._said_at = needed, now
         return needed
+
+
+def _arrivals(kept: Iterable[Sample], seconds: float) -> dict[str, float]:
+    """Return what came per second, by model; token streams only where a gate has targets for them."""
+    come: dict[str, float] = {}
+    for sample in kept:
+        for name, counted in sample.models.items():
+            come[name] = come.get(name, 0.0) + counted.arrivals / seconds
+        if sample.streams is not None and sample.streams.gated:
+            come[STREAMS] = come.get(STREAMS, 0.0) + sample.streams.arrivals / seconds
+    return come
+
+
+def _own(sample: Sample, name: str) -> Rates | None:
+    if name != STREAMS:
+        return sample.capacities.get(name)
+    capacity = None if sample.streams is None else sample.streams.capacity
+    return None if capacity is None else Rates(*[capacity] * len(Rates._fields))
 
 
 def _figure(value: float) -> float:
