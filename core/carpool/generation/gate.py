@@ -7,6 +7,7 @@ first token too late are refused, at arrival where that is sure already.
 
 from __future__ import annotations
 
+from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -64,6 +65,8 @@ class Gate:
         self._interactive = FairQueue(self.limits.order, self.limits.weights)
         self._batch = FairQueue(self.limits.order, self.limits.weights)
         self._expiry = Expiry()
+        self._tpots: Counter[float] = Counter()
+        """Requests with the engine that have targets of their own, by that for TPOT."""
         self._passed = 0
         """Interactive requests admitted since the last one of batch priority."""
 
@@ -110,6 +113,8 @@ class Gate:
             request.admitted_at = now
             self.calibration.admitted(request, self.meter)
             self.meter.admitted(request)
+            if request.targets is not None:
+                self._tpots[request.targets.tpot] += 1
             self.pace.admitted(request.cost)
             actions.append(Admit(request))
         self.pace.backlogged = self.queued > 0
@@ -125,7 +130,6 @@ class Gate:
 
     def first_token(self, request: Request, now: float, *, seen: bool = True) -> list[Action]:
         """Note the first token of a request; not ``seen``: it is taken to come now, and teaches nothing."""
-        request.first_at = now
         request.state = State.DECODING
         self.meter.first_token(request)
         self._queue(request).tenant(request.tenant).counter(self.meter.steps)
@@ -144,6 +148,8 @@ class Gate:
                 tenant.counter(self.meter.steps)
                 tenant.decoding -= 1
             self.meter.ended(request)
+            if request.targets is not None:
+                self._tpots -= Counter({request.targets.tpot: 1})
             if complete and request.state is State.DECODING:
                 self.calibration.ended(request, self.meter)
                 self.kv.lengths.add(request)
@@ -187,7 +193,8 @@ class Gate:
 
     def _due(self, request: Request) -> float:
         """Return when a request has to have its first token."""
-        return min(request.deadline, inf if request.batch else request.arrival + self.slo.ttft)
+        ttft = self.slo.ttft if request.targets is None else request.targets.ttft
+        return min(request.deadline, inf if request.batch else request.arrival + ttft)
 
     def _latest(self, request: Request) -> float:
         """Return until when a request can be admitted to have its first token in time."""
@@ -226,8 +233,15 @@ class Gate:
             return True
         if self.limits.max_running is not None and len(meter.streams) >= self.limits.max_running:
             return False
-        target = self.slo.tpot / self.calibration.tpot * (HEADROOM if request.batch else 1.0)
+        target = self._tpot(request) / self.calibration.tpot * (HEADROOM if request.batch else 1.0)
         return meter.forecast(1, request.prompt_tokens) <= target and self.kv.fits(request, meter)
+
+    def _tpot(self, request: Request) -> float:
+        """Return the shortest target for TPOT of all that the engine would have: a step takes as long for each."""
+        targets = [*self._tpots, self.slo.tpot if request.targets is None else request.targets.tpot]
+        if len(self.meter.streams) > self._tpots.total():
+            targets.append(self.slo.tpot)
+        return min(targets)
 
 
 class Pace:

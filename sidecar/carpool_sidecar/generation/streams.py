@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from carpool.generation.requests import Request
 from carpool_sidecar.generation.counts import Models
-from carpool_sidecar.generation.gatekeeper import Gatekeeper, slo_of
+from carpool_sidecar.generation.gatekeeper import Gatekeeper, classes_of, slo_of
 from carpool_sidecar.generation.load import Rate
 from carpool_sidecar.generation.requests import read
 from carpool_sidecar.generation.token_sizes import BYTES_PER_TOKEN, TokenSizes
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from carpool_sidecar.generation.stream import Stream
 
 PRIORITY = b"x-carpool-priority"
-"""With the value ``batch``, a request fills what interactive ones leave. So does OpenAI's ``service_tier: flex``."""
+"""With the value ``batch``, a request fills what interactive ones leave. So does OpenAI's ``service_tier: flex``. Any
+other value names a class of the policy's SLO."""
 
 
 class Streams:
@@ -54,6 +55,7 @@ class Streams:
         self._tenant = None if tenants is None else tenants.header.lower().encode()
         self.slo = slo_of(policy)
         """Targets, if there are any."""
+        self._classes = classes_of(policy)
         self.gatekeeper.configure(policy)
 
     @property
@@ -77,6 +79,8 @@ class Streams:
         asked = stream.asked = read(stream.endpoint, exchange.body)
         stream.per_event = self.sizes.per_event(asked.model)
         deadline = read_headers(exchange.headers).deadline_s
+        priority = find(exchange.headers, PRIORITY)
+        batch = asked.flexible or priority == b"batch"
         tenant = None if self._tenant is None else find(exchange.headers, self._tenant)
         ticket = Request(
             next(self._keys),
@@ -84,7 +88,8 @@ class Streams:
             asked.prompt_tokens or self.sizes.prompt_tokens(asked.model, asked.prompt_bytes),
             max_tokens=asked.max_tokens,
             tenant=(tenant or b"").decode("latin-1"),
-            batch=asked.flexible or find(exchange.headers, PRIORITY) == b"batch",
+            batch=batch,
+            targets=None if batch or priority is None else self._classes.get(priority),
             deadline=inf if deadline is None else exchange.received_at + deadline,
         )
         stream.arrived(ticket, None if self.slo is None else deadline)  # without targets nothing is ended here
@@ -153,9 +158,9 @@ class Streams:
 
     def _hit(self, stream: Stream, seconds: float, output: int, tpot: float | None) -> bool:
         """Say whether a complete answer met its targets; a whole one has to come when its last token was due."""
-        slo = self.slo
-        if slo is None:
+        if self.slo is None:
             return False
+        slo = stream.ticket.targets or self.slo
         if stream.first_at is None:
             return seconds <= slo.ttft + (slo.tpot * (output - 1) if output > 1 else 0.0)
         return stream.first_at - stream.ticket.arrival <= slo.ttft and (tpot is None or tpot <= slo.tpot)
