@@ -155,7 +155,7 @@ class Controller:
                 [
                     metrics_available(each, view, stale_after)
                     for each in there
-                    if asks(view.workloads[each.target]) or self._delivered[each.target].injected
+                    if asks(view.workloads[each.target]) or self._delivered[each.target].injected or each.engines.pods
                 ],
                 NOTHING,
             ),

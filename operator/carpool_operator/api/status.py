@@ -208,6 +208,21 @@ class CapacityStatus(Said, frozen=True):
     """What it could be at this load within the SLO."""
 
 
+class EngineLimits(Said, frozen=True, kw_only=True):
+    """Limits to set on engines that have no sidecar, or on a gateway before them."""
+
+    max_num_seqs: int
+    """vLLM's `--max-num-seqs` (`--max-num-active-seqs`)."""
+    max_num_batched_tokens: int
+    """vLLM's `--max-num-batched-tokens`."""
+    max_num_queued_tokens: int
+    """vLLM's `--max-num-queued-tokens`."""
+    max_concurrency: int
+    """`maxConcurrency` of the Gateway API Inference Extension, for each replica."""
+    reason: str
+    """Why."""
+
+
 class TokenStreamsStatus(Said, frozen=True, kw_only=True):
     """Token streams of one workload in the last minute, over all its pods; written when it changes clearly."""
 
@@ -237,6 +252,8 @@ class TokenStreamsStatus(Said, frozen=True, kw_only=True):
     """Requests that wait before them."""
     limit: int | None = None
     """Requests that one engine may have at once within the targets, as learned."""
+    recommended: EngineLimits | None = None
+    """For engines without a sidecar, with `tuning.mode: Recommend` and metrics from Prometheus."""
 
 
 class TargetStatus(Said, frozen=True, omit_defaults=False):

@@ -143,6 +143,8 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
     target, workload = steering.target, view.workloads[steering.target]
     what, where = f"{target.kind} {target.name}", f"kubectl -n {target.namespace}"
     resource = BY_NAME[target.kind].resource(target.name)
+    if not asks(workload) and steering.engines.pods:
+        return Finding(TRUE, "RecommendOnly", f"{what} has no sidecars: limits for its engines are recommended")
     if not asks(workload):
         return Finding(FALSE, "NotInjected", f"{what} has no sidecars: {_inject(workload, where)}")
     if workload.refused:
@@ -266,6 +268,12 @@ def metrics_available(steering: Steering, view: View, stale_after: float) -> Fin
     what = f"{steering.target.kind} {steering.target.name}"
     if not view.workloads[steering.target].replicas:
         return Finding(TRUE, "ScaledToZero", f"{what} has no pods: there is nothing to read")
+    engines = steering.engines
+    if engines.pods and view.now - engines.seen_at <= stale_after:
+        return Finding(TRUE, "Available")
+    if engines.pods:
+        name, why = min(engines.errors.items(), default=("", "nothing new was read"))
+        return Finding(FALSE, "MetricsStale", f"{what}: {name}: {why}" if name else f"{what}: {why}")
     if blind is not None and blind.reason == "NoPodsReady":
         return Finding(UNKNOWN, blind.reason, f"{what}: {blind.message}")
     if not steering.evidence.heard and view.now - steering.trust.good_at <= stale_after:

@@ -169,7 +169,7 @@ def _arrivals(kept: Iterable[Sample], seconds: float) -> dict[str, float]:
     for sample in kept:
         for name, counted in sample.models.items():
             come[name] = come.get(name, 0.0) + counted.arrivals / seconds
-        if sample.streams is not None and sample.streams.gated:
+        if sample.streams is not None and (sample.streams.gated or sample.streams.capacity):
             come[STREAMS] = come.get(STREAMS, 0.0) + sample.streams.arrivals / seconds
     return come
 

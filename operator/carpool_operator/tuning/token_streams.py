@@ -6,6 +6,8 @@ from collections import deque
 from math import inf, isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from carpool.exchange.token_streams import BOUNDS, quantile
 from carpool.policy.durations import Duration, whole_microseconds
 from carpool_operator.api.status import TokenStreamsStatus
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from carpool.exchange.token_streams import GateState, TokenStreams
+    from carpool_operator.api.status import EngineLimits
 
 SPAN = 60.0
 """Seconds of each pod's own clock over which is counted: a p99 of 5 requests/s wants 300 of them."""
@@ -119,11 +122,14 @@ class FleetStreams:
         if hits or missed:
             self.promise.observe(now, hits, missed)
 
-    def status(self, now: float, target: str) -> TokenStreamsStatus | None:
+    def status(self, now: float, target: str, recommended: EngineLimits | None = None) -> TokenStreamsStatus | None:
         """Return what a status says of ``target``; None before any token stream was seen."""
         found = self._found(target)
         if found is None:
             return self._said
+        found = replace(found, recommended=recommended)
+        if self._said is not None and self._said.recommended != recommended:
+            self._said = None
         if self._said is None or (now - self._said_at >= SELDOM and _moved(self._said, found)):
             self._said, self._said_at = found, now
         return self._said
@@ -147,7 +153,7 @@ class FleetStreams:
             target=target,
             gated=sum(each.gated for each in last),
             requests_per_second=_figure(rate("arrivals")),
-            goodput=_figure(good),
+            goodput=_figure(good) if any(each.gated for each in last) else None,
             miss_fraction=_figure(bad / (good + bad)) if good + bad else None,
             tokens_per_second=_figure(rate("output_tokens")),
             ttft_p50=_time(quantile(ttft, 0.5)),
