@@ -75,6 +75,10 @@ class FleetEngines:
         """Names of the pods that were asked for last."""
         return frozenset(self._before) | frozenset(self.errors)
 
+    def recall(self, said: EngineLimits | None) -> None:
+        """Go on from what another operator recommended, until enough was seen here."""
+        self._said = said
+
     def limits(self) -> EngineLimits | None:
         """Return what is recommended; another number only where it differs clearly."""
         advice = self.advice

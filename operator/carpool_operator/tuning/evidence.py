@@ -277,7 +277,7 @@ class Evidence:
             paused=max(report.stalls.seconds - stalled, 0.0),
             device_busy=since.device_busy,
             capacities=_capacities(report),
-            streams=_streams(streams_before, report.token_streams),
+            streams=_streams(streams_before, report.token_streams, seconds),
         )
 
     def _wrong(self, report: Report) -> str:
@@ -310,11 +310,13 @@ def _packed(streams: TokenStreams) -> bytes:
     return msgspec.msgpack.encode(streams) if streams.arrivals or streams.models else b""
 
 
-def _streams(before: bytes, after: TokenStreams) -> StreamSample | None:
-    """Read what was counted of token streams; the first of all are counted from 0."""
+def _streams(before: bytes, after: TokenStreams, seconds: float) -> StreamSample | None:
+    """Read what was counted of token streams in so many seconds; the first of all are counted from 0."""
     if not after.arrivals and not after.models:
         return None
-    return difference(msgspec.msgpack.decode(before, type=TokenStreams) if before else TokenStreams(), after)
+    found = difference(msgspec.msgpack.decode(before, type=TokenStreams) if before else TokenStreams(), after)
+    possible = found is not None and found.arrivals <= MOST_PER_SECOND * max(seconds, 1.0)
+    return found if possible else None
 
 
 def _capacities(report: Report) -> dict[str, Rates]:

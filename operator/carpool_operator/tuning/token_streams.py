@@ -127,10 +127,10 @@ class FleetStreams:
         found = self._found(target)
         if found is None:
             return self._said
-        found = replace(found, recommended=recommended)
-        if self._said is not None and self._said.recommended != recommended:
-            self._said = None
-        if self._said is None or (now - self._said_at >= SELDOM and _moved(self._said, found)):
+        found, said = replace(found, recommended=recommended), self._said
+        first = said is None or (said.recommended is None and recommended is not None)
+        differs = said is not None and (_moved(said, found) or said.recommended != recommended)
+        if first or (differs and now - self._said_at >= SELDOM):
             self._said, self._said_at = found, now
         return self._said
 

@@ -81,4 +81,5 @@ class PickerMetrics:
 
 def answers(exchange: Exchange, streams: Streams) -> bool:
     """Say whether a request is for the engine's metrics while a gate stands before it."""
-    return exchange.target == PATH and exchange.method == b"GET" and streams.gatekeeper.gate is not None
+    asked = exchange.target == PATH and exchange.method == b"GET" and not exchange.length
+    return asked and streams.gatekeeper.gate is not None

@@ -90,6 +90,15 @@ def test_capacity_and_conditions_are_those_of_the_engines(fleet):
         assert (condition["status"], condition["reason"]) == ("True", reason)
 
 
+def test_another_operator_goes_on_with_what_was_recommended(fleet):
+    watched = Watched(fleet)
+    world = watched.pass_by(12)
+    before = world.status["tokenStreams"][0]["recommended"]
+    world.restart_operator()
+    watched.pass_by(6)
+    assert world.status["tokenStreams"][0]["recommended"] == before
+
+
 def test_engines_that_prometheus_does_not_scrape_are_named(fleet):
     watched = Watched(fleet)
     watched.pass_by(2)

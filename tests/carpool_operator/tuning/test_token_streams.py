@@ -127,6 +127,9 @@ def test_evidence_has_what_came_between_two_readings():
         samples += evidence.gather(at, [pod], {pod.uid: Reading(at, report)}, 30.0).samples
     (sample,) = samples
     assert (sample.streams.hits, sample.streams.arrivals, sample.streams.output_tokens) == (10, 10, 2000)
+    absurd = replace(report_of(Stats(at=14.0), uptime=14.0), token_streams=streams(hits=10**9))
+    (sample,) = evidence.gather(14.0, [pod], {pod.uid: Reading(14.0, absurd)}, 30.0).samples
+    assert sample.streams is None
 
 
 class Serving:
