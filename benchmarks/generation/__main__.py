@@ -146,7 +146,10 @@ def _overloaded(scenario: Scenario, load: float) -> bool:
 
 
 def _overload(each: Row, rows: Sequence[Row], by_name: dict[str, Scenario]) -> tuple[float, float]:
-    """Return the goodput of the gate, and without one, over the highest of any load up to this one in its family."""
+    """Return the goodput of the gate, and without one, over the highest of any load up to this one in its family.
+
+    In shares of the capacity: each load plays other requests of the trace, and they carry more or less work.
+    """
     scenario = by_name[each.scenario]
     family = [
         other
@@ -155,8 +158,9 @@ def _overload(each: Row, rows: Sequence[Row], by_name: dict[str, Scenario]) -> t
         and other.seed == each.seed
         and by_name[other.scenario].load <= scenario.load
     ]
-    peak = max(max(other.rules[rule].goodput for rule in ("carpool", "best cap")) for other in family)
-    return each.rules["carpool"].goodput / peak, each.rules["no gate"].goodput / peak
+    peak = max(other.rules[rule].goodput / other.capacity for other in family for rule in ("carpool", "best cap"))
+    ours, none = (each.rules[rule].goodput / each.capacity for rule in ("carpool", "no gate"))
+    return ours / peak, none / peak
 
 
 def _beside(scenario: Scenario, *, batch: bool) -> bool:

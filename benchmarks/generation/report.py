@@ -75,10 +75,12 @@ SCENARIOS = """
 """
 
 TAIL = """
-Loads are shares of the capacity: the steady load at which the mean time per output token reaches its target. Lengths
-are those of the Azure LLM inference trace of 2023, conversations (CC-BY-4.0; Microsoft Azure, Patel et al.,
-"Splitwise", ISCA 2024), in its order, where a scenario does not say otherwise; arrivals are Poisson. The step times of
-the engines are in [benchmarks/generation/profiles](../benchmarks/generation/profiles), each with its source.
+Loads are shares of the capacity: the steady load at which the mean time per output token reaches its target, by the
+lengths of the very requests that are played. (By the mean of the whole trace, 240 s at 1.3 were 1.05 of what seed 11's
+requests need: the trace has quarters of an hour with short answers.) Lengths are those of the Azure LLM inference trace
+of 2023, conversations (CC-BY-4.0; Microsoft Azure, Patel et al., "Splitwise", ISCA 2024), in its order, where a
+scenario does not say otherwise; arrivals are Poisson. The step times of the engines are in
+[benchmarks/generation/profiles](../benchmarks/generation/profiles), each with its source.
 """
 
 

@@ -71,6 +71,7 @@ class Controller:
                 steering = self._steerings.get(Target(policy.namespace, said.kind, said.name))
                 if steering is not None:
                     steering.recall(said.models)
+                    self._recall_streams(steering)
                     where = f"{said.kind}/{said.name}"
                     for each in self._before.capacity:
                         if each.target == where:
@@ -81,7 +82,7 @@ class Controller:
         # 1. What is there and its own
         targets = targets_of(policy.namespace, spec, view.selected)
         owned = [target for target in targets if view.owners[target].uid == policy.uid]
-        self._steerings = {target: self._steerings.get(target) or Steering(target) for target in owned}
+        self._steerings = {target: self._steerings.get(target) or self._begun(target) for target in owned}
         # 2. Steer
         documents: list[Document] = []
         happened: list[tuple[Target, Happening]] = []
@@ -101,6 +102,20 @@ class Controller:
         self._reporter.record(view, steerings, happened)
         status = self._reporter.status(view, steerings, self._delivered, self._conditions, policy.generation)
         return Outcome(documents, written(status), events)
+
+    def _begun(self, target: Target) -> Steering:
+        """Begin with a target of which no ConfigMap is known; engines without sidecars have none."""
+        steering = Steering(target)
+        self._recall_streams(steering)
+        return steering
+
+    def _recall_streams(self, steering: Steering) -> None:
+        """Go on with what a status says of a target's token streams."""
+        where = f"{steering.target.kind}/{steering.target.name}"
+        for said in () if self._before is None else self._before.token_streams:
+            if said.target == where:
+                steering.streams.recall(said)
+                steering.engines.recall(said.recommended)
 
     def _unread(self, view: View) -> Outcome:
         """Say what is wrong with a spec that cannot be read; what runs stays, and so does what was said of it."""
@@ -152,7 +167,7 @@ class Controller:
                 [
                     metrics_available(each, view, stale_after)
                     for each in there
-                    if asks(view.workloads[each.target]) or self._delivered[each.target].injected
+                    if asks(view.workloads[each.target]) or self._delivered[each.target].injected or each.engines.pods
                 ],
                 NOTHING,
             ),

@@ -22,8 +22,10 @@ from carpool_operator.cluster.merging import difference, without_nulls
 from carpool_operator.cluster.owned import Owned, drop, keep
 from carpool_operator.cluster.writing import NotLeading
 from carpool_operator.delivery.publishing import Published, config_map
+from carpool_operator.reporting.conditions import asks
 from carpool_operator.reporting.events import LASTING, About
 from carpool_operator.tuning.assignment import assign, select, targets_of
+from carpool_operator.tuning.engines import watches_engines
 from carpool_operator.workloads.metadata import Key
 from carpool_operator.workloads.registry import BY_NAME
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from carpool.exchange.change import Change
+    from carpool.generation.observed import Counters
     from carpool_operator.api.model import Document, Event, Missed, Outcome, Pod, Policy, Target, Workload
     from carpool_operator.cluster.fleet import Fleet
     from carpool_operator.cluster.objects import RawPolicy
@@ -308,6 +311,7 @@ class Loop:
             readings = await p.sources.read(policy, mine, fleet=scene.fleet)
             for reading in readings.values():
                 p.metrics.count("readings", "error" if reading.report is None else "ok")
+            engines = await self._engines(policy, workloads, pods)
             missed, workloads = await self._inspect(targets, workloads, pods)
             if self._ending:
                 return
@@ -324,6 +328,7 @@ class Loop:
                 refused={pod.uid: self._refused[pod.uid] for pod in mine if pod.uid in self._refused},
                 missed=missed,
                 told={target: (*scene.told.get(target, ()), *p.inspector.bypassed(target)) for target in targets},
+                engines=engines,
                 keys=p.signer.announced,
                 hurried=self._hurried,
             )
@@ -348,6 +353,26 @@ class Loop:
             self.progress = self._p.clock()
         self._counted(held, outcome)
         return outcome
+
+    async def _engines(
+        self, policy: Policy, workloads: Mapping[Target, Workload], pods: Mapping[Target, Sequence[Pod]]
+    ) -> dict[Target, dict[str, Counters | str]]:
+        """Read the engines of targets without sidecars, where the policy only recommends."""
+        p = self._p
+        if policy.spec is None or not watches_engines(policy.spec):
+            return {}
+        bare: dict[Target, tuple[str, ...]] = {}
+        for target, workload in workloads.items():
+            if pods[target] or asks(workload):
+                continue
+            try:
+                bare[target] = await p.inspector.bare(workload, p.clock())
+            except ApiError as error:
+                p.log.warning("can't list pods", extra={"target": str(target), "error": str(error)})
+        found = await p.sources.engines(policy, [pod for names in bare.values() for pod in names])
+        if found is None:
+            return {}
+        return {target: {pod: found[pod] for pod in names} for target, names in bare.items()}
 
     async def _inspect(
         self, targets: Sequence[Target], workloads: Mapping[Target, Workload], pods: Mapping[Target, Sequence[Pod]]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from carpool.batching.requests import Request
 from carpool_sidecar.admin.forwarded import Forwarded
+from carpool_sidecar.generation import picker
 from carpool_sidecar.generation.requests import recognise
 from carpool_sidecar.generation.stream import Stream
 from carpool_sidecar.jobs.handling import Aside
@@ -41,12 +42,22 @@ def _route(target: bytes) -> Endpoint | Generative | None:
 class DataApp:
     """What the data port's server calls."""
 
-    def __init__(self, driver: Driver, backend: Backend, models: ModelTable, streams: Streams, max_body: int) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        backend: Backend,
+        models: ModelTable,
+        streams: Streams,
+        max_body: int,
+        *,
+        counts_queue: bool = True,
+    ) -> None:
         self._driver = driver
         self._backend = backend
         self._models = models
         self._streams = streams
         self._max_body = max_body
+        self._counts_queue = counts_queue
         self.forwarded = Forwarded()
         self.jobs: JobsApp | None = None
         """Serves the paths of jobs, where they are switched on."""
@@ -58,7 +69,10 @@ class DataApp:
             return
         endpoint = _route(exchange.target) if exchange.method == b"POST" else None
         forwards = self._backend.streams
-        if endpoint is None or (exchange.length > self._max_body and forwards):
+        if endpoint is None and self._counts_queue and picker.answers(exchange, self._streams):
+            exchange.context = picker.PickerMetrics(exchange, self._backend, self._streams)
+            exchange.context.begin()
+        elif endpoint is None or (exchange.length > self._max_body and forwards):
             self._forward(exchange)
         elif isinstance(endpoint, Endpoint):
             exchange.context = endpoint

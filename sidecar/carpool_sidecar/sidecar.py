@@ -127,7 +127,14 @@ class Sidecar:
         self._resolver = Resolver(self.models, self.backend, self._learned, self._changed)
         self.streams = Streams(config.policy, clock=monotonic, log=self.log)
         self.jobs = self._desk(config)
-        app = DataApp(self.driver, self.backend, self.models, self.streams, int(config.bodies.max_request))
+        app = DataApp(
+            self.driver,
+            self.backend,
+            self.models,
+            self.streams,
+            int(config.bodies.max_request),
+            counts_queue=upstream is not None and upstream.count_queue,
+        )
         app.jobs = None if self.jobs is None else JobsApp(self.jobs)
         self.forwarded = app.forwarded
         self.data = Server(

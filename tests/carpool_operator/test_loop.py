@@ -10,6 +10,7 @@ from random import Random
 import aiohttp
 import msgspec
 import pytest
+from aiohttp import web
 from fake_api import FakeApi
 from fake_pod import WALL, FakePod
 from things import CONFIG_MAP, DEPLOYMENT, POD, POLICY, deployment, pod, policy
@@ -579,6 +580,39 @@ async def test_pods_without_a_sidecar_and_services_around_it_are_found(world):
 
     assert view.missed[WEB] == (Missed("web-2"),)
     assert view.workloads[WEB].replicas == 2
+
+
+async def test_engines_without_a_sidecar_are_read_where_a_policy_only_recommends(world):
+    asked = []
+
+    async def answer(request):
+        asked.append((await request.post())["query"])
+        return web.json_response({"status": "success", "data": {"resultType": "matrix", "result": []}})
+
+    app = web.Application()
+    app.router.add_post("/api/v1/query", answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    body = policy()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    body["spec"] |= {
+        "slo": {"ttft": {"p99": "2s"}, "tpot": {"p99": "50ms"}},
+        "tuning": {"mode": "Recommend"},
+        "metrics": {"source": "Prometheus", "prometheus": {"url": url}},
+    }
+    world.api.put(*POLICY, body)
+    world.api.put(*DEPLOYMENT, deployment(inject=None))
+    world.api.put(*POD, pod("web-2", injected=False))
+    await world.passes(1)
+    (view,) = [each.views[-1] for each in world.steps if each.views[-1].policy.name == "p"]
+    assert "no metrics of vLLM" in view.engines[WEB]["web-2"]
+    assert 'pod=~"web-2"' in asked[0]
+    # With sidecars it is these that are read.
+    world.api.put(*DEPLOYMENT, deployment())
+    await world.passes(1)
+    assert WEB not in world.steps[-1].views[-1].engines
+    await runner.cleanup()
 
 
 async def test_passes_go_on_until_they_are_ended(world):

@@ -67,11 +67,21 @@ def told(server, namespace, spec):
     return ""
 
 
+GOLD = {"priority": "gold", "ttft": {"p99": "1s"}}
+
 # Each: the field, a value that is refused, one beside it that is not, where the server says so, and what.
 RULES = [
     ("slo", {}, {"latency": {"p90": "50ms"}}, "spec.slo", "name a latency"),
     ("slo", {"tpot": {"p99": "50ms"}}, {"ttft": {"p99": "2s"}, "tpot": {"p99": "50ms"}}, "spec.slo", "tpot needs ttft"),
     ("slo.ttft", {"p99": "0s"}, {"p99": "2s"}, "spec.slo.ttft.p99", "must be longer than 0s"),
+    ("slo", {"latency": {"p99": "1s"}, "classes": [GOLD]}, {"ttft": {"p99": "2s"}, "classes": [GOLD]}, "spec.slo",
+     "classes need ttft"),
+    ("slo", {"ttft": {"p99": "2s"}, "classes": [GOLD, GOLD]}, {"ttft": {"p99": "2s"}, "classes": [GOLD]}, "spec.slo",
+     "a class is named twice"),
+    ("slo", {"ttft": {"p99": "2s"}, "classes": [{"priority": "gold"}]}, {"ttft": {"p99": "2s"}, "classes": [GOLD]},
+     "spec.slo.classes[0]", "name ttft or tpot"),
+    ("slo", {"ttft": {"p99": "2s"}, "classes": [{**GOLD, "priority": "batch"}]},
+     {"ttft": {"p99": "2s"}, "classes": [GOLD]}, "spec.slo.classes[0].priority", "batch has no targets"),
     ("slo.latency", {}, {"p999": "50ms"}, "spec.slo.latency", "name at least one of p50, p90, p95, p99, p999"),
     *(
         ("slo.latency", {low: "51ms", high: "50ms"}, {low: "50ms", high: "50ms"}, f"spec.slo.latency.{low}",

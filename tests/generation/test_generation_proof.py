@@ -10,12 +10,14 @@ sys.path.insert(0, str(BENCHMARKS))
 
 from evidence import limits  # noqa: E402 - its folder has to be on the path
 from generation import __main__ as command  # noqa: E402 - likewise
+from generation import world  # noqa: E402 - likewise
 from generation.figures import Played, Row  # noqa: E402 - likewise
 from generation.rivals import Aimd  # noqa: E402 - likewise
 from generation.world import PROFILES, scenarios  # noqa: E402 - likewise
 
 from carpool.generation.profiles import EngineProfile, Linear  # noqa: E402 - likewise
 from carpool.generation.requests import Request, Slo  # noqa: E402 - likewise
+from carpool_cli.planning.streams import Lengths, capacity  # noqa: E402 - likewise
 
 PROFILE = EngineProfile(
     name="test",
@@ -58,6 +60,18 @@ def test_overload_is_compared_with_the_highest_of_lower_loads():
     assert figures["overload 1.3x, worst"] == 0.8
     assert figures["overload 1.3x without a gate, most"] == 0.2
     assert figures["overload 2x, worst"] == 0.6
+
+
+def test_a_scenario_at_1_3_offers_1_3_times_what_its_own_requests_need(monkeypatch):
+    # A quarter of an hour of short answers, then long ones: by the mean of both, the first is no overload.
+    pairs = [(200, 50)] * 8000 + [(1000, 400)] * 8000
+    monkeypatch.setattr(world, "lengths_of", lambda kind: Lengths(pairs, kind))
+    scenario = next(each for each in scenarios() if each.name == "8b-a100-1.3")
+    built = world.build(scenario, 0)
+    played = [(each.request.prompt_tokens, each.output_tokens) for each in built.arrivals()]
+    offered = len(played) / scenario.seconds
+    assert 1.2 < offered / capacity(built.profile, Lengths(played, ""), scenario.slo).rate < 1.4
+    assert offered / capacity(built.profile, Lengths(pairs, ""), scenario.slo).rate > 2  # what it was before
 
 
 def test_aimd_lowers_its_cap_where_tokens_are_late_and_raises_it_while_requests_wait():

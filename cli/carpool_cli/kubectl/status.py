@@ -13,9 +13,12 @@ from carpool_cli.kubectl.screen import BAD, FAINT, GOOD, OF_STATUS, STRONG, UNSU
 from carpool_operator.api.status import ConditionType
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.text import Text
 
     from carpool_cli.kubectl.policies import Policy
+    from carpool_operator.api.status import TokenStreamsStatus
 
 
 @click.command(
@@ -137,6 +140,9 @@ def _in_full(policy: Policy, now: datetime) -> None:
             if (trial := model.trial) is not None:
                 pods = ", ".join(trial.pods)
                 show(f"on trial for {policies.ago(trial.since, now)}: {trial.parameters.describe()} ({pods})", indent=6)
+    for streams in status.token_streams:
+        for line in _streams(streams):
+            show(line, indent=2)
     if (recommended := status.recommendation) is not None:
         show(f"recommended: {recommended.parameters.describe()}", indent=2)
     if status.conditions:
@@ -164,6 +170,23 @@ def _in_full(policy: Policy, now: datetime) -> None:
     if not wrong:
         show(text("nothing is wrong", GOOD), indent=2)
     show(text(f"why: kubectl carpool explain {meta.name} -n {meta.namespace}", FAINT), indent=2)
+
+
+def _streams(said: TokenStreamsStatus) -> Iterator[str]:
+    """Write what is said of token streams: rates and latencies, what runs, and limits for engines without a sidecar."""
+    parts = [f"{said.requests_per_second:g}/s, {said.tokens_per_second:g} tokens/s"]
+    if said.goodput is not None:
+        parts.append(f"{said.goodput:g}/s met both targets")
+    times = ((name, getattr(said, name.lower().replace(" ", "_"))) for name in ("TTFT p99", "TPOT p99"))
+    parts += [f"{name} {value}" for name, value in times if value is not None]
+    limit = "" if said.limit is None else f", {said.limit} fit into one engine"
+    yield f"token streams of {said.target}: {'; '.join(parts)}; {said.running} running, {said.queued} waiting{limit}"
+    if (found := said.recommended) is not None:
+        yield (
+            f"recommended for its engines: --max-num-seqs {found.max_num_seqs} --max-num-batched-tokens "
+            f"{found.max_num_batched_tokens} --max-num-queued-tokens {found.max_num_queued_tokens}, or maxConcurrency "
+            f"{found.max_concurrency} in a gateway: {found.reason}"
+        )
 
 
 def _model(name: str) -> str:

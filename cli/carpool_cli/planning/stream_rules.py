@@ -65,7 +65,6 @@ class Cap:
         """Note that a prompt is computed."""
         self._backlog -= request.prompt_tokens
         request.state = State.DECODING
-        request.first_at = now
         return self.poll(now)
 
     def ended(self, request: Request, now: float, output_tokens: int, *, complete: bool = True) -> list[Action]:

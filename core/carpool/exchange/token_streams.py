@@ -45,6 +45,13 @@ class GateState(Struct, frozen=True, rename="camel", kw_only=True):
     prompt_token_seconds: float
     kv_size: float | None
     """Tokens that the KV cache holds, as far as it is known."""
+    limit: float | None = None
+    """Requests with the engine at which TPOT reaches what is planned with, for requests like the last ones; ``None``
+    while unknown."""
+    capacity: float | None = None
+    """Requests per second that the engine carries within the targets; ``None`` while unknown."""
+    capacity_tokens: float | None = None
+    """The same in output tokens per second."""
 
 
 class EngineSays(Struct, frozen=True, rename="camel", kw_only=True):
@@ -63,6 +70,8 @@ class EngineSays(Struct, frozen=True, rename="camel", kw_only=True):
 class TokenStreams(Struct, frozen=True, rename="camel", kw_only=True):
     """All of it."""
 
+    arrivals: int = 0
+    """Requests since the process began, refused ones included."""
     running: int = 0
     """Requests with the engine."""
     queued: int = 0

@@ -12,9 +12,9 @@ from bisect import bisect_right
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from carpool.generation.capacity import Load
 
+if TYPE_CHECKING:
     from carpool.generation.meter import Meter, Totals
     from carpool.generation.requests import Request, Slo
     from carpool.generation.step_model import StepModel
@@ -112,6 +112,12 @@ class Calibration:
             best = self._best_margin(model, slo.tpot)
             self.tpot += GENTLE * (best - self.tpot)
 
+    def load(self) -> Load | None:
+        """Return the mean of the last requests; None before enough of them have ended."""
+        if len(self._answers) < ENOUGH:
+            return None
+        return Load.of([(answer.prompt_tokens, answer.output_tokens) for answer in self._answers])
+
     def _best_margin(self, model: StepModel, target: float) -> float:
         """Return the widest margin with about the most goodput.
 
@@ -120,44 +126,12 @@ class Calibration:
         and an answer of three tokens has no time to make up for it.
         """
         ratios = sorted(ratio(answer, model) for answer in self._answers)
-        load = Load.of(self._answers)
+        load = Load.of([(answer.prompt_tokens, answer.output_tokens) for answer in self._answers])
         values = [
             bisect_right(ratios, margin) / len(ratios) * load.throughput(model, target / margin) for margin in MARGINS
         ]
         enough = (1 - FREE) * max(values)
         return max(margin for margin, value in zip(MARGINS, values, strict=True) if value >= enough)
-
-
-class Load(NamedTuple):
-    """A mean request: prompt tokens, tokens after the first, cached tokens summed over its steps."""
-
-    prompt: float
-    decoded: float
-    held: float
-
-    @classmethod
-    def of(cls, answers: Sequence[Answer]) -> Load:
-        """Average complete requests."""
-        count = len(answers)
-        decoded = [max(0, answer.output_tokens - 1) for answer in answers]
-        return cls(
-            sum(answer.prompt_tokens for answer in answers) / count,
-            sum(decoded) / count,
-            sum(d * (a.prompt_tokens + d / 2) for d, a in zip(decoded, answers, strict=True)) / count,
-        )
-
-    def throughput(self, model: StepModel, tpot: float) -> float:
-        """Return the requests per second at which the mean time per output token is ``tpot``.
-
-        By Little's law rate x decoded x tpot sequences decode, in the time that prompts leave.
-        """
-        low, high = 0.0, 1 / max(1e-6, model.prompt_token * self.prompt)
-        high = min(high, 1e4)
-        for _ in range(18):
-            rate = (low + high) / 2
-            decode = model.decode_seconds(rate * self.decoded * tpot, rate * self.held * tpot)
-            low, high = (rate, high) if decode <= tpot * (1 - rate * self.prompt * model.prompt_token) else (low, rate)
-        return low
 
 
 def ratio(answer: Answer, model: StepModel) -> float:

@@ -7,10 +7,12 @@ first token too late are refused, at arrival where that is sure already.
 
 from __future__ import annotations
 
+from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.generation.calibration import Calibration
+from carpool.generation.capacity import carried
 from carpool.generation.kv_budget import KvBudget
 from carpool.generation.meter import Meter
 from carpool.generation.queues import OUTPUT_COST, PROMPT_COST, Expiry, FairQueue
@@ -20,6 +22,7 @@ from carpool.policy.generation import Order
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from carpool.generation.capacity import Carried
     from carpool.generation.step_model import StepModel
 
 HEADROOM = 0.9
@@ -62,6 +65,8 @@ class Gate:
         self._interactive = FairQueue(self.limits.order, self.limits.weights)
         self._batch = FairQueue(self.limits.order, self.limits.weights)
         self._expiry = Expiry()
+        self._tpots: Counter[float] = Counter()
+        """Requests with the engine that have targets of their own, by that for TPOT."""
         self._passed = 0
         """Interactive requests admitted since the last one of batch priority."""
 
@@ -108,6 +113,8 @@ class Gate:
             request.admitted_at = now
             self.calibration.admitted(request, self.meter)
             self.meter.admitted(request)
+            if request.targets is not None:
+                self._tpots[request.targets.tpot] += 1
             self.pace.admitted(request.cost)
             actions.append(Admit(request))
         self.pace.backlogged = self.queued > 0
@@ -123,7 +130,6 @@ class Gate:
 
     def first_token(self, request: Request, now: float, *, seen: bool = True) -> list[Action]:
         """Note the first token of a request; not ``seen``: it is taken to come now, and teaches nothing."""
-        request.first_at = now
         request.state = State.DECODING
         self.meter.first_token(request)
         self._queue(request).tenant(request.tenant).counter(self.meter.steps)
@@ -142,6 +148,8 @@ class Gate:
                 tenant.counter(self.meter.steps)
                 tenant.decoding -= 1
             self.meter.ended(request)
+            if request.targets is not None:
+                self._tpots -= Counter({request.targets.tpot: 1})
             if complete and request.state is State.DECODING:
                 self.calibration.ended(request, self.meter)
                 self.kv.lengths.add(request)
@@ -153,6 +161,18 @@ class Gate:
     def report(self, kv_share: float) -> None:
         """Take the engine's report of the share of its KV cache in use."""
         self.kv.report(kv_share, self.meter.kv)
+
+    def carries(self) -> Carried | None:
+        """Return what the engine carries within the targets, as far as it is learned.
+
+        None before enough answers have ended, or without a target for TPOT.
+        """
+        load = self.calibration.load()
+        if load is None or self.slo.tpot == inf:
+            return None
+        room = None if self.kv.tokens is None else self.limits.kv_budget_percent / 100 * self.kv.tokens
+        target = self.slo.tpot / self.calibration.tpot
+        return carried(self.meter.model, load, target, kv_tokens=room, most=self.limits.max_running)
 
     def wake_at(self, now: float) -> float:
         """Return when a request that waits becomes too late; ``now`` or before: at once; ``inf``: none does."""
@@ -173,7 +193,8 @@ class Gate:
 
     def _due(self, request: Request) -> float:
         """Return when a request has to have its first token."""
-        return min(request.deadline, inf if request.batch else request.arrival + self.slo.ttft)
+        ttft = self.slo.ttft if request.targets is None else request.targets.ttft
+        return min(request.deadline, inf if request.batch else request.arrival + ttft)
 
     def _latest(self, request: Request) -> float:
         """Return until when a request can be admitted to have its first token in time."""
@@ -212,8 +233,15 @@ class Gate:
             return True
         if self.limits.max_running is not None and len(meter.streams) >= self.limits.max_running:
             return False
-        target = self.slo.tpot / self.calibration.tpot * (HEADROOM if request.batch else 1.0)
+        target = self._tpot(request) / self.calibration.tpot * (HEADROOM if request.batch else 1.0)
         return meter.forecast(1, request.prompt_tokens) <= target and self.kv.fits(request, meter)
+
+    def _tpot(self, request: Request) -> float:
+        """Return the shortest target for TPOT of all that the engine would have: a step takes as long for each."""
+        targets = [*self._tpots, self.slo.tpot if request.targets is None else request.targets.tpot]
+        if len(self.meter.streams) > self._tpots.total():
+            targets.append(self.slo.tpot)
+        return min(targets)
 
 
 class Pace:

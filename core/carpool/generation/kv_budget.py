@@ -12,6 +12,7 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from carpool.generation.lengths import OutputLengths
+from carpool.generation.requests import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -71,7 +72,7 @@ class KvBudget:
 
     def _streams(self, request: Request, meter: Meter) -> list[tuple[Request, float]]:
         streams = [
-            (stream, meter.generated(stream) if stream.first_at is not None else 0.0)
+            (stream, meter.generated(stream) if stream.state is State.DECODING else 0.0)
             for stream in meter.streams.values()
         ]
         return [(request, 0.0), *streams]

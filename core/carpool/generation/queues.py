@@ -76,6 +76,8 @@ class FairQueue:
         self._order = order
         self._weights = dict(weights or {})
         self._tenants: dict[str, Tenant] = {}
+        self._classes = False
+        """Whether requests with targets of their own have come: then the order is not that of arrival."""
         self._last = 0.0
         """Counter of the tenant that was taken last."""
         self.requests = 0
@@ -113,6 +115,7 @@ class FairQueue:
             others = [other.counter(steps) for other in self._tenants.values() if other.queue]
             tenant.lift((min(others) if others else self._last) - CREDIT / tenant.weight, steps)
         heappush(tenant.queue, (self._rank(request), request.key, request))
+        self._classes = self._classes or request.targets is not None
         tenant.queued_cost += request.cost
         self.requests += 1
         self.prompt_tokens += request.prompt_tokens
@@ -152,7 +155,7 @@ class FairQueue:
         """
         own = self.tenant(request.tenant)
         rank = self._rank(request)
-        if self._order is Order.FCFS:
+        if self._order is Order.FCFS and not self._classes and request.targets is None:
             before = own.queued_cost
         else:
             before = sum(other.cost for value, _, other in own.queue if value <= rank)
@@ -175,9 +178,9 @@ class FairQueue:
         self.prompt_tokens -= request.prompt_tokens
 
     def _rank(self, request: Request) -> float:
-        if self._order is Order.FCFS:
-            return request.arrival
-        return request.arrival + OVERTAKING * request.prompt_tokens
+        """Return when a request's turn is: by when its first token is due, so that no class starves."""
+        turn = request.arrival if request.targets is None else request.arrival + request.targets.later
+        return turn if self._order is Order.FCFS else turn + OVERTAKING * request.prompt_tokens
 
 
 class Expiry:

@@ -26,11 +26,20 @@ class Slo(NamedTuple):
     """Mean time per output token after the first."""
 
 
+class ClassTargets(NamedTuple):
+    """Targets of a class, as `Slo`; ``later``: by how many seconds its TTFT is longer than that of the gate."""
+
+    ttft: float
+    tpot: float
+    later: float
+
+
 class Request:
     """One request for a token stream.
 
     ``prompt_tokens`` may be an estimate. ``max_tokens`` is the client's limit of the answer, if it gave one. ``batch``
-    requests have no targets: they fill what interactive ones leave. ``deadline`` is a time, not a duration.
+    requests have no targets: they fill what interactive ones leave. ``targets``: those of its class; None: those of
+    the gate. ``deadline`` is a time, not a duration.
     """
 
     __slots__ = (
@@ -39,13 +48,13 @@ class Request:
         "batch",
         "cost",
         "deadline",
-        "first_at",
         "key",
         "max_tokens",
         "output_tokens",
         "prompt_tokens",
         "state",
         "steps_before",
+        "targets",
         "tenant",
     )
 
@@ -59,6 +68,7 @@ class Request:
         tenant: str = "",
         batch: bool = False,
         deadline: float = inf,
+        targets: ClassTargets | None = None,
     ) -> None:
         self.key = key
         self.arrival = arrival
@@ -67,9 +77,9 @@ class Request:
         self.tenant = tenant
         self.batch = batch
         self.deadline = deadline
+        self.targets = targets
         self.state = State.QUEUED
         self.admitted_at: float | None = None
-        self.first_at: float | None = None
         self.output_tokens = 0
         """Known once it has ended."""
         self.steps_before = 0.0

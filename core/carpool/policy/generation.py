@@ -18,6 +18,18 @@ class TokenTarget(Camel, frozen=True):
     """99 % within this."""
 
 
+class ClassTarget(Camel, frozen=True):
+    """Targets of the token streams that ask for a class, with the request header `x-carpool-priority`."""
+
+    priority: Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+    """The header's value, e.g. `gold`. `batch` is taken: such requests have no targets."""
+    ttft: TokenTarget | None = None
+    """Time to the first token; unset: the policy's."""
+    tpot: TokenTarget | None = None
+    """Mean time per output token after the first; unset: the policy's. While such a request is with the engine, no
+    other is admitted that would slow it beyond this."""
+
+
 class Order(StrEnum):
     """In which order the requests of one tenant are admitted.
 

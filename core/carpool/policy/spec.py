@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 from msgspec import Meta, field
 
 from carpool.policy.durations import Duration, Quantity, format_seconds, whole_microseconds
-from carpool.policy.generation import Generation, TokenTarget
+from carpool.policy.generation import ClassTarget, Generation, TokenTarget
 from carpool.policy.parameters import Limits, Parameters
 from carpool.policy.plain import Camel, PolicyError
 
@@ -41,6 +41,9 @@ class SLO(Camel, frozen=True):
     """Of token streams: time from a request's arrival to its first token. With it a gate admits requests."""
     tpot: TokenTarget | None = None
     """Of token streams: mean time per output token after the first. Needs `ttft` beside it."""
+    classes: Annotated[tuple[ClassTarget, ...], Meta(max_length=8)] = ()
+    """Of token streams: other targets by class, which a request names in its header `x-carpool-priority`. Needs `ttft`
+    beside it."""
 
     @property
     def percentiles(self) -> tuple[tuple[float, float], ...]:
@@ -359,6 +362,25 @@ class BatchingPolicy(Camel, frozen=True):
                 raise PolicyError(f"slo.{name}.p99", "must be longer than 0s")
         if slo.tpot is not None and slo.ttft is None:
             raise PolicyError("slo.ttft", "slo.tpot needs it: without it requests wait without bound, e.g. p99: 2s")
+
+        self._validate_classes()
+
+    def _validate_classes(self) -> None:
+        """Check the classes of token streams."""
+        if self.slo.classes and self.slo.ttft is None:
+            raise PolicyError("slo.ttft", "slo.classes need it: requests without a class have to have targets, too")
+        seen = {"batch"}
+        for index, each in enumerate(self.slo.classes):
+            path = f"slo.classes[{index}]"
+            if each.priority in seen:
+                why = "has no targets" if each.priority == "batch" else "is named twice"
+                raise PolicyError(f"{path}.priority", f"{each.priority!r} {why}")
+            seen.add(each.priority)
+            if each.ttft is None and each.tpot is None:
+                raise PolicyError(path, "name ttft or tpot, e.g. ttft: {p99: 1s}")
+            for name, target in (("ttft", each.ttft), ("tpot", each.tpot)):
+                if target is not None and target.p99 <= 0:
+                    raise PolicyError(f"{path}.{name}.p99", "must be longer than 0s")
 
     def _validate_bounds(self, path: str, bounds: Bounds, outer: Bounds | None = None) -> None:
         """Check bounds by themselves, and with what they leave to ``outer``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from carpool.policy.generation import TokenTarget
+from carpool.policy.generation import ClassTarget, TokenTarget
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import NEVER_ACROSS, SLO, Admission, DurationRange, IntRange, Latency
 from carpool_operator.api.spec import (
@@ -172,6 +172,20 @@ RULES: dict[type[Struct], list[Rule]] = {
             "name a latency, e.g. latency: {p99: 50ms}, or for token streams ttft and tpot",
         ),
         Rule("!has(self.tpot) || has(self.ttft)", "", "tpot needs ttft: without it requests wait without bound"),
+        Rule(
+            "!has(self.classes) || size(self.classes) == 0 || has(self.ttft)",
+            "",
+            "classes need ttft: requests without a class have to have targets, too",
+        ),
+        Rule(
+            "!has(self.classes) || self.classes.all(c, self.classes.filter(d, d.priority == c.priority).size() == 1)",
+            "",
+            "a class is named twice",
+        ),
+    ],
+    ClassTarget: [
+        Rule("has(self.ttft) || has(self.tpot)", "", "name ttft or tpot, e.g. ttft: {p99: 1s}"),
+        Rule("self.priority != 'batch'", ".priority", "batch has no targets"),
     ],
     TokenTarget: [_positive("p99")],
     Latency: [

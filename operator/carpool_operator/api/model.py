@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from msgspec import Struct, field
 
 from carpool.exchange.change import Change
 from carpool.exchange.report import Report
+from carpool.generation.observed import Counters
 from carpool_operator.api.spec import PolicySpec
 
 
@@ -135,6 +137,9 @@ class View(Struct, frozen=True, kw_only=True):
     """The pods that should have a sidecar and have none."""
     told: Mapping[Target, Sequence[Event]]
     """What is told on the workloads themselves while it lasts: of annotations, of Services that lead past sidecars."""
+    engines: Mapping[Target, Mapping[str, Counters | str]] = MappingProxyType({})
+    """What a Prometheus has of engines without a sidecar, by pod, or why it has nothing; targets that are not asked of
+    are not in here."""
     keys: tuple[str, ...] = ()
     """Public keys that sidecars are told to accept; none: those that they have."""
     hurried: bool = False

@@ -200,10 +200,60 @@ class CapacityStatus(Said, frozen=True):
     """Pods that serve; one that starts is not counted."""
     requests_per_second: float | None = None
     """That one replica can serve within the SLO, over all models as they are mixed now."""
+    tokens_per_second: float | None = None
+    """Output tokens of token streams that one replica can serve within the SLO."""
     utilization: float | None = None
     """Share of the time in which the devices compute, in the mean."""
     lowest_utilization: float | None = None
     """What it could be at this load within the SLO."""
+
+
+class EngineLimits(Said, frozen=True, kw_only=True):
+    """Limits to set on engines that have no sidecar, or on a gateway before them."""
+
+    max_num_seqs: int
+    """vLLM's `--max-num-seqs` (`--max-num-active-seqs`)."""
+    max_num_batched_tokens: int
+    """vLLM's `--max-num-batched-tokens`."""
+    max_num_queued_tokens: int
+    """vLLM's `--max-num-queued-tokens`."""
+    max_concurrency: int
+    """`maxConcurrency` of the Gateway API Inference Extension, for each replica."""
+    reason: str
+    """Why."""
+
+
+class TokenStreamsStatus(Said, frozen=True, kw_only=True):
+    """Token streams of one workload in the last minute, over all its pods; written when it changes clearly."""
+
+    target: str
+    """Kind/name of the workload."""
+    gated: int
+    """Pods whose gate admits requests; 0: the policy has no `slo.ttft`, or the engine has no sidecar."""
+    requests_per_second: float
+    """Requests that came, refused ones included."""
+    goodput: float | None = None
+    """Answers per second that met both targets."""
+    miss_fraction: float | None = None
+    """Share of requests that did not: late, refused or failed."""
+    tokens_per_second: float
+    """Output tokens."""
+    ttft_p50: Duration | None = None
+    """Half of the first tokens within this."""
+    ttft_p99: Duration | None = None
+    """99 % of the first tokens within this."""
+    tpot_p50: Duration | None = None
+    """Half of the answers have at most this per output token after the first."""
+    tpot_p99: Duration | None = None
+    """99 % of them."""
+    running: int
+    """Requests with the engines."""
+    queued: int
+    """Requests that wait before them."""
+    limit: int | None = None
+    """Requests that one engine may have at once within the targets, as learned."""
+    recommended: EngineLimits | None = None
+    """For engines without a sidecar, with `tuning.mode: Recommend` and metrics from Prometheus."""
 
 
 class TargetStatus(Said, frozen=True, omit_defaults=False):
@@ -261,3 +311,5 @@ class Status(Said, frozen=True):
     """The last 10 changes, newest first."""
     capacity: tuple[CapacityStatus, ...] = ()
     """How full each workload is, and how many replicas its load needs, once that is known."""
+    token_streams: tuple[TokenStreamsStatus, ...] = ()
+    """How each workload's token streams are served, where there are any."""

@@ -36,6 +36,7 @@ from carpool_operator.workloads.registry import BY_NAME
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from carpool.policy.spec import SLO
     from carpool_operator.api.model import Policy, Target, View, Workload
     from carpool_operator.api.spec import PolicySpec
     from carpool_operator.tuning.steering import Steering
@@ -142,6 +143,8 @@ def programmed(steering: Steering, view: View, delivered: Delivery, *, before: b
     target, workload = steering.target, view.workloads[steering.target]
     what, where = f"{target.kind} {target.name}", f"kubectl -n {target.namespace}"
     resource = BY_NAME[target.kind].resource(target.name)
+    if not asks(workload) and steering.engines.pods:
+        return Finding(TRUE, "RecommendOnly", f"{what} has no sidecars: limits for its engines are recommended")
     if not asks(workload):
         return Finding(FALSE, "NotInjected", f"{what} has no sidecars: {_inject(workload, where)}")
     if workload.refused:
@@ -265,6 +268,12 @@ def metrics_available(steering: Steering, view: View, stale_after: float) -> Fin
     what = f"{steering.target.kind} {steering.target.name}"
     if not view.workloads[steering.target].replicas:
         return Finding(TRUE, "ScaledToZero", f"{what} has no pods: there is nothing to read")
+    engines = steering.engines
+    if engines.pods and view.now - engines.seen_at <= stale_after:
+        return Finding(TRUE, "Available")
+    if engines.pods:
+        name, why = min(engines.errors.items(), default=("", "nothing new was read"))
+        return Finding(FALSE, "MetricsStale", f"{what}: {name}: {why}" if name else f"{what}: {why}")
     if blind is not None and blind.reason == "NoPodsReady":
         return Finding(UNKNOWN, blind.reason, f"{what}: {blind.message}")
     if not steering.evidence.heard and view.now - steering.trust.good_at <= stale_after:
@@ -281,22 +290,34 @@ def metrics_available(steering: Steering, view: View, stale_after: float) -> Fin
     )
 
 
-def slo_met(steerings: Iterable[Steering], policy: Policy, spec: PolicySpec, before: Finding | None) -> Finding:
+def _promise(slo: SLO) -> str:
+    """Say what is promised."""
+    named = [(name, target) for name, target in (("TTFT", slo.ttft), ("TPOT", slo.tpot)) if target is not None]
+    parts = [f"{name} p99 within {format_seconds(float(target.p99))}" for name, target in named]
+    if slo.latency is not None:
+        quantile, seconds = slo.percentiles[-1]
+        parts.insert(0, f"p{100 * quantile:g} within {format_seconds(seconds)}".replace("99.9", "999"))
+    return ", ".join(parts)
+
+
+def slo_met(steerings: Sequence[Steering], policy: Policy, spec: PolicySpec, before: Finding | None) -> Finding:
     """Whether the promise is kept, by sequential tests with hysteresis: never by one interval's percentile."""
     verdicts = {
         f"{steering.target.name} {name}".strip(): learned.promise.kept
         for steering in steerings
         for name, learned in steering.models.items()
     }
-    quantile, seconds = spec.slo.percentiles[-1]
-    promise = f"p{100 * quantile:g} within {format_seconds(seconds)}".replace("99.9", "999")
+    streamed = {f"{each.target.name} token streams": each.streams.promise.kept for each in steerings}
+    verdicts |= {name: kept for name, kept in streamed.items() if kept is not None}
+    promise = _promise(spec.slo)
+    lower = "slo.latency" if spec.slo.latency is not None else "slo.ttft or slo.tpot"
     broken = sorted(name for name, kept in verdicts.items() if kept is False)
     if broken:
         return Finding(
             FALSE,
             "Missed",
-            f"{promise} is missed for {names(broken)}: more requests miss than allowed. Add replicas or raise "
-            f"slo.latency; why: kubectl carpool explain {policy.name} -n {policy.namespace}",
+            f"{promise} is missed for {names(broken)}: more requests miss than allowed. Add replicas or raise {lower}; "
+            f"why: kubectl carpool explain {policy.name} -n {policy.namespace}",
         )
     if any(verdicts.values()):
         return Finding(TRUE, "Kept", promise)

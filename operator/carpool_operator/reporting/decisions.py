@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from carpool.policy.parameters import Parameters
     from carpool_operator.api.model import Target, View
-    from carpool_operator.api.status import Condition
+    from carpool_operator.api.status import Condition, TokenStreamsStatus
     from carpool_operator.reporting.conditions import Delivery
     from carpool_operator.tuning.learning import Learned
     from carpool_operator.tuning.steering import Happening, Steering
@@ -197,6 +197,9 @@ class Reporter:
                 for steering in steerings
                 if (said := steering.load.status(view.now, _where(steering.target), _lowest(steering))) is not None
             ),
+            token_streams=tuple(
+                streams for steering in steerings if (streams := _streams(view.now, steering)) is not None
+            ),
         )
 
     def _applied(self, steerings: Sequence[Steering]) -> Applied | None:
@@ -292,6 +295,10 @@ def _target(view: View, steering: Steering, delivered: Delivery | None) -> Targe
         missed=tuple(pod.name for pod in view.missed.get(target, ())),
         models=tuple(models),
     )
+
+
+def _streams(now: float, steering: Steering) -> TokenStreamsStatus | None:
+    return steering.streams.status(now, _where(steering.target), steering.engines.limits())
 
 
 def _lowest(steering: Steering) -> float | None:

@@ -115,6 +115,7 @@ class Inspector:
         self._missed: dict[Target, tuple[float, tuple[Missed, ...]]] = {}
         self._refused: dict[Target, tuple[float, str]] = {}
         self._services: dict[Target, _Seen] = {}
+        self._bare: dict[Target, tuple[float, tuple[str, ...]]] = {}
 
     async def refused(self, workload: Workload, injected: Sequence[Pod], now: float) -> str:
         """Return why the API server refuses a workload's pods, in its words; ``""`` where it does not.
@@ -168,6 +169,26 @@ class Inspector:
         self._missed[target] = (now, found)
         return found
 
+    async def bare(self, workload: Workload, now: float) -> tuple[str, ...]:
+        """Return the names of a workload's pods that run without a sidecar: engines that are only watched.
+
+        Raises ``ApiError``.
+        """
+        listed, found = self._bare.get(workload.target, (-AGAIN, ()))
+        if now < listed + AGAIN:
+            return found
+        self._bare[workload.target] = (now, found)
+        query: dict[str, str | int] = {"labelSelector": f"{workload.selector},{names.INJECTED}!=true", "limit": MOST}
+        path = path_of("v1", "pods", workload.target.namespace)
+        answer = _pods.decode(await self._writer.read(path, query))
+        found = tuple(
+            pod.metadata.name
+            for pod in answer.items
+            if not pod.metadata.deletion_timestamp and pod.status.phase == "Running"
+        )
+        self._bare[workload.target] = (now, found)
+        return found
+
     def bypassed(self, target: Target) -> tuple[Event, ...]:
         """Return what is to be told of Services that lead past a workload's sidecars, by the last look."""
         seen = self._services.get(target)
@@ -211,6 +232,7 @@ class Inspector:
         self._missed = {target: each for target, each in self._missed.items() if target in alive}
         self._refused = {target: each for target, each in self._refused.items() if target in alive}
         self._services = {target: each for target, each in self._services.items() if target in alive}
+        self._bare = {target: each for target, each in self._bare.items() if target in alive}
 
 
 def _lacks(workload: Workload, injected: Sequence[Pod]) -> bool:

@@ -91,14 +91,47 @@ OF_POLICIES = (
         ("policy_namespace", "policy", "kind", "target"),
         "Requests per second that one replica can serve within the SLO",
     ),
+    Metric(
+        "carpool_target_tokens_per_second",
+        "gauge",
+        ("policy_namespace", "policy", "kind", "target"),
+        "Output tokens per second of token streams that one replica can serve within the SLO",
+    ),
+    Metric(
+        "carpool_target_streams_running",
+        "gauge",
+        ("policy_namespace", "policy", "kind", "target"),
+        "Token streams with the engines of a workload, as its status last said",
+    ),
+    Metric(
+        "carpool_target_streams_queued",
+        "gauge",
+        ("policy_namespace", "policy", "kind", "target"),
+        "Requests for token streams that wait before them, likewise",
+    ),
+    Metric(
+        "carpool_target_streams_goodput",
+        "gauge",
+        ("policy_namespace", "policy", "kind", "target"),
+        "Token streams per second that met both TTFT and TPOT, likewise",
+    ),
+    Metric(
+        "carpool_target_streams_limit",
+        "gauge",
+        ("policy_namespace", "policy", "kind", "target"),
+        "Requests that one engine may have at once within the targets, likewise",
+    ),
 )
 """Of each policy, from the leader alone: names are whole. A scrape adds the operator's own namespace as `namespace`."""
 
 PASS_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
-_CAPACITY = ("load", "replicas", "serving", "requestsPerSecond")
-"""Of a target's status, in the order of the last four of ``OF_POLICIES``."""
+_CAPACITY = ("load", "replicas", "serving", "requestsPerSecond", "tokensPerSecond")
+"""Of a target's capacity, in the order of ``OF_POLICIES`` after the first three."""
+
+_STREAMS = ("running", "queued", "goodput", "limit")
+"""Of its token streams, in the order of the last of ``OF_POLICIES``."""
 
 
 class Policies:
@@ -109,9 +142,7 @@ class Policies:
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield every family of ``OF_POLICIES``."""
-        condition, slo, decision, *capacity = (
-            GaugeMetricFamily(*each[::3], labels=each.labels) for each in OF_POLICIES
-        )
+        condition, slo, decision, *targets = (GaugeMetricFamily(*each[::3], labels=each.labels) for each in OF_POLICIES)
         for policy in self._known():
             name = (policy.namespace, policy.name)
             for each in policy.status.get("conditions", ()):
@@ -122,11 +153,13 @@ class Policies:
             if last:
                 at = datetime.fromisoformat(last["at"]).timestamp()
                 decision.add_metric((*name, last["action"], last["reason"]), at)
-            for said in policy.status.get("capacity", ()):
-                for family, field in zip(capacity, _CAPACITY, strict=True):
-                    if field in said:
-                        family.add_metric((*name, *said["target"].split("/", 1)), said[field])
-        yield from (condition, slo, decision, *capacity)
+            parts = (("capacity", _CAPACITY, targets), ("tokenStreams", _STREAMS, targets[len(_CAPACITY) :]))
+            for part, fields, families in parts:
+                for said in policy.status.get(part, ()):
+                    for family, field in zip(families, fields, strict=False):
+                        if field in said:
+                            family.add_metric((*name, *said["target"].split("/", 1)), said[field])
+        yield from (condition, slo, decision, *targets)
 
 
 class Metrics:

@@ -21,7 +21,7 @@ from carpool_operator.api.status import CapacityStatus
 from carpool_operator.tuning.evidence import Rates
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from carpool.policy.spec import BatchingPolicy
     from carpool_operator.api.model import Workload
@@ -40,6 +40,10 @@ LEAST, SELDOM = 10.0, 60.0
 """Seconds between two such changes, upwards and downwards."""
 
 
+STREAMS = "<token streams>"
+"""In place of a model, of which no name is so long: all token streams of a pod."""
+
+
 class Fullness(Struct, frozen=True):
     """How full a target is. Loads are in capacities of one replica."""
 
@@ -55,6 +59,8 @@ class Fullness(Struct, frozen=True):
     """Mean over the pods that serve."""
     rate: float
     """Requests per second of all pods and models."""
+    tokens: float | None = None
+    """Output tokens per second that one replica can serve, of token streams."""
 
 
 class _Counted(Struct, frozen=True):
@@ -63,7 +69,7 @@ class _Counted(Struct, frozen=True):
     seconds: float
     busy: float
     arrivals: dict[str, int]
-    """By model."""
+    """By model; token streams only where a gate has targets for them."""
 
 
 class _PodLoad(Struct):
@@ -71,6 +77,8 @@ class _PodLoad(Struct):
 
     counted: deque[_Counted]
     capacities: Mapping[str, Rates]
+    tokens: float | None = None
+    """Output tokens per second that it can serve, of token streams."""
 
     @property
     def seconds(self) -> float:
@@ -99,6 +107,14 @@ class TargetLoad:
             pod = self._pods.setdefault(sample.uid, _PodLoad(deque(), {}))
             pod.capacities = sample.capacities
             arrivals = {name: stats.arrivals for name, stats in sample.models.items()}
+            # Token streams are one more load of the same device: their gate learns of them together, not by model.
+            streams = sample.streams
+            pod.tokens = None if streams is None else streams.capacity_tokens
+            if streams is not None and (streams.gated or streams.capacity):
+                arrivals[STREAMS] = streams.arrivals
+            if streams is not None and streams.capacity:
+                each = Rates(*[streams.capacity] * len(Rates._fields))
+                pod.capacities = {**sample.capacities, STREAMS: each}
             pod.counted.append(_Counted(sample.seconds, sample.device_busy, arrivals))
             while len(pod.counted) > 1 and pod.seconds - pod.counted[0].seconds >= SPAN:
                 pod.counted.popleft()
@@ -137,7 +153,9 @@ class TargetLoad:
                 for index, each in enumerate(zip(*capacities, strict=True)):
                     loads[index] += come * len(each) / sum(each)
         load, upper, zero_wait, alone = loads
-        return Fullness(load, upper, zero_wait, alone, len(pods), min(busy / len(pods), 1.0), rate)
+        tokens = [pod.tokens for pod in pods if pod.tokens]
+        mean = sum(tokens) / len(tokens) if tokens else None
+        return Fullness(load, upper, zero_wait, alone, len(pods), min(busy / len(pods), 1.0), rate, mean)
 
     def status(self, now: float, target: str, lowest: float | None) -> CapacityStatus | None:
         """Return what a status says of ``target``; ``lowest``: utilization within the SLO, by forecast, if known.
@@ -157,6 +175,7 @@ class TargetLoad:
             replicas_unbatched=replicas(found.load_alone),
             serving=found.serving,
             requests_per_second=_figure(found.rate / found.load) if found.load else None,
+            tokens_per_second=None if found.tokens is None else _figure(found.tokens),
             utilization=_figure(found.utilization),
             lowest_utilization=None if lowest is None else _figure(lowest),
         )

@@ -17,12 +17,15 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from carpool.batching.counters import DURATION_BOUNDS, ROW_BOUNDS, WINDOW, ModelStats, Stats, combine
+from carpool.exchange.token_streams import TokenStreams
+from carpool_operator.tuning.token_streams import difference
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from carpool.exchange.report import Report, RolledBack
     from carpool_operator.api.model import Pod, Reading
+    from carpool_operator.tuning.token_streams import StreamSample
 
 STALLED_SHARE = 0.25
 """Share of an interval that a pod's host may have paused without all of the interval being void."""
@@ -76,6 +79,8 @@ class Sample(NamedTuple):
     """Seconds with at least one batch in flight, of whichever model."""
     capacities: Mapping[str, Rates] = MappingProxyType({})
     """By model, as far as the pod knows."""
+    streams: StreamSample | None = None
+    """Token streams; ``None`` where it has none."""
 
 
 class Sum(NamedTuple):
@@ -138,6 +143,8 @@ class Seen(Struct):
     replaced: dict[str, int] = field(default_factory=dict)
     counters: bytes = b""
     """MessagePack of its counters: a fifth of the memory of the objects, and thousands of pods are remembered."""
+    streams: bytes = b""
+    """The same of its token streams; ``b""`` where it has none."""
 
 
 class Gathered(NamedTuple):
@@ -237,6 +244,7 @@ class Evidence:
         seen.uptime, seen.stalled = report.uptime_seconds, report.stalls.seconds
         seen.replaced = {name: lane.replaced for name, lane in report.lanes.items()}
         seen.counters = msgspec.msgpack.encode(report.stats)
+        streams_before, seen.streams = seen.streams, _packed(report.token_streams)
         gathered.rolled_back.extend((uid, each) for each in report.rolled_back)
         if earlier is None:
             return None
@@ -269,6 +277,7 @@ class Evidence:
             paused=max(report.stalls.seconds - stalled, 0.0),
             device_busy=since.device_busy,
             capacities=_capacities(report),
+            streams=_streams(streams_before, report.token_streams, seconds),
         )
 
     def _wrong(self, report: Report) -> str:
@@ -295,6 +304,19 @@ class Evidence:
                 if not (_real(busy) and _real(squared)) or min(cell[:5]) < 0:
                     return f"its service times are no numbers (model {name!r})"
         return ""
+
+
+def _packed(streams: TokenStreams) -> bytes:
+    return msgspec.msgpack.encode(streams) if streams.arrivals or streams.models else b""
+
+
+def _streams(before: bytes, after: TokenStreams, seconds: float) -> StreamSample | None:
+    """Read what was counted of token streams in so many seconds; the first of all are counted from 0."""
+    if not after.arrivals and not after.models:
+        return None
+    found = difference(msgspec.msgpack.decode(before, type=TokenStreams) if before else TokenStreams(), after)
+    possible = found is not None and found.arrivals <= MOST_PER_SECOND * max(seconds, 1.0)
+    return found if possible else None
 
 
 def _capacities(report: Report) -> dict[str, Rates]:

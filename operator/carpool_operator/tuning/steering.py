@@ -12,8 +12,10 @@ from carpool.policy.spec import FallbackBehavior, TuningMode
 from carpool_operator.delivery.documents import EVERY, Publisher, told
 from carpool_operator.tuning.canary import Answers, Patience, Trial, Verdict, choose
 from carpool_operator.tuning.capacity import TargetLoad, for_autoscaler, is_autoscaled
+from carpool_operator.tuning.engines import FleetEngines
 from carpool_operator.tuning.evidence import Evidence, add_up
 from carpool_operator.tuning.learning import Learned, predicted
+from carpool_operator.tuning.token_streams import FleetStreams
 from carpool_operator.tuning.trust import Trust, Turn
 
 if TYPE_CHECKING:
@@ -76,6 +78,9 @@ class Steering:
         self.trial: Trial | None = None
         self.trust = Trust()
         self.load = TargetLoad()
+        self.streams = FleetStreams()
+        self.engines = FleetEngines()
+        """Those without a sidecar."""
         self.every_since = 0
         """Generation that brought the parameters of models that are not named."""
         self._restored: Change | None = None
@@ -133,7 +138,14 @@ class Steering:
         gathered = self.evidence.gather(now, pods, view.readings, spec.metrics.stale_seconds)
         for seen in self.evidence.pods.values():
             self.publisher.notice(seen.generation)
-        self.load.observe(now, gathered.samples, {pod.uid for pod in pods if pod.ready and not pod.deleting})
+        ready = {pod.uid for pod in pods if pod.ready and not pod.deleting}
+        samples = gathered.samples
+        if (engines := view.engines.get(self.target)) is not None:
+            samples = [*samples, *self.engines.observe(now, engines, spec.slo)]
+        ready |= self.engines.pods
+        self.load.observe(now, samples, ready)
+        streamed = [(each.uid, each.seconds, each.streams) for each in samples if each.streams is not None]
+        self.streams.observe(now, streamed, ready)
         if not wanted:
             # What can't be said is not decided either: later it would stand on evidence of then.
             for learned in self.models.values():

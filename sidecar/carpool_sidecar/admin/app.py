@@ -15,6 +15,7 @@ from carpool.exchange import report
 from carpool.policy.plain import to_plain
 from carpool_sidecar.admin.metrics import Exposition
 from carpool_sidecar.admin.signing import SCHEME, Refused
+from carpool_sidecar.generation.load import with_streams
 from carpool_sidecar.generation.reporting import report_of
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.tuning.capacity import ModelLoad
@@ -143,9 +144,9 @@ class AdminApp:
     def _capacity(self, exchange: Exchange) -> None:
         """Say how full this replica is: `load` for autoscalers, 1 where it serves all that it can within the SLO.
 
-        503 while requests come and no batch has been measured.
+        503 while requests come and neither a batch has been measured nor enough token streams have ended.
         """
-        now = self._sidecar.control.load()
+        now = with_streams(self._sidecar.control.load(), self._sidecar.streams)
         exchange.respond(503 if now.load is None else 200, JSON, msgspec.json.encode(now) + b"\n")
 
     # Closed

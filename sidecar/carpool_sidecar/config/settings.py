@@ -49,6 +49,9 @@ class Upstream(Camel, frozen=True):
     """Send a batch once more whose connection died before any byte of an answer; it may be computed twice."""
     ready: str = "/v2/health/ready"
     """Path whose 200 says that the model can serve. A 404, 405 or 501 counts as ready: it accepts connections."""
+    count_queue: bool = True
+    """While a gate admits token streams: add the requests that wait at it to those that wait in the engine, in the
+    engine's `/metrics` on the data port, where an endpoint picker reads them. False: they pass unchanged."""
 
     @property
     def address(self) -> tuple[str, int, str | None]:

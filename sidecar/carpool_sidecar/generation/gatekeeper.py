@@ -10,7 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, Protocol
 
 from carpool.generation.gate import Gate, Limits
-from carpool.generation.requests import Admit, Slo, State
+from carpool.generation.requests import Admit, ClassTargets, Slo, State
 from carpool.generation.step_model import StepModel
 
 if TYPE_CHECKING:
@@ -284,6 +284,19 @@ def slo_of(policy: BatchingPolicy) -> Slo | None:
     if ttft is None:
         return None
     return Slo(float(ttft.p99), inf if tpot is None else float(tpot.p99))
+
+
+def classes_of(policy: BatchingPolicy) -> dict[bytes, ClassTargets]:
+    """Return the targets of each class, by the value of the header that asks for it."""
+    usual = slo_of(policy)
+    if usual is None:
+        return {}
+    found = {}
+    for each in policy.slo.classes:
+        ttft = usual.ttft if each.ttft is None else float(each.ttft.p99)
+        tpot = usual.tpot if each.tpot is None else float(each.tpot.p99)
+        found[each.priority.encode()] = ClassTargets(ttft, tpot, ttft - usual.ttft)
+    return found
 
 
 def limits_of(policy: BatchingPolicy) -> Limits:

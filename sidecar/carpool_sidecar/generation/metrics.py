@@ -51,6 +51,20 @@ METRICS = (
     Metric("generation_target_seconds", "gauge", ("target",), "Targets in force: ttft, tpot"),
     Metric("generation_gated", "gauge", (), "1 while the gate admits requests"),
     Metric("forecast_tpot_seconds", "gauge", (), "Forecast time per output token of what is with the engine"),
+    Metric("generation_arrivals", "counter", (), "Requests to language models, refused ones included"),
+    Metric(
+        "generation_limit",
+        "gauge",
+        (),
+        "Requests with the engine at which the time per output token reaches what the gate plans with",
+    ),
+    Metric(
+        "generation_capacity_requests_per_second",
+        "gauge",
+        (),
+        "Requests per second that the engine carries within the targets, as the gate has learned",
+    ),
+    Metric("generation_capacity_tokens_per_second", "gauge", (), "The same in output tokens per second"),
     Metric("engine_kv_usage_ratio", "gauge", (), "Share of its KV cache in use, as the engine says"),
     Metric("engine_preemptions", "counter", (), "Sequences that were computed again for want of KV cache, likewise"),
     Metric("engine_running", "gauge", (), "Requests that it computes, likewise"),
@@ -87,6 +101,11 @@ def fill(families: dict[str, Any], streams: Streams) -> None:
     put("generation_gated", keeper.gate is not None)
     if keeper.gate is not None:
         put("forecast_tpot_seconds", keeper.gate.meter.forecast())
+        if (carries := keeper.gate.carries()) is not None:
+            put("generation_limit", carries.sequences)
+            put("generation_capacity_requests_per_second", carries.rate)
+            put("generation_capacity_tokens_per_second", carries.tokens)
+    put("generation_arrivals", streams.rate.total)
     for name, attribute in _ENGINE.items():
         if (value := getattr(streams.engine, attribute, None)) is not None:
             put(name, value)

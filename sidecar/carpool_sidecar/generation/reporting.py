@@ -16,6 +16,7 @@ def report_of(streams: Streams) -> TokenStreams:
     """Say how things are."""
     keeper = streams.gatekeeper
     return TokenStreams(
+        arrivals=streams.rate.total,
         running=streams.running,
         queued=keeper.queued,
         kv_tokens=streams.kv_tokens,
@@ -41,7 +42,7 @@ def report_of(streams: Streams) -> TokenStreams:
 
 
 def _gate(gate: Gate) -> GateState:
-    model, running = gate.meter.model, len(gate.meter.streams)
+    model, running, carries = gate.meter.model, len(gate.meter.streams), gate.carries()
     return GateState(
         ttft=gate.slo.ttft,
         tpot=None if gate.slo.tpot == inf else gate.slo.tpot,
@@ -52,4 +53,7 @@ def _gate(gate: Gate) -> GateState:
         kv_token_seconds=(model.decode_seconds(1, 1e6) - model.decode_seconds(1, 0)) / 1e6,
         prompt_token_seconds=model.prompt_token,
         kv_size=gate.kv.tokens,
+        limit=None if carries is None else carries.sequences,
+        capacity=None if carries is None else carries.rate,
+        capacity_tokens=None if carries is None else carries.tokens,
     )

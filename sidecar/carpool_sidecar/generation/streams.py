@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from carpool.generation.requests import Request
 from carpool_sidecar.generation.counts import Models
-from carpool_sidecar.generation.gatekeeper import Gatekeeper, slo_of
+from carpool_sidecar.generation.gatekeeper import Gatekeeper, classes_of, slo_of
+from carpool_sidecar.generation.load import Rate
 from carpool_sidecar.generation.requests import read
 from carpool_sidecar.generation.token_sizes import BYTES_PER_TOKEN, TokenSizes
 from carpool_sidecar.http1.messages import find
+from carpool_sidecar.protocols.headers import PRIORITY
 from carpool_sidecar.protocols.headers import read as read_headers
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ class Streams:
         self._clock = clock
         self._log = log
         self._keys = count()
+        self.rate = Rate(clock)
+        """Of requests, refused ones included."""
         self.configure(policy)
 
     def configure(self, policy: BatchingPolicy) -> None:
@@ -48,6 +52,7 @@ class Streams:
         self._tenant = None if tenants is None else tenants.header.lower().encode()
         self.slo = slo_of(policy)
         """Targets, if there are any."""
+        self._classes = classes_of(policy)
         self.gatekeeper.configure(policy)
 
     @property
@@ -66,11 +71,14 @@ class Streams:
 
     def arrive(self, stream: Stream) -> None:
         """Take a request whose body is here."""
+        self.rate.count()
         exchange = stream.exchange
         asked = stream.asked = read(stream.endpoint, exchange.body)
         stream.per_event = self.sizes.per_event(asked.model)
         facts = read_headers(exchange.headers)
         deadline = facts.deadline_s
+        batch = asked.flexible or facts.batch
+        priority = None if batch else find(exchange.headers, PRIORITY)
         tenant = None if self._tenant is None else find(exchange.headers, self._tenant)
         ticket = Request(
             next(self._keys),
@@ -78,7 +86,8 @@ class Streams:
             asked.prompt_tokens or self.sizes.prompt_tokens(asked.model, asked.prompt_bytes),
             max_tokens=asked.max_tokens,
             tenant=(tenant or b"").decode("latin-1"),
-            batch=asked.flexible or facts.batch,
+            batch=batch,
+            targets=None if priority is None else self._classes.get(priority),
             deadline=inf if deadline is None else exchange.received_at + deadline,
         )
         stream.arrived(ticket, None if self.slo is None else deadline)  # without targets nothing is ended here
@@ -147,9 +156,9 @@ class Streams:
 
     def _hit(self, stream: Stream, seconds: float, output: int, tpot: float | None) -> bool:
         """Say whether a complete answer met its targets; a whole one has to come when its last token was due."""
-        slo = self.slo
-        if slo is None:
+        if self.slo is None:
             return False
+        slo = stream.ticket.targets or self.slo
         if stream.first_at is None:
             return seconds <= slo.ttft + (slo.tpot * (output - 1) if output > 1 else 0.0)
         return stream.first_at - stream.ticket.arrival <= slo.ttft and (tpot is None or tpot <= slo.tpot)

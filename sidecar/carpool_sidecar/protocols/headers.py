@@ -38,7 +38,8 @@ DEBUG = b"x-carpool-debug"
 """A request with this header is told its batch's size and its time in the queue."""
 
 PRIORITY = b"x-carpool-priority"
-"""With the value ``batch``, a request fills what interactive ones leave."""
+"""With the value ``batch``, a request fills what interactive ones leave. So does OpenAI's ``service_tier: flex``. Any
+other value names a class of the policy's SLO for token streams."""
 
 DEADLINES = frozenset({b"grpc-timeout", b"x-envoy-expected-rq-timeout-ms", b"x-request-timeout-ms"})
 

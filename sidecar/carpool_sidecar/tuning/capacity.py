@@ -50,6 +50,19 @@ class ModelLoad(Struct, frozen=True, rename="camel", kw_only=True):
     """Rate over capacity."""
 
 
+class StreamLoad(Struct, frozen=True, rename="camel", kw_only=True):
+    """The load of token streams, all models of the engine together. ``None``: not known yet."""
+
+    rate: float
+    """Requests per second, refused ones included."""
+    capacity: float | None = None
+    """Requests per second that the engine carries within the targets for TTFT and TPOT."""
+    capacity_tokens: float | None = None
+    """The same in output tokens per second."""
+    load: float | None = None
+    """Rate over capacity."""
+
+
 class ReplicaLoad(Struct, frozen=True, rename="camel", kw_only=True):
     """``GET /capacity``."""
 
@@ -61,6 +74,8 @@ class ReplicaLoad(Struct, frozen=True, rename="camel", kw_only=True):
     lowest_utilization: float
     """What it could be at this load within the SLO."""
     models: dict[str, ModelLoad]
+    token_streams: StreamLoad | None = None
+    """Only where a gate admits them."""
 
 
 class _Mark(NamedTuple):

@@ -1,7 +1,7 @@
 import pytest
 from engines import LLAMA, SLO
 
-from carpool.generation.calibration import ENOUGH_ANSWERS, EVERY, Answer, Calibration, FirstToken, Load, ratio
+from carpool.generation.calibration import ENOUGH_ANSWERS, EVERY, Answer, Calibration, FirstToken, ratio
 from carpool.generation.meter import Totals
 from carpool.generation.step_model import StepModel, sections
 
@@ -51,15 +51,6 @@ def test_a_few_that_can_never_make_it_do_not_close_the_gate():
 
 def test_few_answers_change_nothing():
     assert calibrated([answer(3.0)] * (ENOUGH_ANSWERS - 1)) == Calibration().tpot
-
-
-def test_a_load_is_carried_at_the_rate_that_fills_the_target():
-    load = Load(prompt=1000.0, decoded=200.0, held=200.0 * 1100)
-    rate = load.throughput(MODEL, 0.05)
-    sequences = rate * 200 * 0.05
-    step = LLAMA.seconds(0, sequences * 1100, 0) + LLAMA.sequence * sequences
-    assert step / (1 - rate * 1000 * LLAMA.prompt_token) == pytest.approx(0.05, rel=0.01)
-    assert load.throughput(MODEL, 0.025) < rate < load.throughput(MODEL, 0.1)
 
 
 def test_the_time_for_a_first_token_is_a_quantile_of_what_it_took():

@@ -244,6 +244,20 @@ def test_zero_needs_no_unit_and_bytes_no_suffix() -> None:
         ({"slo": {"latency": {"p99": "1s"}, "tpot": {"p99": "50ms"}}}, "slo.ttft"),
         ({"slo": {"ttft": {"p99": "0s"}}}, "slo.ttft.p99"),
         ({"slo": {"ttft": {"p99": "2s"}, "tpot": {"p99": "0s"}}}, "slo.tpot.p99"),
+        ({"slo": {"latency": {"p99": "1s"}, "classes": [{"priority": "a", "ttft": {"p99": "1s"}}]}}, "slo.ttft"),
+        ({"slo": {"ttft": {"p99": "2s"}, "classes": [{"priority": "a"}]}}, "slo.classes[0]"),
+        (
+            {"slo": {"ttft": {"p99": "2s"}, "classes": [{"priority": "batch", "ttft": {"p99": "1s"}}]}},
+            "slo.classes[0].priority",
+        ),
+        (
+            {"slo": {"ttft": {"p99": "2s"}, "classes": [{"priority": "a", "ttft": {"p99": "1s"}}] * 2}},
+            "slo.classes[1].priority",
+        ),
+        (
+            {"slo": {"ttft": {"p99": "2s"}, "classes": [{"priority": "a", "tpot": {"p99": "0s"}}]}},
+            "slo.classes[0].tpot.p99",
+        ),
         ({"slo": {"latency": {"p99": "0s"}}}, "slo.latency.p99"),
         ({"slo": {"latency": {"p999": "0s"}}}, "slo.latency.p999"),
         ({"slo": {"latency": {"p50": "60ms", "p99": "50ms"}}}, "slo.latency"),

@@ -31,6 +31,27 @@ def test_targets_of_token_streams_are_shown(kubectl):
     assert "llama ttft p99 2s, tpot p99 50ms Apply" in " ".join(lines(kubectl.run("status"))[1].split())
 
 
+def test_token_streams_are_shown_in_full(kubectl):
+    policy = kubectl.policy("llama")
+    said = {
+        "target": "Deployment/llama", "gated": 2, "requestsPerSecond": 14.0, "goodput": 12.0, "missFraction": 0.1,
+        "tokensPerSecond": 2400.0, "ttftP99": "1s900ms", "tpotP99": "46ms", "running": 120, "queued": 3, "limit": 84,
+    }  # fmt: skip
+    limits = {
+        "maxNumSeqs": 84, "maxNumBatchedTokens": 512, "maxNumQueuedTokens": 12000, "maxConcurrency": 84, "reason": "so",
+    }  # fmt: skip
+    policy["status"]["tokenStreams"] = [said, {**said, "target": "Deployment/bare", "gated": 0, "recommended": limits}]
+    del policy["status"]["tokenStreams"][1]["goodput"]
+    kubectl.holds(policy)
+    shown = " ".join(kubectl.run("status", "llama").output.split())
+    assert (
+        "token streams of Deployment/llama: 14/s, 2400 tokens/s; 12/s met both targets; TTFT p99 1s900ms; "
+        "TPOT p99 46ms; 120 running, 3 waiting, 84 fit into one engine" in shown
+    )
+    assert "Deployment/bare: 14/s, 2400 tokens/s; TTFT" in shown
+    assert "--max-num-seqs 84 --max-num-batched-tokens 512 --max-num-queued-tokens 12000, or maxConcurrency 84" in shown
+
+
 def test_all_namespaces_and_more_columns(kubectl):
     kubectl.holds(kubectl.policy(conditions=None))
     shown = lines(kubectl.run("status", "-A", "-o", "wide"))

@@ -168,3 +168,22 @@ async def test_what_a_client_pipelines_is_answered_in_order(chat):
             answers += await reader.read(65536)
     assert [part[:3] for part in answers.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"429"]
     writer.close()
+
+
+async def test_a_class_has_the_targets_that_its_header_names(chat):
+    slo = {"ttft": {"p99": "20s"}, "classes": [{"priority": "gold", "tpot": {"p99": "1us"}}]}
+    streams = await chat.start(policy={"slo": slo})
+    gold = chat.ask(headers=[(b"x-carpool-priority", b"gold")])
+    first = await chat.called(1)
+    other = chat.ask(headers=[(b"x-carpool-priority", b"silver")])
+    await chat.until(lambda: streams.gatekeeper.queued == 1)  # it would slow gold
+    first.token()
+    await chat.until(lambda: gold.body == first.sent)
+    first.token().finish()
+    await gold
+    (await chat.called(2)).token().token().finish()
+    await other
+    await chat.until(lambda: not streams.under_way)
+    ((_, counts),) = streams.models
+    assert counts.ends == {"stop": 2}
+    assert counts.hits == 1, "gold's second token came later than a microsecond"

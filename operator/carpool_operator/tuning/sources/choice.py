@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64decode
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import aiohttp
 
+    from carpool.generation.observed import Counters
     from carpool_operator.api.model import Pod, Policy
     from carpool_operator.api.spec import Prometheus as Settings
     from carpool_operator.cluster.writing import Backoff, Writer
@@ -49,6 +50,8 @@ class _Server(NamedTuple):
     client: Prometheus | None
     error: str
     asked_at: float
+    """When for sidecars' counters, and ``engines_at`` for those of engines."""
+    engines_at: float
 
 
 class Sources:
@@ -105,15 +108,34 @@ class Sources:
         self._backoff.forget(lambda uid: uid in pods)
         self._servers = {uid: each for uid, each in self._servers.items() if uid in policies}
 
+    async def engines(self, policy: Policy, pods: Sequence[str]) -> dict[str, Counters | str] | None:
+        """Return what the policy's Prometheus has of engines, by the pod's name; None: it is not time to ask yet."""
+        server = await self._server(policy, "engines_at") if pods else None
+        if server is None:
+            return None
+        if server.client is None:
+            return dict.fromkeys(pods, server.error)
+        return await server.client.engines(policy.namespace, pods, self._clock())
+
     async def _ask(self, policy: Policy, pods: Sequence[Pod]) -> dict[str, Reading]:
         """Ask the policy's Prometheus, no oftener than it says."""
+        server, now = await self._server(policy, "asked_at"), self._clock()
+        if server is None:
+            return {}
+        if server.client is None:
+            return {pod.uid: Reading(now, None, server.error) for pod in pods}
+        return await server.client.read(policy.namespace, pods, now)
+
+    async def _server(self, policy: Policy, turn: Literal["asked_at", "engines_at"]) -> _Server | None:
+        """Return the policy's Prometheus if it is time to ask it."""
         spec = policy.spec
         assert spec is not None and spec.metrics.prometheus is not None  # noqa: S101, PT018 - its source says so
         settings, stale_after = spec.metrics.prometheus, spec.metrics.stale_seconds
         now = self._clock()
         server = self._servers.get(policy.uid)
         if server is None or server.settings != settings or server.stale_after != stale_after:
-            server = _Server(settings, stale_after, {}, -SECRETS, None, "", -float(settings.interval))
+            long_ago = -float(settings.interval)
+            server = _Server(settings, stale_after, {}, -SECRETS, None, "", long_ago, long_ago)
         if now >= server.read_at + SECRETS:
             values = await self._values(policy.namespace, needed(settings))
             if server.client is None or values != server.values:
@@ -126,13 +148,10 @@ class Sources:
                 server = server._replace(client=client, error=error)
             server = server._replace(values=values, read_at=now)
         # A pass is a little early or late: 90 % of the interval have gone by.
-        due = now >= server.asked_at + 0.9 * float(settings.interval)
-        self._servers[policy.uid] = server._replace(asked_at=now) if due else server
-        if not due:
-            return {}
-        if server.client is None:
-            return {pod.uid: Reading(now, None, server.error) for pod in pods}
-        return await server.client.read(policy.namespace, pods, now)
+        due = now >= getattr(server, turn) + 0.9 * float(settings.interval)
+        asked = server._replace(asked_at=now) if turn == "asked_at" else server._replace(engines_at=now)
+        self._servers[policy.uid] = asked if due else server
+        return server if due else None
 
     async def _values(self, namespace: str, keys: Sequence[Key]) -> dict[Key, bytes]:
         """Read what the settings refer to; what can't be read is left out, and named by whoever misses it."""

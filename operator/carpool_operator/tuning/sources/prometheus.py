@@ -21,6 +21,7 @@ from msgspec import Struct, field
 from carpool.policy.durations import format_seconds
 from carpool_operator.api.model import Reading
 from carpool_operator.tuning.sources.endpoint import without_password
+from carpool_operator.tuning.sources.engines import counters, question
 from carpool_operator.tuning.sources.scrapes import (
     GENERATION,
     POD_MONITOR,
@@ -37,6 +38,7 @@ from carpool_operator.tuning.sources.tokens import TokenError, Tokens
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from carpool.generation.observed import Counters
     from carpool_operator.api.model import Pod
     from carpool_operator.tuning.sources.endpoint import Endpoint
     from carpool_operator.tuning.sources.scrapes import Fresh, Source
@@ -130,8 +132,8 @@ class Prometheus:
         readings: dict[str, Reading] = {}
         try:
             await self._authorize(now)
-            question = ages(self._labels, namespace, [pod.name for pod in pods])
-            sources = freshness(await self._ask(question, "vector"), self._labels)
+            asked = ages(self._labels, namespace, [pod.name for pod in pods])
+            sources = freshness(await self._ask(asked, "vector"), self._labels)
         except PrometheusError as error:
             return {pod.uid: Reading(now, None, str(error)) for pod in pods}
         to_read: dict[str, Pod] = {}
@@ -150,8 +152,8 @@ class Prometheus:
         while left:
             some, left = left[: self._pods], left[self._pods :]
             try:
-                question = everything(self._labels, namespace, some, self._stale_after)
-                found = reports(await self._ask(question, "matrix"), self._labels, chosen)
+                asked = everything(self._labels, namespace, some, self._stale_after)
+                found = reports(await self._ask(asked, "matrix"), self._labels, chosen)
             except _TooLargeError as error:
                 if len(some) > 1:
                     self._pods = len(some) // 2
@@ -176,6 +178,17 @@ class Prometheus:
                 readings[pod.uid] = Reading(now - age, report)
                 self._read[pod.uid] = _Read(chosen[name], report.stats.at)
         return readings
+
+    async def engines(self, namespace: str, pods: Collection[str], now: float) -> dict[str, Counters | str]:
+        """Return the counters of vLLM engines by the pod's name, or what is wrong, for every one of ``pods``."""
+        try:
+            await self._authorize(now)
+            series = await self._ask(question(self._labels, namespace, pods, self._stale_after), "matrix")
+        except PrometheusError as error:
+            return dict.fromkeys(pods, str(error))
+        found = counters(series, self._labels)
+        silent = f"Prometheus at {self._where.base} has no metrics of vLLM of it: is it scraped?"
+        return {pod: found.get(pod, silent) for pod in pods}
 
     def _choice(self, uid: str, sources: Mapping[Source, Fresh]) -> Source:
         """Stay with the source that was read before: two replicas' clocks differ. One that ended gives way."""

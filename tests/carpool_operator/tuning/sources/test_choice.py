@@ -84,7 +84,8 @@ class Prometheus:
 
     async def _query(self, request):
         self.asked.append(request.headers.get("authorization"))
-        return web.json_response({"status": "success", "data": {"resultType": "vector", "result": []}})
+        kind = "matrix" if "vllm" in (await request.post())["query"] else "vector"
+        return web.json_response({"status": "success", "data": {"resultType": kind, "result": []}})
 
 
 @pytest.fixture
@@ -129,6 +130,19 @@ async def test_a_prometheus_is_not_asked_about_no_pods(sources, sidecar, prometh
 
     await sources.read(wanted, [at(sidecar)], fleet=1)
     assert prometheus.asked == ["Bearer token"]  # at once: asking nothing was no asking
+
+
+async def test_engines_have_a_turn_of_their_own(api, sources, sidecar, prometheus, clock):
+    secret(api, b"token")
+    wanted, one = by_prometheus(prometheus.url), at(sidecar)
+    found = []
+    for _ in range(20):
+        await sources.read(wanted, [one], fleet=1)
+        found.append(await sources.engines(wanted, ["llama-1"]))
+        clock.now += 2.0
+    assert len(prometheus.asked) == 6
+    assert ["no metrics of vLLM" in each["llama-1"] for each in found if each is not None] == [True] * 3
+    assert await sources.engines(wanted, []) is None
 
 
 async def test_new_credentials_are_found(api, sources, sidecar, prometheus, clock):

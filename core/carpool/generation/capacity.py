@@ -1,0 +1,77 @@
+"""What one engine carries within a target for the time per output token: sequences, requests and tokens per second."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from carpool.generation.step_model import StepModel
+
+
+class Load(NamedTuple):
+    """A mean request: prompt tokens, tokens after the first, cached tokens summed over its steps."""
+
+    prompt: float
+    decoded: float
+    held: float
+
+    @classmethod
+    def of(cls, lengths: Sequence[tuple[int, int]]) -> Load:
+        """Average requests, each with its prompt and output tokens."""
+        count = len(lengths)
+        decoded = [max(0, output - 1) for _, output in lengths]
+        return cls(
+            sum(prompt for prompt, _ in lengths) / count,
+            sum(decoded) / count,
+            sum(d * (prompt + d / 2) for d, (prompt, _) in zip(decoded, lengths, strict=True)) / count,
+        )
+
+    def throughput(self, model: StepModel, tpot: float) -> float:
+        """Return the requests per second at which the mean time per output token is ``tpot``.
+
+        By Little's law rate x decoded x tpot sequences decode, in the time that prompts leave.
+        """
+        low, high = 0.0, 1 / max(1e-6, model.prompt_token * self.prompt)
+        high = min(high, 1e4)
+        for _ in range(18):
+            rate = (low + high) / 2
+            decode = model.decode_seconds(rate * self.decoded * tpot, rate * self.held * tpot)
+            low, high = (rate, high) if decode <= tpot * (1 - rate * self.prompt * model.prompt_token) else (low, rate)
+        return low
+
+    def tpot(self, model: StepModel, sequences: float) -> float:
+        """Return the mean seconds per output token while so many sequences decode, in steady load.
+
+        step / (1 - rate x prompt x d), with rate = sequences / (decoded x tpot).
+        """
+        share = sequences / self.decoded
+        return model.decode_seconds(sequences, share * self.held) + share * self.prompt * model.prompt_token
+
+
+class Carried(NamedTuple):
+    """``sequences`` decode at once, ``rate`` requests and ``tokens`` output tokens end per second."""
+
+    sequences: float
+    rate: float
+    tokens: float
+
+
+def carried(
+    model: StepModel, load: Load, tpot: float, *, kv_tokens: float | None = None, most: float | None = None
+) -> Carried | None:
+    """Return what an engine carries at ``tpot`` seconds per output token.
+
+    ``kv_tokens``: what the KV cache may hold; ``most``: sequences at once. None where answers have one token only, or
+    a sequence alone is slower than the target.
+    """
+    if load.decoded <= 0:
+        return None
+    rate = load.throughput(model, tpot)
+    sequences = rate * load.decoded * tpot
+    limits = [limit for limit in (most, kv_tokens and kv_tokens * load.decoded / load.held) if limit is not None]
+    if limits and sequences > min(limits):
+        sequences = min(limits)
+        rate = sequences / (load.decoded * load.tpot(model, sequences))
+    return Carried(sequences, rate, rate * (load.decoded + 1)) if sequences >= 1 else None

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from aiohttp import web
+
+sys.path.append(str(Path(__file__).parents[1]))
+from vllm import PROFILE, scrapes, stored
+
+from carpool_operator.api.spec import Prometheus as Settings
+from carpool_operator.tuning.sources.endpoint import endpoint
+from carpool_operator.tuning.sources.engines import counters, question
+from carpool_operator.tuning.sources.prometheus import Prometheus, open_session
+from carpool_operator.tuning.sources.scrapes import POD_MONITOR, Series
+
+
+def read(series):
+    return counters(msgspec.convert(series, list[Series]), POD_MONITOR)
+
+
+@pytest.fixture(scope="module")
+def scraped():
+    return scrapes([0.5])
+
+
+def test_the_newest_scrape_is_read(scraped):
+    assert read(stored("llama-0", scraped)) == {
+        "llama-0": scraped[-1]._replace(kv_size=float(PROFILE.kv_tokens // 16 * 16))
+    }
+
+
+def test_older_names_are_read_too(scraped):
+    names = {"gaps": "vllm:time_per_output_token_seconds", "kv": "vllm:gpu_cache_usage_perc"}
+    assert read(stored("llama-0", scraped, **names)) == read(stored("llama-0", scraped))
+
+
+def test_engines_behind_one_port_are_added_up(scraped):
+    both = read([*stored("llama-0", scraped), *stored("llama-0", scraped, engine="1")])["llama-0"]
+    assert (both.requests, both.kv_size) == (2 * scraped[-1].requests, 2.0 * (PROFILE.kv_tokens // 16 * 16))
+    assert both.kv_share == scraped[-1].kv_share
+
+
+def test_prompts_that_the_cache_had_are_no_work(scraped):
+    cached = {"metric": {"__name__": "vllm:prefix_cache_hits_total", "pod": "llama-0"},
+              "values": [[scraped[-1].at, "100"]]}  # fmt: skip
+    found = read([*stored("llama-0", scraped), cached])["llama-0"]
+    assert found.prompt_tokens == scraped[-1].prompt_tokens - 100
+
+
+def test_what_an_engine_lacks_is_named(scraped):
+    assert (
+        "vllm:request_prompt_tokens_sum"
+        in read([each for each in stored("p", scraped) if "request_prompt" not in each["metric"]["__name__"]])["p"]
+    )
+    assert (
+        "vllm:inter_token_latency_seconds"
+        in read([each for each in stored("p", scraped) if "inter_token" not in each["metric"]["__name__"]])["p"]
+    )
+    assert "is it vLLM" in read([{"metric": {"__name__": "vllm:num_requests_running", "pod": "p"},
+                                  "values": [[1.0, "NaN"]]}])["p"]  # fmt: skip
+
+
+def test_series_of_another_process_end_earlier_and_are_left(scraped):
+    old = stored("llama-0", scraped[:-1], engine="7")
+    assert read([*old, *stored("llama-0", scraped)]) == read(stored("llama-0", scraped))
+
+
+async def test_prometheus_is_asked_for_them_and_errors_are_each_pods(scraped):
+    asked, answers = [], [stored("llama-0", scraped), None]
+
+    async def answer(request):
+        asked.append((await request.post())["query"])
+        found = answers.pop(0)
+        if found is None:
+            return web.json_response({"status": "error", "errorType": "internal", "error": "no"}, status=500)
+        return web.json_response({"status": "success", "data": {"resultType": "matrix", "result": found}})
+
+    app = web.Application()
+    app.router.add_post("/api/v1/query", answer)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with open_session() as session:
+        source = Prometheus(endpoint(Settings(url=url), {}), session, stale_after=60.0)
+        found = await source.engines("shop", ["llama-0", "llama-1"], 0.0)
+        assert found["llama-0"].requests == scraped[-1].requests
+        assert "no metrics of vLLM" in found["llama-1"]
+        assert asked == [question(POD_MONITOR, "shop", ["llama-0", "llama-1"], 60.0)]
+        assert asked[0].startswith('{__name__=~"vllm:prompt_tokens_total|')
+        assert asked[0].endswith("}[60000ms]")
+        failed = await source.engines("shop", ["llama-0"], 0.0)
+        assert "500" in failed["llama-0"]
+    await runner.cleanup()
