@@ -1,0 +1,357 @@
+"""`make engine`: an overload on a real engine (OpenVINO GenAI on a CPU), with the gate, without, and with fixed caps.
+
+Also what the sidecar costs it: streams byte for byte, time to the first token when idle, and whether each client that
+leaves ends its request in the engine. Everything is live, so this wants a quiet machine; pauses of the host are named.
+Results land in `results/engine.json`.
+
+Exit codes: 0, all within `engine-limits.json`; 1, not so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import httptools
+import processes
+import uvloop
+from evidence import Figure, conclude
+
+from carpool.generation.requests import Slo
+from carpool_cli.demo.random_model import SIZES, write
+from carpool_cli.load.stream_report import StreamReport, summarize
+from carpool_cli.load.streaming import StreamGenerator
+from carpool_sidecar.generation.engine_metrics import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = Path(__file__).parent
+SLO = Slo(2.0, 0.1)
+"""Seconds to the first token and per further token."""
+POLICY: dict[str, Any] = {"ttft": {"p99": "2s"}, "tpot": {"p99": "100ms"}}
+CAPS = (8, 16, 32)
+OVERLOAD = 1.6
+"""Offered load over what the engine completes when it always has 16 requests."""
+WARM_UP = 8.0
+ENDING = 8.0
+"""Seconds after the last request in which answers still count: with both targets met, one of 60 tokens takes 8 s."""
+PROMPT, OUTPUT = (4.2, 0.7), (3.5, 0.5)
+"""Lengths in tokens: log of the median, and spread."""
+
+
+class Lengths(NamedTuple):
+    """Of a request, in tokens."""
+
+    prompt: int
+    output: int
+
+
+def lengths(rng: random.Random) -> Lengths:
+    """Draw a request."""
+    return Lengths(
+        min(400, max(8, round(rng.lognormvariate(*PROMPT)))), min(200, max(2, round(rng.lognormvariate(*OUTPUT))))
+    )
+
+
+def body(asked: Lengths, rng: random.Random, **more: object) -> bytes:
+    """Make up a request: a token for every syllable, and no two prompts alike."""
+    prompt = "".join(f" {rng.choice('bdfgklmnprstvwz')}{rng.choice('aeiou')}" for _ in range(asked.prompt))
+    fields = {"prompt": prompt, "max_tokens": asked.output, "stream": True, "stream_options": {"include_usage": True}}
+    return json.dumps(fields | more).encode()
+
+
+def metrics(port: int) -> tuple[int, int]:
+    """Return how many requests the engine computes, and how many wait in it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:  # noqa: S310 - our own
+        said = parse(answer.read())
+    assert said is not None  # noqa: S101 - it is ours
+    return int(said.running or 0), int(said.waiting or 0)
+
+
+def left(port: int, seconds: float) -> int:
+    """Wait until the engine has nothing to do; return what it still has after ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while sum(metrics(port)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return sum(metrics(port))
+
+
+@contextmanager
+def engine(model: Path) -> Iterator[int]:
+    """Run the engine without a sidecar; gives its port."""
+    port = processes.free_port()
+    config = {"path": str(model), "threads": 1, "kvTokens": 65536}
+    command = [sys.executable, "-m", "carpool_sidecar.llm.main", json.dumps(config), f"127.0.0.1:{port}"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 180
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60):  # noqa: S310 - our own
+                    break
+            except OSError as error:  # 503 among them
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError("the engine did not start") from error
+                time.sleep(0.1)
+        yield port
+    finally:
+        assert process.stdin is not None  # noqa: S101 - it was asked for
+        process.stdin.close()
+        process.wait(30)
+
+
+def gated(folder: Path, upstream: int, cap: int | None = None) -> processes.Process:
+    """Start a sidecar with the gate; with ``cap``: so many requests in the engine, whatever TPOT is, and TTFT kept."""
+    slo, more = POLICY, {}
+    if cap is not None:
+        slo, more = {**POLICY, "tpot": {"p99": "60s"}}, {"generation": {"maxRunning": cap}}
+    return processes.sidecar(folder, upstream, policy={"slo": slo, **more}, upstream_options={"ready": "/health"})
+
+
+async def closed(port: int, clients: int, seconds: float, rng: random.Random) -> float:
+    """Return the answers per second of so many clients, each of which asks again at once."""
+    done, stop = 0, time.monotonic() + seconds
+
+    async def ask() -> None:
+        nonlocal done
+        while time.monotonic() < stop:
+            generator = StreamGenerator(
+                "127.0.0.1", port, "/v1/completions", [body(lengths(rng), rng)], [0.0], timeout=120, headers=[]
+            )
+            await generator.run()
+            done += time.monotonic() < stop
+
+    await asyncio.gather(*(ask() for _ in range(clients)))
+    return done / seconds
+
+
+async def offered(port: int, rate: float, seconds: float, seed: int) -> StreamReport:
+    """Send requests at a rate; those that are unanswered at the end leave."""
+    rng = random.Random(seed)
+    due, bodies, now = [], [], 0.0
+    while (now := now + rng.expovariate(rate)) < seconds:
+        due.append(now)
+        bodies.append(body(lengths(rng), rng))
+    generator = StreamGenerator("127.0.0.1", port, "/v1/completions", bodies, due, timeout=60, headers=[])
+    asyncio.get_running_loop().call_later(seconds + ENDING, generator.stop)
+    recording = await generator.run()
+    report = summarize(recording, slo=SLO, warm_up=WARM_UP, seconds=seconds - WARM_UP)
+    print(
+        f"  good {report.goodput:.2f}/s of {rate:.2f}/s offered; complete {report.complete}, refused "
+        f"{report.errors.get('429', 0)}, left {recording.left_out}; TTFT p50 {_of(report.ttft)}, TPOT p50 "
+        f"{_of(report.tpot)}, p99 {report.tpot.p99 if report.tpot else 0:.3f} s; {report.pauses} pauses, "
+        f"{report.paused_seconds:.2f} s",
+        flush=True,
+    )
+    return report
+
+
+def _of(found: Any) -> str:  # noqa: ANN401 - percentiles or none
+    return "none" if found is None else f"{found.p50:.3f} s"
+
+
+class Tap(asyncio.Protocol):
+    """Passes bytes between a sidecar and the engine, and keeps the engine's."""
+
+    def __init__(self, port: int, kept: list[bytearray]) -> None:
+        self._port = port
+        self._kept = kept
+        self._waiting: list[bytes] = []
+        self._there: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connect to the engine."""
+        self._here = transport
+        self._said = bytearray()
+        self._kept.append(self._said)
+        self._task = asyncio.get_running_loop().create_task(self._connect())
+
+    async def _connect(self) -> None:
+        tap = self
+
+        class Back(asyncio.Protocol):
+            def data_received(self, data: bytes) -> None:
+                tap._said += data  # noqa: SLF001 - its other half
+                tap._here.write(data)  # type: ignore[attr-defined] # noqa: SLF001 - likewise
+
+            def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's
+                tap._here.close()  # noqa: SLF001 - likewise
+
+        self._there, _ = await asyncio.get_running_loop().create_connection(Back, "127.0.0.1", self._port)
+        self._there.write(b"".join(self._waiting))
+
+    def data_received(self, data: bytes) -> None:
+        """Pass a piece of a request on."""
+        if self._there is None:
+            self._waiting.append(data)
+        else:
+            self._there.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's
+        """Close the other side."""
+        if self._there is not None:
+            self._there.close()
+
+
+class Bodies:
+    """The bodies of the answers on a connection."""
+
+    def __init__(self, data: bytes) -> None:
+        self.found: list[bytes] = []
+        self._parser = httptools.HttpResponseParser(self)
+        self._parser.feed_data(data)
+
+    def on_message_begin(self) -> None:
+        """Begin another."""
+        self.found.append(b"")
+
+    def on_body(self, piece: bytes) -> None:
+        """Take a piece."""
+        self.found[-1] += piece
+
+
+async def same_bytes(folder: Path, upstream: int, streams: int) -> int:
+    """Return how many of so many streams at once came as the engine sent them."""
+    kept: list[bytearray] = []
+    tap = await asyncio.get_running_loop().create_server(lambda: Tap(upstream, kept), "127.0.0.1", 0)
+    with processes.sidecar(
+        folder, tap.sockets[0].getsockname()[1], policy={"slo": POLICY}, upstream_options={"ready": "/health"}
+    ) as sidecar:
+        rng = random.Random(5)
+        # Any token, so that characters break within and between events.
+        bodies = [body(Lengths(16, 48), rng, temperature=2.0, seed=at) for at in range(streams)]
+        answers = await asyncio.gather(*(_raw(sidecar.port, each) for each in bodies))
+        tap.close()
+    sent = {each for data in kept for each in Bodies(bytes(data)).found}
+    return sum(
+        found in sent and found.endswith(b"data: [DONE]\n\n") for data in answers for found in Bodies(data).found
+    )
+
+
+async def _raw(port: int, request: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+        % (len(request), request)
+    )
+    data = await reader.read(-1)
+    writer.close()
+    return data
+
+
+async def first_token(port: int, request: bytes) -> float:
+    """Return the seconds to the first event of a request on an idle engine."""
+    began = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+        % (len(request), request)
+    )
+    await reader.readuntil(b"data: ")
+    seconds = time.perf_counter() - began
+    await reader.read(-1)
+    writer.close()
+    return seconds
+
+
+async def idle(direct: int, through: processes.Process, times: int) -> tuple[float, float, float]:
+    """Return the median times to a first token, without and with a sidecar, and its CPU seconds per request."""
+    rng = random.Random(9)
+    seen: tuple[list[float], list[float]] = ([], [])
+    cpu = 0.0
+    for _ in range(times):
+        for port, found in ((direct, seen[0]), (through.port, seen[1])):
+            before = through.cpu_seconds()
+            found.append(await first_token(port, body(Lengths(16, 2), rng)))
+            cpu += through.cpu_seconds() - before if port != direct else 0.0
+    return statistics.median(seen[0]), statistics.median(seen[1]), cpu / times
+
+
+async def leaving(port: int, upstream: int, clients: int) -> int:
+    """Have so many clients leave, some before their first token; return how many requests the engine goes on with."""
+    rng = random.Random(11)
+    writers = []
+    for _ in range(clients):
+        request = body(Lengths(64, 2000), rng)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(request), request)
+        )
+        writers.append((reader, writer))
+    async with asyncio.timeout(60):
+        while (await asyncio.to_thread(metrics, upstream))[0] < clients // 2:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.05)
+    for _, writer in writers:
+        writer.close()
+    return await asyncio.to_thread(left, upstream, 30.0)
+
+
+async def run(seconds: float, kept: Path | None) -> int:
+    """Measure everything; returns the exit code."""
+    figures: list[Figure] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        model = folder / "small.gguf"
+        write(model, SIZES["small"])
+        upstream = stack.enter_context(engine(model))
+        # 1. What it costs
+        with gated(folder, upstream) as sidecar:
+            await idle(upstream, sidecar, 3)
+            direct, through, cpu = await idle(upstream, sidecar, 60)
+            print(
+                f"idle TTFT p50 {direct * 1e3:.2f} ms, through the sidecar {through * 1e3:.2f} ms; CPU {cpu * 1e6:.0f} us"
+            )
+            parts = {"direct ms": direct * 1e3, "through ms": through * 1e3, "CPU us": cpu * 1e6}
+            figures.append(Figure("idle first token", (through - direct) * 1e3, 60, parts))
+            figures.append(Figure("requests left", await leaving(sidecar.port, upstream, 24), 24))
+        figures.append(Figure("streams unchanged", await same_bytes(folder, upstream, 16) / 16, 16))
+        # 2. The overload
+        with processes.sidecar(folder, upstream, upstream_options={"ready": "/health"}) as plain:
+            await closed(plain.port, 16, 3.0, random.Random(1))
+            capacity = await closed(plain.port, 16, 10.0, random.Random(2))
+            rate = OVERLOAD * capacity
+            print(
+                f"16 requests at once: {capacity:.2f}/s complete; offered: {rate:.2f}/s for {seconds:g} s", flush=True
+            )
+            goods = {}
+            for name, start in (
+                ("gate", lambda: gated(folder, upstream)),
+                *((f"cap {cap}", lambda cap=cap: gated(folder, upstream, cap)) for cap in CAPS),
+                ("no gate", lambda: None),
+            ):
+                print(name, flush=True)
+                started = start()
+                with started or ExitStack():
+                    goods[name] = await offered((started or plain).port, rate, seconds, 3)
+                    # Whoever was unanswered has left: the engine is to be idle before the next begins.
+                    remaining = await asyncio.to_thread(left, upstream, 30.0)
+                    figures[1] = Figure("requests left", figures[1].value + remaining, figures[1].trials + 1)
+    caps = max(goods[f"cap {cap}"].goodput for cap in CAPS)
+    parts = {f"{name} good/s": each.goodput for name, each in goods.items()}
+    parts |= {f"{name} paused s": each.paused_seconds for name, each in goods.items()}
+    parts |= {"offered/s": rate, "closed loop/s": capacity}
+    gate = goods["gate"].goodput
+    figures.append(Figure("gate over the best cap", gate / caps, 1, parts))
+    # One good answer in the whole time stands for none, so that there is a ratio.
+    figures.append(Figure("gate over no gate", gate / max(goods["no gate"].goodput, 1 / (seconds - WARM_UP)), 1))
+    return conclude(figures, HERE / "engine-limits.json", kept)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=45.0, help="of each of the five loads")
+    parser.add_argument("--write", action="store_true", help="keep the results")
+    options = parser.parse_args()
+    sys.exit(uvloop.run(run(options.seconds, HERE / "results" / "engine.json" if options.write else None)))
