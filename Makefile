@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CACHE := $(HOME)/.cache/carpool
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-compiled test-cluster cluster images test-images check format docs crds bench converge balanced autoscaling ablation worlds proof proof-quick generation oracle peers neighbours soak fuzz clients triton clean
+.PHONY: help setup demo test test-compiled test-cluster cluster images test-images check format docs crds bench converge balanced autoscaling ablation worlds proof proof-quick demo-llm generation engine oracle peers neighbours soak fuzz clients triton clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP) ## Serve real models and a stand-in accelerator, watch it tune itself (a few minutes)
 	$(BIN)/python -m carpool_cli.demo
+
+demo-llm: $(STAMP) ## Overload a real engine for language models, without the gate and with it (two minutes)
+	$(BIN)/python -m carpool_cli.demo.generative
 
 test: $(STAMP) ## Run every test; those on a cluster where its programs are at hand
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
@@ -101,6 +104,9 @@ proof-quick: $(STAMP) ## The same for a few scenarios and rules, with limits of 
 
 generation: $(STAMP) ## The gate for token streams against fixed caps and other rules, in virtual time (ten minutes; goes on where it was interrupted)
 	$(BIN)/python benchmarks/generation --write
+
+engine: $(STAMP) ## The gate before a real engine (OpenVINO on a CPU), against fixed caps and none (five minutes)
+	$(BIN)/python benchmarks/engine.py --write
 
 oracle: $(STAMP) ## Search the whole grid again for what the proof compares with (an hour)
 	PYTHONPATH=benchmarks $(BIN)/python -m proof.oracle

@@ -21,7 +21,7 @@ import time
 import urllib.request
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import httptools
 import processes
@@ -30,8 +30,8 @@ from evidence import Figure, conclude
 
 from carpool.generation.requests import Slo
 from carpool_cli.demo.random_model import SIZES, write
+from carpool_cli.demo.streams_load import Lengths, arrivals, at_once, body, offered
 from carpool_cli.load.stream_report import StreamReport, summarize
-from carpool_cli.load.streaming import StreamGenerator
 from carpool_sidecar.generation.engine_metrics import parse
 
 if TYPE_CHECKING:
@@ -45,36 +45,11 @@ CAPS = (8, 16, 32)
 OVERLOAD = 1.6
 """Offered load over what the engine completes when it always has 16 requests."""
 WARM_UP = 8.0
-ENDING = 8.0
-"""Seconds after the last request in which answers still count: with both targets met, one of 60 tokens takes 8 s."""
-PROMPT, OUTPUT = (4.2, 0.7), (3.5, 0.5)
-"""Lengths in tokens: log of the median, and spread."""
-
-
-class Lengths(NamedTuple):
-    """Of a request, in tokens."""
-
-    prompt: int
-    output: int
-
-
-def lengths(rng: random.Random) -> Lengths:
-    """Draw a request."""
-    return Lengths(
-        min(400, max(8, round(rng.lognormvariate(*PROMPT)))), min(200, max(2, round(rng.lognormvariate(*OUTPUT))))
-    )
-
-
-def body(asked: Lengths, rng: random.Random, **more: object) -> bytes:
-    """Make up a request: a token for every syllable, and no two prompts alike."""
-    prompt = "".join(f" {rng.choice('bdfgklmnprstvwz')}{rng.choice('aeiou')}" for _ in range(asked.prompt))
-    fields = {"prompt": prompt, "max_tokens": asked.output, "stream": True, "stream_options": {"include_usage": True}}
-    return json.dumps(fields | more).encode()
 
 
 def metrics(port: int) -> tuple[int, int]:
     """Return how many requests the engine computes, and how many wait in it."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:  # noqa: S310 - our own
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         said = parse(answer.read())
     assert said is not None  # noqa: S101 - it is ours
     return int(said.running or 0), int(said.waiting or 0)
@@ -99,7 +74,7 @@ def engine(model: Path) -> Iterator[int]:
         deadline = time.monotonic() + 180
         while True:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60):  # noqa: S310 - our own
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60):
                     break
             except OSError as error:  # 503 among them
                 if process.poll() is not None or time.monotonic() > deadline:
@@ -120,33 +95,9 @@ def gated(folder: Path, upstream: int, cap: int | None = None) -> processes.Proc
     return processes.sidecar(folder, upstream, policy={"slo": slo, **more}, upstream_options={"ready": "/health"})
 
 
-async def closed(port: int, clients: int, seconds: float, rng: random.Random) -> float:
-    """Return the answers per second of so many clients, each of which asks again at once."""
-    done, stop = 0, time.monotonic() + seconds
-
-    async def ask() -> None:
-        nonlocal done
-        while time.monotonic() < stop:
-            generator = StreamGenerator(
-                "127.0.0.1", port, "/v1/completions", [body(lengths(rng), rng)], [0.0], timeout=120, headers=[]
-            )
-            await generator.run()
-            done += time.monotonic() < stop
-
-    await asyncio.gather(*(ask() for _ in range(clients)))
-    return done / seconds
-
-
-async def offered(port: int, rate: float, seconds: float, seed: int) -> StreamReport:
+async def overload(port: int, rate: float, seconds: float, seed: int) -> StreamReport:
     """Send requests at a rate; those that are unanswered at the end leave."""
-    rng = random.Random(seed)
-    due, bodies, now = [], [], 0.0
-    while (now := now + rng.expovariate(rate)) < seconds:
-        due.append(now)
-        bodies.append(body(lengths(rng), rng))
-    generator = StreamGenerator("127.0.0.1", port, "/v1/completions", bodies, due, timeout=60, headers=[])
-    asyncio.get_running_loop().call_later(seconds + ENDING, generator.stop)
-    recording = await generator.run()
+    recording = await offered(arrivals("127.0.0.1", port, rate, seconds, seed), seconds)
     report = summarize(recording, slo=SLO, warm_up=WARM_UP, seconds=seconds - WARM_UP)
     print(
         f"  good {report.goodput:.2f}/s of {rate:.2f}/s offered; complete {report.complete}, refused "
@@ -183,11 +134,11 @@ class Tap(asyncio.Protocol):
 
         class Back(asyncio.Protocol):
             def data_received(self, data: bytes) -> None:
-                tap._said += data  # noqa: SLF001 - its other half
-                tap._here.write(data)  # type: ignore[attr-defined] # noqa: SLF001 - likewise
+                tap._said += data
+                tap._here.write(data)  # type: ignore[attr-defined]
 
             def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's
-                tap._here.close()  # noqa: SLF001 - likewise
+                tap._here.close()
 
         self._there, _ = await asyncio.get_running_loop().create_connection(Back, "127.0.0.1", self._port)
         self._there.write(b"".join(self._waiting))
@@ -311,7 +262,7 @@ async def run(seconds: float, kept: Path | None) -> int:
             await idle(upstream, sidecar, 3)
             direct, through, cpu = await idle(upstream, sidecar, 60)
             print(
-                f"idle TTFT p50 {direct * 1e3:.2f} ms, through the sidecar {through * 1e3:.2f} ms; CPU {cpu * 1e6:.0f} us"
+                f"idle TTFT p50 {direct * 1e3:.2f} ms, {through * 1e3:.2f} through the sidecar; CPU {cpu * 1e6:.0f} us"
             )
             parts = {"direct ms": direct * 1e3, "through ms": through * 1e3, "CPU us": cpu * 1e6}
             figures.append(Figure("idle first token", (through - direct) * 1e3, 60, parts))
@@ -319,8 +270,8 @@ async def run(seconds: float, kept: Path | None) -> int:
         figures.append(Figure("streams unchanged", await same_bytes(folder, upstream, 16) / 16, 16))
         # 2. The overload
         with processes.sidecar(folder, upstream, upstream_options={"ready": "/health"}) as plain:
-            await closed(plain.port, 16, 3.0, random.Random(1))
-            capacity = await closed(plain.port, 16, 10.0, random.Random(2))
+            await at_once("127.0.0.1", plain.port, 16, 3.0, 1)
+            capacity = await at_once("127.0.0.1", plain.port, 16, 10.0, 2)
             rate = OVERLOAD * capacity
             print(
                 f"16 requests at once: {capacity:.2f}/s complete; offered: {rate:.2f}/s for {seconds:g} s", flush=True
@@ -334,7 +285,7 @@ async def run(seconds: float, kept: Path | None) -> int:
                 print(name, flush=True)
                 started = start()
                 with started or ExitStack():
-                    goods[name] = await offered((started or plain).port, rate, seconds, 3)
+                    goods[name] = await overload((started or plain).port, rate, seconds, 3)
                     # Whoever was unanswered has left: the engine is to be idle before the next begins.
                     remaining = await asyncio.to_thread(left, upstream, 30.0)
                     figures[1] = Figure("requests left", figures[1].value + remaining, figures[1].trials + 1)

@@ -31,6 +31,9 @@ class Size(NamedTuple):
 SIZES = {"tiny": Size(128, 2, 256), "small": Size(384, 6, 1024), "medium": Size(768, 8, 2048)}
 """0.5 MB, 20 MB, 100 MB."""
 
+CONSONANTS, VOWELS = "bdfgklmnprstvwz", "aeiou"
+"""Of the syllables that are its tokens, with a blank before them and without."""
+
 HEAD = 64
 SHARP = 6.0
 """Standard deviation of the logits: enough that what has logit 0 is hardly ever drawn."""
@@ -100,7 +103,7 @@ def vocabulary() -> tuple[list[str], list[str]]:
     others = [byte for byte in range(256) if byte not in plain]
     characters = {byte: chr(byte) for byte in plain} | {byte: chr(256 + at) for at, byte in enumerate(others)}
     tokens, merges = [characters[byte] for byte in range(256)], []
-    syllables = [(first, second) for first in "bdfgklmnprstvwz" for second in "aeiou"]
+    syllables = [(first, second) for first in CONSONANTS for second in VOWELS]
     for first, second in syllables:
         merges.append(f"{first} {second}")
         tokens.append(first + second)
