@@ -215,6 +215,8 @@ class Sidecar:
         self.streams.gatekeeper.close()
         self.stalls.stop()
         await self.backend.close()
+        if self.engine is not None:
+            self.engine.close()
 
     async def _drain(self) -> None:
         # 1. No new callers are sent here, and those who come are told to go elsewhere for their next request.

@@ -56,7 +56,7 @@ class Arm(NamedTuple):
     report: StreamReport
 
 
-async def run(folder: Path, screen: Screen, seconds: float) -> list[Arm]:
+async def run(folder: Path, screen: Screen, seconds: float, size: str) -> list[Arm]:
     """Show both; raises ``DemoError`` where something is not as it should be."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
@@ -64,11 +64,9 @@ async def run(folder: Path, screen: Screen, seconds: float) -> list[Arm]:
         loop.add_signal_handler(number, task.cancel)
     if importlib.util.find_spec("openvino_genai") is None:
         raise DemoError("OpenVINO GenAI is not installed: pip install 'carpool-serving[llm]'")
-    screen.step(
-        "[bold]Carpool[/]: a language model of 10 million random weights, computed by OpenVINO GenAI on one core"
-    )
+    screen.step("[bold]Carpool[/]: a language model of random weights, computed by OpenVINO GenAI on one core")
     model = folder / "random.gguf"
-    random_model.write(model, random_model.SIZES["small"])
+    random_model.write(model, random_model.SIZES[size])
     llm = {"path": str(model), "threads": 1, "kvTokens": 65536}
     rate, arms = 0.0, []
     for name, slo in (("no gate", {"latency": {"p99": "60s"}}), ("Carpool's gate", TARGETS)):
@@ -172,7 +170,10 @@ def _dots(axes: Axes, due: list[float], values: list[float], colors: list[str], 
     "--out", "folder", type=click.Path(path_type=Path, file_okay=False), default=".demo", show_default=True,
     help="Folder for the picture, the model, configurations and logs.",
 )  # fmt: skip
-def command(*, seconds: float, folder: Path) -> None:
+@click.option(
+    "--size", type=click.Choice(list(random_model.SIZES)), default="small", show_default=True, help="Size of the model."
+)
+def command(*, seconds: float, folder: Path, size: str) -> None:
     """Overload a real engine for language models, without Carpool's gate and with it.
 
     Starts real processes on 127.0.0.1 and ends them all, also on Ctrl-C. Exits 1 when something went wrong.
@@ -181,7 +182,7 @@ def command(*, seconds: float, folder: Path) -> None:
     screen = Screen()
     started = time.monotonic()
     try:
-        arms: list[Any] = uvloop.run(run(folder, screen, seconds))
+        arms: list[Any] = uvloop.run(run(folder, screen, seconds, size))
     except asyncio.CancelledError:
         screen.console.print("\nstopped; nothing is left running")
         sys.exit(STOPPED)

@@ -27,6 +27,9 @@ FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 """Seconds before it is started again, doubled from the first to the longest."""
 
+STEADY = 60.0
+"""Seconds after which it counts as one that works: the next pause is the first again."""
+
 CONNECTIONS = 4096
 """Requests with the engine at once, at most."""
 
@@ -59,14 +62,18 @@ class EngineProcess:
 
     async def run(self) -> None:
         """Run it until cancelled, or until the model turns out not to load."""
-        pause = FIRST_PAUSE
-        try:
-            while not await self._run_once():
-                self._log.error("the engine's server ended and is started again", extra={"pause": pause})
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-        finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        loop = asyncio.get_running_loop()
+        pause, began = FIRST_PAUSE, loop.time()
+        while not await self._run_once():
+            if loop.time() - began > STEADY:
+                pause = FIRST_PAUSE
+            self._log.error("the engine's server ended and is started again", extra={"pause": pause})
+            await asyncio.sleep(pause)
+            pause, began = min(2 * pause, LONGEST_PAUSE), loop.time()
+
+    def close(self) -> None:
+        """Let go of the socket; ``run`` has ended before."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _run_once(self) -> bool:
         """Run it to its end; returns whether the model can't be loaded."""

@@ -214,3 +214,7 @@ async def test_a_file_that_does_not_load_is_named(world, tmp_path):
     world.sidecars.append(sidecar)
     why = await asyncio.wait_for(sidecar.engine.broken, LOADING)
     assert why.startswith(f"{path} can't be loaded: ")
+    socket = Path(sidecar.engine.upstream.address[2])
+    assert socket.parent.stat().st_mode & 0o777 == 0o700
+    await sidecar.close()
+    assert not socket.parent.exists()
