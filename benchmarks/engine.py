@@ -41,9 +41,11 @@ HERE = Path(__file__).parent
 SLO = Slo(2.0, 0.1)
 """Seconds to the first token and per further token."""
 POLICY: dict[str, Any] = {"ttft": {"p99": "2s"}, "tpot": {"p99": "100ms"}}
-CAPS = (8, 16, 32)
-OVERLOAD = 1.6
-"""Offered load over what the engine completes when it always has 16 requests."""
+CAPS = (32, 64, 128)
+FULL = 64
+"""Requests at once at which the engine computes about as much as it can."""
+OVERLOAD = 1.5
+"""Offered load over what the engine completes with so many."""
 WARM_UP = 8.0
 
 
@@ -270,11 +272,12 @@ async def run(seconds: float, kept: Path | None) -> int:
         figures.append(Figure("streams unchanged", await same_bytes(folder, upstream, 16) / 16, 16))
         # 2. The overload
         with processes.sidecar(folder, upstream, upstream_options={"ready": "/health"}) as plain:
-            await at_once("127.0.0.1", plain.port, 16, 3.0, 1)
-            capacity = await at_once("127.0.0.1", plain.port, 16, 10.0, 2)
+            await at_once("127.0.0.1", plain.port, FULL, 4.0, 1)
+            capacity = await at_once("127.0.0.1", plain.port, FULL, 12.0, 2)
             rate = OVERLOAD * capacity
             print(
-                f"16 requests at once: {capacity:.2f}/s complete; offered: {rate:.2f}/s for {seconds:g} s", flush=True
+                f"{FULL} requests at once: {capacity:.2f}/s complete; offered: {rate:.2f}/s for {seconds:g} s",
+                flush=True,
             )
             goods = {}
             for name, start in (
@@ -302,7 +305,7 @@ async def run(seconds: float, kept: Path | None) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=45.0, help="of each of the five loads")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of each of the five loads")
     parser.add_argument("--write", action="store_true", help="keep the results")
     options = parser.parse_args()
     sys.exit(uvloop.run(run(options.seconds, HERE / "results" / "engine.json" if options.write else None)))
