@@ -123,9 +123,14 @@ soak: $(STAMP) ## A million random steps through the Batcher
 fuzz: $(STAMP) ## Throw broken bytes at the parsers
 	$(BIN)/python tests/fuzz.py
 
-clients: $(STAMP) ## Real clients against a sidecar, kserve's and openai's (520 MB, in ~/.cache/carpool) among them
+clients: $(STAMP) ## Real clients against a sidecar: kserve, openai, litellm, LangChain, OpenAI's for Node (900 MB, in ~/.cache/carpool)
 	$(call cached,kserve,kserve==0.21.0,$(PYTHON))
 	$(call cached,openai,openai==3.57.0,$(PYTHON))
+	$(call cached,litellm,litellm==1.110.2,$(PYTHON))
+	$(call cached,langchain,langchain-openai==1.7.4,$(PYTHON))
+	@command -v npm > /dev/null || { echo "Debian: apt-get install npm"; exit 1; }
+	@test -e $(CACHE)/node/.installed || { mkdir -p $(CACHE)/node && cd $(CACHE)/node && \
+		npm install --silent --no-audit --no-fund openai@7.57.0 && touch .installed; }
 	$(BIN)/python -m pytest tests/clients/check_kserve.py tests/clients/check_openai.py tests/clients/test_*.py
 
 # nvidia-pytriton runs on the system's own Python only: Triton's Python backend is linked against it.
