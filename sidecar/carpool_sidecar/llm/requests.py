@@ -24,6 +24,9 @@ MOST_CHOICES = 128
 MOST_STOPS = 16
 """Stop strings of a request."""
 
+MOST_TOKENS = 1 << 31
+"""Token ids are below; the engine knows how many its model has."""
+
 _AT = " - at `$."
 
 
@@ -218,11 +221,15 @@ def _text(content: str | list[dict[str, Any]] | None) -> str:
     return "".join(part["text"] for part in content)
 
 
+def _is_token(value: object) -> bool:
+    return type(value) is int and 0 <= value < MOST_TOKENS
+
+
 def _prompts(asked: _Request) -> Iterator[str | list[int]]:
     prompt = asked.prompt
     if prompt is None or prompt in ("", []):
         raise BadRequest("prompt: give a text, token ids, or a list of either", "prompt")
     for each in [prompt] if isinstance(prompt, str) or type(prompt[0]) is int else prompt:
-        if not isinstance(each, str) and not (isinstance(each, list) and all(type(token) is int for token in each)):
+        if not isinstance(each, str) and not (isinstance(each, list) and all(map(_is_token, each))):
             raise BadRequest("prompt: give a text, token ids, or a list of either", "prompt")
         yield each

@@ -126,6 +126,8 @@ class Worker:
             handle = self._machine.begin(message.key, ids, room, message.sampling)
         except Wrong as error:
             return Refused(message.key, str(error), error.field)
+        except Exception as error:  # noqa: BLE001 - whatever the runtime raises is this request's, and nobody else's
+            return Refused(message.key, f"the engine can't take this request: {_short(error)}")
         self._live[message.key] = _Live(handle, Text(message.stops), logprobs=message.sampling.logprobs)
         return Accepted(message.key, len(ids))
 

@@ -86,7 +86,7 @@ def test_another_model_is_not_here():
     assert caught.value.status == 404
 
 
-@pytest.mark.parametrize("prompt", [None, "", [], [[]] * 200, [1, "a"], [["a"]], [{}], [True]])
+@pytest.mark.parametrize("prompt", [None, "", [], [[]] * 200, [1, "a"], [["a"]], [{}], [True], [-1], [1 << 80]])
 def test_no_prompt(prompt):
     with pytest.raises(BadRequest):
         asked(TEXT, prompt=prompt)

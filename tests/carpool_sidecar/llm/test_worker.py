@@ -52,6 +52,8 @@ class Machine:
         self.steps = 0
 
     def encode(self, add):
+        if add.prompt == "crash":
+            raise TypeError("whatever")
         if add.prompt == "bad":
             raise Wrong("that is no prompt", "prompt")
         return list(add.prompt.encode())
@@ -134,6 +136,13 @@ def test_what_has_no_room_is_refused(worker, request_, field, text):
     assert isinstance(refused, Refused)
     assert (refused.field, text in refused.why) == (field, True)
     assert not worker.busy
+
+
+def test_a_request_that_the_runtime_fails_on_fails_alone(worker):
+    worker.take(add(1))
+    refused = worker.take(add(2, prompt="crash"))
+    assert (refused.key, refused.field) == (2, "")
+    assert [piece.key for piece in next(iter(worker.step())).pieces] == [1]
 
 
 def test_without_a_limit_there_is_as_much_as_fits(worker, machine):
