@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CACHE := $(HOME)/.cache/carpool
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-compiled test-cluster cluster images test-images check format docs crds bench converge balanced autoscaling ablation worlds proof proof-quick generation oracle peers neighbours soak fuzz clients triton clean
+.PHONY: help setup demo test test-compiled test-cluster cluster images test-images check format docs crds bench converge balanced autoscaling ablation worlds proof proof-quick demo-llm generation engine oracle peers neighbours soak fuzz clients triton clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -22,6 +22,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP) ## Serve real models and a stand-in accelerator, watch it tune itself (a few minutes)
 	$(BIN)/python -m carpool_cli.demo
+
+demo-llm: $(STAMP) ## Overload a real engine for language models, without the gate and with it (two minutes)
+	$(BIN)/python -m carpool_cli.demo.generative
 
 test: $(STAMP) ## Run every test; those on a cluster where its programs are at hand
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
@@ -102,6 +105,9 @@ proof-quick: $(STAMP) ## The same for a few scenarios and rules, with limits of 
 generation: $(STAMP) ## The gate for token streams against fixed caps and other rules, in virtual time (ten minutes; goes on where it was interrupted)
 	$(BIN)/python benchmarks/generation --write
 
+engine: $(STAMP) ## The gate before a real engine (OpenVINO on a CPU), against fixed caps and none (five minutes)
+	$(BIN)/python benchmarks/engine.py --write
+
 oracle: $(STAMP) ## Search the whole grid again for what the proof compares with (an hour)
 	PYTHONPATH=benchmarks $(BIN)/python -m proof.oracle
 
@@ -117,9 +123,14 @@ soak: $(STAMP) ## A million random steps through the Batcher
 fuzz: $(STAMP) ## Throw broken bytes at the parsers
 	$(BIN)/python tests/fuzz.py
 
-clients: $(STAMP) ## Real clients against a sidecar, kserve's and openai's (520 MB, in ~/.cache/carpool) among them
+clients: $(STAMP) ## Real clients against a sidecar: kserve, openai, litellm, LangChain, OpenAI's for Node (900 MB, in ~/.cache/carpool)
 	$(call cached,kserve,kserve==0.21.0,$(PYTHON))
 	$(call cached,openai,openai==3.57.0,$(PYTHON))
+	$(call cached,litellm,litellm==1.110.2,$(PYTHON))
+	$(call cached,langchain,langchain-openai==1.7.4,$(PYTHON))
+	@command -v npm > /dev/null || { echo "Debian: apt-get install npm"; exit 1; }
+	@test -e $(CACHE)/node/.installed || { mkdir -p $(CACHE)/node && cd $(CACHE)/node && \
+		npm install --silent --no-audit --no-fund openai@7.57.0 && touch .installed; }
 	$(BIN)/python -m pytest tests/clients/check_kserve.py tests/clients/check_openai.py tests/clients/test_*.py
 
 # nvidia-pytriton runs on the system's own Python only: Triton's Python backend is linked against it.

@@ -171,7 +171,12 @@ async def _serve(
         await sidecar.start()
         outlived = loop.create_task(sidecar.outlived.wait())
         outlived.add_done_callback(lambda _: stopping.set())
+        broken = None if sidecar.engine is None else sidecar.engine.broken
+        if broken is not None:
+            broken.add_done_callback(lambda _: stopping.set())
         await stopping.wait()
+        if broken is not None and broken.done():
+            raise PolicyError("llm.path", broken.result())
         drained = loop.create_task(sidecar.drain())
         forced = loop.create_task(now.wait())
         await asyncio.wait({drained, forced}, return_when=asyncio.FIRST_COMPLETED)

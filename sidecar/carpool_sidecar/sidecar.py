@@ -32,6 +32,7 @@ from carpool_sidecar.http1.timing import Turns
 from carpool_sidecar.jobs.app import JobsApp
 from carpool_sidecar.jobs.desk import Desk
 from carpool_sidecar.jobs.headroom import Seen
+from carpool_sidecar.llm.process import EngineProcess
 from carpool_sidecar.models import ModelTable, Resolver
 from carpool_sidecar.protocols.headers import Reader
 from carpool_sidecar.protocols.json_scan import prepare
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
     from carpool.exchange.change import Change
     from carpool_sidecar.backends.base import Backend
-    from carpool_sidecar.config.settings import SidecarConfig
+    from carpool_sidecar.config.settings import SidecarConfig, Upstream
     from carpool_sidecar.models import Entry
 
 DELAYED = (LATE, Refused.LATE, Refused.QUEUE_FULL, Refused.EXPIRED)
@@ -78,24 +79,26 @@ class Sidecar:
         self.log = logging.getLogger("carpool")
         self.draining = False
         self.started_at = monotonic()
+        self.engine = None if config.llm is None else EngineProcess(config.llm, self.log)
+        """The engine that serves a language model's file."""
+        upstream = config.upstream if self.engine is None else self.engine.upstream
         self.batcher = Batcher(
             config.parameters_of(EVERY_MODEL),
             admission=config.policy.admission,
-            retry_transport=config.upstream is not None and config.upstream.retry,
+            retry_transport=upstream is not None and upstream.retry,
             idempotent=config.policy.idempotent,
         )
         self.models = ModelTable(config.policy.models, self._forget)
         # What callers send and the upstream answers is held in one budget, and read in the same turns.
         budget = Budget(int(config.bodies.max_buffered))
         turns = Turns(ServerLimits().turn, monotonic)
-        upstream = config.upstream
         shares = share(
             open_files(),
             0 if upstream is None else upstream.max_connections,
             0 if upstream is None else upstream.max_forwarded,
         )
         self._backlog = shares.backlog
-        self.backend = _backend(config, budget, turns, shares.forwarded)
+        self.backend = _backend(config, upstream, budget, turns, shares.forwarded)
         self.stalls = StallWatcher()
         self.health = Health(self.backend, self._found, self.log)
         self.driver = Driver(
@@ -143,7 +146,7 @@ class Sidecar:
             clock=monotonic,
             budget=budget,
             turns=turns,
-            passage=app.foreign if config.upstream is not None else None,
+            passage=app.foreign if upstream is not None else None,
         )
         self.admin = Server(
             AdminApp(self, api_key, local=self._admin[0] in LOOPBACK),
@@ -170,6 +173,8 @@ class Sidecar:
         await _listen(self.admin, "admin", self._admin, ADMIN_CONNECTIONS)
         if self.jobs is not None:
             await self.jobs.start(self.data)
+        if self.engine is not None:
+            self._spawn(self.engine.run())
         self._spawn(self.health.run())
         self._spawn(self._resolver.run())
         self._spawn(self.control.run())
@@ -231,6 +236,8 @@ class Sidecar:
         self.streams.gatekeeper.close()
         self.stalls.stop()
         await self.backend.close()
+        if self.engine is not None:
+            self.engine.close()
 
     async def _drain(self) -> None:
         # 1. No new callers are sent here, and those who come are told to go elsewhere for their next request.
@@ -374,10 +381,10 @@ async def _listen(server: Server, name: str, address: tuple[str, int], backlog: 
         raise OSError(f"{name}: {host}:{port}: {why}: name another address, in the file or with --{name}") from error
 
 
-def _backend(config: SidecarConfig, budget: Budget, turns: Turns, forwarded: int) -> Backend:
-    if config.upstream is not None:
+def _backend(config: SidecarConfig, upstream: Upstream | None, budget: Budget, turns: Turns, forwarded: int) -> Backend:
+    if upstream is not None:
         return UpstreamBackend(
-            config.upstream,
+            upstream,
             max_answer=int(config.bodies.largest_answer),
             clock=monotonic,
             budget=budget,

@@ -1,4 +1,4 @@
-"""`openai`'s client, unchanged, in front of a sidecar with a gate: in an environment of its own, for its weight."""
+"""OpenAI's clients and others built on them, unchanged, before a sidecar with a gate: in environments of their own."""
 
 from __future__ import annotations
 
@@ -6,18 +6,40 @@ import os
 import subprocess
 from pathlib import Path
 
-PYTHON = Path(os.environ.get("CARPOOL_OPENAI", Path.home() / ".cache" / "carpool" / "openai")) / "bin" / "python"
+CACHE = Path.home() / ".cache" / "carpool"
+HERE = Path(__file__).parent
+
+
+def python(name):
+    return Path(os.environ.get(f"CARPOOL_{name.upper()}", CACHE / name)) / "bin" / "python"
+
+
+def run(command, gated, **more):
+    ran = subprocess.run(  # noqa: S603 - our own
+        [*command, f"http://{gated.data}"], capture_output=True, text=True, check=False, timeout=300, **more
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_the_client_streams_is_refused_and_leaves(gated):
-    run("openai_client.py", gated)
+    run([python("openai"), HERE / "openai_client.py"], gated)
 
 
 def test_the_client_uploads_a_file_and_has_it_answered(keeping_jobs):
-    run("openai_batches.py", keeping_jobs)
+    run([python("openai"), HERE / "openai_batches.py"], keeping_jobs)
 
 
-def run(name, served):
-    command = [PYTHON, Path(__file__).parent / name, f"http://{served.data}"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)  # noqa: S603 - our own
-    assert ran.returncode == 0, ran.stderr
+def test_litellm_streams_is_refused_and_leaves(gated):
+    run([python("litellm"), HERE / "litellm_client.py"], gated)
+
+
+def test_langchain_streams_is_refused_and_leaves(gated):
+    run([python("langchain"), HERE / "langchain_client.py"], gated)
+
+
+def test_the_client_for_node_streams_is_refused_and_leaves(gated):
+    # Modules are looked for beside the script.
+    folder = Path(os.environ.get("CARPOOL_NODE", CACHE / "node"))
+    script = folder / "openai_client.mjs"
+    script.write_bytes((HERE / "openai_client.mjs").read_bytes())
+    run(["node", script], gated)

@@ -36,6 +36,9 @@ DATA = "127.0.0.1:8080"
 ASKED = 3.0
 """Seconds that the first look at the model may take before the endpoints are printed."""
 
+KINDS = ("upstream", "onnx", "llm")
+"""What may stand behind a sidecar, one of these."""
+
 NOTES = 3
 """Lines of the log below the live view."""
 
@@ -73,7 +76,8 @@ def _settings(_: click.Context, parameter: click.Parameter, values: tuple[str, .
 @click.command(
     epilog="""\b
 Examples:
-  carpool up --onnx model.onnx --slo-p99 50ms
+  carpool up --model model.onnx --slo-p99 50ms
+  carpool up --model model.gguf --slo-ttft-p99 2s --slo-tpot-p99 50ms
   carpool up --upstream http://127.0.0.1:9000 --slo-p99 50ms --port 8080 --axis resnet=First
   carpool up --upstream http://127.0.0.1:9000 --slo-p99 50ms --fixed --max-batch 16 --max-wait 2ms
   carpool up --upstream http://127.0.0.1:8000 --slo-ttft-p99 2s --slo-tpot-p99 50ms
@@ -83,7 +87,11 @@ Ctrl-C drains: no new connections, all accepted requests are answered. A second 
 """
 )
 @click.option("--onnx", type=click.Path(path_type=Path), help="ONNX file to serve in the sidecar itself.")
-@click.option("--model", help="Name of the model, with --onnx.  [default: the file's]")
+@click.option(
+    "--model",
+    help="File to serve: .onnx in the sidecar, .gguf (or a folder of OpenVINO) by an engine beside it. With --onnx: "
+    "its name.  [default: the file's]",
+)
 @click.option("--upstream", help="Model server behind it: http://host:port or unix:/path.")
 @click.option("--slo-p99", "slo", type=DURATION, help="p99 to meet, e.g. 50ms.")
 @click.option("--slo-ttft-p99", "ttft", type=DURATION, help="Of token streams: time to the first token, e.g. 2s.")
@@ -182,17 +190,15 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
     if options["onnx"] is not None and options["upstream"] is not None:
         raise click.UsageError("name --onnx or --upstream, one of the two")
     if options["onnx"] is not None:
-        plain.pop("upstream", None)
+        _only(plain, "onnx")
         plain["onnx"] = {**plain.get("onnx", {}), "path": str(options["onnx"])}
     if options["upstream"] is not None:
-        plain.pop("onnx", None)
+        _only(plain, "upstream")
         plain["upstream"] = {**plain.get("upstream", {}), "url": options["upstream"]}
     if options["model"] is not None:
-        if not plain.get("onnx"):
-            raise click.UsageError("--model names the model of --onnx: a server names its models itself")
-        plain["onnx"]["name"] = options["model"]
-    if not plain.get("onnx") and not plain.get("upstream"):
-        raise click.UsageError("name what to serve: --onnx FILE, or --upstream http://127.0.0.1:9000")
+        _model(plain, options["model"], options["upstream"], named=options["onnx"] is not None)
+    if not any(plain.get(kind) for kind in KINDS):
+        raise click.UsageError("name what to serve: --model FILE, or --upstream http://127.0.0.1:9000")
     # 4. The policy
     policy = plain["policy"]
     targets = {
@@ -227,6 +233,31 @@ def _plain(options: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
     return plain, None if changed else watched
 
 
+def _only(plain: dict[str, Any], kind: str) -> None:
+    """Leave out what an option replaces."""
+    for other in KINDS:
+        if other != kind:
+            plain.pop(other, None)
+
+
+def _model(plain: dict[str, Any], model: str, upstream: str | None, *, named: bool) -> None:
+    """Set the file to serve; where ``named``, its name.
+
+    Raises ``click.UsageError`` for what is neither.
+    """
+    file = model.endswith((".onnx", ".gguf")) or Path(model).is_dir()
+    if named or (not file and plain.get("onnx")):
+        plain["onnx"]["name"] = model
+    elif upstream is not None:
+        raise click.UsageError("--model is a file to serve: a server behind --upstream names its models itself")
+    elif not file:
+        raise click.UsageError(f"--model {model}: name a .onnx or .gguf file, or a folder of an OpenVINO model")
+    else:
+        kind = "onnx" if model.endswith(".onnx") else "llm"
+        _only(plain, kind)
+        plain[kind] = {**(plain.get(kind) or {}), "path": model}
+
+
 def _put(plain: dict[str, Any], dotted: str, value: object) -> None:
     """Set one field by its path.
 
@@ -251,6 +282,7 @@ OPTIONS = {
     "upstream.url": "--upstream",
     "onnx.name": "--model",
     "onnx.path": "--onnx",
+    "llm.path": "--model",
 }
 """Options that set a field."""
 
@@ -351,6 +383,8 @@ def _watch(child: Child, client: AdminClient, title: str, first: Hint) -> None:
 def _served(config: SidecarConfig) -> str:
     if config.onnx is not None:
         return f"{config.onnx.model} ({config.onnx.path})"
+    if config.llm is not None:
+        return f"{config.llm.model} ({config.llm.path})"
     assert config.upstream is not None  # noqa: S101 - for the type checker: validated
     return config.upstream.url
 
@@ -387,6 +421,9 @@ class Hint:
         if config.onnx is not None:
             self._models.insert(0, config.onnx.model)
         self._found = ""
+        if config.llm is not None:
+            body = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 40, "stream": true}'
+            self._found = f"curl -N {server}/v1/chat/completions -d '{body}'"
 
     def __call__(self, ready: bool) -> str:
         """Return the line; the model is asked once, when it is ``ready``."""

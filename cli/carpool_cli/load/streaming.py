@@ -168,6 +168,11 @@ class StreamGenerator:
             self._stopped_at = self.now()
             self._sending.cancel()
 
+    @property
+    def under_way(self) -> int:
+        """Requests that were sent and have not ended."""
+        return len(self._under_way)
+
     def now(self) -> float:
         """Seconds from the start."""
         return time.monotonic() - self._started

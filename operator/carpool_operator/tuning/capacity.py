@@ -21,7 +21,7 @@ from carpool_operator.api.status import CapacityStatus
 from carpool_operator.tuning.evidence import Rates
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from carpool.policy.spec import BatchingPolicy
     from carpool_operator.api.model import Workload

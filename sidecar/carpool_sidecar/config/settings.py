@@ -16,7 +16,7 @@ from carpool.policy.plain import Camel, PolicyError, from_plain
 from carpool.policy.spec import BatchingPolicy
 from carpool_sidecar.protocols.limits import Limits
 
-MAPPINGS = {"upstream": "url", "onnx": "path"}
+MAPPINGS = {"upstream": "url", "onnx": "path", "llm": "path"}
 """Fields that are mappings, by the one in them that people write in place of all."""
 
 NO_TLS = "TLS is not supported; write the server's plain port, http://host:port, or put a TLS proxy between"
@@ -81,6 +81,35 @@ class Onnx(Camel, frozen=True):
     def model(self) -> str:
         """The name it is served under: the file's, without its suffix, where none is given."""
         return self.name or Path(self.path).stem
+
+
+class Llm(Camel, frozen=True):
+    """A language model served by an engine in processes of its own: OpenVINO GenAI, which batches step by step."""
+
+    path: str
+    """A `.gguf` file of an architecture and a quantization that OpenVINO GenAI reads (Llama, Qwen; F16, Q8_0, Q4_K_M
+    and others), or a folder of an OpenVINO model. Needs the extra `llm`."""
+    name: Annotated[str, Meta(pattern=r"^[^/?#\s]{1,253}$")] | None = None
+    """Name it is served under; unset: the file's, without its suffix."""
+    device: Annotated[str, Meta(min_length=1)] = "CPU"
+    """Device of OpenVINO: `CPU`, `GPU`, `NPU`."""
+    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Threads that compute; 0 leaves the choice to the runtime."""
+    context: Annotated[int, Meta(ge=1)] | None = None
+    """Tokens of prompt and answer at most; unset: as many as the model takes."""
+    kv_tokens: Annotated[int, Meta(ge=32)] | None = None
+    """Size of the KV cache in tokens of all requests; unset: as many as fit in 1 GiB, and at least the context."""
+    max_running: Annotated[int, Meta(ge=1, le=4096)] = 256
+    """Requests that the engine computes at once at most. The gate of an SLO admits fewer."""
+    max_batched_tokens: Annotated[int, Meta(ge=1)] = 256
+    """Tokens of a step at most: those of answers first, then prompts, in pieces."""
+    timeout: Duration = Duration(300.0)
+    """Silence after which a request has failed, with 504."""
+
+    @property
+    def model(self) -> str:
+        """The name it is served under: the file's, without its suffix, where none is given."""
+        return self.name or (Path(self.path).stem if self.path.endswith(".gguf") else Path(self.path).name)
 
 
 class Shutdown(Camel, frozen=True):
@@ -150,9 +179,11 @@ class SidecarConfig(Camel, frozen=True):
     admin: str = "127.0.0.1:9090"
     """Admin port, likewise."""
     upstream: Upstream | None = None
-    """The model server beside this process. Exactly one of this and `onnx`."""
+    """The model server beside this process. Exactly one of this, `onnx` and `llm`."""
     onnx: Onnx | None = None
     """A model file served in this process."""
+    llm: Llm | None = None
+    """A language model served beside this process, by an engine that it starts."""
     parameters: dict[str, Parameters] = field(default_factory=dict)
     """Fixed parameters by model name, `*` for the rest. Where any are given nothing is tuned."""
     generation: Annotated[int, Meta(ge=1)] | None = None
@@ -191,8 +222,11 @@ class SidecarConfig(Camel, frozen=True):
         for name, address in (("listen", self.listen), ("admin", self.admin)):
             if not is_address(address):
                 raise PolicyError(name, f"{address!r} {NO_ADDRESS}")
-        if (self.upstream is None) == (self.onnx is None):
-            raise PolicyError("upstream", "name exactly one of upstream (a server's URL) and onnx (a file)")
+        if sum(one is not None for one in (self.upstream, self.onnx, self.llm)) != 1:
+            raise PolicyError(
+                "upstream",
+                "name exactly one of upstream (a server's URL), onnx (a file) and llm (a language model's file)",
+            )
         if self.changes is not None and self.public_key is None:
             raise PolicyError(
                 "changes", "a change counts only if it is signed: name the publicKey that it is signed by"
@@ -228,8 +262,8 @@ class SidecarConfig(Camel, frozen=True):
 
 
 FIXED_AT_START = (
-    "listen", "admin", "upstream", "onnx", "api_key_file", "public_key", "target", "changes", "drain_key", "bodies",
-    "jobs",
+    "listen", "admin", "upstream", "onnx", "llm", "api_key_file", "public_key", "target", "changes", "drain_key",
+    "bodies", "jobs",
 )  # fmt: skip
 """Fields that a running process can't change."""
 
@@ -307,7 +341,7 @@ def _plain(text: str) -> Any:  # noqa: ANN401 - whatever the file holds
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # no YAML, or no JSON: .nan, date keys
         raise PolicyError("config", " ".join(str(error).split())) from None
     if not isinstance(plain, dict):
-        raise PolicyError("config", "expected a mapping with at least `policy` and one of `upstream` and `onnx`")
+        raise PolicyError("config", "expected a mapping with at least `policy` and one of `upstream`, `onnx` and `llm`")
     return plain
 
 

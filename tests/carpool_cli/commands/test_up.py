@@ -174,14 +174,15 @@ HERE = ("--upstream", "http://127.0.0.1:9", "--slo-p99", "50ms")
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--slo-p99", "50ms"), "--onnx FILE, or --upstream"),
+        (("--slo-p99", "50ms"), "--model FILE, or --upstream"),
+        (("--slo-p99", "50ms", "--model", "m.bin"), "name a .onnx or .gguf file"),
         (("--upstream", "http://127.0.0.1:9"), "--slo-p99 50ms"),
         (("--upstream", "http://127.0.0.1:9", "--slo-p99", "50"), "write e.g. 50ms"),
         (("--upstream", "http://127.0.0.1:9", "--slo-tpot-p99", "50ms"), "--slo-ttft-p99 2s --slo-tpot-p99 50ms"),
         ((*HERE, "--slo-tpot-p99", "50ms"), "(--slo-ttft-p99)"),
         (("--upstream", "127.0.0.1:9", "--slo-p99", "50ms"), "write http://host:port or unix:/path"),
         ((*HERE, "--onnx", "m.onnx"), "one of the two"),
-        ((*HERE, "--model", "m"), "--model names the model of --onnx"),
+        ((*HERE, "--model", "m"), "a server behind --upstream names its models itself"),
         ((*HERE, "--port", "7", "--admin-port", "7"), "name different ports with --port and --admin-port"),
         ((*HERE, "--max-wait", "60ms"), "(--max-wait)"),
         ((*HERE, "--axis", "First"), "MODEL=First"),
@@ -210,8 +211,15 @@ def test_a_port_in_use_names_the_option(carpool, echo):
 def test_a_model_that_can_not_be_served_says_why(carpool, tmp_path):
     broken = tmp_path / "m.onnx"
     broken.write_bytes(b"no model")
-    for path, says in ((broken, "can't be loaded"), (tmp_path / "none.onnx", "there is no file")):
-        result = carpool("up", "--onnx", path, "--slo-p99", "50ms", "--port", 0, "--admin-port", 0)
+    language = tmp_path / "m.gguf"
+    language.write_bytes(b"no model")
+    for path, says in (
+        (broken, "can't be loaded"),
+        (tmp_path / "none.onnx", "there is no file"),
+        (language, "is no GGUF file that can be read"),
+        (tmp_path / "none.gguf", "there is no file"),
+    ):
+        result = carpool("up", "--model", path, "--slo-p99", "50ms", "--port", 0, "--admin-port", 0)
         assert result.exit_code == 2
         assert says in result.output
         assert result.output.count("\n") == 1

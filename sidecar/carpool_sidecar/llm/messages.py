@@ -1,0 +1,129 @@
+"""What goes between the engine's server and the process that computes: length-prefixed MessagePack."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import Struct, field
+
+LENGTH = 4
+"""Bytes of a frame's length, little-endian."""
+
+
+class Sampling(Struct, frozen=True):
+    """How tokens are chosen. ``temperature`` 0: the most probable one. ``top_k`` 0: all."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: bool = False
+
+
+class Add(Struct, tag=True, frozen=True):
+    """Begin an answer: to ``messages`` of a chat, else to a ``prompt``, text or token ids.
+
+    ``max_tokens`` None: as many as the model's context has room for.
+    """
+
+    key: int
+    prompt: str | list[int]
+    messages: list[dict[str, Any]]
+    max_tokens: int | None
+    stops: list[str]
+    sampling: Sampling
+
+
+class Cancel(Struct, tag=True, frozen=True):
+    """Stop computing an answer; no more is said of it."""
+
+    key: int
+
+
+Message: TypeAlias = Add | Cancel
+
+
+class Ready(Struct, tag=True, frozen=True):
+    """The model is loaded."""
+
+    context: int
+    kv_tokens: int
+
+
+class Broken(Struct, tag=True, frozen=True):
+    """The model can't be loaded: the process ends."""
+
+    why: str
+
+
+class Refused(Struct, tag=True, frozen=True):
+    """An answer can't begin, or go on: ``field`` of the request is wrong; empty: nothing of it is."""
+
+    key: int
+    why: str
+    field: str = ""
+
+
+class Accepted(Struct, tag=True, frozen=True):
+    """An answer begins. ``prompt_tokens``: of its prompt."""
+
+    key: int
+    prompt_tokens: int
+
+
+class Token(Struct, frozen=True, array_like=True):
+    """A token with its logarithmic probability; ``text`` may be a part of a character."""
+
+    text: str
+    logprob: float
+
+
+class Piece(Struct, frozen=True, array_like=True):
+    """More of an answer: ``text``, which may be empty, of ``tokens``; ``end``: ``stop`` or ``length`` with the last."""
+
+    key: int
+    text: str
+    tokens: int
+    end: str = ""
+    logprobs: list[Token] = field(default_factory=list)
+
+
+class Stepped(Struct, tag=True, frozen=True):
+    """What one step of the engine gave, and how it is now; ``kv_share`` of its KV cache is in use."""
+
+    pieces: list[Piece]
+    running: int
+    waiting: int
+    kv_share: float
+
+
+Reply: TypeAlias = Ready | Broken | Refused | Accepted | Stepped
+
+_encoder = msgspec.msgpack.Encoder()
+_messages = msgspec.msgpack.Decoder(Add | Cancel)
+_replies = msgspec.msgpack.Decoder(Ready | Broken | Refused | Accepted | Stepped)
+
+
+def frame(message: Message | Reply) -> bytes:
+    """Return a message with its length before it."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(LENGTH, "little") + body
+
+
+def read_message(body: bytes) -> Message:
+    """Read what ``frame`` made of a message to the computing process, its length taken off."""
+    message: Message = _messages.decode(body)
+    return message
+
+
+def read_reply(body: bytes) -> Reply:
+    """Read what ``frame`` made of a reply, its length taken off."""
+    reply: Reply = _replies.decode(body)
+    return reply

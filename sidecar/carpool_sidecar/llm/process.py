@@ -1,0 +1,109 @@
+"""The engine's server as the sidecar sees it: a process of its own, and the upstream that it is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from carpool.policy.plain import PolicyError
+from carpool_sidecar.config.settings import Upstream
+from carpool_sidecar.llm.model_file import describe
+
+if TYPE_CHECKING:
+    import logging
+
+    from carpool_sidecar.config.settings import Llm
+
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
+"""Seconds before it is started again, doubled from the first to the longest."""
+
+STEADY = 60.0
+"""Seconds after which it counts as one that works: the next pause is the first again."""
+
+CONNECTIONS = 4096
+"""Requests with the engine at once, at most."""
+
+PARTING = 5.0
+"""Seconds that it may take to end."""
+
+
+class EngineProcess:
+    """Keeps the engine's server running, on a socket that only this user can reach."""
+
+    def __init__(self, config: Llm, log: logging.Logger) -> None:
+        """Check what can be checked before it is started.
+
+        Raises ``PolicyError`` naming the field.
+        """
+        if importlib.util.find_spec("openvino_genai") is None:
+            raise PolicyError("llm", "OpenVINO GenAI is not installed: pip install 'carpool-serving[llm]'")
+        describe(Path(config.path))
+        self._config = config
+        self._log = log
+        self._folder = tempfile.mkdtemp(prefix="carpool-engine-")
+        self._address = f"unix:{self._folder}/engine.sock"
+        self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Done, with the reason, when the model can't be loaded: there is nothing to serve."""
+
+    @property
+    def upstream(self) -> Upstream:
+        """The model server that it is."""
+        return Upstream(self._address, timeout=self._config.timeout, ready="/health", max_forwarded=CONNECTIONS)
+
+    async def run(self) -> None:
+        """Run it until cancelled, or until the model turns out not to load."""
+        loop = asyncio.get_running_loop()
+        pause, began = FIRST_PAUSE, loop.time()
+        while not await self._run_once():
+            if loop.time() - began > STEADY:
+                pause = FIRST_PAUSE
+            self._log.error("the engine's server ended and is started again", extra={"pause": pause})
+            await asyncio.sleep(pause)
+            pause, began = min(2 * pause, LONGEST_PAUSE), loop.time()
+
+    def close(self) -> None:
+        """Let go of the socket; ``run`` has ended before."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _run_once(self) -> bool:
+        """Run it to its end; returns whether the model can't be loaded."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._address.removeprefix("unix:"))  # noqa: PTH108 - of the one before, at once
+        command = (sys.executable, "-m", "carpool_sidecar.llm.main", msgspec.json.encode(self._config).decode())
+        process = await asyncio.create_subprocess_exec(
+            *command, self._address, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert process.stdout is not None  # noqa: S101 - for the type checker: it was asked for
+            said = await process.stdout.read()
+            await process.wait()
+        finally:
+            await _end(process)
+        if process.returncode != 2:
+            return False
+        self.broken.set_result(said.decode("utf-8", "replace").strip())
+        return True
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Have it end: by the end of its input, else by force."""
+    if process.returncode is not None:
+        return
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        async with asyncio.timeout(PARTING):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
