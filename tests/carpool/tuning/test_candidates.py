@@ -9,8 +9,8 @@ from carpool.learning.latency_model import ServiceTime
 from carpool.policy.parameters import Limits
 from carpool.tuning.candidates import (
     SIZES,
-    VAIN,
     TAKES,
+    VAIN,
     Grid,
     known_flights,
     largest_reliable,
