@@ -53,11 +53,13 @@ def to_measure(service: ServiceTime, limits: Limits, target: float) -> int | Non
     """Return the rows of the next batch of copies that shows the capacity; ``None``: enough is known.
 
     At low load no batch is as large as those of a full replica. Up to twice the largest known at a time, then what is
-    between; of at most ``TAKES`` of ``target`` (seconds), since requests that come meanwhile wait for it.
+    between; of at most ``TAKES`` of ``target`` (seconds), since requests that come meanwhile wait for it, and surely
+    within it.
     """
     known = service.measured_sizes(SHOWN if service.noise < NOISY else SHOWN_NOISY)
     sizes = reversed(productive_sizes(service, limits, also=1))
-    return next((size for size in sizes if size not in known and service.upper(size) <= TAKES * target), None)
+    able = (size for size in sizes if service.time(size) <= TAKES * target and service.upper(size) <= target)
+    return next((size for size in able if size not in known), None)
 
 
 def known_flights(service: ServiceTime, limits: Limits) -> int:
