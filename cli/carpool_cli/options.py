@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
@@ -33,6 +34,21 @@ class DurationType(click.ParamType[float]):
             return float(Duration.parse(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class AgoType(click.ParamType[float]):
+    """Seconds, written as hours, days or weeks."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's signature
+        """Read ``90s``, ``30m``, ``12h``, ``7d`` or ``2w``; a default that is a number already stays one."""
+        if isinstance(value, int | float):
+            return float(value)
+        found = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smhdw])", value)
+        if found is None or not float(found[1]):
+            self.fail(f"{value!r} is no time: write e.g. 12h or 7d", param, ctx)
+        return float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}[found[2]]
 
 
 class Address(NamedTuple):
@@ -169,6 +185,7 @@ class WithStreams(click.Command):
         return self.streams.make_context(f"{info_name} --generative", rest, parent, **extra)
 
 
+AGO = AgoType()
 DURATION = DurationType()
 INPUT_FILE = InputFile()
 OUTPUT_FILE = OutputFile()

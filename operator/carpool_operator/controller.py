@@ -27,6 +27,7 @@ from carpool_operator.reporting.conditions import (
 )
 from carpool_operator.reporting.decisions import Reporter, timestamp
 from carpool_operator.tuning.assignment import targets_of
+from carpool_operator.tuning.capacity import autoscaler_of, for_autoscaler
 from carpool_operator.tuning.steering import Steering
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Controller:
         self._conditions: tuple[Condition, ...] = ()
         self._before: Status | None = None
         self._delivered: dict[Target, Delivery] = {}
+        self._autoscalers: dict[Target, str] = {}
+        """What follows the load of targets, as was last said."""
 
     def restore(self, target: Target, change: Change) -> None:
         """Go on from what a target's ConfigMap holds: another operator's work, or this one's before it died."""
@@ -68,6 +71,7 @@ class Controller:
             self._reporter = Reporter(self._before)
             self._conditions = self._before.conditions
             for said in self._before.targets:
+                self._autoscalers[Target(policy.namespace, said.kind, said.name)] = said.autoscaler
                 steering = self._steerings.get(Target(policy.namespace, said.kind, said.name))
                 if steering is not None:
                     steering.recall(said.models)
@@ -97,7 +101,7 @@ class Controller:
         events = [_event(target, happening) for target, happening in happened]
         if not documents and not happened and self._awaits(view, spec):
             return Outcome(documents, policy.status, events)
-        events += self._conclude(view, spec)
+        events += [*self._autoscaled(view, spec), *self._conclude(view, spec)]
         steerings = list(self._steerings.values())
         self._reporter.record(view, steerings, happened)
         status = self._reporter.status(view, steerings, self._delivered, self._conditions, policy.generation)
@@ -149,6 +153,21 @@ class Controller:
     def _kept(self) -> bool | None:
         said = _found(self._conditions, ConditionType.SLO_MET)
         return None if said is None or said.status is UNKNOWN else said.status is ConditionStatus.TRUE
+
+    def _autoscaled(self, view: View, spec: PolicySpec) -> list[Event]:
+        """Say where an autoscaler began to follow the load, or ended: it changes what is chosen."""
+        events = []
+        now = {target: autoscaler_of(view.workloads.get(target)) for target in self._steerings}
+        for target, follows in now.items():
+            if follows == self._autoscalers.get(target, ""):
+                continue
+            chosen = for_autoscaler(spec.policy()).objective
+            what = f"its load is followed ({follows})" if follows else "no autoscaler follows its load any more"
+            objective = chosen if follows else spec.policy().objective
+            message = f"{target.kind} {target.name}: {what}; objective {objective}"
+            events.append(Event(warning=False, reason="Autoscaled" if follows else "NotAutoscaled", message=message))
+        self._autoscalers = now
+        return events
 
     def _conclude(self, view: View, spec: PolicySpec) -> list[Event]:
         """Find out what is so, and return what of it is news."""

@@ -121,6 +121,8 @@ class _Scene:
     fleet: int
     told: Mapping[Target, Sequence[Event]]
     """Of annotations, on their workloads."""
+    autoscalers: Mapping[Target, str]
+    """What follows the load of workloads, by kind and name."""
 
 
 class Loop:
@@ -192,7 +194,9 @@ class Loop:
         owned: dict[str, list[Target]] = {}
         for target, owner in owners.items():
             owned.setdefault(owner.uid, []).append(target)
-        scene = _Scene(owners, owned, selected, p.fleet.pods_by_target(), len(p.fleet.pods), told)
+        scene = _Scene(
+            owners, owned, selected, p.fleet.pods_by_target(), len(p.fleet.pods), told, p.fleet.autoscalers()
+        )
         self._forget(policies, scene)
         # 3. Every policy, those first that wait longest
         waiting_since = {key: held.begun for key, held in self._held.items()}
@@ -304,7 +308,11 @@ class Loop:
             held.targets = frozenset(targets)
             selected = scene.selected.get(policy.uid, ())
             named = targets if policy.spec is None else targets_of(policy.namespace, policy.spec, selected)
-            workloads = {target: each for target in named if (each := p.fleet.workload(target)) is not None}
+            workloads = {
+                target: replace(each, autoscaler=scene.autoscalers.get(target, ""))
+                for target in named
+                if (each := p.fleet.workload(target)) is not None
+            }
             pods = {target: scene.pods.get(target, ()) for target in named}
             # 2. What is known of them
             mine = [pod for target in targets for pod in pods[target]]

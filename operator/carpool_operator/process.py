@@ -9,13 +9,13 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from msgspec import Struct, field
 
 from carpool_operator.cluster.election import Candidate, Election
-from carpool_operator.cluster.fleet import PODS, Fleet, Sync, watch_pods
+from carpool_operator.cluster.fleet import KINDS, PODS, WATCHED, Fleet, Sync, watch_of
 from carpool_operator.cluster.handlers import Kopf
 from carpool_operator.cluster.kube import ApiError
 from carpool_operator.cluster.sharding import Shard
@@ -33,7 +33,6 @@ from carpool_operator.tuning.sources.prometheus import open_session
 from carpool_operator.tuning.sources.sidecar import Sidecars
 
 if TYPE_CHECKING:
-    from carpool_operator.api.model import Pod
     from carpool_operator.cluster.kube import Kube
     from carpool_operator.cluster.watching import Watch
 
@@ -103,8 +102,8 @@ class Operator:
         )
         self.health = Health(self.metrics, live=self.stuck, ready=self.unready)
         self._loop: Loop | None = None
-        self._watches: list[Watch[Pod]] = []
-        """Of pods, one a namespace."""
+        self._watches: list[Watch[Any]] = []
+        """Of pods and autoscalers, one a namespace each."""
         kube.failed = lambda method, status: self.metrics.count("api_errors", method, status)
         self.metrics.before_scrape.append(self._gauges)
         self.metrics.read_policies(lambda: self.fleet.policies if self.election.leads() else ())
@@ -140,7 +139,8 @@ class Operator:
         self._log.info("started", extra={"identity": settings.identity, "port": self.health.port})
         loop = asyncio.get_running_loop()
         self._watches = [
-            watch_pods(self._kube, self.fleet, each, loop, log=self._log, random=self._random)
+            watch_of(self._kube, self.fleet, kind, each, loop, log=self._log, random=self._random)
+            for kind in WATCHED
             for each in settings.namespaces
         ]
         for watch in self._watches:
@@ -283,7 +283,9 @@ class Operator:
         self.metrics.set("shards", self._settings.shard.count)
         last = dict(self.fleet.last_event)
         # One that died is not to be hidden by those of other namespaces.
-        last[PODS] = min((watch.heard for watch in self._watches), default=last[PODS])
+        pods = KINDS[PODS].plural
+        heard = (watch.heard for watch in self._watches if watch.path.endswith(f"/{pods}"))
+        last[PODS] = min(heard, default=last[PODS])
         for kind, at in last.items():
             self.metrics.set("last_event_age_seconds", now - at, kind)
         for kind, size in self.fleet.sizes().items():

@@ -27,6 +27,8 @@ PLURALS = {
     ("apps/v1", "daemonsets"): "DaemonSet",
     ("apps/v1", "replicasets"): "ReplicaSet",
     ("argoproj.io/v1alpha1", "rollouts"): "Rollout",
+    ("autoscaling/v2", "horizontalpodautoscalers"): "HorizontalPodAutoscaler",
+    ("keda.sh/v1alpha1", "scaledobjects"): "ScaledObject",
     ("carpool.dev/v1alpha1", "batchingpolicies"): "BatchingPolicy",
     ("coordination.k8s.io/v1", "leases"): "Lease",
     ("events.k8s.io/v1", "events"): "Event",
@@ -67,7 +69,7 @@ class FakeApi:
         self.faults = []
         self.muted = set()
         """Plurals of which no events are sent."""
-        self.absent = {"rollouts"}
+        self.absent = {"rollouts", "scaledobjects"}
         """Plurals whose CRD is not installed."""
         self.twice = False
         """Whether every event is sent twice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import msgspec
 from carpool.forecasting.forecaster import Situation
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool_cli.options import ADDRESS, DURATION, Address, objective_options, opening
+from carpool_cli.options import ADDRESS, AGO, DURATION, Address, objective_options, opening
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.money import Price
 from carpool_cli.planning.savings import PLANNED, Stretch, Workload, savings, stretches, table, total
@@ -28,11 +29,24 @@ HOUR = 3600.0
 Examples:
   carpool savings http://127.0.0.1:9090 --pods 6 --gpu-hour 2.50
   carpool savings :9090 :9190
+  carpool savings --prometheus http://prometheus:9090 --since 7d --select 'namespace="shop"' --gpu-hour 2.50
   carpool savings --profile benchmarks/profiles/bert-large-128-a100.json --slo-p99 50ms --rate 6000 --gpu-hour 2.50
   carpool savings --profile p.json --slo-p99 50ms --trace azure --rate 6000 --max-batch 8 --max-wait 5ms
 """
 )
 @click.argument("sidecars", type=ADDRESS, nargs=-1, metavar="[SIDECAR]...")
+@click.option(
+    "--prometheus", metavar="URL", help="Server that scrapes the sidecars: what they counted of the past, by model."
+)
+@click.option(
+    "--since",
+    type=AGO,
+    default=86400.0,
+    help="With --prometheus: how long ago it begins, e.g. 12h or 7d.  [default: 1d]",
+)
+@click.option(
+    "--select", "selector", default="", metavar="MATCHERS", help="With --prometheus: PromQL matchers of pods."
+)
 @click.option("--profile", "path", type=click.Path(path_type=Path), help="Profile of the device, instead of a sidecar.")
 @click.option("--slo-p99", "slo", type=DURATION, help="p99 to meet, e.g. 50ms.")
 @click.option(
@@ -69,6 +83,9 @@ Examples:
 def command(
     *,
     sidecars: tuple[Address, ...],
+    prometheus: str | None,
+    since: float,
+    selector: str,
     path: Path | None,
     slo: float | None,
     rate: float | None,
@@ -87,19 +104,23 @@ def command(
 ) -> None:
     """Compare what a load needs without batching, with zero wait, as set by hand, with Carpool now and at best.
 
-    Of running sidecars (their admin ports), by their last requests and batch latencies; or of a profile and a load. The
-    last column is what counts: zero wait batches what waits anyway and needs no tuning, so what it saves, Carpool does
-    not. Sidecars in Recommend mode count, too: nothing is held there until you say so.
+    Of running sidecars (their admin ports), by their last requests and batch latencies; of the past, from Prometheus;
+    or of a profile and a load. The last column is what counts: zero wait batches what waits anyway and needs no tuning,
+    so what it saves, Carpool does not. Sidecars in Recommend mode count, too: nothing is held there until you say so.
     """
-    if bool(sidecars) == (path is not None):
-        raise click.UsageError("name sidecars (http://127.0.0.1:9090), or --profile, one of the two")
+    if bool(sidecars) + (path is not None) + (prometheus is not None) != 1:
+        raise click.UsageError("name sidecars (http://127.0.0.1:9090), --prometheus, or --profile: one of the three")
     by_hand = None
     if max_batch is not None or max_wait is not None or max_in_flight is not None:
         by_hand = Parameters(
             max_batch=max_batch or 32, max_wait=Duration(max_wait or 0.0), max_in_flight=max_in_flight or 1
         )
     price = None if gpu_hour is None else Price(gpu_hour)
-    if path is None:
+    if prometheus is not None:
+        if rate is not None or trace is not None:
+            raise click.UsageError("--rate and --trace go with --profile: Prometheus has the load")
+        found = _past(prometheus, since, selector, slo, by_hand, price, objective, target_utilization)
+    elif path is None:
         if slo is not None or rate is not None or trace is not None:
             raise click.UsageError("--slo-p99, --rate and --trace go with --profile: a sidecar brings its own")
         found = [_running(each, by_hand, price, pods, key_file, workload) for each in sidecars]
@@ -161,6 +182,31 @@ def _running(
     load = [Stretch(HOUR, rate * pods)]
     name = f"{found.name} at {address}"
     return savings(name, situation, found.policy, load, by_hand=by_hand, now=found.parameters, price=price)
+
+
+def _past(
+    url: str,
+    since: float,
+    selector: str,
+    slo: float | None,
+    by_hand: Parameters | None,
+    price: Price | None,
+    objective: str | None,
+    target_utilization: int | None,
+) -> list[Workload]:
+    from carpool_cli.live import prometheus  # noqa: PLC0415 - not for profiles
+    from carpool_cli.planning import history  # noqa: PLC0415 - likewise
+
+    asked = history.questions(since, selector)
+    try:
+        ranges, ends = prometheus.ask(url, asked, since, time.time())
+        known = history.pasts(asked, ranges, ends, slo=slo, objective=objective, target_utilization=target_utilization)
+    except history.HistoryError as error:
+        raise click.ClickException(str(error)) from None
+    return [
+        savings(each.name, each.situation, each.policy, each.load, by_hand=by_hand, counted=each.counted, price=price)
+        for each in known
+    ]
 
 
 def _show(found: Sequence[Workload], *, as_json: bool) -> None:

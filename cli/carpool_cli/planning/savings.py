@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from carpool_cli.planning.money import Price
     from carpool_cli.planning.replica import Replica
 
+COUNTED = "as counted"
 ZERO_WAIT = "zero wait"
 BEST = "Carpool at best"
 
@@ -38,6 +39,16 @@ class Stretch(Struct, frozen=True):
 
     seconds: float
     rate: float
+
+
+class Counted(Struct, frozen=True):
+    """What sidecars counted, over all replicas."""
+
+    device_seconds: float
+    """Per hour: wall time with a batch in flight."""
+    replicas: float
+    """That served, in the mean."""
+    most_replicas: int
 
 
 class Way(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -98,9 +109,13 @@ def savings(
     *,
     by_hand: Parameters | None = None,
     now: Parameters | None = None,
+    counted: Counted | None = None,
     price: Price | None = None,
 ) -> Workload:
-    """Compare the ways to batch one load; ``now``: in force in a running sidecar, else what the policy chooses."""
+    """Compare the ways to batch one load; ``now``: in force in a running sidecar, else what the policy chooses.
+
+    ``counted``: what was, in place of a forecast.
+    """
     ways: list[tuple[str, Replica]] = [
         ("no batching", replica.unbatched(situation)),
         (ZERO_WAIT, replica.zero_wait(situation)),
@@ -114,6 +129,8 @@ def savings(
     ways.append((BEST, replica.tuned(situation, Aim())))
     zero = _way(ZERO_WAIT, ways[1][1], load, price, None)
     found = [_way(each, table, load, price, zero) for each, table in ways]
+    if counted is not None:
+        found.insert(0, _gained(COUNTED, "", 0.0, counted, price, zero))
     return Workload(name=name, rate=_mean(load), ways=found, note=_note(found[-1], zero))
 
 
@@ -155,18 +172,22 @@ def _way(name: str, table: Replica, load: Sequence[Stretch], price: Price | None
         each.seconds * count * table.utilization(each.rate / count) for each, count in zip(load, counts, strict=True)
     )
     mean = sum(count * each.seconds for each, count in zip(load, counts, strict=True)) / seconds
-    device = 3600 * busy / seconds
-    money = None if price is None else price.month(mean)
+    spent = Counted(3600 * busy / seconds, mean, max(counts))
+    return _gained(name, table.setting(_mean(load) / mean).describe(), table.capacity, spent, price, zero)
+
+
+def _gained(name: str, setting: str, capacity: float, spent: Counted, price: Price | None, zero: Way | None) -> Way:
+    device, money = spent.device_seconds, None if price is None else price.month(spent.replicas)
     return Way(
         name=name,
-        setting=table.setting(_mean(load) / mean).describe(),
-        capacity=table.capacity,
+        setting=setting,
+        capacity=capacity,
         device_seconds=device,
-        replicas=mean,
-        most_replicas=max(counts),
+        replicas=spent.replicas,
+        most_replicas=spent.most_replicas,
         money=money,
         device_gain=1 - device / zero.device_seconds if zero is not None and zero.device_seconds else 0.0,
-        replicas_gain=zero.replicas - mean if zero is not None else 0.0,
+        replicas_gain=zero.replicas - spent.replicas if zero is not None else 0.0,
         money_gain=zero.money - money if zero is not None and zero.money is not None and money is not None else None,
     )
 
@@ -185,7 +206,7 @@ def _note(best: Way, zero: Way) -> str:
 
 
 def table(workload: Workload | Sequence[Way]) -> list[tuple[str, ...]]:
-    """Return rows for people, a header first; ``replicas`` are planned up to 85 % of their capacity."""
+    """Return rows for people, a header first; ``replicas`` are planned up to ``FULL`` of their capacity."""
     ways = workload.ways if isinstance(workload, Workload) else workload
     priced = any(way.money is not None for way in ways)
     head = ("", "requests/s a replica", "device s/h", "replicas", *(("a month",) if priced else ()), "beyond zero wait")

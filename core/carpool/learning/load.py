@@ -97,6 +97,11 @@ class Load:
         return self._believed
 
     @property
+    def measured(self) -> Poisson | Gamma | None:
+        """The process by all that is remembered: what is believed may be the spread of the first few seconds."""
+        return self._process(self.rate, self._local) if self._believed is not None else None
+
+    @property
     def rows(self) -> float:
         """Mean rows per request."""
         return self._rows

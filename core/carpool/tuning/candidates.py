@@ -22,6 +22,12 @@ differs by a few percent."""
 WAITS = (0.0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1.0)
 """Waits compared, as shares of the longest allowed."""
 
+SHOWN, SHOWN_NOISY, NOISY = 0.9, 1.9, 0.1
+"""Batches that show the latency of a size to the capacity: one, or two where they differ by ``NOISY`` or more."""
+
+TAKES = 2 / 3
+"""Share of the SLO that a batch of copies may take."""
+
 
 def largest_reliable(service: ServiceTime, limits: Limits) -> int:
     """Return the largest size within bounds and within twice the largest measured.
@@ -41,6 +47,19 @@ def productive_sizes(service: ServiceTime, limits: Limits, *, also: int) -> list
         cheapest = min(cheapest, service.per_row(rows))
     low, high = limits.min_batch, max(largest, limits.min_batch)
     return sorted({low, high, *(size for size in SIZES if low <= size <= high), min(max(also, low), high)})
+
+
+def to_measure(service: ServiceTime, limits: Limits, target: float) -> int | None:
+    """Return the rows of the next batch of copies that shows the capacity; ``None``: enough is known.
+
+    At low load no batch is as large as those of a full replica. Up to twice the largest known at a time, then what is
+    between; of at most ``TAKES`` of ``target`` (seconds), since requests that come meanwhile wait for it, and surely
+    within it.
+    """
+    known = service.measured_sizes(SHOWN if service.noise < NOISY else SHOWN_NOISY)
+    sizes = reversed(productive_sizes(service, limits, also=1))
+    able = (size for size in sizes if service.time(size) <= TAKES * target and service.upper(size) <= target)
+    return next((size for size in able if size not in known), None)
 
 
 def known_flights(service: ServiceTime, limits: Limits) -> int:

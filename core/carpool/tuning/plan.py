@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -9,10 +10,11 @@ from msgspec.structs import replace
 from carpool.exchange.decision import Forecasted
 from carpool.forecasting.capacity import Capacity, candidates, capacity
 from carpool.forecasting.forecaster import LENIENT, Forecaster, Situation
+from carpool.learning.arrivals import Gamma, Poisson
 from carpool.learning.batchable_share import NONE
 from carpool.policy.durations import Duration
 from carpool.tuning import messages
-from carpool.tuning.candidates import known_flights, productive_sizes
+from carpool.tuning.candidates import known_flights, productive_sizes, to_measure
 from carpool.tuning.moves import Scene, is_gain
 from carpool.tuning.objective import Aim, Choice, choose
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from carpool.forecasting.forecaster import Assessment
+    from carpool.learning.load import Load
     from carpool.policy.parameters import Parameters
     from carpool.tuning.belief import Belief
     from carpool.tuning.exploration import Exploration
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from carpool.tuning.history import History
     from carpool.tuning.requirements import Requirements
 
+
+BURSTIER = 0.02
+"""Change of the burstiness, relative, that is worth another search of the capacity."""
 
 SCARCE = 0.3
 """Utilization from which requests that would be late are refused: below it, few others come while one is served late,
@@ -43,6 +49,7 @@ class Plan:
         self._forecaster: Forecaster | None = None
         self.choice: Choice | None = None
         """``None``: to be made."""
+        self._load: Load | None = None
         self._made_from: Parameters | None = None
         """What was in force when it was."""
         self._capacity: tuple[object, Capacity] | None = None
@@ -103,6 +110,7 @@ class Plan:
         if situation is None:
             return
         self._forecaster = forecaster = Forecaster(situation)
+        self._load = belief.load
         self._made_from = parameters
         current = forecaster.assess(parameters, LENIENT)
         if self._requirements.held:
@@ -214,11 +222,12 @@ class Plan:
         """Search what a replica can serve within the SLO; ``None`` while nothing is known of load or device.
 
         Where ``parameters`` are held, it is by these; ``best``: by the best all the same. Not for every decision: it
-        takes up to half a second of CPU, for bursts two. The last answer stands until anything but the load changed.
+        takes up to half a second of CPU, for bursts two. The last answer stands until anything but the rate changed.
         """
-        if self._forecaster is None:
+        process = self._load.measured if self._load is not None else None
+        if self._forecaster is None or process is None:
             return None
-        situation = self._forecaster.situation
+        situation = replace(self._forecaster.situation, process=_rounded(process))
         settings = [parameters]
         if best or not self._requirements.held:
             productive = productive_sizes(situation.service, situation.limits, also=parameters.max_batch)
@@ -226,13 +235,26 @@ class Plan:
             measured = min(max(situation.service.largest_measured, productive[0]), productive[-1])
             sizes = [*(size for size in productive if size < measured), measured]
             settings = candidates(situation, sizes, known_flights(situation.service, situation.limits))
-        asked = replace(situation, process=replace(situation.process, rate=1.0)), settings
+        asked = situation, settings
         if self._capacity is None or self._capacity[0] != asked:
             found = capacity(situation, settings)
             # Of a shared device, the part that is there for this sidecar.
             rates = {name: self.aim.share * getattr(found, name) for name in ("rate", "lower", "zero_wait", "alone")}
             self._capacity = asked, replace(found, **rates)
         return self._capacity[1]
+
+    def to_measure(self, parameters: Parameters, *, best: bool = False) -> int | None:
+        """Return the rows of a batch that shows the capacity; ``None``: it is known, or the device has no room."""
+        forecaster, choice = self._forecaster, self.choice
+        if forecaster is None or choice is None or not choice.efficient.holds_ahead:
+            return None
+        situation = forecaster.situation
+        if situation.share <= NONE or situation.largest is not None:
+            return None
+        limits = situation.limits
+        if self._requirements.held and not best:
+            limits = replace(limits, min_batch=1, max_batch=parameters.max_batch)
+        return to_measure(situation.service, limits, situation.target)
 
     def alternative(self, parameters: Parameters) -> str:
         """Say what another objective than the one ``parameters`` were chosen for would do at this load."""
@@ -243,3 +265,10 @@ class Plan:
         shortest = Duration(self._requirements.limits.min_wait)
         unheld = replace(choice.efficient.parameters, max_wait=shortest, pass_through=False)
         return messages.alternative(self.aim, current, choice.efficient, forecaster.assess(unheld))
+
+
+def _rounded(process: Poisson | Gamma) -> Poisson | Gamma:
+    """Return arrivals of the same burstiness, in steps of 2 %, at one a second: what a capacity depends on."""
+    if isinstance(process, Poisson):
+        return Poisson(1.0)
+    return Gamma(1.0, math.exp(round(math.log(process.cv) / BURSTIER) * BURSTIER))

@@ -44,6 +44,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     """Whether a rollout is under way."""
     refused: str = ""
     """Why the API server refuses its pods, in the server's words; ``""`` where it does not."""
+    autoscaler: str = ""
+    """Kind/name of what follows Carpool's load of it, where something does."""
     labels: dict[str, str] = field(default_factory=dict)
     """Its own, all of them: policies select by these."""
 

@@ -273,6 +273,8 @@ class TargetStatus(Said, frozen=True, omit_defaults=False):
     """Pods without a sidecar that should have one; restart the workload to give them theirs."""
     models: tuple[TargetModel, ...] = ()
     """What is in force, by model."""
+    autoscaler: str = ""
+    """What follows the load, so that `Balanced` is `Efficiency`: kind/name of an autoscaler, or the annotation."""
 
 
 class HistoryEntry(Said, frozen=True):

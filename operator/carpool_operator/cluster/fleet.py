@@ -18,10 +18,11 @@ import msgspec
 
 from carpool_operator.api import annotations as names
 from carpool_operator.api.spec import API_VERSION, PLURAL
+from carpool_operator.cluster.autoscalers import HPAS, SCALED_OBJECTS, RawHpa, RawScaledObject
 from carpool_operator.cluster.cache import Cache
 from carpool_operator.cluster.kube import ApiError, Kube, path_of
 from carpool_operator.cluster.objects import RawNamespace, RawPod, RawPolicy, workload
-from carpool_operator.cluster.watching import Items, Kept, Watch, read_list, read_one
+from carpool_operator.cluster.watching import NOT_THERE, Items, Kept, Watch, read_list, read_one
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Key
 
@@ -31,10 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from carpool_operator.api.model import Namespace, Pod, Policy, Target, Workload
+    from carpool_operator.cluster.autoscalers import Autoscaler
 
 POLICIES, NAMESPACES, PODS = "policies", "namespaces", "pods"
-NOT_THERE = {403, 404}
-"""Answers to a list of a kind whose CRD is not installed, or that this operator has no right to."""
 
 
 class Kind(NamedTuple):
@@ -56,7 +56,15 @@ KINDS = {
     },
     NAMESPACES: Kind("v1", NAMESPACES, {}, Kept(RawNamespace, RawNamespace.namespace), optional=True),
     PODS: Kind("v1", PODS, {"labelSelector": f"{names.INJECTED}=true"}, Kept(RawPod, RawPod.pod)),
+    # An operator of an older chart has no right to them.
+    HPAS: Kind("autoscaling/v2", HPAS, {}, Kept(RawHpa, RawHpa.autoscaler), optional=True),
+    SCALED_OBJECTS: Kind(
+        "keda.sh/v1alpha1", SCALED_OBJECTS, {}, Kept(RawScaledObject, RawScaledObject.autoscaler), optional=True
+    ),
 }
+
+WATCHED = (PODS, HPAS, SCALED_OBJECTS)
+"""Those that a watch of our own follows: they change by themselves all the time. The others are kopf's."""
 
 
 class Fleet:
@@ -80,11 +88,13 @@ class Fleet:
         self._told: dict[tuple[str, str], float] = {}
         self.namespaces: Cache[Key, Namespace] = Cache()
         self._workloads: dict[str, Cache[Key, Workload]] = {kind.plural: Cache() for kind in registry.KINDS}
+        self._autoscalers: dict[str, Cache[Key, Autoscaler]] = {kind: Cache() for kind in (HPAS, SCALED_OBJECTS)}
         self._caches: dict[str, Cache[Key, Any]] = {
             POLICIES: self.policies,
             **self._workloads,
             NAMESPACES: self.namespaces,
             PODS: self.pods,
+            **self._autoscalers,
         }
 
     @property
@@ -119,8 +129,14 @@ class Fleet:
             self._caches[kind].put(key, version, value)
 
     def alive(self, kind: str) -> None:
-        """Take note that somebody watches."""
-        self.last_event[kind] = self._clock()
+        """Take note that somebody watches, unless the cluster does not have it."""
+        if kind in self.last_event:
+            self.last_event[kind] = self._clock()
+
+    def listed_by_watch(self, kind: str, namespace: str | None, items: Items[Any], version: int) -> None:
+        """Take the list that a watch begins with: the cluster has the kind."""
+        self.found(kind, there=True)
+        self.listed(kind, namespace, items, version)
 
     def listed(self, kind: str, namespace: str | None, items: Items[Any], version: int) -> int:
         """Take a list of all of a kind, in one namespace or in all; returns how many objects it had news of."""
@@ -147,6 +163,11 @@ class Fleet:
         """Yield all workloads, of whatever kind."""
         for cache in self._workloads.values():
             yield from cache
+
+    def autoscalers(self) -> Mapping[Target, str]:
+        """Return what follows the load of workloads, by kind and name; the first of several."""
+        found = sorted((each.target, str(each)) for cache in self._autoscalers.values() for each in cache)
+        return dict(reversed(found))
 
     def pods_by_target(self) -> Mapping[Target, Sequence[Pod]]:
         """Return all pods with a sidecar by what they belong to."""
@@ -259,20 +280,21 @@ class Sync:
         return news
 
 
-def watch_pods(
-    kube: Kube, fleet: Fleet, namespace: str | None, loop: asyncio.AbstractEventLoop, *, log: logging.Logger,
-    random: random.Random,
-) -> Watch[Pod]:  # fmt: skip
-    """Return the watch of pods with a sidecar, in one namespace or in all; it tells the fleet in the loop's thread."""
-    kind = KINDS[PODS]
+def watch_of(
+    kube: Kube, fleet: Fleet, name: str, namespace: str | None, loop: asyncio.AbstractEventLoop, *,
+    log: logging.Logger, random: random.Random,
+) -> Watch[Any]:  # fmt: skip
+    """Return the watch of a kind, in one namespace or in all; it tells the fleet in the loop's thread."""
+    kind = KINDS[name]
     return Watch(
         kube,
         path_of(kind.api, kind.plural, namespace),
         kind.query,
         kind.kept,
-        listed=lambda items, version: _call(loop, fleet.listed, PODS, namespace, items, version),
-        seen=lambda key, version, pod: _call(loop, fleet.seen, PODS, key, version, pod),
-        alive=lambda: _call(loop, fleet.alive, PODS),
+        listed=lambda items, version: _call(loop, fleet.listed_by_watch, name, namespace, items, version),
+        seen=lambda key, version, value: _call(loop, fleet.seen, name, key, version, value),
+        alive=lambda: _call(loop, fleet.alive, name),
+        optional=kind.optional,
         log=log,
         random=random,
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import kopf
 
-from carpool_operator.cluster.fleet import KINDS, NAMESPACES, PODS
+from carpool_operator.cluster.fleet import KINDS, NAMESPACES, WATCHED
 
 if TYPE_CHECKING:
     import random
@@ -49,7 +49,7 @@ def registry(
                 loop.call_soon_threadsafe(fleet.told, kind, event["type"] == "DELETED", event["object"])
 
     # Namespaces can't be watched with rights in some of them.
-    apart = {PODS} if clusterwide else {PODS, NAMESPACES}
+    apart = {*WATCHED} if clusterwide else {*WATCHED, NAMESPACES}
     for kind in KINDS:
         # One that is not there when kopf starts, it never hears of: it is started again when the kind comes.
         if kind not in apart and kind in fleet.present:

@@ -35,6 +35,12 @@ LONGEST = 30.0
 
 GONE = 410
 
+NOT_THERE = {403, 404}
+"""Answers to a list of a kind whose CRD is not installed, or that this operator has no right to."""
+
+RARELY = 120.0
+"""Seconds between two looks whether such a kind has come."""
+
 T = TypeVar("T")
 
 
@@ -99,6 +105,7 @@ class Watch(Generic[T]):
         listed: Callable[[Items[T], int], None],
         seen: Callable[[Key, int, T | None], None],
         alive: Callable[[], None],
+        optional: bool = False,
         log: logging.Logger,
         random: random.Random,
         clock: Callable[[], float] = monotonic,
@@ -114,6 +121,7 @@ class Watch(Generic[T]):
         self._listed = listed
         self._seen = seen
         self._alive = alive
+        self._optional = optional
         self._log = log
         self._random = random
         self._stopped = threading.Event()
@@ -139,6 +147,10 @@ class Watch(Generic[T]):
             except (ApiError, msgspec.DecodeError) as fault:
                 # A line that makes no sense, from a proxy say, is a failure like any other, and all is listed again.
                 error = fault if isinstance(fault, ApiError) else ApiError(GONE, f"not understood: {fault}")
+                if self._optional and error.status in NOT_THERE:
+                    self._version = 0
+                    self._stopped.wait(RARELY)
+                    continue
                 if error.status == GONE:
                     self._version = 0
                 wait = max(error.retry_after, min(LONGEST, 2.0**self._failures) * self._random.uniform(0.5, 1.0))

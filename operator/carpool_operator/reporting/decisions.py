@@ -23,6 +23,7 @@ from carpool_operator.api.status import (
     Trial,
 )
 from carpool_operator.delivery.documents import EVERY
+from carpool_operator.tuning.capacity import autoscaler_of
 from carpool_operator.tuning.learning import predicted
 
 if TYPE_CHECKING:
@@ -294,6 +295,7 @@ def _target(view: View, steering: Steering, delivered: Delivery | None) -> Targe
         acknowledged=0 if delivered is None else delivered.acknowledged,
         missed=tuple(pod.name for pod in view.missed.get(target, ())),
         models=tuple(models),
+        autoscaler=autoscaler_of(workload),
     )
 
 

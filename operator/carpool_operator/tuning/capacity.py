@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from carpool.forecasting.capacity import replicas
 from carpool.policy.spec import Objective
-from carpool_operator.api.annotations import ASKED, AUTOSCALED
+from carpool_operator.api.annotations import ASKED, AUTOSCALED, FORBIDDEN
 from carpool_operator.api.status import CapacityStatus
 from carpool_operator.tuning.evidence import Rates
 
@@ -197,9 +197,15 @@ def _figure(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def is_autoscaled(workload: Workload | None) -> bool:
-    """Whether an autoscaler follows the load of a workload, as its annotation says."""
-    return workload is not None and workload.annotations.get(AUTOSCALED) == ASKED
+def autoscaler_of(workload: Workload | None) -> str:
+    """Return what follows the load of a workload: an autoscaler that was seen, or its annotation; ``""``: nothing.
+
+    The annotation's word counts, either way.
+    """
+    if workload is None:
+        return ""
+    said = workload.annotations.get(AUTOSCALED)
+    return AUTOSCALED if said == ASKED else "" if said == FORBIDDEN else workload.autoscaler
 
 
 def for_autoscaler(policy: BatchingPolicy) -> BatchingPolicy:

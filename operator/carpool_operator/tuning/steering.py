@@ -11,7 +11,7 @@ from carpool.exchange.decision import Reason
 from carpool.policy.spec import FallbackBehavior, TuningMode
 from carpool_operator.delivery.documents import EVERY, Publisher, told
 from carpool_operator.tuning.canary import Answers, Patience, Trial, Verdict, choose
-from carpool_operator.tuning.capacity import TargetLoad, for_autoscaler, is_autoscaled
+from carpool_operator.tuning.capacity import TargetLoad, autoscaler_of, for_autoscaler
 from carpool_operator.tuning.engines import FleetEngines
 from carpool_operator.tuning.evidence import Evidence, add_up
 from carpool_operator.tuning.learning import Learned, predicted
@@ -126,7 +126,7 @@ class Steering:
         policy = spec.policy()
         if view.policy.paused:
             policy = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
-        if is_autoscaled(view.workloads.get(self.target)):
+        if autoscaler_of(view.workloads.get(self.target)):
             policy = for_autoscaler(policy)
         # 1. The policy, and which pods are learned from.
         self._follow(now, policy, kept)

@@ -52,6 +52,8 @@ class Decided(msgspec.Struct, tag=True, frozen=True):
     model: str
     decision: Decision
     generation: int
+    measure: int = 0
+    """Rows of a batch of copies that would show what the capacity is; 0: none."""
 
 
 class Answered(msgspec.Struct, tag=True, frozen=True):

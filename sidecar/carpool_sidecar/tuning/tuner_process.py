@@ -65,7 +65,9 @@ class Tuners:
                 self._tuners[name] = observed.generation, tuner
             elif self._policy.tuning.mode is TuningMode.HOLD:
                 tuner.adopt(observed.parameters)
-            yield Decided(name, tuner.step(observed.observation), observed.generation)
+            decision = tuner.step(observed.observation)
+            measure = tuner.plan.to_measure(tuner.parameters, best=self._steered)
+            yield Decided(name, decision, observed.generation, measure or 0)
         yield Answered()
         yield from self._measure(observations)
 

@@ -40,6 +40,9 @@ TRIAL_ROWS = 16
 TRIAL_BYTES = 4 * 2**20
 """Bytes of the requests in it and their answers at most, unless two have more."""
 
+COPIES_BYTES = 32 * 2**20
+"""Bytes of a batch of copies at most."""
+
 SPAN = 4
 """Rows at most of a request whose answer in a batch is compared later."""
 
@@ -65,6 +68,8 @@ class Kind(StrEnum):
     """One such request, again and again."""
     LIVE = "live"
     """Rows that were answered in a batch, sent alone."""
+    COPIES = "copies"
+    """One request's rows, as often as makes a batch of a size that the load does not fill: its latency is learned."""
 
 
 class Trial(NamedTuple):
@@ -209,6 +214,21 @@ class Check:
         # A copy: the whole batch's answer is not kept for a part of it.
         expected = expected._replace(parts=[b"".join(expected.parts)])
         return Trial(Kind.LIVE, [Portion(portion.parsed, portion.start, portion.start + span)], [expected], facts)
+
+    def copies(self, portion: Portion, piece: Piece, facts: Facts, now: float, *, rows: int, room: int) -> Trial | None:
+        """Return a batch of ``rows``, all of them of a request that was just answered; ``None``: not now."""
+        span = portion.stop - portion.start
+        pace = self.pace
+        # A live check has room all the same.
+        if not self.verified or pace.under_way or now < pace.try_at or rows + SPAN > room:
+            return None
+        if portion.parsed.size * rows > COPIES_BYTES * portion.parsed.rows:
+            return None
+        pace.under_way = True
+        sizes = [span] * (rows // span) + [rows % span] * (rows % span > 0)
+        portions = [Portion(portion.parsed, portion.start, portion.start + size) for size in sizes]
+        expected = {size: part(portion.parsed, piece, 0, size) for size in set(sizes)}
+        return Trial(Kind.COPIES, portions, [expected[size] for size in sizes], facts)
 
     def said_nothing(self, why: str, now: float) -> None:
         """Take a trial that failed for reasons of its own: it is sent again later."""

@@ -42,12 +42,14 @@ class Verified(StrEnum):
 class Record:
     """The checks of one model version, and the rows that they have cost."""
 
-    __slots__ = ("checks", "disagreed", "rows")
+    __slots__ = ("checks", "disagreed", "refused", "rows")
 
     def __init__(self) -> None:
         self.checks: dict[object, Check] = {}
         self.rows = 0
         """Of trials."""
+        self.refused: int | None = None
+        """Rows of the smallest batch of copies that was answered with an error."""
         self.disagreed = ""
         """Where an answer alone and one in a batch differed; "" while none did."""
 

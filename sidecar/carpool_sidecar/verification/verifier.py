@@ -70,6 +70,8 @@ class Verifier:
         self._log = log
         self._shelf = Shelf()
         self._faults = 0
+        self._wanted: dict[str, int] = {}
+        """By lane: rows of a batch of copies whose latency is to be measured."""
 
     # ------------------------------------------------------------------------------------------------- questions
 
@@ -143,7 +145,9 @@ class Verifier:
             portions = [Portion(parsed, 0, parsed.rows)]
             (piece,) = CODECS[parsed.endpoint.protocol].split(portions, headers, body, self._courier.limits)
             if check.verified or not self._policy.idempotent:
-                return  # it has its rows, and that is all there is to see
+                # It has its rows, and that is all there is to see.
+                self._copy(entry, check, portions[0], piece, facts)
+                return
             difference = check.answered_alone(Sample(parsed, facts, piece, digest_of(parsed), size))
         except TooLarge as error:
             check.trouble = str(error)
@@ -173,15 +177,40 @@ class Verifier:
         The last, since it must not depend on what went before it.
         """
         now = self._clock()
-        if not check.live.due(rows, now) or not self._policy.idempotent or portion.parsed.size > MAX_SAMPLE:
+        due = check.live.due(rows, now)
+        if not self._policy.idempotent or portion.parsed.size > MAX_SAMPLE:
             return
         try:
+            if self._copy(entry, check, portion, piece, facts) or not due:
+                return
             trial = check.live_trial(portion, piece, facts, now, rows=rows, room=self._room(entry))
         except Exception:  # noqa: BLE001 - likewise
             self._fault()
             return
         if trial is not None:
             self._send(entry, check, trial)
+
+    def measure(self, lane: str, rows: int) -> None:
+        """Send one batch of so many rows, made of copies of the next request that is answered; 0: none."""
+        if rows:
+            self._wanted[lane] = rows
+        else:
+            self._wanted.pop(lane, None)
+
+    def _copy(self, entry: Entry, check: Check, portion: Portion, piece: Piece, facts: Facts) -> bool:
+        """Send a batch of copies if one is wanted; return whether it was sent."""
+        rows = self._wanted.get(entry.lane)
+        record = entry.record
+        if rows is None or not self._policy.idempotent or record.disagreed or rows > self._courier.cap(entry):
+            return False
+        if record.refused is not None and rows >= record.refused:
+            return False
+        trial = check.copies(portion, piece, facts, self._clock(), rows=rows, room=self._room(entry))
+        if trial is None:
+            return False
+        del self._wanted[entry.lane]
+        self._send(entry, check, trial)
+        return True
 
     def shared_out_wrong(self, entry: Entry, check: Check, error: WrongRows) -> None:
         """Take note of a batch whose answer could not be shared out."""
@@ -245,7 +274,10 @@ class Verifier:
                 rejected = str(error)
         if rejected:
             why = f"a {self._name(trial)}, made of requests that were answered, was answered with {rejected}"
-            counts = trial.kind is not Kind.LIVE and (answer.status in REFUSED or answer.status < 300)
+            if trial.kind is Kind.COPIES and answer.status in REFUSED:
+                # It may be too large for this model, which says nothing of its rows.
+                entry.record.refused = min(trial.rows, entry.record.refused or trial.rows)
+            counts = trial.kind not in {Kind.LIVE, Kind.COPIES} and (answer.status in REFUSED or answer.status < 300)
             if not counts:
                 check.said_nothing(why, now)
             elif check.was_rejected(why, now):

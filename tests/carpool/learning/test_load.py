@@ -159,3 +159,15 @@ def test_a_load_that_comes_to_rest_is_believed_to():
     assert getattr(load.process, "cv", 1.0) < 1.3
     # And its jumps count again.
     assert feed(load, Poisson(670.0), 3.0, seed=3)[0] <= 1.0
+
+
+def test_burstiness_as_measured_is_of_all_that_is_remembered():
+    errors = []
+    for seed in range(8):
+        load = Load()
+        feed(load, Gamma(450.0, 2.0), 60.0, seed=seed)
+        errors.append((abs(load.measured.cv - 2.0), abs(load.process.cv - 2.0)))
+        assert load.measured.rate == load.rate
+    assert max(measured for measured, _ in errors) < 0.16
+    assert sum(measured for measured, _ in errors) < sum(believed for _, believed in errors)
+    assert Load().measured is None

@@ -32,7 +32,12 @@ def test_a_profile_and_a_load_become_replicas_and_money(carpool, profile):
     ("options", "words"),
     [
         ((), "name sidecars"),
-        (("--profile", "p.json", ":9090"), "one of the two"),
+        (("--profile", "p.json", ":9090"), "one of the three"),
+        (("--prometheus", "http://p:9090", ":9090"), "one of the three"),
+        (("--prometheus", "http://p:9090", "--rate", "5"), "Prometheus has the load"),
+        (("--prometheus", "p:9090"), "not a server's base URL"),
+        (("--prometheus", "http://127.0.0.1:9"), "does not answer"),
+        (("--prometheus", "http://p:9090", "--since", "yesterday"), "12h or 7d"),
         ((":9090", "--rate", "5"), "go with --profile"),
         (("--profile", "p.json"), "--slo-p99"),
     ],

@@ -11,7 +11,7 @@ from things import DEPLOYMENT, POD, POLICY, deployment, pod, policy
 from times import Quick
 
 from carpool_operator.api.model import Target
-from carpool_operator.cluster.fleet import POLICIES, Fleet, Sync, watch_pods
+from carpool_operator.cluster.fleet import PODS, POLICIES, Fleet, Sync, watch_of
 from carpool_operator.cluster.kube import ApiError
 
 
@@ -56,7 +56,7 @@ async def test_the_first_list_fills_the_caches(api, fleet, sync):
     assert sync.ok.is_set()
     assert fleet.sizes() == {
         "policies": 1, "deployments": 1, "statefulsets": 1, "daemonsets": 0, "replicasets": 0,
-        "namespaces": 0, "pods": 1,
+        "namespaces": 0, "pods": 1, "horizontalpodautoscalers": 0,
     }  # fmt: skip
     assert fleet.workload(Target("ns", "StatefulSet", "db")).target.kind == "StatefulSet"
     assert fleet.workload(Target("ns", "Deployment", "db")) is None
@@ -298,8 +298,8 @@ async def test_the_lists_of_two_namespaces_do_not_disturb_each_other(api, fleet)
 
 async def test_pods_are_followed(api, fleet):
     kube = api.kube()
-    watch = watch_pods(kube, fleet, "ns", asyncio.get_running_loop(), log=logging.getLogger("test"), random=Quick())
-    watch.start()
+    pods = watch_of(kube, fleet, PODS, "ns", asyncio.get_running_loop(), log=logging.getLogger("test"), random=Quick())
+    pods.start()
     await api.until(lambda: api.watchers)
     before = fleet.last_event["pods"]
     api.put(*POD, pod())
@@ -307,6 +307,6 @@ async def test_pods_are_followed(api, fleet):
     await api.until(lambda: len(fleet.pods) == 1)
 
     assert fleet.last_event["pods"] > before
-    watch.stop()
+    pods.stop()
     api.end_watches()
     kube.close()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from fleets import World, spec, workload_of
+from msgspec.structs import replace
 
 from carpool.batching.counters import ModelStats
 from carpool.policy.spec import Objective
@@ -135,7 +136,7 @@ def applied(world):
         (Objective.LATENCY, {AUTOSCALED: "true"}, Objective.LATENCY),
     ],
 )
-def test_an_autoscaled_workload_is_batched_as_far_as_the_slo_allows(objective, annotations, wanted):
+def test_a_workload_with_the_annotation_workload_is_batched_as_far_as_the_slo_allows(objective, annotations, wanted):
     world = World(spec(objective=objective), pods=1)
     world.workload = workload_of(replicas=1, annotations=annotations)
     world.run(6, 20)
@@ -144,3 +145,34 @@ def test_an_autoscaled_workload_is_batched_as_far_as_the_slo_allows(objective, a
     world.workload = workload_of(replicas=1)
     world.run(6, 20)
     assert applied(world) is objective
+
+
+HPA = "HorizontalPodAutoscaler/resnet"
+
+
+@pytest.mark.parametrize(
+    ("annotations", "said", "wanted"),
+    [
+        ({}, HPA, Objective.EFFICIENCY),
+        ({AUTOSCALED: "false"}, "", Objective.BALANCED),
+        ({AUTOSCALED: "true"}, AUTOSCALED, Objective.EFFICIENCY),
+    ],
+)
+def test_so_is_a_workload_whose_load_an_autoscaler_follows_unless_the_annotation_forbids_it(annotations, said, wanted):
+    world = World(spec(objective=Objective.BALANCED), pods=1)
+    world.workload = replace(workload_of(replicas=1, annotations=annotations), autoscaler=HPA)
+    world.run(6, 20)
+    assert applied(world) is wanted
+    assert world.policy.status["targets"][0]["autoscaler"] == said
+    world.workload = workload_of(replicas=1)
+    world.run(6, 20)
+    assert applied(world) is Objective.BALANCED
+    told = [each.message for _, each in world.events if each.reason in {"Autoscaled", "NotAutoscaled"}]
+    assert told == (
+        [
+            f"Deployment resnet: its load is followed ({said}); objective Efficiency",
+            "Deployment resnet: no autoscaler follows its load any more; objective Balanced",
+        ]
+        if said
+        else []
+    )

@@ -191,3 +191,17 @@ def test_of_held_parameters_the_capacity_is_theirs_unless_an_operator_turns_them
         found[steered] = next(reply.capacity for reply in replies if isinstance(reply, Measured))
     assert found[False].parameters == PARAMETERS
     assert found[True].parameters != PARAMETERS
+
+
+def test_batches_of_copies_are_asked_for_while_larger_ones_are_unknown():
+    tuners = Tuners(for_p99(0.05))
+    asked = [
+        reply.measure for step in range(8) for reply in tuners.step(served(step / 2)) if isinstance(reply, Decided)
+    ]
+    assert asked == [2] * 8, "twice the one row that was measured"
+    held = msgspec.structs.replace(for_p99(0.05), tuning=Tuning(mode=TuningMode.HOLD))
+    tuners = Tuners(held)
+    single = [
+        reply.measure for step in range(8) for reply in tuners.step(served(step / 2)) if isinstance(reply, Decided)
+    ]
+    assert max(single) <= PARAMETERS.max_batch

@@ -10,9 +10,11 @@ import pytest
 
 from carpool_sidecar.verification import verifier as verifier_module
 from carpool_sidecar.verification.check import LONE, TRIALS
+from carpool_sidecar.verification.record import FREE_ROWS
 
 FIRST = [{"name": "m", "axis": "First"}]
 FIXED = {"*": {"maxBatch": 8, "maxInFlight": 1}}
+LARGE = {"*": {"maxBatch": 32, "maxInFlight": 1}}
 LINEAR = model_functions.GOOD["linear"]
 
 
@@ -372,6 +374,69 @@ async def test_stats_metrics_and_log_say_what_is_known(world, served, load, ask_
     assert (warning.levelname, warning.detail) == ("WARNING", model["evidence"])
     (alone,) = [record for record in caplog.records if getattr(record, "reason", "") == "axis-unverified"]
     assert alone.detail.startswith("not verified yet: ")
+
+
+async def copied(world, sidecar, client, load, rows):
+    """Wish for a batch of copies, and send a request that it can be made of."""
+    pace = check_of(sidecar).pace
+    pace.look_at = pace.try_at = 0.0  # however soon after the last one
+    sidecar.driver.verifier.measure("m", rows)
+    told = await asked(sidecar, client, load, requests=1)
+    await idle(world, sidecar)
+    return told[0].rows
+
+
+async def test_a_batch_of_copies_is_measured_and_nobody_waits_for_its_answer(world, served, load):
+    sidecar, client = await served(LINEAR, parameters=LARGE)
+    await verified(world, sidecar, client, load)
+    before = sidecar.batcher.stats(sidecar.clock())
+    calls = len(world.model.received)
+    await copied(world, sidecar, client, load, 16)
+    # The first batch of a size may be slow for being the first: it shows nothing.
+    rows = await copied(world, sidecar, client, load, 16)
+    assert len(world.model.received) == calls + 4
+    assert json.loads(world.model.received[-1].body)["instances"] == [rows[0].tolist()] * 16
+    since = sidecar.batcher.stats(sidecar.clock()).since(before).models["m"]
+    assert (since.arrivals, since.rows, since.hits) == (2, 2, 2)
+    assert 16 in {cell[1] for cell in since.cells}, "its latency is known"
+    assert sidecar.driver.verifier.results["m", "agreed"] == TRIALS + 2
+    # Once: another one has to be asked for.
+    await asked(sidecar, client, load, requests=3)
+    await idle(world, sidecar)
+    assert max(map(rows_of, world.model.received[calls + 4 :])) == 1
+
+
+async def test_copies_that_are_too_large_say_nothing_of_smaller_batches(world, served, load):
+    sidecar, client = await served(LINEAR, parameters=LARGE)
+    await verified(world, sidecar, client, load)
+    behave = world.model.behave
+    world.model.behave = lambda exchange: (
+        exchange.respond(500, [], b"out of memory") if rows_of(exchange) > 16 else behave(exchange)
+    )
+    for rows in (24, 32, 24, 12):
+        await copied(world, sidecar, client, load, rows)
+    assert [rows_of(each) for each in world.model.received if rows_of(each) > 16 or rows_of(each) == 12] == [24, 12]
+    assert state(sidecar)[0] == "verified"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"idempotent": False}, {"verification": {"mode": "Never"}}], ids=["not idempotent", "never"]
+)
+async def test_no_copies_are_sent_where_the_policy_has_none(world, served, load, fields):
+    sidecar, client = await served(LINEAR, parameters=LARGE, policy={"models": FIRST, **fields})
+    await asked(sidecar, client, load)
+    sidecar.driver.verifier.measure("m", 24)
+    await asked(sidecar, client, load)
+    await idle(world, sidecar)
+    assert max(map(rows_of, world.model.received)) == 1
+
+
+async def test_copies_are_within_the_rows_of_all_trials(world, served, load):
+    sidecar, client = await served(LINEAR, parameters=LARGE)
+    await verified(world, sidecar, client, load)
+    for _ in range(8):
+        await copied(world, sidecar, client, load, 16)
+    assert 32 < sum(rows for rows in map(rows_of, world.model.received) if rows > 1) <= FREE_ROWS
 
 
 async def test_extra_calls_are_under_one_percent_of_the_rows(world, served, load):

@@ -1,0 +1,153 @@
+"""Whether a sidecar knows its capacity a minute after it started: ``python benchmarks/live_capacity.py``.
+
+Scenarios of the proof whose load stays as it is, at 30, 50 and 80 % of what a replica can serve, with the tuner in the
+loop, which knows nothing at first. Its figure after a minute is compared with the capacity by the true batch latency.
+As in the sidecar, batches made of copies measure sizes that the load does not fill, within the rows that the sidecar
+allows itself for them. Virtual time, seeded. Arguments: names of scenarios (default: all). Exit code 1: beyond the
+limit.
+"""
+
+from __future__ import annotations
+
+import sys
+from itertools import product
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from autoscaling import HERE, SCENARIOS, searched, situation_of
+from evidence import commit, today
+from msgspec.structs import replace
+
+from carpool.batching.batcher import Batcher
+from carpool.batching.requests import Finish, Refusal, Request
+from carpool.learning.arrivals import first
+from carpool.policy.durations import Duration
+from carpool.policy.spec import Objective
+from carpool.simulation.simulator import Simulation
+from carpool.tuning.tuner import INTERVAL, Tuner
+from carpool_cli.planning import assumptions
+from carpool_cli.planning.twin import Pilot
+from carpool_sidecar.verification.check import TRIAL_ROWS, TRIALS
+from carpool_sidecar.verification.record import FREE_ROWS, SHARE
+
+if TYPE_CHECKING:
+    from carpool.batching.counters import Stats
+    from carpool.batching.requests import Action, Batch, Fault
+    from carpool.forecasting.capacity import Capacity
+    from carpool.forecasting.forecaster import Situation
+    from carpool.policy.spec import BatchingPolicy
+    from carpool.simulation.outcome import Setting
+
+RESULTS = HERE / "results" / "live-capacity.json"
+WITHIN = 0.10
+LOADS, SEEDS = (0.3, 0.5, 0.8), (1, 2)
+SECONDS = 60.0
+
+
+class Copying(Batcher):
+    """A Batcher whose driver sends batches of copies now and then, as the sidecar does."""
+
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - the Batcher's
+        super().__init__(**options)
+        self.wanted = 0
+        """Rows of the batch of copies to send next; 0: none."""
+        self._copied, self._served = TRIALS * TRIAL_ROWS, 0  # batches were verified before
+
+    def arrive(self, request: Request, now: float) -> list[Action]:
+        """Let a batch of copies follow a request, if there is room for it."""
+        found = super().arrive(request, now)
+        rows, self.wanted = self.wanted, 0
+        if rows and self._copied + rows <= FREE_ROWS + SHARE * self._served:
+            self._copied += rows
+            copies = Request(
+                key=0, arrived=now, due=request.due, deadline=now + 10.0, rows=rows, mergeable=False, shadow=True
+            )
+            found = [*found, *super().arrive(copies, now)]
+        return self._callers(found)
+
+    def poll(self, now: float) -> list[Action]:
+        """Do what time alone makes due."""
+        return self._callers(super().poll(now))
+
+    def complete(self, batch: Batch, now: float, *, fault: Fault | None = None, stalled: bool = False) -> list[Action]:
+        """Take a batch's outcome."""
+        return self._callers(super().complete(batch, now, fault=fault, stalled=stalled))
+
+    def _callers(self, actions: list[Action]) -> list[Action]:
+        """Leave out what is about copies: nobody waits for them."""
+        found: list[Action] = []
+        for action in actions:
+            if isinstance(action, Finish):
+                answered = [each for each in action.requests if not each.shadow]
+                self._served += sum(each.rows for each in answered)
+                found.append(replace(action, requests=answered))
+            elif not (isinstance(action, Refusal) and action.request.shadow):
+                found.append(action)
+        return found
+
+
+def live(situation: Situation, device: Any, policy: BatchingPolicy, rate: float, seed: int) -> tuple[Capacity, float]:  # noqa: ANN401 - a Device
+    """Return what the tuner says after a minute, and the share of requests that missed the SLO meanwhile."""
+    tuner, batchers = Tuner(policy), []
+
+    def batcher() -> Copying:
+        batchers.append(Copying(parameters=tuner.parameters))
+        return batchers[-1]
+
+    pilot = Pilot(tuner)
+
+    def observe(now: float, stats: list[Stats]) -> list[Setting] | None:
+        found = pilot.observe(now, stats)
+        batchers[0].wanted = tuner.plan.to_measure(tuner.parameters) or 0
+        return found
+
+    process = replace(situation.process, rate=rate)
+    run = Simulation(
+        first(process, int(SECONDS * rate), Random(f"{seed} live")), device, slo=situation.target,
+        parameters=tuner.parameters, dispatcher=batcher, seed=seed,
+    )  # fmt: skip
+    outcome = run.every(INTERVAL, observe).run()
+    found = tuner.plan.capacity(tuner.parameters)
+    if found is None:
+        raise SystemExit("no batch was measured in a minute")
+    return found, outcome.summary().miss_fraction
+
+
+def play(name: str) -> list[dict[str, Any]]:
+    """Play one scenario at each load, by each objective that a policy may have in force."""
+    scenario = msgspec.json.decode((HERE / "scenarios" / f"{name}.json").read_bytes())
+    slo, cv = float(Duration.parse(scenario["slo"])), scenario["arrivals"].get("cv", 1.0)
+    situation, profile = situation_of(scenario["profile"], slo, cv, scenario.get("executors"))
+    truth, device = searched(situation).rate, assumptions.device(profile)
+    rows = []
+    for objective, load, seed in product((Objective.BALANCED, Objective.EFFICIENCY), LOADS, SEEDS):
+        policy = assumptions.slo_policy(slo, largest_batch=profile.largest_safe or 64, objective=objective)
+        found, missed = live(situation, device, policy, load * truth, seed)
+        row = {
+            "scenario": name, "objective": objective.value, "load": load, "seed": seed, "true": truth,
+            "live": found.rate, "lower": found.lower, "error": found.rate / truth - 1, "missed": missed,
+        }  # fmt: skip
+        rows.append(row)
+        print(
+            f"{name:24} {objective:10} {load:.0%} seed {seed}: {found.rate:8.1f} of {truth:8.1f}  {row['error']:+.1%}"
+            f"  (lower {found.lower / truth - 1:+.1%})  {missed:.2%} missed",
+            flush=True,
+        )
+    return rows
+
+
+def main() -> int:
+    """Measure, write, and say what is beyond the limit."""
+    names = sys.argv[1:] or list(SCENARIOS)
+    rows = [row for name in names for row in play(name)]
+    if not sys.argv[1:]:
+        document = {"date": today(), "commit": commit(), "seconds": SECONDS, "figures": rows}
+        RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+    wrong = [row for row in rows if abs(row["error"]) > WITHIN]
+    print(f"{len(rows) - len(wrong)} of {len(rows)} within {WITHIN:.0%}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Asks a Prometheus server over its HTTP API."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlencode, urlsplit
+from urllib.request import Request, urlopen
+
+import msgspec
+from msgspec import Struct
+
+from carpool_cli.planning.history import HistoryError, Series
+
+if TYPE_CHECKING:
+    from carpool_cli.planning.history import Questions
+
+TOKEN = "CARPOOL_PROMETHEUS_TOKEN"  # noqa: S105 - the variable's name
+"""Environment variable with a bearer token, where the server wants one."""
+
+TIMEOUT = 60.0
+"""Seconds for one question: a week of many pods is much to add up."""
+
+TOLD = 300
+
+
+class _Data(Struct):
+    result: list[Series] = []
+
+
+class _Answer(Struct):
+    status: str
+    data: _Data | None = None
+    error: str = ""
+
+
+def ask(
+    url: str, asked: Questions, since: float, now: float
+) -> tuple[dict[str, list[Series]], dict[str, list[Series]]]:
+    """Ask all of the last ``since`` seconds before ``now`` (since the epoch): answers over time, and at the end.
+
+    Raises ``HistoryError``.
+    """
+    if urlsplit(url).scheme not in {"http", "https"}:
+        raise HistoryError(f"{url!r} is not a server's base URL: write e.g. http://prometheus:9090")
+    base = url.rstrip("/")
+    span = {"start": f"{now - since + asked.step:.3f}", "end": f"{now:.3f}", "step": f"{asked.step:.3f}"}
+    ranges = {name: _one(f"{base}/api/v1/query_range", {"query": text, **span}) for name, text in asked.ranges.items()}
+    end = {"time": f"{now:.3f}"}
+    return ranges, {name: _one(f"{base}/api/v1/query", {"query": text, **end}) for name, text in asked.ends.items()}
+
+
+def _one(url: str, fields: dict[str, str]) -> list[Series]:
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    if token := os.environ.get(TOKEN):
+        headers["Authorization"] = f"Bearer {token}"
+    request = Request(url, urlencode(fields).encode(), headers)  # noqa: S310 - http or https, by the caller
+    try:
+        with urlopen(request, timeout=TIMEOUT) as response:  # noqa: S310 - likewise
+            answer = msgspec.json.decode(response.read(), type=_Answer)
+    except HTTPError as error:
+        with error:
+            told = error.read(TOLD).decode("utf-8", "replace")
+        hint = f"; it may want a token, in {TOKEN}" if error.code in {401, 403} else ""
+        raise HistoryError(f"{url} answered {error.code}: {told}{hint}") from None
+    except (URLError, OSError) as error:
+        raise HistoryError(f"{url} does not answer: {getattr(error, 'reason', error)}") from None
+    except msgspec.DecodeError:
+        raise HistoryError(f"{url} answered no JSON of Prometheus's: is it its base URL?") from None
+    if answer.status != "success" or answer.data is None:
+        raise HistoryError(f"{url}: {answer.error[:TOLD]}")
+    return answer.data.result

@@ -1,0 +1,113 @@
+"""Autoscalers that follow Carpool's load: HorizontalPodAutoscalers, and KEDA's ScaledObjects where there are any.
+
+One is of interest if it names a metric of ours. Its workload is then batched as far as the SLO allows before another
+replica is paid for (``tuning.capacity.for_autoscaler``).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from carpool_operator.api.model import Target
+from carpool_operator.workloads.metadata import Meta
+from carpool_operator.workloads.registry import BY_NAME, DEFAULT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HPAS, SCALED_OBJECTS = "horizontalpodautoscalers", "scaledobjects"
+
+METRICS = frozenset(
+    {"carpool_load", "carpool_load_ratio", "carpool_target_load_replicas", "carpool_target_needed_replicas"}
+)
+"""Those that say how many replicas a load fills, and the name under which the examples' adapter offers one."""
+
+ENDPOINT, FIELD = "/capacity", "load"
+"""Where a sidecar says how full it is, and in which field."""
+
+
+class Autoscaler(Struct, frozen=True):
+    """One that follows the load of a workload."""
+
+    kind: str
+    name: str
+    target: Target
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}"
+
+
+class RawHpa(Struct, frozen=True):
+    """A HorizontalPodAutoscaler (``autoscaling/v2``) as the server writes it."""
+
+    metadata: Meta
+    spec: Any = None
+
+    def autoscaler(self) -> Autoscaler | None:
+        """Return what is kept of it; nothing of one that follows something else."""
+        target = _target(self.metadata, _dict(self.spec).get("scaleTargetRef"))
+        # Kept by KEDA for a ScaledObject, it has the names of KEDA's metrics.
+        follows = not METRICS.isdisjoint(
+            _dict(source.get("metric")).get("name", "")
+            for metric in _dicts(self.spec, "metrics")
+            for source in metric.values()
+            if isinstance(source, dict)
+        )
+        return Autoscaler("HorizontalPodAutoscaler", self.metadata.name, target) if follows and target else None
+
+
+class RawScaledObject(Struct, frozen=True):
+    """A ScaledObject (``keda.sh/v1alpha1``) as the server writes it."""
+
+    metadata: Meta
+    spec: Any = None
+
+    def autoscaler(self) -> Autoscaler | None:
+        """Return what is kept of it; nothing of one that follows something else."""
+        target = _target(self.metadata, _dict(self.spec).get("scaleTargetRef"))
+        follows = any(_triggers(each) for each in _dicts(self.spec, "triggers"))
+        return Autoscaler("ScaledObject", self.metadata.name, target) if follows and target else None
+
+
+def _triggers(trigger: dict[str, Any]) -> bool:
+    """Whether a trigger reads the load: from Prometheus by its name, or from sidecars."""
+    said = {key: str(value) for key, value in _dict(trigger.get("metadata")).items()}
+    if trigger.get("type") == "prometheus":
+        query = said.get("query", "")
+        return any(_names(query, each) for each in METRICS)
+    if trigger.get("type") == "metrics-api":
+        return urlsplit(said.get("url", "")).path.rstrip("/") == ENDPOINT and said.get("valueLocation") == FIELD
+    return False
+
+
+def _names(query: str, metric: str) -> bool:
+    """Whether a PromQL expression has a metric's name in it, and not only as a part of a longer one."""
+    pieces = query.split(metric)
+    return any(
+        not (before[-1:].isalnum() or before[-1:] in {"_", ":"})
+        and not (after[:1].isalnum() or after[:1] in {"_", ":"})
+        for before, after in pairwise(pieces)
+    )
+
+
+def _target(meta: Meta, reference: object) -> Target | None:
+    """Return the workload that a ``scaleTargetRef`` names; of a kind that we don't know, nothing."""
+    named = _dict(reference)
+    kind = BY_NAME.get(str(named.get("kind") or DEFAULT.name))
+    if kind is None or not named.get("name"):
+        return None
+    api = str(named.get("apiVersion") or kind.api)
+    return Target(meta.namespace, kind.name, str(named["name"])) if api.partition("/")[0] == kind.group else None
+
+
+def _dict(plain: object) -> dict[str, Any]:
+    return plain if isinstance(plain, dict) else {}
+
+
+def _dicts(spec: object, name: str) -> Iterator[dict[str, Any]]:
+    listed = _dict(spec).get(name)
+    return (each for each in listed if isinstance(each, dict)) if isinstance(listed, list) else iter(())

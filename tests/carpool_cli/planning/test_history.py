@@ -1,0 +1,219 @@
+"""A Prometheus is played by counters of the request-level simulator: what was counted is known to the last bit."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from random import Random
+from urllib.parse import parse_qs
+
+import pytest
+from msgspec.structs import replace
+
+from carpool.learning.arrivals import Gamma, Poisson, until
+from carpool.learning.latency_model import ServiceTime
+from carpool.policy.parameters import Parameters
+from carpool.simulation.simulator import Device, Simulation, table
+from carpool_cli.live import prometheus
+from carpool_cli.planning import history
+from carpool_cli.planning.history import HistoryError, Series, pasts, questions
+from carpool_cli.planning.money import Price
+from carpool_cli.planning.savings import COUNTED, ZERO_WAIT, savings
+
+CURVE = replace(ServiceTime.measured({1: 0.0055, 16: 0.013}), largest_in_flight=2)
+SINCE, EVERY = 400.0, 5.0
+ZERO = Parameters(max_batch=16)
+RATES = (150.0, 600.0, 300.0, 800.0)
+
+
+def played(process=Poisson):
+    """Counters every ``EVERY`` seconds of a replica that batches what waits anyway, under a load that moves."""
+    part = SINCE / len(RATES)
+    times = [
+        index * part + time for index, rate in enumerate(RATES) for time in until(process(rate), part, Random(index))
+    ]
+    seen = []
+    device = Device(times=table(CURVE.table(64)))
+    run = Simulation(times, device, slo=0.05, parameters=ZERO, estimate=CURVE.believed(16), seconds=SINCE + 1)
+    run.every(EVERY, lambda now, stats: seen.append((now, stats[0])))
+    return times, run.run(), seen
+
+
+def counters(stats):
+    model = stats.models.get("")
+    if model is None:
+        return {}
+    found = {
+        ("arrivals",): model.arrivals, ("squared",): model.arrivals_squared, ("windows",): model.windows,
+        ("rows",): model.rows, ("busy",): stats.device_busy,
+    }  # fmt: skip
+    for key, cell in model.by_key().items():
+        for metric, value in zip(history.CELLS, (cell.batches, cell.busy, cell.busy_squared), strict=True):
+            found[(metric, *key)] = value
+    return found
+
+
+def answered(seen, asked, pods=1):
+    """What a server that scraped so says to the questions, at 1000 s."""
+    at = {0.0: {}, **{now: counters(stats) for now, stats in seen}}
+    steps = [round(asked.step * number, 3) for number in range(round(SINCE / asked.step) + 1)]
+    own = {"namespace": "shop", "model": "m"}
+
+    def grown(key, before, after):
+        return str(pods * (at[after].get(key, 0) - at[before].get(key, 0)))
+
+    ranges = {
+        name: [Series(own, [(600 + high, grown((name,), low, high)) for low, high in pairwise(steps)])]
+        for name in history.COUNTERS
+    }
+    ranges["pods"] = [Series(own, [(600 + high, str(pods)) for high in steps[1:]])]
+    last = at[SINCE]
+    ends = {
+        metric: [
+            Series(
+                {**own, **dict(zip(history.CELL[2:], map(str, key[1:]), strict=True))}, value=(1000, str(pods * value))
+            )
+            for key, value in last.items()
+            if key[0] == metric
+        ]
+        for metric in history.CELLS
+    }
+    names = [f"pod-{number}" for number in range(pods)]
+    ends["busy"] = [Series({"namespace": "shop", "pod": pod}, value=(1000, str(last["busy",]))) for pod in names]
+    ends["share"] = [Series({"pod": pod, **own}, value=(1000, "9.5")) for pod in names]
+    ends["slo"] = [Series({"namespace": "shop", "quantile": "0.99"}, value=(1000, "0.05"))]
+    return ranges, ends
+
+
+@pytest.fixture(scope="module")
+def poisson():
+    return played()
+
+
+def test_device_seconds_are_those_that_were_counted_and_the_forecast_of_what_ran_agrees_within_two_percent(poisson):
+    times, outcome, seen = poisson
+    asked = questions(SINCE)
+    (past,) = pasts(asked, *answered(seen, asked))
+    busy = outcome.summary().device_busy
+    assert past.name == "shop/m"
+    assert past.counted.device_seconds * SINCE / 3600 == pytest.approx(busy, rel=0.005)
+    assert (past.counted.replicas, past.counted.most_replicas) == (1.0, 1)
+    found = savings(past.name, past.situation, past.policy, past.load, counted=past.counted, price=Price(2.0))
+    ways = {way.name: way for way in found.ways}
+    assert found.rate == pytest.approx(len(times) / SINCE, rel=0.01)
+    assert found.ways[0].name == COUNTED
+    assert ways[ZERO_WAIT].device_seconds == pytest.approx(ways[COUNTED].device_seconds, rel=0.02)
+    assert ways[COUNTED].device_gain == pytest.approx(0.0, abs=0.02)
+    assert ways[COUNTED].money == pytest.approx(2.0 * 730)
+    assert ways["no batching"].device_seconds > 2 * ways[COUNTED].device_seconds
+
+
+def test_replicas_add_up(poisson):
+    _, _, seen = poisson
+    asked = questions(SINCE)
+    (one,), (three,) = (pasts(asked, *answered(seen, asked, pods)) for pods in (1, 3))
+    assert three.counted.device_seconds == pytest.approx(3 * one.counted.device_seconds)
+    assert (three.counted.replicas, three.counted.most_replicas) == (3.0, 3)
+    assert [each.rate for each in three.load] == pytest.approx([3 * each.rate for each in one.load])
+
+
+def test_a_load_that_moves_is_no_burst_and_bursts_are(poisson):
+    asked = questions(SINCE)
+    (calm,) = pasts(asked, *answered(poisson[2], asked))
+    assert calm.situation.process.dispersion < 1.2
+    (bursty,) = pasts(asked, *answered(played(lambda rate: Gamma(rate, 2.0))[2], asked))
+    assert bursty.situation.process.cv == pytest.approx(2.0, rel=0.1)
+
+
+def test_the_slo_is_the_sidecars_own_unless_one_is_named(poisson):
+    asked = questions(SINCE)
+    ranges, ends = answered(poisson[2], asked)
+    assert pasts(asked, ranges, ends)[0].situation.target == 0.05
+    assert pasts(asked, ranges, ends, slo=0.08)[0].situation.target == 0.08
+    ends["slo"] = [Series({"namespace": "shop", "quantile": "0.95"}, value=(1000, "0.04"))]
+    assert pasts(asked, ranges, ends)[0].policy.slo.percentiles == ((0.95, 0.04),)
+    ends["slo"] = []
+    with pytest.raises(HistoryError, match="--slo-p99"):
+        pasts(asked, ranges, ends)
+
+
+def test_what_prometheus_does_not_hold_is_named(poisson):
+    asked = questions(SINCE)
+    ranges, ends = answered(poisson[2], asked)
+    with pytest.raises(HistoryError, match="longer one"):
+        pasts(asked, ranges, {**ends, history.CELLS[0]: []})
+    with pytest.raises(HistoryError, match="podMonitor"):
+        pasts(asked, {name: [] for name in ranges}, ends)
+    odd = [Series(each.metric, [(at, "NaN") for at, _ in each.values]) for each in ranges["arrivals"]]
+    with pytest.raises(HistoryError, match="podMonitor"):
+        pasts(asked, {**ranges, "arrivals": odd}, ends)
+
+
+@pytest.mark.parametrize(("since", "step"), [(30.0, 3.0), (3600.0, 120.0), (7 * 86400.0, 1209.6)])
+def test_steps_hold_several_scrapes_and_are_at_most_five_hundred(since, step):
+    asked = questions(since, 'namespace="shop"')
+    assert asked.step == pytest.approx(step)
+    assert all('namespace="shop"' in text for text in (*asked.ranges.values(), *asked.ends.values()))
+
+
+class Server:
+    """Says what it was told to, over HTTP; ``asked``: (path, fields, headers)."""
+
+    def __init__(self, status, body):
+        self.asked = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                fields = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+                server.asked.append((self.path, {name: text for name, (text,) in fields.items()}, dict(self.headers)))
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self):
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def test_a_server_is_asked_for_the_range_and_for_its_end(monkeypatch):
+    monkeypatch.setenv(prometheus.TOKEN, "secret")
+    asked = questions(600.0)
+    result = [{"metric": {"namespace": "shop"}, "values": [[1000, "1"]]}]
+    with Server(200, json.dumps({"status": "success", "data": {"result": result}}).encode()) as server:
+        ranges, ends = prometheus.ask(f"{server.url}/prefix/", asked, 600.0, 1000.0)
+    assert ranges["arrivals"] == [Series({"namespace": "shop"}, [(1000, "1")])]
+    assert set(ends) == set(asked.ends)
+    path, fields, headers = server.asked[0]
+    assert path == "/prefix/api/v1/query_range"
+    assert (float(fields["start"]), float(fields["end"]), float(fields["step"])) == (400 + asked.step, 1000, asked.step)
+    assert headers["Authorization"] == "Bearer secret"
+    assert server.asked[-1][:1] == ("/prefix/api/v1/query",)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (401, b"who are you", prometheus.TOKEN),
+        (400, b'{"status": "error", "error": "parse error"}', "parse error"),
+        (200, b"<html>", "no JSON"),
+        (200, b'{"status": "error", "error": "too many samples"}', "too many samples"),
+    ],
+)
+def test_what_a_server_refuses_is_said(carpool, status, body, words):
+    with Server(status, body) as server:
+        shown = carpool("savings", "--prometheus", server.url)
+    assert shown.exit_code == 1
+    assert words in shown.output

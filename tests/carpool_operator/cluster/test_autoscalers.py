@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from times import Quick
+
+from carpool_operator.api.model import Target
+from carpool_operator.cluster import watching
+from carpool_operator.cluster.autoscalers import HPAS, METRICS, SCALED_OBJECTS, RawHpa, RawScaledObject
+from carpool_operator.cluster.fleet import KINDS, Fleet, watch_of
+
+HPA, SCALED_OBJECT = ("autoscaling/v2", HPAS), ("keda.sh/v1alpha1", SCALED_OBJECTS)
+WEB = Target("ns", "Deployment", "web")
+NAMED = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}
+
+
+def metric(name, kind="External"):
+    source = {"metric": {"name": name}, "target": {"type": "AverageValue", "averageValue": "900m"}}
+    return {"type": kind, kind.lower(): source}
+
+
+def hpa(*metrics, to=NAMED, name="web", **fields):
+    return {
+        "metadata": {"name": name, "namespace": "ns"},
+        "spec": {"scaleTargetRef": to, "metrics": [*metrics]},
+        **fields,
+    }
+
+
+def scaled(*triggers, to=NAMED, name="web"):
+    spec = {"scaleTargetRef": to, "triggers": [{"type": kind, "metadata": said} for kind, said in triggers]}
+    return {"metadata": {"name": name, "namespace": "ns"}, "spec": spec}
+
+
+def prometheus(query):
+    return "prometheus", {"serverAddress": "http://prometheus", "query": query, "threshold": "0.9"}
+
+
+def endpoint(url, value="load"):
+    return "metrics-api", {"url": url, "valueLocation": value, "targetValue": "0.9"}
+
+
+def of(raw, plain):
+    kind = KINDS[HPAS if raw is RawHpa else SCALED_OBJECTS]
+    return kind.kept.keep(kind.kept.one.decode(msgspec.json.encode(plain)))
+
+
+CPU = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 60}}}
+
+
+@pytest.mark.parametrize("name", sorted(METRICS))
+def test_an_hpa_that_names_our_load_is_seen(name):
+    found = of(RawHpa, hpa(CPU, metric(name)))
+    assert (found.target, str(found)) == (WEB, "HorizontalPodAutoscaler/web")
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        hpa(CPU),
+        hpa(metric("requests_per_second")),
+        hpa(metric("carpool_load_of_somebody_else")),
+        hpa(metric("s0-prometheus"), name="keda-hpa-web"),
+        hpa(metric("carpool_load"), to={**NAMED, "kind": "Widget"}),
+        hpa(metric("carpool_load"), to={**NAMED, "apiVersion": "example.com/v1"}),
+        {"metadata": {"name": "odd", "namespace": "ns"}, "spec": {"metrics": "none", "scaleTargetRef": [1]}},
+        {"metadata": {"name": "odd", "namespace": "ns"}},
+    ],
+    ids=["cpu", "other metric", "longer name", "keda's", "other kind", "other group", "odd", "empty"],
+)
+def test_an_hpa_that_follows_something_else_is_not(plain):
+    assert of(RawHpa, plain) is None
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        prometheus('sum(carpool_load_ratio{pod=~"web-.*"})'),
+        prometheus("carpool_target_load_replicas"),
+        endpoint("http://web-admin.ns.svc.cluster.local:14090/capacity"),
+    ],
+)
+def test_a_scaled_object_that_reads_our_load_is_seen(trigger):
+    found = of(RawScaledObject, scaled(("cron", {}), trigger, to={"name": "web"}))
+    assert (found.target, str(found)) == (WEB, "ScaledObject/web")
+
+
+@pytest.mark.parametrize(
+    "trigger",
+    [
+        prometheus("sum(rate(http_requests_total[1m]))"),
+        prometheus("my_carpool_load"),
+        prometheus("carpool_load_seconds"),
+        endpoint("http://web:14090/capacity", "utilization"),
+        endpoint("http://web:14090/queue"),
+        ("kafka", {"query": "carpool_load"}),
+    ],
+)
+def test_a_scaled_object_that_reads_something_else_is_not(trigger):
+    assert of(RawScaledObject, scaled(trigger)) is None
+
+
+@pytest.mark.parametrize("name", ["hpa.yaml", "keda-prometheus.yaml", "keda-metrics-api.yaml"])
+def test_the_examples_are_seen(name):
+    text = (Path(__file__).parents[3] / "examples" / "autoscaling" / name).read_text("utf-8")
+    documents = [
+        each for each in yaml.safe_load_all(text) if each["kind"] in {"HorizontalPodAutoscaler", "ScaledObject"}
+    ]
+    assert documents
+    for plain in documents:
+        assert of(RawHpa if plain["kind"] == "HorizontalPodAutoscaler" else RawScaledObject, plain) is not None
+
+
+async def test_they_are_followed_and_a_cluster_may_be_without_keda(api, monkeypatch, caplog):
+    monkeypatch.setattr(watching, "RARELY", 1e-3)
+    fleet, kube, loop = Fleet(lambda: 1.0), api.kube(), asyncio.get_running_loop()
+    watches = [
+        watch_of(kube, fleet, kind, None, loop, log=logging.getLogger("test"), random=Quick())
+        for kind in (HPAS, SCALED_OBJECTS)
+    ]
+    api.put(*HPA, hpa(metric("carpool_load")))
+    for each in watches:
+        each.start()
+    await api.until(lambda: fleet.autoscalers() == {WEB: "HorizontalPodAutoscaler/web"})
+    # KEDA comes, and is heard of.
+    api.absent.discard(SCALED_OBJECTS)
+    api.put(*SCALED_OBJECT, scaled(endpoint("http://db:14090/capacity"), to={"kind": "StatefulSet", "name": "db"}))
+    await api.until(lambda: len(fleet.autoscalers()) == 2)
+    assert fleet.autoscalers()[Target("ns", "StatefulSet", "db")] == "ScaledObject/web"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    # It follows something else now; the other one is deleted.
+    api.put(*HPA, hpa(CPU))
+    api.remove(*SCALED_OBJECT, "web")
+    await api.until(lambda: fleet.autoscalers() == {})
+    for each in watches:
+        each.stop()
+    api.end_watches()
+    kube.close()
