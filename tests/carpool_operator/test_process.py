@@ -11,6 +11,7 @@ from fake_pod import FakePod
 from things import CONFIG_MAP, DEPLOYMENT, POD, POLICY, deployment, pod, policy
 
 from carpool_operator.cluster import objects
+from carpool_operator.cluster.fleet import WATCHED
 from carpool_operator.cluster.sharding import Shard
 from carpool_operator.cluster.watching import Watch
 from carpool_operator.delivery.signing import PUBLIC, PUBLIC_MAP
@@ -178,13 +179,15 @@ async def test_what_is_stuck_is_named(api, start):
 
 async def test_one_namespace_s_watch_that_died_shows_though_the_others_live(api, start, monkeypatch):
     lives = Watch.run
-    monkeypatch.setattr(Watch, "run", lambda watch: None if "/b/" in watch.path else lives(watch))
+    monkeypatch.setattr(Watch, "run", lambda watch: None if watch.path.endswith("/b/pods") else lives(watch))
     one = await start(namespaces=("a", "b"))
-    await api.until(lambda: one.fleet.synced and len(one._watches) == 2)
+    await api.until(lambda: one.fleet.synced and len(one._watches) == 2 * len(WATCHED))
     begun = one._clock()
     one._clock = lambda: begun + 3 * STUCK
     one.sync.ended = one._clock()
-    one._watches[0].heard = one._clock()
+    for watch in one._watches:
+        if not watch.path.endswith("/b/pods"):
+            watch.heard = one._clock()
     one.fleet.alive("pods")
 
     assert one.stuck() == "the watch of /api/v1/namespaces/b/pods is stuck"
