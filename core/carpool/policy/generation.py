@@ -21,7 +21,7 @@ class TokenTarget(Camel, frozen=True):
 class ClassTarget(Camel, frozen=True):
     """Targets of the token streams that ask for a class, with the request header `x-carpool-priority`."""
 
-    priority: Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+    priority: Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", max_length=63)]
     """The header's value, e.g. `gold`. `batch` is taken: such requests have no targets."""
     ttft: TokenTarget | None = None
     """Time to the first token; unset: the policy's."""
