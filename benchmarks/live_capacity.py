@@ -99,7 +99,7 @@ def live(situation: Situation, device: Any, policy: BatchingPolicy, rate: float,
 
     def observe(now: float, stats: list[Stats]) -> list[Setting] | None:
         found = pilot.observe(now, stats)
-        batchers[0].wanted = tuner.plan.to_measure(tuner.parameters) or 0
+        batchers[0].wanted = tuner.plan.to_measure() or 0
         return found
 
     process = replace(situation.process, rate=rate)

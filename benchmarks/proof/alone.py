@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from carpool.exchange.decision import State
-from carpool.exchange.probation import Probation
 from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.forecasting.refinement import Refinement
 from carpool.learning import arrivals
@@ -18,6 +17,7 @@ from carpool.policy.parameters import Parameters
 from carpool.simulation.outcome import Setting
 from carpool.tuning.guards import TOO_LATE
 from carpool.tuning.tuner import INTERVAL
+from carpool_sidecar.tuning.probation import Probation
 from proof import courses, measures, oracle
 from proof import scenario as suite
 from proof.measures import TOLERATED

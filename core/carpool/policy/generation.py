@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from carpool.policy.durations import Duration
-from carpool.policy.plain import Camel
+from carpool.policy.plain import Camel, PolicyError
 
 
 class TokenTarget(Camel, frozen=True):
@@ -28,6 +28,32 @@ class ClassTarget(Camel, frozen=True):
     tpot: TokenTarget | None = None
     """Mean time per output token after the first; unset: the policy's. While such a request is with the engine, no
     other is admitted that would slow it beyond this."""
+
+
+def validate_targets(ttft: TokenTarget | None, tpot: TokenTarget | None, classes: tuple[ClassTarget, ...]) -> None:
+    """Check that targets can be met; raises ``PolicyError``."""
+    for name, target in (("ttft", ttft), ("tpot", tpot)):
+        _validate_target(f"slo.{name}", target)
+    if tpot is not None and ttft is None:
+        raise PolicyError("slo.ttft", "slo.tpot needs it: without it requests wait without bound, e.g. p99: 2s")
+    if classes and ttft is None:
+        raise PolicyError("slo.ttft", "slo.classes need it: requests without a class have to have targets, too")
+    seen = {"batch"}
+    for index, each in enumerate(classes):
+        path = f"slo.classes[{index}]"
+        if each.priority in seen:
+            why = "has no targets" if each.priority == "batch" else "is named twice"
+            raise PolicyError(f"{path}.priority", f"{each.priority!r} {why}")
+        seen.add(each.priority)
+        if each.ttft is None and each.tpot is None:
+            raise PolicyError(path, "name ttft or tpot, e.g. ttft: {p99: 1s}")
+        for name, target in (("ttft", each.ttft), ("tpot", each.tpot)):
+            _validate_target(f"{path}.{name}", target)
+
+
+def _validate_target(path: str, target: TokenTarget | None) -> None:
+    if target is not None and target.p99 <= 0:
+        raise PolicyError(f"{path}.p99", "must be longer than 0s")
 
 
 class Order(StrEnum):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 from msgspec import Meta, field
 
 from carpool.policy.durations import Duration, Quantity, format_seconds, whole_microseconds
-from carpool.policy.generation import ClassTarget, Generation, TokenTarget
+from carpool.policy.generation import ClassTarget, Generation, TokenTarget, validate_targets
 from carpool.policy.parameters import Limits, Parameters
 from carpool.policy.plain import Camel, PolicyError
 
@@ -357,30 +357,7 @@ class BatchingPolicy(Camel, frozen=True):
                 "slo.latency",
                 "name at least one of p50, p90, p95, p99, p999, e.g. p99: 50ms; for token streams ttft and tpot",
             )
-        for name, target in (("ttft", slo.ttft), ("tpot", slo.tpot)):
-            if target is not None and target.p99 <= 0:
-                raise PolicyError(f"slo.{name}.p99", "must be longer than 0s")
-        if slo.tpot is not None and slo.ttft is None:
-            raise PolicyError("slo.ttft", "slo.tpot needs it: without it requests wait without bound, e.g. p99: 2s")
-
-        self._validate_classes()
-
-    def _validate_classes(self) -> None:
-        """Check the classes of token streams."""
-        if self.slo.classes and self.slo.ttft is None:
-            raise PolicyError("slo.ttft", "slo.classes need it: requests without a class have to have targets, too")
-        seen = {"batch"}
-        for index, each in enumerate(self.slo.classes):
-            path = f"slo.classes[{index}]"
-            if each.priority in seen:
-                why = "has no targets" if each.priority == "batch" else "is named twice"
-                raise PolicyError(f"{path}.priority", f"{each.priority!r} {why}")
-            seen.add(each.priority)
-            if each.ttft is None and each.tpot is None:
-                raise PolicyError(path, "name ttft or tpot, e.g. ttft: {p99: 1s}")
-            for name, target in (("ttft", each.ttft), ("tpot", each.tpot)):
-                if target is not None and target.p99 <= 0:
-                    raise PolicyError(f"{path}.{name}.p99", "must be longer than 0s")
+        validate_targets(slo.ttft, slo.tpot, slo.classes)
 
     def _validate_bounds(self, path: str, bounds: Bounds, outer: Bounds | None = None) -> None:
         """Check bounds by themselves, and with what they leave to ``outer``."""

@@ -243,7 +243,7 @@ class Plan:
             self._capacity = asked, replace(found, **rates)
         return self._capacity[1]
 
-    def to_measure(self, parameters: Parameters, *, best: bool = False) -> int | None:
+    def to_measure(self) -> int | None:
         """Return the rows of a batch that shows the capacity; ``None``: it is known, or the device has no room."""
         forecaster, choice = self._forecaster, self.choice
         if forecaster is None or choice is None or not choice.efficient.holds_ahead:
@@ -251,10 +251,7 @@ class Plan:
         situation = forecaster.situation
         if situation.share <= NONE or situation.largest is not None:
             return None
-        limits = situation.limits
-        if self._requirements.held and not best:
-            limits = replace(limits, min_batch=1, max_batch=parameters.max_batch)
-        return to_measure(situation.service, limits, situation.target)
+        return to_measure(situation.service, situation.limits, situation.target)
 
     def alternative(self, parameters: Parameters) -> str:
         """Say what another objective than the one ``parameters`` were chosen for would do at this load."""

@@ -15,7 +15,6 @@ from carpool.exchange import report
 from carpool.policy.plain import to_plain
 from carpool_sidecar.admin.metrics import Exposition
 from carpool_sidecar.admin.signing import SCHEME, Refused
-from carpool_sidecar.generation.load import with_streams
 from carpool_sidecar.generation.reporting import report_of
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.tuning.capacity import ModelLoad
@@ -146,7 +145,7 @@ class AdminApp:
 
         503 while requests come and neither a batch has been measured nor enough token streams have ended.
         """
-        now = with_streams(self._sidecar.control.load(), self._sidecar.streams)
+        now = self._sidecar.streams.added_to(self._sidecar.control.load())
         exchange.respond(503 if now.load is None else 200, JSON, msgspec.json.encode(now) + b"\n")
 
     # Closed

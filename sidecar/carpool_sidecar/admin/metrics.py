@@ -11,7 +11,6 @@ from carpool.batching.counters import CANCELLED, DURATION_BOUNDS, ROW_BOUNDS, Ce
 from carpool.batching.requests import Refused
 from carpool_sidecar.admin.metric import Metric, cumulative
 from carpool_sidecar.generation import metrics as generation
-from carpool_sidecar.generation.load import with_streams
 from carpool_sidecar.jobs import metrics as jobs
 
 if TYPE_CHECKING:
@@ -299,7 +298,7 @@ class Collector:
         if sidecar.jobs is not None:
             jobs.fill(families, sidecar.jobs)
         # 3. Of the whole process
-        now = with_streams(control.load(), sidecar.streams)
+        now = sidecar.streams.added_to(control.load())
         put("utilization_ratio", now.utilization)
         if now.load is not None:
             put("load_ratio", now.load)

@@ -13,7 +13,7 @@ from carpool_sidecar.tuning.capacity import LEAST, SPAN, STEP, StreamLoad
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from carpool_sidecar.generation.streams import Streams
+    from carpool.generation.gate import Gate
     from carpool_sidecar.tuning.capacity import ReplicaLoad
 
 
@@ -46,15 +46,14 @@ class Rate:
             self._marks.popleft()
 
 
-def with_streams(load: ReplicaLoad, streams: Streams) -> ReplicaLoad:
-    """Add the load of token streams to that of batched models.
+def with_streams(load: ReplicaLoad, gate: Gate | None, rate: float) -> ReplicaLoad:
+    """Add the load of token streams, ``rate`` requests per second, to that of batched models.
 
     Without a target for TPOT nothing says how much an engine carries: then nothing is added.
     """
-    gate = streams.gatekeeper.gate
     if gate is None or gate.slo.tpot == inf:
         return load
-    rate, carries = streams.rate.per_second(), gate.carries()
+    carries = gate.carries()
     if carries is None:
         own = StreamLoad(rate=rate, load=None if rate else 0.0)
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from carpool.generation.requests import Request
 from carpool_sidecar.generation.counts import Models
 from carpool_sidecar.generation.gatekeeper import Gatekeeper, classes_of, slo_of
-from carpool_sidecar.generation.load import Rate
+from carpool_sidecar.generation.load import Rate, with_streams
 from carpool_sidecar.generation.requests import read
 from carpool_sidecar.generation.token_sizes import BYTES_PER_TOKEN, TokenSizes
 from carpool_sidecar.http1.messages import find
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from carpool.policy.spec import BatchingPolicy
     from carpool_sidecar.generation.answers import Ending
     from carpool_sidecar.generation.stream import Stream
+    from carpool_sidecar.tuning.capacity import ReplicaLoad
 
 
 class Streams:
@@ -45,6 +46,10 @@ class Streams:
         self.rate = Rate(clock)
         """Of requests, refused ones included."""
         self.configure(policy)
+
+    def added_to(self, load: ReplicaLoad) -> ReplicaLoad:
+        """Return the load of batched models with that of token streams."""
+        return with_streams(load, self.gatekeeper.gate, self.rate.per_second())
 
     def configure(self, policy: BatchingPolicy) -> None:
         """Take another policy."""

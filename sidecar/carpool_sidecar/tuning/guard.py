@@ -7,10 +7,10 @@ from time import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.batching.counters import FAILED
-from carpool.exchange.probation import Probation
 from carpool.exchange.report import RolledBack
 from carpool.tuning.guards import TOO_LATE
 from carpool_sidecar.models import OTHER
+from carpool_sidecar.tuning.probation import Probation
 
 if TYPE_CHECKING:
     import logging

@@ -66,7 +66,9 @@ class Tuners:
             elif self._policy.tuning.mode is TuningMode.HOLD:
                 tuner.adopt(observed.parameters)
             decision = tuner.step(observed.observation)
-            measure = tuner.plan.to_measure(tuner.parameters, best=self._steered)
+            # Whoever only looks, or holds what there is, gets no request that nobody sent.
+            is_applied = self._steered or self._policy.tuning.mode is TuningMode.APPLY
+            measure = tuner.plan.to_measure() if is_applied else None
             yield Decided(name, decision, observed.generation, measure or 0)
         yield Answered()
         yield from self._measure(observations)

@@ -4,13 +4,13 @@ from random import Random
 
 import pytest
 
-from carpool.exchange.probation import PROVEN_AFTER, Probation
 from carpool.learning.arrivals import Poisson, until
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.simulation.outcome import Setting
 from carpool.simulation.simulator import Device, Simulation, linear
 from carpool.tuning.guards import TOO_LATE
+from carpool_sidecar.tuning.probation import PROVEN_AFTER, Probation
 
 GOOD, OTHER = Parameters(max_batch=32), Parameters(max_batch=48, max_wait=Duration(0.005))
 BAD = Parameters(max_batch=1)

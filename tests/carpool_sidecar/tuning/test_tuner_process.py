@@ -5,6 +5,7 @@ import itertools
 import subprocess
 
 import msgspec
+import pytest
 
 from carpool.batching.counters import Counters
 from carpool.exchange.decision import Observation
@@ -199,9 +200,12 @@ def test_batches_of_copies_are_asked_for_while_larger_ones_are_unknown():
         reply.measure for step in range(8) for reply in tuners.step(served(step / 2)) if isinstance(reply, Decided)
     ]
     assert asked == [2] * 8, "twice the one row that was measured"
-    held = msgspec.structs.replace(for_p99(0.05), tuning=Tuning(mode=TuningMode.HOLD))
-    tuners = Tuners(held)
-    single = [
-        reply.measure for step in range(8) for reply in tuners.step(served(step / 2)) if isinstance(reply, Decided)
-    ]
-    assert max(single) <= PARAMETERS.max_batch
+
+
+@pytest.mark.parametrize("mode", [TuningMode.RECOMMEND, TuningMode.HOLD])
+def test_whoever_only_looks_gets_no_batches_of_copies(mode):
+    policy = msgspec.structs.replace(for_p99(0.05), tuning=Tuning(mode=mode))
+    for steered, most in ((False, 0), (True, 2)):
+        tuners = Tuners(policy, steered=steered)
+        replies = [reply for step in range(8) for reply in tuners.step(served(step / 2))]
+        assert max(reply.measure for reply in replies if isinstance(reply, Decided)) == most
