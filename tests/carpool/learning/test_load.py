@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from bisect import bisect_left
 from random import Random
 
 import pytest
@@ -11,11 +12,11 @@ from carpool.learning.load import UNMEASURED, Load
 
 def feed(load, process, seconds, seed=1, step=0.5):
     """Observe a process in steps; return the times at which the believed load changed."""
-    times = until(process, seconds, Random(seed))
+    times = list(until(process, seconds, Random(seed)))
     changes = []
     for index in range(round(seconds / step)):
         start = index * step
-        here = [time - start for time in times if start <= time < start + step]
+        here = [time - start for time in times[bisect_left(times, start) : bisect_left(times, start + step)]]
         counts = WindowCounts.of(here, step)
         if load.observe(step, counts.arrivals, counts.squared, counts.windows, counts.arrivals):
             changes.append(start + step)
