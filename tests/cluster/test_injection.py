@@ -93,6 +93,11 @@ def pod(name="alone", annotations=None, **spec):
     }
 
 
+def is_seen(found):
+    """A test for ``until``: the controller has written the status of what is there now."""
+    return found[0].get("status", {}).get("observedGeneration") == found[0]["metadata"]["generation"]
+
+
 def injected(one):
     return any(each["name"] == "carpool" for each in one["spec"].get("initContainers", []))
 
@@ -130,7 +135,9 @@ def test_what_has_no_annotation_of_ours_is_never_asked_about(injector, api, name
     api.create(pod(), namespace, dryRun="All")
     api.create(pod(annotations={INJECT: "false"}), namespace, dryRun="All")
     assert reviews(api) == before
-    # Nor is an annotated one about its daily changes.
+    # Nor is an annotated one about its daily changes. Where its controller writes at the same moment, the API server
+    # asks once more.
+    api.until("deployments", namespace, is_seen, name="web")
     api.annotate("deployments", "web", namespace, slo_p99="50ms")
     assert reviews(api) == before + 1
     api.patch("deployments", "web", namespace, body={"spec": {"replicas": 0, "paused": False}})

@@ -18,6 +18,8 @@ from carpool_operator.workloads.registry import BY_NAME, KINDS
 pytestmark = pytest.mark.skipif(bool(foreign.missing()), reason=foreign.missing() or "-")
 
 SLO = {"carpool.dev/slo-p99": "50ms"}
+ALWAYS = {"policies", "namespaces", "pods", "horizontalpodautoscalers"}
+"""What is watched in every cluster, besides workloads."""
 INJECT = "carpool.dev/inject"
 LABELS = {"app": "web"}
 SERVER = {"name": "server", "image": "standin", "args": ["--host=0.0.0.0", "--port=9000"],
@@ -98,7 +100,7 @@ async def test_a_cluster_without_the_crds_is_listed_whole(bare, cluster):
     await once(cluster, fleet)
 
     assert fleet.synced
-    assert fleet.present == {"policies", "namespaces", "pods", *(kind.plural for kind in KINDS if kind.built_in)}
+    assert fleet.present == {*ALWAYS, *(kind.plural for kind in KINDS if kind.built_in)}
 
 
 async def test_each_kind_is_read_as_its_real_schema_stores_it(bare, installed, cluster, namespace):
@@ -108,12 +110,40 @@ async def test_each_kind_is_read_as_its_real_schema_stores_it(bare, installed, c
 
     await once(cluster, fleet)
 
-    assert fleet.present == {"policies", "namespaces", "pods", *(kind.plural for kind in KINDS)}
+    assert fleet.present == {*ALWAYS, *(kind.plural for kind in KINDS)}
     for kind in SPECS:
         found = fleet.workload(Target(namespace, kind, "web"))
         assert found.annotations == SLO, kind
         asked = {INJECT: "deployment"} if BY_NAME[kind].annotating else {}
         assert found.template_annotations == ({**SLO, **asked} if kind == "InferenceService" else asked), kind
+
+
+async def test_an_autoscaler_that_follows_the_load_is_seen_and_no_other(bare, cluster, namespace):
+    for name, metric in (("by-load", "carpool_load_ratio"), ("by-cpu", None)):
+        source = {
+            "type": "Resource",
+            "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 80}},
+        }
+        if metric:
+            target = {"type": "AverageValue", "averageValue": "900m"}
+            source = {"type": "Pods", "pods": {"metric": {"name": metric}, "target": target}}
+        spec = {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": f"web-{name}"},
+            "minReplicas": 1, "maxReplicas": 4, "metrics": [source],
+        }  # fmt: skip
+        made = {
+            "apiVersion": "autoscaling/v2",
+            "kind": "HorizontalPodAutoscaler",
+            "metadata": {"name": name},
+            "spec": spec,
+        }
+        bare.create(made, namespace)
+    fleet = Fleet(monotonic)
+
+    await once(cluster, fleet)
+
+    ours = {target: name for target, name in fleet.autoscalers().items() if target.namespace == namespace}
+    assert ours == {Target(namespace, "Deployment", "web-by-load"): "HorizontalPodAutoscaler/by-load"}
 
 
 def test_annotating_suffices_where_the_registry_says_so(bare, installed, namespace):
