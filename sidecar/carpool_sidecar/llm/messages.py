@@ -7,8 +7,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import Struct, field
 
-LENGTH = 4
-"""Bytes of a frame's length, little-endian."""
+from carpool_sidecar.frames import framed
 
 
 class Sampling(Struct, frozen=True):
@@ -113,8 +112,7 @@ _replies = msgspec.msgpack.Decoder(Ready | Broken | Refused | Accepted | Stepped
 
 def frame(message: Message | Reply) -> bytes:
     """Return a message with its length before it."""
-    body = _encoder.encode(message)
-    return len(body).to_bytes(LENGTH, "little") + body
+    return framed(_encoder.encode(message))
 
 
 def read_message(body: bytes) -> Message:

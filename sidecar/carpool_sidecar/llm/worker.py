@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from carpool_sidecar.config.settings import Llm
+from carpool_sidecar.frames import LENGTH
 from carpool_sidecar.llm.messages import (
-    LENGTH,
     Accepted,
     Add,
     Broken,

@@ -13,9 +13,7 @@ from carpool.exchange.decision import Decision, Observation
 from carpool.forecasting.capacity import Capacity
 from carpool.policy.durations import Duration, Quantity
 from carpool.policy.parameters import Parameters
-
-LENGTH = 4
-"""Bytes of a frame's length, little-endian."""
+from carpool_sidecar.frames import framed
 
 
 class Setup(msgspec.Struct, tag=True, frozen=True):
@@ -86,8 +84,7 @@ _replies = msgspec.msgpack.Decoder(Decided | Answered | Measured, dec_hook=_deco
 
 def frame(message: Message | Reply) -> bytes:
     """Return a message with its length before it."""
-    body = _encoder.encode(message)
-    return len(body).to_bytes(LENGTH, "little") + body
+    return framed(_encoder.encode(message))
 
 
 def read_message(body: bytes) -> Message:

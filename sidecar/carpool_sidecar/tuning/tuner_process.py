@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, BinaryIO
 from carpool.policy.plain import from_plain
 from carpool.policy.spec import BatchingPolicy, TuningMode
 from carpool.tuning.tuner import Tuner
-from carpool_sidecar.tuning.messages import LENGTH, Answered, Decided, Measured, Setup, frame, read_message
+from carpool_sidecar.frames import LENGTH
+from carpool_sidecar.tuning.messages import Answered, Decided, Measured, Setup, frame, read_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,7 +67,7 @@ class Tuners:
             elif self._policy.tuning.mode is TuningMode.HOLD:
                 tuner.adopt(observed.parameters)
             decision = tuner.step(observed.observation)
-            # Whoever only looks, or holds what there is, gets no request that nobody sent.
+            # With Recommend and Hold, a model gets no request that no client sent.
             is_applied = self._steered or self._policy.tuning.mode is TuningMode.APPLY
             measure = tuner.plan.to_measure() if is_applied else None
             yield Decided(name, decision, observed.generation, measure or 0)

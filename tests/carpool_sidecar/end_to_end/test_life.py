@@ -13,6 +13,7 @@ from carpool.batching.requests import Estimate
 from carpool.exchange.decision import Decision, Reason
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
+from carpool_sidecar import child_process
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.tuning import control, tuner_link
 from carpool_sidecar.tuning.messages import Decided
@@ -42,7 +43,7 @@ async def tuned(world):
 
 
 async def test_a_tuner_that_is_killed_costs_no_request_and_what_it_said_holds(world, monkeypatch):
-    monkeypatch.setattr(tuner_link, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(child_process, "FIRST_PAUSE", 0.0)
     sidecar, client = await tuned(world)
     link, lane = sidecar.control.link, sidecar.batcher.model("m")
     before = lane.parameters
@@ -56,7 +57,7 @@ async def test_a_tuner_that_is_killed_costs_no_request_and_what_it_said_holds(wo
 
 
 async def test_a_tuner_that_hangs_is_not_waited_for_and_another_takes_its_place(world, monkeypatch):
-    monkeypatch.setattr(tuner_link, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(child_process, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(tuner_link, "SILENCE", 0.3)
     sidecar, client = await tuned(world)
     link, counts = sidecar.control.link, sidecar.control.counts

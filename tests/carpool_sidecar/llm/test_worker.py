@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from carpool_sidecar.frames import LENGTH
 from carpool_sidecar.llm.messages import (
-    LENGTH,
     Accepted,
     Add,
     Cancel,

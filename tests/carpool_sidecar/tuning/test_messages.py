@@ -9,8 +9,8 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import to_plain
 from carpool.policy.spec import for_p99
+from carpool_sidecar.frames import LENGTH
 from carpool_sidecar.tuning.messages import (
-    LENGTH,
     Answered,
     Decided,
     Observations,

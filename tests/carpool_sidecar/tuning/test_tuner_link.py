@@ -15,6 +15,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import to_plain
 from carpool.policy.spec import for_p99
+from carpool_sidecar import child_process
 from carpool_sidecar.tuning import tuner_link
 from carpool_sidecar.tuning.messages import Answered, Decided, Observations, Observed, Setup, frame
 from carpool_sidecar.tuning.tuner_link import TunerLink
@@ -31,7 +32,7 @@ def decided():
 
 @pytest.fixture
 async def link(decided, monkeypatch):
-    monkeypatch.setattr(tuner_link, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(child_process, "FIRST_PAUSE", 0.0)
     link = TunerLink(decided.append, lambda: link.send(SETUP), LOG)
     task = asyncio.create_task(link.run())
     yield link
@@ -71,7 +72,7 @@ async def test_the_process_ends_with_the_link(decided, wait_until):
 @pytest.fixture
 async def other(decided, monkeypatch):
     """Links to processes that are no tuners."""
-    monkeypatch.setattr(tuner_link, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(child_process, "FIRST_PAUSE", 0.0)
     tasks = []
 
     def start(script, *, command=None):
@@ -145,7 +146,7 @@ async def test_what_is_no_decision_ends_the_process_not_the_link(other, wait_unt
 
 
 async def test_a_process_that_closes_its_output_and_stays_is_killed(other, wait_until, monkeypatch):
-    monkeypatch.setattr(tuner_link, "PARTING", 0.05)
+    monkeypatch.setattr(child_process, "PARTING", 0.05)
     link = other(f"import os; os.close(1); {PAUSE}")
     await wait_until(lambda: link.restarts >= 2)
 
@@ -157,7 +158,7 @@ async def test_a_command_that_is_not_there_is_tried_again(other, wait_until):
 
 @pytest.mark.looptime
 async def test_pauses_between_processes_double_until_one_works_for_a_while(monkeypatch):
-    loop, began, lives = asyncio.get_running_loop(), [], iter([0.0] * 8 + [tuner_link.STEADY + 1.0, 0.0])
+    loop, began, lives = asyncio.get_running_loop(), [], iter([0.0] * 8 + [child_process.STEADY + 1.0, 0.0])
 
     async def run_once():
         began.append(loop.time())

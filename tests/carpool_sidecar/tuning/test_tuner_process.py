@@ -14,9 +14,9 @@ from carpool.policy.parameters import Parameters
 from carpool.policy.plain import to_plain
 from carpool.policy.spec import BatchingPolicy, Tuning, TuningMode, for_p99
 from carpool.tuning.tuner import Tuner
+from carpool_sidecar.frames import LENGTH
 from carpool_sidecar.tuning import tuner_process
 from carpool_sidecar.tuning.messages import (
-    LENGTH,
     Answered,
     Decided,
     Measured,

@@ -1,0 +1,124 @@
+"""A process of the sidecar's own at the other end of two pipes: started again when it ends or hangs, never waited for.
+
+Both ways go messages with their length before them: decisions of the tuner, tokens of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from carpool_sidecar.frames import LENGTH
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Sequence
+
+FIRST_PAUSE = 1.0
+LONGEST_PAUSE = 60.0
+"""Seconds between the end of one process and the start of the next: doubled from the first to the longest."""
+
+STEADY = 60.0
+"""Seconds after which a process counts as one that works: the next pause is the first again."""
+
+PARTING = 1.0
+"""Seconds for a process that has closed its output to end by itself."""
+
+
+class ChildProcess:
+    """Keeps one process running. What it is for says a subclass, which takes its messages by ``_take``."""
+
+    name = "the process"
+    """What the log calls it."""
+
+    longest_message: int
+    """Bytes; what claims to be more is something else."""
+
+    def __init__(self, command: Sequence[str], log: logging.Logger) -> None:
+        self.restarts = 0
+        self._command = command
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process that runs now."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def _silence(self) -> float | None:
+        """Seconds without a word after which it hangs; ``None``: it may be silent."""
+        return None
+
+    def _began(self) -> None:
+        """Take note of a new process."""
+
+    def _take(self, body: bytes) -> None:
+        """Take a message; raises ``msgspec.DecodeError`` if it is none."""
+        raise NotImplementedError
+
+    def _ended(self) -> None:
+        """Take note that the process has ended: it answers nothing more."""
+
+    def _write(self, message: bytes) -> bool:
+        """Pass a framed message on; returns whether there is a process that takes it."""
+        process = self._process
+        if process is None or process.stdin is None or process.stdin.is_closing():
+            return False
+        process.stdin.write(message)
+        return True
+
+    async def run(self) -> None:
+        """Run the process, again and again, until cancelled, or until ``_take`` raises; it ends with this."""
+        loop = asyncio.get_running_loop()
+        pause = FIRST_PAUSE
+        while True:
+            began = loop.time()
+            try:
+                why = await self._run_once()
+            except OSError as error:
+                why = f"it can't be started: {error}"
+            self._ended()
+            if loop.time() - began > STEADY:
+                pause = FIRST_PAUSE
+            self.restarts += 1
+            self._log.error("%s is started again", self.name, extra={"detail": why, "pause": pause})
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _run_once(self) -> str:
+        """Run one process until it is of no use any more; returns why."""
+        process = await asyncio.create_subprocess_exec(
+            *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        output, source = process.stdout, process.stdin
+        assert output is not None  # noqa: S101 - for the type checker: it was asked for
+        assert source is not None  # noqa: S101 - likewise
+        self._process = process
+        try:
+            self._began()
+            while True:
+                async with asyncio.timeout(self._silence):
+                    length = int.from_bytes(await output.readexactly(LENGTH), "little")
+                    if length > self.longest_message:
+                        return f"what it says is no message: {length} bytes"
+                    body = await output.readexactly(length)
+                self._take(body)
+        except asyncio.IncompleteReadError:
+            try:
+                async with asyncio.timeout(PARTING):
+                    return f"it ended with code {await process.wait()}"
+            except TimeoutError:
+                return "it closed its output"
+        except TimeoutError:
+            return f"it was silent for {self._silence:g} s"
+        except msgspec.DecodeError as error:
+            return f"what it says is no message: {error}"
+        finally:
+            self._process = None
+            source.close()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
