@@ -108,7 +108,7 @@ class Controller:
         return Outcome(documents, written(status), events)
 
     def _begun(self, target: Target) -> Steering:
-        """Begin with a target of which no ConfigMap is known; engines without sidecars have none."""
+        """Begin with a target whose ConfigMap is not known; engines without sidecars have none."""
         steering = Steering(target)
         self._recall_streams(steering)
         return steering

@@ -46,7 +46,7 @@ def body(asked: Lengths, rng: random.Random, **more: object) -> bytes:
 
 
 async def at_once(host: str, port: int, clients: int, seconds: float, seed: int) -> float:
-    """Return the answers per second to so many clients, each of which asks again at once.
+    """Return the answers per second to so many clients. Each asks again at once.
 
     The first third of the time does not count: until then few answers end, since all requests begin together.
     """

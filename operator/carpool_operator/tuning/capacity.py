@@ -41,7 +41,7 @@ LEAST, SELDOM = 10.0, 60.0
 
 
 STREAMS = "<token streams>"
-"""In place of a model, of which no name is so long: all token streams of a pod."""
+"""In place of a model's name: all token streams of a pod. No model is called so."""
 
 
 class Fullness(Struct, frozen=True):

@@ -326,7 +326,7 @@ class Batches:
         self._run(f"UPDATE batches SET {counted} + ? WHERE seq = ?", (len(data), place >> SHIFT))  # noqa: S608 - our own names
 
     def _settle(self, batch: int, now: float) -> None:
-        """End a batch of which nothing is under way and nothing is to come."""
+        """End a batch that has nothing under way and nothing left."""
         row = self._run(
             "SELECT id, owner, stage, file, position, cancelling, output_size, errors_size, completed, failed"
             " FROM batches WHERE seq = ?",

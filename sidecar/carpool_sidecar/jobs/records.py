@@ -117,7 +117,7 @@ class Batch(Struct, frozen=True):
 
 
 class Place(NamedTuple):
-    """Which line of which batch."""
+    """The line of a batch."""
 
     batch: int
     number: int

@@ -69,7 +69,7 @@ class Writer:
                 run("SAVEPOINT one")
                 try:
                     results.append((True, work()))
-                except Exception as error:  # noqa: BLE001 - it is whoever asked who hears of it
+                except Exception as error:  # noqa: BLE001 - the caller gets it
                     run("ROLLBACK TO one")
                     results.append((False, error))
                 run("RELEASE one")
@@ -86,7 +86,7 @@ class Writer:
 def _deliver(jobs: list[Job], results: list[tuple[bool, Any]]) -> None:
     for (_, future), (good, result) in zip(jobs, results, strict=True):
         if future.done():
-            continue  # whoever asked has left
+            continue  # the caller has left
         if good:
             future.set_result(result)
         else:
