@@ -1,8 +1,10 @@
 """`make ablation`: what each rule of the tuner is worth, by what is lost without it.
 
 Carpool climbs the proof's rising loads in some scenarios, with three seeds: once as it is, and once without each rule.
-Compared are the highest load that meets the SLO and the device time saved, both as shares of the oracle's. A rule that
-moves neither by more than the seeds differ, and guards against nothing that the proof leaves out, is to be deleted.
+Compared are the highest load that meets the SLO and the device time saved, both as shares of the oracle's; with
+``--phases`` also how it comes to terms with the scenario's own phases of load and device: returns to a setting just
+left, and seconds until all is well again. A rule that moves none of these by more than the seeds differ, and guards
+against nothing that the proof leaves out, is to be deleted.
 
 Exit codes: 0, played; 130, interrupted, and then nothing was written.
 """
@@ -22,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import msgspec
 from evidence import commit, machine, today
 from msgspec import Struct
-from proof import courses, kept, measures, oracle, verdict
+from proof import courses, experiments, kept, measures, oracle, verdict
 from proof import scenario as suite
 from proof.experiments import CONTENDERS
 from proof.measures import tally
@@ -44,6 +46,8 @@ from carpool.tuning.tuner import Tuner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from proof.experiments import Reference
 
     from carpool.forecasting.forecaster import Assessment
     from carpool.learning.latency_model import ServiceTime
@@ -180,6 +184,11 @@ class Row(Struct, frozen=True):
     seed: int
     highest: float
     saved: float | None
+    flips: int | None = None
+    """Over all phases; ``None``: they were not played."""
+    late: float | None = None
+    """Seconds until all was well again after each change of load or device, all of a phase where that never was so,
+    as a share of the phases' seconds."""
 
 
 class Results(Struct, frozen=True):
@@ -191,9 +200,9 @@ class Results(Struct, frozen=True):
     rows: list[Row]
 
 
-def climb(task: tuple[str, str, int]) -> Row:
-    """Play one scenario's rising loads without one rule."""
-    name, scenario_name, seed = task
+def climb(task: tuple[str, str, int, bool]) -> Row:
+    """Play one scenario's rising loads, and its phases if wanted, without one rule."""
+    name, scenario_name, seed, phases = task
     (scenario,) = [each for each in suite.load_all() if each.name == scenario_name]
     reference = kept.refer(scenario, seed)
     stair = courses.stair(scenario, oracle.capacity(scenario))
@@ -202,6 +211,7 @@ def climb(task: tuple[str, str, int]) -> Row:
         for (owner, attribute), value in RULES[name].without.items():
             setattr(owner, attribute, value)
         outcome = play(scenario, CONTENDERS[CARPOOL].maker, stair.course, seed).outcome
+        recoveries = _recoveries(scenario, reference, seed) if phases else None
     finally:
         for (owner, attribute), value in before.items():
             setattr(owner, attribute, value)
@@ -216,15 +226,29 @@ def climb(task: tuple[str, str, int]) -> Row:
     ]
     ideal = measures.highest(list(zip(reference.about.loads, reference.stair.steps, strict=True))[:-1])
     top = measures.highest(list(zip(reference.about.loads, own, strict=True))[:-1])
-    return Row(name, scenario_name, seed, round(top / ideal, 4), round(min(gains), 4) if gains else None)
+    row = Row(name, scenario_name, seed, round(top / ideal, 4), round(min(gains), 4) if gains else None)
+    if recoveries is None:
+        return row
+    flips, late = recoveries
+    return msgspec.structs.replace(row, flips=flips, late=round(late, 4))
+
+
+def _recoveries(scenario: suite.Scenario, reference: Reference, seed: int) -> tuple[int, float]:
+    """Play the scenario's phases; return the flips in them, and the share of their time until all was well."""
+    course = experiments.timeline_course(reference.phases)
+    outcome = play(scenario, CONTENDERS[CARPOOL].maker, course, seed).outcome
+    found = experiments.recoveries(reference, measures.seconds_of(outcome), outcome.changes)
+    lasted = [phase.seconds for phase in reference.phases]
+    until = [seconds if one.seconds is None else one.seconds for one, seconds in zip(found, lasted, strict=True)]
+    return sum(one.flips for one in found), sum(until) / sum(lasted)
 
 
 def table(rows: list[Row]) -> str:
     """Write what is lost without each rule, in points, as Markdown: the mean of all climbs, and the worst scenario."""
     base = {(row.scenario, row.seed): row for row in rows if row.rule == AS_IT_IS}
     lines = [
-        "| without | highest load: mean | worst | saving: mean | worst | most in |",
-        "|---|---:|---:|---:|---:|---|",
+        "| without | highest load: mean | worst | saving: mean | worst | most in | flips | not well |",
+        "|---|---:|---:|---:|---:|---|---:|---:|",
     ]
     for name, rule in RULES.items():
         own = [row for row in rows if row.rule == name]
@@ -236,9 +260,18 @@ def table(rows: list[Row]) -> str:
         figures = " | ".join(
             f"{value:+.1f}" for moves in (high, saved) for value in (fmean(moves.values()), min(moves.values()))
         )
-        lines.append(f"| {name}: {rule.what} | {figures} | {most if both[most] >= NOTICEABLE else '-'} |")
+        phases = _phases(own, base)
+        lines.append(f"| {name}: {rule.what} | {figures} | {most if both[most] >= NOTICEABLE else '-'} | {phases} |")
     spread = ", ".join(f"{_spread(list(base.values()), field):.1f}" for field in ("highest", "saved"))
     return "\n".join([*lines, "", f"Seeds differ by (standard deviation, points): {spread}."])
+
+
+def _phases(own: list[Row], base: Mapping[tuple[str, int], Row]) -> str:
+    """Write how many flips more there are, and by how many points the time until all is well moves."""
+    both = [(row, base[row.scenario, row.seed]) for row in own]
+    flips = [one.flips - other.flips for one, other in both if one.flips is not None and other.flips is not None]
+    late = [one.late - other.late for one, other in both if one.late is not None and other.late is not None]
+    return f"{sum(flips):+d} | {100 * fmean(late):+.1f}" if flips and late else " | "
 
 
 NOTICEABLE = 0.05
@@ -269,16 +302,20 @@ def main() -> int:
     """Play what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--without", action="append", choices=[*RULES][1:], help="only this rule; may be given again")
-    parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="only this one; may be given again")
+    parser.add_argument("--scenario", action="append", help="only this one, of all of the proof; may be given again")
     parser.add_argument("--seed", action="append", type=int, help="only this one; may be given again")
+    parser.add_argument("--phases", action="store_true", help="play the scenarios' phases too: twice the time")
     parser.add_argument("--table", action="store_true", help="only print the table of the results kept")
     options = parser.parse_args()
+    known = [each.name for each in suite.load_all()]
+    if unknown := sorted({*(options.scenario or ())} - {*known}):
+        parser.error(f"no scenario {', '.join(unknown)}; there are {', '.join(known)}")
     if options.table:
         print(table(msgspec.json.decode(RESULTS.read_bytes(), type=Results).rows))
         return 0
     rules = [AS_IT_IS, *options.without] if options.without else [*RULES]
     tasks = [
-        (rule, scenario, seed)
+        (rule, scenario, seed, options.phases)
         for seed in options.seed or SEEDS
         for scenario in options.scenario or SCENARIOS
         for rule in rules

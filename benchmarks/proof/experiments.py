@@ -146,27 +146,35 @@ class Rows(Struct, frozen=True):
 def contend(scenario: Scenario, reference: Reference, name: str, seed: int) -> Rows:
     """Put a contender through rising loads and through the scenario's timeline."""
     steps, own, changes, forecasts = _played(scenario, reference, name, seed)
-    recoveries = []
+    found = recoveries(reference, own, changes)
+    timeline = Timeline(
+        scenario.name,
+        name,
+        misses=round(add(own).misses, 6),
+        best=reference.timeline.misses,
+        phases=tuple(found),
+        course=_course(own),
+    )
+    return Rows(Stair(scenario.name, name, steps), timeline, forecasts)
+
+
+def recoveries(
+    reference: Reference, own: Sequence[Tally], changes: Sequence[tuple[float, int, Setting]]
+) -> list[Recovery]:
+    """Say how a contender came to terms with each phase; ``own``: its timeline, every second by itself."""
+    found = []
     for phase in reference.phases:
         start, stop = int(phase.start), int(phase.start + phase.seconds)
         took = measures.converged(own, reference.best, reference.lazy, start, stop)
         path = measures.settings(changes, phase.start, phase.start + phase.seconds)
-        recoveries.append(
+        found.append(
             Recovery(
                 seconds=None if took is None else float(took),
                 requests=sum(each.stayed for each in own[start : stop if took is None else start + took]),
                 flips=measures.flips(path),
             )
         )
-    timeline = Timeline(
-        scenario.name,
-        name,
-        misses=round(add(own).misses, 6),
-        best=reference.timeline.misses,
-        phases=tuple(recoveries),
-        course=_course(own),
-    )
-    return Rows(Stair(scenario.name, name, steps), timeline, forecasts)
+    return found
 
 
 def explain(scenario: Scenario, name: str, seed: int) -> Stair:

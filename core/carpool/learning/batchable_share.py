@@ -1,6 +1,6 @@
 """The batchable share as the tuner believes it, from counters; and what a forecast makes of it.
 
-The Batcher observes it (``batchable.Company``); the tuner forecasts with the share (``Sharing``).
+The Batcher observes it (``batchable.BatchableShare``); the tuner forecasts with the share (``Sharing``).
 """
 
 from __future__ import annotations
@@ -99,9 +99,7 @@ def groups(share: float, most: int = MOST_GROUPS) -> tuple[float, ...]:
 
 def explained(share: float) -> str:
     """Say what a share means, and where to look for the reason."""
+    why = "carpool_alone_total and carpool_key_fragments_total say why"
     if share <= NONE:
-        return "hardly any arrival can share a batch; see carpool_alone_total and carpool_key_fragments_total"
-    return (
-        f"{share:.0%} of arrivals can share a batch: as with {round(1 / share)} different keys; "
-        "see carpool_key_fragments_total"
-    )
+        return f"hardly any arrival can share a batch: {why}"
+    return f"{share:.0%} of arrivals can share a batch, as with {round(1 / share)} different keys: {why}"
