@@ -97,6 +97,15 @@ def _forgetting(scene: Callable[..., Scene | None]) -> Callable[..., Scene | Non
     return without
 
 
+def _choosing(make: Callable[..., None]) -> Callable[..., None]:
+    """Choose among all settings, those left before included."""
+
+    def without(self: plan.Plan, *args: object) -> None:
+        make(self, *args[:-2], (), args[-1])
+
+    return without
+
+
 def _overloaded(self: Tuner) -> bool:
     """Refuse only where no setting meets the SLO, or more waits than can be served in time."""
     choice = self.plan.choice
@@ -166,8 +175,8 @@ RULES: dict[str, Rule] = {
         "there is no wait that gathers no more", {(candidates.Grid, "_without_vain_wait"): candidates.Grid.at}
     ),
     "settings left before": Rule(
-        "the way back to a setting left at this load needs a better reason",
-        {(plan.Plan, "scene"): _forgetting(plan.Plan.scene)},
+        "a setting left at this load is not chosen again, and the way back needs a better reason",
+        {(plan.Plan, "scene"): _forgetting(plan.Plan.scene), (plan.Plan, "make"): _choosing(plan.Plan.make)},
     ),
     "always refusing": Rule(
         "requests that would be late are always refused, not only beyond the capacity",
