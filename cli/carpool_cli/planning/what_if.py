@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.forecasting.forecaster import LENIENT, Situation
+from carpool.forecasting.forecaster import Situation
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError
@@ -270,7 +270,7 @@ def _is_gain(aim: Aim, forecaster: Forecaster, best: Parameters, current: Parame
     """Whether the tuner would leave ``current`` for what is best by the objective."""
     target = forecaster.assess(best)
     is_fast = aim.is_for_latency and target.holds_ahead and aim.keeps_target(target)
-    return is_gain(aim, Choice(target, target, is_fast=is_fast), forecaster.assess(current, LENIENT))
+    return is_gain(aim, Choice(target, target, is_fast=is_fast), forecaster.assess(current))
 
 
 # ------------------------------------------------------------------------------------------------- trust

@@ -44,10 +44,6 @@ DECIDES = 2.0
 """Standard errors beyond the budget at which misses are no matter of chance: of runs of n, as compound Poisson events,
 the variance of their number is n times its mean."""
 
-LENIENT = 1.3
-"""Factor on the planning budget below which the setting in force still counts as meeting the SLO: entering and leaving
-differ, so that a forecast near the edge does not turn parameters back and forth."""
-
 QUANTILE_NAMES = {0.5: "p50", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
 
 
@@ -74,11 +70,10 @@ class Situation(Struct, frozen=True):
 
 
 class Assessment(NamedTuple):
-    """One setting's forecasts, read with some leniency: a factor on the budget of misses."""
+    """One setting's forecasts."""
 
     parameters: Parameters
     outlook: Outlook
-    leniency: float
 
     @property
     def situation(self) -> Situation:
@@ -86,35 +81,31 @@ class Assessment(NamedTuple):
         return self.outlook.forecaster.situation
 
     @property
-    def _is_sustained(self) -> bool:
-        return not self.outlook.is_overload and self._meets(self.outlook.glance, LENIENT)
-
-    @property
     def now(self) -> Forecast:
         """The present load; where even that misses the SLO, with requests that would be late refused."""
-        return self.outlook.present if self._is_sustained else self.outlook.shed
+        return self.outlook.present if self.holds_now else self.outlook.shed
 
     @property
     def ahead(self) -> Forecast:
         """``HEADROOM`` times the load; where not even the present load meets the SLO, that."""
-        return self.outlook.ahead if self._is_sustained else self.outlook.present
+        return self.outlook.ahead if self.holds_now else self.outlook.present
 
     @property
     def holds_now(self) -> bool:
         """Whether the SLO is forecast to be met."""
-        return not self.outlook.is_overload and self._meets(self.outlook.glance, self.leniency)
+        return not self.outlook.is_overload and self._meets(self.outlook.glance)
 
     @property
     def holds_ahead(self) -> bool:
         """Whether it is at ``HEADROOM`` times the load too."""
-        if not self._is_sustained or self.outlook.is_overload_ahead:
+        if not self.holds_now or self.outlook.is_overload_ahead:
             return False
-        return self._meets(self.outlook.glance_ahead, self.leniency)
+        return self._meets(self.outlook.glance_ahead)
 
     @property
     def device_time(self) -> float:
         """Of a request at the present load, in seconds."""
-        return self.outlook.first.device_time if self._is_sustained else self.outlook.shed.device_time
+        return self.outlook.first.device_time if self.holds_now else self.outlook.shed.device_time
 
     @property
     def mean(self) -> float:
@@ -149,18 +140,18 @@ class Assessment(NamedTuple):
 
     @property
     def _refinement(self) -> Refinement:
-        return self.outlook.refinement if self._is_sustained else self.outlook.refinement_shed
+        return self.outlook.refinement if self.holds_now else self.outlook.refinement_shed
 
     def refine(self) -> bool:
         """Play another sample of arrivals for ``refined``; return whether it needs no more."""
         played = self._refinement
         if not played.is_done:
-            self.outlook.forecaster.sample(self.outlook.parameters, played, shed=not self._is_sustained)
+            self.outlook.forecaster.sample(self.outlook.parameters, played, shed=not self.holds_now)
         return played.is_done
 
-    def _meets(self, result: Glance | Forecast, leniency: float) -> bool:
+    def _meets(self, result: Glance | Forecast) -> bool:
         situation = self.situation
-        return result.miss_fraction <= situation.budget * leniency and all(
+        return result.miss_fraction <= situation.budget and all(
             getattr(result, QUANTILE_NAMES[q]) <= seconds for q, seconds in situation.quantiles
         )
 
@@ -298,13 +289,13 @@ class Forecaster:
         self._loads.clear()
         self._longer.clear()
 
-    def assess(self, parameters: Parameters, leniency: float = 1.0) -> Assessment:
-        """Return a setting's forecasts; ``leniency`` is a factor on the budget of misses."""
+    def assess(self, parameters: Parameters) -> Assessment:
+        """Return a setting's forecasts."""
         effective = self.effective(parameters)
         outlook = self._known.get(effective)
         if outlook is None:
             outlook = self._known[effective] = Outlook(self, effective)
-        return Assessment(parameters, outlook, leniency)
+        return Assessment(parameters, outlook)
 
     def effective(self, parameters: Parameters) -> Parameters:
         """Return what the Batcher makes of a setting: where no request can share a batch it holds none."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.forecasting.forecaster import LENIENT, Assessment, Forecaster
+from carpool.forecasting.forecaster import Assessment, Forecaster
 from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Objective, PassThroughMode
@@ -128,7 +128,7 @@ def choose(
     sizes = sizes or productive_sizes(situation.service, situation.limits, also=current.max_batch)
     efficient = most_efficient(forecaster, current, sizes, avoid)
     if mode is PassThroughMode.ALWAYS:
-        return Choice(_passing(forecaster, efficient.parameters, current), efficient)
+        return Choice(_passing(forecaster, efficient.parameters), efficient)
     if aim.is_for_latency and efficient.holds_ahead:
         fast = _fastest(forecaster, aim, efficient, current, mode, sizes, avoid)
         if fast is not None:
@@ -226,15 +226,15 @@ def passing(parameters: Parameters, service: ServiceTime, limits: Limits) -> Par
     return replace(parameters, max_wait=Duration(0.0), max_in_flight=flights, pass_through=True)
 
 
-def _passing(forecaster: Forecaster, parameters: Parameters, current: Parameters) -> Assessment:
+def _passing(forecaster: Forecaster, parameters: Parameters) -> Assessment:
     situation = forecaster.situation
     through = passing(parameters, situation.service, situation.limits)
-    return forecaster.assess(through, LENIENT if current.pass_through else 1.0)
+    return forecaster.assess(through)
 
 
 def _pass_or_batch(forecaster: Forecaster, efficient: Assessment, current: Parameters) -> Assessment:
     """Return the setting with the least device time, or pass-through where batching saves too little of that."""
-    through = _passing(forecaster, efficient.parameters, current)
+    through = _passing(forecaster, efficient.parameters)
     if not through.holds_ahead or forecaster.single_load() > PASSING_LOAD:
         return efficient
     enough = LEAVE_PASS_THROUGH if current.pass_through else ENTER_PASS_THROUGH
@@ -264,10 +264,10 @@ def _fastest(
     if mode is PassThroughMode.NEVER or forecaster.single_load() > PASSING_LOAD:
         return best
     situation, service = forecaster.situation, forecaster.situation.service
-    through = _passing(forecaster, (best or forecaster.assess(current)).parameters, current)
+    through = _passing(forecaster, (best or forecaster.assess(current)).parameters)
     # Forecast as batching what a backlog brings; how it serves requests that come meanwhile, single requests show.
     flights = known_flights(service, situation.limits)
-    alone = forecaster.assess(Parameters(situation.rows, Duration(0.0), flights), through.leniency)
+    alone = forecaster.assess(Parameters(situation.rows, Duration(0.0), flights))
     if not (alone.holds_ahead and aim.keeps_target(alone)):
         return best
     limit = 1 + (FASTER if current.pass_through else ALIKE)

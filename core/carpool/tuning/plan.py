@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from carpool.exchange.decision import Forecasted
 from carpool.forecasting.capacity import Capacity, candidates, capacity
-from carpool.forecasting.forecaster import LENIENT, Forecaster, Situation
+from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.learning.arrivals import Gamma, Poisson
 from carpool.learning.batchable_share import NONE
 from carpool.policy.durations import Duration
@@ -75,7 +75,7 @@ class Plan:
 
     def assess(self, parameters: Parameters) -> Assessment | None:
         """Return the forecasts of what is in force; ``None`` before the first choice."""
-        return self._forecaster.assess(parameters, LENIENT) if self._forecaster is not None else None
+        return self._forecaster.assess(parameters) if self._forecaster is not None else None
 
     def holds(self, wait: float) -> bool:
         """Whether the Batcher holds requests for so many seconds."""
@@ -93,7 +93,7 @@ class Plan:
         """Forecast what is in force more surely, with every decision that needs no choice; let go of what is large."""
         if self._forecaster is not None:
             if refine:
-                self._forecaster.assess(parameters, LENIENT).refine()
+                self._forecaster.assess(parameters).refine()
             self._forecaster.rest()
 
     def make(
@@ -112,7 +112,7 @@ class Plan:
         self._forecaster = forecaster = Forecaster(situation)
         self._load = belief.load
         self._made_from = parameters
-        current = forecaster.assess(parameters, LENIENT)
+        current = forecaster.assess(parameters)
         if self._requirements.held:
             self.choice = Choice(current, current)
             return
@@ -150,7 +150,7 @@ class Plan:
             return  # while the device has room, another size has nothing to save that anybody needs
         # After misses that were not forecast no forecast says what harm would be done.
         if guards.margin.factor == 1 or not choice.efficient.holds_now:
-            current = forecaster.assess(parameters, LENIENT)
+            current = forecaster.assess(parameters)
             exploration.look(forecaster, choice.efficient, current, moving=moving, cold=belief.cold, now=now)
 
     def _situation(self, belief: Belief, guards: Guards) -> Situation | None:
@@ -192,7 +192,7 @@ class Plan:
             aim=self.aim,
             forecaster=self._forecaster,
             choice=self.choice,
-            current=self._forecaster.assess(parameters, LENIENT),
+            current=self._forecaster.assess(parameters),
             history=history,
             left=frozenset(left),
             backlogged=backlogged,
@@ -258,7 +258,7 @@ class Plan:
         forecaster, choice = self._forecaster, self.choice
         if forecaster is None or choice is None:
             return ""
-        current = forecaster.assess(parameters, LENIENT)
+        current = forecaster.assess(parameters)
         shortest = Duration(self._requirements.limits.min_wait)
         unheld = replace(choice.efficient.parameters, max_wait=shortest, pass_through=False)
         return messages.alternative(self.aim, current, choice.efficient, forecaster.assess(unheld))

@@ -7,7 +7,7 @@ from examples import CURVE, LIMITS, parameters, situation, tiled
 from msgspec.structs import replace
 
 from carpool.forecasting import refinement, sampling
-from carpool.forecasting.forecaster import HEADROOM, LENIENT, REQUESTS, Forecaster
+from carpool.forecasting.forecaster import HEADROOM, REQUESTS, Forecaster
 from carpool.forecasting.queueing import Glance, Load, forecast
 from carpool.learning.arrivals import Gamma, Poisson, first
 from carpool.learning.latency_model import ServiceTime
@@ -129,17 +129,6 @@ def test_other_percentiles_of_the_slo_have_to_be_met_too():
     forecaster = Forecaster(situation(300.0, quantiles=((0.5, 0.010),)))
     assert not forecaster.assess(parameters(64, 0.025)).holds_now
     assert forecaster.assess(parameters(64)).holds_now
-
-
-def test_the_setting_in_force_may_miss_a_little_more():
-    forecaster = Forecaster(situation(1100.0))
-    point = next(
-        each
-        for wait in range(1, 500)
-        if not forecaster.assess(each := parameters(64, wait / 1e4)).holds_now
-    )  # fmt: skip
-    assert forecaster.situation.budget < forecaster.assess(point).misses < LENIENT * forecaster.situation.budget
-    assert forecaster.assess(point, LENIENT).holds_now
 
 
 def test_one_with_headroom_meets_the_slo_at_a_quarter_more_load():

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from carpool.batching.counters import ModelStats
 from carpool.exchange.decision import Reason, State
-from carpool.forecasting.forecaster import LENIENT, Forecaster, Situation
+from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.learning.arrivals import Gamma, Poisson, until
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
@@ -63,7 +63,7 @@ def candidate(rate, *, moving, service=KNOWN, target=0.12, spare=0.0, cold=False
     """What is worth exploring at a load, from the setting that is best for it."""
     forecaster = Forecaster(situation(rate, service, target, most_in_flight))
     best = choose(forecaster, Aim(), Parameters(), PassThroughMode.NEVER).efficient
-    current = forecaster.assess(best.parameters, LENIENT)
+    current = forecaster.assess(best.parameters)
     exploration = exploration or Exploration()
     exploration.spare = spare
     exploration.look(forecaster, best, current, moving=moving, cold=cold, now=0.0)

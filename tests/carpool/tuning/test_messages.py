@@ -8,7 +8,7 @@ import pytest
 from examples import parameters, situation
 
 from carpool.exchange.decision import Reason
-from carpool.forecasting.forecaster import LENIENT, Forecaster
+from carpool.forecasting.forecaster import Forecaster
 from carpool.policy.spec import Objective, PassThroughMode
 from carpool.tuning.messages import alternative, busy, shortfall, why
 from carpool.tuning.objective import Aim, Choice, choose
@@ -22,7 +22,7 @@ def explained(rate, start, aim=None, mode=PassThroughMode.NEVER):
     aim = aim or Aim()
     forecaster = Forecaster(situation(rate))
     choice = choose(forecaster, aim, start, mode)
-    return why(aim, choice, forecaster.assess(start, LENIENT), choice.target)
+    return why(aim, choice, forecaster.assess(start), choice.target)
 
 
 AHEAD = rf"p99 forecast {TIME} now, {TIME} at 1\.25x the load"

@@ -5,7 +5,7 @@ from examples import CURVE, LIMITS, parameters, situation
 from msgspec.structs import replace
 
 from carpool.exchange.decision import Reason
-from carpool.forecasting.forecaster import LENIENT, Forecaster
+from carpool.forecasting.forecaster import Forecaster
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.spec import Objective, PassThroughMode, RiskierStep, Tuning, TuningMode, for_p99
@@ -126,7 +126,7 @@ def scene(rate, start, *, mode=TuningMode.APPLY, since=60.0, requests=10_000, le
         aim=Aim(),
         forecaster=forecaster,
         choice=choose(forecaster, Aim(), start, PassThroughMode.NEVER),
-        current=forecaster.assess(start, LENIENT),
+        current=forecaster.assess(start),
         history=history,
         left=frozenset(left),
         backlogged=False,
