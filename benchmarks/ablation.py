@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 
 import msgspec
-from evidence import commit, machine, today
+from evidence import Machine, commit, machine, today
 from msgspec import Struct
 from proof import courses, experiments, kept, measures, oracle, verdict
 from proof import scenario as suite
@@ -211,7 +211,7 @@ class Results(Struct, frozen=True):
 
     commit: str
     date: str
-    machine: str
+    machine: Machine
     rows: list[Row]
 
 
