@@ -171,9 +171,6 @@ RULES: dict[str, Rule] = {
     "change of the load": Rule("after a jump what was before is forgotten", {(Load, "_jumped"): lambda _: 0.0}),
     "limited sizes": Rule("forecasts know when batches are kept small", {(SizeLimit, "observe"): _never}),
     "batchable share": Rule("forecasts know how many can share a batch", {(Sharing, "observe"): _never}),
-    "first batches": Rule(
-        "where the first batch of a size is slow, new sizes have to save 15 %", _constant("COLD_GAIN", exploration.GAIN)
-    ),
     "misses near the budget": Rule(
         "those are forecast from up to eight times as many requests", {(Forecaster, "samples"): 1}
     ),

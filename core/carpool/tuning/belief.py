@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.batching.counters import COLD
 from carpool.forecasting.queueing import stability
 from carpool.learning.batchable_share import Sharing
 from carpool.learning.change_detection import has_changed, is_another_model
@@ -48,8 +47,6 @@ class Belief:
         self.learner = learner or LatencyLearner()
         self.sharing = Sharing()
         self.size_limit = SizeLimit()
-        self.cold = False
-        """Whether the first batch of a size was seen to make requests late."""
         self.in_force: ServiceTime | None = None
         """The t(b) that the Batcher's tables were last made of."""
         self.row_shares: tuple[float, ...] = ()
@@ -61,7 +58,6 @@ class Belief:
     def observe(self, observation: Observation) -> Moved:
         """Learn from an observation; say what moved."""
         stats, seconds = observation.stats, observation.seconds / observation.replicas
-        self.cold = self.cold or COLD in stats.misses
         self._count_rows(stats.request_rows)
         return Moved(
             load=self.load.observe(

@@ -34,9 +34,6 @@ UNSURE = 0.06
 GAIN = 0.05
 """Share of device time, or of goodput, that an unmeasured size has to be able to gain."""
 
-COLD_GAIN = 0.15
-"""The same where the first batch of each size is slow, since kernels are chosen or compiled for it."""
-
 SPENDS = 0.05
 """Share of what can be spent that one exploration may cost: 0.15 s of requests, where none was late for 5 minutes."""
 
@@ -174,9 +171,7 @@ class Exploration:
         """Whether so much more can be spent than when a candidate was last looked for that it is worth another look."""
         return self.spare >= 2 * max(self._looked_with, 1.0) and not self.is_under_way
 
-    def look(
-        self, forecaster: Forecaster, best: Assessment, current: Assessment, *, moving: bool, cold: bool, now: float
-    ) -> None:
+    def look(self, forecaster: Forecaster, best: Assessment, current: Assessment, *, moving: bool, now: float) -> None:
         """Look for a candidate; ``moving``: whether the setting in force changes anyway.
 
         At rest with headroom nothing is explored: what saves nothing would have to be taken back.
@@ -186,14 +181,13 @@ class Exploration:
             return
         situation = forecaster.situation
         best_case = optimistic(situation.service, largest_reliable(situation.service, situation.limits))
-        gain = COLD_GAIN if cold else GAIN
         for point in _candidates(best, best_case):
             key = point.max_batch, point.max_in_flight
             if point == current.parameters or self._pauses.get(key, (-inf, 0.0))[0] > now:
                 continue
             service = replace(best_case, executors=best_case.executors_for(point.max_in_flight))
             possible = Forecaster(replace(situation, service=service)).assess(point)
-            if is_worth_exploring(possible, best, gain) and self._is_bearable(forecaster, point, best):
+            if is_worth_exploring(possible, best) and self._is_bearable(forecaster, point, best):
                 self.candidate = point
                 return
 
@@ -209,14 +203,14 @@ class Exploration:
         return risk <= situation.budget or risk * exposed <= SPENDS * self.spare
 
 
-def is_worth_exploring(possible: Assessment, best: Assessment, gain: float) -> bool:
+def is_worth_exploring(possible: Assessment, best: Assessment) -> bool:
     """Whether a setting would gain enough, were it as quick as it may be, and would show it soon."""
     if not best.holds_now:
-        gains = possible.holds_now or possible.now.goodput > (1 + gain) * best.now.goodput
+        gains = possible.holds_now or possible.now.goodput > (1 + GAIN) * best.now.goodput
     elif possible.outlook.is_overload_ahead:
         gains = False
     else:
-        saves = possible.outlook.first.device_time <= (1 - gain) * best.device_time
+        saves = possible.outlook.first.device_time <= (1 - GAIN) * best.device_time
         gains = (saves or not best.holds_ahead) and possible.holds_ahead
     more = possible.parameters.max_in_flight > best.parameters.max_in_flight
     return gains and (more or _is_filled(possible, below(best.situation.service, possible.parameters.max_batch)))

@@ -151,7 +151,7 @@ class Plan:
         # After misses that were not forecast no forecast says what harm would be done.
         if guards.margin.factor == 1 or not choice.efficient.holds_now:
             current = forecaster.assess(parameters)
-            exploration.look(forecaster, choice.efficient, current, moving=moving, cold=belief.cold, now=now)
+            exploration.look(forecaster, choice.efficient, current, moving=moving, now=now)
 
     def _situation(self, belief: Belief, guards: Guards) -> Situation | None:
         requirements = self._requirements

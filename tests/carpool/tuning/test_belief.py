@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from carpool.batching.counters import COLD, ModelStats
+from carpool.batching.counters import ModelStats
 from carpool.exchange.decision import Observation
 from carpool.policy.parameters import Parameters
 from carpool.tuning.belief import Belief
@@ -55,14 +55,6 @@ def test_a_model_three_times_as_slow_is_another():
     assert any(each.model for each in moved)
     assert belief.is_another_model()
     assert belief.begin_epoch()
-
-
-def test_slow_first_batches_are_remembered():
-    belief = Belief()
-    seen(belief, counted())
-    assert not belief.cold
-    seen(belief, counted(misses={COLD: 3}), counted())
-    assert belief.cold
 
 
 def test_rows_that_differ_are_known_by_their_shares():

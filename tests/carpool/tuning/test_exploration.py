@@ -59,14 +59,14 @@ def situation(rate, service=KNOWN, target=0.12, most_in_flight=1):
     return Situation(process=Poisson(rate), service=service, target=target, budget=0.005, limits=limits)
 
 
-def candidate(rate, *, moving, service=KNOWN, target=0.12, spare=0.0, cold=False, most_in_flight=1, exploration=None):
+def candidate(rate, *, moving, service=KNOWN, target=0.12, spare=0.0, most_in_flight=1, exploration=None):
     """What is worth exploring at a load, from the setting that is best for it."""
     forecaster = Forecaster(situation(rate, service, target, most_in_flight))
     best = choose(forecaster, Aim(), Parameters(), PassThroughMode.NEVER).efficient
     current = forecaster.assess(best.parameters)
     exploration = exploration or Exploration()
     exploration.spare = spare
-    exploration.look(forecaster, best, current, moving=moving, cold=cold, now=0.0)
+    exploration.look(forecaster, best, current, moving=moving, now=0.0)
     return exploration.candidate
 
 
@@ -120,7 +120,7 @@ def test_beyond_what_was_refuted_no_more_is_assumed_to_be_computed_at_once():
     forecaster = Forecaster(situation(90.0, one, target=0.0435, most_in_flight=8))
     best = forecaster.assess(Parameters(1, Duration(0.0), 8))
     exploration = Exploration()
-    exploration.look(forecaster, best, best, moving=True, cold=False, now=0.0)
+    exploration.look(forecaster, best, best, moving=True, now=0.0)
     assert exploration.candidate is not None
     assert exploration.candidate.max_in_flight == 4
     assert exploration.candidate.max_batch == 2
@@ -194,13 +194,6 @@ def test_a_size_that_noise_hides_for_longer_than_exploration_lasts_is_not():
     # Of batches that spread by twice their mean it takes 1,114; some 230 come in ten seconds.
     assert candidate(230, moving=True, service=replace(KNOWN, noise=0.5)) is not None
     assert candidate(230, moving=True, service=replace(KNOWN, noise=2.0)) is None
-
-
-def test_where_first_batches_are_slow_it_has_to_gain_more():
-    # Were 16 rows as quick as eight, they would save 10 %.
-    shallow = ServiceTime.measured({1: 0.008, 2: 0.0085, 4: 0.0095, 8: 0.0115})
-    found = [candidate(400, moving=True, cold=cold, service=shallow) for cold in (False, True)]
-    assert found[1] is None or found[0] is not None
 
 
 def test_of_several_lengths_each_may_be_as_quick_in_larger_batches():
