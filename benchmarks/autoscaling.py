@@ -1,7 +1,7 @@
 """What autoscalers need of a day, and whether the capacity is forecast right: ``make autoscaling`` (minutes).
 
-- *Capacity*: requests/s per replica as forecast, and as the request-level simulator carries, in scenarios of the proof
-  whose load stays as it is. Arrivals are others than those of the forecast.
+- *Capacity*: requests/s per replica as forecast, and as the request-level simulator carries, in every scenario of the
+  proof that has one: independent or bursty arrivals of one length. Arrivals are others than those of the forecast.
 - *Days*: a GPU, a CPU model and a model that gains nothing from batches, each with a day that rises and falls, and with
   the shared trace (Azure, 2023) at its own pace. HPAs by CPU percent and by requests/s on replicas with zero wait,
   Carpool's load, and the fewest replicas possible.
@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from evidence import commit, today
 from msgspec.structs import replace
+from proof.scenario import Gamma, Poisson, load_all
+from proof.world import Stretch, devices
 
 from carpool.batching.requests import Estimate, seldom_exceeded
 from carpool.forecasting.capacity import FULL, candidates, capacity
 from carpool.forecasting.forecaster import Situation
 from carpool.learning.arrivals import first
-from carpool.policy.durations import Duration
-from carpool.simulation.simulator import Simulation
+from carpool.simulation.simulator import Device, Simulation
 from carpool.tuning.candidates import known_flights, productive_sizes
 from carpool.tuning.objective import Aim
 from carpool_cli.planning import assumptions, autoscaling, day_plot, replica, savings
@@ -38,6 +39,8 @@ from carpool_cli.profiling import device_profile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from proof.scenario import Scenario
+
     from carpool.forecasting.capacity import Capacity
     from carpool_cli.planning.autoscaling import Steps
 
@@ -45,10 +48,6 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "autoscaling.json"
 PICTURE = HERE.parent / "docs" / "images" / "autoscaling.png"
 
-SCENARIOS = (
-    "bert-base-t4", "bert-large-a100-loose", "resnet50-v100-waves", "ranking-1-core-bursty", "ocr-1-core-bursty",
-    "tiles-32", "magika-8-cores", "synthetic-4-executors", "resnet50-v100-flat",
-)  # fmt: skip
 WITHIN = 0.05
 FACTORS = (0.92, 0.96, 1.0, 1.04, 1.08)
 REQUESTS_PLAYED = 30_000
@@ -86,9 +85,9 @@ def searched(situation: Situation) -> Capacity:
     return capacity(situation, candidates(situation, sizes, known_flights(situation.service, situation.limits)))
 
 
-def carried(situation: Situation, profile: Any, found: Capacity) -> float:  # noqa: ANN401 - a profile
+def carried(situation: Situation, device: Device, found: Capacity) -> float:
     """Return the highest rate that misses at most 1 % in the simulator, between factors by interpolation."""
-    device, service = assumptions.device(profile), situation.service
+    service = situation.service
     times = tuple(service.time(max(rows, 1)) for rows in range(129))
     estimate = Estimate(
         times, tuple(each * seldom_exceeded(service.noise) for each in times), service.executors, service.noise
@@ -112,22 +111,31 @@ def carried(situation: Situation, profile: Any, found: Capacity) -> float:  # no
     return (FACTORS[-1] if points[-1][1] <= allowed else FACTORS[0]) * found.rate
 
 
+def steady() -> list[Scenario]:
+    """List the scenarios of the proof that have one capacity: one process at one rate, requests of one length."""
+    return [one for one in load_all() if isinstance(one.arrivals, Poisson | Gamma) and one.lengths is None]
+
+
 def capacities() -> list[dict[str, Any]]:
-    """Compare forecast and simulation."""
+    """Compare forecast and simulation, of one replica that is warm and stands nowhere still."""
     rows = []
-    for name in SCENARIOS:
-        scenario = msgspec.json.decode((HERE / "scenarios" / f"{name}.json").read_bytes())
-        arrivals = scenario["arrivals"]
-        situation, profile = situation_of(
-            scenario["profile"],
-            float(Duration.parse(scenario["slo"])),
-            arrivals.get("cv", 1.0),
-            scenario.get("executors"),
+    for scenario in steady():
+        alone = replace(scenario, cold=1.0, stalls=None, replicas=1, slow_pod=1.0)
+        cv = scenario.arrivals.cv if isinstance(scenario.arrivals, Gamma) else 1.0
+        limits = scenario.limits
+        situation = Situation(
+            process=assumptions.process_of(100.0, cv),
+            service=alone.service(),
+            target=float(scenario.slo),
+            budget=assumptions.budget(scenario.policy),
+            limits=replace(limits, max_batch=min(limits.max_batch, scenario.largest or limits.max_batch)),
         )
         found = searched(situation)
-        truth = carried(situation, profile, found)
-        rows.append({"scenario": name, "forecast": found.rate, "carried": truth, "error": found.rate / truth - 1})
-        print(f"{name:28} forecast {found.rate:9.1f}  carried {truth:9.1f}  {found.rate / truth - 1:+.1%}", flush=True)
+        (device,) = devices(alone, (Stretch(3600.0, 1.0),))
+        truth = carried(situation, device, found)
+        error = found.rate / truth - 1
+        rows.append({"scenario": scenario.name, "forecast": found.rate, "carried": truth, "error": error})
+        print(f"{scenario.name:34} forecast {found.rate:9.1f}  carried {truth:9.1f}  {error:+.1%}", flush=True)
     return rows
 
 

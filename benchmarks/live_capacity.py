@@ -15,7 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from autoscaling import HERE, SCENARIOS, searched, situation_of
+from autoscaling import HERE, searched, situation_of
 from evidence import commit, today
 from msgspec.structs import replace
 
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from carpool.policy.spec import BatchingPolicy
     from carpool.simulation.outcome import Setting
 
+SCENARIOS = (
+    "bert-base-t4", "bert-large-a100-loose", "resnet50-v100-waves", "ranking-1-core-bursty", "ocr-1-core-bursty",
+    "tiles-32", "magika-8-cores", "synthetic-4-executors", "resnet50-v100-flat",
+)  # fmt: skip
 RESULTS = HERE / "results" / "live-capacity.json"
 WITHIN = 0.10
 LOADS, SEEDS = (0.3, 0.5, 0.8), (1, 2)

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.forecasting.forecaster import DECIDES, QUANTILE_NAMES, TOGETHER, Forecaster
+from carpool.learning.arrivals import Gamma
 from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
 
@@ -67,7 +68,7 @@ def capacity(situation: Situation, settings: Sequence[Parameters]) -> Capacity:
     """
     most = max(_backlog(situation, setting.max_batch, setting.max_in_flight) for setting in settings)
     # Arrivals of the highest rate: as many as show what lasts, slower or faster.
-    forecaster = Forecaster(replace(situation, process=replace(situation.process, rate=most)))
+    forecaster = Forecaster(replace(situation, process=replace(situation.process, rate=most)), parts=SAMPLES)
     best, found = _search(forecaster, settings)
     unheld = [replace(each, max_wait=Duration(situation.limits.min_wait)) for each in settings]
     without = found if best in unheld else _search(forecaster, dict.fromkeys(unheld))[1]
@@ -130,5 +131,7 @@ def _holds(forecaster: Forecaster, setting: Parameters, factor: float, *, upper:
         misses, samples = misses + found.miss_fraction, samples + 1
         together = TOGETHER * max(situation.process.dispersion, 1.0)
         doubt = DECIDES * math.sqrt(allowed * together / (samples * forecaster.requests))
+        if isinstance(situation.process, Gamma):
+            doubt = math.inf  # of the parts of a long run only all together have the exact rate
     forecaster.rest()
     return misses <= samples * allowed

@@ -243,8 +243,10 @@ class Forecaster:
     samples = SAMPLES
     """Of arrivals that can be drawn; of recorded ones there is one."""
 
-    def __init__(self, situation: Situation) -> None:
+    def __init__(self, situation: Situation, parts: int = 0) -> None:
+        """``parts``: how many samples are parts of one long run, whose rates differ; 0: each has the exact rate."""
         self.situation = situation
+        self._parts = parts
         self._upper = situation.service.pessimistic()
         self._groups = batchable_share.groups(
             situation.share, batchable_share.MOST_GROUPS // max(len(situation.service.mix), 1)
@@ -281,7 +283,11 @@ class Forecaster:
         situation = self.situation
         drawn = sampling.rows(situation.row_shares, count, sample) if situation.row_shares else None
         mean = sum(drawn) / len(drawn) if drawn else situation.rows
-        times = sampling.times(situation.process, count, factor * situation.rows / mean, sample)
+        factor *= situation.rows / mean
+        if self._parts:
+            times = sampling.part(situation.process, count, factor, sample, self._parts)
+        else:
+            times = sampling.times(situation.process, count, factor, sample)
         return Load(times, drawn or situation.rows, self._groups, sampling.draws(situation.service.noise, sample))
 
     def rest(self) -> None:

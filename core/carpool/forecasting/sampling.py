@@ -31,6 +31,17 @@ def times(process: arrivals.Poisson | arrivals.Gamma, count: int, factor: float 
     return [time / rate for time in _unit(replace(process, rate=1.0), count, sample)]
 
 
+def part(process: arrivals.Poisson | arrivals.Gamma, count: int, factor: float, number: int, of: int) -> list[float]:
+    """Return the same of one of several parts of a long list: their rates differ by chance, that of all is exact.
+
+    Of gaps with a CV of 4, 4,000 arrivals come 6 % faster or slower, and what misses then is what limits a capacity.
+    """
+    rate = process.rate * factor
+    run = _unit(replace(process, rate=1.0), count * of, 0)
+    begin = run[number * count - 1] if number else 0.0
+    return [(time - begin) / rate for time in run[number * count : (number + 1) * count]]
+
+
 def drawn(process: arrivals.Poisson | arrivals.Gamma, count: int, sample: int) -> list[float]:
     """List ``count`` arrivals as they come, now more and now fewer: over many samples a tail has to have that too."""
     return list(arrivals.first(process, count, _random(sample)))
