@@ -25,6 +25,14 @@ def test_samples_differ_and_the_same_sample_does_not():
     assert sampling.draws(0.3, 1) != sampling.draws(0.3, 2)
 
 
+def test_parts_of_a_long_run_come_at_other_rates_and_all_of_them_at_the_one_asked_for():
+    parts = [sampling.part(Gamma(700.0, 4.0), 4000, 1.25, number, 4) for number in range(4)]
+    assert all(one <= other for times in parts for one, other in pairwise(times))
+    assert len({len(times) / times[-1] for times in parts}) == 4
+    assert 16_000 / sum(times[-1] for times in parts) == pytest.approx(1.25 * 700, rel=0.002)
+    assert stdev(times[-1] for times in parts) > 0.02 * mean(times[-1] for times in parts)
+
+
 def test_noise_has_mean_one_and_the_spread_that_was_asked_for():
     drawn = [each for sample in range(20) for each in sampling.draws(0.3, sample)]
     assert mean(drawn) == pytest.approx(1.0, abs=0.01)
