@@ -103,7 +103,7 @@ def _played(options: argparse.Namespace) -> Record:
 
 def _gate_again() -> Record:
     """Play the gate alone, in every row that is kept."""
-    before = msgspec.json.decode(RESULTS.read_bytes(), type=Record)
+    measured, before = commit(), msgspec.json.decode(RESULTS.read_bytes(), type=Record)
     by_name = {scenario.name: scenario for scenario in scenarios()}
     worlds = [build(by_name[each.scenario], each.seed) for each in before.rows]
     rows = []
@@ -111,7 +111,7 @@ def _gate_again() -> Record:
         for found in pool.map(again, worlds, before.rows):
             _tell(found)
             rows.append(found)
-    return _record(commit(), rows, others=before.others or before.commit)
+    return _record(measured, rows, others=before.others or before.commit)
 
 
 def _kept(measured: str) -> list[Row]:
