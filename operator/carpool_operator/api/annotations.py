@@ -27,7 +27,7 @@ SLO_PREFIX = PREFIX + "slo-"
 ``slo-ttft-p99``, time to the first token, and ``slo-tpot-p99``, time per output token after it; with ``.CLASS`` behind
 it, e.g. ``slo-ttft-p99.gold``, of the requests of that class alone."""
 TTFT = SLO_PREFIX + "ttft-p99"
-"""Its ``slo.ttft``, without which there are no classes."""
+"""``slo.ttft`` of the policy, without which there are no classes."""
 MODE = PREFIX + "mode"
 """``tuning.mode`` of the policy that is kept for the workload."""
 OBJECTIVE = PREFIX + "objective"
