@@ -102,7 +102,7 @@ proof: $(STAMP) ## How close to the oracle, how far ahead of other rules (half a
 proof-quick: $(STAMP) ## The same for a few scenarios and rules, with limits of their own (a minute)
 	$(BIN)/python benchmarks/proof --quick
 
-generation: $(STAMP) ## The gate for token streams against fixed caps and other rules, in virtual time (ten minutes; goes on where it was interrupted)
+generation: $(STAMP) ## The gate for token streams against fixed caps and other rules, in virtual time (an hour; goes on where it was interrupted)
 	$(BIN)/python benchmarks/generation --write
 
 engine: $(STAMP) ## The gate before a real engine (OpenVINO on a CPU), against fixed caps and none (five minutes)

@@ -148,6 +148,7 @@ def resource() -> str:
         "| annotation | field of the policy |",
         "|---|---|",
         *(f"| `{name}` | `{'.'.join(path)}` |" for name, path in names.FIELDS.items()),
+        *(f"| `{name}` | `{path}` |" for name, path in names.OF_CLASSES.items()),
     ]
     return "\n".join(lines) + "\n"
 

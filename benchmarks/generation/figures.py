@@ -5,7 +5,9 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
+import click
 from msgspec import Struct
+from msgspec.structs import replace
 
 from carpool.generation.gate import Gate, Limits
 from carpool.generation.queues import OUTPUT_COST, PROMPT_COST
@@ -74,22 +76,47 @@ class Row(Struct, frozen=True):
 def row(world: World) -> Row:
     """Play a scenario by every rule."""
     slo, profile = world.scenario.slo, world.profile
-    watch = Watch(gate(world))
-    outcome = simulate(world, watch)
-    rules = {"carpool": played(world, outcome)}
+    ours, gap, cost = of_gate(world)
+    rules = {"carpool": ours}
     best, cap, margin = best_cap(world)
     rules["best cap"] = best
     rules["no gate"] = played(world, simulate(world, Nothing(slo, profile)))
     rules["cap 100"] = played(world, simulate(world, Cap(100, slo, profile)))
     rules["AIMD on TPOT"] = played(world, simulate(world, Aimd(slo, profile)))
     rules["queued tokens"] = played(world, simulate(world, QueuedTokens(slo, profile)))
+    return Row(world.scenario.name, world.seed, world.capacity.rate, offered(world), rules, cap, margin, gap, cost)
+
+
+def again(world: World, before: Row) -> Row:
+    """Play the gate again, and keep what other rules did before.
+
+    Raises ``click.ClickException`` where that is out of date: the engine, the load or the best cap is not as it was.
+    """
+    cap = Cap(before.cap, world.scenario.slo, world.profile, margin=before.margin)
+    was = (before.offered, before.capacity, before.rules["best cap"])
+    if was != (offered(world), world.capacity.rate, played(world, simulate(world, cap))):
+        raise click.ClickException(
+            f"{before.scenario}, seed {before.seed}: the load or the best cap isn't what it was, so the other rules "
+            "have to be played too: make generation"
+        )
+    ours, gap, cost = of_gate(world)
+    return replace(before, rules=before.rules | {"carpool": ours}, service_gap=gap, flood_cost=cost)
+
+
+def of_gate(world: World) -> tuple[Played, float | None, float | None]:
+    """Play the gate; return what it did, and `service_gap` and `flood_cost` of a row."""
+    watch = Watch(gate(world))
+    outcome = simulate(world, watch)
     cost = None
     if world.scenario.flood is not None:
         alone = own_goodput(world, simulate(world, gate(world), flood=False))
         cost = 1 - own_goodput(world, outcome) / alone
-    gap = watch.gap / watch.bound if watch.bound else None
-    offered = len(world.arrivals()) / world.scenario.seconds
-    return Row(world.scenario.name, world.seed, world.capacity.rate, offered, rules, cap, margin, gap, cost)
+    return played(world, outcome), watch.gap / watch.bound if watch.bound else None, cost
+
+
+def offered(world: World) -> float:
+    """Return requests per second of all tenants."""
+    return len(world.arrivals()) / world.scenario.seconds
 
 
 def gate(world: World) -> Gate:

@@ -44,13 +44,15 @@ Written by `make generation` from `benchmarks/results/generation.json`; do not e
 [its page](generation.md). All of it is simulated: the gate stands before a twin of the engine.
 
 Taken at commit {commit}, {date}: {played} of {all} plays (a scenario with a seed). The same seeds give the same figures
-on any machine.
+on any machine.{others}
 
 ## Figures and limits
 
 | figure | measured | limit | goal | why |
 |---|---|---|---|---|
 """
+
+OTHERS = """ The other rules were played at commit {commit}; the best cap was played again, and did the same."""
 
 MIDDLE = """
 ![Goodput by load](images/generation-overload.svg)
@@ -87,7 +89,9 @@ scenario does not say otherwise; arrivals are Poisson. The step times of the eng
 def page(record: Any) -> str:  # noqa: ANN401 - likewise
     """Return the page."""
     known = limits(HERE / "limits.json")
-    text = HEAD.format(commit=record.commit, date=record.date[:10], played=len(record.rows), all=2 * len(scenarios()))
+    others = OTHERS.format(commit=record.others) if record.others else ""
+    plays = 2 * len(scenarios())
+    text = HEAD.format(commit=record.commit, date=record.date[:10], played=len(record.rows), all=plays, others=others)
     for figure in record.figures:
         bound = known[figure.name]
         goal = "" if bound.goal is None else f"{bound.goal:g}{'' if bound.reaches(figure.value) else ' (missed)'}"

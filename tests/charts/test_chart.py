@@ -9,7 +9,7 @@ import pytest
 import yaml
 from chart import CHART
 
-from carpool_operator.api.annotations import KNOWN, KNOWN_IN_TEMPLATE, PREFIX
+from carpool_operator.api.annotations import KNOWN, KNOWN_IN_TEMPLATE, OF_CLASSES, PREFIX
 from carpool_operator.cluster.sharding import Shard
 from carpool_operator.injector.main import _parser as injector_parser
 from carpool_operator.main import parser as operator_parser
@@ -241,6 +241,16 @@ def test_the_webhook_s_condition_knows_the_annotations_that_are_read(helm):
     assert {PREFIX + name for name in own} == KNOWN
     assert {PREFIX + name for name in template} == KNOWN_IN_TEMPLATE
     assert f"substring({len(PREFIX)})" in expression
+    of_class = re.compile(re.search(r'name\.matches\("(.*?)"\)', expression)[1])
+    for name in OF_CLASSES:
+        assert of_class.search(name.replace("CLASS", "gold-2"))
+        assert not of_class.search(name)  # no capitals
+        assert not of_class.search(name.replace(".CLASS", ""))
+
+
+def test_targets_of_classes_are_defaults_too(helm):
+    rendered = json.dumps(helm.render({"defaults": {"slo-ttft-p99": "2s", "slo-ttft-p99.gold": "1s"}}))
+    assert "--default=slo-ttft-p99.gold=1s" in rendered
 
 
 def test_what_the_documentation_sets_is_accepted(helm):
@@ -281,6 +291,7 @@ def test_what_the_documentation_sets_is_accepted(helm):
         ({"injector": {"affinity": {"node": {}}}}, "node"),
         ({"monitoring": {"podMonitor": {"interval": "15"}}}, "monitoring.podMonitor.interval"),
         ({"monitoring": {"alerts": {"enabled": True}}}, "alerts"),
+        ({"defaults": {"slo-ttft-p99.Gold": "1s"}}, "slo-ttft-p99.Gold"),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else value,
 )

@@ -173,6 +173,8 @@ def test_who_mistypes_is_told_each_time(injector, api, namespace, kubectl):
 
     own = said_to(deployment(own={"carpool.dev/injct": "true"}))
     assert "Warning: carpool: carpool.dev/injct is not known: did you mean carpool.dev/inject?" in own
+    of_class = said_to(deployment(own={"carpool.dev/slo-ttft-p99": "2s", "carpool.dev/slo-ttft-p99.Gold": "1s"}))
+    assert "carpool.dev/slo-ttft-p99.Gold is not known: of a class there are" in of_class
     mistyped = deployment(template={INJECT: "true", "carpool.dev/contaner": "server"})
     for _ in range(2):
         assert "carpool.dev/contaner in the pod template is not known: did you mean" in said_to(mistyped)
@@ -195,6 +197,7 @@ def test_who_writes_what_is_read_is_not_asked_about(injector, api, namespace):
     )
     template = {INJECT: "true", **{f"carpool.dev/{name}": "x" for name in written}}
     own = {"carpool.dev/slo-p99": "1s", "carpool.dev/mode": "Apply", "carpool.dev/max-batch": "8"}
+    own |= {"carpool.dev/slo-ttft-p99": "2s", "carpool.dev/slo-ttft-p99.gold": "1s"}
     before = reviews(api)
     api.create(deployment(own=own, template=template), namespace, dryRun="All")
     assert reviews(api) == before

@@ -5,18 +5,25 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import click
+import pytest
+from msgspec.structs import replace
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 from evidence import limits  # noqa: E402 - its folder has to be on the path
 from generation import __main__ as command  # noqa: E402 - likewise
-from generation import world  # noqa: E402 - likewise
+from generation import figures, world  # noqa: E402 - likewise
 from generation.figures import Played, Row  # noqa: E402 - likewise
 from generation.rivals import Aimd  # noqa: E402 - likewise
 from generation.world import PROFILES, scenarios  # noqa: E402 - likewise
 
+from carpool.generation.gate import Limits  # noqa: E402 - likewise
 from carpool.generation.profiles import EngineProfile, Linear  # noqa: E402 - likewise
 from carpool.generation.requests import Request, Slo  # noqa: E402 - likewise
+from carpool.policy.generation import Generation  # noqa: E402 - likewise
+from carpool_cli.planning.stream_rules import Cap  # noqa: E402 - likewise
 from carpool_cli.planning.streams import Lengths, capacity  # noqa: E402 - likewise
 
 PROFILE = EngineProfile(
@@ -48,18 +55,18 @@ def test_there_are_enough_scenarios_each_with_a_profile_and_a_name_of_its_own():
 def test_every_figure_has_a_limit():
     rows = [row(each.name, 9.0, 10.0, after=9.5) for each in scenarios()]
     known = limits(BENCHMARKS / "generation" / "limits.json")
-    figures = {figure.name: figure.value for figure in command.summary(scenarios(), rows)}
-    assert set(figures) <= set(known)
-    assert figures["goodput, median"] == figures["goodput, worst"] == 0.9
-    assert figures["30 s after a change, worst"] == 0.95
+    found = {figure.name: figure.value for figure in command.summary(scenarios(), rows)}
+    assert set(found) <= set(known)
+    assert found["goodput, median"] == found["goodput, worst"] == 0.9
+    assert found["30 s after a change, worst"] == 0.95
 
 
 def test_overload_is_compared_with_the_highest_of_lower_loads():
     rows = [row("8b-a100-0.7", 5.0, 5.0), row("8b-a100-1.3", 8.0, 10.0, 2.0), row("8b-a100-2", 6.0, 5.0)]
-    figures = {figure.name: figure.value for figure in command.summary(scenarios(), rows)}
-    assert figures["overload 1.3x, worst"] == 0.8
-    assert figures["overload 1.3x without a gate, most"] == 0.2
-    assert figures["overload 2x, worst"] == 0.6
+    found = {figure.name: figure.value for figure in command.summary(scenarios(), rows)}
+    assert found["overload 1.3x, worst"] == 0.8
+    assert found["overload 1.3x without a gate, most"] == 0.2
+    assert found["overload 2x, worst"] == 0.6
 
 
 def test_a_scenario_at_1_3_offers_1_3_times_what_its_own_requests_need(monkeypatch):
@@ -72,6 +79,25 @@ def test_a_scenario_at_1_3_offers_1_3_times_what_its_own_requests_need(monkeypat
     offered = len(played) / scenario.seconds
     assert 1.2 < offered / capacity(built.profile, Lengths(played, ""), scenario.slo).rate < 1.4
     assert offered / capacity(built.profile, Lengths(pairs, ""), scenario.slo).rate > 2  # what it was before
+
+
+def test_the_gate_alone_is_played_again_beside_others_that_are_as_they_were(monkeypatch):
+    monkeypatch.setattr(world, "lengths_of", lambda kind: Lengths([(600, 150), (200, 50)] * 500, kind))
+    scenario = next(each for each in scenarios() if each.name == "8b-a100-1.3")
+    built = world.build(replace(scenario, phases=[(10.0, 1.3)]), 0)
+    best = figures.played(built, figures.simulate(built, Cap(32, scenario.slo, built.profile)))
+    rules = {"carpool": played(0.0), "best cap": best, "no gate": played(0.5)}
+    before = Row(scenario.name, 0, built.capacity.rate, figures.offered(built), rules, 32, 1.0)
+    after = figures.again(built, before)
+    assert after.rules["carpool"].goodput > 1.0
+    assert after == replace(before, rules=rules | {"carpool": after.rules["carpool"]})
+    for stale in (replace(before, cap=16), replace(before, offered=1.0), replace(before, capacity=1.0)):
+        with pytest.raises(click.ClickException, match="make generation"):
+            figures.again(built, stale)
+
+
+def test_the_gate_plays_what_policies_have_by_default():
+    assert Limits().kv_budget_percent == Generation().kv_budget_percent
 
 
 def test_aimd_lowers_its_cap_where_tokens_are_late_and_raises_it_while_requests_wait():

@@ -17,7 +17,7 @@ from carpool.generation.kv_budget import KvBudget
 from carpool.generation.meter import Meter
 from carpool.generation.queues import OUTPUT_COST, PROMPT_COST, Expiry, FairQueue
 from carpool.generation.requests import Action, Admit, Reason, Refuse, Request, Slo, State
-from carpool.policy.generation import Order
+from carpool.policy.generation import Generation, Order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +44,7 @@ class Limits(NamedTuple):
     max_queued_tokens: int | None = None
     kv_tokens: int | None = None
     """Size of the engine's KV cache, where the engine does not report its use."""
-    kv_budget_percent: float = 95.0
+    kv_budget_percent: float = Generation().kv_budget_percent
     ageing: float = 60.0
     """Seconds after which a request of batch priority gets a turn although interactive ones wait."""
 

@@ -14,7 +14,7 @@ from carpool_operator.api.spec import PolicySpec
 from carpool_operator.workloads.registry import BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from enum import StrEnum
 
 PREFIX = "carpool.dev/"
@@ -24,7 +24,10 @@ INJECT = PREFIX + "inject"
 """``"true"`` asks for a sidecar, ``"false"`` forbids it; ``"deployment"`` in a template is the webhook's."""
 SLO_PREFIX = PREFIX + "slo-"
 """Followed by a percentile: ``carpool.dev/slo-p99: 50ms``. Any of these asks for a sidecar, too. Of token streams:
-``slo-ttft-p99``, time to the first token, and ``slo-tpot-p99``, time per output token after it."""
+``slo-ttft-p99``, time to the first token, and ``slo-tpot-p99``, time per output token after it; with ``.CLASS`` behind
+it, e.g. ``slo-ttft-p99.gold``, of the requests of that class alone."""
+TTFT = SLO_PREFIX + "ttft-p99"
+"""``slo.ttft`` of the policy, without which there are no classes."""
 MODE = PREFIX + "mode"
 """``tuning.mode`` of the policy that is kept for the workload."""
 OBJECTIVE = PREFIX + "objective"
@@ -115,7 +118,15 @@ FIELDS = {
     MAX_WAIT: ("bounds", "maxWait", "max"),
     MAX_IN_FLIGHT: ("bounds", "maxInFlight", "max"),
 }
-"""Where in a policy the value of an annotation goes."""
+"""Where in a policy the value of an annotation goes; of classes see ``_of_class``."""
+
+OF_CLASSES = {f"{SLO_PREFIX}{name}-p99.CLASS": f"slo.classes[].{name}.p99" for name in ("ttft", "tpot")}
+"""Annotations of classes, and the field that each of them is."""
+
+_OF_CLASS = re.compile(rf"{re.escape(SLO_PREFIX)}(ttft|tpot)-p99\.([a-z0-9]([a-z0-9-]*[a-z0-9])?)")
+
+BATCH = "batch"
+"""A priority that has no targets, and so is no class."""
 
 _DURATIONS = {name for name in FIELDS if name.startswith(SLO_PREFIX)} | {MAX_WAIT}
 _NUMBERS = {MAX_BATCH, MAX_IN_FLIGHT, TARGET_UTILIZATION, DEVICE_SHARE}
@@ -157,21 +168,28 @@ def read(kind: str, name: str, annotations: Mapping[str, str], defaults: Mapping
             f"{key} belongs to an SLO: add one, e.g. {SLO_PREFIX}p99: 50ms, here or on the namespace (with "
             f'{INJECT}: "{ASKED}" here), or drop it'
             for key in ours
-            if key in FIELDS
+            if _is_known(key)
         ]
     if problems or not (own or by_default) or ours.get(INJECT) == FORBIDDEN:
         return Wish(None, tuple(problems))
     ours = merged(defaults or {}, ours)
+    classes = _classes(ours)
+    if classes and TTFT not in ours:
+        of = next(key for key in ours if _of_class(key) is not None)
+        return Wish(None, (f"{of} is of a class: add {TTFT} for the requests without one, e.g. 2s, or drop it",))
     plain: dict[str, Any] = {"targetRefs": [{"group": BY_NAME[kind].group, "kind": kind, "name": name}]}
     for key, (*path, last) in ((key, FIELDS[key]) for key in ours if key in FIELDS):
         inner = plain
         for step in path:
             inner = inner.setdefault(step, {})
         inner[last] = int(ours[key]) if key in _NUMBERS else ours[key]
+    if classes:
+        plain["slo"] |= {"classes": classes}
     try:
         return Wish(from_plain(plain, PolicySpec, what="spec").validate(), (), by_default)
     except PolicyError as error:
-        return Wish(None, (f"{_annotation(error.field)}: {str(error).partition(': ')[2]}",))
+        drop = ", so drop some" if error.field == "slo.classes" else ""
+        return Wish(None, (f"{_annotation(error.field, classes)}: {str(error).partition(': ')[2]}{drop}",))
 
 
 def merged(outer: Mapping[str, str], inner: Mapping[str, str]) -> dict[str, str]:
@@ -188,7 +206,26 @@ def asks(annotations: Mapping[str, str]) -> bool:
 
 
 def _is_slo(key: str) -> bool:
-    return key in FIELDS and key.startswith(SLO_PREFIX)
+    return _is_known(key) and key.startswith(SLO_PREFIX)
+
+
+def _is_known(key: str) -> bool:
+    return key in FIELDS or _of_class(key) is not None
+
+
+def _of_class(key: str) -> tuple[str, str] | None:
+    """Return which target of which class an annotation is: ("ttft", "gold") of ``slo-ttft-p99.gold``; None if none."""
+    found = _OF_CLASS.fullmatch(key)
+    return None if found is None else (found[1], found[2])
+
+
+def _classes(ours: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the classes that annotations name, as they stand in a policy, in order of their names."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in ours.items():
+        if (of := _of_class(key)) is not None:
+            found.setdefault(of[1], {"priority": of[1]})[of[0]] = {"p99": value}
+    return [found[name] for name in sorted(found)]
 
 
 def read_defaults(annotations: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -201,9 +238,9 @@ def read_defaults(annotations: Mapping[str, str]) -> tuple[dict[str, str], tuple
     for key, value in sorted(annotations.items()):
         if not key.startswith(PREFIX) or key in OF_SIDECAR:
             continue
-        if key in FIELDS and (problem := _problem(key, value)) is None:
+        if _is_known(key) and (problem := _problem(key, value)) is None:
             good[key] = value
-        elif key in FIELDS:
+        elif _is_known(key):
             problems.append(str(problem))
         else:
             problems.append(f"{key} is no default: {_hint(key, (*FIELDS, *OF_SIDECAR))}")
@@ -218,9 +255,11 @@ def _problem(key: str, value: str) -> str | None:
         return (
             None if value in {ASKED, FORBIDDEN} else f'{key} is {value!r}: write "{ASKED}" or "{FORBIDDEN}", in quotes'
         )
-    if key not in FIELDS:
+    if not _is_known(key):
         return f"{key} is not known: {_hint(key, _OWN)}"
-    if key in _DURATIONS and re.fullmatch(DURATION_PATTERN, value) is None:
+    if (of := _of_class(key)) is not None and of[1] == BATCH:
+        return f"{key}: requests of the class {BATCH} have no targets: name another class, or drop it"
+    if (key in _DURATIONS or of is not None) and re.fullmatch(DURATION_PATTERN, value) is None:
         return f"{key} is {value!r}: write a duration, e.g. 50ms, 2s, 1m30s (units h, m, s, ms; whole numbers)"
     if key in _NUMBERS and re.fullmatch("[1-9][0-9]{0,8}", value) is None:
         return f'{key} is {value!r}: write a whole number from 1, in quotes, e.g. "32"'
@@ -239,7 +278,7 @@ def misplaced(annotations: Mapping[str, str]) -> tuple[str, ...]:
     unread = sorted(key for key in annotations if key.startswith(PREFIX) and key not in KNOWN_IN_TEMPLATE)
     return tuple(
         f"{key} is read on the workload itself: move it from the pod template to metadata.annotations"
-        if key in FIELDS
+        if _is_known(key)
         else f"{key} in the pod template is not known: {_hint(key, (INJECT, *_OF_TEMPLATE))}"
         for key in unread
     )
@@ -247,11 +286,23 @@ def misplaced(annotations: Mapping[str, str]) -> tuple[str, ...]:
 
 def _hint(key: str, here: Iterable[str]) -> str:
     """Name the annotation that was meant, or those that there are ``here``."""
+    if key.startswith(SLO_PREFIX) and "." in key.removeprefix(PREFIX):
+        return (
+            f"of a class there are {' and '.join(OF_CLASSES)}, where CLASS has lower-case letters, digits and -, e.g. "
+            f"{SLO_PREFIX}ttft-p99.gold"
+        )
     known = [each.removeprefix(PREFIX) for each in (*_OWN, *_OF_TEMPLATE)]
     close = difflib.get_close_matches(key.removeprefix(PREFIX), known, n=1)
     return f"did you mean {PREFIX}{close[0]}?" if close else f"there are {', '.join(here)}"
 
 
-def _annotation(path: str) -> str:
-    """Return the annotation that a policy's field was read from; of the promise as a whole, all of them."""
-    return next((key for key, steps in FIELDS.items() if ".".join(steps) == path), f"{SLO_PREFIX}*")
+def _annotation(path: str, classes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the annotation that a policy's field is; of an SLO as a whole, or of all classes, all of them."""
+    if path == "slo.classes":
+        return f"{SLO_PREFIX}*.CLASS"
+    fields = {".".join(steps): key for key, steps in FIELDS.items()}
+    for index, each in enumerate(classes):
+        for name in ("ttft", "tpot"):
+            fields[f"slo.classes[{index}].{name}.p99"] = f"{SLO_PREFIX}{name}-p99.{each['priority']}"
+    inside = [key for field, key in fields.items() if field == path or field.startswith(f"{path}.")]
+    return inside[0] if len(inside) == 1 else f"{SLO_PREFIX}*"

@@ -43,8 +43,67 @@ def test_a_promise_of_token_streams():
     assert read_policy({"spec": written(spec)}) == spec
     assert "latency" not in written(spec)["slo"]
     assert wish(slo_tpot_p99="50ms").problems == (
-        "carpool.dev/slo-*: slo.tpot needs it: without it requests wait without bound, e.g. p99: 2s",
+        "carpool.dev/slo-ttft-p99: slo.tpot needs it: without it requests wait without bound, e.g. p99: 2s",
     )
+
+
+def test_a_class_is_a_name_behind_a_dot():
+    given = {"slo-ttft-p99": "2s", "slo-tpot-p99": "50ms"}
+    given |= {"slo-ttft-p99.report-2": "20s", "slo-tpot-p99.gold": "30ms", "slo-ttft-p99.gold": "1s"}
+    spec, problems, _ = wish(**given)
+    assert problems == ()
+    gold, report = spec.slo.classes
+    assert (gold.priority, gold.ttft.p99, gold.tpot.p99) == ("gold", 1.0, 0.03)
+    assert (report.priority, report.ttft.p99, report.tpot) == ("report-2", 20.0, None)
+    assert (spec.slo.ttft.p99, spec.slo.tpot.p99) == (2.0, 0.05)
+    assert read_policy({"spec": written(spec)}) == spec
+
+
+def test_classes_are_a_promise_that_is_taken_whole():
+    defaults = {"slo-ttft-p99": "2s", "slo-tpot-p99": "50ms", "slo-ttft-p99.gold": "1s"}
+    good, problems = read_defaults({PREFIX + key: value for key, value in defaults.items()})
+    assert problems == ()
+    spec, problems, by_default = read("Deployment", "llama", {PREFIX + "inject": "true"}, good)
+    assert (problems, by_default) == ((), True)
+    assert [(each.priority, each.ttft.p99) for each in spec.slo.classes] == [("gold", 1.0)]
+    own = read("Deployment", "llama", {PREFIX + "slo-ttft-p99": "3s"}, good)
+    assert (own.spec.slo.ttft.p99, own.spec.slo.tpot, own.spec.slo.classes) == (3.0, None, ())
+    assert annotations.asks({PREFIX + "slo-ttft-p99.gold": "1s"})
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (
+            {"slo-ttft-p99.gold": "1s"},
+            "slo-ttft-p99.gold is of a class: add carpool.dev/slo-ttft-p99 for the requests",
+        ),
+        ({"slo-p99": "1s", "slo-tpot-p99.gold": "1s"}, "slo-tpot-p99.gold is of a class: add carpool.dev/slo-ttft-p99"),
+        ({"slo-ttft-p99": "2s", "slo-ttft-p99.gold": "1"}, "slo-ttft-p99.gold is '1': write a duration, e.g. 50ms"),
+        (
+            {"slo-ttft-p99": "2s", "slo-ttft-p99.gold": "1s", "slo-tpot-p99.zinc": "0s"},
+            "slo-tpot-p99.zinc: must be longer",
+        ),
+        ({"slo-ttft-p99": "2s", "slo-ttft-p99.batch": "1s"}, "slo-ttft-p99.batch: requests of the class batch have no"),
+        (
+            {"slo-ttft-p99": "2s", "slo-ttft-p99.Gold": "1s"},
+            "slo-ttft-p99.Gold is not known: of a class there are carpool",
+        ),
+        (
+            {"slo-ttft-p99": "2s", "slo-p99.gold": "1s"},
+            "slo-p99.gold is not known: of a class there are carpool.dev/slo-tt",
+        ),
+        (
+            {"slo-ttft-p99": "2s"} | {f"slo-ttft-p99.c{i}": "1s" for i in range(9)},
+            "slo-*.CLASS: Expected `array` of length <= 8, so drop some",
+        ),
+    ],
+)
+def test_a_problem_of_a_class_names_the_annotation_and_the_fix(given, problem):
+    spec, problems, _ = wish(**given)
+    assert spec is None
+    assert len(problems) == 1
+    assert problems[0].startswith(PREFIX + problem)
 
 
 @pytest.mark.parametrize("given", [{}, {"inject": "true"}, {"inject": "false", "slo_p99": "50ms"}])
@@ -90,6 +149,7 @@ def test_all_problems_are_told_at_once():
         ("injct", "injct in the pod template is not known: did you mean carpool.dev/inject?"),
         ("contaner", "contaner in the pod template is not known: did you mean carpool.dev/container?"),
         ("zzz", "zzz in the pod template is not known: there are carpool.dev/inject, carpool.dev/container, "),
+        ("slo-tpot-p99.gold", "slo-tpot-p99.gold is read on the workload itself: move it from the pod template"),
         ("slo-p99", "slo-p99 is read on the workload itself: move it from the pod template to metadata.annotations"),
     ],
 )
