@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 try:
@@ -68,9 +70,9 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run a command; what was typed wrong is told in one line, without the usage that click sets before it.
+        """Run a command. What was typed wrong is reported in one line, without the usage that click sets before it.
 
-        Raises ``Mistyped`` then.
+        Raises ``Mistyped`` then, and ``click.ClickException`` for a file that can't be read or written.
         """
         try:
             return super().invoke(ctx)
@@ -79,6 +81,11 @@ class LazyGroup(click.Group):
         except click.UsageError as error:
             path = ctx.command_path if error.ctx is None else error.ctx.command_path
             raise Mistyped(f"{error.format_message()} ({path} --help)") from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:
+                raise  # the reader of a pipe has gone: click ends quietly
+            where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+            raise click.ClickException(f"{where}{error.strerror or str(error) or type(error).__name__}") from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         """List the commands without importing them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import re
 from pathlib import Path
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from carpool_sidecar.http1.messages import Headers
+
+
+PICTURES = (".png", ".svg", ".pdf")
 
 
 class DurationType(click.ParamType[float]):
@@ -113,6 +117,17 @@ class DimType(click.ParamType[tuple[str, int]]):
         return name, int(size)
 
 
+class FiniteRange(click.FloatRange):
+    """A number within bounds: ``nan`` and ``inf`` are inside every range of click's."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's signature
+        """Refuse what is no number to compute with."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r}: write a number, e.g. 0.5 or 200", param, ctx)
+        return number
+
+
 class InputFile(click.Path):
     """A file to read; what reads it says where it is missing or wrong."""
 
@@ -133,6 +148,17 @@ class OutputFile(click.Path):
             self.fail(f"{str(path.parent)!r} is no folder: make it first", param, ctx)
         if not os.access(path.parent, os.W_OK):
             self.fail(f"{str(path.parent)!r} can't be written to: name another folder", param, ctx)
+        return path
+
+
+class PictureFile(OutputFile):
+    """A picture to draw: its format is checked at once, too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:  # noqa: ANN401 - click's signature
+        """Check the folder and the ending."""
+        path = super().convert(value, param, ctx)
+        if path.suffix.lower() not in PICTURES:
+            self.fail(f"{str(path)!r}: name a file that ends in {', '.join(PICTURES)}", param, ctx)
         return path
 
 
@@ -189,6 +215,7 @@ AGO = AgoType()
 DURATION = DurationType()
 INPUT_FILE = InputFile()
 OUTPUT_FILE = OutputFile()
+PICTURE_FILE = PictureFile()
 ADDRESS = AddressType()
 SHAPE = ShapeType()
 DIMS = DimType()

@@ -91,7 +91,10 @@ class ChildProcess:
     async def _run_once(self) -> str:
         """Run one process until it is of no use any more; returns why."""
         process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C is for the sidecar, which needs it until it has drained
         )
         output, source = process.stdout, process.stdin
         assert output is not None  # noqa: S101 - for the type checker: it was asked for

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import importlib
 import re
 import subprocess
@@ -136,3 +137,22 @@ def test_all_that_is_written_as_json_has_keys_in_camel_case(kind):
     keys = list(keys_of(kind, set()))
     assert len(keys) > 3
     assert not [key for key in keys if not KEYS.fullmatch(key)]
+
+
+def test_a_file_that_can_not_be_written_is_one_line(carpool, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "p.json"))
+
+    profile = DeviceProfile(name="d", source="s", executors=1, rows=(1, 8), seconds=(0.01, 0.02), cv=0.0)
+    (tmp_path / "d.json").write_bytes(msgspec.json.encode(profile))
+    monkeypatch.setattr("carpool_cli.commands.recommend.recommend", full)
+    result = carpool("recommend", "--profile", str(tmp_path / "d.json"), "--slo-p99", "50ms", "--rate", "10")
+    assert result.exit_code == 1
+    assert result.output == f"Error: {tmp_path / 'p.json'}: No space left on device\n"
+
+
+@pytest.mark.parametrize("name", ["simulate", "recommend"])
+def test_a_rate_that_is_no_number_is_refused(name, carpool):
+    result = carpool(name, "--profile", "none.json", "--slo-p99", "50ms", "--rate", "nan")
+    assert result.exit_code == 2
+    assert "'nan': write a number" in result.output

@@ -3,7 +3,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from carpool_cli.options import ADDRESS, DIMS, DURATION, OUTPUT_FILE, SHAPE, Address, need
+from carpool_cli.options import ADDRESS, DIMS, DURATION, OUTPUT_FILE, PICTURE_FILE, SHAPE, Address, FiniteRange, need
 
 
 def test_durations_are_seconds():
@@ -55,3 +55,17 @@ def test_an_output_needs_its_folder_before_any_work_is_done(tmp_path):
         OUTPUT_FILE.convert(str(tmp_path / "none" / "out"), None, None)
     with pytest.raises(click.BadParameter, match="is a directory"):
         OUTPUT_FILE.convert(str(tmp_path), None, None)
+
+
+def test_a_picture_is_of_a_known_format_before_any_work_is_done(tmp_path):
+    assert PICTURE_FILE.convert(str(tmp_path / "a.SVG"), None, None) == tmp_path / "a.SVG"
+    for name in ("a.docx", "a"):
+        with pytest.raises(click.BadParameter, match=r"ends in \.png, \.svg, \.pdf"):
+            PICTURE_FILE.convert(str(tmp_path / name), None, None)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "x"])
+def test_a_number_is_finite_and_within_its_bounds(text):
+    assert FiniteRange(0).convert("1e3", None, None) == 1000.0
+    with pytest.raises(click.BadParameter):
+        FiniteRange(0).convert(text, None, None)

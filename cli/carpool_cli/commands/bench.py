@@ -22,7 +22,17 @@ from carpool_cli.load.loadgen import MISMATCH, LoadGenerator, Recording, due_tim
 from carpool_cli.load.report import Report, problems, summarize
 from carpool_cli.load.servers import Goal, InputSpec, Protocol, Request
 from carpool_cli.load.tensors import Malformed
-from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address, WithStreams, header_fields
+from carpool_cli.options import (
+    ADDRESS,
+    DURATION,
+    INPUT_FILE,
+    OUTPUT_FILE,
+    SHAPE,
+    Address,
+    FiniteRange,
+    WithStreams,
+    header_fields,
+)
 from carpool_cli.planning import assumptions
 
 if TYPE_CHECKING:
@@ -74,7 +84,7 @@ Examples:
 )
 @click.option(
     "--cv",
-    type=click.FloatRange(0, 20),
+    type=FiniteRange(0, 20),
     default=1.0,
     show_default=True,
     help="Of the gaps: 1 Poisson, above: bursts (gamma), 0: even.",

@@ -14,10 +14,28 @@ import click
 from carpool.policy.durations import format_seconds
 from carpool_cli.live.figures import number
 from carpool_cli.load import servers
-from carpool_cli.options import ADDRESS, DIMS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
+from carpool_cli.options import (
+    ADDRESS,
+    DIMS,
+    DURATION,
+    INPUT_FILE,
+    OUTPUT_FILE,
+    PICTURE_FILE,
+    SHAPE,
+    Address,
+    FiniteRange,
+)
 from carpool_cli.profiling import device_profile, memory
 from carpool_cli.profiling.device_profile import DeviceProfile
-from carpool_cli.profiling.measuring import Timing, advise, executors_of, interleave, sizes_up_to, throughputs
+from carpool_cli.profiling.measuring import (
+    NEAR_THE_LARGEST,
+    Timing,
+    advise,
+    executors_of,
+    interleave,
+    sizes_up_to,
+    throughputs,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +96,7 @@ Examples:
 @click.option("--verify", is_flag=True, help="Compare single with merged answers: is batching safe for this model?")
 @click.option(
     "--tolerance",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     default=1e-3,
     show_default=True,
     help="Of --verify: difference over the largest value.",
@@ -86,7 +104,7 @@ Examples:
 @click.option("--timeout", type=DURATION, default=60.0, help="For one batch of a server.  [default: 60s]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of random rows.")
 @click.option("--out", type=OUTPUT_FILE, help="Write the profile (JSON) for simulate, recommend and standin.")
-@click.option("--plot", type=OUTPUT_FILE, help="Draw batch latency and the time per row to this PNG.")
+@click.option("--plot", type=PICTURE_FILE, help="Draw batch latency and the time per row to this file (PNG, SVG, PDF).")
 def command(
     *,
     onnx: Path | None,
@@ -258,10 +276,12 @@ def _show(profile: DeviceProfile, timings: list[Timing], rates: dict[int, float]
                 f"batching gains nothing: a row in a batch of {largest} costs {loss:.2f} times as much as a single row"
             )
         else:
-            edge = " (about the largest measured: raise --max-batch)" if inflection >= 0.9 * largest else ""
-            click.echo(
-                f"larger batches gain nothing beyond {inflection} rows{edge}: a row costs {gain:.2f} times less there"
+            beyond = (
+                "larger ones may gain more, raise --max-batch"
+                if inflection >= NEAR_THE_LARGEST * largest
+                else "larger ones gain nothing"
             )
+            click.echo(f"a row in a batch of {inflection} costs {gain:.2f} times less than alone; {beyond}")
     if len(rates) > 1:
         shown = ", ".join(f"{callers}: {number(rate * at)}" for callers, rate in rates.items())
         click.echo(f"rows/s by callers at once, in batches of {at}: {shown}; server concurrency: {profile.executors}")

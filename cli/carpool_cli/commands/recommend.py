@@ -15,7 +15,7 @@ from carpool.policy.durations import format_seconds
 from carpool.policy.plain import to_plain
 from carpool.tuning.objective import Aim
 from carpool_cli.live.figures import number
-from carpool_cli.options import DURATION, WithStreams, objective_options
+from carpool_cli.options import DURATION, FiniteRange, WithStreams, objective_options
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.recommending import recommend
 from carpool_cli.profiling import device_profile
@@ -45,10 +45,10 @@ Examples:
 )
 @click.option("--slo-p99", "slo", type=DURATION, required=True, help="p99 to meet, e.g. 50ms.")
 @objective_options
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second; rescales a --trace.")
+@click.option("--rate", type=FiniteRange(0, min_open=True), help="Requests per second; rescales a --trace.")
 @click.option(
     "--cv",
-    type=click.FloatRange(0.05, 20),
+    type=FiniteRange(0.05, 20),
     default=1.0,
     show_default=True,
     help="Of the gaps: 1 Poisson, above: bursts (gamma).",

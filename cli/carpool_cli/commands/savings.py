@@ -12,7 +12,7 @@ import msgspec
 from carpool.forecasting.forecaster import Situation
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool_cli.options import ADDRESS, AGO, DURATION, Address, objective_options, opening
+from carpool_cli.options import ADDRESS, AGO, DURATION, Address, FiniteRange, objective_options, opening
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.money import Price
 from carpool_cli.planning.savings import PLANNED, Stretch, Workload, savings, stretches, table, total
@@ -51,12 +51,12 @@ Examples:
 @click.option("--slo-p99", "slo", type=DURATION, help="p99 to meet, e.g. 50ms.")
 @click.option(
     "--rate",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     help="Requests per second over all replicas; the mean of a --trace.",
 )
 @click.option(
     "--cv",
-    type=click.FloatRange(0.05, 20),
+    type=FiniteRange(0.05, 20),
     default=1.0,
     show_default=True,
     help="Of the gaps: 1 Poisson, above: bursts.",
@@ -74,9 +74,7 @@ Examples:
 @click.option("--max-batch", type=click.IntRange(1, 65536), help="Set by hand so far, for comparison.")
 @click.option("--max-wait", type=DURATION, help="Likewise.  [default: 0s]")
 @click.option("--max-in-flight", type=click.IntRange(1, 1024), help="Likewise.  [default: 1]")
-@click.option(
-    "--gpu-hour", type=click.FloatRange(0, min_open=True), help="Price of one replica's accelerator by the hour."
-)
+@click.option("--gpu-hour", type=FiniteRange(0, min_open=True), help="Price of one replica's accelerator by the hour.")
 @objective_options
 @opening
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")

@@ -12,7 +12,16 @@ from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import ShedAt
-from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, Address, WithStreams, objective_options, opening
+from carpool_cli.options import (
+    ADDRESS,
+    DURATION,
+    PICTURE_FILE,
+    Address,
+    FiniteRange,
+    WithStreams,
+    objective_options,
+    opening,
+)
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.recommending import best_for
 from carpool_cli.planning.replaying import How
@@ -67,10 +76,10 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
     type=click.Path(path_type=Path),
     help="A sidecar's configuration instead: its policy, and what it starts with.",
 )
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests per second; rescales a --trace.")
+@click.option("--rate", type=FiniteRange(0, min_open=True), help="Requests per second; rescales a --trace.")
 @click.option(
     "--cv",
-    type=click.FloatRange(0.05, 20),
+    type=FiniteRange(0.05, 20),
     default=1.0,
     show_default=True,
     help="Of the gaps: 1 Poisson, above: bursts (gamma).",
@@ -89,7 +98,7 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
 @click.option(
     "--load",
     "factor",
-    type=click.FloatRange(0.01, 100),
+    type=FiniteRange(0.01, 100),
     default=1.0,
     show_default=True,
     help="Speed of a running sidecar's arrivals, as a factor, e.g. 1.25.",
@@ -125,8 +134,8 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrivals and service times.")
 @click.option(
     "--plot",
-    type=OUTPUT_FILE,
-    help="Draw the map over max_batch and max_wait of a running sidecar, or the day of an --autoscaler (PNG, SVG).",
+    type=PICTURE_FILE,
+    help="Draw a running sidecar's map over max_batch and max_wait, or the day of an --autoscaler (PNG, SVG, PDF).",
 )
 @opening
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")

@@ -17,9 +17,12 @@ from rich.markup import escape
 from carpool_cli.demo import day, filetypes, picture, real_models, tables, tower
 from carpool_cli.demo.processes import DemoError, Processes
 from carpool_cli.demo.screen import Screen
+from carpool_cli.profiling import device_profile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from carpool_cli.profiling.device_profile import DeviceProfile
 
 STOPPED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -44,7 +47,7 @@ FULL = Scale(one_by_one=5.0, tuned=16.0, day=102.0, hours=day.HOURS, width=2048)
 QUICK = Scale(one_by_one=1.0, tuned=1.5, day=2.0, hours=(("night", 15.0), ("morning", 40.0)), width=256)
 
 
-async def run(folder: Path, files: Path, profile: Path, screen: Screen, scale: Scale) -> None:
+async def run(folder: Path, files: Path, profile: DeviceProfile, screen: Screen, scale: Scale) -> None:
     """Show everything; raises ``DemoError`` where something is not as it should be."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None  # noqa: S101 - for the type checker: this is a coroutine
@@ -95,11 +98,17 @@ def command(*, quick: bool, folder: Path, files: Path, profile: Path) -> None:
 
     Starts real processes on 127.0.0.1 and ends them all, also on Ctrl-C. Exits 1 when something went wrong.
     """
+    # At once, not after a minute of other work.
+    if not profile.exists():
+        raise click.ClickException(
+            f"there is no {profile} here: start it in the repository's folder, or name --profile"
+        )
+    device = device_profile.load(profile)
     folder.mkdir(parents=True, exist_ok=True)
     screen = Screen()
     started = time.monotonic()
     try:
-        uvloop.run(run(folder, files.resolve(), profile, screen, QUICK if quick else FULL))
+        uvloop.run(run(folder, files.resolve(), device, screen, QUICK if quick else FULL))
     except asyncio.CancelledError:
         screen.console.print("\nstopped; nothing is left running")
         sys.exit(STOPPED)

@@ -22,7 +22,6 @@ from carpool_cli.profiling.arrays import random_rows, to_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from carpool.policy.parameters import Parameters
     from carpool_cli.demo.load import Driven
@@ -107,10 +106,10 @@ class Day(NamedTuple):
 
 
 async def live(
-    profile: Path, hours: Sequence[tuple[str, float]], seconds: float, processes: Processes, screen: Screen
+    profile: DeviceProfile, hours: Sequence[tuple[str, float]], seconds: float, processes: Processes, screen: Screen
 ) -> Day:
     """Let the load rise and fall over ``seconds``."""
-    device = slower(device_profile.load(profile))
+    device = slower(profile)
     slowed = processes.folder / "device.json"
     device_profile.save(device, slowed)
     screen.title(f"A day in {seconds:.0f} s on a stand-in for an accelerator")

@@ -31,6 +31,7 @@ from carpool_cli.demo.processes import DemoError, Processes
 from carpool_cli.demo.screen import Screen
 from carpool_cli.demo.streams_load import arrivals, at_once, offered
 from carpool_cli.load.stream_report import StreamReport, summarize
+from carpool_cli.options import FiniteRange
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -163,9 +164,7 @@ def _dots(axes: Axes, due: list[float], values: list[float], colors: list[str], 
 
 
 @click.command()
-@click.option(
-    "--seconds", type=click.FloatRange(2.0), default=40.0, show_default=True, help="Of each of the two loads."
-)
+@click.option("--seconds", type=FiniteRange(2.0), default=40.0, show_default=True, help="Of each of the two loads.")
 @click.option(
     "--out", "folder", type=click.Path(path_type=Path, file_okay=False), default=".demo", show_default=True,
     help="Folder for the picture, the model, configurations and logs.",

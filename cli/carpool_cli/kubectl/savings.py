@@ -11,6 +11,7 @@ from carpool_cli.kubectl import policies
 from carpool_cli.kubectl.cluster import cluster_options, here
 from carpool_cli.kubectl.output import FORMATS, document
 from carpool_cli.kubectl.screen import show, table
+from carpool_cli.options import FiniteRange
 from carpool_cli.planning.money import Price, written
 
 if TYPE_CHECKING:
@@ -74,9 +75,7 @@ Examples:
 """
 )
 @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Of all namespaces.")
-@click.option(
-    "--gpu-hour", type=click.FloatRange(0, min_open=True), help="Price of one replica's accelerator by the hour."
-)
+@click.option("--gpu-hour", type=FiniteRange(0, min_open=True), help="Price of one replica's accelerator by the hour.")
 @click.option("-o", "--output", type=FORMATS, help="The same as data.")
 @cluster_options
 def command(*, everywhere: bool, gpu_hour: float | None, output: str | None) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from carpool.generation.profiles import EngineProfile, Linear
 from carpool.generation.requests import Slo
 from carpool_cli.live.figures import number
-from carpool_cli.options import DURATION
+from carpool_cli.options import DURATION, FiniteRange
 from carpool_cli.planning import streams
 from carpool_cli.planning.assumptions import MOST_REQUESTS, find
 from carpool_cli.planning.streams import Lengths, Stretch
@@ -125,17 +125,15 @@ def load_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 type=click.Path(path_type=Path),
                 help="Recorded requests, 'seconds,prompt tokens,output tokens' each, or `azure`.",
             ),
+            click.option("--rate", type=FiniteRange(0, min_open=True), help="Requests per second; rescales a --trace."),
             click.option(
-                "--rate", type=click.FloatRange(0, min_open=True), help="Requests per second; rescales a --trace."
-            ),
-            click.option(
-                "--cv", type=click.FloatRange(0.05, 20), help="Of the gaps: 1 Poisson, above: bursts.  [default: 1]"
+                "--cv", type=FiniteRange(0.05, 20), help="Of the gaps: 1 Poisson, above: bursts.  [default: 1]"
             ),
             click.option("--prompt-tokens", type=count, help="Median of the prompts, without a --trace."),
             click.option("--output-tokens", type=count, help="Median of the answers, without a --trace."),
             click.option(
                 "--length-spread",
-                type=click.FloatRange(0, 2),
+                type=FiniteRange(0, 2),
                 help="Of both, log-normal: standard deviation of the logarithm; 0: all alike.  [default: 0.8]",
             ),
             click.option(

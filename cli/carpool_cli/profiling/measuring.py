@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 LEAST_ROUNDS = 3
 
+NEAR_THE_LARGEST = 0.9
+"""From this share of the largest size measured, nothing is known of whether larger ones gain more."""
+
 
 class Timing(NamedTuple):
     """Seconds of batches of one size. ``cold``: the first ever, which may build kernels or grow memory."""
@@ -145,6 +148,10 @@ def advise(curve: ServiceTime, *, slo: float, limit: int | None) -> Advice:
         text = f"don't batch: a row never costs less in a batch{worse}"
     elif best < inflection:
         text = f"max_batch {best}: the p99 leaves no room for {inflection}, where a row would be cheapest"
+    elif best >= NEAR_THE_LARGEST * curve.largest_measured:
+        text = f"max_batch {best}, about the largest measured: larger ones may gain more"
+    elif best >= NEAR_THE_LARGEST * top:
+        text = f"max_batch {best}, all that memory allows"
     else:
-        text = f"max_batch {best}, beyond which larger batches gain nothing"
+        text = f"max_batch {best}: larger batches gain nothing"
     return Advice(best, gain, rate, bool(allowed), text)

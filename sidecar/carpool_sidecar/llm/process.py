@@ -81,7 +81,11 @@ class EngineProcess:
             os.unlink(self._address.removeprefix("unix:"))  # noqa: PTH108 - of the one before, at once
         command = (sys.executable, "-m", "carpool_sidecar.llm.main", msgspec.json.encode(self._config).decode())
         process = await asyncio.create_subprocess_exec(
-            *command, self._address, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            *command,
+            self._address,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C is for the sidecar, which needs it until it has drained
         )
         try:
             assert process.stdout is not None  # noqa: S101 - for the type checker: it was asked for

@@ -354,5 +354,5 @@ def main(argument: str) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1]))
-    except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(0)  # the terminal's interrupt is for the sidecar, which then closes the pipe
+    except BrokenPipeError:
+        os._exit(0)  # the sidecar has ended

@@ -113,5 +113,5 @@ if __name__ == "__main__":
     os.nice(NICENESS)
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)
-    except (KeyboardInterrupt, BrokenPipeError):
-        os._exit(0)  # the terminal's interrupt is for the sidecar, which then closes the pipe
+    except BrokenPipeError:
+        os._exit(0)  # the sidecar has ended

@@ -51,6 +51,18 @@ def running(folder):
     return found
 
 
+def test_outside_the_repository_it_says_at_once_that_the_profile_is_missing(tmp_path):
+    command = [sys.executable, "-m", "carpool_cli.demo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path)  # noqa: S603 - ours
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == (
+        "Error: there is no benchmarks/profiles/resnet50-v100.json here: start it in the repository's folder, "
+        "or name --profile\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.real
 def test_it_runs_to_its_end_and_leaves_nothing_behind(tmp_path):
     done = subprocess.run(demo(tmp_path), capture_output=True, text=True, timeout=300, check=False)  # noqa: S603 - ours

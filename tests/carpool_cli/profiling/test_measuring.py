@@ -93,3 +93,11 @@ def test_a_p99_that_one_row_can_not_keep_is_told():
     advice = advise(GAINING, slo=0.01, limit=None)
     assert not advice.fits
     assert "can't be met" in advice.text
+
+
+def test_only_what_was_measured_says_that_larger_batches_gain_nothing():
+    still_falling = ServiceTime.measured({1: 0.010, 8: 0.010})
+    assert "larger ones may gain more" in advise(still_falling, slo=1.0, limit=None).text
+    flat = ServiceTime.measured({1: 0.010, 8: 0.010, 16: 0.020, 64: 0.080})
+    assert "larger batches gain nothing" in advise(flat, slo=1.0, limit=None).text
+    assert "memory" in advise(flat, slo=1.0, limit=8).text

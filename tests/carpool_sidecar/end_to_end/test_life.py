@@ -56,6 +56,12 @@ async def test_a_tuner_that_is_killed_costs_no_request_and_what_it_said_holds(wo
     assert link.restarts == 3
 
 
+async def test_a_terminals_interrupt_does_not_reach_the_tuner(world):
+    sidecar, _ = await tuned(world)
+    # A terminal sends Ctrl-C to the whole process group; the sidecar then drains, and decides until it has drained.
+    assert os.getpgid(sidecar.control.link.pid) != os.getpgrp()
+
+
 async def test_a_tuner_that_hangs_is_not_waited_for_and_another_takes_its_place(world, monkeypatch):
     monkeypatch.setattr(child_process, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(tuner_link, "SILENCE", 0.3)
