@@ -1,0 +1,105 @@
+"""`carpool savings` of what a real Prometheus scraped from a real sidecar, against what sidecar and device counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+from carpool_cli.live.prometheus import ask
+from carpool_cli.planning import history
+
+pytestmark = pytest.mark.real
+
+PATIENCE, PAUSE, SINCE = 60.0, 0.1, 60
+SECONDS = {1: 0.02, 2: 0.024, 4: 0.032, 8: 0.048}
+"""Of a batch: t(b) = 16 ms + 4 ms a row."""
+
+BUSY = "carpool_device_busy_seconds_total"
+
+
+def asked(url):
+    with urlopen(url, timeout=10) as response:  # noqa: S310 - our own processes on 127.0.0.1
+        return response.read()
+
+
+def until(test):
+    """Return what a test answers once that is true: it is asked ``PATIENCE / PAUSE`` times at most."""
+    for _ in range(round(PATIENCE / PAUSE)):
+        try:
+            if found := test():
+                return found
+        except URLError:
+            pass
+        time.sleep(PAUSE)
+    pytest.fail("it never came")
+
+
+@contextmanager
+def prometheus(program, folder, admin):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    labels = {"namespace": "shop", "pod": "standin-0"}
+    scrapes = [{"job_name": "carpool", "static_configs": [{"targets": [admin], "labels": labels}]}]
+    config = folder / "prometheus.yml"
+    config.write_text(
+        json.dumps({"global": {"scrape_interval": "200ms", "scrape_timeout": "200ms"}, "scrape_configs": scrapes})
+    )
+    process = subprocess.Popen(  # noqa: S603 - Prometheus
+        [
+            program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
+        ],
+        env={**os.environ, "GOMAXPROCS": "1"}, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_savings_are_of_the_device_seconds_that_were_counted(program, launched, standing_in, carpool, tmp_path):
+    profile = tmp_path / "device.json"
+    document = {"name": "device", "source": "synthetic", "executors": 1}
+    profile.write_text(json.dumps({**document, "rows": list(SECONDS), "seconds": list(SECONDS.values())}))
+    fixed = ("--fixed", "--max-batch", 8, "--max-wait", "0s", "--max-in-flight", 1)
+    with (
+        standing_in(profile) as device,
+        launched("--upstream", device, "--slo-p99", "500ms", *fixed) as up,
+        prometheus(program("prometheus"), tmp_path, up.admin.removeprefix("http://")) as url,
+    ):
+
+        def value(metric):
+            found = json.loads(asked(f"{url}/api/v1/query?query={metric}"))["data"]["result"]
+            return found[0]["value"][1] if found else None
+
+        # 1. It scrapes before the first request, so that nothing is missing in what it adds up.
+        until(lambda: value(BUSY) == "0")
+        done = carpool("bench", up.data, "--rate", 40, "--requests", 600, "--warm-up", "0s")
+        assert done.exit_code == 0, done.output
+        counted = json.loads(asked(f"{up.admin}/v1/stats"))["stats"]["deviceBusy"]
+        until(lambda: float(value(BUSY)) == counted)
+        # 2. Over the whole time: the report is per hour.
+        questions = history.questions(SINCE)
+        (past,) = history.pasts(questions, *ask(url, questions, SINCE, time.time()))
+        assert past.counted.device_seconds / 3600 * questions.step * len(past.load) == pytest.approx(counted, rel=0.02)
+        shown = carpool("savings", "--prometheus", url, "--since", f"{SINCE}s", "--gpu-hour", 2, "--json")
+        computed = json.loads(asked(f"{device}/stats"))["batches"]
+    # 3. The sidecar counts no less than the device took: its batches, times t(b).
+    assert counted >= 0.98 * sum(count * (0.016 + 0.004 * int(rows)) for rows, count in computed.items())
+    # 4. The command shows the same pod.
+    assert shown.exit_code == 0, shown.output
+    (workload,) = json.loads(shown.output)["workloads"]
+    ways = {way["name"]: way for way in workload["ways"]}
+    assert workload["name"] == past.name == "shop/standin"
+    assert list(ways)[:3] == ["as counted", "no batching", "zero wait"]
+    assert (ways["as counted"]["replicas"], ways["as counted"]["money"]) == (1.0, pytest.approx(2 * 730))
