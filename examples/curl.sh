@@ -12,7 +12,7 @@ curl -sS "$admin/readyz"
 # KServe V1
 curl -sS "$data/v1/models/$model:predict" -d '{"instances": [[1.5, 2.5], [3.5, 4.5]]}'; echo
 
-# Open Inference V2, JSON; x-carpool-debug: how many rode together, and how long this one waited
+# Open Inference V2, JSON; x-carpool-debug: how many were batched together, and how long this one waited
 curl -sSi "$data/v2/models/$model/infer" -H 'x-carpool-debug: 1' \
   -d '{"id": "42", "inputs": [{"name": "input", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2.5]}]}'; echo
 

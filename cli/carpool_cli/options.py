@@ -158,7 +158,7 @@ class PictureFile(OutputFile):
         """Check the folder and the ending."""
         path = super().convert(value, param, ctx)
         if path.suffix.lower() not in PICTURES:
-            self.fail(f"{str(path)!r}: name a file that ends in {', '.join(PICTURES)}", param, ctx)
+            self.fail(f"{str(path)!r}: end it with {', '.join(PICTURES)}", param, ctx)
         return path
 
 

@@ -75,7 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"{where}: {error}\n")
         return WRONG_CONFIG
     except OSError as error:
-        sys.stderr.write(f"carpool-sidecar: {error}\n")
+        text = str(error) if error.filename is None else f"{error.filename}: {error.strerror}"
+        sys.stderr.write(f"carpool-sidecar: {text}\n")
         return CANNOT_START
 
 

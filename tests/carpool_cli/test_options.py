@@ -60,7 +60,7 @@ def test_an_output_needs_its_folder_before_any_work_is_done(tmp_path):
 def test_a_picture_is_of_a_known_format_before_any_work_is_done(tmp_path):
     assert PICTURE_FILE.convert(str(tmp_path / "a.SVG"), None, None) == tmp_path / "a.SVG"
     for name in ("a.docx", "a"):
-        with pytest.raises(click.BadParameter, match=r"ends in \.png, \.svg, \.pdf"):
+        with pytest.raises(click.BadParameter, match=r"end it with \.png, \.svg, \.pdf"):
             PICTURE_FILE.convert(str(tmp_path / name), None, None)
 
 

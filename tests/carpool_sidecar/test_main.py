@@ -73,6 +73,7 @@ def test_a_configuration_can_be_checked_without_running(world_config, config_fil
     assert main(["--config", str(config_file('{"policy": 1}')), "--check"]) == WRONG_CONFIG
     assert "policy" in capsys.readouterr().err
     assert main(["--config", "/nonexistent.yaml", "--check"]) == CANNOT_START
+    assert capsys.readouterr().err == "carpool-sidecar: /nonexistent.yaml: No such file or directory\n"
 
 
 def test_a_file_that_is_no_text_is_a_wrong_configuration(tmp_path):

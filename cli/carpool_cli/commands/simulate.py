@@ -37,8 +37,6 @@ ITS_OWN = ("model", "factor", "how", "key_file", "workload")
 LARGEST = 32
 """Rows of a batch, where neither a sidecar nor an option says."""
 
-PICTURES = (".png", ".svg", ".pdf")
-
 
 @click.command(
     cls=WithStreams,
@@ -187,7 +185,7 @@ def command(
     With --autoscaler, a day is played with replicas that start and end: replica-hours and misses, beside those of
     Carpool's own signal and of the fewest replicas possible.
     """
-    _check(context, path, admin, plot)
+    _check(context, path, admin)
     if admin is not None:
         from carpool_cli.live.admin_client import client_of  # noqa: PLC0415 - likewise
         from carpool_cli.planning import what_if  # noqa: PLC0415 - rich is not for every run
@@ -304,7 +302,7 @@ def _typed(context: click.Context, name: str) -> bool:
     return context.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
-def _check(context: click.Context, path: Path | None, admin: Address | None, plot: Path | None) -> None:
+def _check(context: click.Context, path: Path | None, admin: Address | None) -> None:
     """Refuse what does not go together.
 
     Raises ``click.UsageError`` naming the option, and what to do.
@@ -335,5 +333,3 @@ def _check(context: click.Context, path: Path | None, admin: Address | None, plo
                 raise click.UsageError(f"{typed[name]} does not go with --from-running, which brings its own{faster}")
         if "seconds" in typed and context.params["how"] == How.ONCE:
             raise click.UsageError("--for goes with --arrivals repeated or fitted")
-    if plot is not None and plot.suffix not in PICTURES:
-        raise click.UsageError(f"--plot {plot}: end it with {', '.join(PICTURES)}")

@@ -7,14 +7,16 @@ nothing. Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 from __future__ import annotations
 
 import struct
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import click
 import numpy as np
+
+from carpool_cli.options import OUTPUT_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -161,5 +163,13 @@ def _value(kind: int, value: Any) -> bytes:  # noqa: ANN401 - by its kind
     return struct.pack(_FORMS[kind], value)
 
 
+@click.command()
+@click.argument("out", metavar="OUT", type=OUTPUT_FILE)
+@click.argument("size", type=click.Choice(list(SIZES)), default="tiny")
+def command(out: Path, size: str) -> None:
+    """Write a Llama of random weights to the GGUF file OUT: 0.5 MB (tiny), 20 MB (small) or 100 MB (medium)."""
+    write(out, SIZES[size])
+
+
 if __name__ == "__main__":
-    write(Path(sys.argv[1]), SIZES[sys.argv[2] if len(sys.argv) > 2 else "tiny"])
+    command()

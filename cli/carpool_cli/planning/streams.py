@@ -54,7 +54,7 @@ def recorded(path: Path) -> tuple[Lengths, list[float]]:
     """
     try:
         trace = azure_llm_2023(path.read_text("utf-8").splitlines())
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise click.ClickException(f"{path}: {error}") from None
     pairs = [(max(1, p), max(1, o)) for p, o in zip(trace.context, trace.generated, strict=True)]
     if len(pairs) < 2:
@@ -111,7 +111,7 @@ def read_profile(path: Path) -> EngineProfile:
     """
     try:
         return from_plain(json.loads(path.read_text("utf-8")), EngineProfile, what="profile")
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise click.ClickException(f"{path}: {error}") from None
 
 
