@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 CACHE := $(HOME)/.cache/carpool
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-compiled test-cluster cluster images test-images check format docs crds bench converge balanced autoscaling ablation worlds proof proof-quick demo-llm generation engine oracle peers neighbours soak fuzz clients triton clean
+.PHONY: help setup demo test test-compiled test-cluster cluster images test-images check format docs crds bench converge balanced autoscaling ablation worlds proof proof-quick demo-llm generation engine oracle peers neighbours soak fuzz clients triton record-engines clean
 
 help: ## Show what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -137,6 +137,9 @@ clients: $(STAMP) ## Real clients against a sidecar: kserve, openai, litellm, La
 triton: $(STAMP) ## A sidecar in front of a real Triton (400 MB, in ~/.cache/carpool)
 	$(call cached,pytriton,nvidia-pytriton==0.7.0 tritonclient==2.73.0,/usr/bin/python3)
 	$(BIN)/python -m pytest tests/clients/check_triton.py
+
+record-engines: $(STAMP) ## Ask a real llama-server (built once, 12 minutes) and keep its answers for the tests; ENGINE=vllm for vLLM (3.5 GB)
+	$(BIN)/python tests/engines/record.py $(or $(ENGINE),llama-server)
 
 # An environment of its own, kept outside the tree: $(call cached,NAME,PACKAGES,PYTHON)
 define cached

@@ -24,6 +24,8 @@ class Api(Enum):
     """``/v1/chat/completions``, ``/v1/completions``."""
     RESPONSES = "responses"
     """``/v1/responses``."""
+    MESSAGES = "messages"
+    """Anthropic's ``/v1/messages``, which vLLM and llama.cpp answer as well."""
     TGI = "tgi"
     """``/generate``, ``/generate_stream``."""
     LLAMA = "llama"
@@ -56,6 +58,7 @@ class Asked(NamedTuple):
 
 
 _OPENAI = re.compile(rb"(?:/openai)?(?:/v[0-9])?/(?:chat/completions|completions|(responses))(?:\?.*)?")
+_MESSAGES = re.compile(rb"/v1/messages(?:\?.*)?")
 _PLAIN = re.compile(rb"/(?:(completion)|generate(_stream)?)(?:\?.*)?")
 _TRITON = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/[^/?#]+)?/generate(_stream)?(?:\?.*)?")
 
@@ -74,6 +77,8 @@ def recognise(target: bytes) -> Endpoint | None:
     """Name the endpoint of a ``POST`` target; None for what asks no language model."""
     if (found := _OPENAI.fullmatch(target)) is not None:
         return Endpoint(Api.RESPONSES if found[1] else Api.OPENAI)
+    if _MESSAGES.fullmatch(target) is not None:
+        return Endpoint(Api.MESSAGES)
     if (found := _PLAIN.fullmatch(target)) is not None:
         return Endpoint(Api.LLAMA) if found[1] else Endpoint(Api.TGI, streams=found[2] is not None)
     if (found := _TRITON.fullmatch(target)) is not None:

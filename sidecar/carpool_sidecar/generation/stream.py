@@ -9,7 +9,7 @@ import msgspec
 
 from carpool.generation.requests import Reason
 from carpool_sidecar.answers import retry_after
-from carpool_sidecar.generation.answers import KEPT, Ending, Events, ending
+from carpool_sidecar.generation.answers import ERROR, Ending, Ends, Events, ending
 from carpool_sidecar.generation.requests import Api, Asked
 from carpool_sidecar.http1.forward import Forwarding
 from carpool_sidecar.http1.messages import find
@@ -72,15 +72,14 @@ class Stream(Forwarding):
         "_watcher",
         "asked",
         "endpoint",
+        "ends",
         "events",
         "first_at",
         "headers",
         "last_at",
         "per_event",
-        "size",
         "status",
         "streams",
-        "tail",
         "ticket",
     )
 
@@ -104,10 +103,8 @@ class Stream(Forwarding):
         self.last_at = 0.0
         self.status = 0
         self.headers: Headers = ()
-        self.size = 0
-        """Bytes of the answer so far."""
-        self.tail = b""
-        """The last of them, of an answer that comes whole."""
+        self.ends = Ends()
+        """The answer's first and last bytes."""
 
     @property
     def exchange(self) -> Exchange:
@@ -220,10 +217,8 @@ class Stream(Forwarding):
         self._watcher.shows(self, streams=self._events is not None)
 
     def _passed(self, chunk: bytes) -> None:
-        self.size += len(chunk)
-        if self._events is None:
-            self.tail = (self.tail + chunk[-KEPT:])[-KEPT:]
-        elif count := self._events.feed(chunk):
+        self.ends.add(chunk)
+        if self._events is not None and (count := self._events.feed(chunk)):
             self.events += count
             self._watcher.tokens(self, count)
 
@@ -231,9 +226,11 @@ class Stream(Forwarding):
         if self._done or not 200 <= self.status < 300:
             self._leave(str(self.status))
             return
-        tail = self.tail if self._events is None else self._events.tail
-        said = ending(tail, self.headers)
-        self._leave(said.reason or "other", said)
+        said = ending(self.ends.text(), self.headers)
+        if said.reason == ERROR:
+            self._leave(FAILED)
+        else:
+            self._leave(said.reason or "other", said)
 
     def _leave(self, how: str, said: Ending | None = None) -> None:
         """Be counted, once; ``said``: what the engine said at the end of a complete answer."""
@@ -264,6 +261,11 @@ class Stream(Forwarding):
         if self.endpoint.api in {Api.OPENAI, Api.RESPONSES}:
             body = {"error": {"message": text, "type": "overloaded", "param": None, "code": word}, "reason": word}
             kind = (b"content-type", b"application/json")
+            self._exchange.respond(status, [*headers, kind], msgspec.json.encode(body))
+        elif self.endpoint.api is Api.MESSAGES:
+            error = {"type": "rate_limit_error" if status == 429 else "overloaded_error", "message": text}
+            kind = (b"content-type", b"application/json")
+            body = {"type": "error", "error": error, "reason": word}
             self._exchange.respond(status, [*headers, kind], msgspec.json.encode(body))
         else:
             self._exchange.fail(status, word, text, headers)

@@ -157,7 +157,7 @@ class Streams:
         """Return the tokens of a complete answer: as the engine says, else by its events, else by its bytes."""
         if said.output_tokens is not None:
             return said.output_tokens
-        return round(stream.output_tokens) if stream.events else max(1, round(stream.size / BYTES_PER_TOKEN))
+        return round(stream.output_tokens) if stream.events else max(1, round(stream.ends.size / BYTES_PER_TOKEN))
 
     def _hit(self, stream: Stream, seconds: float, output: int, tpot: float | None) -> bool:
         """Say whether a complete answer met its targets; a whole one has to come when its last token was due."""

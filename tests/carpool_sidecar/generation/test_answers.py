@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool_sidecar.generation.answers import KEPT, LONGEST_EVENT, Ending, Events, ending
+from carpool_sidecar.generation.answers import KEPT, LONGEST_EVENT, Ending, Ends, Events, ending
 from carpool_sidecar.generation.requests import Api
 
 
@@ -28,7 +28,16 @@ def test_tokens_are_counted_wherever_a_stream_is_cut(texts, line, cuts):
     edges = sorted({0, len(whole), *(cut for cut in cuts if cut < len(whole))})
     found = Events(Api.OPENAI)
     assert sum(found.feed(whole[a:b]) for a, b in pairwise(edges)) == len(texts)
-    assert found.tail == whole[-KEPT:]
+
+
+@given(st.integers(0, 3 * KEPT), st.lists(st.integers(0, 3 * KEPT), max_size=20))
+def test_both_ends_are_kept_wherever_an_answer_is_cut(size, cuts):
+    whole = bytes(at % 251 for at in range(size))
+    ends = Ends()
+    for a, b in pairwise(sorted({0, size, *(cut for cut in cuts if cut < size)})):
+        ends.add(whole[a:b])
+    assert ends.size == size
+    assert ends.text() == (whole if size <= 2 * KEPT else whole[:KEPT] + b"\0" + whole[-KEPT:])
 
 
 @pytest.mark.parametrize(
@@ -74,6 +83,14 @@ def test_comments_have_no_tokens_and_events_without_end_take_no_memory():
         ('"usage":{"prompt_tokens":5,', (None, None, "")),
         ('"usage":{"prompt_tokens":true,"completion_tokens":-1}', (None, None, "")),
         ('"usage":null', (None, None, "")),
+        ('data: {"error":{"message":"engine died","code":500}}\n\ndata: [DONE]\n\n', (None, None, "error")),
+        ('event: error\ndata: {"type":"error","error":{"type":"api_error"}}\n\n', (None, None, "error")),
+        ('\ndata: {"error":"overloaded","error_type":"generation"}\n\n', (None, None, "error")),
+        ('{"status":"failed","error":{"code":"x"},"usage":null}', (None, None, "error")),
+        ('{"output":[{"status":"completed"}],"status":"completed","error":null}', (None, None, "stop")),
+        ('{"finish_reason":"stop","stop_reason":"max_tokens"}', (None, None, "stop")),
+        ('"delta":{"content":"\\ndata: {\\"error\\":{"},"finish_reason":"stop"', (None, None, "stop")),
+        ('"tokens_predicted":12', (None, None, "")),  # cut within the number
         ("\ufffd", (None, None, "")),
     ],
 )  # fmt: skip
