@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from vllm import PROFILE, scrapes, stored
 
 from carpool_operator.api.spec import Prometheus as Settings
 from carpool_operator.tuning.sources.endpoint import endpoint
-from carpool_operator.tuning.sources.engines import counters, question
+from carpool_operator.tuning.sources.engines import READ, counters, question
 from carpool_operator.tuning.sources.prometheus import Prometheus, open_session
 from carpool_operator.tuning.sources.scrapes import POD_MONITOR, Series
 
@@ -95,3 +96,34 @@ async def test_prometheus_is_asked_for_them_and_errors_are_each_pods(scraped):
         failed = await source.engines("shop", ["llama-0"], 0.0)
         assert "500" in failed["llama-0"]
     await runner.cleanup()
+
+
+def recorded(moment):
+    """What a Prometheus stores of the metrics that a real vLLM 0.32 gave."""
+    folder = Path(__file__).parents[3] / "carpool_sidecar" / "generation" / "recorded" / "vllm"
+    lines = re.findall(
+        r"^(vllm:\w+)\{([^\n]*)\} (\S+)$", (folder / f"metrics-{moment}.response").read_text(), re.MULTILINE
+    )
+    return [
+        {
+            "metric": {"__name__": name, POD_MONITOR.pod: "llama-0", **dict(re.findall(r'(\w+)="([^"]*)"', labels))},
+            "values": [(100.0, value)],
+        }
+        for name, labels, value in lines
+        if name in READ
+    ]
+
+
+def test_a_real_vllm_is_read():
+    idle, busy, after = (read(recorded(moment))["llama-0"] for moment in ("idle", "busy", "after"))
+    assert (busy.running, busy.waiting, after.running, after.waiting) == (2, 2, 0, 0)
+    assert after.kv_size == 8192 * 128  # blocks, and tokens of each
+    assert 0 < busy.kv_share < 1
+    assert idle.requests == busy.requests < after.requests
+    for one, other in ((idle, busy), (busy, after)):
+        assert one.gaps <= other.gaps
+        assert one.steps <= other.steps
+        assert one.request_output_tokens <= other.request_output_tokens
+    assert 0 < after.steps <= after.gaps + after.requests
+    assert 0 < after.gap_seconds / after.gaps < 1
+    assert after.preemptions == 0
