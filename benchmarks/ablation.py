@@ -201,10 +201,12 @@ class Row(Struct, frozen=True):
     late: float | None = None
     """Seconds until all was well again after each change of load or device, all of a phase where that never was so,
     as a share of the phases' seconds."""
+    commit: str = ""
+    """What it was played on; empty: the record's own."""
 
 
 class Results(Struct, frozen=True):
-    """All climbs, and what they were played on."""
+    """All climbs, and what they were played on, where a row does not say."""
 
     commit: str
     date: str
@@ -335,6 +337,15 @@ def _order(row: Row) -> tuple[int, str, int]:
     return [*RULES].index(row.rule), row.scenario, row.seed
 
 
+def _kept(played: Results) -> Results:
+    """Put what was played into the record, each row with what it was played on."""
+    old = msgspec.json.decode(RESULTS.read_bytes(), type=Results)
+    rows = {_order(row): row for row in old.rows if row.rule in RULES}
+    for row in played.rows:
+        rows[_order(row)] = msgspec.structs.replace(row, commit=played.commit)
+    return msgspec.structs.replace(old, rows=[rows[key] for key in sorted(rows)])
+
+
 def main() -> int:
     """Play what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -370,15 +381,12 @@ def main() -> int:
         print("\ninterrupted; nothing was written", file=sys.stderr)
         return 130
     rows.sort(key=_order)
+    results = Results(measured, today(), machine(), rows)
     if options.keep:
-        keys = {(row.rule, row.scenario, row.seed) for row in rows}
-        old = msgspec.json.decode(RESULTS.read_bytes(), type=Results).rows
-        rows = [*(row for row in old if (row.rule, row.scenario, row.seed) not in keys and row.rule in RULES), *rows]
-        rows.sort(key=_order)
+        results = _kept(results)
     if options.keep or not (options.without or options.scenario or options.seed):
-        results = Results(measured, today(), machine(), rows)
         RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-    print(table(rows))
+    print(table(results.rows))
     return 0
 
 

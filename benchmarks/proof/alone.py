@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from carpool.batching.counters import ModelStats, Stats
+    from carpool.forecasting.queueing import Forecast as QueueForecast
     from proof.ourselves import Carpool
     from proof.scenario import Scenario
     from proof.world import Knowledge, Maker
@@ -113,7 +114,7 @@ def forecasts(scenario: Scenario, stair: courses.Stair, contender: Carpool, seed
             budget=TOLERATED / 2,
             limits=scenario.limits,
         )
-        told = Forecaster(situation).refined(setting.parameters, shed=setting.shed_slo)
+        told = refined(Forecaster(situation), setting.parameters, shed=setting.shed_slo)
         # Beyond, nobody is judged by it.
         runs = FORECAST_RUNS if told.utilization <= UTILIZED else FORECAST_ENOUGH
         simulated = _p99(warm, setting, rate, seed, runs)
@@ -138,6 +139,14 @@ def forecasts(scenario: Scenario, stair: courses.Stair, contender: Carpool, seed
             )
         )
     return found
+
+
+def refined(forecaster: Forecaster, parameters: Parameters, *, shed: bool) -> QueueForecast:
+    """Return the forecast of a setting with its tail as sure as it gets: up to a second's work."""
+    outlook, played = forecaster.assess(parameters).outlook, Refinement()
+    while not played.is_done:
+        forecaster.sample(outlook.parameters, played, shed=shed)
+    return played.refined(outlook.shed if shed else outlook.present)
 
 
 def _p99(scenario: Scenario, setting: Setting, rate: float, seed: int, runs: int) -> Refinement:

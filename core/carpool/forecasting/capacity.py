@@ -68,7 +68,8 @@ def capacity(situation: Situation, settings: Sequence[Parameters]) -> Capacity:
     """
     most = max(_backlog(situation, setting.max_batch, setting.max_in_flight) for setting in settings)
     # Arrivals of the highest rate: as many as show what lasts, slower or faster.
-    forecaster = Forecaster(replace(situation, process=replace(situation.process, rate=most)), parts=SAMPLES)
+    process = replace(situation.process, rate=most)
+    forecaster = Forecaster(replace(situation, process=process), parts=SAMPLES if isinstance(process, Gamma) else 0)
     best, found = _search(forecaster, settings)
     unheld = [replace(each, max_wait=Duration(situation.limits.min_wait)) for each in settings]
     without = found if best in unheld else _search(forecaster, dict.fromkeys(unheld))[1]
@@ -124,14 +125,13 @@ def _holds(forecaster: Forecaster, setting: Parameters, factor: float, *, upper:
         return True
     setting, allowed = forecaster.effective(setting), 2 * situation.budget
     misses, samples, doubt = 0.0, 0, 0.0
-    while samples < SAMPLES and (not samples or abs(misses / samples - allowed) < doubt):
+    # Of the parts of a long run only all together have the exact rate.
+    while samples < SAMPLES and (samples < max(forecaster.parts, 1) or abs(misses / samples - allowed) < doubt):
         found = forecaster.forecast(setting, factor, sample=samples, shed=True, upper=upper)
         if any(getattr(found, QUANTILE_NAMES[q]) > seconds for q, seconds in situation.quantiles):
             return False
         misses, samples = misses + found.miss_fraction, samples + 1
         together = TOGETHER * max(situation.process.dispersion, 1.0)
         doubt = DECIDES * math.sqrt(allowed * together / (samples * forecaster.requests))
-        if isinstance(situation.process, Gamma):
-            doubt = math.inf  # of the parts of a long run only all together have the exact rate
     forecaster.rest()
     return misses <= samples * allowed

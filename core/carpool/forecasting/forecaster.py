@@ -127,11 +127,7 @@ class Assessment(NamedTuple):
     @property
     def refined(self) -> Forecast:
         """``now``, its tail from as many requests as were played for it by ``refine``."""
-        searched, played = self.now, self._refinement
-        if played.samples < 2:
-            return searched
-        misses = sum(played.misses) / played.samples
-        return replace(searched, p99=played.quantile(0.99), miss_fraction=misses, requests=played.requests)
+        return self._refinement.refined(self.now)
 
     @property
     def expected(self) -> Expected | None:
@@ -244,16 +240,16 @@ class Forecaster:
     """Of arrivals that can be drawn; of recorded ones there is one."""
 
     def __init__(self, situation: Situation, parts: int = 0) -> None:
-        """``parts``: how many samples are parts of one long run, whose rates differ; 0: each has the exact rate."""
+        """``parts``: as the attribute."""
         self.situation = situation
-        self._parts = parts
+        self.parts = parts
+        """How many samples are parts of one long run, whose rates differ; 0: each has the exact rate."""
         self._upper = situation.service.pessimistic()
         self._groups = batchable_share.groups(
             situation.share, batchable_share.MOST_GROUPS // max(len(situation.service.mix), 1)
         )
         self._known: dict[Parameters, Outlook] = {}
-        self._loads: dict[tuple[float, int], Load] = {}
-        self._longer: dict[float, Load] = {}
+        self._loads: dict[tuple[float, int, int], Load] = {}
 
     @cached_property
     def requests(self) -> int:
@@ -266,34 +262,24 @@ class Forecaster:
         # In powers of two, so that loads which differ little share their arrivals.
         return min(REQUESTS << max(math.ceil(math.log2(count / REQUESTS)), 0), MOST_REQUESTS)
 
-    def load(self, factor: float = 1.0, sample: int = 0) -> Load:
-        """Return a sample of arrivals at ``factor`` times the load."""
-        key = factor, sample
+    def load(self, factor: float = 1.0, sample: int = 0, count: int = 0) -> Load:
+        """Return a sample of arrivals at ``factor`` times the load; of ``requests``, unless so many are asked for."""
+        key = factor, sample, count or self.requests
         if key not in self._loads:
-            self._loads[key] = self._drawn(factor, sample, self.requests)
+            self._loads[key] = self._drawn(*key)
         return self._loads[key]
-
-    def longer_load(self, factor: float) -> Load:
-        """Return the same for what is lost, which takes more of them to be told from what an empty queue takes up."""
-        if factor not in self._longer:
-            self._longer[factor] = self._drawn(factor, 0, self._lasting(LASTING_LOSS))
-        return self._longer[factor]
 
     def _drawn(self, factor: float, sample: int, count: int) -> Load:
         situation = self.situation
         drawn = sampling.rows(situation.row_shares, count, sample) if situation.row_shares else None
         mean = sum(drawn) / len(drawn) if drawn else situation.rows
         factor *= situation.rows / mean
-        if self._parts:
-            times = sampling.part(situation.process, count, factor, sample, self._parts)
-        else:
-            times = sampling.times(situation.process, count, factor, sample)
+        times = sampling.times(situation.process, count, factor, sample, self.parts)
         return Load(times, drawn or situation.rows, self._groups, sampling.draws(situation.service.noise, sample))
 
     def rest(self) -> None:
         """Let go of what is quickly made again, and large: an operator has a thousand of these, and most rest."""
         self._loads.clear()
-        self._longer.clear()
 
     def assess(self, parameters: Parameters) -> Assessment:
         """Return a setting's forecasts."""
@@ -334,8 +320,8 @@ class Forecaster:
 
     def loss(self, parameters: Parameters, factor: float = 1.0) -> float:
         """Return the share of requests lost with refusals, at the upper confidence of batch latency."""
-        target = self.situation.target
-        return forecast(self.longer_load(factor), self._upper, parameters, target, shed=True).miss_fraction
+        load = self.load(factor, count=self._lasting(LASTING_LOSS))
+        return forecast(load, self._upper, parameters, self.situation.target, shed=True).miss_fraction
 
     def load_share(self, parameters: Parameters) -> float:
         """Return the load as a share of what full batches carry, of all kinds in the mix."""
@@ -401,16 +387,6 @@ class Forecaster:
         situation = self.situation
         found = forecast(load, situation.service, parameters, situation.target, shed=shed, latencies=latencies)
         played.add(latencies, found.miss_fraction, found.requests)
-
-    def refined(self, parameters: Parameters, *, shed: bool = False) -> Forecast:
-        """Return the forecast of a setting with its tail as sure as it gets: up to a second's work."""
-        outlook = self.assess(parameters).outlook
-        played = outlook.refinement_shed if shed else outlook.refinement
-        while not played.is_done:
-            self.sample(outlook.parameters, played, shed=shed)
-        found = outlook.shed if shed else outlook.present
-        misses = sum(played.misses) / played.samples
-        return replace(found, p99=played.quantile(0.99), miss_fraction=misses, requests=played.requests)
 
     def single_load(self) -> float:
         """Return the share of the device's capacity that single requests would take at ``HEADROOM`` times the load."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from carpool.forecasting.queueing import Forecast
 
 FINENESS = math.log(1.005)
 """Width of the classes that latencies are counted in, as a difference of logarithms: 0.25 % off at most."""
@@ -57,8 +62,14 @@ class Refinement:
         self.requests += requests
         if latencies:
             self._counts = self._counts or Counter()
-            self._counts.update(math.floor(math.log(max(each, INSTANT)) / FINENESS) for each in latencies)
             ascending = sorted(latencies)
+            begin = 0
+            while begin < len(ascending):
+                # A class at a time: a logarithm of each would cost more than the search does.
+                each = math.floor(math.log(max(ascending[begin], INSTANT)) / FINENESS)
+                end = bisect_left(ascending, math.exp((each + 1) * FINENESS), begin + 1)
+                self._counts[each] += end - begin
+                begin = end
             self._tails += (ascending[max(math.ceil(0.99 * len(ascending)) - 1, 0)],)
 
     @property
@@ -87,6 +98,13 @@ class Refinement:
             if beyond > most:
                 return math.exp((each + 0.5) * FINENESS)
         return math.inf
+
+    def refined(self, searched: Forecast) -> Forecast:
+        """Return a forecast with its tail, and its misses, from all samples; as it is while there is only one."""
+        if self.samples < 2:
+            return searched
+        misses = sum(self.misses) / self.samples
+        return replace(searched, p99=self.quantile(0.99), miss_fraction=misses, requests=self.requests)
 
     @property
     def expected(self) -> Expected | None:

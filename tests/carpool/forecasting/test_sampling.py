@@ -26,7 +26,7 @@ def test_samples_differ_and_the_same_sample_does_not():
 
 
 def test_parts_of_a_long_run_come_at_other_rates_and_all_of_them_at_the_one_asked_for():
-    parts = [sampling.part(Gamma(700.0, 4.0), 4000, 1.25, number, 4) for number in range(4)]
+    parts = [sampling.times(Gamma(700.0, 4.0), 4000, 1.25, number, 4) for number in range(4)]
     assert all(one <= other for times in parts for one, other in pairwise(times))
     assert len({len(times) / times[-1] for times in parts}) == 4
     assert 16_000 / sum(times[-1] for times in parts) == pytest.approx(1.25 * 700, rel=0.002)
