@@ -147,15 +147,11 @@ class Replay(Forecaster):
         self._times = times
         self._rows = rows
 
-    def load(self, factor: float = 1.0, sample: int = 0) -> Played:  # noqa: ARG002 - there is one sample
+    def load(self, factor: float = 1.0, sample: int = 0, count: int = 0) -> Played:  # noqa: ARG002 - there is one sample
         """Return the recorded arrivals at ``factor`` times the load."""
-        key = factor, 0
+        key = factor, 0, 0
         if key not in self._loads:
             times = [time * self._slower / factor for time in self._times]
             rows = self.situation.rows if self._rows is None else list(self._rows)
             self._loads[key] = Played(times, rows, self._groups, sampling.draws(self.situation.service.noise))
         return self._loads[key]
-
-    def longer_load(self, factor: float) -> Played:
-        """Return the same: there are no more."""
-        return self.load(factor)
