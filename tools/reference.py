@@ -23,7 +23,6 @@ import neighbours_page
 import peers_page
 from carpool.policy import spec
 from carpool.policy.durations import Duration, Quantity
-from carpool.policy.schema import attribute_texts, one_line
 from carpool_cli.kubectl.main import main as plugin
 from carpool_cli.main import main as group
 from carpool_cli.options import WithStreams
@@ -32,6 +31,7 @@ from carpool_operator import main as operator_command
 from carpool_operator.api import annotations as names
 from carpool_operator.api import cel, status
 from carpool_operator.api import spec as operator
+from carpool_operator.api.docstrings import attribute_texts, one_line
 from carpool_operator.injector.decide import Settings
 from carpool_operator.injector.reasons import NOTES, REASONS
 from carpool_operator.injector.server import Injector

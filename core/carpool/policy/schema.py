@@ -1,11 +1,8 @@
-"""What a field takes and what it means: for error messages, and for pages and schemas of the types."""
+"""What a field takes: for error messages."""
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
-from functools import cache
 from typing import Any
 
 import msgspec.inspect as types
@@ -47,30 +44,3 @@ def _bare(node: types.Type) -> types.Type:
     if isinstance(node, types.UnionType):
         return next(_bare(each) for each in node.types if not isinstance(each, types.NoneType))
     return node
-
-
-@cache
-def attribute_texts(cls: type) -> dict[str, str]:
-    """Return the strings that stand under the attributes of a class and its bases, by name, each on one line.
-
-    They are read from the source, so for generators only.
-    """
-    texts: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if base.__module__ in {"builtins", "enum", "msgspec", "msgspec._core"}:
-            continue
-        tree = ast.parse(inspect.getsource(base)).body[0]
-        assert isinstance(tree, ast.ClassDef)  # noqa: S101 - it is a class's source
-        for one, two in zip(tree.body, tree.body[1:], strict=False):
-            match one, two:
-                case (
-                    ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
-                    ast.Expr(value=ast.Constant(value=text)),
-                ):
-                    texts[name] = one_line(text)
-    return texts
-
-
-def one_line(text: object) -> str:
-    """Put a docstring on one line, its code in single backticks."""
-    return " ".join(str(text).split()).replace("``", "`")

@@ -16,9 +16,9 @@ from msgspec import NODEFAULT, Struct
 
 from carpool.policy.durations import DURATION_PATTERN, QUANTITY_PATTERN, Duration, Quantity
 from carpool.policy.parameters import Parameters
-from carpool.policy.schema import attribute_texts, one_line
 from carpool.policy.spec import Model
 from carpool_operator.api.cel import RULES
+from carpool_operator.api.docstrings import attribute_texts, one_line
 from carpool_operator.api.spec import GROUP, KIND, MAX_MODELS, PLURAL, VERSION, PolicySpec, TargetRef
 from carpool_operator.api.status import MAX_HISTORY, Condition, HistoryEntry, Status, TargetModel, TargetStatus
 from carpool_operator.workloads import chart

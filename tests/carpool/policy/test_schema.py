@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Literal
 
 import pytest
 from msgspec import Meta, Struct, field
 
 from carpool.policy.plain import PolicyError, from_plain
-from carpool.policy.schema import alternatives, attribute_texts
+from carpool.policy.schema import alternatives
 from carpool.policy.spec import Axis, BatchingPolicy, TuningMode
 
 
@@ -48,25 +47,3 @@ def test_errors_name_what_a_field_takes():
     assert all(mode in str(raised.value) for mode in TuningMode)
     with pytest.raises(PolicyError, match=r"unknown field `bouns`.*bounds"):
         from_plain({"slo": slo, "bouns": {}}, BatchingPolicy, what="policy")
-
-
-class Told:
-    one: int
-    """First, ``code``
-    in two lines."""
-    none: int
-
-
-class ToldMore(Told):
-    two: int = 2
-    """Second."""
-
-
-class Colour(StrEnum):
-    RED = "Red"
-    """Like a rose."""
-
-
-def test_texts_under_attributes_are_read_with_those_of_the_bases():
-    assert attribute_texts(ToldMore) == {"one": "First, `code` in two lines.", "two": "Second."}
-    assert attribute_texts(Colour) == {"RED": "Like a rose."}
