@@ -303,13 +303,7 @@ class Forecaster:
         return batchable_share.pays_to_hold(self.situation.share, self.situation.process.rate, wait)
 
     def forecast(
-        self,
-        parameters: Parameters,
-        factor: float = 1.0,
-        sample: int = 0,
-        *,
-        shed: bool = False,
-        upper: bool = False,
+        self, parameters: Parameters, factor: float = 1.0, sample: int = 0, *, shed: bool = False, upper: bool = False
     ) -> Forecast:
         """Play ``factor`` times the load; ``shed``: requests that would be late are refused.
 

@@ -157,14 +157,7 @@ def batches(load: Load, service: ServiceTime, parameters: Parameters, target: fl
     return _played(load, service, rules).sizes
 
 
-def _rules(
-    load: Load,
-    service: ServiceTime,
-    parameters: Parameters,
-    target: float,
-    *,
-    shed: bool = False,
-) -> Rules:
+def _rules(load: Load, service: ServiceTime, parameters: Parameters, target: float, *, shed: bool = False) -> Rules:
     return Rules(
         cap=parameters.max_batch,
         wait=parameters.max_wait,

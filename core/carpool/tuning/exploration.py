@@ -5,6 +5,9 @@ well, a size measured a few times takes what its lower confidence says, and a de
 were never in flight together. What is then chosen, and saves enough, is explored if it does no harm at the upper
 confidence of batch latency, or no more than the unused part of the error budget pays for. (Optimism in the face of
 uncertainty: Lai and Robbins 1985; paid from what was saved: Wu et al., "Conservative Bandits", ICML 2016.)
+
+Where a setting was chosen for its latency only more in flight is explored: a server that computes several batches at
+once would seem fuller than it is, and requests would be held to relieve it.
 """
 
 from __future__ import annotations
@@ -19,13 +22,15 @@ from carpool.forecasting.forecaster import Forecaster
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
-from carpool.tuning.candidates import SIZES, known_flights, largest_reliable
+from carpool.tuning.candidates import SIZES, known_flights, largest_reliable, productive_sizes
+from carpool.tuning.objective import FASTER, fastest_batching
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from carpool.batching.counters import ModelStats
     from carpool.forecasting.forecaster import Assessment
+    from carpool.tuning.objective import Aim
 
 BATCHES = 3
 UNSURE = 0.06
@@ -182,14 +187,35 @@ class Exploration:
         situation = forecaster.situation
         best_case = optimistic(situation.service, largest_reliable(situation.service, situation.limits))
         for point in _candidates(best, best_case):
-            key = point.max_batch, point.max_in_flight
-            if point == current.parameters or self._pauses.get(key, (-inf, 0.0))[0] > now:
+            if point == current.parameters or self._pauses_at(point, now):
                 continue
             service = replace(best_case, executors=best_case.executors_for(point.max_in_flight))
             possible = Forecaster(replace(situation, service=service)).assess(point)
             if is_worth_exploring(possible, best) and self._is_bearable(forecaster, point, best):
                 self.candidate = point
                 return
+
+    def look_for_latency(self, forecaster: Forecaster, aim: Aim, target: Assessment, now: float) -> None:
+        """Look for more in flight, where requests are held only as nothing shows that more are computed at once."""
+        self.candidate, self._looked_with = None, self.spare
+        situation, before = forecaster.situation, target.parameters
+        if before.max_wait <= situation.limits.min_wait:
+            return
+        for more in _more_in_flight(target):
+            service = replace(situation.service, executors=situation.service.executors_for(more))
+            sizes = productive_sizes(service, situation.limits, also=before.max_batch)
+            possible = fastest_batching(Forecaster(replace(situation, service=service)), aim, target, before, sizes)
+            if possible is None or aim.latency(possible) >= (1 - FASTER) * aim.latency(target):
+                continue
+            # With the wait in force it does no harm if no more are computed at once, but may take longer to show.
+            for point in (possible.parameters, replace(before, max_in_flight=more)):
+                if not self._pauses_at(point, now) and self._is_bearable(forecaster, point, target):
+                    self.candidate = point
+                    return
+
+    def _pauses_at(self, point: Parameters, now: float) -> bool:
+        """Whether a setting is not to be explored again yet."""
+        return self._pauses.get((point.max_batch, point.max_in_flight), (-inf, 0.0))[0] > now
 
     def _is_bearable(self, forecaster: Forecaster, point: Parameters, best: Assessment) -> bool:
         """Whether a setting does no harm at the upper confidence of batch latency, or what can be paid for."""
@@ -238,11 +264,8 @@ def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters
     if not best.holds_ahead:
         waits.add(Duration(limits.min_wait))
     flights = known.max_in_flight
-    if service.executors >= service.largest_in_flight:
-        # Of 29 ms batches within 50 ms, four on a device that computes two would be late, and three are not.
-        for more in sorted({flights + 1, 2 * flights, 4 * flights}, reverse=True):
-            if more <= limits.max_in_flight:
-                yield replace(known, max_in_flight=more, pass_through=False)
+    for more in _more_in_flight(best):
+        yield replace(known, max_in_flight=more, pass_through=False)
     known_well = service.measured_sizes(batches_needed(service))
     largest = largest_reliable(service, limits)
     sizes = [size for size in SIZES if limits.min_batch <= size <= largest and size not in known_well]
@@ -251,6 +274,15 @@ def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters
         for number in sorted({flights, known_flights(service, limits)}):
             for wait in sorted(waits):
                 yield Parameters(size, wait, number)
+
+
+def _more_in_flight(one: Assessment) -> list[int]:
+    """List how many more in flight would show whether the device computes as many at once; none where that is known."""
+    service, flights, most = one.situation.service, one.parameters.max_in_flight, one.situation.limits.max_in_flight
+    if service.executors < service.largest_in_flight:
+        return []
+    # Of 29 ms batches within 50 ms, four on a device that computes two would be late, and three are not.
+    return [more for more in sorted({flights + 1, 2 * flights, 4 * flights}, reverse=True) if more <= most]
 
 
 def optimistic(service: ServiceTime, largest: int) -> ServiceTime:

@@ -166,10 +166,7 @@ def is_better(one: Assessment, other: Assessment, share: float) -> bool:
 
 
 def most_efficient(
-    forecaster: Forecaster,
-    current: Parameters,
-    sizes: Sequence[int],
-    avoid: Collection[Parameters] = (),
+    forecaster: Forecaster, current: Parameters, sizes: Sequence[int], avoid: Collection[Parameters] = ()
 ) -> Assessment:
     """Return the setting with the least device time that meets the SLO now and at 1.25x the load; else the least loss.
 
@@ -260,7 +257,7 @@ def _fastest(
 
     ``None``: no setting keeps both.
     """
-    best = _fastest_batching(forecaster, aim, efficient, current, sizes, avoid)
+    best = fastest_batching(forecaster, aim, efficient, current, sizes, avoid)
     if mode is PassThroughMode.NEVER or forecaster.single_load() > PASSING_LOAD:
         return best
     situation, service = forecaster.situation, forecaster.situation.service
@@ -285,13 +282,13 @@ def _fastest(
     return through if is_alike else best
 
 
-def _fastest_batching(
+def fastest_batching(
     forecaster: Forecaster,
     aim: Aim,
     efficient: Assessment,
     current: Parameters,
     sizes: Sequence[int],
-    avoid: Collection[Parameters],
+    avoid: Collection[Parameters] = (),
 ) -> Assessment | None:
     """Return the setting with the least latency that keeps the target, of those that batch requests."""
     flights = {

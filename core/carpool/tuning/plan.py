@@ -144,12 +144,19 @@ class Plan:
         """Look for what is worth exploring."""
         forecaster, choice = self._forecaster, self.choice
         exploration.candidate = None
-        if forecaster is None or choice is None or self._requirements.held or guards.check.alarm is not None:
+        requirements = self._requirements
+        if forecaster is None or choice is None or guards.check.alarm is not None:
             return
-        if choice.is_fast or belief.size_limit.largest is not None or belief.sharing.share <= NONE:
-            return  # while the device has room, another size has nothing to save that anybody needs
+        if requirements.held or requirements.recommends:
+            return
+        if belief.size_limit.largest is not None or belief.sharing.share <= NONE:
+            return
         # After misses that were not forecast no forecast says what harm would be done.
-        if guards.margin.factor == 1 or not choice.efficient.holds_now:
+        is_sure = guards.margin.factor == 1
+        if is_sure and self.aim.is_for_latency and choice.target.holds_ahead:
+            exploration.look_for_latency(forecaster, self.aim, choice.target, now)
+        # While the device has room, another size has nothing to save that anybody needs.
+        if not choice.is_fast and exploration.candidate is None and (is_sure or not choice.efficient.holds_now):
             current = forecaster.assess(parameters)
             exploration.look(forecaster, choice.efficient, current, moving=moving, now=now)
 

@@ -9,17 +9,19 @@ import pytest
 from msgspec.structs import replace
 
 from carpool.batching.counters import CellKey, ModelStats, Stats
+from carpool.exchange.decision import Reason
 from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.learning.arrivals import Poisson, until
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import PolicyError, from_plain
-from carpool.policy.spec import BatchingPolicy, Objective, PassThrough, PassThroughMode, for_p99
+from carpool.policy.spec import BatchingPolicy, Objective, PassThrough, PassThroughMode, Tuning, TuningMode, for_p99
 from carpool.simulation.outcome import End
-from carpool.simulation.simulator import Device, linear
+from carpool.simulation.simulator import Device, Simulation, linear
 from carpool.tuning.objective import Aim, choose
-from carpool_cli.planning.twin import flips, tuned
+from carpool.tuning.tuner import INTERVAL, Tuner
+from carpool_cli.planning.twin import Pilot, flips, tuned
 
 GPU = Device(linear(0.001, 0.0004))
 SETTLED = 20.0
@@ -69,6 +71,36 @@ def test_beyond_it_waits_keep_the_target(rate):
     assert utilization(summary) <= 0.63
     assert flips(decisions) == 0
     assert summary.miss_fraction < 0.005
+
+
+def more_in_flight(decisions):
+    """Return the explorations of more batches in flight."""
+    explored = [each for each in decisions if each.change and each.reason is Reason.EXPLORES]
+    return [each.parameters.max_in_flight for each in explored if each.parameters.max_in_flight > 1]
+
+
+def test_no_request_is_held_for_long_where_the_server_computes_several_at_once():
+    # 3.7 requests are computed at a time. Were there one executor, it would be full.
+    last, summary, decisions = run(170, slo=0.15, device=Device(linear(0.020, 0.002), executors=8))
+    assert more_in_flight(decisions)
+    assert last.parameters.max_wait == 0
+    assert summary.p50 == pytest.approx(0.022, rel=0.05)
+    assert utilization(summary) / 8 < 0.6
+
+
+def test_that_the_server_computes_one_at_a_time_is_found_once():
+    last, summary, decisions = run(700)
+    assert len(more_in_flight(decisions)) == 1
+    assert last.parameters.max_in_flight == 1
+    assert utilization(summary) <= 0.63
+
+
+def test_who_only_recommends_looks_for_nothing_to_explore():
+    tuner = Tuner(replace(for_p99(0.05), tuning=Tuning(mode=TuningMode.RECOMMEND)))
+    pilot = Pilot(tuner)
+    Simulation(poisson(700, 10), GPU, slo=0.05, parameters=tuner.parameters).every(INTERVAL, pilot.observe).run()
+    assert tuner.plan.choice.target.parameters.max_wait > 0
+    assert tuner._exploration.candidate is None
 
 
 def test_the_wait_rises_with_the_load():
