@@ -14,6 +14,8 @@ from carpool.policy.parameters import Parameters
 from carpool.policy.spec import (
     SLO,
     BatchingPolicy,
+    Bounds,
+    IntRange,
     Latency,
     Objective,
     PassThrough,
@@ -171,7 +173,8 @@ def test_what_is_held_follows_what_is_in_force():
 
 
 def test_a_step_that_was_not_taken_leaves_the_choice_as_it_is_and_one_that_failed_does_not():
-    tuner = Tuner(BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(0.05)))))
+    one_at_a_time = Bounds(max_in_flight=IntRange(max=1))  # so that there is nothing to explore
+    tuner = Tuner(BatchingPolicy(slo=SLO(latency=Latency(p99=Duration(0.05))), bounds=one_at_a_time))
     before = tuner.parameters
     (decision,) = observe(tuner, 1)
     assert decision.reason is Reason.LOWERS_UTILIZATION
