@@ -207,11 +207,10 @@ class Exploration:
             possible = fastest_batching(Forecaster(replace(situation, service=service)), aim, target, before, sizes)
             if possible is None or aim.latency(possible) >= (1 - FASTER) * aim.latency(target):
                 continue
-            # With the wait in force it does no harm if no more are computed at once, but may take longer to show.
-            for point in (possible.parameters, replace(before, max_in_flight=more)):
-                if not self._pauses_at(point, now) and self._is_bearable(forecaster, point, target):
-                    self.candidate = point
-                    return
+            point = possible.parameters
+            if not self._pauses_at(point, now) and self._is_bearable(forecaster, point, target):
+                self.candidate = point
+                return
 
     def _pauses_at(self, point: Parameters, now: float) -> bool:
         """Whether a setting is not to be explored again yet."""

@@ -153,10 +153,10 @@ class Plan:
             return
         # After misses that were not forecast no forecast says what harm would be done.
         is_sure = guards.margin.factor == 1
-        if is_sure and self.aim.is_for_latency and choice.target.holds_ahead:
+        if choice.is_fast and is_sure:
+            # While the device has room, another size has nothing to save that anybody needs.
             exploration.look_for_latency(forecaster, self.aim, choice.target, now)
-        # While the device has room, another size has nothing to save that anybody needs.
-        if not choice.is_fast and exploration.candidate is None and (is_sure or not choice.efficient.holds_now):
+        elif not choice.is_fast and (is_sure or not choice.efficient.holds_now):
             current = forecaster.assess(parameters)
             exploration.look(forecaster, choice.efficient, current, moving=moving, now=now)
 
