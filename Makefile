@@ -84,7 +84,7 @@ bench: $(STAMP) ## Measure costs against their limits; results land in benchmark
 converge: $(STAMP) ## How close the tuner comes to the best grid point, in the simulator
 	$(BIN)/python benchmarks/convergence.py
 
-balanced: $(STAMP) ## What the objective Balanced costs and keeps, against zero wait and a grid (half an hour)
+balanced: $(STAMP) ## What the objective Balanced costs and keeps, against zero wait and a grid (eight minutes with a C compiler, else half an hour)
 	PYTHONPATH=benchmarks $(BIN)/python benchmarks/balanced.py
 
 autoscaling: $(STAMP) ## Days with autoscalers against the fewest replicas possible; capacity as forecast and as carried (minutes)

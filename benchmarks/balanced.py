@@ -396,6 +396,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="five worlds; nothing is written")
     parser.add_argument("--only", help="one world; nothing is written")
     arguments = parser.parse_args()
+    if arguments.only and arguments.only not in worlds():
+        parser.error(f"no world {arguments.only}; there are: {'; '.join(worlds())}")
     names = [arguments.only] if arguments.only else list(QUICK) if arguments.quick else list(worlds())
     cells = []
     _use_machine_code()
