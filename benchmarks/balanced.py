@@ -31,7 +31,7 @@ from evidence import Machine, commit, machine, today
 from msgspec import Struct
 from msgspec.structs import replace
 from proof import oracle
-from proof.scenario import Diurnal, load_all
+from proof.scenario import Diurnal, Trace, load_all
 from proof.world import Stretch, devices, estimate, knowledge, requests
 
 from carpool.learning.arrivals import Poisson, until
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from proof.scenario import Scenario
 
     from carpool.batching.requests import Estimate
+    from carpool.exchange.decision import Decision
     from carpool.simulation.outcome import Outcome
 
 TARGET = TARGET_UTILIZATION / 100
@@ -67,6 +68,8 @@ REQUESTS = 40_000
 """Requests of a run from which it need not last two minutes, one is enough."""
 PLAYED = 6
 """Points that are played over the whole course, at most: the best that keeps everything there is the oracle's."""
+SAME_LOAD = 0.1
+"""Relative difference of two loads that is none: who goes back to a setting at another load follows it."""
 CLOSE = 0.005
 """Utilization beyond the target that chance may add."""
 RESULTS = Path(__file__).parent / "results" / "balanced.json"
@@ -90,6 +93,8 @@ class World(NamedTuple):
     bucket: Callable[[int], int] = int
     changing: bool = False
     """Whether the load changes: no one grid point is right for it."""
+    drifting: bool = False
+    """Whether it changes in part, as recorded: to follow it is no flip."""
 
 
 class Cell(Struct, frozen=True):
@@ -180,7 +185,8 @@ def of_scenario(scenario: Scenario) -> World:
         arrivals,
         estimate(knowledge(still)),
         int if lengths is None else lengths.bucket,
-        isinstance(scenario.arrivals, Diurnal),
+        changing=isinstance(scenario.arrivals, Diurnal),
+        drifting=isinstance(scenario.arrivals, Trace),
     )
 
 
@@ -234,7 +240,9 @@ class Course:
         self.rate = load * world.capacity
         self.seconds = max(60.0, min(120.0, REQUESTS / self.rate), 200 * world.policy.slo.due)
         self.start = self.seconds / 2
-        self.executors = sum(device.executors for device in world.device)
+        # Of what the policy lets a setting use.
+        most = world.policy.limits().max_in_flight
+        self.executors = sum(min(device.executors, most) for device in world.device)
         self.arrivals = world.arrivals(self.rate, self.seconds)
 
     def simulation(
@@ -318,6 +326,18 @@ def _sooner(one: float | tuple[float, ...], faster: float) -> float | tuple[floa
     return (one[0] / faster, *one[1:]) if isinstance(one, tuple) else one / faster
 
 
+def flips_at_one_load(decisions: Sequence[Decision], start: float) -> int:
+    """Count the settings that were left for another, and put in force again at the load at which they were left."""
+    path: list[tuple[Parameters, float]] = []
+    for one in decisions:
+        if one.at >= start and (not path or one.parameters != path[-1][0]):
+            path.append((one.parameters, one.rate))
+    triples = zip(path, path[1:], path[2:], strict=False)
+    return sum(
+        before == after and abs(again - left) <= SAME_LOAD * left for (before, _), (_, left), (after, again) in triples
+    )
+
+
 def cell(name: str, load: float) -> Cell:
     """Measure one load in one world."""
     world = worlds()[name]
@@ -337,7 +357,7 @@ def cell(name: str, load: float) -> Cell:
         ours.p50,
         ours.p99,
         ours.misses,
-        flips(pilot.decisions, course.start),
+        (flips_at_one_load if world.changing or world.drifting else flips)(pilot.decisions, course.start),
         zero.utilization,
         zero.p50,
         zero.p99,

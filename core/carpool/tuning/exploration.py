@@ -196,21 +196,28 @@ class Exploration:
                 return
 
     def look_for_latency(self, forecaster: Forecaster, aim: Aim, target: Assessment, now: float) -> None:
-        """Look for more in flight, where requests are held only as nothing shows that more are computed at once."""
+        """Look for more in flight, where requests wait only as nothing shows that more are computed at once."""
         self.candidate, self._looked_with = None, self.spare
         situation, before = forecaster.situation, target.parameters
-        if before.max_wait <= situation.limits.min_wait:
+        is_held = before.max_wait > situation.limits.min_wait
+        # Where requests seldom meet, they pass through, and show by themselves how many are computed at once.
+        if not is_held and (before.pass_through or situation.service.largest_measured <= situation.rows):
             return
-        for more in _more_in_flight(target):
+        # Where none is held, more than one more would seldom be in flight, and show nothing.
+        for more in _more_in_flight(target)[0 if is_held else -1 :]:
             service = replace(situation.service, executors=situation.service.executors_for(more))
             sizes = productive_sizes(service, situation.limits, also=before.max_batch)
             possible = fastest_batching(Forecaster(replace(situation, service=service)), aim, target, before, sizes)
             if possible is None or aim.latency(possible) >= (1 - FASTER) * aim.latency(target):
                 continue
-            point = possible.parameters
-            if not self._pauses_at(point, now) and self._is_bearable(forecaster, point, target):
-                self.candidate = point
-                return
+            points = [possible.parameters]
+            if situation.service.executors > 1:
+                # Where several are computed at once, as many will be in flight with the wait in force too.
+                points.append(replace(before, max_in_flight=more))
+            for point in points:
+                if not self._pauses_at(point, now) and self._is_bearable(forecaster, point, target):
+                    self.candidate = point
+                    return
 
     def _pauses_at(self, point: Parameters, now: float) -> bool:
         """Whether a setting is not to be explored again yet."""

@@ -64,6 +64,9 @@ def _why_faster(aim: Aim, current: Assessment, target: Assessment) -> tuple[Reas
     if not aim.keeps_target(current):
         fall = f"device {aim.utilization(current):.0%} to {aim.utilization(target):.0%} busy (target {aim.target:.0%})"
         return Reason.LOWERS_UTILIZATION, f"{fall}, {what} {before} to {after}"
+    if aim.latency(target) > (1 - FASTER) * aim.latency(current):
+        what = "p99"
+        before, after = (format_seconds(_rounded(one.now.p99)) for one in (current, target))
     return Reason.LOWERS_LATENCY, f"{what} {before} to {after}, {busy(aim, target)}"
 
 

@@ -219,7 +219,8 @@ def _least_loss(found: Sequence[Assessment]) -> list[Assessment]:
 
 def passing(parameters: Parameters, service: ServiceTime, limits: Limits) -> Parameters:
     """Return what passes requests through where ``parameters`` would batch them."""
-    flights = max(service.executors, min(limits.max_in_flight, PASSING_IN_FLIGHT))
+    # Twice as many as were ever computed at once show whether more are.
+    flights = min(max(service.executors_for(2 * service.executors), PASSING_IN_FLIGHT), limits.max_in_flight)
     return replace(parameters, max_wait=Duration(0.0), max_in_flight=flights, pass_through=True)
 
 
@@ -265,7 +266,7 @@ def _fastest(
     # Forecast as batching what a backlog brings; how it serves requests that come meanwhile, single requests show.
     flights = known_flights(service, situation.limits)
     alone = forecaster.assess(Parameters(situation.rows, Duration(0.0), flights))
-    if not (alone.holds_ahead and aim.keeps_target(alone)):
+    if not (alone.holds_ahead and aim.keeps_target(alone, SLACK if current.pass_through else 0.0)):
         return best
     limit = 1 + (FASTER if current.pass_through else ALIKE)
     if service.largest_measured <= situation.rows:
