@@ -32,3 +32,8 @@ TILES = replace(ServiceTime.measured({1: 0.028, 32: 0.0286, 33: 0.0556, 64: 0.05
 def tiled(rate, target=0.150):
     limits = replace(LIMITS, max_wait=0.075)
     return Forecaster(situation(rate, process=Gamma(rate, 2.0), service=TILES, target=target, limits=limits))
+
+
+def parameters_at(outcome, when, replica=0):
+    """Return what a replica of a simulation ran with at a time."""
+    return [setting.parameters for at, which, setting in outcome.changes if at <= when and which == replica][-1]

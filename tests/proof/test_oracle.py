@@ -13,6 +13,10 @@ SCENARIOS = {each.name: each for each in suite.load_all()}
 POISSON = SCENARIOS["synthetic-1-executor"]
 
 
+def parameters_at(outcome, when):
+    return [setting.parameters for at, _, setting in outcome.changes if at <= when][-1]
+
+
 @pytest.mark.parametrize(
     "scenario",
     [
@@ -151,11 +155,11 @@ def test_the_oracle_has_each_stretchs_point_in_force_from_its_begin(monkeypatch)
     course = (Stretch(3.1, 100.0), Stretch(3.0, 800.0), Stretch(3.0, 100.0, 2.0))
     first, second, *_ = oracle.makers(POISSON, course)
     outcome = play(POISSON, first, course, 1).outcome
-    assert [outcome.parameters_at(at).max_batch for at in (0.0, 2.9, 3.3, 5.9, 6.4)] == [2, 2, 32, 32, 16]
+    assert [parameters_at(outcome, at).max_batch for at in (0.0, 2.9, 3.3, 5.9, 6.4)] == [2, 2, 32, 32, 16]
     believed = outcome.changes[-1][2].estimate
     assert believed.times[16] == pytest.approx(2 * 0.013)
     other = play(POISSON, second, course, 1).outcome
-    assert other.parameters_at(4.0).max_batch == 2
+    assert parameters_at(other, 4.0).max_batch == 2
     assert other.times == outcome.times
 
 

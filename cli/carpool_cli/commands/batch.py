@@ -15,6 +15,7 @@ from carpool_cli.live.figures import number
 from carpool_cli.load import servers
 from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
 from carpool_cli.profiling import device_profile
+from carpool_cli.profiling.inflection import inflection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -144,7 +145,7 @@ def command(
     identity = " ".join(map(str, [*inputs, onnx and onnx.resolve(), upstream, model, protocol, *(part or ())]))
     # 1. The size: given, the profile's, or found while running
     sizes = SizeSearch(max_batch)
-    fixed = batch_size or (profile.service_time().inflection(profile.largest_safe) if profile is not None else None)
+    fixed = batch_size or (inflection(profile.service_time(), profile.largest_safe) if profile is not None else None)
     if fixed is not None:
         sizes = SizeSearch(fixed)
         sizes.size, sizes.settled = fixed, True

@@ -27,6 +27,7 @@ from carpool_cli.options import (
 )
 from carpool_cli.profiling import device_profile, memory
 from carpool_cli.profiling.device_profile import DeviceProfile
+from carpool_cli.profiling.inflection import inflection
 from carpool_cli.profiling.measuring import (
     NEAR_THE_LARGEST,
     Timing,
@@ -201,7 +202,7 @@ def command(
     if plot is not None:
         from carpool_cli.planning import plots  # noqa: PLC0415 - matplotlib is not for every run
 
-        plots.service_time(plot, target.name, timings, curve.inflection(), slo)
+        plots.service_time(plot, target.name, timings, inflection(curve), slo)
         click.echo(f"drew {plot}")
     if not safe:
         sys.exit(1)
@@ -266,11 +267,11 @@ def _show(profile: DeviceProfile, timings: list[Timing], rates: dict[int, float]
     if stopped:
         click.echo(stopped)
     curve = profile.service_time()
-    inflection = curve.inflection()
+    cheapest = inflection(curve)
     largest = curve.largest_measured
     if largest > 1:
-        gain = curve.per_row(1) / curve.per_row(inflection)
-        if inflection == 1:
+        gain = curve.per_row(1) / curve.per_row(cheapest)
+        if cheapest == 1:
             loss = curve.per_row(largest) / curve.per_row(1)
             click.echo(
                 f"batching gains nothing: a row in a batch of {largest} costs {loss:.2f} times as much as a single row"
@@ -278,10 +279,10 @@ def _show(profile: DeviceProfile, timings: list[Timing], rates: dict[int, float]
         else:
             beyond = (
                 "larger ones may gain more, raise --max-batch"
-                if inflection >= NEAR_THE_LARGEST * largest
+                if cheapest >= NEAR_THE_LARGEST * largest
                 else "larger ones gain nothing"
             )
-            click.echo(f"a row in a batch of {inflection} costs {gain:.2f} times less than alone; {beyond}")
+            click.echo(f"a row in a batch of {cheapest} costs {gain:.2f} times less than alone; {beyond}")
     if len(rates) > 1:
         shown = ", ".join(f"{callers}: {number(rate * at)}" for callers, rate in rates.items())
         click.echo(f"rows/s by callers at once, in batches of {at}: {shown}; server concurrency: {profile.executors}")

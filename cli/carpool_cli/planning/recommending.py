@@ -15,6 +15,7 @@ from carpool.policy.spec import PassThroughMode
 from carpool.tuning import messages
 from carpool.tuning.candidates import SIZES, WAITS, largest_reliable
 from carpool.tuning.objective import Aim, choose, rank
+from carpool_cli.profiling.inflection import inflection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,7 +98,7 @@ def recommend(
     # What else there is
     greedy = [
         forecaster.assess(limits.clamp(replace(start, max_batch=size, max_wait=Duration(0.0))))
-        for size in (limits.max_batch, service.inflection(limits.max_batch))
+        for size in (limits.max_batch, inflection(service, limits.max_batch))
     ]
     zero_wait = min(greedy, key=rank)
     alone = forecaster.assess(replace(start, max_batch=situation.rows, max_wait=Duration(0.0)))
@@ -177,14 +178,14 @@ def _reasons(forecaster: Forecaster, best: Assessment) -> list[str]:
     reasons = []
     reach = _beyond_reach(forecaster.situation)
     within = f" of up to {reach} rows, the largest reliable size," if reach else ""
-    inflection = service.inflection(forecaster.situation.limits.max_batch)
-    if inflection == 1:
+    cheapest = inflection(service, forecaster.situation.limits.max_batch)
+    if cheapest == 1:
         reasons.append("batching saves no device time per row on this device")
     else:
-        gain = service.per_row(1) / service.per_row(inflection)
+        gain = service.per_row(1) / service.per_row(cheapest)
         known = service.largest_measured
-        guess = f" (extrapolated: measured up to {known} rows)" if inflection > known else ""
-        reasons.append(f"a row in a batch of {inflection} costs {gain:.2g} times less than without batching{guess}")
+        guess = f" (extrapolated: measured up to {known} rows)" if cheapest > known else ""
+        reasons.append(f"a row in a batch of {cheapest} costs {gain:.2g} times less than without batching{guess}")
     if not best.holds_now:
         most = "this one has the most goodput"
         reasons.append(f"{messages.shortfall(best, within)}; {most}")
@@ -203,7 +204,7 @@ def _beyond_reach(situation: Situation) -> int:
     """Return the largest size that t(b) speaks for, where larger ones are allowed and may serve more; else 0."""
     service, limits = situation.service, situation.limits
     most = largest_reliable(service, limits)
-    return most if most < limits.max_batch and service.inflection(limits.max_batch) > most else 0
+    return most if most < limits.max_batch and inflection(service, limits.max_batch) > most else 0
 
 
 def _doubts(situation: Situation, best: Assessment) -> list[str]:
@@ -234,7 +235,7 @@ def _bound(forecaster: Forecaster, best: Assessment, largest_safe: int | None) -
         return f"bounded by what was measured: sizes up to {reach} rows are reliable, and larger ones may serve more"
     if not best.holds_now:
         return "bounded by the device: this load is more than it can do within the SLO"
-    if not best.holds_ahead and situation.service.inflection(limits.max_batch) > 1:
+    if not best.holds_ahead and inflection(situation.service, limits.max_batch) > 1:
         p99 = format_seconds(best.ahead.p99)
         return f"bounded by the SLO at {HEADROOM:g}x the load, which nothing meets: p99 with this would be {p99}"
     larger = [step for step in SIZES if step > size and step <= limits.max_batch]

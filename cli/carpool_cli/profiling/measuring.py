@@ -11,10 +11,12 @@ import threading
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.learning.latency_model import WORTHWHILE, ServiceTime
+from carpool_cli.profiling.inflection import WORTHWHILE, inflection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from carpool.learning.latency_model import ServiceTime
 
 LEAST_ROUNDS = 3
 
@@ -131,8 +133,8 @@ def advise(curve: ServiceTime, *, slo: float, limit: int | None) -> Advice:
     """
     top = min(curve.largest_measured, limit or curve.largest_measured)
     sizes = range(1, top + 1)
-    inflection = curve.inflection(top)
-    allowed = [rows for rows in sizes if rows <= inflection and 2 * curve.time(rows) <= slo]
+    cheapest = inflection(curve, top)
+    allowed = [rows for rows in sizes if rows <= cheapest and 2 * curve.time(rows) <= slo]
     best = max(allowed, default=1)
     gain = curve.per_row(1) / curve.per_row(best)
     rate = best * curve.executors / curve.time(best)
@@ -142,12 +144,12 @@ def advise(curve: ServiceTime, *, slo: float, limit: int | None) -> Advice:
             f"even two batches of one row take {2 * curve.time(1) * 1e3:.3g} ms: under load this p99 can't be met; "
             "serve single rows and keep the utilization low, or relax it"
         )
-    elif inflection == 1:
+    elif cheapest == 1:
         loss = curve.per_row(slowest) / curve.per_row(1)
         worse = f"; a row in a batch of {slowest} costs {loss:.2g} times as much" if loss > WORTHWHILE else ""
         text = f"don't batch: a row never costs less in a batch{worse}"
-    elif best < inflection:
-        text = f"max_batch {best}: the p99 leaves no room for {inflection}, where a row would be cheapest"
+    elif best < cheapest:
+        text = f"max_batch {best}: the p99 leaves no room for {cheapest}, where a row would be cheapest"
     elif best >= NEAR_THE_LARGEST * curve.largest_measured:
         text = f"max_batch {best}, about the largest measured: larger ones may gain more"
     elif best >= NEAR_THE_LARGEST * top:

@@ -7,7 +7,10 @@ import resource
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from carpool.learning.latency_model import memory_cap
+
+def memory_cap(bytes_per_row: float, fixed_bytes: float, limit: float, share: float = 0.8) -> int:
+    """Rows that fit into ``share`` of a memory limit beside what the model holds anyway; 0 when nothing fits."""
+    return max(int((limit * share - fixed_bytes) // bytes_per_row), 0)
 
 
 class Meter(Protocol):

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
     from carpool.batching.counters import Cell, CellKey
 
-WORTHWHILE = 1.05
-"""A batch whose rows cost at most this times the cheapest is as good as the cheapest."""
-
 KNOWN = 1e9
 """Samples behind a curve that was given, not learned."""
 
@@ -156,15 +153,6 @@ class ServiceTime(Struct, frozen=True):
         upper = tuple(self.slow(rows) for rows in range(max_rows + 1))
         return Estimate(self.table(max_rows), upper, self.executors, self.noise)
 
-    def inflection(self, max_rows: int | None = None) -> int:
-        """Rows where growing the batch stops paying: the fewest within 5 % of the least device time a row.
-
-        Searched up to ``max_rows``, or as far as measured.
-        """
-        costs = [self.per_row(rows) for rows in range(1, (max_rows or self.largest_measured) + 1)]
-        best = min(costs)
-        return next(rows for rows, cost in enumerate(costs, 1) if cost <= WORTHWHILE * best)
-
     def scaled(self, factor: float) -> ServiceTime:
         """Return the same shape at another level: every time multiplied."""
         return replace(
@@ -240,11 +228,6 @@ def _tail(
         low, high = max(low, slope - error), min(high, slope + error)
         found = slope, error
     return found
-
-
-def memory_cap(bytes_per_row: float, fixed_bytes: float, limit: float, share: float = 0.8) -> int:
-    """Rows that fit into ``share`` of a memory limit beside what the model holds anyway; 0 when nothing fits."""
-    return max(int((limit * share - fixed_bytes) // bytes_per_row), 0)
 
 
 def fit(samples: Sequence[Sample], known_executors: int | None = None) -> ServiceTime | None:

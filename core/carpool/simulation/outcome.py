@@ -151,14 +151,6 @@ class Outcome:
         starts = [index * interval for index in range(ceil(self.seconds / interval - 1e-9))]
         return [self.summary(start, min(start + interval, self.seconds)) for start in starts]
 
-    def parameters_at(self, when: float, replica: int = 0) -> Parameters:
-        """Return what a replica ran with at a time."""
-        current = self.changes[0][2].parameters
-        for at, which, setting in self.changes:
-            if at <= when and which == replica:
-                current = setting.parameters
-        return current
-
     def quantile(self, q: float) -> float:
         """Latency (seconds) that a share ``q`` of all answers do not exceed; 0 without answers."""
         return _quantile(sorted(latency for latency in self.latencies if latency < inf), q)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from carpool.batching.counters import SUPPOSED, Cell, CellKey
 from carpool.learning.concurrency import Sample, fit_executors
-from carpool.learning.latency_model import LatencyLearner, ServiceTime, fit, memory_cap
+from carpool.learning.latency_model import LatencyLearner, ServiceTime, fit
 from carpool.learning.smoothing import isotonic, smoothed
 
 
@@ -65,7 +65,7 @@ def test_a_superlinear_tail_is_extrapolated_as_steeply():
     service = ServiceTime.measured({rows: 0.001 * rows**1.5 for rows in (1, 2, 4, 8, 16)})
     assert service.time(32) > 2 * service.time(16)
     assert service.upper(32) >= service.time(32)
-    assert service.inflection(32) == 1
+    assert service.per_row(32) > service.per_row(1)
 
 
 def test_below_the_smallest_size_the_line_goes_on_inside_what_is_possible():
@@ -82,28 +82,6 @@ def test_one_size_measured_leaves_the_slope_open():
     assert service.lower(8) == pytest.approx(0.008)
     assert service.time(8) == pytest.approx(0.012)
     assert service.upper(8) == pytest.approx(0.016)
-
-
-@pytest.mark.parametrize(
-    ("curve", "rows"),
-    [
-        (affine, 64),
-        (lambda rows: 0.001 * rows, 1),
-        (lambda rows: 0.001 * rows**1.2, 1),
-        (lambda rows: 0.004 * math.ceil(rows / 16) + 0.0001, 16),
-        (lambda _: 0.01, 61),
-    ],
-)
-def test_inflection_is_where_growing_stops_paying(curve, rows):
-    service = ServiceTime.measured({size: curve(size) for size in range(1, 65)})
-    # 5 + 0.5 b: 0.578 ms a row at 64; 0.6066 at most, which 47 rows reach.
-    assert service.inflection() == {64: 47}.get(rows, rows)
-
-
-def test_inflection_looks_as_far_as_asked():
-    service = ServiceTime.measured({1: 1.0, 2: 1.0, 64: 63.0})
-    assert service.inflection(1) == 1
-    assert service.inflection(2) == 2
 
 
 def test_scaled_and_pessimistic():
@@ -129,12 +107,6 @@ def test_draws_have_the_mean_and_the_noise():
     assert mean == pytest.approx(0.01, rel=0.02)
     assert math.sqrt(sum((x - mean) ** 2 for x in drawn) / len(drawn)) / mean == pytest.approx(0.3, rel=0.05)
     assert spread.draw(1, Random(5)) == spread.draw(1, Random(5))
-
-
-def test_memory_cap():
-    assert memory_cap(1e6, 2e9, 4e9) == 1200
-    assert memory_cap(1e6, 4e9, 4e9) == 0
-    assert memory_cap(1e6, 0, 4e9, share=0.5) == 2000
 
 
 # -- the fit
@@ -165,7 +137,7 @@ def test_steps_are_kept():
 
     service = fit([sample(rows, [step(rows)] * 20) for rows in range(1, 33)])
     assert service.table(32) == pytest.approx([step(rows) for rows in range(33)])
-    assert service.inflection() == 8
+    assert service.per_row(8) < min(service.per_row(7), service.per_row(9))
 
 
 def test_chance_is_taken_off_a_noisy_curve_and_steps_are_left_in_it():
@@ -180,7 +152,7 @@ def test_chance_is_taken_off_a_noisy_curve_and_steps_are_left_in_it():
         off = math.fsum(abs(service.time(rows) / curve(rows) - 1) for rows in range(1, 49))
         assert off < raw * (0.5 if curve is affine else 1.0)
         # The luckiest of sixty sizes is no find: the cheapest row is where the curve has it.
-        assert service.inflection() >= 16
+        assert min(range(1, 49), key=service.per_row) >= 16
 
 
 def test_a_valley_seen_a_few_times_is_left_beside_sizes_seen_a_thousand_times():

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 from bursts import Schedule
-from examples import parameters
+from examples import parameters, parameters_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -367,7 +367,7 @@ def test_a_hook_turns_the_parameters_while_it_runs():
     outcome = Simulation(times, GPU, slo=SLO, parameters=parameters(8)).every(1.0, turn).run()
     assert [now for now, _ in seen] == [1.0, 2.0, 3.0, 4.0]
     assert seen[0][1] == sum(time < 1.0 for time in times)
-    assert [outcome.parameters_at(when).max_batch for when in (0.5, 1.5, 2.5, 3.5)] == [8, 1, 1, 16]
+    assert [parameters_at(outcome, when).max_batch for when in (0.5, 1.5, 2.5, 3.5)] == [8, 1, 1, 16]
     within = [rows for at, rows in zip(outcome.batch_dispatched, outcome.batch_rows, strict=True) if 1 < at < 3]
     assert max(within) == 1
     assert max(outcome.batch_rows) > 8
@@ -379,7 +379,7 @@ def test_a_hook_may_turn_one_replica_alone():
         .every(1.5, lambda now, stats: [Setting(parameters(4)), Setting(parameters(16))])
         .run()
     )
-    assert [outcome.parameters_at(2.0, replica).max_batch for replica in (0, 1)] == [4, 16]
+    assert [parameters_at(outcome, 2.0, replica).max_batch for replica in (0, 1)] == [4, 16]
 
 
 def test_a_shorter_wait_set_meanwhile_frees_who_is_held():

@@ -7,6 +7,7 @@ import click
 import pytest
 
 from carpool_cli.profiling.device_profile import load, save
+from carpool_cli.profiling.inflection import inflection
 
 SHIPPED = sorted((Path(__file__).parents[3] / "benchmarks" / "profiles").glob("*.json"))
 
@@ -21,8 +22,8 @@ def test_every_profile_shipped_names_its_source(path):
 
 def test_there_is_one_that_does_not_gain_and_one_that_does():
     curves = {path.stem: load(path).service_time() for path in SHIPPED}
-    assert curves["magika-cpu"].inflection() == 1
-    assert curves["ranking-tower-cpu"].inflection() > 32
+    assert inflection(curves["magika-cpu"]) == 1
+    assert inflection(curves["ranking-tower-cpu"]) > 32
 
 
 def test_what_is_saved_loads_equal(tmp_path):

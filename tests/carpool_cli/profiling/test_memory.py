@@ -3,7 +3,7 @@ from __future__ import annotations
 import ctypes
 
 from carpool_cli.profiling import memory
-from carpool_cli.profiling.memory import GpuMemory, HostMemory, fit
+from carpool_cli.profiling.memory import GpuMemory, HostMemory, fit, memory_cap
 
 MIB = 2**20
 
@@ -13,6 +13,12 @@ def test_a_row_costs_the_growth_between_the_smallest_and_the_largest_batch():
     assert (found.per_row, found.fixed) == (MIB, 100 * MIB)
     # 80 % of 1000 MiB less 100 MiB.
     assert found.rows == 700
+
+
+def test_the_rows_that_fit_into_a_share_of_the_limit():
+    assert memory_cap(1e6, 2e9, 4e9) == 1200
+    assert memory_cap(1e6, 4e9, 4e9) == 0
+    assert memory_cap(1e6, 0, 4e9, share=0.5) == 2000
 
 
 def test_no_growth_is_no_limit():
