@@ -232,6 +232,11 @@ class Outlook:
         """Forecast fraction of misses at the upper confidence of batch latency."""
         return self.forecaster.glance(self.parameters, upper=True).miss_fraction
 
+    def risk_within(self, seconds: float) -> float:
+        """Return the same of the requests of so many seconds, before which nothing waits: a backlog takes time."""
+        count = math.ceil(seconds * self.forecaster.situation.process.rate)
+        return self.forecaster.glance(self.parameters, count=count, upper=True).miss_fraction
+
 
 class Forecaster:
     """Forecasts settings for one situation, each at most once."""
@@ -340,10 +345,10 @@ class Forecaster:
         return 1 - carried * (1 + situation.target * situation.process.rate / self._lasting(LASTING_LOSS))
 
     def glance(
-        self, parameters: Parameters, factor: float = 1.0, sample: int = 0, *, upper: bool = False
+        self, parameters: Parameters, factor: float = 1.0, sample: int = 0, *, count: int = 0, upper: bool = False
     ) -> Glance | Forecast:
         """Do the same for fewer figures, which is cheaper; at the upper confidence without noise."""
-        situation, load = self.situation, self.load(factor, sample)
+        situation, load = self.situation, self.load(factor, sample, count)
         service = self._upper if upper else situation.service
         if upper:
             load = load._replace(draws=(1.0,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left
 from collections import Counter
 from statistics import fmean, stdev
@@ -48,8 +49,8 @@ class Refinement:
 
     def __init__(self) -> None:
         # Nothing that takes memory: an operator has forty thousand of these, and nearly all stay empty.
-        self._counts: Counter[int] | None = None
-        """Of latencies, by class."""
+        self._counts: tuple[array[int], ...] = ()
+        """Classes of latencies, ascending, and how many are in each."""
         self._tails: tuple[float, ...] = ()
         """The p99 of each sample."""
         self.misses: tuple[float, ...] = ()
@@ -61,15 +62,16 @@ class Refinement:
         self.misses += (miss_fraction,)
         self.requests += requests
         if latencies:
-            self._counts = self._counts or Counter()
+            counts = Counter(dict(zip(*self._counts, strict=True)) if self._counts else None)
             ascending = sorted(latencies)
             begin = 0
             while begin < len(ascending):
                 # A class at a time: a logarithm of each would cost more than the search does.
                 each = math.floor(math.log(max(ascending[begin], INSTANT)) / FINENESS)
                 end = bisect_left(ascending, math.exp((each + 1) * FINENESS), begin + 1)
-                self._counts[each] += end - begin
+                counts[each] += end - begin
                 begin = end
+            self._counts = tuple(array("i", each) for each in zip(*sorted(counts.items()), strict=True))
             self._tails += (ascending[max(math.ceil(0.99 * len(ascending)) - 1, 0)],)
 
     @property
@@ -91,10 +93,10 @@ class Refinement:
 
     def quantile(self, q: float) -> float:
         """Return a quantile (seconds) of all latencies; ``inf`` of none."""
-        counts = self._counts or Counter()
-        beyond, most = 0, (1 - q) * counts.total()
-        for each in sorted(counts, reverse=True):
-            beyond += counts[each]
+        classes, counts = self._counts or ((), ())
+        beyond, most = 0, (1 - q) * sum(counts)
+        for each, count in zip(reversed(classes), reversed(counts), strict=True):
+            beyond += count
             if beyond > most:
                 return math.exp((each + 0.5) * FINENESS)
         return math.inf
