@@ -49,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    source = parser.add_mutually_exclusive_group(required=True)
+    source = parser.add_mutually_exclusive_group()
     source.add_argument("--config", type=Path, metavar="FILE", help="configuration, YAML or JSON")
     source.add_argument("--config-env", metavar="NAME", help="configuration in this environment variable, likewise")
     parser.add_argument(
@@ -63,6 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--admin", type=_address, metavar="HOST:PORT", help="admin port, instead of the file's `admin`")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     options = parser.parse_args(arguments)
+    if options.config is None and options.config_env is None:  # only now, so that a misspelt option is named first
+        parser.error("name a configuration: --config FILE or --config-env NAME")
     where = options.config or f"${options.config_env}"
     try:
         config = from_environment(options.config_env) if options.config is None else load(options.config)

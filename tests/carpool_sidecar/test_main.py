@@ -58,6 +58,17 @@ def test_the_version_needs_no_configuration(capsys):
     assert capsys.readouterr().out == f"carpool-sidecar {version('carpool-serving')}\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["--chek"], "unrecognized arguments: --chek"), ([], "name a configuration: --config FILE or --config-env NAME")],
+)
+def test_wrong_options_are_named(capsys, arguments, says):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
 def test_help_is_worth_reading(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--help"])

@@ -167,6 +167,8 @@ def _policy(p99: float) -> BatchingPolicy:
 
 def _documents(text: str, settings: Settings | None, namespace: str | None, outcomes: list[Outcome]) -> Iterator[str]:
     """Yield the input again, piece by piece, changed where a sidecar came in, or went: without settings."""
+    if not text.strip():
+        raise NotManifests("it is empty")
     if text.lstrip().startswith("{"):
         try:
             old = json.loads(text)

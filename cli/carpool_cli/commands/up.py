@@ -281,7 +281,7 @@ OPTIONS = {
     "policy.bounds.maxWait.max": "--max-wait",
     "upstream.url": "--upstream",
     "onnx.name": "--model",
-    "onnx.path": "--onnx",
+    "onnx.path": "--model or --onnx",
     "llm.path": "--model",
 }
 """Options that set a field."""

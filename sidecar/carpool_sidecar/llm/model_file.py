@@ -119,6 +119,8 @@ class _Header:
         """Look whether all tensors are there: the runtime computes with what a download left out."""
         if not 0 < alignment <= 1 << 20 or self._tensors > _MOST_VALUES:
             raise ValueError(f"{self._tensors} tensors, aligned at {alignment}")
+        if not self._tensors:
+            raise ValueError("it has no tensors")
         end = 0
         for _ in range(self._tensors):
             self._string()

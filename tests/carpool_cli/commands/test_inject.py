@@ -215,6 +215,8 @@ def test_a_file_that_is_not_there(carpool):
         ("kind: ConfigMap\n---\nname: x\n", "the document in line 3 is not a manifest"),
         ("- a\n- b\n", "the document in line 1 is not a manifest"),
         ('{"name": "x"}', "the document in line 1 is not a manifest"),
+        ("", "it is empty"),
+        ("\n\n", "it is empty"),
     ],
 )
 def test_a_file_that_is_no_manifest_is_named_with_the_line(carpool, tmp_path, text, says):

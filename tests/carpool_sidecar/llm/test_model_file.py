@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import struct
 
 import pytest
 from hypothesis import given
@@ -42,6 +43,13 @@ def test_what_is_no_gguf_is_refused(tmp_path, content):
     path = tmp_path / "broken.gguf"
     path.write_bytes(content)
     with pytest.raises(PolicyError, match="is no GGUF file that can be read"):
+        describe(path)
+
+
+def test_a_file_without_tensors_is_refused(tmp_path):
+    path = tmp_path / "empty.gguf"
+    path.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 0, 0) + bytes(64))
+    with pytest.raises(PolicyError, match="it has no tensors"):
         describe(path)
 
 
