@@ -195,7 +195,9 @@ class Exploration:
                 self.candidate = point
                 return
 
-    def look_for_latency(self, forecaster: Forecaster, aim: Aim, target: Assessment, now: float) -> None:
+    def look_for_latency(
+        self, forecaster: Forecaster, aim: Aim, target: Assessment, current: Parameters, now: float
+    ) -> None:
         """Look for more in flight, where requests wait only as nothing shows that more are computed at once."""
         self.candidate, self._looked_with = None, self.spare
         situation, before = forecaster.situation, target.parameters
@@ -203,19 +205,20 @@ class Exploration:
         # Where requests seldom meet, they pass through, and show by themselves how many are computed at once.
         if not is_held and (before.pass_through or situation.service.largest_measured <= situation.rows):
             return
-        # Where none is held, more than one more would seldom be in flight, and show nothing.
-        for more in _more_in_flight(target)[0 if is_held else -1 :]:
+        numbers = _more_in_flight(target)[0 if is_held else -1 :]  # of two more, the second would seldom be in flight
+        for more in numbers:
             service = replace(situation.service, executors=situation.service.executors_for(more))
             sizes = productive_sizes(service, situation.limits, also=before.max_batch)
             possible = fastest_batching(Forecaster(replace(situation, service=service)), aim, target, before, sizes)
             if possible is None or aim.latency(possible) >= (1 - FASTER) * aim.latency(target):
                 continue
             points = [possible.parameters]
-            if situation.service.executors > 1:
-                # Where several are computed at once, as many will be in flight with the wait in force too.
+            if situation.service.executors > 1 and more == numbers[0]:
+                # Where several are computed at once, more will be in flight with the wait in force too.
                 points.append(replace(before, max_in_flight=more))
             for point in points:
-                if not self._pauses_at(point, now) and self._is_bearable(forecaster, point, target):
+                paused = point == current or self._pauses_at(point, now)
+                if not paused and self._is_bearable(forecaster, point, target):
                     self.candidate = point
                     return
 
@@ -227,12 +230,12 @@ class Exploration:
         """Whether a setting does no harm at the upper confidence of batch latency, or what can be paid for."""
         situation = forecaster.situation
         outlook = forecaster.assess(point).outlook
+        # That no more are computed at once shows with the first batch that waits for it: it costs a few batches.
+        more = point.max_in_flight > best.parameters.max_in_flight
         if not best.holds_now:
-            # That no more are computed at once shows with the first batch that waits for it: it costs a few batches.
-            more = point.max_in_flight > best.parameters.max_in_flight
             return more or outlook.lost_ahead <= best.outlook.lost_ahead + LOSES
-        risk, exposed = outlook.risk, EXPOSED * situation.process.rate
-        return risk <= situation.budget or risk * exposed <= SPENDS * self.spare
+        risk = min(outlook.risk, outlook.risk_within(EXPOSED)) if more else outlook.risk
+        return risk <= situation.budget or risk * EXPOSED * situation.process.rate <= SPENDS * self.spare
 
 
 def is_worth_exploring(possible: Assessment, best: Assessment) -> bool:

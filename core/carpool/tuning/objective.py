@@ -259,14 +259,15 @@ def _fastest(
     ``None``: no setting keeps both.
     """
     best = fastest_batching(forecaster, aim, efficient, current, sizes, avoid)
-    if mode is PassThroughMode.NEVER or forecaster.single_load() > PASSING_LOAD:
+    slack = SLACK if current.pass_through else 0.0
+    if mode is PassThroughMode.NEVER or forecaster.single_load() > PASSING_LOAD + 2 * slack:
         return best
     situation, service = forecaster.situation, forecaster.situation.service
     through = _passing(forecaster, (best or forecaster.assess(current)).parameters)
     # Forecast as batching what a backlog brings; how it serves requests that come meanwhile, single requests show.
     flights = known_flights(service, situation.limits)
     alone = forecaster.assess(Parameters(situation.rows, Duration(0.0), flights))
-    if not (alone.holds_ahead and aim.keeps_target(alone, SLACK if current.pass_through else 0.0)):
+    if not (alone.holds_ahead and aim.keeps_target(alone, slack)):
         return best
     limit = 1 + (FASTER if current.pass_through else ALIKE)
     if service.largest_measured <= situation.rows:
