@@ -134,7 +134,7 @@ class LastDecision(Said, frozen=True):
     """What was decided last, and on what evidence."""
 
     action: str
-    """Applied, Recommended, Held, Trying, Promoted, RolledBack or FellBack."""
+    """Applied, Recommended, Held, Trying, Promoted, Measured, RolledBack or FellBack."""
     reason: str
     """Why, in one word."""
     message: str

@@ -88,8 +88,11 @@ class Trial:
         wall: float,
         quantile: float,
         min_requests: int,
+        beyond: int = 0,
     ) -> None:
+        """``beyond``: rows of the largest batch that was well measured, below the size that is explored."""
         self.model = model
+        self.beyond = beyond
         self.decision = decision
         """That brought it about."""
         self.pods = frozenset(pods)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from carpool.batching.counters import ModelStats, combine
 from carpool.exchange.decision import Observation
 from carpool.policy.durations import Duration, whole_microseconds
+from carpool.tuning.exploration import batches_needed, below
 from carpool.tuning.tuner import Tuner
 from carpool_operator.api.status import Figures
 from carpool_operator.tuning.promise import Promise
@@ -75,6 +76,22 @@ class Learned:
         """Put others in force."""
         self.tuner.adopt(parameters)
         self.parameters = self.tuner.parameters
+
+    def has_measured(self, parameters: Parameters, beyond: int) -> bool:
+        """Whether it is known what batches take under parameters that were explored: ones larger than ``beyond``."""
+        current = self.tuner.plan.assess(self.parameters)
+        if current is None:
+            return False
+        service, most = current.situation.service, parameters.max_batch
+        if parameters.max_in_flight > self.parameters.max_in_flight:
+            return service.largest_in_flight >= parameters.max_in_flight
+        larger = zip(service.sizes, service.counts, strict=True) if service.counts else ()
+        return sum(count for size, count in larger if beyond < size <= most) >= batches_needed(service)
+
+    def measured_below(self, rows: int) -> int:
+        """Return the largest size below ``rows`` that was measured well; 0: none."""
+        current = self.tuner.plan.assess(self.parameters)
+        return 0 if current is None else below(current.situation.service, rows)
 
     def step(self, now: float, total: Sum, learned_from: ModelStats, *, hurried: bool = False) -> Decision:
         """Observe pods that run what is in force, and decide; service times may be of ``learned_from`` more.

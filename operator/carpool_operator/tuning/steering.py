@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from carpool.exchange.decision import Reason
 from carpool.policy.spec import FallbackBehavior, TuningMode
+from carpool.tuning.exploration import LASTS
 from carpool_operator.delivery.documents import EVERY, Publisher, told
 from carpool_operator.tuning.canary import Answers, Patience, Trial, Verdict, choose
 from carpool_operator.tuning.capacity import TargetLoad, autoscaler_of, for_autoscaler
@@ -53,7 +54,7 @@ class Happening(NamedTuple):
     """Something that was decided for one model of the target."""
 
     action: str
-    """Applied, Recommended, Trying, Promoted, RolledBack, FellBack or Recovered."""
+    """Applied, Recommended, Trying, Promoted, Measured, RolledBack, FellBack or Recovered."""
     model: str
     reason: str
     message: str
@@ -87,6 +88,8 @@ class Steering:
         self._recalled: dict[str, int] = {}
         """Models that a status named, and the generations that brought what they run."""
         self._patience = Patience()
+        self._proven: tuple[str, Parameters] | None = None
+        """What canaries explored until this pass, in time: if it is chosen now, all pods may have it."""
         self._owed = False
         """Whether a document is due that may say nothing new."""
         self._passed_at = -inf
@@ -249,6 +252,7 @@ class Steering:
         change, tried = self.publisher.change, self.publisher.trial
         if change is None:
             return
+        self._proven = None
         usable = [sample for sample in samples if not sample.stalled]
         base = [each for each in usable if each.generation == change.generation and each.uid not in self.canaries]
         sums = add_up(base)
@@ -285,7 +289,7 @@ class Steering:
         canaries = choose(pods, self.evidence.hash, spec.canary.percent) if spec.canary.enabled else []
         # After a trial whose canaries were lost all but one may be unready for a moment: that is nobody to risk it on.
         waits = self.trial is not None or not self._patience.over(view.now)
-        if decision.tentative and spec.canary.enabled and (canaries or waits):
+        if decision.tentative and self._proven != (name, parameters) and spec.canary.enabled and (canaries or waits):
             learned.adopt(learned.parameters)  # until it is proven
             if waits:
                 return
@@ -297,6 +301,7 @@ class Steering:
                 wall=view.wall,
                 quantile=spec.slo.percentiles[-1][0],
                 min_requests=spec.canary.min_requests,
+                beyond=learned.measured_below(parameters.max_batch),
             )
             message = f"{_pods(len(canaries))} of {len(pods)} first: {decision.message}"
             self._happened("Trying", name, decision.reason, message, learned, decision, parameters)
@@ -329,7 +334,14 @@ class Steering:
         verdict, message = trial.verdict(now)
         if verdict is Verdict.CONTINUE:
             return None
+        explores = trial.decision.reason is Reason.EXPLORES
         message = f"{trial.parameters.describe()}: {message}"
+        if verdict is Verdict.PROMOTE and explores:
+            # Whether all are to run it is for the tuner to say, once it is measured.
+            is_measured = learned.has_measured(trial.parameters, trial.beyond)
+            if is_measured or now - trial.since >= LASTS:
+                self._end_exploration(trial, message, is_measured=is_measured)
+            return None
         if verdict is Verdict.PROMOTE:
             self.trial = None
             self._patience.succeeded()
@@ -340,6 +352,14 @@ class Steering:
         else:
             self._return(now, trial, message)
         return trial.model
+
+    def _end_exploration(self, trial: Trial, message: str, *, is_measured: bool) -> None:
+        """Let canaries run what all run again; with what they showed the tuner chooses."""
+        self._patience.succeeded()
+        self._call_back()
+        self._proven = trial.model, trial.parameters
+        showed = "" if is_measured else f"; no batch showed what they take in {LASTS:.0f} s"
+        self._happened("Measured", trial.model, "CanaryMeasured", message + showed, self.models[trial.model])
 
     def _outlive(self, name: str, decision: Decision) -> None:
         """End a trial whose load is gone, if another step is wanted now: what little still comes would prove nothing.

@@ -51,12 +51,25 @@ def test_it_begins_with_the_baseline_and_converges_by_way_of_canaries():
     assert applied(world)[0] == (2.0, Parameters())
     trial = world.documents()[1]
     assert trial.pods == ("resnet-uid-0",)
-    assert world.reasons() == ["ParametersChanged", "CanaryStarted", "CanaryPromoted"]
+    explored, tried = ["CanaryStarted", "CanaryMeasured"], ["CanaryStarted", "CanaryPromoted"]
+    assert world.reasons() == ["ParametersChanged", *explored, *tried]
     assert world.parameters().max_wait > 0
-    before, after = outcome.summary(2.0, 6.0), outcome.summary(20.0)
+    before, after = outcome.summary(2.0, 6.0), outcome.summary(40.0)
     assert after.device_time < 0.6 * before.device_time
     assert after.miss_fraction < 0.005
     assert {each.change.generation for each in world.pods} == {world.durable.generation}, "canaries run it as all do"
+
+
+def test_what_is_explored_is_on_canaries_only_until_it_is_chosen():
+    world = World(spec(objective=Objective.BALANCED), pods=3)
+    world.run(300, 120)
+    events = [(event.reason, event.message) for _, event in world.events]
+    explored = next(message for reason, message in events if reason == "CanaryStarted")
+    assert "it may gain, and has to run to be measured" in explored
+    assert "2 in flight" in explored
+    assert [reason for reason, _ in events] == ["ParametersChanged", "CanaryStarted", "CanaryMeasured"]
+    assert {parameters for _, parameters in applied(world)} == {Parameters()}, "one batch at a time is computed"
+    assert {each.change.generation for each in world.pods} == {world.durable.generation}
 
 
 def test_steady_load_publishes_and_writes_nothing_more():
@@ -108,7 +121,7 @@ def test_no_traffic_changes_nothing():
 
 def test_a_rise_of_the_load_is_met_at_once_and_not_by_canaries():
     world = World(pods=2)
-    world.run(40, 120)
+    world.run(300, 120)
     documents = len(world.log)
     outcome = world.run(2400, 60, seed=3)
     first = world.log[documents][1]
