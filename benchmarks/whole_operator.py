@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ import msgspec
 from aiohttp import web
 from evidence import Figure, conclude
 from fleet import LIMITS, PODS
+from processes import free_port
 from virtual_pods import INTERVAL, VirtualPod
 
 from carpool.exchange import report as reports
@@ -212,7 +214,7 @@ class Operator:
         namespaces = [f"team-{number % NAMESPACES}" for number in range(policies)]
         name = "" if shard.count == 1 else f"shard {shard}, "
         self.course = Course(name, PODS * sum(map(shard.has, namespaces)))
-        self._port = 18002 + shard.index
+        self._port = free_port()
         command = [str(Path(sys.executable).with_name("carpool-operator")), "--kubeconfig", str(kubeconfig)]
         command += ["--namespace", "team-0", "--metrics-host", "127.0.0.1", "--metrics-port", str(self._port)]
         command += ["--shard", str(shard), "--log-level", "Error"]
@@ -271,6 +273,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.serve:
         asyncio.run(serve(options.policies))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # and its operators with it
     made = machine_code()
     courses = watch(options.policies, options.shards, options.within, made)
     acknowledged = sum(each.acknowledged for each in courses)

@@ -55,8 +55,8 @@ class Tuner:
         ``load`` and ``learner``: what load and batch latency are to be known from, where not from observations alone.
         """
         self._requirements = Requirements.of(policy, model)
-        self._belief = Belief(load, learner)
-        self._belief.load.tolerance = policy.tuning.tolerance_percent / 100
+        self.belief = Belief(load, learner)
+        self.belief.load.tolerance = policy.tuning.tolerance_percent / 100
         self.parameters = self._requirements.limits.clamp(parameters or policy.baseline)
         self._history = History()
         self._guards = Guards(self._requirements.quantile)
@@ -72,12 +72,12 @@ class Tuner:
         What was learned of load and batch latency stays; what was explored under the old one may be explored again.
         """
         self._requirements = Requirements.of(policy, model)
-        self._belief.load.tolerance = policy.tuning.tolerance_percent / 100
+        self.belief.load.tolerance = policy.tuning.tolerance_percent / 100
         self.parameters = self._requirements.limits.clamp(self.parameters)
         self.plan = Plan(self._requirements)
         self._guards.follow(self._requirements.quantile, self._history.now)
-        if self._belief.in_force is not None:
-            self._belief.discard_tables()  # the Batcher's may be longer or shorter now
+        if self.belief.in_force is not None:
+            self.belief.discard_tables()  # the Batcher's may be longer or shorter now
             self._begin_epoch()
 
     def adopt(self, parameters: Parameters) -> None:
@@ -105,17 +105,17 @@ class Tuner:
             self.parameters,
             self._requirements,
             self.plan,
-            known=self._belief.in_force is not None,
+            known=self.belief.in_force is not None,
             sheds=self._backlogged() or self._guards.was_broken(self._history.now),
             cautious=self._guards.margin.factor < 1,
             explores=self._exploration.is_under_way,
         )
-        decision = replace(decision, share=self._belief.sharing.share, state=state)
+        decision = replace(decision, share=self.belief.sharing.share, state=state)
         holds = self.plan.holds(self._requirements.limits.max_wait)
         return messages.explained(decision, self._guards.check.alarm, holds=holds)
 
     def _step(self, observation: Observation, *, refine: bool) -> Decision:
-        history, belief, stats = self._history, self._belief, observation.stats
+        history, belief, stats = self._history, self.belief, observation.stats
         history.observe(observation.now, stats.arrivals)
         backlogged, self._queued_rows = self._backlogged(), observation.queued_rows
         # 1. Evidence that is none.
@@ -169,8 +169,8 @@ class Tuner:
         Returns whether too many were late, whether an exploration just ended, and whether an alarm began or ended.
         """
         now, stats, guards, exploration = observation.now, observation.stats, self._guards, self._exploration
-        requirements, service = self._requirements, self._belief.service
-        exploration.earn(requirements.budget, stats.hits, late_of(stats), observation.replicas, self._belief.load.rate)
+        requirements, service = self._requirements, self.belief.service
+        exploration.earn(requirements.budget, stats.hits, late_of(stats), observation.replicas, self.belief.load.rate)
         current = self.plan.assess(self.parameters)
         promised = current is not None and current.holds_ahead and not backlogged and not requirements.held
         broken = promised and guards.observe_misses(now, stats, self.parameters.max_batch)
@@ -189,7 +189,7 @@ class Tuner:
 
     def _begin_epoch(self) -> None:
         """Forget what was left: the load or the model changed."""
-        if self._belief.begin_epoch():
+        if self.belief.begin_epoch():
             self._exploration.forget()
         else:
             self._exploration.stop()
@@ -198,7 +198,7 @@ class Tuner:
 
     def _idle(self) -> Decision:
         """Pass requests through where none comes: the next one has no other to wait for."""
-        requirements, silence, service = self._requirements, self._history.silence, self._belief.service
+        requirements, silence, service = self._requirements, self._history.silence, self.belief.service
         keeps = requirements.held or requirements.passing is PassThroughMode.NEVER or self.parameters.pass_through
         if keeps or service is None or not self._history.is_silent:
             return self._keep(Reason.NO_TRAFFIC, silence)
@@ -222,7 +222,7 @@ class Tuner:
         if self._requirements.held:
             return self._keep(Reason.HELD, "the policy's mode is Hold, or the parameters are fixed", scene.current)
         chosen = move(scene, alarmed=alarmed, expelled=expelled)
-        service = self._belief.service
+        service = self.belief.service
         if chosen.explores and chosen.step is not None and service is not None:
             self._exploration.begin(chosen.step.parameters, self.parameters, service, self._history.now)
         if chosen.step is None:
@@ -269,9 +269,9 @@ class Tuner:
             capped_by=capped_by,
             predicted=plan.forecasted(step) if step is not None else None,
             shed_slo=self._sheds_late(),
-            estimate=self._belief.planned(self.parameters, self._requirements.target, self._exploration.measured),
+            estimate=self.belief.planned(self.parameters, self._requirements.target, self._exploration.measured),
             at=self._history.now,
-            rate=self._belief.load.rate,
+            rate=self.belief.load.rate,
             target_utilization=aim.target if aim.objective is Objective.BALANCED else 0.0,
             alternative=plan.alternative(self.parameters) if step is not None else "",
         )
@@ -286,5 +286,5 @@ class Tuner:
 
     def _backlogged(self) -> bool:
         """Whether more waits than can be served in time: all that comes behind it would be late."""
-        capacity = self._belief.capacity(self.parameters)
+        capacity = self.belief.capacity(self.parameters)
         return capacity is not None and self._queued_rows > capacity * self._requirements.target

@@ -79,10 +79,9 @@ class Learned:
 
     def has_measured(self, parameters: Parameters, beyond: int) -> bool:
         """Whether it is known what batches take under parameters that were explored: ones larger than ``beyond``."""
-        current = self.tuner.plan.assess(self.parameters)
-        if current is None:
+        service, most = self.tuner.belief.service, parameters.max_batch
+        if service is None:
             return False
-        service, most = current.situation.service, parameters.max_batch
         if parameters.max_in_flight > self.parameters.max_in_flight:
             return service.largest_in_flight >= parameters.max_in_flight
         larger = zip(service.sizes, service.counts, strict=True) if service.counts else ()
@@ -90,8 +89,8 @@ class Learned:
 
     def measured_below(self, rows: int) -> int:
         """Return the largest size below ``rows`` that was measured well; 0: none."""
-        current = self.tuner.plan.assess(self.parameters)
-        return 0 if current is None else below(current.situation.service, rows)
+        service = self.tuner.belief.service
+        return 0 if service is None else below(service, rows)
 
     def step(self, now: float, total: Sum, learned_from: ModelStats, *, hurried: bool = False) -> Decision:
         """Observe pods that run what is in force, and decide; service times may be of ``learned_from`` more.

@@ -45,7 +45,7 @@ def test_after_half_a_minute_a_tuner_knows_what_its_replica_can_serve():
 
 def test_sizes_that_were_never_measured_promise_nothing():
     tuner, _ = served(for_p99(0.05), 40.0)
-    measured = tuner._belief.service.largest_measured
+    measured = tuner.belief.service.largest_measured
     found = tuner.plan.capacity(tuner.parameters)
     assert found.parameters.max_batch <= measured < 32
     assert found.rate < 0.8 * TRUTH

@@ -108,9 +108,9 @@ def test_replicas_forget_by_the_clock_and_not_by_their_seconds():
             )  # fmt: skip
             tuner.step(Observation(now=(step + 1) / 2, seconds=0.5 * replicas, stats=stats, replicas=replicas))
     # Four tell more exactly than one that it is 208 now.
-    assert abs(four._belief.load.rate - 208) < abs(one._belief.load.rate - 208) < 0.03 * 208
-    assert len(four._belief.load._intervals) == len(one._belief.load._intervals)
-    assert sum(each.lasted for each in four._belief.load._intervals) == pytest.approx(30.0)
+    assert abs(four.belief.load.rate - 208) < abs(one.belief.load.rate - 208) < 0.03 * 208
+    assert len(four.belief.load._intervals) == len(one.belief.load._intervals)
+    assert sum(each.lasted for each in four.belief.load._intervals) == pytest.approx(30.0)
 
 
 # -- parameters that others put in force

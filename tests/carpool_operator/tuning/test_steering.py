@@ -573,5 +573,5 @@ def test_pass_through_that_a_backlog_ended_is_entered_again():
 def test_the_device_of_a_fleet_is_learned_from_all_its_pods():
     world = World(pods=4, device=GPU)
     world.run(1200, 40)
-    service = world.controller._steerings[RESNET].models[""].tuner._belief.in_force
+    service = world.controller._steerings[RESNET].models[""].tuner.belief.in_force
     assert service.time(8) == pytest.approx(0.009, rel=0.05)
