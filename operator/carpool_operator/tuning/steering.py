@@ -89,7 +89,7 @@ class Steering:
         """Models that a status named, and the generations that brought what they run."""
         self._patience = Patience()
         self._proven: tuple[str, Parameters] | None = None
-        """What canaries explored until this pass, in time: if it is chosen now, all pods may have it."""
+        """What canaries explored until this pass, and measured: if it is chosen now, all pods may have it."""
         self._owed = False
         """Whether a document is due that may say nothing new."""
         self._passed_at = -inf
@@ -289,7 +289,8 @@ class Steering:
         canaries = choose(pods, self.evidence.hash, spec.canary.percent) if spec.canary.enabled else []
         # After a trial whose canaries were lost all but one may be unready for a moment: that is nobody to risk it on.
         waits = self.trial is not None or not self._patience.over(view.now)
-        if decision.tentative and self._proven != (name, parameters) and spec.canary.enabled and (canaries or waits):
+        is_proven = self._proven == (name, parameters) and decision.reason is not Reason.EXPLORES
+        if decision.tentative and not is_proven and spec.canary.enabled and (canaries or waits):
             learned.adopt(learned.parameters)  # until it is proven
             if waits:
                 return
@@ -357,7 +358,8 @@ class Steering:
         """Let canaries run what all run again; with what they showed the tuner chooses."""
         self._patience.succeeded()
         self._call_back()
-        self._proven = trial.model, trial.parameters
+        if is_measured:
+            self._proven = trial.model, trial.parameters
         showed = "" if is_measured else f"; no batch showed what they take in {LASTS:.0f} s"
         self._happened("Measured", trial.model, "CanaryMeasured", message + showed, self.models[trial.model])
 
