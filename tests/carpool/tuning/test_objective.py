@@ -19,7 +19,7 @@ from carpool.policy.plain import PolicyError, from_plain
 from carpool.policy.spec import BatchingPolicy, Objective, PassThrough, PassThroughMode, Tuning, TuningMode, for_p99
 from carpool.simulation.outcome import End
 from carpool.simulation.simulator import Device, Simulation, linear
-from carpool.tuning.objective import Aim, choose
+from carpool.tuning.objective import Aim, choose, passing
 from carpool.tuning.tuner import INTERVAL, Tuner
 from carpool_cli.planning.twin import Pilot, flips, tuned
 
@@ -97,6 +97,50 @@ def test_that_the_server_computes_one_at_a_time_is_found_once(rate, device):
     assert last.state is State.STEADY
     assert last.parameters.max_in_flight == 1
     assert utilization(summary) <= 0.63
+
+
+@pytest.mark.parametrize("rate", [50, 80])
+def test_that_two_are_computed_at_once_is_found_where_nothing_is_held(rate):
+    device = Device(linear(0.005, 0.001), executors=2)
+    last, _, decisions = run(rate, device=device, pass_through=PassThrough(mode=PassThroughMode.NEVER))
+    assert more_in_flight(decisions) == [2]
+    assert (last.parameters.max_in_flight, last.parameters.max_wait) == (2, 0)
+
+
+def test_what_was_explored_in_vain_is_left_for_a_shorter_tail():
+    # At 45 requests/s two in flight on a device that computes one: as fast in the mean, and 1.25 times the p99.
+    last, _, decisions = run(45, slo=0.1, device=Device(linear(0.004, 0.0008)))
+    assert more_in_flight(decisions) == [2]
+    assert last.parameters.max_in_flight == 1
+    (left,) = (each for each in decisions if each.change and each.reason is Reason.LOWERS_LATENCY)
+    assert ": p99 12" in left.message
+
+
+def test_where_several_are_known_to_be_computed_the_setting_in_force_shows_more():
+    device = Device(linear(0.020, 0.002), executors=8)
+    _, _, decisions = run(867, slo=0.2, device=device)
+    first, second = more_in_flight(decisions)[:2]
+    assert (first, second) == (4, 8)
+
+
+def test_more_in_flight_has_to_do_no_harm_in_the_first_second_only():
+    # One executor is 1.15 times as busy as it can be: for good all are late, after a second nobody is.
+    service = ServiceTime.measured({1: 0.0115, 4: 0.046})
+    limits = for_p99(0.2).limits()
+    situation = Situation(process=Poisson(100), service=service, target=0.2, budget=0.005, limits=limits)
+    outlook = Forecaster(situation).assess(Parameters(1, Duration(0.0), 2)).outlook
+    assert outlook.risk > 0.9
+    assert outlook.risk_within(1.0) < 0.3
+
+
+@pytest.mark.parametrize(
+    ("executors", "seen", "most", "flights"),
+    [(1, 1, 16, 4), (4, 4, 16, 8), (4, 8, 16, 4), (8, 8, 16, 16), (8, 16, 16, 8), (8, 8, 12, 12), (1, 1, 2, 2)],
+)
+def test_twice_as_many_pass_until_it_is_known_how_many_are_computed(executors, seen, most, flights):
+    service = replace(ServiceTime.measured({1: 0.01}), executors=executors, largest_in_flight=seen)
+    limits = replace(for_p99(0.05).limits(), max_in_flight=most)
+    assert passing(Parameters(), service, limits).max_in_flight == flights
 
 
 def test_who_only_recommends_looks_for_nothing_to_explore():
