@@ -224,11 +224,13 @@ class Operator:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it runs, and has not settled long enough yet."""
-        return len(self.course.settled) < STEADY and self._process.poll() is None
+        """Whether it has not settled long enough yet."""
+        return len(self.course.settled) < STEADY
 
     def look(self) -> None:
-        """Take a look at its metrics."""
+        """Take a look at its metrics; ends this benchmark if it ended by itself."""
+        if self._process.poll() is not None:
+            sys.exit(f"carpool-operator ended by itself, with exit code {self._process.returncode}: see above")
         with suppress(OSError):  # it starts
             self.course.look(metrics(self._port))
 

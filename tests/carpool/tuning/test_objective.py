@@ -19,6 +19,7 @@ from carpool.policy.plain import PolicyError, from_plain
 from carpool.policy.spec import BatchingPolicy, Objective, PassThrough, PassThroughMode, Tuning, TuningMode, for_p99
 from carpool.simulation.outcome import End
 from carpool.simulation.simulator import Device, Simulation, linear
+from carpool.tuning.exploration import EXPOSED, SPENDS, Exploration
 from carpool.tuning.objective import Aim, choose, passing
 from carpool.tuning.tuner import INTERVAL, Tuner
 from carpool_cli.planning.twin import Pilot, flips, tuned
@@ -124,13 +125,18 @@ def test_where_several_are_known_to_be_computed_the_setting_in_force_shows_more(
 
 
 def test_more_in_flight_has_to_do_no_harm_in_the_first_second_only():
-    # One executor is 1.15 times as busy as it can be: for good all are late, after a second nobody is.
-    service = ServiceTime.measured({1: 0.0115, 4: 0.046})
-    limits = for_p99(0.2).limits()
-    situation = Situation(process=Poisson(100), service=service, target=0.2, budget=0.005, limits=limits)
-    outlook = Forecaster(situation).assess(Parameters(1, Duration(0.0), 2)).outlook
-    assert outlook.risk > 0.9
-    assert outlook.risk_within(1.0) < 0.3
+    # Were there one executor, it would be nearly full with small batches: late are those who come after a while.
+    service = ServiceTime.measured({rows: 0.020 + 0.002 * rows for rows in range(1, 33)})
+    limits = for_p99(0.15).limits()
+    situation = Situation(process=Poisson(180), service=service, target=0.15, budget=0.005, limits=limits)
+    forecaster, exploration = Forecaster(situation), Exploration()
+    held = forecaster.assess(Parameters(24, Duration(0.075), 1))
+    exploration.spare = 300.0
+    exploration.look_for_latency(forecaster, Aim(Objective.BALANCED, 0.6), held, held.parameters, 0.0)
+    assert exploration.candidate.max_in_flight == 2
+    outlook = forecaster.assess(exploration.candidate).outlook
+    paid = SPENDS * exploration.spare / (EXPOSED * 180)
+    assert outlook.risk_within(EXPOSED) < paid < outlook.risk
 
 
 @pytest.mark.parametrize(
