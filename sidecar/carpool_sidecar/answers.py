@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from carpool.batching.requests import Refused
+from carpool.batching.requests import FaultKind, Refused
 from carpool_sidecar.http1.messages import Headers, forwardable
 
 OF_ONE_BODY = frozenset(
@@ -50,6 +50,24 @@ class UpstreamAnswer(NamedTuple):
     status: int
     headers: Headers
     body: bytes | memoryview
+
+
+def fault_kind(status: int) -> FaultKind | None:
+    """Classify an upstream's status for a batch; ``None`` is success."""
+    if 200 <= status < 300:
+        return None
+    if status == 413:
+        return FaultKind.SIZE
+    if status in {400, 422, 500}:
+        return FaultKind.ITEM
+    if status in {502, 503, 504}:
+        return FaultKind.TRANSPORT
+    return FaultKind.SHARED
+
+
+def callers_fault(status: int) -> bool:
+    """Whether an upstream's status for one request is its caller's fault: 4xx, but for those that mean overload."""
+    return 400 <= status < 500 and status not in {408, 429}
 
 
 def without_text(answer: UpstreamAnswer) -> UpstreamAnswer:

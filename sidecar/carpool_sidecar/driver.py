@@ -21,13 +21,13 @@ from carpool.batching.requests import (
     Priority,
     Refusal,
     Request,
-    callers_fault,
-    fault_kind,
 )
 from carpool_sidecar.answers import (
     REFUSALS,
     UNRESOLVED,
     UpstreamAnswer,
+    callers_fault,
+    fault_kind,
     retry_after,
     shareable,
     without_text,

@@ -187,24 +187,6 @@ class Fault(Frozen, frozen=True):
     detail: Any = None
 
 
-def fault_kind(status: int) -> FaultKind | None:
-    """Classify an upstream's status for a batch; ``None`` is success."""
-    if 200 <= status < 300:
-        return None
-    if status == 413:
-        return FaultKind.SIZE
-    if status in {400, 422, 500}:
-        return FaultKind.ITEM
-    if status in {502, 503, 504}:
-        return FaultKind.TRANSPORT
-    return FaultKind.SHARED
-
-
-def callers_fault(status: int) -> bool:
-    """Whether an upstream's status for one request is its caller's fault: 4xx, but for those that mean overload."""
-    return 400 <= status < 500 and status not in {408, 429}
-
-
 class Refused(StrEnum):
     """Why a request got no service."""
 

@@ -1,32 +1,10 @@
 from __future__ import annotations
 
-import pytest
 from msgspec.structs import replace
 
 from carpool.batching.model_state import ModelState
-from carpool.batching.requests import Batch, Estimate, FaultKind, Request, callers_fault, fault_kind, time_of
+from carpool.batching.requests import Batch, Estimate, Request, time_of
 from carpool.policy.parameters import Parameters
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (200, None), (201, None), (204, None),
-        (400, FaultKind.ITEM), (422, FaultKind.ITEM), (500, FaultKind.ITEM),
-        (413, FaultKind.SIZE),
-        (401, FaultKind.SHARED), (403, FaultKind.SHARED), (404, FaultKind.SHARED), (429, FaultKind.SHARED),
-        (301, FaultKind.SHARED), (501, FaultKind.SHARED),
-        (502, FaultKind.TRANSPORT), (503, FaultKind.TRANSPORT), (504, FaultKind.TRANSPORT),
-    ],
-)  # fmt: skip
-def test_whose_fault_a_status_is(status: int, kind: FaultKind | None) -> None:
-    assert fault_kind(status) is kind
-
-
-def test_the_caller_is_to_blame_for_4xx_but_not_for_a_lack_of_time() -> None:
-    assert [status for status in (200, 400, 404, 408, 413, 422, 429, 499, 500, 503) if callers_fault(status)] == [
-        400, 404, 413, 422, 499,
-    ]  # fmt: skip
 
 
 def test_beyond_the_table_time_goes_on_along_its_last_step() -> None:
