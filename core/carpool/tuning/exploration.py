@@ -213,7 +213,11 @@ class Exploration:
             if possible is None or aim.latency(possible) >= (1 - FASTER) * aim.latency(target):
                 continue
             points = [possible.parameters]
-            if situation.service.executors > 1 and more == numbers[0]:
+            if situation.service.executors == 1:
+                # If no more are computed at once after all, large batches carry the backlog.
+                size = max(before.max_batch, possible.parameters.max_batch)
+                points.append(replace(possible.parameters, max_batch=size))
+            elif more == numbers[0]:
                 # Where several are computed at once, more will be in flight with the wait in force too.
                 points.append(replace(before, max_in_flight=more))
             for point in points:
@@ -231,7 +235,7 @@ class Exploration:
         situation = forecaster.situation
         outlook = forecaster.assess(point).outlook
         # That no more are computed at once shows with the first batch that waits for it: it costs a few batches.
-        more = point.max_in_flight > best.parameters.max_in_flight
+        more = point.max_in_flight > situation.service.executors
         if not best.holds_now:
             return more or outlook.lost_ahead <= best.outlook.lost_ahead + LOSES
         risk = min(outlook.risk, outlook.risk_within(EXPOSED)) if more else outlook.risk
@@ -287,11 +291,13 @@ def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters
 
 def _more_in_flight(one: Assessment) -> list[int]:
     """List how many more in flight would show whether the device computes as many at once; none where that is known."""
-    service, flights, most = one.situation.service, one.parameters.max_in_flight, one.situation.limits.max_in_flight
-    if service.executors < service.largest_in_flight:
+    service, most = one.situation.service, one.situation.limits.max_in_flight
+    known = service.executors
+    if known < service.largest_in_flight:
         return []
     # Of 29 ms batches within 50 ms, four on a device that computes two would be late, and three are not.
-    return [more for more in sorted({flights + 1, 2 * flights, 4 * flights}, reverse=True) if more <= most]
+    numbers = {min(more, most) for more in (known + 1, 2 * known, 4 * known)}
+    return sorted((more for more in numbers if more > known), reverse=True)
 
 
 def optimistic(service: ServiceTime, largest: int) -> ServiceTime:

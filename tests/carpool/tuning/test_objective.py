@@ -124,6 +124,21 @@ def test_where_several_are_known_to_be_computed_the_setting_in_force_shows_more(
     assert (first, second) == (4, 8)
 
 
+def test_more_than_are_known_are_looked_for_though_more_are_allowed():
+    # Eight are allowed from the first second on, and never in flight: large batches leave them idle.
+    last, summary, _ = run(867, slo=0.15, seconds=90.0, device=Device(linear(0.020, 0.002), executors=8))
+    assert last.estimate.executors == 8
+    assert summary.p50 < 0.05
+
+
+def test_that_two_are_computed_is_found_with_batches_that_would_carry_a_backlog():
+    # Were there one executor, batches of six rows could not keep up with what comes while it is found out.
+    last, summary, decisions = run(180, slo=0.15, device=Device(linear(0.020, 0.002), executors=2))
+    assert last.estimate.executors == 2
+    assert len(more_in_flight(decisions)) <= 2
+    assert summary.p50 < 0.05
+
+
 def test_more_in_flight_has_to_do_no_harm_in_the_first_second_only():
     # Were there one executor, it would be nearly full with small batches: late are those who come after a while.
     service = ServiceTime.measured({rows: 0.020 + 0.002 * rows for rows in range(1, 33)})
