@@ -132,7 +132,7 @@ def glance(load: Load, service: ServiceTime, parameters: Parameters, target: flo
         course = recursion(arrivals, times, slow, small)
         late, squares = in_bursts(course.late(arrivals, limit))
         busy, end = course.busy(), max(course.finishes)
-        waited, work = course.sums(arrivals, times, small.draws)
+        waited, work = course.sums(arrivals, times)
     else:
         run = _played(load, service, rules)
         ordered = iter(run.latencies)
@@ -186,7 +186,7 @@ def _played(load: Load, service: ServiceTime, rules: Rules) -> Run:
     if (unit := _unit(load, service, rules)) is not None:
         small, times, slow = unit
         if not rules.shed:
-            run = recursion(load.arrivals, times, slow, small).run(load.arrivals, times, small.draws)
+            run = recursion(load.arrivals, times, slow, small).run(load.arrivals, times)
             return run._replace(rows=load.total_rows)
         if not rules.passing:
             run = refusing(load.arrivals, times, slow, small)

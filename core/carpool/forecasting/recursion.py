@@ -53,7 +53,7 @@ class Run(NamedTuple):
     busy: float
     """Seconds with a batch in flight."""
     work: float
-    """Seconds that batches took, in sum."""
+    """Seconds that batches take in the mean of their noise, in sum: 300 that spread by 40 % take 2 % more or less."""
     end: float
 
 
@@ -65,26 +65,26 @@ class Course(NamedTuple):
     leaves: list[float]
     finishes: list[float]
 
-    def run(self, arrivals: Sequence[float], times: Sequence[float], draws: Sequence[float]) -> Run:
+    def run(self, arrivals: Sequence[float], times: Sequence[float]) -> Run:
         """Work out the latencies."""
         latencies: list[float] = []
         sizes: list[int] = []
         work = 0.0
         first = 0
-        for beyond, finish, draw in zip(self.ends, self.finishes, cycle(draws), strict=False):
+        for beyond, finish in zip(self.ends, self.finishes, strict=True):
             latencies += [finish - arrival for arrival in arrivals[first:beyond]]
             sizes.append(beyond - first)
-            work += times[beyond - first] * draw
+            work += times[beyond - first]
             first = beyond
         return Run(latencies, sizes, len(arrivals), self.busy(), work, max(self.finishes))
 
-    def sums(self, arrivals: Sequence[float], times: Sequence[float], draws: Sequence[float]) -> tuple[float, float]:
-        """Sum up the latencies of all requests, and the times of all batches."""
+    def sums(self, arrivals: Sequence[float], times: Sequence[float]) -> tuple[float, float]:
+        """Sum up the latencies of all requests, and the mean times of all batches."""
         answered = work = 0.0
         first = 0
-        for beyond, finish, draw in zip(self.ends, self.finishes, cycle(draws), strict=False):
+        for beyond, finish in zip(self.ends, self.finishes, strict=True):
             answered += (beyond - first) * finish
-            work += times[beyond - first] * draw
+            work += times[beyond - first]
             first = beyond
         return answered - math.fsum(arrivals), work
 
@@ -273,12 +273,11 @@ def refusing(arrivals: Sequence[float], times: Sequence[float], slow: Sequence[f
         members, head = _members(queue, dues, head, start, times[min(waiting, cap)], cap, surely)
         if not members:
             continue
-        duration = times[len(members)] * next(draws)
-        finish = start + duration
+        finish = start + times[len(members)] * next(draws)
         latencies += [finish - arrival for arrival in members]
         insort(flight, finish)
         sizes.append(len(members))
-        work += duration
+        work += times[len(members)]
         busy += max(finish - max(until, now), 0.0)
         until = max(until, finish)
     return Run(latencies, sizes, sum(sizes), busy, work, until)

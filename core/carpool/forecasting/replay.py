@@ -205,14 +205,13 @@ class _Player:
         self._changed(queue)
         if not members:
             return
-        duration = queue.kind.times[rows] * rules.draws[len(self.sizes) % len(rules.draws)]
-        finish = start + duration
+        finish = start + queue.kind.times[rows] * rules.draws[len(self.sizes) % len(rules.draws)]
         for index in members:
             self.finishes[index] = max(self.finishes[index], finish)
         insort(flight, finish)
         self.sizes.append(len(members))
         self.batched += rows
-        self.work += duration
+        self.work += queue.kind.times[rows]
         self.busy += max(finish - max(self.until, leave), 0.0)
         self.until = max(self.until, finish)
 

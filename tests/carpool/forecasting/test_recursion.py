@@ -46,7 +46,7 @@ def some(data, **more):
 @given(st.data())
 def test_batch_by_batch_is_the_same_as_request_by_request(data):
     arrivals, given = some(data, passing=data.draw(st.booleans()))
-    quick = course(arrivals, given).run(arrivals, TIMES, given.draws)
+    quick = course(arrivals, given).run(arrivals, TIMES)
     thorough = replay(arrivals, None, [Kind(1.0, tuple(TIMES), tuple(SLOW))], given)
     # Latencies of the one are in order of service, of the other in order of arrival: first come, first served.
     assert quick.latencies == pytest.approx(thorough.latencies)
@@ -102,8 +102,8 @@ def test_late_requests_of_a_batch_are_its_first():
     one = Course([3, 4], [0.03, 0.04], [0.06, 0.07])
     arrivals = [0.0, 0.005, 0.02, 0.03]
     assert list(one.late(arrivals, 0.05)) == [2, 0]
-    assert one.run(arrivals, TIMES, (1.0,)).latencies == pytest.approx([0.06, 0.055, 0.04, 0.04])
-    assert one.sums(arrivals, TIMES, (1.0, 2.0)) == pytest.approx((0.195, TIMES[3] + 2 * TIMES[1]))
+    assert one.run(arrivals, TIMES).latencies == pytest.approx([0.06, 0.055, 0.04, 0.04])
+    assert one.sums(arrivals, TIMES) == pytest.approx((0.195, TIMES[3] + TIMES[1]))
 
 
 def test_seconds_with_a_batch_in_flight_count_once():
