@@ -112,7 +112,7 @@ def simulator() -> list[Figure]:
 class Case(NamedTuple):
     """A load on a device, for which a tuner that knows nothing but the SLO has to decide."""
 
-    process: arrivals.Process
+    process: arrivals.Fitted
     device: Device
     rows: int = 1
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from carpool.batching.counters import Cell, CellKey
-    from carpool.learning.arrivals import Gamma, Poisson
+    from carpool.learning.arrivals import Fitted
     from proof.world import Knowledge, Maker, Stretch
 
 
@@ -75,7 +75,7 @@ class Rates(Load):
         return self._course.at.rate / self._replicas if self._seen.process is not None else 0.0
 
     @property
-    def process(self) -> Poisson | Gamma | None:
+    def process(self) -> Fitted | None:
         """What was seen, at the rate as it is."""
         return at_rate(self._seen.process, self.rate) if self._seen.process is not None else None
 

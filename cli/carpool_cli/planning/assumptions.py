@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 from msgspec.structs import replace
 
-from carpool.learning.arrivals import Gamma, Poisson, WindowCounts, until
+from carpool.learning.arrivals import Gamma, Poisson, WindowCounts, fitted, until
 from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.plain import PolicyError
 from carpool.policy.spec import (
@@ -36,6 +36,7 @@ from carpool_sidecar.config.settings import parse
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from carpool.learning.arrivals import Fitted
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Parameters
     from carpool_cli.planning.traces import TokenTrace
@@ -167,14 +168,19 @@ def arrivals(rate: float | None, cv: float, trace: Path | None, seconds: float, 
     return Arrivals(times, described)
 
 
-def process_of(rate: float, cv: float) -> Poisson | Gamma:
+def process_of(rate: float, cv: float) -> Fitted:
     """Return the process whose gaps have a coefficient of variation of ``cv``."""
     return Poisson(rate) if cv == 1 else Gamma(rate, cv)
 
 
-def burstiness(times: list[float]) -> Poisson | Gamma:
+LONGER = 0.5
+"""Seconds over which counts show whether bursts outlast a window: the tuner's interval."""
+
+
+def burstiness(times: list[float]) -> Fitted:
     """Return the simplest process that a recording could be of, as the tuner would see it."""
-    return WindowCounts.of(times, times[-1]).process()
+    counts, longer = WindowCounts.of(times, times[-1]), WindowCounts.of(times, times[-1], LONGER)
+    return fitted(counts.rate, counts, longer.dispersion, longer.window)
 
 
 def read_trace(path: Path, rate: float | None) -> tuple[list[float], str]:

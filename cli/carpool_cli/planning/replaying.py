@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from carpool.forecasting.forecaster import Situation
+    from carpool.learning.arrivals import Fitted
 
 PLAYED = 2 * RECENT_ARRIVALS
 """Arrivals that a forecast plays at most: all that a sidecar remembers, twice. A search and a plane have hundreds of
@@ -47,7 +48,7 @@ class Load(NamedTuple):
     """Seconds from 0."""
     rows: list[int] | None
     """Of each; ``None`` where every request has one row."""
-    process: Poisson | Gamma
+    process: Fitted
     """The simplest that it could be of, at its very rate."""
     usual_rows: int
     how: How
@@ -60,7 +61,8 @@ class Load(NamedTuple):
     def described(self) -> str:
         """Say it in a line."""
         process, lasts = self.process, duration(self.span)
-        kind = "Poisson" if isinstance(process, Poisson) else f"gamma, cv {process.cv:.2g}"
+        kind = "gamma" if isinstance(process, Gamma) else "bursts that last"
+        kind = "Poisson" if isinstance(process, Poisson) else f"{kind}, cv {process.cv:.2g}"
         said = f"{number(self.recorded)} arrivals over {lasts}, {number(process.rate)}/s ({kind})"
         if self.usual_rows > 1 or self.rows is not None:
             said += f", {self.usual_rows} rows each on average"
@@ -102,7 +104,7 @@ def load(
     times = scaled([time for time, _ in recorded], 1.0)
     rows = [each for _, each in recorded]
     rate = (len(times) - 1) / times[-1]
-    seen: Poisson | Gamma = assumptions.burstiness(times) if times[-1] >= TELLS_BURSTS else Poisson(rate)
+    seen: Fitted = assumptions.burstiness(times) if times[-1] >= TELLS_BURSTS else Poisson(rate)
     process = replace(seen, rate=rate * factor)
     times = [time / factor for time in times]
     span = times[-1]

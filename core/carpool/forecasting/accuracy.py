@@ -1,4 +1,4 @@
-"""Is the forecast right? Answers are compared with what was forecast, and a lasting difference raises an alarm.
+"""Is the forecast right? Answers are compared with what was forecast, and if they stay slower, an alarm is raised.
 
 Quantiles are compared by counts, never by a measured p99: of 500 answers, five are expected beyond a forecast p99.
 Too many beyond 1.2 times the forecast show that it is off by more than 20 %. How many are too many by chance shows in
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from statistics import stdev
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from carpool.batching.counters import DURATION_BOUNDS, ModelStats
 from carpool.policy.durations import format_seconds
@@ -18,7 +18,6 @@ from carpool.policy.durations import format_seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from carpool.forecasting.refinement import Expected
 
 LASTING = 10.0
 """Seconds with steady parameters and load over which answers are compared."""
@@ -48,35 +47,14 @@ HOLDS = 60.0
 FORGIVEN = 10.0
 """Times as long as an alarm without another one after which the next one is short again."""
 
+LASTS = 0.33
+"""Share of the intervals that have to show it: a slow tail shows in one of three."""
+
 SLOW = 1.2
 """Factor on the forecast from which answers are too slow for it to be right."""
 
-QUICK = 2.0
-"""Factor by which the median has to be below the forecast. Quicker answers harm nobody, and may have a harmless reason:
-the largest batch that fits into the server's memory is smaller than the parameters say."""
-
 OWN = 0.002
 """Seconds that the sidecar itself may take for a request; forecasts leave them out."""
-
-
-class Alarm(NamedTuple):
-    """A forecast is wrong."""
-
-    message: str
-    slow: bool
-    """Whether answers take longer than forecast, not less."""
-
-
-class _Limit(NamedTuple):
-    """A quantile of the forecast, and what shows that it is wrong."""
-
-    quantile: float
-    forecast: float
-    """Seconds."""
-    seconds: float
-    """Too many answers beyond it (too few, where it is below ``forecast``) show that the forecast is off."""
-    lasting: float
-    """Share of the intervals that have to show it: a quick median shows in most, a slow tail in one of three."""
 
 
 class ForecastCheck:
@@ -95,7 +73,8 @@ class ForecastCheck:
         self._until = -math.inf
         """When the last alarm is, or was, over."""
         self._holds = HOLDS
-        self.alarm: Alarm | None = None
+        self.alarm = ""
+        """How answers are slower than forecast; ``""``: they are not."""
 
     def changed(self, now: float) -> None:
         """Begin anew: parameters or load changed."""
@@ -109,15 +88,14 @@ class ForecastCheck:
     def forget(self, now: float) -> None:
         """End the alarm: it was about another model, or another policy."""
         self.changed(now)
-        self.alarm, self._until, self._holds = None, -math.inf, HOLDS
+        self.alarm, self._until, self._holds = "", -math.inf, HOLDS
 
     def observe(
-        self, now: float, seconds: float, durations: Sequence[int], expected: Callable[[], Expected | None]
+        self, now: float, seconds: float, durations: Sequence[int], expected_p99: Callable[[], float | None]
     ) -> bool:
         """Compare what was answered in the last ``seconds`` on the clock; return whether an alarm began or ended.
 
-        ``durations``: answers by duration, as ``ModelStats``. ``expected``: asked for what the forecast for what is in
-        force says, once there are enough answers.
+        ``durations``: as ``ModelStats``. ``expected_p99``: asked for that of what is in force when answers are enough.
         """
         if now - seconds < self._since + SETTLED_AFTER - 1e-9:
             return False
@@ -127,54 +105,44 @@ class ForecastCheck:
             return False
         parts = [counts for _, counts in self._window if any(counts)]
         self._window.clear()
-        known = expected()
-        if known is None:
+        forecast = expected_p99()
+        if forecast is None:
             return False
-        limits = (
-            _Limit(0.99, known.p99, SLOW * known.p99 + OWN, 0.33),
-            _Limit(0.5, known.p50, known.p50 / QUICK, 0.75),
-        )
-        found = next((alarm for limit in limits if (alarm := _off(limit, parts, lasted)) is not None), None)
-        if found is None:
-            if self.alarm is None or now < self._until:
+        found = _slower(forecast, parts, lasted)
+        if not found:
+            if not self.alarm or now < self._until:
                 return False
-            self.alarm = None
+            self.alarm = ""
             return True
-        if self.alarm is None:
+        began = not self.alarm
+        if began:
             recent = now - self._until < FORGIVEN * self._holds
             self._holds = 2 * self._holds if recent else HOLDS
             self._until = now + self._holds
-        began = self.alarm is None or self.alarm.slow != found.slow
         self.alarm = found
         return began
 
 
-def _off(limit: _Limit, parts: Sequence[Sequence[int]], lasted: float) -> Alarm | None:
-    """Return an alarm where answers show that a quantile is not what was forecast."""
-    slow = limit.seconds > limit.forecast
-    sign = 1.0 if slow else -1.0
-    allowed = 1 - limit.quantile
-    counts = [(_beyond(part, limit.seconds), sum(part)) for part in parts]
+def _slower(forecast: float, parts: Sequence[Sequence[int]], lasted: float) -> str:
+    """Say how answers show that the p99 is not what was ``forecast`` (seconds); ``""`` where they don't."""
+    limit, allowed = SLOW * forecast + OWN, 0.01
+    counts = [(_beyond(part, limit), sum(part)) for part in parts]
     total = sum(count for _, count in counts)
     seen = sum(beyond for beyond, _ in counts)
     # 1. Off by more than 20 %, by more than one slow batch?
-    if sign * (seen / total - allowed) <= 0 or (seen if slow else total - seen) < FEWEST:
-        return None
+    if seen <= allowed * total or seen < FEWEST:
+        return ""
     # 2. By more than chance, all the time?
     excess = [beyond - allowed * count for beyond, count in counts]
     error = stdev(excess) * math.sqrt(len(excess)) if len(excess) > 1 else math.inf
     error = max(error, math.sqrt(allowed * (1 - allowed) * total))
-    if sign * sum(excess) <= CERTAIN * error or sum(sign * each > 0 for each in excess) < limit.lasting * len(counts):
-        return None
+    if sum(excess) <= CERTAIN * error or sum(each > 0 for each in excess) < LASTS * len(counts):
+        return ""
     merged = [sum(column) for column in zip(*parts, strict=True)]
-    observed = _rounded(ModelStats(durations=merged).quantile(limit.quantile) or 0.0)
-    text = f"p{100 * limit.quantile:g} {observed} observed for {lasted:.0f} s, {_rounded(limit.forecast)} forecast"
-    if not slow:
-        return Alarm(f"{text}: answers are quicker than that", slow)
-    return Alarm(
-        f"{text} ({seen / total:.0%} of {total} answers took longer than {_rounded(limit.seconds)}; "
-        f"{allowed:.0%} were expected at most)",
-        slow,
+    observed = _rounded(ModelStats(durations=merged).quantile(0.99) or 0.0)
+    return (
+        f"p99 {observed} observed for {lasted:.0f} s, {_rounded(forecast)} forecast ({seen / total:.0%} of {total} "
+        f"answers took longer than {_rounded(limit)}; {allowed:.0%} were expected at most)"
     )
 
 

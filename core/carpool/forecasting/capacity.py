@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.forecasting.forecaster import DECIDES, QUANTILE_NAMES, TOGETHER, Forecaster
-from carpool.learning.arrivals import Gamma
+from carpool.learning.arrivals import Poisson
 from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
 
@@ -69,7 +69,7 @@ def capacity(situation: Situation, settings: Sequence[Parameters]) -> Capacity:
     most = max(_backlog(situation, setting.max_batch, setting.max_in_flight) for setting in settings)
     # Arrivals of the highest rate: as many as show what lasts, slower or faster.
     process = replace(situation.process, rate=most)
-    forecaster = Forecaster(replace(situation, process=process), parts=SAMPLES if isinstance(process, Gamma) else 0)
+    forecaster = Forecaster(replace(situation, process=process), parts=0 if isinstance(process, Poisson) else SAMPLES)
     best, found = _search(forecaster, settings)
     unheld = [replace(each, max_wait=Duration(situation.limits.min_wait)) for each in settings]
     without = found if best in unheld else _search(forecaster, dict.fromkeys(unheld))[1]

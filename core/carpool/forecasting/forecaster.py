@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,13 +13,10 @@ from carpool.forecasting import sampling
 from carpool.forecasting.queueing import Forecast, Glance, Load, batches, forecast, glance
 from carpool.forecasting.refinement import Refinement
 from carpool.learning import batchable_share
-from carpool.learning.arrivals import Gamma, Poisson
+from carpool.learning.arrivals import Fitted
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Limits, Parameters
-
-if TYPE_CHECKING:
-    from carpool.forecasting.refinement import Expected
 
 HEADROOM = 1.25
 """Load at which a preferred setting must meet the SLO too."""
@@ -50,7 +47,7 @@ QUANTILE_NAMES = {0.5: "p50", 0.9: "p90", 0.95: "p95", 0.99: "p99"}
 class Situation(Struct, frozen=True):
     """What a choice is made for. Seconds and requests per second."""
 
-    process: Poisson | Gamma
+    process: Fitted
     service: ServiceTime
     target: float
     """The due time of the SLO's highest percentile, in seconds from arrival."""
@@ -130,9 +127,9 @@ class Assessment(NamedTuple):
         return self._refinement.refined(self.now)
 
     @property
-    def expected(self) -> Expected | None:
+    def expected_p99(self) -> float | None:
         """What answers should show where the forecast is right; ``None`` while too few requests were played."""
-        return self._refinement.expected
+        return self._refinement.expected_p99
 
     @property
     def _refinement(self) -> Refinement:

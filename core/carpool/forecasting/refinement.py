@@ -7,7 +7,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -33,13 +33,6 @@ WITHIN = 0.02
 
 BELIEVED = 4
 """Samples from which answers are compared with the forecast."""
-
-
-class Expected(NamedTuple):
-    """Latencies (seconds) that answers should show where the forecast is right."""
-
-    p50: float
-    p99: float
 
 
 class Refinement:
@@ -109,8 +102,6 @@ class Refinement:
         return replace(searched, p99=self.quantile(0.99), miss_fraction=misses, requests=self.requests)
 
     @property
-    def expected(self) -> Expected | None:
-        """What answers should show; ``None`` while too few samples were played, or nothing was answered."""
-        if self.samples < BELIEVED or not self._counts:
-            return None
-        return Expected(self.quantile(0.5), self.quantile(0.99))
+    def expected_p99(self) -> float | None:
+        """What answers should show, in seconds; ``None`` while too few samples were played, or nothing was answered."""
+        return self.quantile(0.99) if self.samples >= BELIEVED and self._counts else None

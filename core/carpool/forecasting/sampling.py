@@ -26,9 +26,7 @@ NOISELESS = 0.01
 """Coefficient of variation of batch times below which they are played without noise."""
 
 
-def times(
-    process: arrivals.Poisson | arrivals.Gamma, count: int, factor: float = 1.0, sample: int = 0, parts: int = 0
-) -> list[float]:
+def times(process: arrivals.Fitted, count: int, factor: float = 1.0, sample: int = 0, parts: int = 0) -> list[float]:
     """List about ``count`` arrivals, in seconds, at ``factor`` times the load; ``sample``: which of many such lists.
 
     ``parts``: how many of them are parts of one long list, so that their rates differ by chance, and that of all is
@@ -42,13 +40,13 @@ def times(
     return [(time - begin) / rate for time in run]
 
 
-def drawn(process: arrivals.Poisson | arrivals.Gamma, count: int, sample: int) -> list[float]:
+def drawn(process: arrivals.Fitted, count: int, sample: int) -> list[float]:
     """List ``count`` arrivals as they come, now more and now fewer: over many samples a tail has to have that too."""
     return [time / process.rate for time in _unit_drawn(replace(process, rate=1.0), count, sample)]
 
 
 @lru_cache(maxsize=32)
-def _unit_drawn(process: arrivals.Poisson | arrivals.Gamma, count: int, sample: int) -> array[float]:
+def _unit_drawn(process: arrivals.Fitted, count: int, sample: int) -> array[float]:
     """Arrivals at one a second: a thousand policies share them, and an array takes a quarter of a tuple's memory."""
     return array("d", arrivals.first(process, count, _random(sample)))
 
@@ -76,7 +74,7 @@ def _random(sample: int) -> Random:
 
 
 @lru_cache(maxsize=16)
-def _unit(process: arrivals.Poisson | arrivals.Gamma, count: int, sample: int) -> tuple[float, ...]:
+def _unit(process: arrivals.Fitted, count: int, sample: int) -> tuple[float, ...]:
     """Arrivals at one a second, to be put closer: the same for every search."""
     found = arrivals.first(process, count, _random(sample))
     scale = count / found[-1]

@@ -7,7 +7,7 @@ same arrivals (common random numbers) and nothing here holds state.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
@@ -18,15 +18,14 @@ if TYPE_CHECKING:
     from random import Random
 
 
-class Process(Protocol):
-    """Something that sends requests."""
+DRAWN = 24
+"""Rates of a ``Modulated`` process that come in all their shares."""
 
-    @property
-    def rate(self) -> float:
-        """Mean arrivals per second."""
+CORRELATED = 1.3
+"""Times as much as over a window that counts have to spread over longer times for bursts to outlast it."""
 
-    def times(self, rng: Random) -> Iterator[float]:
-        """Arrival times in seconds from 0, non-decreasing; endless unless the process is a recording."""
+LONGEST, MOST = 1.0, 200.0
+"""Seconds, and arrivals, for which a rate lasts at most: 4,000 requests have 20 then. Longer, it is another load."""
 
 
 class Poisson(Struct, frozen=True):
@@ -67,7 +66,46 @@ class Gamma(Struct, frozen=True):
             yield now
 
 
-def until(process: Process, seconds: float, rng: Random) -> list[float]:
+class Modulated(Struct, frozen=True):
+    """Independent callers at one of two rates, drawn anew now and then: a Markov-modulated Poisson process.
+
+    Bursts that last (Fischer and Meier-Hellstern 1993). A third of the time the rate is the higher one; less, where
+    that leaves the lower one none.
+    """
+
+    rate: float
+    """Of both, per second (> 0)."""
+    cv: float
+    """Standard deviation of the rate over its mean, above 0 and at most the root of ``DRAWN - 1``."""
+    lasting: float
+    """Mean arrivals until the rate is drawn anew (> 0)."""
+
+    @property
+    def dispersion(self) -> float:
+        """Variance over mean of how many come in a long time."""
+        return 1 + 2 * self.lasting * self.cv**2
+
+    def times(self, rng: Random) -> Iterator[float]:
+        """Walk the process: of every ``DRAWN`` rates as many are the higher one, so that short samples differ less."""
+        high = min(DRAWN // 3, int(DRAWN / (1 + self.cv**2)))
+        odds = math.sqrt(high / (DRAWN - high))
+        rates = [1 + self.cv / odds] * high + [1 - self.cv * odds] * (DRAWN - high)
+        begin = 0.0
+        while True:
+            rng.shuffle(rates)
+            for rate in rates:
+                end = begin + rng.expovariate(self.rate / self.lasting)
+                now = begin
+                while rate > 0 and (now := now + rng.expovariate(self.rate * rate)) < end:
+                    yield now
+                begin = end
+
+
+Fitted: TypeAlias = Poisson | Gamma | Modulated
+"""What counts can show."""
+
+
+def until(process: Fitted, seconds: float, rng: Random) -> list[float]:
     """List the arrivals of a process before ``seconds``."""
     found = []
     for time in process.times(rng):
@@ -77,7 +115,7 @@ def until(process: Process, seconds: float, rng: Random) -> list[float]:
     return found
 
 
-def first(process: Process, count: int, rng: Random) -> list[float]:
+def first(process: Fitted, count: int, rng: Random) -> list[float]:
     """List the first ``count`` arrivals of a process, fewer when a recording ends."""
     return [time for time, _ in zip(process.times(rng), range(count), strict=False)]
 
@@ -148,7 +186,36 @@ class WindowCounts(Struct, frozen=True):
         under = 9 * mean * mean - 6 * mean * self.dispersion + 1
         return math.sqrt(max(3 * mean - math.sqrt(max(under, 0.0)), 0.0))
 
-    def process(self) -> Poisson | Gamma:
-        """Return the simplest process that fits: Poisson unless the counts clearly say otherwise; needs arrivals."""
-        # Gaps more regular than cv 0.1 or wilder than 10 make no difference to a queue that a forecast could resolve.
-        return Poisson(self.rate) if self.looks_poisson else Gamma(self.rate, min(max(self.cv, 0.1), 10.0))
+
+def fitted(rate: float, short: WindowCounts, spread: float = 1.0, seconds: float = 0.0) -> Fitted:
+    """Return the simplest process that fits: Poisson unless the counts clearly say otherwise.
+
+    ``spread``: variance over mean of the counts of longer intervals, of ``seconds`` each. Where it is clearly more
+    than over windows, bursts outlast these.
+    """
+    if short.looks_poisson:
+        return Poisson(rate)
+    # Gaps more regular than cv 0.1 or wilder than 10 make no difference to a queue that a forecast could resolve.
+    return _modulated(rate, short, spread, seconds) or Gamma(rate, min(max(short.cv, 0.1), 10.0))
+
+
+def _modulated(rate: float, short: WindowCounts, spread: float, seconds: float) -> Modulated | None:
+    """Return bursts that outlast a window, or ``None``.
+
+    Where a rate lasts for T seconds in the mean, counts of w seconds have the dispersion
+    1 + 2 rate cv^2 T (1 - (1 - exp(-w/T)) T/w): those of two w show T, and then cv.
+    """
+    window, excess = short.window, short.dispersion - 1
+    ratio, most = (spread - 1) / excess if excess > 0 else 0.0, min(MOST / rate, LONGEST)
+
+    def share(w: float, lasts: float) -> float:
+        return 1 + math.expm1(-w / lasts) * lasts / w
+
+    if seconds < 2 * window or ratio < CORRELATED or window > 2 * most:
+        return None
+    low, high = window / 4, most
+    while high - low > low / 100:
+        middle = (low + high) / 2
+        low, high = (middle, high) if share(seconds, middle) < ratio * share(window, middle) else (low, middle)
+    squared = excess / (2 * rate * high * share(window, high))
+    return Modulated(rate, math.sqrt(min(squared, DRAWN - 1)), rate * high)

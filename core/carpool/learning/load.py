@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from itertools import pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.learning.arrivals import Gamma, Poisson, WindowCounts
+from msgspec.structs import replace
+
+from carpool.learning.arrivals import Fitted, Poisson, WindowCounts, fitted
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -17,22 +20,19 @@ LONGEST_STRETCH = 32.0
 """Seconds over which a change is looked for: the least, and the most, for what the arrivals' spread hides that long."""
 
 MEMORY = 30.0
-"""Seconds over which a steady load is measured, and jumps are remembered."""
+"""Seconds over which a steady load is measured."""
 
 LONGEST_MEMORY = 300.0
 ENOUGH_ARRIVALS = 30
 """Arrivals for which more than ``MEMORY`` is remembered, up to so many seconds: a rate by 30 is off by 18 %."""
 
-PRECISE = 1000.0
+PRECISE = 2000.0
 LONG_MEMORY = 120.0
 """Arrivals of independent callers for which more than ``MEMORY`` is remembered, up to so many seconds: a rate measured
-by them is off by 3 %. Of callers who come together it takes as many times more as their counts spread more."""
+by them is off by 2 %. Of callers who come together it takes as many times more as their counts spread more."""
 
 SURPRISE = 4.5
 """Standard errors between the recent rate and the believed one that make it a jump: 1 in 150,000 by chance."""
-
-RESTLESS = 3
-"""Jumps within ``MEMORY`` from which they are taken for the load's nature, not for changes of it."""
 
 FINER = 0.01
 """Share of the believed rate by which a better measured one replaces it: near the capacity a few percent decide which
@@ -62,6 +62,11 @@ class _Interval(NamedTuple):
     """Seconds of all replicas together."""
     counts: WindowCounts
 
+    @property
+    def rate(self) -> float:
+        """Arrivals per second."""
+        return self.counts.arrivals / self.seconds
+
 
 class Load:
     """Arrivals per second (of a replica, where there are several) and their spread, believed until contradicted.
@@ -74,15 +79,13 @@ class Load:
         self.tolerance = tolerance
         self._intervals: deque[_Interval] = deque()
         self._local: deque[_Interval] = deque()
-        self._believed: Poisson | Gamma | None = None
+        self._believed: Fitted | None = None
         self._reported = 0.0
         """Rate when a change was last reported."""
         self._evidence = 0
         """Arrivals behind what is believed."""
         self._rows = 1.0
         self._straddles = False
-        self._clock = 0.0
-        self._jumps: deque[float] = deque()
         self._dispersion = UNMEASURED
         """Variance over mean of the counts of intervals, as it was when it was last measured."""
 
@@ -92,12 +95,12 @@ class Load:
         return self._believed.rate if self._believed is not None else 0.0
 
     @property
-    def process(self) -> Poisson | Gamma | None:
+    def process(self) -> Fitted | None:
         """The arrival process to forecast with; ``None`` without arrivals."""
         return self._believed
 
     @property
-    def measured(self) -> Poisson | Gamma | None:
+    def measured(self) -> Fitted | None:
         """The process by all that is remembered: what is believed may be the spread of the first few seconds."""
         return self._process(self.rate, self._local) if self._believed is not None else None
 
@@ -114,18 +117,15 @@ class Load:
         if seconds <= 0:
             return False
         lasted = seconds / replicas
-        self._clock += lasted
         if arrivals:
             self._rows += (rows / arrivals - self._rows) * min(1.0, arrivals / 300)
         interval = _Interval(lasted, seconds, WindowCounts(windows, arrivals, squared))
-        while self._jumps and self._jumps[0] < self._clock - MEMORY:
-            self._jumps.popleft()
         if self._straddles:
             # What was remembered reaches over the jump: as a mean it is neither load, and as a spread it is both.
             self._intervals.clear()
             self._local.clear()
         self._local.append(interval)
-        precise = PRECISE * self._lasting_spread(), LONG_MEMORY
+        precise = PRECISE * (self._believed or Poisson(0.0)).dispersion, LONG_MEMORY
         _forget(self._local, MEMORY, precise)
         self._intervals.append(interval)
         if self._straddles:
@@ -136,17 +136,15 @@ class Load:
             return self._believe()
         since = self._jumped()
         if since:
-            self._jumps.append(self._clock)
-            if len(self._jumps) < RESTLESS:
-                _forget(self._intervals, since)
-                _forget(self._local, since)
-                self._straddles = since < 2 * max(RECENT, lasted)
-                return self._believe()
+            _forget(self._intervals, since)
+            _forget(self._local, since)
+            self._straddles = since < 2 * max(RECENT, lasted)
+            return self._believe()
         if self._spread_moved():
             return self._believe()
         rate, error = self._measured()
         # Twice the evidence replaces a first guess; after that only a contradiction does.
-        doubled = self._total() >= 2 * self._evidence
+        doubled = _arrivals(self._intervals) >= 2 * self._evidence
         if abs(rate - self.rate) > max(FINER * self.rate, 0.0 if doubled else 3 * error):
             drifted = abs(rate - self._reported) > self.tolerance / 2 * self._reported
             return self._believe(report=drifted)
@@ -162,18 +160,15 @@ class Load:
         measured = self._between(self._earlier())
         return max(measured / believed, believed / measured) > ANOTHER_SPREAD
 
-    def _total(self) -> int:
-        return sum(interval.counts.arrivals for interval in self._intervals)
-
     def _measured(self) -> tuple[float, float]:
         """Rate over all that is remembered, and its standard error (at least one arrival's)."""
-        seconds = sum(interval.seconds for interval in self._intervals)
-        arrivals = self._total()
+        seconds, arrivals = sum(interval.seconds for interval in self._intervals), _arrivals(self._intervals)
         return arrivals / seconds, math.sqrt(max(arrivals * self._spread(), 1.0)) / seconds
 
     def _spread(self) -> float:
         """Variance over mean of counts, as before the last second: what is measured over a jump would hide the jump."""
-        return max(self._neighbouring(self._earlier()), self._lasting_spread())
+        lasting = (self._believed or Poisson(0.0)).dispersion
+        return max(self._between(self._earlier(), neighbours=True), lasting)
 
     def _earlier(self) -> list[_Interval]:
         """List what is remembered without the last second."""
@@ -183,36 +178,25 @@ class Load:
             lasted += before.pop().lasted
         return before
 
-    def _lasting_spread(self) -> float:
-        """Variance over mean of how many come in a long time, by the process believed in."""
-        return self._believed.dispersion if self._believed is not None else 1.0
+    def _between(self, intervals: Sequence[_Interval], *, neighbours: bool = False) -> float:
+        """Variance over mean of the counts of whole intervals, at least 1; the last one where they are few.
 
-    def _between(self, intervals: Collection[_Interval]) -> float:
-        """Variance over mean of the counts of whole intervals, at least 1; the last one where they are few."""
-        seconds = sum(interval.seconds for interval in intervals)
-        arrivals = sum(interval.counts.arrivals for interval in intervals)
+        ``neighbours``: by what neighbours differ by, so that a rate that moved between two of them adds little. The
+        mean squared difference of successive values is twice their variance (von Neumann 1941). It leaves out what
+        outlasts an interval, which the process that is believed in has.
+        """
+        seconds, arrivals = sum(interval.seconds for interval in intervals), _arrivals(intervals)
         if len(intervals) < ENOUGH_INTERVALS or not arrivals:
             return self._dispersion
         rate = arrivals / seconds
-        squares = sum((i.counts.arrivals - rate * i.seconds) ** 2 / (rate * i.seconds) for i in intervals)
-        return max(squares / (len(intervals) - 1), 1.0)
-
-    def _neighbouring(self, intervals: Sequence[_Interval]) -> float:
-        """Return the same, measured by what neighbours differ by: a rate that moved between two of them adds little.
-
-        The mean squared difference of successive values is twice their variance (von Neumann 1941). It leaves out what
-        outlasts an interval, which the process that is believed in has.
-        """
-        seconds = sum(interval.seconds for interval in intervals)
-        arrivals = sum(interval.counts.arrivals for interval in intervals)
-        if len(intervals) < ENOUGH_INTERVALS or not arrivals:
-            return self._dispersion
-        squares = sum(
-            (one.counts.arrivals / one.seconds - other.counts.arrivals / other.seconds) ** 2
-            / (1 / one.seconds + 1 / other.seconds)
-            for one, other in pairwise(intervals)
-        )
-        return max(squares / (len(intervals) - 1) * seconds / arrivals, 1.0)
+        if neighbours:
+            squares = sum(
+                (one.rate - other.rate) ** 2 / (1 / one.seconds + 1 / other.seconds)
+                for one, other in pairwise(intervals)
+            )
+        else:
+            squares = sum((each.rate - rate) ** 2 * each.seconds for each in intervals)
+        return max(squares / (len(intervals) - 1) / rate, 1.0)
 
     def _jumped(self) -> float:
         """Return for how many of the last seconds the load was clearly another; 0 where it was not.
@@ -246,7 +230,7 @@ class Load:
     def _believe(self, *, report: bool = True) -> bool:
         """Believe what is remembered; return whether that is another load, not the same measured better."""
         before = self._believed
-        self._evidence = self._total()
+        self._evidence = _arrivals(self._intervals)
         rate, _ = self._measured()
         evidence = self._earlier()
         if _windows(evidence).windows < ENOUGH_WINDOWS:
@@ -263,21 +247,21 @@ class Load:
             self._reported = self.rate
         return changed
 
-    def _process(self, rate: float, intervals: Collection[_Interval]) -> Poisson | Gamma:
+    def _process(self, rate: float, intervals: Sequence[_Interval]) -> Fitted:
         """Return the simplest process that fits the counts of windows."""
         total = _windows(intervals)
         if total.windows >= ENOUGH_WINDOWS and total.arrivals < THIN * total.windows:
             return Poisson(rate)
         if total.windows < ENOUGH_WINDOWS or total.arrivals < total.windows:
             return at_rate(self._believed, rate)
-        return Poisson(rate) if total.looks_poisson else Gamma(rate, min(max(total.cv, 0.1), 10.0))
+        # Of several replicas, who get their share of the same bursts, sums spread more than each one's counts.
+        single = len(intervals) >= ENOUGH_INTERVALS and all(each.seconds == each.lasted for each in intervals)
+        return fitted(rate, total, self._between(intervals), fmean(each.seconds for each in intervals) * single)
 
 
-def at_rate(process: Poisson | Gamma | None, rate: float) -> Poisson | Gamma:
+def at_rate(process: Fitted | None, rate: float) -> Fitted:
     """Return the same spread at another rate."""
-    if isinstance(process, Gamma):
-        return Gamma(rate, process.cv)
-    return Poisson(rate)
+    return Poisson(rate) if process is None else replace(process, rate=rate)
 
 
 def _windows(intervals: Collection[_Interval]) -> WindowCounts:
@@ -290,10 +274,14 @@ def _windows(intervals: Collection[_Interval]) -> WindowCounts:
     )
 
 
+def _arrivals(intervals: Collection[_Interval]) -> int:
+    return sum(interval.counts.arrivals for interval in intervals)
+
+
 def _forget(intervals: deque[_Interval], seconds: float, *wanted: tuple[float, float]) -> None:
     """Keep the last intervals that together last ``seconds``, and more up to each number of arrivals and of seconds."""
     total = sum(interval.lasted for interval in intervals)
-    left = sum(interval.counts.arrivals for interval in intervals)
+    left = _arrivals(intervals)
     while len(intervals) > 1:
         total -= intervals[0].lasted
         left -= intervals[0].counts.arrivals

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from carpool.batching.counters import ModelStats
     from carpool.exchange.decision import Observation
-    from carpool.forecasting.refinement import Expected
 
 TOO_LATE = (LATE, Refused.LATE, Refused.EXPIRED, Refused.QUEUE_FULL)
 """Misses that other parameters might have avoided; failures and cancellations are not."""
@@ -117,7 +116,7 @@ class Guards:
         return now - self._broken_at < BROKEN
 
     def check_forecast(
-        self, observation: Observation, *, model_moved: bool, disturbed: bool, expected: Callable[[], Expected | None]
+        self, observation: Observation, *, model_moved: bool, disturbed: bool, expected_p99: Callable[[], float | None]
     ) -> bool:
         """Compare answers with their forecast; return whether an alarm began or ended.
 
@@ -130,9 +129,9 @@ class Guards:
             check.changed(now)
         if observation.stats.stalled or observation.paused > PAUSED * observation.seconds:
             check.paused(now)
-        return check.observe(now, observation.seconds / observation.replicas, observation.stats.durations, expected)
+        return check.observe(now, observation.seconds / observation.replicas, observation.stats.durations, expected_p99)
 
     @property
     def is_forecast_low(self) -> bool:
         """Whether answers take longer than forecast, so that no forecast says what a wait would do."""
-        return self.check.alarm is not None and self.check.alarm.slow
+        return bool(self.check.alarm)

@@ -13,7 +13,6 @@ from carpool.policy.spec import Objective
 from carpool.tuning.objective import FASTER, Aim
 
 if TYPE_CHECKING:
-    from carpool.forecasting.accuracy import Alarm
     from carpool.forecasting.forecaster import Assessment
     from carpool.tuning.objective import Choice
 
@@ -105,11 +104,11 @@ def shortfall(best: Assessment, among: str = "") -> str:
     return f"no configuration{among} meets the SLO at this load: {late}"
 
 
-def explained(decision: Decision, alarm: Alarm | None, *, holds: bool) -> Decision:
+def explained(decision: Decision, alarm: str, *, holds: bool) -> Decision:
     """Say why requests are not batched, and whether the forecast is wrong; ``holds``: whether any are held."""
-    decision = replace(decision, alarm=alarm.message if alarm is not None else "")
-    if alarm is not None and decision.reason in {Reason.CONVERGED, Reason.FORECAST_OFF, Reason.HELD}:
-        return replace(decision, reason=Reason.FORECAST_OFF, message=f"{decision.message}; {alarm.message}")
+    decision = replace(decision, alarm=alarm)
+    if alarm and decision.reason in {Reason.CONVERGED, Reason.FORECAST_OFF, Reason.HELD}:
+        return replace(decision, reason=Reason.FORECAST_OFF, message=f"{decision.message}; {alarm}")
     plain = decision.reason in {Reason.CONVERGED, Reason.PASSES_THROUGH, Reason.SAVES_DEVICE_TIME}
     if plain and not holds:
         message = f"{decision.message}; {batchable_share.explained(decision.share)}"

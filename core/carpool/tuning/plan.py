@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from carpool.exchange.decision import Forecasted
 from carpool.forecasting.capacity import Capacity, candidates, capacity
 from carpool.forecasting.forecaster import Forecaster, Situation
-from carpool.learning.arrivals import Gamma, Poisson
+from carpool.learning.arrivals import Gamma, Modulated, Poisson
 from carpool.learning.batchable_share import NONE
 from carpool.policy.durations import Duration
 from carpool.tuning import messages
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from carpool.forecasting.forecaster import Assessment
+    from carpool.learning.arrivals import Fitted
     from carpool.learning.load import Load
     from carpool.policy.parameters import Parameters
     from carpool.tuning.belief import Belief
@@ -145,7 +146,7 @@ class Plan:
         forecaster, choice = self._forecaster, self.choice
         exploration.candidate = None
         requirements = self._requirements
-        if forecaster is None or choice is None or guards.check.alarm is not None:
+        if forecaster is None or choice is None or guards.is_forecast_low:
             return
         if requirements.held or requirements.recommends:
             return
@@ -272,8 +273,14 @@ class Plan:
         return messages.alternative(self.aim, current, choice.efficient, forecaster.assess(unheld))
 
 
-def _rounded(process: Poisson | Gamma) -> Poisson | Gamma:
+def _rounded(process: Fitted) -> Fitted:
     """Return arrivals of the same burstiness, in steps of 2 %, at one a second: what a capacity depends on."""
+
+    def stepped(value: float) -> float:
+        return math.exp(round(math.log(value) / BURSTIER) * BURSTIER)
+
     if isinstance(process, Poisson):
         return Poisson(1.0)
-    return Gamma(1.0, math.exp(round(math.log(process.cv) / BURSTIER) * BURSTIER))
+    if isinstance(process, Gamma):
+        return Gamma(1.0, stepped(process.cv))
+    return Modulated(1.0, stepped(process.cv), stepped(process.lasting))

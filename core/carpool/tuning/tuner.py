@@ -183,7 +183,7 @@ class Tuner:
             observation,
             model_moved=moved.model,
             disturbed=disturbed or COLD in stats.misses,
-            expected=lambda: current.expected if current is not None and current.holds_now else None,
+            expected_p99=lambda: current.expected_p99 if current is not None and current.holds_now else None,
         )
         return broken and not guards.margin.is_most, ended, checked
 

@@ -36,8 +36,8 @@ def forecast():
     for seed in range(8):
         found = latencies(400.0, 10.0, 100 + seed)
         played.add(found, 0.0, len(found))
-    assert played.expected is not None
-    return played.expected
+    assert played.expected_p99
+    return played.expected_p99
 
 
 EXPECTED = forecast()
@@ -69,21 +69,20 @@ def cut(values, size=200):
 def test_what_was_forecast_raises_no_alarm():
     for seed in range(6):
         check, changes = watched(cut(latencies(400.0, 200.0, seed)))
-        assert (check.alarm, changes) == (None, [])
+        assert (check.alarm, changes) == ("", [])
 
 
 @pytest.mark.parametrize("factor", [0.7, 1.1])
 def test_a_tenth_more_or_a_third_less_is_none(factor):
-    assert watched(cut([factor * each for each in latencies(400.0, 100.0, 1)]))[0].alarm is None
+    assert watched(cut([factor * each for each in latencies(400.0, 100.0, 1)]))[0].alarm == ""
 
 
 @pytest.mark.parametrize("factor", [1.35, 2.0, 10.0])
 def test_slower_answers_are_an_alarm_after_ten_seconds(factor):
     check, changes = watched(cut([factor * each for each in latencies(400.0, 20.0, 1)]))
-    assert check.alarm is not None
-    assert check.alarm.slow
-    assert "observed for" in check.alarm.message
-    assert "forecast" in check.alarm.message
+    assert check.alarm
+    assert "observed for" in check.alarm
+    assert "forecast" in check.alarm
     assert LASTING <= changes[0] <= LASTING + SETTLED_AFTER + INTERVAL
 
 
@@ -91,25 +90,19 @@ def test_a_slow_tail_alone_is_one_too():
     rng = Random(2)
     values = [4 * each if rng.random() < 0.03 else each for each in latencies(400.0, 40.0, 1)]
     check, _ = watched(cut(values))
-    assert check.alarm is not None
-    assert check.alarm.message.startswith("p99")
-
-
-def test_answers_in_half_the_time_are_an_alarm_of_another_kind():
-    check, _ = watched(cut([0.4 * each for each in latencies(400.0, 20.0, 1)]))
-    assert check.alarm is not None
-    assert not check.alarm.slow
+    assert check.alarm
+    assert check.alarm.startswith("p99")
 
 
 def test_what_the_sidecar_takes_itself_is_none():
-    assert watched(cut([each + 0.0015 for each in latencies(400.0, 60.0, 1)]))[0].alarm is None
+    assert watched(cut([each + 0.0015 for each in latencies(400.0, 60.0, 1)]))[0].alarm == ""
 
 
 def test_one_slow_second_is_none():
     intervals = cut(latencies(400.0, 60.0, 1))
     for at in range(10, len(intervals), 20):
         intervals[at] = [each + 0.5 for each in intervals[at]]
-    assert watched(intervals)[0].alarm is None
+    assert watched(intervals)[0].alarm == ""
 
 
 def test_a_change_begins_anew():
@@ -120,21 +113,21 @@ def test_a_change_begins_anew():
         if index % 15 == 0:
             check.changed(now)
         check.observe(now, INTERVAL, counts(values), lambda: EXPECTED)
-    assert check.alarm is None, "never 10 s with the same parameters and load"
+    assert check.alarm == "", "never 10 s with the same parameters and load"
 
 
 def test_few_answers_are_waited_for():
     slow = [[3 * each] for each in latencies(400.0, 1.0, 1)[:60]]
-    assert watched(slow)[0].alarm is None
+    assert watched(slow)[0].alarm == ""
     slow = [[3 * each] for each in latencies(400.0, 1.0, 1)[:150]]
-    assert watched(slow)[0].alarm is not None
+    assert watched(slow)[0].alarm
 
 
 def test_without_a_forecast_nothing_is_compared():
     check = ForecastCheck()
     for index in range(60):
         assert not check.observe(index * INTERVAL, INTERVAL, counts([1.0] * 50), lambda: None)
-    assert check.alarm is None
+    assert check.alarm == ""
 
 
 def test_an_alarm_lasts_a_minute_and_longer_if_it_comes_back():
@@ -144,7 +137,7 @@ def test_an_alarm_lasts_a_minute_and_longer_if_it_comes_back():
         check, changes = watched(cut([2 * each for each in right] * 3), check=check, start=at)
         began = changes[0]
         check, changes = watched(cut(right * 40), check=check, start=at + 30)
-        assert check.alarm is None
+        assert check.alarm == ""
         lasted.append(changes[0] - began)
         at += 430
     assert HOLDS <= lasted[0] <= HOLDS + 2 * LASTING
@@ -155,7 +148,7 @@ def test_an_alarm_lasts_a_minute_and_longer_if_it_comes_back():
 def test_another_model_ends_it():
     check, _ = watched(cut([2 * each for each in latencies(400.0, 20.0, 1)]))
     check.forget(100.0)
-    assert check.alarm is None
+    assert check.alarm == ""
 
 
 # -- the tuner
@@ -216,7 +209,7 @@ def test_a_host_that_pauses_raises_no_alarm_where_it_says_so(says):
         if says:
             check.paused(now)
         check.observe(now, INTERVAL, counts(late), lambda: EXPECTED)
-    assert (check.alarm is None) is says
+    assert (check.alarm == "") is says
 
 
 def test_pauses_are_left_out_and_what_is_between_them_counts():
@@ -226,4 +219,4 @@ def test_pauses_are_left_out_and_what_is_between_them_counts():
         if index % 8 == 0:
             check.paused(now)
         check.observe(now, INTERVAL, counts(values), lambda: EXPECTED)
-    assert check.alarm is not None
+    assert check.alarm

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from random import Random
 
 import click
 import pytest
 
-from carpool.learning.arrivals import Poisson
+from carpool.learning.arrivals import Modulated, Poisson
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import ShedAt, TuningMode
@@ -87,6 +88,15 @@ def test_what_clumps_is_seen_to_clump():
     even = [step / 10 for step in range(1, 1000)]
     assert assumptions.burstiness(even).rate == pytest.approx(10, rel=0.02)
     assert isinstance(assumptions.process_of(5.0, 1.0), Poisson)
+
+
+def test_bursts_that_last_are_seen_to_last():
+    busy, rng, times = [(start, start + 0.3) for start in range(60)], Random(1), []
+    for begin, end in busy:
+        times += sorted(rng.uniform(begin, end) for _ in range(200))
+    found = assumptions.burstiness(times)
+    assert isinstance(found, Modulated)
+    assert 0.05 < found.lasting / found.rate < 1.0
 
 
 def test_a_table_is_as_wide_as_its_cells():
