@@ -32,7 +32,6 @@ MAX_CELLS = 16_384
 """Kinds of batches that a model's counters distinguish: 64 sizes at 8 in flight make 2,048. Callers whose requests are
 not batched choose the size, and each kind is three lines of a scrape."""
 
-
 EXCUSED = 10.0
 """Times what a cold batch took too long, for which lateness is put down to it at most."""
 

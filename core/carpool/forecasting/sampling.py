@@ -33,7 +33,7 @@ def times(process: arrivals.Fitted, count: int, factor: float = 1.0, sample: int
     exact. Of gaps with a CV of 4, 4,000 arrivals come 6 % faster or slower, and what misses then limits a capacity.
     """
     rate, begin = process.rate * factor, 0.0
-    run = _unit(replace(process, rate=1.0), count * max(parts, 1), 0 if parts else sample)
+    run = _unit(_at_one(process, factor), count * max(parts, 1), 0 if parts else sample)
     if parts:
         begin = run[sample * count - 1] if sample else 0.0
         run = run[sample * count : (sample + 1) * count]
@@ -42,7 +42,13 @@ def times(process: arrivals.Fitted, count: int, factor: float = 1.0, sample: int
 
 def drawn(process: arrivals.Fitted, count: int, sample: int) -> list[float]:
     """List ``count`` arrivals as they come, now more and now fewer: over many samples a tail has to have that too."""
-    return [time / process.rate for time in _unit_drawn(replace(process, rate=1.0), count, sample)]
+    return [time / process.rate for time in _unit_drawn(_at_one(process), count, sample)]
+
+
+def _at_one(process: arrivals.Fitted, factor: float = 1.0) -> arrivals.Fitted:
+    """Return the process at so many times its load, in units of one arrival each: bursts last as many seconds."""
+    more = {"lasting": process.lasting * process.rate * factor} if isinstance(process, arrivals.Modulated) else {}
+    return replace(process, rate=1.0, **more)
 
 
 @lru_cache(maxsize=32)

@@ -78,12 +78,12 @@ class Modulated(Struct, frozen=True):
     cv: float
     """Standard deviation of the rate over its mean, above 0 and at most the root of ``DRAWN - 1``."""
     lasting: float
-    """Mean arrivals until the rate is drawn anew (> 0)."""
+    """Mean seconds until the rate is drawn anew (> 0)."""
 
     @property
     def dispersion(self) -> float:
         """Variance over mean of how many come in a long time."""
-        return 1 + 2 * self.lasting * self.cv**2
+        return 1 + 2 * self.rate * self.lasting * self.cv**2
 
     def times(self, rng: Random) -> Iterator[float]:
         """Walk the process: of every ``DRAWN`` rates as many are the higher one, so that short samples differ less."""
@@ -94,7 +94,7 @@ class Modulated(Struct, frozen=True):
         while True:
             rng.shuffle(rates)
             for rate in rates:
-                end = begin + rng.expovariate(self.rate / self.lasting)
+                end = begin + rng.expovariate(1 / self.lasting)
                 now = begin
                 while rate > 0 and (now := now + rng.expovariate(self.rate * rate)) < end:
                     yield now
@@ -158,16 +158,11 @@ class WindowCounts(Struct, frozen=True):
         return max(variance, 0.0) / mean
 
     @property
-    def dispersion_error(self) -> float:
-        """Standard error of ``dispersion``, were the arrivals Poisson: sqrt(2 / (n - 1)), plus 1/mean for rare ones."""
-        if self.windows < 2 or not self.arrivals:
-            return math.inf
-        return math.sqrt((2 + self.windows / self.arrivals) / (self.windows - 1))
-
-    @property
     def looks_poisson(self) -> bool:
-        """Whether the counts give no reason to doubt that arrivals are Poisson (two standard errors)."""
-        return abs(self.dispersion - 1) <= 2 * self.dispersion_error
+        """Whether the counts give no reason to doubt that arrivals are Poisson: two standard errors of them."""
+        if self.windows < 2 or not self.arrivals:
+            return True
+        return abs(self.dispersion - 1) <= 2 * math.sqrt((2 + self.windows / self.arrivals) / (self.windows - 1))
 
     @property
     def cv(self) -> float:
@@ -218,4 +213,4 @@ def _modulated(rate: float, short: WindowCounts, spread: float, seconds: float) 
         middle = (low + high) / 2
         low, high = (middle, high) if share(seconds, middle) < ratio * share(window, middle) else (low, middle)
     squared = excess / (2 * rate * high * share(window, high))
-    return Modulated(rate, math.sqrt(min(squared, DRAWN - 1)), rate * high)
+    return Modulated(rate, math.sqrt(min(squared, DRAWN - 1)), high)

@@ -50,7 +50,6 @@ ANOTHER_SPREAD = 2.0
 ENOUGH_WINDOWS = 50
 """Windows (5 s) from which their spread is believed."""
 
-
 THIN = 0.25
 """Arrivals per window (2.5 a second) below which a spread is neither seen nor kept: it was of another load."""
 

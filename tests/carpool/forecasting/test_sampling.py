@@ -7,16 +7,26 @@ from statistics import mean, stdev
 import pytest
 
 from carpool.forecasting import sampling
-from carpool.learning.arrivals import Gamma, Poisson
+from carpool.learning.arrivals import Gamma, Modulated, Poisson, WindowCounts, fitted
 
 
 @pytest.mark.parametrize("sample", [0, 1, 2])
-@pytest.mark.parametrize("process", [Poisson(700.0), Gamma(700.0, 2.0)], ids=["poisson", "gamma"])
+@pytest.mark.parametrize("process", [Poisson(700.0), Gamma(700.0, 2.0), Modulated(700.0, 0.6, 0.2)], ids=repr)
 def test_arrivals_come_at_the_very_rate_that_was_asked_for(process, sample):
     for factor in (1.0, 1.25):
         times = sampling.times(process, 4000, factor, sample)
         assert all(one <= other for one, other in pairwise(times))
         assert len(times) / times[-1] == pytest.approx(factor * process.rate, rel=0.002)
+
+
+def test_at_more_load_bursts_last_as_long_and_bring_more():
+    def lasting(factor):
+        times = sampling.times(Modulated(700.0, 0.6, 0.1), 200_000, factor)
+        windows, longer = (WindowCounts.of(times, times[-1], width) for width in (0.1, 0.5))
+        return fitted(factor * 700.0, windows, longer.dispersion, 0.5).lasting
+
+    assert lasting(1.0) == pytest.approx(0.1, rel=0.25)
+    assert lasting(2.0) == pytest.approx(lasting(1.0), rel=0.2)
 
 
 def test_samples_differ_and_the_same_sample_does_not():
