@@ -129,7 +129,7 @@ def test_what_is_held_follows_the_parameters_in_force_and_keeps_what_it_learned(
     second, _ = tuners.step(changed)
     assert (first.decision.parameters, second.decision.parameters) == (PARAMETERS, other)
     ((_, tuner),) = tuners._tuners.values()
-    assert tuner.belief.load._clock == 2.0, "it is the same one"
+    assert tuner._history.now == 2.0, "it is the same one"
 
 
 def test_what_tunes_goes_its_own_way():
