@@ -128,4 +128,4 @@ class Decision(Struct, frozen=True, rename="camel"):
     """What another objective would do; ``""``: nothing that is worth a word."""
     state: State = State.LEARNING
     alarm: str = ""
-    """What was observed in place of what was forecast, while that differs by more than 20 %; ``""``: nothing."""
+    """What was observed, while answers take 20 % longer than forecast; ``""``: they don't."""

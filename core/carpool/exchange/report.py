@@ -54,7 +54,7 @@ class Lane(Struct, frozen=True, rename="camel", kw_only=True):
     """Batch latency by rows, seconds; ``None`` while unknown."""
     executors: int | None = None
     forecast_alarm: str = ""
-    """What was observed in place of what was forecast, while that differs by more than 20 %; ``""``: nothing."""
+    """What was observed, while answers take 20 % longer than forecast; ``""``: they don't."""
     capacity: float | None = None
     """Requests per second that this replica can serve of it within the SLO; ``None`` while unknown."""
     capacity_lower: float | None = None

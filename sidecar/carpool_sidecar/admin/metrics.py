@@ -178,7 +178,7 @@ METRICS = (
         "forecast_alarm",
         "gauge",
         ("model",),
-        "1 while answers take longer than forecast, or half as long or less; carpool explain has the reason",
+        "1 while answers take longer than forecast; carpool explain has the reason",
     ),
     Metric(
         "model_replaced",
