@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.batching.requests import ROUNDING, seldom_exceeded
-from carpool.forecasting.recursion import Rules, in_bursts, recursion, refusing
+from carpool.forecasting.recursion import Misses, Rules, recursion, refusing
 from carpool.forecasting.replay import Kind, replay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool.forecasting.recursion import Run
+    from carpool.forecasting.recursion import Run, Tally
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Parameters
 
@@ -72,7 +72,7 @@ class Load(NamedTuple):
     """Of each request, or of all of them."""
     groups: Sequence[float] = (1.0,)
     """Shares of the requests that have one batch key each."""
-    draws: Sequence[float] = (1.0,)
+    draws: tuple[float, ...] = (1.0,)
     """Multipliers of batch times."""
 
     @property
@@ -127,24 +127,24 @@ def glance(load: Load, service: ServiceTime, parameters: Parameters, target: flo
     """Forecast a few figures as ``forecast`` does, with no request refused."""
     rules = _rules(load, service, parameters, target)
     arrivals, limit = load.arrivals, target + ROUNDING
+    run: Tally | Run
     if (unit := _unit(load, service, rules)) is not None:
         small, times, slow = unit
-        course = recursion(arrivals, times, slow, small)
-        late, squares = in_bursts(course.late(arrivals, limit))
-        busy, end = course.busy(), max(course.finishes)
-        waited, work = course.sums(arrivals, times)
+        run = recursion(arrivals, times, slow, small)
+        misses, waited = run.misses, run.waited
     else:
         run = _played(load, service, rules)
+        misses, waited = Misses(), math.fsum(run.latencies)
         ordered = iter(run.latencies)
-        late, squares = in_bursts(sum(map(limit.__lt__, islice(ordered, size))) for size in run.sizes)
-        busy, waited, work, end = run.busy, math.fsum(run.latencies), run.work, run.end
-    count, span = len(arrivals), max(end, arrivals[-1]) - arrivals[0]
+        for size in run.sizes:
+            misses.add(sum(map(limit.__lt__, islice(ordered, size))))
+    count, span = len(arrivals), max(run.end, arrivals[-1]) - arrivals[0]
     return Glance(
-        miss_fraction=late / count,
-        device_time=busy / count,
+        miss_fraction=misses.count / count,
+        device_time=run.busy / count,
         mean=waited / count,
-        utilization=work / (rules.concurrency * span),
-        together=squares / late if late else 1.0,
+        utilization=run.work / (rules.concurrency * span),
+        together=misses.squares / misses.count if misses.count else 1.0,
     )
 
 
@@ -153,7 +153,7 @@ def batches(load: Load, service: ServiceTime, parameters: Parameters, target: fl
     rules = _rules(load, service, parameters, target)
     if (unit := _unit(load, service, rules)) is not None:
         small, times, slow = unit
-        return [beyond - first for first, beyond in pairwise([0, *recursion(load.arrivals, times, slow, small).ends])]
+        return recursion(load.arrivals, times, slow, small, keeps=True).sizes
     return _played(load, service, rules).sizes
 
 
@@ -186,7 +186,7 @@ def _played(load: Load, service: ServiceTime, rules: Rules) -> Run:
     if (unit := _unit(load, service, rules)) is not None:
         small, times, slow = unit
         if not rules.shed:
-            run = recursion(load.arrivals, times, slow, small).run(load.arrivals, times)
+            run = recursion(load.arrivals, times, slow, small, keeps=True).run
             return run._replace(rows=load.total_rows)
         if not rules.passing:
             run = refusing(load.arrivals, times, slow, small)

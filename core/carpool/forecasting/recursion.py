@@ -18,7 +18,7 @@ from carpool.batching.requests import ROUNDING
 from carpool.policy.plain import Frozen
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
 
 class Rules(Frozen, frozen=True):
@@ -38,7 +38,7 @@ class Rules(Frozen, frozen=True):
     """Whether requests that would be late are refused."""
     surely: float = 1.0
     """Factor on a batch's mean time that it seldom exceeds."""
-    draws: "Sequence[float]" = (1.0,)
+    draws: "tuple[float, ...]" = (1.0,)
     """Multipliers of batch times, one per batch, over and over."""
 
 
@@ -57,69 +57,59 @@ class Run(NamedTuple):
     end: float
 
 
-class Course(NamedTuple):
-    """The batches of a run, in order."""
+class Misses:
+    """Late requests, batch by batch."""
 
-    ends: list[int]
-    """Of each batch, the index behind its last request."""
-    leaves: list[float]
-    finishes: list[float]
+    def __init__(self) -> None:
+        self.count = 0
+        self.squares = 0
+        """Of the late requests of batches in a row that had some."""
+        self._burst = 0
 
-    def run(self, arrivals: Sequence[float], times: Sequence[float]) -> Run:
-        """Work out the latencies."""
-        latencies: list[float] = []
-        sizes: list[int] = []
-        work = 0.0
-        first = 0
-        for beyond, finish in zip(self.ends, self.finishes, strict=True):
-            latencies += [finish - arrival for arrival in arrivals[first:beyond]]
-            sizes.append(beyond - first)
-            work += times[beyond - first]
-            first = beyond
-        return Run(latencies, sizes, len(arrivals), self.busy(), work, max(self.finishes))
-
-    def sums(self, arrivals: Sequence[float], times: Sequence[float]) -> tuple[float, float]:
-        """Sum up the latencies of all requests, and the mean times of all batches."""
-        answered = work = 0.0
-        first = 0
-        for beyond, finish in zip(self.ends, self.finishes, strict=True):
-            answered += (beyond - first) * finish
-            work += times[beyond - first]
-            first = beyond
-        return answered - math.fsum(arrivals), work
-
-    def late(self, arrivals: Sequence[float], limit: float) -> Iterator[int]:
-        """Count the requests of each batch that took longer than ``limit``: its first ones, which came first."""
-        first = 0
-        for beyond, finish in zip(self.ends, self.finishes, strict=True):
-            late = finish - arrivals[first] > limit
-            yield bisect_left(arrivals, finish - limit, first, beyond) - first if late else 0
-            first = beyond
-
-    def busy(self) -> float:
-        """Return the seconds with a batch in flight."""
-        busy, until = 0.0, -math.inf
-        for leave, finish in zip(self.leaves, self.finishes, strict=True):
-            if leave >= until:
-                busy += finish - leave
-                until = finish
-            elif finish > until:
-                busy += finish - until
-                until = finish
-        return busy
+    def add(self, late: int) -> None:
+        """Count those of the next batch."""
+        self.squares += late * (2 * self._burst + late)  # what the square of the burst grows by
+        self._burst = self._burst + late if late else 0
+        self.count += late
 
 
-def in_bursts(late: Iterable[int]) -> tuple[int, int]:
-    """Sum up the late requests of each batch, and the squares of these sums over batches in a row that had some."""
-    total = squares = burst = 0
-    for count in late:
-        if count:
-            burst += count
-        elif burst:
-            total += burst
-            squares += burst * burst
-            burst = 0
-    return total + burst, squares + burst * burst
+class Tally:
+    """Sums over the batches of a run, as they come; latencies and sizes only where ``keeps`` is set."""
+
+    def __init__(self, arrivals: Sequence[float], times: tuple[float, ...], limit: float, *, keeps: bool) -> None:
+        self._arrivals = arrivals
+        self._times = times
+        self._limit = limit
+        self._keeps = keeps
+        self.latencies: list[float] = []
+        self.sizes: list[int] = []
+        self.served = 0
+        self.waited = -sum(arrivals)
+        """Seconds from arrival to answer, of all requests, once all are served."""
+        self.work = 0.0
+        self.busy = 0.0
+        self.end = -math.inf
+        self.misses = Misses()
+
+    def add(self, beyond: int, leave: float, finish: float) -> None:
+        """Serve the requests before index ``beyond``; late ones of a batch are its first, which came first."""
+        first, arrivals = self.served, self._arrivals
+        self.served = beyond
+        self.waited += (beyond - first) * finish
+        self.work += self._times[beyond - first]
+        if finish > self.end:
+            self.busy += finish - max(leave, self.end)
+            self.end = finish
+        if self._keeps:
+            self.latencies += [finish - arrival for arrival in arrivals[first:beyond]]
+            self.sizes.append(beyond - first)
+        is_late = finish - arrivals[first] > self._limit
+        self.misses.add(bisect_left(arrivals, finish - self._limit, first, beyond) - first if is_late else 0)
+
+    @property
+    def run(self) -> Run:
+        """What became of the requests, where it was kept."""
+        return Run(self.latencies, self.sizes, self.served, self.busy, self.work, self.end)
 
 
 def due_with(arrivals: Sequence[float], first: int, holds: Sequence[float], least: int, most: int) -> int:
@@ -138,7 +128,9 @@ def due_with(arrivals: Sequence[float], first: int, holds: Sequence[float], leas
     return least
 
 
-def recursion(arrivals: Sequence[float], times: Sequence[float], slow: Sequence[float], rules: Rules) -> Course:
+def recursion(
+    arrivals: Sequence[float], times: tuple[float, ...], slow: tuple[float, ...], rules: Rules, *, keeps: bool = False
+) -> Tally:
     """Serve all requests; ``times`` and ``slow``: seconds of a batch by its rows, and what it seldom exceeds."""
     count, cap, slots = len(arrivals), rules.cap, rules.slots
     wait = rules.wait if rules.wait > 0 else -math.inf
@@ -152,12 +144,11 @@ def recursion(arrivals: Sequence[float], times: Sequence[float], slow: Sequence[
     flight = [-math.inf] * slots
     computing = [-math.inf] * rules.concurrency
     queues = rules.concurrency < slots
-    draws = cycle(rules.draws)
-    course = Course([], [], [])
-    ends, leaves, finishes = course
+    draws, varied = rules.draws, len(rules.draws)
+    tally = Tally(arrivals, times, rules.target + ROUNDING, keeps=keeps)
     if rules.passing:
-        _one_by_one(padded, count, slots, times[1], draws, flight, computing if queues else None, course)
-    first = len(ends)
+        _one_by_one(padded, count, slots, times[1], draws, flight, computing if queues else None, tally)
+    first = turn = tally.served
     while first < count:
         oldest = padded[first]
         leave = flight[0]
@@ -180,21 +171,27 @@ def recursion(arrivals: Sequence[float], times: Sequence[float], slow: Sequence[
             else:
                 batched = 0
             # A request that comes at the very moment a batch leaves for another reason misses it.
-            beyond = first + batched if batched else bisect_right(padded, leave, first, full)
+            beyond = first + batched if batched else _behind(padded, leave, first, full)
         elif leave <= oldest:  # nothing to wait for
             leave, beyond = oldest, first + 1
         else:
-            beyond = bisect_right(padded, leave, first, full)
+            beyond = _behind(padded, leave, first, full)
         start = computing[0] if queues and computing[0] > leave else leave
-        finish = start + times[beyond - first] * next(draws)
+        finish = start + times[beyond - first] * draws[turn % varied]
+        turn += 1
         heapreplace(flight, finish)
         if queues:
             heapreplace(computing, finish)
-        ends.append(beyond)
-        leaves.append(leave)
-        finishes.append(finish)
+        tally.add(beyond, leave, finish)
         first = beyond
-    return course
+    return tally
+
+
+def _behind(padded: list[float], moment: float, first: int, full: int) -> int:
+    """Return the first request from ``first`` on, and ``full`` at most, that comes after a moment."""
+    while first < full and padded[first] <= moment:
+        first += 1
+    return first
 
 
 def _one_by_one(
@@ -202,10 +199,10 @@ def _one_by_one(
     count: int,
     slots: int,
     seconds: float,
-    draws: Iterator[float],
+    draws: tuple[float, ...],
     flight: list[float],
     computing: list[float] | None,
-    course: Course,
+    tally: Tally,
 ) -> None:
     """Pass requests through, each in a batch of its own, until more wait than there are slots."""
     for index in range(count):
@@ -216,13 +213,11 @@ def _one_by_one(
         elif padded[index + slots] < leave:
             break
         start = computing[0] if computing is not None and computing[0] > leave else leave
-        finish = start + seconds * next(draws)
+        finish = start + seconds * draws[index % len(draws)]
         heapreplace(flight, finish)
         if computing is not None:
             heapreplace(computing, finish)
-        course.ends.append(index + 1)
-        course.leaves.append(leave)
-        course.finishes.append(finish)
+        tally.add(index + 1, leave, finish)
 
 
 def refusing(arrivals: Sequence[float], times: Sequence[float], slow: Sequence[float], rules: Rules) -> Run:

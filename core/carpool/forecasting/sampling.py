@@ -10,14 +10,10 @@ from __future__ import annotations
 from array import array
 from functools import lru_cache
 from random import Random
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from carpool.learning import arrivals
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 SEED = 20
 """Every forecast of every decision meets the same arrivals, so that candidates differ by what they are."""
@@ -58,7 +54,7 @@ def _unit_drawn(process: arrivals.Fitted, count: int, sample: int) -> array[floa
 
 
 @lru_cache(maxsize=32)
-def draws(noise: float, sample: int = 0) -> Sequence[float]:
+def draws(noise: float, sample: int = 0) -> tuple[float, ...]:
     """Multipliers of batch times: gamma with mean 1 and the given coefficient of variation."""
     if noise < NOISELESS:
         return (1.0,)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from functools import partial
 from typing import TYPE_CHECKING
 
 from carpool.policy.durations import Duration, whole_microseconds
@@ -113,18 +115,19 @@ class Grid:
                 continue
             if self._has_headroom(size, last):
                 longest = last
-            elif not self._has_headroom(size, longest):
+            elif self._has_headroom(size, longest):
+                longest = bisect_left(range(last), True, longest + 1, key=partial(self._is_too_long, size)) - 1
+            else:
                 continue
-            too_long = last if not self._has_headroom(size, last) else last + 1
-            while too_long - longest > 1:
-                middle = (longest + too_long) // 2
-                longest, too_long = (middle, too_long) if self._has_headroom(size, middle) else (longest, middle)
             found.append(self._without_vain_wait(size, longest))
         return found
 
     def _has_headroom(self, size: int, wait: int) -> bool:
         one = self.at(size, wait)
         return one.parameters not in self._avoid and one.holds_now and one.holds_ahead
+
+    def _is_too_long(self, size: int, wait: int) -> bool:
+        return not self._has_headroom(size, wait)
 
     def _is_hopeless(self, size: int, least: float) -> bool:
         """Whether no wait makes a size as cheap as ``least`` seconds per request, or able to carry the load."""
@@ -138,9 +141,11 @@ class Grid:
         """Return the shortest wait that takes as little device time as a given one: more would gather no more."""
         best = self.at(size, wait)
         enough = (1 + VAIN) * best.device_time
-        while wait > 0 and self._has_headroom(size, wait - 1) and self.at(size, wait - 1).device_time <= enough:
-            wait -= 1
-        return self.at(size, wait)
+
+        def is_vain(shorter: int) -> bool:
+            return self._has_headroom(size, shorter) and self.at(size, shorter).device_time <= enough
+
+        return self.at(size, bisect_left(range(wait), True, key=is_vain))
 
 
 VAIN = 0.0005

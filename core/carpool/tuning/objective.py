@@ -14,6 +14,7 @@ them. Other models behind the same sidecar count, and so does what others use of
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -325,30 +326,30 @@ def _least_waits(
     limits = forecaster.situation.limits
     steps = (limits.max_wait * 2 ** (-step / STEPS) for step in range(OCTAVES * STEPS + 1))
     waits = sorted({limits.min_wait, *(whole_microseconds(max(wait, limits.min_wait)) for wait in steps)})
+
+    def at(size: int, wait: int) -> Assessment:
+        return forecaster.assess(Parameters(size, Duration(waits[wait]), flights))
+
     found: list[Assessment] = []
-    low = 0
-    for size in reversed(_able(forecaster, aim, current, sizes)):
+    shortest, last = 0, len(waits) - 1
+    for size in reversed(_able(forecaster, aim, current, sizes, flights)):
 
-        def at(index: int, size: int = size) -> Assessment:
-            return forecaster.assess(Parameters(size, Duration(waits[index]), flights))
+        def keeps_target(wait: int, size: int = size) -> bool:
+            return aim.keeps_target(at(size, wait))
 
-        if not aim.keeps_target(at(low)):
-            too_short, high = low, len(waits) - 1
-            if size == 1 or not aim.keeps_target(at(high)):
+        if not keeps_target(shortest):
+            if size == 1 or not keeps_target(last):
                 continue
-            while high - too_short > 1:
-                middle = (too_short + high) // 2
-                too_short, high = (too_short, middle) if aim.keeps_target(at(middle)) else (middle, high)
-            low = high
-        found.append(at(low))
+            shortest = bisect_left(range(last), True, shortest + 1, key=keeps_target)
+        found.append(at(size, shortest))
     return found
 
 
-def _able(forecaster: Forecaster, aim: Aim, current: Parameters, sizes: Sequence[int]) -> list[int]:
+def _able(forecaster: Forecaster, aim: Aim, current: Parameters, sizes: Sequence[int], flights: int) -> list[int]:
     """List sizes, ascending, that keep the target if all batches are full: the smallest, the largest, that in force."""
     situation = forecaster.situation
     service, rows = situation.service, situation.process.rate * situation.rows
-    concurrency = service.executors
+    concurrency = min(service.executors, flights)
     room = (aim.share * aim.target - aim.others) if aim.objective is Objective.BALANCED else 1.0
     able: list[int] = []
     cheapest = math.inf
