@@ -207,9 +207,9 @@ class Connection(asyncio.Protocol):
         """Go on: the client has caught up."""
         self.writable = True
         self.write_deadline = NEVER
-        self._sync_reading()
         if self._queue:
             self._queue[0].resume_writing()
+        self._catch_up()
 
     # Called by the server
 
@@ -217,6 +217,11 @@ class Connection(asyncio.Protocol):
     def idle(self) -> bool:
         """Whether no request is being read or answered."""
         return not self._queue and not self._buffer and self._body_of is None
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether the system has taken all that was written; what it has it sends, whatever becomes of this process."""
+        return not self._transport.get_write_buffer_size()
 
     def close(self) -> None:
         """Close once what was written is sent."""
@@ -346,13 +351,7 @@ class Connection(asyncio.Protocol):
                 self._server.became_idle()
         elif exchange.keep_alive:
             self._advance(queue[0])
-        if self._parsing:
-            return
-        if self._buffer and not self._no_more and not self._yielded:
-            data, self._buffer = self._buffer, b""
-            self._parse(data)
-        elif not self._reading:
-            self._sync_reading()
+        self._catch_up()
 
     def abort_answer(self, exchange: Exchange) -> None:
         """Cut the connection when it is the turn of this exchange."""
@@ -476,6 +475,16 @@ class Connection(asyncio.Protocol):
         self._server.passage(exchange)
         self._sync_reading()
         return False
+
+    def _catch_up(self) -> None:
+        """Read on in what came while there were too many requests, or a client that did not read its answers."""
+        if self._parsing:
+            return
+        if self._buffer and not self._no_more and not self._yielded:
+            data, self._buffer = self._buffer, b""
+            self._parse(data)
+        elif not self._reading:
+            self._sync_reading()
 
     def _go_on(self) -> None:
         """Read on in what came earlier."""

@@ -69,7 +69,7 @@ def forwardable(headers: Headers) -> Headers:
     """Return the field lines that an intermediary passes on.
 
     Left out are those of one hop, those that Connection names, the body's framing, which every hop writes anew, and
-    Expect, which is met here. Host stays even if Connection names it: a request without it could not be routed.
+    Expect, which is met here.
     """
     if not isinstance(headers, FieldLines):
         return _forwardable(headers)
@@ -81,10 +81,18 @@ def forwardable(headers: Headers) -> Headers:
 def _forwardable(headers: Headers) -> Headers:
     kept = [field for field in headers if field[0].lower() not in _PER_HOP]
     if find(headers, b"connection") is not None:
-        named = {token for name, value in headers if name.lower() == b"connection" for token in tokens(value)}
-        if named := named - _PER_HOP - {b"close", b"keep-alive", b"host"}:
+        named = set[bytes]().union(*(named_by(value) for name, value in headers if name.lower() == b"connection"))
+        if named:
             kept = [field for field in kept if field[0].lower() not in named]
     return kept
+
+
+def named_by(connection: bytes) -> set[bytes]:
+    """Return which fields a value of Connection names, in lower case, beside those that concern one connection anyway.
+
+    Host is none of them: a request without it could not be routed.
+    """
+    return {*tokens(connection)} - _PER_HOP - {b"close", b"host"}
 
 
 def encode_request_head(method: bytes, target: bytes, headers: Headers, added: Added = ()) -> bytes:

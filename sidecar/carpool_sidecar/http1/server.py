@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from heapq import heappush, heappushpop
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -104,8 +105,8 @@ class Server:
 
     @property
     def busy(self) -> int:
-        """How many connections read or answer a request."""
-        return sum(not connection.idle for connection in self._connections)
+        """How many connections read or answer a request, or have not sent all of an answer."""
+        return sum(not (connection.idle and connection.is_flushed) for connection in self._connections)
 
     # The steps of a graceful end, in this order
 
@@ -126,11 +127,14 @@ class Server:
                 connection.close()
 
     async def wait_idle(self) -> None:
-        """Return once no connection has a request that is not answered."""
+        """Return once no connection has a request that is not answered, or an answer that is not sent."""
         self.waited_for = True
         while self.busy:
             self._idle.clear()
-            await self._idle.wait()
+            # No transport tells when it has sent its last byte, so that is looked at.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.limits.tick):
+                    await self._idle.wait()
         self.waited_for = False
 
     def abort(self) -> None:

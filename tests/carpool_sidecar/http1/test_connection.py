@@ -546,3 +546,27 @@ async def test_the_end_of_an_idle_connection(site):
     wire = site.connect()
     wire.feed(GET % 0)
     assert not wire.feed_eof()
+
+
+async def test_requests_that_came_while_the_client_did_not_read_are_answered_once_it_does(site):
+    wire = site.connect()
+    site.app.answers = False
+    wire.feed(POST + b"hello")
+    wire.protocol.pause_writing()
+    assert wire.feed(POST + b"hello" + POST + b"hello") == b""
+    site.app.exchanges[0].respond(200, [], b"hello")
+    site.app.answers = True
+    assert len(site.app.exchanges) == 1
+    before = len(wire.written)
+    wire.protocol.resume_writing()
+    assert wire.written[before:] == OK5 * 2
+    assert site.server.busy == 0
+
+
+async def test_an_answer_that_the_system_has_not_taken_keeps_a_connection_busy(site):
+    wire = site.connect()
+    wire.feed(POST + b"hello")
+    wire.unsent = 1
+    assert site.server.busy == 1
+    wire.unsent = 0
+    assert site.server.busy == 0

@@ -223,3 +223,24 @@ async def test_waiting_for_idle_ends_when_the_last_client_leaves(serve, app, kit
     client.transport.abort()
     await ended
     assert app.events[-1] == ("disconnected", b"/1")
+
+
+async def test_an_end_waits_until_the_last_byte_of_an_answer_is_sent(serve, app, kit):
+    server = await serve.start(app, tick=0.01)
+    client = await serve.connect(server)
+    client.transport.pause_reading()
+    size = 20_000_000  # more than the system holds for a client that does not read
+    app.on_head = lambda exchange: exchange.respond(200, [], bytes(size))
+    client.write(GET % 1)
+    await kit.until(lambda: app.events)
+    server.drain()
+    server.stop_accepting()
+    server.close_idle()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await server.wait_idle()
+    client.transport.resume_reading()
+    await server.wait_idle()
+    server.abort()
+    await client.until_lost()
+    assert len(client.received) > size
