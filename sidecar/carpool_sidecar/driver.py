@@ -173,13 +173,11 @@ class Flight:
             try:
                 pieces = codec.split(self._portions, headers, body, driver.limits)
             except TooLarge as too_large:
-                # A smaller batch has a smaller answer; but this one was computed already.
-                kind = FaultKind.SIZE if driver.batcher.idempotent else FaultKind.ROWS
-                fault = Fault(kind, detail=too_large)
+                fault = Fault(driver.too_large, detail=too_large)
             except WrongRows as error:
                 # No JSON, as with a NaN in it: one waiter's rows may be why, and alone its answer passes as it is.
-                one_waiters = error.reason == UNREADABLE and not self._alone
-                fault = Fault(FaultKind.ITEM if one_waiters else FaultKind.ROWS, detail=error)
+                kind = FaultKind.UNREADABLE if error.reason == UNREADABLE else FaultKind.ROWS
+                fault = Fault(kind, detail=error)
                 if check is not None:
                     driver.verifier.shared_out_wrong(first.entry, check, error)
             else:
@@ -201,9 +199,9 @@ class Flight:
 
     def failed(self, error: UpstreamError) -> None:
         """Take a failure of the upstream's."""
-        self._driver.landed(
-            self._batch, 0, Fault(FaultKind.TRANSPORT, retryable=not error.answered_bytes, detail=error)
-        )
+        driver = self._driver
+        kind = driver.too_large if error.kind == "too-large" else FaultKind.TRANSPORT
+        driver.landed(self._batch, 0, Fault(kind, retryable=not error.answered_bytes, detail=error))
 
 
 class Driver:
@@ -230,7 +228,7 @@ class Driver:
         self.batcher = batcher
         self.due = policy.slo.due
         """Seconds from arrival to due time: the SLO's target."""
-        self.timeout = float(policy.admission.timeout)
+        self.timeout = policy.admission.seconds(policy.slo.due)
         """Seconds that the policy lets a request wait."""
         self.reader = Reader()
         self.limits = DEFAULT
@@ -263,6 +261,12 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._armed = inf
         self._noted_at = -inf
+
+    @property
+    def too_large(self) -> FaultKind:
+        """Whose fault an answer is that is too large to be read."""
+        # A smaller batch has a smaller answer; but this one was computed already.
+        return FaultKind.SIZE if self.batcher.idempotent else FaultKind.ROWS
 
     # ------------------------------------------------------------------------------------------------- requests
 
@@ -476,6 +480,8 @@ class Driver:
             if batch.whole:
                 body = first.exchange.body
                 headers = forwardable(first.exchange.headers)
+                if first.check is not None:  # its answer has to be read, so it may not be compressed
+                    headers = [field for field in headers if field[0].lower() != b"accept-encoding"]
             else:
                 portions = [Portion(request.payload.parsed, start, stop) for request, start, stop in batch.slices]
                 message = CODECS[first.parsed.endpoint.protocol].merge(portions)

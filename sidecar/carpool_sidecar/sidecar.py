@@ -112,6 +112,8 @@ class Sidecar:
             unreachable=self.health.unreachable,
             log=self.log,
         )
+        self._readers = 0
+        """Times that the rules changed by which headers tell what may share a batch."""
         self._read(config)
         self.control = Control(self.driver, config, self.stalls, monotonic, self.log)
         self.file = ConfigFile(path, config, self._configured, self.log) if path is not None else None
@@ -300,7 +302,7 @@ class Sidecar:
     def _use(self, config: SidecarConfig, change: int | None = None) -> None:
         self.config = config
         self.driver.due = config.policy.slo.due
-        self.driver.timeout = config.policy.admission.timeout
+        self.driver.timeout = config.policy.admission.seconds(config.policy.slo.due)
         self._read(config)
         self.batcher.admit(config.policy.admission)
         self.batcher.idempotent = config.policy.idempotent
@@ -334,7 +336,8 @@ class Sidecar:
         prepare(config.limits)
         self.driver.limits = config.limits
         if self.driver.reader.across != {name.encode() for name in config.policy.batch_across}:
-            self.driver.reader = Reader(config.policy.batch_across)
+            self._readers += 1
+            self.driver.reader = Reader(config.policy.batch_across, self._readers)
 
     def _largest(self, model: str) -> int:
         """Return the most rows that a batch of a model may ever have."""

@@ -14,6 +14,7 @@ from carpool_sidecar.backends.base import Document
 from carpool_sidecar.config.settings import parse
 from carpool_sidecar.driver import Flight, Waiter
 from carpool_sidecar.http1.calls import UpstreamError
+from carpool_sidecar.http1.messages import find
 from carpool_sidecar.models import MAX_ENTRIES, OTHER
 
 JSON = (b"Content-Type", b"application/json")
@@ -280,13 +281,37 @@ async def test_an_answer_with_too_few_rows_costs_nobody_an_answer_and_ends_batch
     assert [(await one).json for one in rest] == [{"predictions": [1]}, {"predictions": [2]}]
 
 
-async def test_a_request_in_parts_whose_answers_are_no_json_is_sent_whole_and_never_cut_again(world):
-    _, client = await world.start(parameters={"*": {"maxBatch": 2}})
-    world.model.behave = lambda exchange: exchange.respond(200, [], b"<html>")
-    assert (await client.predict(b"1,2,3")).body == b"<html>"  # whole it passes as it is
+async def test_a_request_in_parts_whose_answers_are_no_json_is_sent_whole_and_costs_nobody_their_batches(world):
+    sidecar, client = await world.start(parameters={"*": {"maxBatch": 2}})
+    echo, world.model.behave = world.model.behave, lambda exchange: exchange.respond(200, [], b'{"predictions":[NaN]}')
+    assert (await client.predict(b"1,2,3")).body == b'{"predictions":[NaN]}'  # whole it passes as it is
+    world.model.behave = echo
+    first, rest = await world.queue_behind(sidecar, client, [b"1", b"2"])
     sent = len(world.model.received)
-    assert (await client.predict(b"1,2,3")).body == b"<html>"
-    assert [len(call.rows) for call in world.model.received[sent:]] == [3]
+    world.model.release()
+    assert [(await one).status for one in (first, *rest)] == [200] * 3
+    assert [len(call.rows) for call in world.model.received[sent:]] == [2]
+
+
+async def test_answers_that_are_too_large_together_come_in_smaller_batches(world):
+    sidecar, client = await world.start(bodies={"maxAnswer": "1Ki"})
+    echo = world.model.behave
+    rows = [b"1", b"2", b"3", b"4"]
+
+    def large(exchange):
+        if len(json.loads(exchange.body)["instances"]) <= 2:
+            echo(exchange)
+        else:
+            exchange.respond(200, [], b'{"predictions":[1,2,3,4]}' + b" " * 1024)
+
+    for sizes in ([4, 2, 2], [2, 2]):
+        world.model.behave = echo
+        first, rest = await world.queue_behind(sidecar, client, rows)
+        world.model.behave = large
+        sent = len(world.model.received)
+        world.model.release()
+        assert [(await one).status for one in (first, *rest)] == [200] * 5
+        assert [len(call.rows) for call in world.model.received[sent:]] == sizes
 
 
 async def test_a_batch_keeps_the_status_of_its_answer(world):
@@ -453,6 +478,18 @@ async def test_headers_are_read_anew_once_the_policy_says_otherwise(world):
     for one in (first, *rest):
         assert (await one).status == 200
     assert world.model.received[-1].rows == [7, 7]
+
+
+async def test_who_waits_under_former_rules_shares_no_credentials_with_who_comes_under_new_ones(world):
+    sidecar, client = await world.start(policy={"batchAcross": ["authorization"]})
+    first = await world.occupy(client)
+    alice = await world.queue(sidecar, lambda: client.predict(b"1", [(b"Authorization", b"Bearer alice")]))
+    sidecar._use(parse(world.config()))
+    nobody = await world.queue(sidecar, lambda: client.predict(b"2"))
+    world.model.release()
+    assert [(await one).status for one in (first, *alice, *nobody)] == [200] * 3
+    assert [call.rows for call in world.model.received[-2:]] == [[1], [2]]
+    assert find(world.model.received[-1].headers, b"authorization") is None
 
 
 async def test_names_that_callers_make_up_leave_nothing_behind(world):

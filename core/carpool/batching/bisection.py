@@ -52,12 +52,12 @@ def judge(batch: Batch, fault: Fault, *, retry_transport: bool, idempotent: bool
             return Verdict([_part(batch, [each]) for each in slices], [])
         if not batch.whole:  # a row of a request that was cut: whole, its answer need not be read
             return Verdict([], [], restarted=everybody)
-    elif fault.kind is FaultKind.ROWS:
+    elif fault.kind is FaultKind.ROWS or (fault.kind is FaultKind.UNREADABLE and not several):
         if not batch.whole:
-            state.isolation.quarantined = True
+            state.isolation.quarantined |= fault.kind is FaultKind.ROWS
             if idempotent:
                 return Verdict([], [], restarted=everybody)
-    elif fault.kind is FaultKind.ITEM and several:
+    elif fault.kind in {FaultKind.ITEM, FaultKind.UNREADABLE} and several:
         if not idempotent:
             return Verdict([], everybody, unresolved=True)
         state.counters.bisections += 1

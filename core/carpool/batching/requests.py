@@ -175,6 +175,8 @@ class FaultKind(StrEnum):
     """Every request's alike: all get the answer."""
     ROWS = "rows"
     """The answer has the wrong number of rows: the model can't be batched."""
+    UNREADABLE = "unreadable"
+    """The answer can't be read to be shared out: bisect; a request by itself gets it as it is."""
     TRANSPORT = "transport"
     """The upstream's: never bisected; retried once where nothing was answered and the policy allows it."""
 

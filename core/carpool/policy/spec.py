@@ -177,11 +177,15 @@ class Admission(Camel, frozen=True):
     """Bytes of a model's requests that may wait, likewise."""
     max_queued_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Payload elements of a model that may wait, likewise; unset: not bounded."""
-    timeout: Duration = Duration(10.0)
-    """Deadline of a request that names none; one that names a later one gets this."""
+    timeout: Duration | None = None
+    """Deadline of a request that names none, or a later one. Unset: 10 s, or twice the SLO's target if that is more."""
     shed_at: ShedAt = ShedAt.AUTOMATIC
     """Whether requests that would miss the SLO are refused: Automatic where device time is scarce, SLO always, Deadline
     never: only those that would miss their deadline."""
+
+    def seconds(self, due: float) -> float:
+        """Return the deadline of a request that names none, by when it is due: both in seconds from arrival."""
+        return max(10.0, 2 * due) if self.timeout is None else float(self.timeout)
 
 
 NEVER_ACROSS = frozenset(
@@ -342,7 +346,7 @@ class BatchingPolicy(Camel, frozen=True):
             seen.add(model.name)
             if model.bounds is not None:
                 self._validate_bounds(f"models[{index}].bounds", model.bounds, self.bounds)
-        if self.admission.timeout <= 0:
+        if self.admission.seconds(1.0) <= 0:
             raise PolicyError("admission.timeout", "must be longer than 0s")
         for index, name in enumerate(self.batch_across):
             if name in NEVER_ACROSS:

@@ -201,7 +201,7 @@ class Simulation:
         seed: int = 0,
         seconds: float = 0.0,
     ) -> None:
-        self._load = _Load(arrivals, slo, float((admission or Admission()).timeout), bucket)
+        self._load = _Load(arrivals, slo, (admission or Admission()).seconds(slo), bucket)
         self._devices = [device] * replicas if isinstance(device, Device) else [*device]
         self._parameters = parameters or Parameters()
         self._balancer = balancer

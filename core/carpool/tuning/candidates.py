@@ -113,21 +113,18 @@ class Grid:
             least = min((one.device_time for one in found), default=math.inf)
             if self._is_hopeless(size, least) or self.at(size, last).outlook.first.device_time >= least:
                 continue
-            if self._has_headroom(size, last):
+            if not self._is_too_long(size, last):
                 longest = last
-            elif self._has_headroom(size, longest):
+            elif not self._is_too_long(size, longest):
                 longest = bisect_left(range(last), True, longest + 1, key=partial(self._is_too_long, size)) - 1
             else:
                 continue
             found.append(self._without_vain_wait(size, longest))
         return found
 
-    def _has_headroom(self, size: int, wait: int) -> bool:
-        one = self.at(size, wait)
-        return one.parameters not in self._avoid and one.holds_now and one.holds_ahead
-
     def _is_too_long(self, size: int, wait: int) -> bool:
-        return not self._has_headroom(size, wait)
+        one = self.at(size, wait)
+        return one.parameters in self._avoid or not (one.holds_now and one.holds_ahead)
 
     def _is_hopeless(self, size: int, least: float) -> bool:
         """Whether no wait makes a size as cheap as ``least`` seconds per request, or able to carry the load."""
@@ -143,7 +140,7 @@ class Grid:
         enough = (1 + VAIN) * best.device_time
 
         def is_vain(shorter: int) -> bool:
-            return self._has_headroom(size, shorter) and self.at(size, shorter).device_time <= enough
+            return not self._is_too_long(size, shorter) and self.at(size, shorter).device_time <= enough
 
         return self.at(size, bisect_left(range(wait), True, key=is_vain))
 

@@ -11,7 +11,7 @@ from carpool_sidecar.generation.stream import Stream, Watcher
 from carpool_sidecar.http1.client import Pool
 from carpool_sidecar.http1.forward import Forwarding
 from carpool_sidecar.http1.limits import ClientLimits
-from carpool_sidecar.http1.messages import content_length, encode_request_head, size_of
+from carpool_sidecar.http1.messages import Added, content_length, encode_request_head, find, size_of
 from carpool_sidecar.http1.passage import Passage
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ LONGEST_DOCUMENT = 16 * 2**20
 """Bytes of an answer to one of these."""
 
 _PROBE = re.compile(
-    rb"/(?:health|healthz|livez|readyz|ping|metrics)?|/v[12]/?|/v2/health/(?:live|ready)"
+    rb"/(?:health|healthz|livez|readyz|ping|metrics)|/v[12]/?|/v2/health/(?:live|ready)"
     rb"|/v[12]/models(?:/[^/:]+(?:/versions/[^/:]+)?(?:/(?:ready|metadata|config|stats))?)?"
 )
 
@@ -96,7 +96,10 @@ class UpstreamBackend:
 
     def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver, *, idempotent: bool = True) -> Call:
         """Post a request for inference over an idle connection or a new one."""
-        head = encode_request_head(b"POST", target, headers, (content_length(size_of(body)),))
+        added: Added = (content_length(size_of(body)),)
+        if find(headers, b"host") is None:  # HTTP/1.0 does without one, and HTTP/1.1 does not
+            added = ((b"host", self._inference.authority), *added)
+        head = encode_request_head(b"POST", target, headers, added)
         # A connection that the upstream closed while it was idle says nothing of the request: that one is sent again,
         # and so, once, is one that the upstream died over: from here they look the same. The model may have computed
         # the latter, so only what is idempotent is sent again.

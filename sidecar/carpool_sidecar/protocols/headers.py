@@ -1,9 +1,9 @@
 """Which headers decide what is batched together, and what the others say: one pass over a request's headers.
 
-All headers belong to the batch key but those in ``IGNORED``, those with an ``IGNORED_PREFIXES`` prefix, and those that
-the policy names in ``batchAcross``. Ignored ones never reach the upstream with a batch, since its requests may differ
-in them. The others are equal for all requests and are sent. Those of ``batchAcross`` are sent as the first request of
-the batch has them.
+All headers belong to the batch key but those in ``IGNORED``, those with an ``IGNORED_PREFIXES`` prefix, those that
+Connection names, and those that the policy names in ``batchAcross``. Ignored ones never reach the upstream with a
+batch, since its requests may differ in them. The others are equal for all requests and are sent. Those of
+``batchAcross`` are sent as the first request of the batch has them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import re
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeAlias
+
+from carpool_sidecar.http1.messages import named_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -106,7 +108,7 @@ IGNORED_PREFIXES = (b"x-b3-", b"x-datadog-", b"x-carpool-")
 # names; the bound is for those who make them up.
 _MAX_NAMES = 1024
 _IGNORE, _KEEP, _READ, _KEEP_AND_READ = range(4)
-_READ_NAMES = DEADLINES | {b"inference-header-content-length", DEBUG, PRIORITY}
+_READ_NAMES = DEADLINES | {b"inference-header-content-length", b"connection", DEBUG, PRIORITY}
 _KEPT_AND_READ = frozenset({b"content-type", b"content-encoding"})
 
 _PAIR, _FIELD = b"\x1e", b"\x1f"
@@ -159,13 +161,16 @@ class Facts:
 class Reader:
     """Reads headers. ``across``: names (lower case) in which the requests of a batch may differ.
 
-    One reader is one set of rules: what was read by another has to be read again.
+    One reader is one set of rules: what was read by another has to be read again. ``generation`` tells the keys of one
+    from those of another: requests that wait under former rules, which may carry credentials that their keys leave out,
+    share no batch with later ones.
     """
 
-    __slots__ = ("_names", "across")
+    __slots__ = ("_generation", "_names", "across")
 
-    def __init__(self, across: Iterable[str] = ()) -> None:
+    def __init__(self, across: Iterable[str] = (), generation: int = 0) -> None:
         self.across = frozenset(name.encode() for name in across)
+        self._generation = b"%d" % generation + _PAIR if generation else b""
         self._names: dict[bytes, tuple[bytes, int]] = {}
 
     def read(self, headers: Headers) -> Facts:
@@ -173,6 +178,7 @@ class Reader:
         shared: list[tuple[bytes, bytes]] = []
         deadline: float | None = None
         found: dict[bytes, bytes] = {}
+        hop: set[bytes] = set()
         debug = batch = False
         clash = ""
         names = self._names
@@ -187,6 +193,8 @@ class Reader:
                     debug = True
                 elif name == PRIORITY:
                     batch = value == b"batch"
+                elif name == b"connection":
+                    hop |= named_by(value)
                 elif name in DEADLINES:
                     seconds = _seconds(name, value)
                     if seconds is not None:
@@ -195,9 +203,12 @@ class Reader:
                     clash = f"header {name.decode('latin-1')} comes twice, with different values"
         # Stable: lines of one name keep their order, which has a meaning; lines of different names have none.
         shared.sort(key=itemgetter(0))
+        if hop:
+            shared = [field for field in shared if field[0] not in hop]
         across = self.across
         return Facts(
-            _PAIR.join([name + _FIELD + value for name, value in shared if not across or name not in across]),
+            self._generation
+            + _PAIR.join([name + _FIELD + value for name, value in shared if not across or name not in across]),
             shared,
             deadline,
             found.get(b"content-type", b""),
@@ -237,7 +248,7 @@ def differing(a: bytes, b: bytes) -> list[str]:
     differing_lines = [line for line in lines_a if line not in lines_b] + [
         line for line in lines_b if line not in lines_a
     ]
-    return sorted({line.partition(_FIELD)[0].decode("latin-1") for line in differing_lines})
+    return sorted({line.partition(_FIELD)[0].decode("latin-1") for line in differing_lines if _FIELD in line})
 
 
 def _seconds(name: bytes, value: bytes) -> float | None:

@@ -5,7 +5,8 @@ Rows are merged and split as slices of the JSON they came in, so that every digi
 - Every top-level field but the rows belongs to the key and is sent once for the batch.
 - Rows are batched together only if their signatures are equal: nesting, sizes, kinds of leaves, names of fields. In an
   array of numbers alone one fraction makes all of it float, as it does for numpy: ``[1, 2.5]`` equals ``[1.5, 2.5]``,
-  since Go and JavaScript print 1.0 as ``1``; ``[1, 2]`` equals neither. Elsewhere each leaf counts by itself.
+  since Go and JavaScript print 1.0 as ``1``; ``[1, 2]`` equals neither. Elsewhere each leaf counts by itself. A whole
+  number beyond 64 bits makes a request go alone: beside others numpy would read all of them as floats.
 - ``instances`` has the batch in dim 0 by protocol. An ``inputs`` array has it only if the model is known to
   (``first_by_protocol`` is False); an ``inputs`` object is a set of named columns and is not batched.
 - An answer is an object with ``predictions`` (or ``outputs``, where ``inputs`` was asked), one element a row. Its other
@@ -69,6 +70,10 @@ _JSON_TYPES = frozenset(
         b"application/x-www-form-urlencoded",
     }
 )
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_LONG = b"0" * 19
+_LONG_INTEGER = re.compile(rb"(?<![0-9.eE+-])-?[0-9]{19,}(?![0-9.eE])")
+_INT64 = range(-(2**63), 2**63)
 _PER_ROW = 72
 """Bytes that the place of one row takes."""
 
@@ -144,7 +149,11 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
     start, stop = span
     first = bytes(rows[0])
     shape = _shape(first)
-    mixed = len(rows) > 1 and not _alike(text[start:stop], rows, first, shape)
+    reason = None
+    if len(rows) > 1 and not _alike(text[start:stop], rows, first, shape):
+        reason = "mixed-rows"
+    elif not shape.startswith(b"f") and _has_large_integer(text[start:stop]):
+        reason = "large-integers"
     field = name.encode()
     return Parsed(
         endpoint,
@@ -154,7 +163,7 @@ def parse(endpoint: Endpoint, facts: Facts, body: Buffer, limits: Limits = DEFAU
         # Exact for arrays of numbers; commas inside strings are counted too, which text pays for its length.
         text.count(b",", start, stop) + 1,
         Rows(field, text, (start + 1, stop - 1), rows, rest),
-        "mixed-rows" if mixed else None,
+        reason,
         expansion=_PER_ROW * len(rows) + len(rest) + (0 if text is body else len(text)),
         form=field + rest,
         first_by_protocol=name == "instances",
@@ -286,6 +295,14 @@ def _alike(array: bytes, rows: list[msgspec.Raw], first: bytes, shape: bytes) ->
         return False
     # Where one row has a fraction each must, as each is float by itself.
     return whole[:1] == b"i" or (shape[:1] == b"f" and all(map(_has_fraction, rows)))
+
+
+def _has_large_integer(array: bytes) -> bool:
+    """Whether a whole number does not fit 64 bits with a sign: others in its batch might be read as floats for it."""
+    if _LONG not in array.translate(_DIGITS):
+        return False
+    found = (number[0] for number in _LONG_INTEGER.finditer(json_scan.outside(array)))
+    return any(len(number) > len(b"-9223372036854775808") or int(number) not in _INT64 for number in found)
 
 
 def _has_fraction(row: msgspec.Raw) -> bool:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from carpool.policy.durations import Duration, Quantity, format_seconds, whole_microseconds
 from carpool.policy.generation import Order, Tenants
@@ -137,8 +138,18 @@ def test_the_published_example_is_read_whole() -> None:
 def test_defaults_are_the_published_example_s() -> None:
     read = from_plain(SPEC, BatchingPolicy, what="policy")
     bare = for_p99(0.05)
-    for name in ("tuning", "pass_through", "admission", "fallback"):
+    for name in ("tuning", "pass_through", "fallback"):
         assert getattr(read, name) == getattr(bare, name)
+    assert read.admission == replace(bare.admission, timeout=Duration(bare.admission.seconds(0.05)))
+
+
+@pytest.mark.parametrize(
+    ("target", "timeout", "seconds"), [("50ms", None, 10), ("30s", None, 60), ("50ms", "2s", 2), ("30s", "40s", 40)]
+)
+def test_a_deadline_that_nobody_names_leaves_time_for_the_slo(target, timeout, seconds):
+    named = {} if timeout is None else {"admission": {"timeout": timeout}}
+    policy = from_plain({"slo": {"latency": {"p99": target}}, **named}, BatchingPolicy, what="policy").validate()
+    assert policy.admission.seconds(policy.slo.due) == seconds
 
 
 durations = st.integers(0, 10**9).map(lambda micros: Duration(micros / 1e6))

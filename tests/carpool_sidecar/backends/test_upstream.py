@@ -9,6 +9,7 @@ from carpool_sidecar.backends.upstream import PROBES, UpstreamBackend
 from carpool_sidecar.config.settings import Upstream
 from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.memory import Budget
+from carpool_sidecar.http1.messages import find
 from carpool_sidecar.http1.server import Server
 
 
@@ -144,7 +145,7 @@ async def test_probes_that_hang_are_forwarded_like_the_rest(world, other_server,
         (b"GET", b"/v2/health/ready", True),
         (b"HEAD", b"/v2/health/live", True),
         (b"GET", b"/v2", True),
-        (b"GET", b"/", True),
+        (b"GET", b"/", False),
         (b"GET", b"/metrics", True),
         (b"GET", b"/v1/models", True),
         (b"GET", b"/v1/models/m", True),
@@ -180,3 +181,11 @@ async def test_answers_count_in_the_budget_that_is_given(world):
     assert full.value.reason == "buffers-full"
     assert budget.held == 0
     await made.close()
+
+
+async def test_a_caller_without_a_host_gets_the_model_s(world, other_server):
+    made, _ = other_server
+    asked = Asked()
+    made.send(PREDICT, [], b'{"instances":[1]}', asked)
+    assert (await asked)[0] == 200
+    assert find(world.model.received[-1].headers, b"host") == b"127.0.0.1:%d" % world.model.port

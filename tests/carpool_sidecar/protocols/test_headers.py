@@ -142,3 +142,24 @@ def test_callers_who_differ_in_a_header_across_which_is_batched_have_one_key():
 def test_find_ignores_case():
     assert headers.find([(b"A", b"1"), (b"a", b"2")], b"a") == b"1"
     assert headers.find([], b"a") is None
+
+
+def test_what_connection_names_is_of_one_hop():
+    sent = [
+        *USUAL,
+        (b"Connection", b"X-Hop, keep-alive"),
+        (b"x-hop", b"1"),
+        (b"connection", b"x-other"),
+        (b"X-Other", b"2"),
+    ]
+    assert headers.read(sent).shared == headers.read(USUAL).shared
+    assert headers.read(sent).key == headers.read(USUAL).key
+    assert headers.read([*USUAL, (b"Connection", b"host")]).shared == headers.read(USUAL).shared
+
+
+def test_keys_under_former_rules_are_others():
+    before = headers.Reader(["authorization"], 1).read(USUAL)
+    bare = [field for field in USUAL if field[0] != b"Authorization"]
+    after = headers.Reader([], 2).read(bare)
+    assert before.key != after.key
+    assert headers.differing(before.key, after.key) == []

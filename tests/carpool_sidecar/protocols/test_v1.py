@@ -167,6 +167,25 @@ def test_rows_that_differ_ride_alone(rows, alone):
     assert parsed.rows == len(json.loads(f"[{rows}]"))
 
 
+@pytest.mark.parametrize(
+    ("rows", "alone"),
+    [
+        ("[9223372036854775807],[-9223372036854775808]", None),
+        ("[9223372036854775808],[1]", "large-integers"),
+        ("[1],[-9223372036854775809]", "large-integers"),
+        ("1" + "0" * 5000, "large-integers"),
+        ('{"id":12345678901234567890}', "large-integers"),
+        ('{"id":"12345678901234567890"}', None),
+        ("[12345678901234567890.5]", None),
+        ("[0.12345678901234567890]", None),
+        ("[1.5,12345678901234567890]", None),  # floats all of them
+        ("[1e5,12345678901234567890e3]", None),
+    ],
+)
+def test_whole_numbers_that_numpy_would_make_floats_of_go_alone(rows, alone):
+    assert parse(of_rows(rows)).alone == alone
+
+
 def test_inputs_are_merged_only_where_the_model_says_so():
     parsed = parse('{"inputs":[[1],[2]]}')
     assert (parsed.rows, parsed.mergeable, parsed.first_by_protocol) == (2, True, False)

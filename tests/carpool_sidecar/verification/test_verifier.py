@@ -8,6 +8,7 @@ import model_functions
 import numpy as np
 import pytest
 
+from carpool_sidecar.http1.messages import find
 from carpool_sidecar.verification import verifier as verifier_module
 from carpool_sidecar.verification.check import LONE, TRIALS
 from carpool_sidecar.verification.record import FREE_ROWS
@@ -465,3 +466,11 @@ async def test_of_a_server_without_metadata_v1_is_verified_and_v2_has_no_axis(wo
 
 async def models(world, sidecar):
     return (await world.client(sidecar.admin_address).get(b"/v1/stats")).json["models"]
+
+
+async def test_answers_that_are_to_be_compared_are_not_asked_for_compressed(world, served):
+    sidecar, client = await served(LINEAR)
+    for number in range(LONE):
+        await client.predict(b"[%d,2,3,4]" % number, [(b"Accept-Encoding", b"gzip")])
+    await world.until(lambda: state(sidecar)[0] == "verified")
+    assert not any(find(call.headers, b"accept-encoding") for call in world.model.received)
