@@ -158,7 +158,9 @@ def test_an_hpa_follows_carpools_load_as_the_simulation_does(api, namespace, met
     hpa["spec"]["behavior"] = {"scaleDown": {"stabilizationWindowSeconds": 0}}
     scaler = autoscaling.read(hpa)
     rates = (90.0, 240.0, 250.0, 500.0, 60.0)
-    table = Replica(CAPACITY, (CAPACITY, 2 * CAPACITY), (1.0, 1.0), (0.0, 0.5), (Parameters(), Parameters()))
+    table = Replica(
+        CAPACITY, (CAPACITY, 2 * CAPACITY), (1.0, 1.0), (0.0, 0.5), (Parameters(), Parameters()), 1 / CAPACITY
+    )
     replicas = 1
     metrics.carry(rates[0], replicas)
     api.apply(hpa, namespace=namespace)

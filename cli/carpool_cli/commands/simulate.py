@@ -26,6 +26,7 @@ from carpool_cli.planning import assumptions
 from carpool_cli.planning.recommending import best_for
 from carpool_cli.planning.replaying import How
 from carpool_cli.planning.simulating import TYPICAL, Twin, distinct, show
+from carpool_cli.planning.traces import lasts
 from carpool_cli.profiling import device_profile
 
 BROUGHT = ("path", "config", "rate", "cv", "trace", "rows", "executors", "shed_at", "timeout")
@@ -225,6 +226,8 @@ def command(
         fleet_day.run(profile, policy, asked_day, plot, as_json=as_json)
         return
     load = assumptions.arrivals(rate, cv, trace, seconds, seed)
+    if trace is not None:
+        seconds = min(seconds, lasts(load.times))
     if (slo is None) == (config is None):
         raise click.UsageError("name --slo-p99 or --config, one of the two")
     if config is not None:

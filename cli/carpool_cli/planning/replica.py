@@ -41,9 +41,15 @@ class Replica(Struct, frozen=True, rename="camel"):
     missed: tuple[float, ...]
     """Share of the requests that are late or refused."""
     settings: tuple[Parameters, ...]
+    single: float
+    """Share of the time that one request a second takes by itself: what each takes at next to no load."""
 
     def utilization(self, rate: float) -> float:
         """Return the share of the time in which the device computes at a rate."""
+        if rate < self.rates[0]:
+            # Between the lowest rate played and none, what a request takes is linear, and not what all of them do.
+            share = rate / self.rates[0]
+            return rate * (self.single + (self.busy[0] / self.rates[0] - self.single) * share)
         return self._at(rate, self.busy) if rate <= self.rates[-1] else self.busy[-1]
 
     def misses(self, rate: float) -> float:
@@ -107,4 +113,5 @@ def _played(situation: Situation, most: float, parameters_at: Callable[[Situatio
         busy.append(min(found.utilization * min(executors, parameters.max_in_flight) / executors, 1.0))
         missed.append(found.miss_fraction)
         settings.append(parameters)
-    return Replica(most, tuple(rates), tuple(busy), tuple(missed), tuple(settings))
+    single = situation.service.time(situation.rows) / situation.service.executors
+    return Replica(most, tuple(rates), tuple(busy), tuple(missed), tuple(settings), single)

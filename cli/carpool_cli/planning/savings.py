@@ -199,8 +199,8 @@ def _note(best: Way, zero: Way) -> str:
         return f"beyond zero wait it saves {best.replicas_gain:.1f} of {zero.replicas:.1f} replicas{money}"
     if best.device_gain >= 0.01:
         return (
-            f"beyond zero wait it saves no replica; {best.device_gain:.0%} of the device time is free for other models "
-            "on the same device"
+            f"beyond zero wait it saves no replica, but {best.device_gain:.0%} of the device time that zero wait "
+            "takes: worth it where other models run on the same device"
         )
     return "beyond zero wait it saves nothing at this load"
 

@@ -17,7 +17,7 @@ from carpool_cli.options import DURATION, FiniteRange
 from carpool_cli.planning import streams
 from carpool_cli.planning.assumptions import MOST_REQUESTS, find
 from carpool_cli.planning.streams import Lengths, Stretch
-from carpool_cli.planning.traces import Trace, scaled
+from carpool_cli.planning.traces import Trace, lasts, scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -229,7 +229,8 @@ def read_load(
         lengths, recorded = streams.recorded(find(trace))
         if recorded[0] == recorded[-1]:
             raise click.ClickException(f"{trace}: needs requests at different times")
-        return StreamLoad(lengths, seconds, seed, rate, 1.0, recorded)
+        span = lasts(recorded) if rate is None else len(recorded) / rate
+        return StreamLoad(lengths, min(seconds, span), seed, rate, 1.0, recorded)
     if prompt_tokens is None or output_tokens is None:
         raise click.UsageError("name lengths: --prompt-tokens and --output-tokens, or --trace FILE")
     spread = SPREAD if length_spread is None else length_spread

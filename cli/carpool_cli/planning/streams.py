@@ -63,10 +63,11 @@ def recorded(path: Path) -> tuple[Lengths, list[float]]:
 
 
 def lognormal(prompt: float, output: float, random: Random, spread: float = 0.8, most: int = 16_000) -> Lengths:
-    """Draw 2,000 log-normal lengths with the given medians."""
+    """Draw 2,000 log-normal lengths with the given medians, of ``most`` tokens at most unless a median is larger."""
 
     def one(median: float) -> int:
-        return min(most, max(1, round(median * random.lognormvariate(0.0, spread))))
+        drawn = max(1, round(median * random.lognormvariate(0.0, spread)))
+        return drawn if median >= most else min(most, drawn)
 
     return Lengths(
         [(one(prompt), one(output)) for _ in range(2000)], f"log-normal, medians {prompt:g} and {output:g} tokens"

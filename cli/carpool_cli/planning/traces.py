@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -42,6 +43,12 @@ def scaled(times: Sequence[float], factor: float) -> list[float]:
     return [(time - first) * factor for time in times]
 
 
+def lasts(times: Sequence[float]) -> float:
+    """Return for how many seconds a recording lasts, the gap behind the last arrival included; ``inf`` if for none."""
+    span = times[-1] - times[0]
+    return span * len(times) / (len(times) - 1) if span else inf
+
+
 class TokenTrace(Struct, frozen=True):
     """A recorded trace of text requests: seconds from the first arrival, tokens in, tokens out; equally long."""
 
@@ -64,7 +71,7 @@ def azure_llm_2023(lines: Iterable[str]) -> TokenTrace:
             continue
         try:
             stamp, context, generated = text.split(",")
-            rows.append((_seconds(stamp), int(context), int(generated)))
+            rows.append((_seconds(stamp), _tokens(context), _tokens(generated)))
         except ValueError:
             raise ValueError(
                 f"line {number}: {text[:80]!r} is not 'seconds,prompt tokens,output tokens' (seconds, or "
@@ -75,6 +82,12 @@ def azure_llm_2023(lines: Iterable[str]) -> TokenTrace:
     return TokenTrace(
         tuple(row[0] - start for row in rows), tuple(row[1] for row in rows), tuple(row[2] for row in rows)
     )
+
+
+def _tokens(text: str) -> int:
+    if (count := int(text)) < 0:
+        raise ValueError
+    return count
 
 
 def _seconds(stamp: str) -> float:

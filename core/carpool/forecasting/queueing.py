@@ -12,13 +12,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.batching.requests import ROUNDING, seldom_exceeded
-from carpool.forecasting.recursion import Misses, Rules, recursion, refusing
+from carpool.forecasting.recursion import Misses, Rules, Run, recursion, refusing
 from carpool.forecasting.replay import Kind, replay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool.forecasting.recursion import Run, Tally
+    from carpool.forecasting.recursion import Tally
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Parameters
 
@@ -186,8 +186,8 @@ def _played(load: Load, service: ServiceTime, rules: Rules) -> Run:
     if (unit := _unit(load, service, rules)) is not None:
         small, times, slow = unit
         if not rules.shed:
-            run = recursion(load.arrivals, times, slow, small, keeps=True).run
-            return run._replace(rows=load.total_rows)
+            tally = recursion(load.arrivals, times, slow, small, keeps=True)
+            return Run(tally.latencies, tally.sizes, load.total_rows, tally.busy, tally.work, tally.end)
         if not rules.passing:
             run = refusing(load.arrivals, times, slow, small)
             return run._replace(rows=run.rows * (rules.cap // small.cap))

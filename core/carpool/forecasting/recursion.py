@@ -106,11 +106,6 @@ class Tally:
         is_late = finish - arrivals[first] > self._limit
         self.misses.add(bisect_left(arrivals, finish - self._limit, first, beyond) - first if is_late else 0)
 
-    @property
-    def run(self) -> Run:
-        """What became of the requests, where it was kept."""
-        return Run(self.latencies, self.sizes, self.served, self.busy, self.work, self.end)
-
 
 def due_with(arrivals: Sequence[float], first: int, holds: Sequence[float], least: int, most: int) -> int:
     """Return how many requests, from ``least`` to ``most``, leave together when the oldest is ``first``.

@@ -64,7 +64,7 @@ class Sharing:
         self._fresh = (0, 0)
         measured = self._measured()
         error = math.sqrt(CLUSTERED * measured * (1 - measured) / self._arrivals)
-        low, high = sorted((max(measured, NONE), max(self.share, NONE)))
+        low, high = sorted((max(measured, NONE / 2), max(self.share, NONE / 2)))
         return high > ALIKE * low and high - low > 2 * error and self._believe(measured)
 
     def _measured(self) -> float:

@@ -94,7 +94,7 @@ class Bounds(Camel, frozen=True):
     max_wait: DurationRange = field(default_factory=DurationRange)
     """0s to half the SLO unless set; below the SLO in any case."""
     max_in_flight: IntRange = field(default_factory=IntRange)
-    """1 to 8 unless set."""
+    """1 to 32 unless set."""
 
 
 class Model(Camel, frozen=True):
@@ -283,7 +283,7 @@ class BatchingPolicy(Camel, frozen=True):
     """Where an operator goes when its evidence fails; a sidecar by itself does not read it."""
 
     def limits(self, model: Model | None = None) -> Limits:
-        """Bounds with defaults: 1-64 rows, a wait of at most half the SLO, 1-8 batches in flight.
+        """Bounds with defaults: 1-64 rows, a wait of at most half the SLO, 1-32 batches in flight.
 
         A model's own bounds replace the policy's field by field; its ``max_batch`` and ``axis: None`` cap the batch.
         """
@@ -309,7 +309,7 @@ class BatchingPolicy(Camel, frozen=True):
             min_wait=min_wait,
             max_wait=max_wait,
             min_in_flight=min_in_flight,
-            max_in_flight=first("max_in_flight", "max", max(8, min_in_flight)),
+            max_in_flight=first("max_in_flight", "max", max(32, min_in_flight)),
         )
 
     def validate(self) -> Self:

@@ -203,7 +203,8 @@ class Exploration:
         situation, before = forecaster.situation, target.parameters
         is_held = before.max_wait > situation.limits.min_wait
         # Where requests seldom meet, they pass through, and show by themselves how many are computed at once.
-        if not is_held and (before.pass_through or situation.service.largest_measured <= situation.rows):
+        alone = situation.share == 1 and situation.service.largest_measured <= situation.rows
+        if not is_held and (before.pass_through or alone):
             return
         numbers = _more_in_flight(target)[0 if is_held else -1 :]  # of two more, the second would seldom be in flight
         for more in numbers:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import hypot, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from carpool.exchange.decision import Reason
 from carpool.learning.change_detection import width
 from carpool.policy.durations import Duration, format_seconds, whole_microseconds
@@ -159,13 +161,8 @@ def _unheld(scene: Scene, target: Assessment) -> Move:
     shortest = Duration(scene.requirements.limits.min_wait)
     if parameters.max_wait <= shortest:
         return Move(Reason.FORECAST_OFF, "the forecast is off", target)
-    unheld = scene.forecaster.assess(replaced_wait(parameters, shortest))
+    unheld = scene.forecaster.assess(replace(parameters, max_wait=shortest))
     return Move(Reason.FORECAST_OFF, "no request is held while the forecast is off", unheld, unheld)
-
-
-def replaced_wait(parameters: Parameters, wait: Duration) -> Parameters:
-    """Return the same setting with another wait."""
-    return Parameters(parameters.max_batch, wait, parameters.max_in_flight, parameters.pass_through)
 
 
 def _step(scene: Scene, *, alarmed: bool) -> Move:

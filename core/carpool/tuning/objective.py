@@ -21,6 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.forecasting.forecaster import Assessment, Forecaster
+from carpool.learning import batchable_share
 from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Objective, PassThroughMode
@@ -128,8 +129,10 @@ def choose(
     situation = forecaster.situation
     sizes = sizes or productive_sizes(situation.service, situation.limits, also=current.max_batch)
     efficient = most_efficient(forecaster, current, sizes, avoid)
-    if mode is PassThroughMode.ALWAYS:
-        return Choice(_passing(forecaster, efficient.parameters), efficient)
+    if mode is PassThroughMode.ALWAYS or situation.share <= batchable_share.NONE:
+        # Nothing is batched, so there is nothing to hold a request back for: all go on as if nobody was between.
+        point = replace(efficient.parameters, max_wait=Duration(0.0), max_in_flight=situation.limits.max_in_flight)
+        return Choice(forecaster.assess(replace(point, pass_through=mode is not PassThroughMode.NEVER)), efficient)
     if aim.is_for_latency and efficient.holds_ahead:
         fast = _fastest(forecaster, aim, efficient, current, mode, sizes, avoid)
         if fast is not None:

@@ -10,6 +10,7 @@ from carpool.policy.parameters import Limits
 from carpool.policy.spec import BatchingPolicy, PassThroughMode, TuningMode
 
 if TYPE_CHECKING:
+    from carpool.policy.parameters import Parameters
     from carpool.policy.spec import Model
 
 
@@ -40,6 +41,10 @@ class Requirements(Struct, frozen=True):
     def held(self) -> bool:
         """Whether nothing is to be changed."""
         return self.policy.tuning.mode is TuningMode.HOLD
+
+    def clamp(self, parameters: Parameters) -> Parameters:
+        """Return the nearest parameters within the limits; where nothing is to be changed, those that are in force."""
+        return parameters if self.held else self.limits.clamp(parameters)
 
     @property
     def recommends(self) -> bool:

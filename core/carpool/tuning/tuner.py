@@ -57,7 +57,7 @@ class Tuner:
         self._requirements = Requirements.of(policy, model)
         self.belief = Belief(load, learner)
         self.belief.load.tolerance = policy.tuning.tolerance_percent / 100
-        self.parameters = self._requirements.limits.clamp(parameters or policy.baseline)
+        self.parameters = self._requirements.clamp(parameters or self._requirements.limits.clamp(policy.baseline))
         self._history = History()
         self._guards = Guards(self._requirements.quantile)
         self._exploration = Exploration()
@@ -73,7 +73,7 @@ class Tuner:
         """
         self._requirements = Requirements.of(policy, model)
         self.belief.load.tolerance = policy.tuning.tolerance_percent / 100
-        self.parameters = self._requirements.limits.clamp(self.parameters)
+        self.parameters = self._requirements.clamp(self.parameters)
         self.plan = Plan(self._requirements)
         self._guards.follow(self._requirements.quantile, self._history.now)
         if self.belief.in_force is not None:
@@ -82,7 +82,7 @@ class Tuner:
 
     def adopt(self, parameters: Parameters) -> None:
         """Go on from parameters that somebody else put in force."""
-        if (parameters := self._requirements.limits.clamp(parameters)) != self.parameters:
+        if (parameters := self._requirements.clamp(parameters)) != self.parameters:
             self.plan.adopted(parameters, explored=self._exploration.is_under_way)
             self._exploration.interrupt(self._history.now)
             self._put_in_force(parameters)

@@ -296,7 +296,7 @@ RULES: dict[type[Struct], list[Rule]] = {
         *_below_slo("max"),
         _baseline("maxBatch", 64),
         _baseline_wait(),
-        _baseline("maxInFlight", 8),
+        _baseline("maxInFlight", 32),
         _crossed("maxBatch", "{} <= {}"),
         _crossed("maxWait", "duration({}) <= duration({})"),
         _crossed("maxInFlight", "{} <= {}"),

@@ -16,7 +16,7 @@ from carpool.learning.arrivals import Poisson, until
 from carpool.learning.batchable_share import MOST_GROUPS, NONE, Sharing, explained, groups, pays_to_hold
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import SLO, BatchingPolicy, Latency, Objective
+from carpool.policy.spec import SLO, BatchingPolicy, Latency, Objective, for_p99
 from carpool.simulation.simulator import Arrival, Device, Simulation, linear
 from carpool.tuning.tuner import Tuner
 from carpool_cli.planning.twin import Pilot, tuned
@@ -276,15 +276,30 @@ def test_a_few_keys_are_forecast_as_they_are():
     assert decisions[-1].parameters.max_wait > 0.1
 
 
-def test_without_company_a_full_server_keeps_its_size():
-    # 80 % of what it serves one by one: no room to pass through, and a backlog may be batched.
+def test_without_company_a_full_server_gets_all_as_if_nobody_were_between():
+    # 80 % of what it serves one by one.
     start = Parameters(max_batch=16, max_wait=Duration(0.2), max_in_flight=1)
     _, decisions = loop(0, rate=76.0, parameters=start)
     known = [each for each in decisions if each.share == 0]
     assert len(known) > 20
-    assert {(each.parameters.max_wait, each.parameters.pass_through) for each in known} == {(0.0, False)}
-    assert len({each.parameters.max_batch for each in known}) == 1, "no size differs from another"
-    assert known[-1].parameters.max_batch > 1
+    assert len({each.parameters for each in known}) == 1, "no setting differs from another"
+    last = known[-1].parameters
+    assert (last.max_wait, last.max_in_flight, last.pass_through) == (0.0, 32, True)
+    assert last.max_batch > 1, "a backlog may have some that can be batched"
+
+
+@pytest.mark.parametrize("keys", [0, 50])
+def test_a_server_of_eight_instances_is_not_fed_one_by_one_because_little_can_be_batched(keys):
+    # Nearly all of one instance, or three times that.
+    for rate in (200.0, 600.0):
+        rng = Random(4)
+        arrivals = [
+            Arrival(time, key=rng.randrange(keys) if keys else index)
+            for index, time in enumerate(until(Poisson(rate), 20.0, Random(3)))
+        ]
+        summary = tuned(arrivals, Device(linear(0.004, 0.0005), executors=8), for_p99(0.05)).outcome.summary(5.0)
+        assert summary.p99 < 0.008
+        assert summary.miss_fraction == 0
 
 
 def test_counters_of_older_sidecars_mean_that_all_can_be_batched():

@@ -76,7 +76,7 @@ def test_batch_by_batch_is_the_same_as_request_by_request(data):
     # Latencies of the one are in order of service, of the other in order of arrival: first come, first served.
     assert quick.latencies == pytest.approx(thorough.latencies)
     assert quick.sizes == thorough.sizes
-    assert quick.run.rows == thorough.rows
+    assert quick.served == thorough.rows
     for field in ("busy", "work", "end"):
         assert getattr(brief, field) == getattr(quick, field) == pytest.approx(getattr(thorough, field)), field
     assert brief.waited == pytest.approx(math.fsum(thorough.latencies), abs=1e-9)

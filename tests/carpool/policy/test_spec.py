@@ -279,7 +279,7 @@ def test_zero_needs_no_unit_and_bytes_no_suffix() -> None:
         ({"bounds": {"maxWait": {"min": "50ms"}}}, "bounds.maxWait.min"),
         ({"baseline": {"maxBatch": 65}}, "baseline.maxBatch"),
         ({"baseline": {"maxWait": "26ms"}}, "baseline.maxWait"),
-        ({"baseline": {"maxInFlight": 9}}, "baseline.maxInFlight"),
+        ({"baseline": {"maxInFlight": 33}}, "baseline.maxInFlight"),
         ({"baseline": {"maxBatch": 9}, "bounds": {"maxBatch": {"max": 4}}}, "baseline.maxBatch"),
         ({"models": [{"name": "a"}, {"name": "a"}]}, "models[1].name"),
         ({"models": [{"name": "a", "bounds": {"maxBatch": {"min": 3, "max": 2}}}]}, "models[0].bounds.maxBatch"),
@@ -328,18 +328,18 @@ def test_the_gate_has_bounds() -> None:
         assert caught.value.field == field
 
 
-def test_limits_default_to_64_rows_half_the_slo_and_8_in_flight() -> None:
+def test_limits_default_to_64_rows_half_the_slo_and_32_in_flight() -> None:
     limits = for_p99(0.015).limits()
     assert (limits.min_batch, limits.max_batch) == (1, 64)
     assert (limits.min_wait, limits.max_wait) == (0.0, 0.0075)
-    assert (limits.min_in_flight, limits.max_in_flight) == (1, 8)
+    assert (limits.min_in_flight, limits.max_in_flight) == (1, 32)
 
 
 def test_a_lower_bound_beyond_the_default_upper_one_moves_it() -> None:
-    limits = policy(bounds={"maxBatch": {"min": 100}, "maxWait": {"min": "30ms"}, "maxInFlight": {"min": 9}}).limits()
+    limits = policy(bounds={"maxBatch": {"min": 100}, "maxWait": {"min": "30ms"}, "maxInFlight": {"min": 33}}).limits()
     assert (limits.min_batch, limits.max_batch) == (100, 100)
     assert (limits.min_wait, limits.max_wait) == (0.03, 0.03)
-    assert (limits.min_in_flight, limits.max_in_flight) == (9, 9)
+    assert (limits.min_in_flight, limits.max_in_flight) == (33, 33)
 
 
 def test_a_baseline_nobody_wrote_moves_inside_the_bounds() -> None:

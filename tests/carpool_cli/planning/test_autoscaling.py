@@ -32,7 +32,7 @@ from carpool_cli.planning.replica import Replica
 EXAMPLE = Path(__file__).parents[3] / "examples/autoscaling/hpa.yaml"
 
 # Carries 100/s and is busy in proportion; beyond that it misses what it can't serve.
-PLAIN = Replica(100.0, (100.0, 200.0), (1.0, 1.0), (0.0, 0.5), (Parameters(), Parameters()))
+PLAIN = Replica(100.0, (100.0, 200.0), (1.0, 1.0), (0.0, 0.5), (Parameters(), Parameters()), 0.01)
 OURS = Autoscaler(metric=LOAD, target=0.9, most=20)
 
 
