@@ -128,7 +128,7 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
 )
 @click.option("--replicas", metavar="LEAST..MOST", help="Replicas that it may have.  [default: as the manifest says]")
 @click.option("--cold-start", type=DURATION, default=60.0, help="Until a new replica serves.  [default: 1m]")
-@click.option("--timeout", type=DURATION, default=10.0, help="Deadline of requests.  [default: 10s]")
+@click.option("--timeout", type=DURATION, help="Deadline of requests.  [default: 10s, or 2x the SLO]")
 @click.option("--for", "seconds", type=DURATION, default=60.0, help="How long requests come.  [default: 60s]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of arrivals and service times.")
 @click.option(
@@ -166,7 +166,7 @@ def command(
     autoscaler: Path | None,
     replicas: str | None,
     cold_start: float,
-    timeout: float,
+    timeout: float | None,
     seconds: float,
     seed: int,
     plot: Path | None,

@@ -62,7 +62,7 @@ def slo_policy(
     largest_batch: int | None = None,
     longest_wait: float | None = None,
     most_in_flight: int | None = None,
-    timeout: float = 10.0,
+    timeout: float | None = None,
     shed_at: ShedAt = ShedAt.AUTOMATIC,
     objective: str | None = None,
     target_utilization: int | None = None,
@@ -80,7 +80,7 @@ def slo_policy(
             max_wait=DurationRange(max=None if longest_wait is None else Duration(longest_wait)),
             max_in_flight=IntRange(max=most_in_flight),
         ),
-        admission=Admission(timeout=Duration(timeout), shed_at=shed_at),
+        admission=Admission(timeout=None if timeout is None else Duration(timeout), shed_at=shed_at),
     )
     try:
         # The default baseline may lie outside of narrow bounds, and nobody named it.

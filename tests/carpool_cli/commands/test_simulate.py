@@ -194,3 +194,12 @@ def test_what_an_autoscaler_needs_is_named(carpool, profile, manifest, options, 
     result = carpool("simulate", "--profile", profile(), "--slo-p99", "50ms", *given)
     assert result.exit_code != 0
     assert words in result.output
+
+
+@pytest.mark.parametrize("options", [(), ("--for", "1m"), ("--compare",)])
+def test_the_goodput_of_a_trace_is_over_the_time_that_it_lasts(simulated, tmp_path, options):
+    trace = tmp_path / "arrivals.csv"
+    trace.write_text("\n".join(f"{number / 100}" for number in range(500)))
+    document = simulated("--slo-p99", "50ms", "--trace", trace, *options)
+    assert document["seconds"] == pytest.approx(5.0)
+    assert document["results"][0]["goodput"] == pytest.approx(100, rel=0.02)

@@ -9,6 +9,7 @@ from carpool.forecasting.capacity import FULL
 from carpool.forecasting.forecaster import Situation
 from carpool.learning.arrivals import Poisson, until
 from carpool.learning.latency_model import ServiceTime
+from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool.simulation.simulator import Device, Simulation, table
 from carpool_cli.planning import replica, savings
@@ -107,3 +108,11 @@ def test_a_replica_beyond_its_table_answers_no_more_than_at_its_end():
     assert 10 * last * (1 - table_of.misses(10 * last)) == pytest.approx(good)
     assert table_of.utilization(10 * last) == table_of.busy[-1]
     assert table_of.utilization(0.0) == 0.0
+
+
+def test_at_next_to_no_load_a_request_takes_what_it_takes_alone():
+    table_of = replica.fixed(situation(CURVE), Parameters(max_batch=16, max_wait=Duration(0.025)))
+    assert table_of.busy[0] / table_of.rates[0] < 0.9 * CURVE.time(1), "some meet at the lowest load that is played"
+    for rate in (0.001, 0.1):
+        assert table_of.utilization(rate) == pytest.approx(rate * CURVE.time(1), rel=0.01)
+    assert table_of.utilization(table_of.rates[0]) == table_of.busy[0]

@@ -89,3 +89,8 @@ def test_a_profile_that_is_wrong_is_refused_by_its_field(tmp_path):
     path.write_text('{"name": "x", "source": "y", "kvTokens": 0, "step": {"form": "linear"}}')
     with pytest.raises(click.ClickException, match="kvTokens"):
         streams.read_profile(path)
+
+
+def test_lengths_are_cut_below_what_was_asked_for_only():
+    assert streams.lognormal(32_000, 100_000, Random(1), 0.0).pairs[0] == (32_000, 100_000)
+    assert max(prompt for prompt, _ in streams.lognormal(12_000, 10, Random(1)).pairs) == 16_000

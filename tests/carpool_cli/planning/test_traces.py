@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import math
 from random import Random
 
 import pytest
 
 from carpool.learning.arrivals import first
-from carpool_cli.planning.traces import Trace, azure_llm_2023, scaled
+from carpool_cli.planning.traces import Trace, azure_llm_2023, lasts, scaled
 
 
 def test_a_trace_is_rescaled_and_reports_the_factor():
@@ -42,7 +43,12 @@ def test_azure_trace_crosses_a_leap_day():
     assert trace.times == (0.0, 86_401.0)
 
 
-@pytest.mark.parametrize("line", ["18:15,1,2", "2023-11-16 18:15:46,1", "2023-11-16 18:15:46,many,2", "x"])
+@pytest.mark.parametrize("line", ["18:15,1,2", "2023-11-16 18:15:46,1", "2023-11-16 18:15:46,many,2", "1,-5,10", "x"])
 def test_azure_trace_names_the_broken_line(line):
     with pytest.raises(ValueError, match="line 2"):
         azure_llm_2023(["TIMESTAMP,ContextTokens,GeneratedTokens", line])
+
+
+def test_a_recording_lasts_until_the_next_arrival_would_come():
+    assert lasts([5.0, 6.0, 7.0]) == 3.0
+    assert lasts([5.0, 5.0]) == math.inf
