@@ -13,6 +13,8 @@ except ModuleNotFoundError:
     # The script is installed with any extra; what it needs, with its own.
     raise SystemExit("carpool: the commands need the extra `cli`: pip install '.[cli]'") from None
 
+from carpool_cli.stopped import Interrupted
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -81,6 +83,8 @@ class LazyGroup(click.Group):
         except click.UsageError as error:
             path = ctx.command_path if error.ctx is None else error.ctx.command_path
             raise Mistyped(f"{error.format_message()} ({path} --help)") from None
+        except KeyboardInterrupt:
+            raise Interrupted("stopped") from None
         except OSError as error:
             if error.errno == errno.EPIPE:
                 raise  # the reader of a pipe has gone: click ends quietly

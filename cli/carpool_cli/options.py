@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from carpool.policy.durations import Duration
+from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.spec import Objective
 
 if TYPE_CHECKING:
@@ -26,18 +26,34 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 class DurationType(click.ParamType[float]):
-    """Seconds, written with their unit."""
+    """Seconds, written with their unit. ``above``: seconds that it has to be longer than; ``None``: it may be 0."""
 
     name = "duration"
 
+    def __init__(self, above: float | None = None) -> None:
+        self._above = above
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401 - click's signature
-        """Read ``50ms``; a default that is a number already stays one."""
+        """Read ``50ms``, or ``7.433ms`` as it is printed; a default that is a number already stays one."""
         if isinstance(value, int | float):
             return float(value)
         try:
-            return float(Duration.parse(value))
+            seconds = self._read(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if self._above is not None and seconds <= self._above:
+            self.fail(f"{value!r}: has to be longer than {format_seconds(self._above)}", param, ctx)
+        return seconds
+
+    @staticmethod
+    def _read(text: str) -> float:
+        """Return the seconds of a text.
+
+        Raises ``ValueError`` that says what to write.
+        """
+        if found := re.fullmatch(r"([0-9]{1,5}\.[0-9]{1,6})(h|m|s|ms|us)", text):
+            return float(found[1]) * float(Duration.parse(f"1{found[2]}"))
+        return float(Duration.parse(text))
 
 
 class AgoType(click.ParamType[float]):
@@ -213,6 +229,7 @@ class WithStreams(click.Command):
 
 AGO = AgoType()
 DURATION = DurationType()
+SOME_TIME = DurationType(above=0.0)
 INPUT_FILE = InputFile()
 OUTPUT_FILE = OutputFile()
 PICTURE_FILE = PictureFile()

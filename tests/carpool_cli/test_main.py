@@ -156,3 +156,12 @@ def test_a_rate_that_is_no_number_is_refused(name, carpool):
     result = carpool(name, "--profile", "none.json", "--slo-p99", "50ms", "--rate", "nan")
     assert result.exit_code == 2
     assert "'nan': write a number" in result.output
+
+
+def test_ctrl_c_is_one_line_and_the_exit_code_of_a_signal(carpool, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("carpool_cli.profiling.device_profile.load", stopped)
+    result = carpool("simulate", "--profile", "x.json", "--slo-p99", "50ms", "--rate", 10)
+    assert (result.exit_code, result.output) == (130, "Error: stopped\n")

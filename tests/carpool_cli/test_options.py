@@ -3,12 +3,33 @@ from __future__ import annotations
 import click
 import pytest
 
-from carpool_cli.options import ADDRESS, DIMS, DURATION, OUTPUT_FILE, PICTURE_FILE, SHAPE, Address, FiniteRange, need
+from carpool_cli.options import (
+    ADDRESS,
+    DIMS,
+    DURATION,
+    OUTPUT_FILE,
+    PICTURE_FILE,
+    SHAPE,
+    SOME_TIME,
+    Address,
+    FiniteRange,
+    need,
+)
 
 
 def test_durations_are_seconds():
     assert DURATION.convert("50ms", None, None) == 0.05
     assert DURATION.convert(2, None, None) == 2.0
+    assert DURATION.convert("7.433ms", None, None) == pytest.approx(0.007433)
+    for wrong in ("7.4", "1.s", "1.5x", "-1.5s"):
+        with pytest.raises(click.BadParameter, match="not a duration"):
+            DURATION.convert(wrong, None, None)
+
+
+def test_a_time_that_may_not_be_none_says_so():
+    assert SOME_TIME.convert("1us", None, None) == 1e-6
+    with pytest.raises(click.BadParameter, match="longer than 0s"):
+        SOME_TIME.convert("0s", None, None)
 
 
 @pytest.mark.parametrize(

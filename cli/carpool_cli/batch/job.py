@@ -138,7 +138,8 @@ class Job:
                         if self._max_bad is not None and self.skipped > self._max_bad:
                             self._commit(served.position, served.number)
                             raise Stopped(
-                                f"{self.skipped} rows are bad: correct them, or raise --max-bad {self._max_bad}"
+                                f"{self.skipped} rows are bad: raise --max-bad {self._max_bad} to leave them out, or "
+                                "correct them, remove the checkpoint and start over"
                             )
             finally:
                 for waiting in under_way:

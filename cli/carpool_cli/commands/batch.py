@@ -16,6 +16,7 @@ from carpool_cli.load import servers
 from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
 from carpool_cli.profiling import device_profile
 from carpool_cli.profiling.inflection import inflection
+from carpool_cli.stopped import Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -177,7 +178,7 @@ def command(
         except Stopped as error:
             raise click.ClickException(f"stopped: {error}. Finished rows are kept; the same command resumes") from None
         except KeyboardInterrupt:
-            raise click.ClickException("stopped. Finished rows are kept; the same command resumes") from None
+            raise Interrupted("stopped. Finished rows are kept; the same command resumes") from None
         finally:
             source.close()
             target.close()

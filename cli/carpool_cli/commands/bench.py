@@ -28,12 +28,14 @@ from carpool_cli.options import (
     INPUT_FILE,
     OUTPUT_FILE,
     SHAPE,
+    SOME_TIME,
     Address,
     FiniteRange,
     WithStreams,
     header_fields,
 )
 from carpool_cli.planning import assumptions
+from carpool_cli.stopped import STOPPED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,8 +46,6 @@ if TYPE_CHECKING:
 JSON = (b"content-type", b"application/json")
 
 MOST_REQUESTS = 5_000_000
-STOPPED = 130
-"""Exit code after Ctrl-C: 128 and the signal's number."""
 
 BODIES = 64
 """Different bodies made up and sent in turn: enough that a mixed-up answer shows."""
@@ -105,7 +105,7 @@ Examples:
     "--slo-p99", "slo", type=DURATION, default=0.05, help="Latency within which an answer is good.  [default: 50ms]"
 )
 @click.option(
-    "--timeout", type=DURATION, default=10.0, help="Silence after which a request has failed.  [default: 10s]"
+    "--timeout", type=SOME_TIME, default=10.0, help="Silence after which a request has failed.  [default: 10s]"
 )
 @click.option(
     "--connections", type=click.IntRange(1, 16384), default=1024, show_default=True, help="Connections at most."

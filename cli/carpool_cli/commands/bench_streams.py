@@ -24,6 +24,7 @@ from carpool_cli.load.stream_report import summarize
 from carpool_cli.load.streaming import StreamGenerator
 from carpool_cli.options import ADDRESS, DURATION, OUTPUT_FILE, Address, header_fields
 from carpool_cli.planning import stream_load
+from carpool_cli.stopped import STOPPED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.messages import Headers
 
 CHAT = "/chat/completions"
-
-STOPPED = 130
-"""Exit code after Ctrl-C: 128 and the signal's number."""
 
 WORDS = ("the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not", "are")
 """Of made-up prompts: each is about one token."""

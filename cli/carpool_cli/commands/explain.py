@@ -217,7 +217,8 @@ def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str
         )
         why = "it was just missed, the queue was just too long, or the policy's shedAt is SLO"
         lines.append(
-            f"          requests late for the SLO are refused early: {why if good else 'the forecast misses it'}"
+            "          requests that others would make late for the SLO are refused early: "
+            + (why if good else "the forecast misses it")
         )
     return "\n".join(lines)
 

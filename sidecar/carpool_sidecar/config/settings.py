@@ -222,6 +222,8 @@ class SidecarConfig(Camel, frozen=True):
         for name, address in (("listen", self.listen), ("admin", self.admin)):
             if not is_address(address):
                 raise PolicyError(name, f"{address!r} {NO_ADDRESS}")
+        if self.listen == self.admin and not self.listen.endswith(":0"):
+            raise PolicyError("admin", f"{self.admin} is that of listen, too: name another port")
         if sum(one is not None for one in (self.upstream, self.onnx, self.llm)) != 1:
             raise PolicyError(
                 "upstream",

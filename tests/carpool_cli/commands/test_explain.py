@@ -68,7 +68,9 @@ def test_utilization_target_and_what_another_objective_would_do_are_shown():
 )
 def test_that_requests_are_refused_is_explained_by_the_forecast_beside_it(predicted, says):
     text = text_of(Explained("m", 0.0, replace(CHANGED, predicted=predicted, shed_slo=True)), SLO)
-    assert text.splitlines()[-1].strip() == f"requests late for the SLO are refused early: {says}"
+    assert (
+        text.splitlines()[-1].strip() == f"requests that others would make late for the SLO are refused early: {says}"
+    )
 
 
 def test_what_is_decided_again_and_again_says_how_often():

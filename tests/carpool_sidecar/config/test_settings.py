@@ -54,6 +54,7 @@ def test_an_onnx_file_names_its_model():
     [
         (plain(listen="8080"), "listen", "host:port"),
         (plain(admin="h:99999"), "admin", "host:port"),
+        (plain(listen="127.0.0.1:80", admin="127.0.0.1:80"), "admin", "name another port"),
         (plain(upstream=None), "upstream", "exactly one"),
         (plain(onnx={"path": "x"}), "upstream", "exactly one"),
         (
