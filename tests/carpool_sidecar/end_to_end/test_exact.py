@@ -42,7 +42,8 @@ async def through(world):
 
 # ------------------------------------------------------------------------------------------------------------------ V1
 
-INTEGERS = [b"0", b"-0", b"7", b"18446744073709551615", b"-9223372036854775809", b"1" + b"0" * 400, b"9007199254740993"]
+INTEGERS = [b"0", b"-0", b"7", b"9223372036854775807", b"-9223372036854775808", b"9007199254740993"]
+LARGE = [b"18446744073709551615", b"-9223372036854775809", b"1" + b"0" * 400]
 FLOATS = [
     *(
         b"-0.0",
@@ -99,6 +100,12 @@ async def test_v1_rows_come_back_digit_for_digit(through, rows, way):
     answers = await through(way, *starts, rows=[len(request) for request in requests])
     assert [answer.status for answer in answers] == [200] * len(requests)
     assert [answer.body for answer in answers] == [b'{"predictions":[%b]}' % text for text in texts]
+
+
+async def test_v1_integers_beyond_64_bits_go_alone_and_come_back_digit_for_digit(through):
+    starts = [lambda client, row=row: client.predict(row) for row in LARGE]
+    answers = await through("alone", *starts, rows=[1] * len(LARGE))
+    assert [answer.body for answer in answers] == [b'{"predictions":[%b]}' % row for row in LARGE]
 
 
 @pytest.mark.parametrize("way", WAYS)
