@@ -63,7 +63,7 @@ def make():
             batcher,
             backend,
             models,
-            for_p99(10.0),
+            for_p99(5.0),
             clock=clock,
             largest=lambda model: 8,
             stalled=lambda start, end: False,
