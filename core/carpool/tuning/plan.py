@@ -56,10 +56,6 @@ class Plan:
         self._capacity: tuple[object, Capacity] | None = None
         """What it was searched for, and the answer."""
 
-    def discard(self) -> None:
-        """Choose anew with the next observation."""
-        self.choice = None
-
     def adopted(self, parameters: Parameters, *, explored: bool) -> None:
         """Choose anew, unless these are in force again and were left for what was chosen, not to be ``explored``."""
         if explored or parameters != self._made_from:

@@ -95,7 +95,7 @@ class Tuner:
         if parameters not in self._left:
             self._left.add(parameters)
             self._guards.margin.more(self._history.now)
-            self.plan.discard()
+            self.plan.choice = None
         self.adopt(back_to)
 
     def step(self, observation: Observation, *, refine: bool = True) -> Decision:
@@ -134,6 +134,7 @@ class Tuner:
             return self._keep(Reason.TOO_FEW_SAMPLES, "no batch has been measured yet")
         if belief.load.process is None or history.is_silent:
             belief.put_in_force(self._requirements.limits.max_batch)
+            self.plan.choice = None  # what was best at a load that is gone says nothing of now
             return self._idle()
         if any(moved) or belief.is_another_model():
             self._begin_epoch()
@@ -176,8 +177,7 @@ class Tuner:
         broken = promised and guards.observe_misses(now, stats, self.parameters.max_batch)
         if broken:
             exploration.stop()
-        late = late_of(stats) / observation.replicas
-        ended = service is not None and exploration.observe(now, stats, late, service)
+        ended = service is not None and exploration.observe(now, stats, late_of(stats) / observation.replicas, service)
         disturbed = moved.load or moved.share or moved.limit or ended or exploration.is_under_way or expelled
         checked = guards.check_forecast(
             observation,

@@ -566,6 +566,12 @@ def test_beyond_the_capacity_the_state_says_so_and_ends_with_it():
     assert decisions[-1].state in {State.STEADY, State.PASS_THROUGH}
 
 
+def test_an_overload_ends_with_the_traffic():
+    outcome = tuned(poisson(4000, 20), GPU, for_p99(0.05), seconds=70.0)
+    assert State.OVERLOADED in states(outcome.decisions)
+    assert outcome.decisions[-1].state is State.PASS_THROUGH
+
+
 def test_a_held_policy_and_a_setting_taken_back_are_states():
     held = tuned(poisson(300, 10), GPU, policy(tuning=Tuning(mode=TuningMode.HOLD))).decisions
     assert states(held) == [State.HELD]
