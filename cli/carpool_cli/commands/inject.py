@@ -56,6 +56,9 @@ class NotManifests(Exception):  # noqa: N818 - what the input is
 
 MANIFESTS = "give Kubernetes manifests, YAML or JSON"
 
+JOBS = {"Job": ("spec", "template"), "CronJob": ("spec", "jobTemplate", "spec", "template")}
+"""Kinds that no operator tunes, with where their pods' template lies: their pods may have sidecars by hand."""
+
 
 @click.command(
     epilog="""\b
@@ -212,18 +215,21 @@ def _injected(thing: Any, settings: Settings | None, namespace: str | None, outc
     if kind == "List" and isinstance(thing.get("items"), list):
         return {**thing, "items": [_injected(each, settings, namespace, outcomes) for each in thing["items"]]}
     of = registry.BY_NAME.get(kind)
-    if kind != "Pod" and (of is None or (of.pod(thing) is None and not of.built_in)):
+    job = JOBS.get(kind)
+    if kind != "Pod" and job is None and (of is None or (of.pod(thing) is None and not of.built_in)):
         return thing  # it has no pods, or another object has the template of its pods
     changed = copy.deepcopy(thing)
     try:
         name = f"{kind.lower()}/{changed['metadata'].get('name') or changed['metadata'].get('generateName')}"
-        pod: Any = changed if of is None else of.pod(changed)
+        pod: Any = at(changed, job) if job is not None else changed if of is None else of.pod(changed)
         if settings is None:
             restored = _restored(pod, name, outcomes)
-            return thing if restored is None else _with(changed, of, restored)
+            return thing if restored is None else _with(changed, job or of, restored)
         where: str | None = changed["metadata"].get("namespace") or namespace
         target = None
         if settings.policy is None:
+            if job is not None:
+                raise Wrong(f"{name}: no operator tunes the pods of a {kind}: use --slo-p99")
             if where is None:
                 raise Wrong(f"{name} names no namespace, and the operator's changes need one: add -n NAMESPACE")
             target = target_of(pod, where) if of is None else Target(where, kind, changed["metadata"]["name"])
@@ -238,15 +244,15 @@ def _injected(thing: Any, settings: Settings | None, namespace: str | None, outc
         ) from None
     notes = json.loads(pod_changed["metadata"]["annotations"][STATUS])["notes"]
     outcomes.append(Outcome(name, None, tuple(Note(note) for note in notes)))
-    return _with(changed, of, pod_changed)
+    return _with(changed, job or of, pod_changed)
 
 
-def _with(thing: dict[str, Any], of: Kind | None, pod: dict[str, Any]) -> dict[str, Any]:
-    """Return an object with another pod template; a pod is its own."""
+def _with(thing: dict[str, Any], of: Kind | tuple[str, ...] | None, pod: dict[str, Any]) -> dict[str, Any]:
+    """Return an object with another pod template, which ``of`` says the place of; a pod is its own."""
     if of is None:
         return pod
     # Put where the old one was: what YAML's anchors share is another's as well.
-    *outer, last = (of.template(thing) or ())[:-2]
+    *outer, last = of if isinstance(of, tuple) else (of.template(thing) or ())[:-2]
     at(thing, outer)[last] = pod
     return thing
 

@@ -212,7 +212,7 @@ RULES: dict[type[Struct], list[Rule]] = {
             ("self.min", "self.max"),
         )
     ],
-    Admission: [_positive("timeout")],
+    Admission: [_positive("timeout", optional=True)],
     Metrics: [
         _positive("staleAfter", optional=True),
         Rule(

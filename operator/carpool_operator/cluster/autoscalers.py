@@ -80,8 +80,16 @@ def _triggers(trigger: dict[str, Any]) -> bool:
         query = said.get("query", "")
         return any(_names(query, each) for each in METRICS)
     if trigger.get("type") == "metrics-api":
-        return urlsplit(said.get("url", "")).path.rstrip("/") == ENDPOINT and said.get("valueLocation") == FIELD
+        return _path(said.get("url", "")).rstrip("/") == ENDPOINT and said.get("valueLocation") == FIELD
     return False
+
+
+def _path(url: str) -> str:
+    """Return a URL's path; of what is no URL, nothing: anybody may write anything there."""
+    try:
+        return urlsplit(url).path
+    except ValueError:
+        return ""
 
 
 def _names(query: str, metric: str) -> bool:

@@ -113,8 +113,9 @@ class Fleet:
 
     def told(self, kind: str, deleted: bool, plain: object) -> None:
         """Take an event as kopf hands it on; in any thread but that the loop calls for it."""
-        raw = msgspec.convert(plain, KINDS[kind].kept.one.type)
-        self.seen(kind, raw.metadata.key, raw.metadata.version, None if deleted else KINDS[kind].kept.keep(raw))
+        raw = KINDS[kind].kept.read(msgspec.json.encode(plain))
+        if raw is not None:
+            self.seen(kind, raw.metadata.key, raw.metadata.version, None if deleted else KINDS[kind].kept.keep(raw))
 
     def seen(self, kind: str, key: Key, version: int, value: object) -> None:
         """Take an object as it was at a version; ``None``: it is gone, or of no interest any more."""

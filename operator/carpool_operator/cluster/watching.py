@@ -6,6 +6,7 @@ hand what they see to the event loop.
 
 from __future__ import annotations
 
+import logging
 import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -17,9 +18,10 @@ from carpool_operator.cluster.objects import Change, Failure, Page
 from carpool_operator.workloads.metadata import Key
 
 if TYPE_CHECKING:
-    import logging
     import random
     from collections.abc import Callable, Mapping
+
+log = logging.getLogger("carpool")
 
 PAGE = 500
 """Objects of a list's page: some MiB of JSON at a time."""
@@ -52,8 +54,17 @@ class Kept(Generic[T]):
 
     def __init__(self, raw: Any, keep: Callable[[Any], T | None]) -> None:  # noqa: ANN401 - a Struct class
         self.keep = keep
-        self.page = msgspec.json.Decoder(Page[raw])
+        self.page = msgspec.json.Decoder(Page[msgspec.Raw])
         self.one = msgspec.json.Decoder(raw)
+
+    def read(self, text: bytes | msgspec.Raw) -> Any | None:  # noqa: ANN401 - a Struct
+        """Read one object; of one whose fields are not what they should be, nothing: it must not cost the others."""
+        try:
+            return self.one.decode(text)
+        except msgspec.ValidationError as error:
+            named = _object.decode(text)
+            log.warning("an object is left out", extra={"object": named.metadata.get("name"), "error": str(error)})
+            return None
 
 
 Items = dict[Key, tuple[int, T]]
@@ -69,9 +80,10 @@ def read_list(kube: Kube, path: str, query: Mapping[str, str | int], kept: Kept[
     while True:
         page = kept.page.decode(kube.get(path, {**query, "limit": PAGE, **({"continue": rest} if rest else {})}))
         version = version or page.metadata.resource_version
-        for raw in page.items:
-            value = kept.keep(raw)
-            if value is not None:
+        for item in page.items:
+            raw = kept.read(item)
+            value = None if raw is None else kept.keep(raw)
+            if raw is not None and value is not None:
                 items[raw.metadata.key] = (raw.metadata.version, value)
         rest = page.metadata.continue_
         if not rest:
@@ -83,7 +95,9 @@ def read_one(kube: Kube, path: str, query: Mapping[str, str | int], kept: Kept[T
 
     Raises ``ApiError``.
     """
-    raw = kept.one.decode(kube.get(path, query))
+    raw = kept.read(kube.get(path, query))
+    if raw is None:
+        return {}, 0
     value, version = kept.keep(raw), raw.metadata.version
     return {} if value is None else {raw.metadata.key: (version, value)}, version
 
@@ -180,13 +194,13 @@ class Watch(Generic[T]):
             if change.type == "ERROR":
                 failure = _failure.decode(change.object)
                 raise ApiError(failure.code, failure.message)
-            if change.type == "BOOKMARK":
-                meta = _bookmark.decode(change.object).metadata
+            raw = None if change.type == "BOOKMARK" else self._kept.read(change.object)
+            if raw is None:
+                self._version = _bookmark.decode(change.object).metadata.version
             else:
-                raw = self._kept.one.decode(change.object)
                 meta = raw.metadata
                 self._seen(meta.key, meta.version, None if change.type == "DELETED" else self._kept.keep(raw))
-            self._version = meta.version
+                self._version = meta.version
             self._failures = 0
 
     def _live(self) -> None:
@@ -206,6 +220,11 @@ class _Bookmark(msgspec.Struct):
     metadata: _BookmarkMeta
 
 
+class _Object(msgspec.Struct):
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+_object = msgspec.json.Decoder(_Object)
 _change = msgspec.json.Decoder(Change)
 _failure = msgspec.json.Decoder(Failure)
 _bookmark = msgspec.json.Decoder(_Bookmark)

@@ -55,13 +55,13 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
             if handler["port"] == name:
                 handler["port"] = inject.port
     # 3. The model ends after the last answer
-    lifecycle = model.setdefault("lifecycle", {})
+    lifecycle = model["lifecycle"] = model.get("lifecycle") or {}
     if lifecycle.get("preStop"):
         notes.append(Note.PRE_STOP_KEPT)
     else:
         header = {"name": DRAIN_HEADER, "value": drain_key}
         lifecycle["preStop"] = {"httpGet": {"path": "/drain", "port": inject.admin_port, "httpHeaders": [header]}}
-    grace = spec.get("terminationGracePeriodSeconds", 30)
+    grace = 30 if spec.get("terminationGracePeriodSeconds") is None else spec["terminationGracePeriodSeconds"]
     if grace < MIN_GRACE:
         notes.append(Note.GRACE_RAISED)
         grace = spec["terminationGracePeriodSeconds"] = MIN_GRACE
@@ -190,7 +190,8 @@ def _readiness_path(spec: Json, model: Json, inject: Inject) -> str | None:
     handler = original_probe(spec, inject.container, (model.get("readinessProbe") or {}).get("httpGet") or {})
     name = None if inject.declared is None else model["ports"][inject.declared].get("name")
     plain = handler.get("port") in {inject.port, name} and not handler.get("host") and not handler.get("httpHeaders")
-    return handler.get("path", "/") if handler and plain else None
+    # The kubelet puts a slash before a path without one.
+    return "/" + str(handler.get("path") or "").removeprefix("/") if handler and plain else None
 
 
 def _container(inject: Inject, settings: Settings, config: Json) -> Json:

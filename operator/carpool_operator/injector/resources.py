@@ -20,7 +20,10 @@ MIN_CPU, MIN_MEMORY = 50, Quantity(128 * 2**20)
 MEASURED = ("cpu", "memory")
 
 _CPU = re.compile(r"[0-9]{1,6}m?|[0-9]{1,3}\.[0-9]{1,3}")
-_QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([eE][+-]?[0-9]+)|([KMGTPE]i|[numkMGTPE]))?")
+# As many digits as anybody has of anything: to read an exponent of seven would take this thread 8 s.
+_QUANTITY = re.compile(
+    r"([+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40}))(?:([eE][+-]?[0-9]{1,2})|([KMGTPE]i|[numkMGTPE]))?"
+)
 _UNITS = {
     **{unit: Fraction(1024) ** power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
     **{unit: Fraction(1000) ** power for power, unit in enumerate("kMGTPE", 1)},
@@ -151,11 +154,16 @@ def is_guaranteed(spec: Mapping[str, Any]) -> bool:
     of_pod = spec.get("resources") or {}
     everyone = [of_pod] if _speaks(of_pod) else [each.get("resources") or {} for each in _everyone(spec)]
     for resources in everyone:
-        limits = resources.get("limits") or {}
-        requests = {**limits, **(resources.get("requests") or {})}
+        limits, own = (_named(resources.get(kind)) for kind in ("limits", "requests"))
+        requests = {**limits, **own}
         if any(name not in limits or amount(limits[name], name) != amount(requests[name], name) for name in MEASURED):
             return False
     return True
+
+
+def _named(amounts: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the amounts that say something: a null is one that somebody's template took out."""
+    return {name: value for name, value in (amounts or {}).items() if value is not None}
 
 
 def raised(of_pod: Mapping[str, Any], sidecar: Resources) -> dict[str, Any]:

@@ -83,6 +83,7 @@ def fitted(spec: Mapping[str, Any], wanted: Resources, around: Surroundings) -> 
             _check_ratio(spec, given, item, resource, name)
     # 4. What the namespace may have
     for quota in quotas:
+        _check_class(spec, quota)
         _check_quota(spec, given, quota)
     return given
 
@@ -163,6 +164,26 @@ def _enough(given: Resources, wanted: Resources, resource: str, why: str) -> Non
         )
 
 
+def _check_class(spec: Mapping[str, Any], quota: Json) -> None:
+    """Look whether a quota counts the pod only with its sidecar: then it demands of each container what none has."""
+    classes = {each["scopeName"] for each in _scopes(quota)}
+    containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
+    if "NotBestEffort" not in classes or any(_has_resources(each) for each in (spec, *containers)):
+        return
+    demanded = sorted(key for key in _hard(quota) if key.rpartition(".")[2] in MEASURED)
+    if demanded:
+        raise Skipped(
+            Reason.NO_ROOM,
+            f"ResourceQuota {quota['metadata']['name']} demands {demanded[0]} of every container of a pod that is not "
+            "BestEffort, as this one would no longer be: name the resources of its containers",
+        )
+
+
+def _has_resources(owner: Mapping[str, Any]) -> bool:
+    resources = owner.get("resources") or {}
+    return any(resources.get(kind) for kind in ("requests", "limits"))
+
+
 def _check_quota(spec: Mapping[str, Any], given: Resources, quota: Json) -> None:
     hard, used = _hard(quota), (quota.get("status") or {}).get("used") or {}
     whole = with_sidecar(spec, given)
@@ -196,11 +217,15 @@ def _items(around: Surroundings, kind: str) -> Iterator[tuple[str, Json]]:
 
 def _matches(quota: Json, spec: Mapping[str, Any]) -> bool:
     """Whether a quota counts a pod with a sidecar, which is never of the class BestEffort."""
-    of_quota = quota.get("spec") or {}
-    required = [{"scopeName": scope, "operator": "Exists"} for scope in of_quota.get("scopes") or []]
-    required += (of_quota.get("scopeSelector") or {}).get("matchExpressions") or []
     ends, priority = spec.get("activeDeadlineSeconds") is not None, spec.get("priorityClassName") or ""
-    return all(_in_scope(each, priority, ends=ends) for each in required)
+    return all(_in_scope(each, priority, ends=ends) for each in _scopes(quota))
+
+
+def _scopes(quota: Json) -> list[Json]:
+    """Return the scopes that a pod has to be in to be counted."""
+    of_quota = quota.get("spec") or {}
+    required: list[Json] = [{"scopeName": scope, "operator": "Exists"} for scope in of_quota.get("scopes") or []]
+    return required + ((of_quota.get("scopeSelector") or {}).get("matchExpressions") or [])
 
 
 def _in_scope(scope: Json, priority: str, *, ends: bool) -> bool:

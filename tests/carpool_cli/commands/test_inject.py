@@ -305,3 +305,45 @@ def test_undo_of_what_was_changed_says_so(inject):
     assert result.exit_code == 2
     assert "statefulset/resnet: its sidecar can't be taken out" in result.stderr
     assert inject(BLOCK, "--undo", "--slo-p99", "50ms").exit_code == 2
+
+
+JOB = """\
+apiVersion: batch/v1
+kind: Job
+metadata: {name: nightly}
+spec:
+  template:
+    spec:
+      restartPolicy: Never
+      containers: [{name: server, image: your-model-server, ports: [{name: http, containerPort: 9000}]}]
+"""
+CRON_JOB = """\
+apiVersion: batch/v1
+kind: CronJob
+metadata: {name: nightly}
+spec:
+  schedule: 0 2 * * *
+  jobTemplate:
+    spec:
+      template:
+        spec:
+          restartPolicy: Never
+          containers: [{name: server, image: your-model-server, ports: [{name: http, containerPort: 9000}]}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "path"), [(JOB, ["spec", "template"]), (CRON_JOB, ["spec", "jobTemplate", "spec", "template"])]
+)
+def test_a_job_may_have_a_sidecar_that_tunes_itself_and_no_other(inject, text, path):
+    result = inject(text, "--slo-p99", "50ms")
+    assert (result.exit_code, result.stderr) == (0, "")
+    pod = yaml.safe_load(result.stdout)
+    for step in path:
+        pod = pod[step]
+    assert config(pod).policy.slo.due == 0.05
+    undone = inject(result.stdout, "--undo")
+    assert yaml.safe_load(undone.stdout) == yaml.safe_load(text)
+    refused = inject(text, "--public-key", KEY, "-n", "models")
+    assert refused.exit_code == 2
+    assert "use --slo-p99" in refused.stderr

@@ -105,6 +105,11 @@ def test_a_scaled_object_that_reads_something_else_is_not(trigger):
     assert of(RawScaledObject, scaled(trigger)) is None
 
 
+def test_what_is_no_url_is_nobody_s_load():
+    plain = scaled(endpoint("http://[svc/capacity"))
+    assert of(RawScaledObject, plain) is None
+
+
 @pytest.mark.parametrize("name", ["hpa.yaml", "keda-prometheus.yaml", "keda-metrics-api.yaml"])
 def test_the_examples_are_seen(name):
     text = (Path(__file__).parents[3] / "examples" / "autoscaling" / name).read_text("utf-8")

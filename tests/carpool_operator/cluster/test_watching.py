@@ -160,3 +160,20 @@ async def test_a_pod_that_ended_is_as_good_as_gone(api, seen):
 
     await settled(seen, lambda: seen.events == [("first", False)])
     assert seen.pods == {}
+
+
+async def test_an_object_that_does_not_read_costs_no_other(api, seen, caplog):
+    await settled(seen, lambda: set(seen.pods) == {"first"})
+    odd = pod("odd")
+    odd["metadata"]["annotations"] = None
+    api.put(*POD, odd)
+    api.put(*POD, pod("second"))
+    await settled(seen, lambda: "second" in seen.pods)
+    assert set(seen.pods) == {"first", "second"}
+    kind = KINDS[PODS]
+    kube = api.kube()
+    items, _ = await asyncio.to_thread(read_list, kube, "/api/v1/pods", kind.query, kind.kept)
+    kube.close()
+    assert {key.name for key in items} == {"first", "second"}
+    assert seen.lists == 1
+    assert {record.object for record in caplog.records if record.message == "an object is left out"} == {"odd"}

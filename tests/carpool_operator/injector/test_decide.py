@@ -4,8 +4,11 @@ import pytest
 
 from carpool_operator.api.model import Target
 from carpool_operator.injector.decide import Inject, Settings, decide, target_of
+from carpool_operator.injector.patch import patch
 from carpool_operator.injector.reasons import NOTES, REASONS, Note, Reason, Skip
 from carpool_operator.injector.resources import Resources
+from carpool_operator.injector.room import Surroundings
+from carpool_sidecar.config.settings import parse
 
 MI = 2**20
 
@@ -136,3 +139,24 @@ def test_whose_pod_it_is():
     assert target_of(owned("Job", "resnet", "batch/v1"), "m") is None
     assert target_of(owned("StatefulSet", "resnet", "other/v1"), "m") is None
     assert target_of({"metadata": {"name": "resnet"}}, "m") is None
+
+
+@pytest.mark.parametrize(("path", "ready"), [("healthz", "/healthz"), ("", "/"), (None, "/"), ("/a/b", "/a/b")])
+def test_the_readiness_path_is_as_the_kubelet_asks_for_it(path, ready):
+    probe = {"httpGet": {"port": "http"} | ({} if path is None else {"path": path})}
+    given = pod(readinessProbe=probe, lifecycle=None, spec={"terminationGracePeriodSeconds": None})
+    found = decide(given, TARGET, SETTINGS)
+    patched = patch(given, found, SETTINGS, "0123456789abcdef")
+    config = patched["spec"]["initContainers"][-1]["env"][0]["value"].replace("$$", "$")
+    assert parse(config).upstream.ready == ready
+
+
+def test_a_pod_that_a_quota_would_count_for_its_sidecar_alone_is_left_as_it_is():
+    quota = {"metadata": {"name": "burst"}, "spec": {"scopes": ["NotBestEffort"], "hard": {"limits.memory": "64Gi"}}}
+    around = Surroundings(quotas=(quota,))
+    found = decide(pod(), TARGET, SETTINGS, around=around)
+    assert (found.reason, "limits.memory of every container" in found.message) == (Reason.NO_ROOM, True)
+    named = {"limits": {"cpu": "1", "memory": "1Gi"}}
+    assert isinstance(decide(pod(resources=named), TARGET, SETTINGS, around=around), Inject)
+    counted = {**quota, "spec": {**quota["spec"], "hard": {"pods": "10"}}}
+    assert isinstance(decide(pod(), TARGET, SETTINGS, around=Surroundings(quotas=(counted,))), Inject)

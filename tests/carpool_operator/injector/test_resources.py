@@ -67,3 +67,14 @@ def test_a_pod_is_guaranteed_by_all_of_its_containers_or_as_a_whole():
     assert not is_guaranteed({"containers": [same, container("1")]})
     assert is_guaranteed({"containers": [container("1")], "resources": same["resources"]})
     assert not is_guaranteed({"containers": [same], "resources": {"requests": {"cpu": "2"}}})
+
+
+def test_a_quantity_of_more_digits_than_anything_has_is_none_at_once():
+    for text in ("1e7000000", "1e100", "1" * 50):
+        with pytest.raises(ValueError, match="no quantity"):
+            amount(text, "cpu")
+
+
+def test_a_limit_that_a_template_took_out_is_none():
+    spec = {"containers": [{"name": "m", "resources": {"limits": {"cpu": None, "memory": "1Gi"}}}]}
+    assert not is_guaranteed(spec)
