@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,6 +11,43 @@ import yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+_TAG = "tag:yaml.org,2002:"
+_SCALARS = {
+    "int": (r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|0|[1-9][0-9_]*)", "-+0123456789"),
+    "float": (r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+              "-+0123456789."),
+    "bool": (r"y|Y|yes|Yes|YES|n|N|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF", "yYnNtTfFoO"),
+}  # fmt: skip
+"""Scalars without quotes that are no text to kubectl (go-yaml v2, resolve.go), with the characters that they begin
+with. PyYAML's own differ: to it 12:30 is 750, 2024-01-02 a date, and 1e3 a text that needs no quotes."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads scalars as kubectl does."""
+
+    bool_values = {**yaml.SafeLoader.bool_values, "y": True, "n": False}  # noqa: RUF012 - PyYAML's own
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts that kubectl would take for something else."""
+
+
+for _each in (_Loader, _Dumper):
+    _each.yaml_implicit_resolvers = {
+        first: [
+            (tag, form) for tag, form in forms if tag not in {f"{_TAG}timestamp", *(_TAG + name for name in _SCALARS)}
+        ]
+        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    for _name, (_form, _first) in _SCALARS.items():
+        _each.add_implicit_resolver(_TAG + _name, re.compile(f"^(?:{_form})$"), list(_first))
+
+
+def load(text: str) -> Any:  # noqa: ANN401 - whatever YAML holds
+    """Read one document, as kubectl does."""
+    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe one
 
 
 class _Edit(NamedTuple):
@@ -27,7 +65,7 @@ def edited(text: str, new: Any) -> str:  # noqa: ANN401 - whatever YAML holds
 
     Where that can't be done in place (anchors, merge keys, ...) the document is written anew, without its comments.
     """
-    old, node = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
+    old, node = load(text), yaml.compose(text, Loader=_Loader)
     assert node is not None  # noqa: S101 - an empty document has nothing to change
     try:
         pieces, position = [], 0
@@ -36,7 +74,7 @@ def edited(text: str, new: Any) -> str:  # noqa: ANN401 - whatever YAML holds
             pieces += [text[position : edit.start], edit.text]
             position = edit.end
         changed = "".join([*pieces, text[position:]])
-        if yaml.safe_load(changed) == new:
+        if load(changed) == new:
             return changed
     except (_OddError, yaml.YAMLError):
         pass
@@ -95,5 +133,7 @@ def _line_end(text: str, node: yaml.Node) -> int:
 
 
 def _dump(value: Any, *, flow: bool = False) -> str:  # noqa: ANN401 - whatever YAML holds
-    dumped = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=math.inf, default_flow_style=flow)
+    dumped: str = yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf, default_flow_style=flow
+    )
     return dumped.removesuffix("...\n").rstrip("\n")

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from carpool_cli.yaml_edit import edited
+from carpool_cli.yaml_edit import edited, load
 
 WRITTEN = """\
 # What it is for
@@ -117,3 +117,30 @@ MAPPINGS = st.dictionaries(st.sampled_from("abcd"), PLAIN, min_size=1, max_size=
 def test_anything_becomes_anything(old, new, flow):
     text = yaml.safe_dump(old, default_flow_style=flow, sort_keys=False)
     assert yaml.safe_load(edited(text, new)) == new
+
+
+@pytest.mark.parametrize("written", ["{a: %s, b: 1}", "anchor: &one {x: 1}\nother: *one\na: %s\nb: 1\n"])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('"1234e56"', "1234e56"),
+        ('"1e3"', "1e3"),
+        ("22:22", "22:22"),
+        ("2024-01-02T03:04:05Z", "2024-01-02T03:04:05Z"),
+        ("2024-01-02", "2024-01-02"),
+        ('"y"', "y"),
+        ('"0o7"', "0o7"),
+        ("010", 8),
+        ("1e3", 1000.0),
+        ("y", True),
+        ("~", None),
+    ],
+)
+def test_what_is_written_anew_is_to_kubectl_what_it_was(written, text, value):
+    old = written % text
+    assert load(old)["a"] == value
+    new = {**load(old), "b": 2}
+    changed = edited(old, new)
+    assert load(changed) == new
+    if text.startswith('"'):
+        assert f"a: {value}" not in changed, "still quoted"

@@ -18,7 +18,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.plain import PolicyError
 from carpool.policy.spec import SLO, BatchingPolicy, Latency
 from carpool_cli.options import DURATION
-from carpool_cli.yaml_edit import edited
+from carpool_cli.yaml_edit import edited, load
 from carpool_operator.api.annotations import STATUS
 from carpool_operator.api.model import Target
 from carpool_operator.injector.decide import Settings, decide, target_of
@@ -187,7 +187,7 @@ def _documents(text: str, settings: Settings | None, namespace: str | None, outc
     for separator in (*_SEPARATOR.finditer(text), None):
         document = text[position : len(text) if separator is None else separator.start()]
         try:
-            old = yaml.safe_load(document)
+            old = load(document)
         except (yaml.YAMLError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
             line = text.count("\n", 0, position) + (1 if mark is None else mark.line + 1)
