@@ -19,9 +19,9 @@ from carpool.policy.plain import PolicyError
 from carpool.policy.spec import SLO, BatchingPolicy, Latency
 from carpool_cli.options import DURATION
 from carpool_cli.yaml_edit import edited, load
-from carpool_operator.api.annotations import STATUS
+from carpool_operator.api import annotations as names
 from carpool_operator.api.model import Target
-from carpool_operator.injector.decide import Settings, decide, target_of
+from carpool_operator.injector.decide import Settings, annotations_of, decide, target_of
 from carpool_operator.injector.patch import patch, unpatch
 from carpool_operator.injector.reasons import NOTES, Note, Reason, Skip
 from carpool_operator.workloads import registry
@@ -42,6 +42,8 @@ class Outcome(NamedTuple):
     name: str
     why: Skip | None
     notes: tuple[Note, ...] = ()
+    problems: tuple[str, ...] = ()
+    """Annotations that nobody reads, or that can't be meant."""
 
 
 class Wrong(click.ClickException):
@@ -131,6 +133,8 @@ def command(
     for outcome in outcomes:
         if outcome.why is not None:
             click.echo(f"{outcome.name}: {outcome.why}", err=True)
+        for problem in outcome.problems:
+            click.echo(f"{outcome.name}: {problem}", err=True)
         for note in outcome.notes:
             click.echo(f"{outcome.name}: {note}: {NOTES[note].cause} {NOTES[note].fix}", err=True)
     if not outcomes:
@@ -233,18 +237,30 @@ def _injected(thing: Any, settings: Settings | None, namespace: str | None, outc
             if where is None:
                 raise Wrong(f"{name} names no namespace, and the operator's changes need one: add -n NAMESPACE")
             target = target_of(pod, where) if of is None else Target(where, kind, changed["metadata"]["name"])
+        problems = (
+            *names.misplaced(annotations_of(pod)),
+            *(() if of is None else _of_workload(of, changed, settings)),
+        )
         decision = decide(pod, target, settings, asked=True)
         if isinstance(decision, Skip):
-            outcomes.append(Outcome(name, decision))
+            outcomes.append(Outcome(name, decision, problems=problems))
             return thing
         pod_changed = patch(pod, decision, settings, secrets.token_hex(16))
     except (KeyError, TypeError, AttributeError, ValueError, IndexError):
         raise Wrong(
             f"a {kind} is not a valid Kubernetes object: check it with kubectl apply --dry-run=server"
         ) from None
-    notes = json.loads(pod_changed["metadata"]["annotations"][STATUS])["notes"]
-    outcomes.append(Outcome(name, None, tuple(Note(note) for note in notes)))
+    notes = json.loads(pod_changed["metadata"]["annotations"][names.STATUS])["notes"]
+    outcomes.append(Outcome(name, None, tuple(Note(note) for note in notes), problems))
     return _with(changed, job or of, pod_changed)
+
+
+def _of_workload(of: Kind, thing: dict[str, Any], settings: Settings) -> tuple[str, ...]:
+    """Return what is wrong with a workload's annotations, or is not read by a sidecar that tunes itself."""
+    found = annotations_of(thing)
+    problems = names.read(of.name, str(thing["metadata"].get("name")), found).problems
+    unread = [f"{key} is for an operator: --slo-p99 holds" for key in found if key.startswith(names.SLO_PREFIX)]
+    return (*problems, *(unread if settings.policy is not None else []))
 
 
 def _with(thing: dict[str, Any], of: Kind | tuple[str, ...] | None, pod: dict[str, Any]) -> dict[str, Any]:

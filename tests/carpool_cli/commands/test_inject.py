@@ -347,3 +347,19 @@ def test_a_job_may_have_a_sidecar_that_tunes_itself_and_no_other(inject, text, p
     refused = inject(text, "--public-key", KEY, "-n", "models")
     assert refused.exit_code == 2
     assert "use --slo-p99" in refused.stderr
+
+
+def test_annotations_that_nobody_reads_are_named(inject):
+    annotated = MANIFESTS.replace(
+        "namespace: models}",
+        "namespace: models, annotations: {carpool.dev/objectiv: Latency, carpool.dev/slo-p99: 80ms}}",
+    ).replace(
+        "metadata: {labels: {app: resnet}}", 'metadata: {labels: {app: resnet}, annotations: {carpool.dev/por: "9000"}}'
+    )
+    result = inject(annotated, "--slo-p99", "50ms")
+    assert result.exit_code == 0
+    lines = result.stderr.splitlines()
+    assert [line for line in lines if "did you mean carpool.dev/objective?" in line]
+    assert [line for line in lines if "did you mean carpool.dev/port?" in line]
+    assert "deployment/resnet: carpool.dev/slo-p99 is for an operator: --slo-p99 holds" in lines
+    assert config(template(result.stdout)).policy.slo.due == 0.05
