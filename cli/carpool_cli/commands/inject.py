@@ -259,7 +259,7 @@ def _of_workload(of: Kind, thing: dict[str, Any], settings: Settings) -> tuple[s
     """Return what is wrong with a workload's annotations, or is not read by a sidecar that tunes itself."""
     found = annotations_of(thing)
     problems = names.read(of.name, str(thing["metadata"].get("name")), found).problems
-    unread = [f"{key} is for an operator: --slo-p99 holds" for key in found if key.startswith(names.SLO_PREFIX)]
+    unread = [f"{key} is for an operator: here --slo-p99 counts" for key in found if key.startswith(names.SLO_PREFIX)]
     return (*problems, *(unread if settings.policy is not None else []))
 
 

@@ -361,5 +361,5 @@ def test_annotations_that_nobody_reads_are_named(inject):
     lines = result.stderr.splitlines()
     assert [line for line in lines if "did you mean carpool.dev/objective?" in line]
     assert [line for line in lines if "did you mean carpool.dev/port?" in line]
-    assert "deployment/resnet: carpool.dev/slo-p99 is for an operator: --slo-p99 holds" in lines
+    assert "deployment/resnet: carpool.dev/slo-p99 is for an operator: here --slo-p99 counts" in lines
     assert config(template(result.stdout)).policy.slo.due == 0.05
