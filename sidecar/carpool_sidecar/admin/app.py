@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 from collections import defaultdict
 from time import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -194,7 +195,8 @@ class AdminApp:
     def _stats(self, exchange: Exchange) -> None:
         """Everything counted, and the state of each model; ``?arrivals=N`` adds the last N arrivals of each model."""
         text = parse_qs(exchange.query.decode("latin-1")).get("arrivals", ["0"])[-1]
-        exchange.respond(200, JSON, report.encode(_report(self._sidecar, int(text) if text.isdigit() else 0)) + b"\n")
+        arrivals = int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
+        exchange.respond(200, JSON, report.encode(_report(self._sidecar, arrivals)) + b"\n")
 
     def _explain(self, exchange: Exchange) -> None:
         """List the last decisions of the tuner: when, what, why, what was forecast, and what keeps it from going on.

@@ -209,12 +209,18 @@ class Batches:
     def recover(self, now: float, *, idempotent: bool) -> int:
         """Take up lines that were running when the process ended, and forget uploads that it cut."""
         self._run("UPDATE files SET state = 'gone' WHERE state = 'uploading'")
-        running = self._run("SELECT place, attempts FROM lines WHERE running = 1").fetchall()
-        for place, attempts in running:
-            if idempotent and attempts < MOST_INTERRUPTED:
+        running = self._run(
+            "SELECT place, attempts, stage FROM lines JOIN batches ON batches.seq = place >> ? WHERE running = 1",
+            (SHIFT,),
+        ).fetchall()
+        for place, attempts, stage in running:
+            if stage == Stage.IN_PROGRESS and idempotent and attempts < MOST_INTERRUPTED:
                 self._run("UPDATE lines SET running = 0, rerun = 1 WHERE place = ?", (place,))
                 continue
             self.finish(Outcome(Place(place >> SHIFT, place & (1 << SHIFT) - 1), None, "interrupted"), now)
+        # One that was being cancelled has nothing under way any more.
+        for (batch,) in self._run("SELECT seq FROM batches WHERE stage = 'cancelling'").fetchall():
+            self._settle(batch, now)
         return len(running)
 
     def sweep(self, now: float) -> bool:

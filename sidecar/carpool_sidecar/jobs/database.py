@@ -119,7 +119,8 @@ def _locked(path: str) -> int:
     """Take the lock beside the file, so that no two sidecars run the same jobs."""
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # Of the file itself, whatever links lead to it.
+        lock = os.open(f"{os.path.realpath(path)}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise UnusableError(
             f"jobs.path: {path}: {error.strerror}: name a file in a directory that can be written"

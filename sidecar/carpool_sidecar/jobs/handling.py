@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -83,8 +84,8 @@ class Page:
 
         given = parse_qs(query.decode("latin-1"))
         text = given.get("limit", ["20"])[-1]
-        if not text.isdigit() or not 1 <= int(text) <= 100:
-            raise Refused(400, "jobs-malformed", f"limit={text!r}: write a number from 1 to 100")
+        if not re.fullmatch("[1-9][0-9]?|100", text):
+            raise Refused(400, "jobs-malformed", f"limit={text[:20]!r}: write a number from 1 to 100")
         self.limit = int(text)
         self.after = given.get("after", [None])[-1]
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from carpool_sidecar.http1.messages import find
+from carpool_sidecar.jobs.records import UNREADABLE
 
 if TYPE_CHECKING:
     from carpool_sidecar.jobs.records import Outcome
@@ -43,7 +44,7 @@ def read(text: bytes, endpoint: str) -> Line:
     """Read a line; raises ``Wrong``."""
     try:
         line = _line.decode(text)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise Wrong(custom_id(text), f"the line is no request: {error}") from None
     if line.method != "POST":
         raise Wrong(line.custom_id, f"method {line.method!r}: write POST")
@@ -64,7 +65,7 @@ def custom_id(text: bytes) -> str | None:
     """Return the name of a line, as far as it can be read."""
     try:
         return _named.decode(text).custom_id
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
 
 
@@ -90,7 +91,8 @@ def written(name: str | None, outcome: Outcome, attempts: int, *, rerun: bool) -
 
 
 REASONS = {
-    "interrupted": "the sidecar ended while this ran, and it is not sent again: idempotent: false, or too often",
+    "interrupted": "the sidecar ended while this ran, and it is not sent again: idempotent: false, too often, or "
+    "its batch had ended",
     "expired": "there was no time for it before its window was over",
     "cancelled": "it was cancelled",
 }
@@ -105,7 +107,8 @@ def _written(name: str | None, response: Any, error: Any, own: dict[str, Any]) -
 def _body(body: bytes) -> object:
     """Return an answer's JSON as it came, on one line; what is no JSON as text."""
     try:
+        body.decode()
         msgspec.json.decode(body, type=Raw)
         return Raw(body if b"\n" not in body else msgspec.json.format(body, indent=-1))
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return body.decode("utf-8", "replace")

@@ -12,7 +12,7 @@ from carpool.policy.durations import Duration
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.jobs import submission
 from carpool_sidecar.jobs.handling import Gauge, Handling, Page, respond
-from carpool_sidecar.jobs.records import Refused
+from carpool_sidecar.jobs.records import UNREADABLE, Refused
 from carpool_sidecar.jobs.shapes import shown_batch, shown_file, shown_list
 from carpool_sidecar.jobs.upload import Upload
 
@@ -101,7 +101,7 @@ class OpenAI:
         try:
             wanted = _wanted.decode(exchange.body)
             seconds = float(Duration.parse(wanted.completion_window))
-        except (msgspec.DecodeError, ValueError) as error:
+        except (*UNREADABLE, ValueError) as error:
             raise Refused(400, "jobs-malformed", str(error)) from None
         submission.check_path(wanted.endpoint)
         metadata = msgspec.json.encode(wanted.metadata)

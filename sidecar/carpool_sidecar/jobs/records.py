@@ -5,7 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+import msgspec
 from msgspec import Struct
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for a text that is no JSON, no UTF-8, or nested a thousand times."""
 
 
 class State(StrEnum):

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from carpool_sidecar.http1.parsing import FIELD_TEXT, TOKEN
-from carpool_sidecar.jobs.records import Call, Refused
+from carpool_sidecar.jobs.records import UNREADABLE, Call, Refused
 from carpool_sidecar.protocols.headers import HOP_BY_HOP
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def read(text: Buffer) -> Call:
     """Read a submission; raises ``Refused`` naming the field and the fix."""
     try:
         given = _submission.decode(text)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise _wrong(f'{error}; write {{"path": "/v1/models/m:predict", "body": {{...}}}}') from None
     if given.method not in METHODS:
         raise _wrong(f"method {given.method!r}: write one of {', '.join(sorted(METHODS))}")

@@ -223,3 +223,32 @@ def test_a_line_that_nobody_knows_is_passed_over(disk):
     created(disk, line(1))
     disk.batches.finish(Outcome(Place(1, 77), None, "status-500"), 0.0)
     assert len(disk.batches.claim(5, 0.0)) == 1
+
+
+NESTED = b"[" * 5000 + b"]" * 5000
+
+
+def test_lines_and_answers_that_no_reader_reads_cost_themselves_alone(disk):
+    disk = disk()
+    odd = [b'{"custom_id":"caf\xe9","method":"POST","url":"%b","body":{}}\n' % ENDPOINT.encode()]
+    odd.append(b'{"custom_id":"c","method":"POST","url":"%b","body":{"a":%b}}\n' % (ENDPOINT.encode(), NESTED))
+    batch = created(disk, b"".join(odd) + line(1) + line(2) + line(3))
+    first, second, third = disk.batches.claim(10, 1.0)
+    disk.batches.finish(Outcome(first.of, Answer(200, [], NESTED)), 2.0)
+    disk.batches.finish(Outcome(second.of, Answer(200, [], b'{"a":"\xe9"}')), 2.0)
+    disk.batches.finish(good(third), 2.0)
+    ended = disk.batches.get(batch.id)
+    assert (ended.stage, ended.completed, ended.failed) == (Stage.COMPLETED, 3, 2)
+    assert len(content(disk, ended.output)) == 3
+    assert len(content(disk, ended.errors)) == 2
+
+
+def test_a_batch_that_was_being_cancelled_when_the_process_ended_is_cancelled(disk):
+    one = disk()
+    batch = created(one, line(1) + line(2))
+    one.batches.claim(1, 1.0)
+    one.batches.cancel(batch.id, 2.0)
+    assert one.batches.get(batch.id).stage is Stage.CANCELLING
+    one.batches.recover(3.0, idempotent=True)
+    ended = one.batches.get(batch.id)
+    assert (ended.stage, ended.failed) == (Stage.CANCELLED, 1)

@@ -60,3 +60,9 @@ def test_what_is_no_submission_is_refused(text):
     with pytest.raises(Refused) as refused:
         submission.read(text)
     assert refused.value.reason == "jobs-malformed"
+
+
+@pytest.mark.parametrize("text", [b'{"path": "/\xe9"}', b'{"path": "/x", "body": %b}' % (b"[" * 5000 + b"]" * 5000)])
+def test_a_text_that_no_reader_reads_is_refused(text):
+    with pytest.raises(Refused):
+        submission.read(text)
