@@ -139,8 +139,6 @@ def command(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
     except PolicyError as error:
         file = "" if options["config"] is None else f"{options['config']}: "
         raise click.UsageError(f"{file}{hint(str(error))}") from None
-    if config.listen == config.admin and address_of(config.listen)[1]:
-        raise click.UsageError(f"{config.listen} is both: name different ports with --port and --admin-port")
     key = key_of(None if config.api_key_file is None else Path(config.api_key_file))
     with tempfile.TemporaryDirectory(prefix="carpool-") as folder:
         path = watched

@@ -281,7 +281,7 @@ def test_the_p99_of_a_noisy_device_near_its_capacity_is_no_matter_of_luck(monkey
     assert max(one.p99 for one in searched) > 1.10 * min(one.p99 for one in searched)
     rng = Random(98)
     noise = [rng.gammavariate(4.0, 0.25) for _ in range(100_000)]
-    truth = forecast(Load(first(Poisson(900.0), 400_000, Random(99)), draws=noise), NOISY, near, 0.050)
+    truth = forecast(Load(first(Poisson(900.0), 400_000, Random(99)), draws=tuple(noise)), NOISY, near, 0.050)
     for one in sure:
         assert one.requests > 4 * searched[0].requests
         assert one.p99 == pytest.approx(truth.p99, rel=0.05)

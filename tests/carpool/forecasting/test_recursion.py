@@ -92,6 +92,7 @@ def test_refusals_of_one_queue_are_those_of_many(data):
     assert quick == thorough
 
 
+@pytest.mark.pure
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_no_batch_breaks_a_rule(data):
@@ -111,12 +112,14 @@ def test_no_batch_breaks_a_rule(data):
     assert begun == len(arrivals)
 
 
+@pytest.mark.pure
 def test_a_full_batch_leaves_at_once_and_what_comes_at_that_moment_waits_for_the_next():
     ends, leaves, _ = batches([0.0, 0.01, 0.01], rules(2, 0.02, 2, concurrency=2))
     assert ends == (2, 3)
     assert leaves == pytest.approx((0.01, 0.03))
 
 
+@pytest.mark.pure
 def test_each_arrival_makes_the_batch_leave_earlier():
     # Due after 20 ms: one row may wait for 11.2 ms, two for 10.4, three for 9.6.
     holds = [0.02 - each for each in SLOW]

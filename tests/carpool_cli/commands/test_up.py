@@ -183,7 +183,7 @@ HERE = ("--upstream", "http://127.0.0.1:9", "--slo-p99", "50ms")
         (("--upstream", "127.0.0.1:9", "--slo-p99", "50ms"), "write http://host:port or unix:/path"),
         ((*HERE, "--onnx", "m.onnx"), "one of the two"),
         ((*HERE, "--model", "m"), "a server behind --upstream names its models itself"),
-        ((*HERE, "--port", "7", "--admin-port", "7"), "name different ports with --port and --admin-port"),
+        ((*HERE, "--port", "7", "--admin-port", "7"), "7 is that of listen, too: name another port"),
         ((*HERE, "--max-wait", "60ms"), "(--max-wait)"),
         ((*HERE, "--axis", "First"), "MODEL=First"),
         ((*HERE, "--set", "policy.tuning.mod=Hold"), "unknown field `mod`"),
