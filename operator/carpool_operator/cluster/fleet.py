@@ -22,7 +22,7 @@ from carpool_operator.cluster.autoscalers import HPAS, SCALED_OBJECTS, RawHpa, R
 from carpool_operator.cluster.cache import Cache
 from carpool_operator.cluster.kube import ApiError, Kube, path_of
 from carpool_operator.cluster.objects import RawNamespace, RawPod, RawPolicy, workload
-from carpool_operator.cluster.watching import NOT_THERE, Items, Kept, Watch, read_list, read_one
+from carpool_operator.cluster.watching import NOT_THERE, Items, Kept, Watch, left_out, read_list, read_one
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Key
 
@@ -113,9 +113,12 @@ class Fleet:
 
     def told(self, kind: str, deleted: bool, plain: object) -> None:
         """Take an event as kopf hands it on; in any thread but that the loop calls for it."""
-        raw = KINDS[kind].kept.read(msgspec.json.encode(plain))
-        if raw is not None:
-            self.seen(kind, raw.metadata.key, raw.metadata.version, None if deleted else KINDS[kind].kept.keep(raw))
+        try:
+            raw = msgspec.convert(plain, KINDS[kind].kept.one.type)
+        except msgspec.ValidationError as error:
+            left_out(plain.get("metadata") or {} if isinstance(plain, dict) else {}, error)
+            return
+        self.seen(kind, raw.metadata.key, raw.metadata.version, None if deleted else KINDS[kind].kept.keep(raw))
 
     def seen(self, kind: str, key: Key, version: int, value: object) -> None:
         """Take an object as it was at a version; ``None``: it is gone, or of no interest any more."""

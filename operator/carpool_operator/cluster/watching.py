@@ -62,9 +62,13 @@ class Kept(Generic[T]):
         try:
             return self.one.decode(text)
         except msgspec.ValidationError as error:
-            named = _object.decode(text)
-            log.warning("an object is left out", extra={"object": named.metadata.get("name"), "error": str(error)})
+            left_out(_object.decode(text).metadata, error)
             return None
+
+
+def left_out(metadata: Mapping[str, Any], error: msgspec.ValidationError) -> None:
+    """Say of an object why it can't be read."""
+    log.warning("an object is left out", extra={"object": metadata.get("name"), "error": str(error)})
 
 
 Items = dict[Key, tuple[int, T]]
