@@ -20,7 +20,8 @@ CRD = "batchingpolicies.carpool.dev"
 def install(cluster: Cluster, api: Api, *settings: str, namespace: str = SYSTEM) -> None:
     """Apply the chart as `helm template | kubectl apply` does, and wait until it serves."""
     api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-    flags = [flag for setting in settings for flag in ("--set", setting)]
+    # API servers go on without a webhook that does not answer in time; a machine that pauses is no such webhook.
+    flags = [flag for setting in ("injector.timeoutSeconds=30", *settings) for flag in ("--set", setting)]
     manifests = cluster.run(
         "helm", "template", "carpool", str(ROOT / "charts/carpool"), "--namespace", namespace, "--skip-tests", *flags
     )
