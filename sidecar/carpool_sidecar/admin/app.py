@@ -50,6 +50,7 @@ class AdminApp:
         self._key = key
         self._local = local
         self._exposition: Exposition | None = None
+        self._scrapes: set[asyncio.Task[bytes]] = set()
         self._draining: asyncio.Task[None] | None = None
 
     def head(self, exchange: Exchange) -> None:
@@ -129,7 +130,16 @@ class AdminApp:
         """Write the metrics for Prometheus to scrape."""
         if self._exposition is None:
             self._exposition = Exposition(self._sidecar)
-        exchange.respond(200, [(b"content-type", self._exposition.content_type)], self._exposition.text())
+        content_type = [(b"content-type", self._exposition.content_type)]
+
+        def written(scrape: asyncio.Task[bytes]) -> None:
+            self._scrapes.discard(scrape)
+            if not scrape.cancelled():
+                exchange.respond(200, content_type, scrape.result())
+
+        scrape = asyncio.get_running_loop().create_task(self._exposition.text())
+        self._scrapes.add(scrape)
+        scrape.add_done_callback(written)
 
     def _live(self, exchange: Exchange) -> None:
         """Answer 200 while the process does; says nothing of the model."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,14 +22,14 @@ async def test_a_scrape_has_every_metric_and_its_numbers_agree(world):
     rest[0].leave()
     await world.until(lambda: sidecar.batcher.queued_rows == 3)
     exposition = Exposition(sidecar)
-    waiting = _read(exposition)
+    waiting = await _read(exposition)
     assert (waiting["queue_rows"][()], waiting["in_flight_batches"][()]) == (3, 1)
     bodies = [b'{"instances":[%b]}' % text for text in (b"0", b"2", b"3,4")]
     assert waiting["buffered_bytes"][()] == sum(map(len, bodies))
     world.model.release()
     for one in (first, *rest[1:]):
         assert (await one).status == 200
-    seen = _read(exposition)
+    seen = await _read(exposition)
     assert {metric.name for metric in METRICS} <= seen.keys() | {"key_fragments", "alone", "tuner_decisions"}
     m = (("model", "m"),)
     assert seen["arrivals"][m] == 6
@@ -55,7 +56,7 @@ async def test_sizes_that_callers_choose_do_not_add_up(world):
     sidecar, client = await world.start(policy={"models": [{"name": "m", "axis": "None"}]}, limits={"maxRows": 16384})
     for rows in (1, 2, 3, 4, 100, 101, 5000, 9000):
         assert (await client.predict(b",".join([b"1"] * rows))).status == 200
-    text = Exposition(sidecar).text().decode()
+    text = (await Exposition(sidecar).text()).decode()
     for bound, count in (("1", 1), ("2", 2), ("4", 4), ("128", 6), ("4096", 6), ("+Inf", 8)):
         assert f'carpool_batch_size_bucket{{le="{bound}",model="m"}} {count}.0' in text
     assert 'carpool_batch_size_sum{model="m"} 14211.0' in text
@@ -65,10 +66,30 @@ async def test_sizes_that_callers_choose_do_not_add_up(world):
     assert 'carpool_request_rows_sum{model="m"} 14211.0' in text
 
 
-def _read(exposition):
+async def test_text_is_written_beside_the_loop(world):
+    sidecar, client = await world.start()
+    await client.predict(b"1")
+    exposition, threads = Exposition(sidecar), []
+    write = exposition._generate
+    exposition._generate = lambda registry: (threads.append(threading.get_ident()), write(registry))[1]
+    assert b"carpool_arrivals_total" in await exposition.text()
+    assert threads[0] != threading.get_ident()
+
+
+async def test_sizes_of_batches_are_each_models_own(world):
+    sidecar, client = await world.start()
+    await client.predict(b"1")
+    sidecar.batcher.model("other")
+    sidecar.driver.batch_sizes |= {("other", 2): 5}
+    text = (await Exposition(sidecar).text()).decode()
+    assert 'carpool_batch_size_bucket{le="4",model="other"} 5.0' in text
+    assert 'carpool_batch_size_bucket{le="4",model="m"} 1.0' in text
+
+
+async def _read(exposition):
     """By metric and labels: the value; of histograms and summaries the count."""
     found = {}
-    for family in text_string_to_metric_families(exposition.text().decode()):
+    for family in text_string_to_metric_families((await exposition.text()).decode()):
         if family.name.startswith(PREFIX):
             samples = found.setdefault(family.name.removeprefix(PREFIX), {})
             for sample in family.samples:
