@@ -249,7 +249,10 @@ def refusing(arrivals: Sequence[float], times: Sequence[float], slow: Sequence[f
             if flight and times[1] <= target:
                 due = now + target
                 start = now if len(flight) < concurrency else max(now, flight[-concurrency])
-                if start + _expected(waiting, len(flight) < slots, times, cap, concurrency, surely) > due:
+                answered = start + _expected(waiting, len(flight) < slots, times, cap, concurrency, surely)
+                if answered > due:
+                    if len(flight) >= concurrency:  # until a batch leaves or ends, nothing changes but the time
+                        upcoming = bisect_left(arrivals, min(answered - target, leave, flight[0]), upcoming)
                     continue
             queue.append(now)
             dues.append(due)

@@ -166,7 +166,7 @@ class Exploration:
 
     def is_due(self, rate: float, *, leaves: bool) -> bool:
         """Whether it is time to look for a candidate: on the way to another setting, at a higher load, or richer."""
-        due = leaves or rate >= RISE * self._looked_at
+        due = (leaves or rate >= RISE * self._looked_at) and not self.is_under_way
         if due:
             self._looked_at = rate
         return due

@@ -144,7 +144,7 @@ class Plan:
         requirements = self._requirements
         if forecaster is None or choice is None or guards.is_forecast_low:
             return
-        if requirements.held or requirements.recommends:
+        if requirements.held or requirements.recommends or exploration.is_under_way:
             return
         if belief.size_limit.largest is not None or belief.sharing.share <= NONE:
             return
