@@ -126,7 +126,7 @@ RULES = [
         )
     ),
     ("baseline.maxBatch", 65, 64, "spec.baseline.maxBatch", "lies outside bounds.maxBatch, 1 to 64 unless set"),
-    ("baseline.maxInFlight", 9, 8, "spec.baseline.maxInFlight", "lies outside bounds.maxInFlight, 1 to 8"),
+    ("baseline.maxInFlight", 33, 32, "spec.baseline.maxInFlight", "lies outside bounds.maxInFlight, 1 to 32"),
     ("baseline.maxWait", "26ms", "25ms", "spec.baseline.maxWait", "26ms lies outside bounds.maxWait"),
     ("baseline.maxBatch", 7, 8, "spec.baseline.maxBatch", "lies outside", changed("bounds.maxBatch", {"min": 8})),
     ("baseline.maxBatch", 99, 100, "spec.baseline.maxBatch", "lies outside", changed("bounds.maxBatch", {"min": 100})),
