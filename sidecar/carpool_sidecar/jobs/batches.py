@@ -9,7 +9,7 @@ import msgspec
 
 from carpool_sidecar.jobs import lines
 from carpool_sidecar.jobs.database import SHIFT
-from carpool_sidecar.jobs.records import Batch, Call, File, Outcome, Place, Refused, Stage, Task
+from carpool_sidecar.jobs.records import ANY, Batch, Call, File, Outcome, Place, Refused, Rest, Stage, Task, path_of
 from carpool_sidecar.jobs.store import MOST_ATTEMPTS, MOST_INTERRUPTED, PURGED
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Batches:
 
     # Lines
 
-    def claim(self, most: int, now: float) -> list[Task]:
+    def claim(self, most: int, now: float, rest: Rest = ANY) -> list[Task]:
         """Mark the next lines as running and return them, oldest batch first."""
         tasks: list[Task] = []
         open_ones = self._run(
@@ -173,8 +173,14 @@ class Batches:
         for batch, file, endpoint, expires, position, number in open_ones:
             if len(tasks) >= most:
                 break
-            tasks += self._again(batch, file, endpoint, expires, most - len(tasks))
-            tasks += self._new(batch, file, endpoint, expires, position, number, most - len(tasks))
+            path = path_of(endpoint)
+            room = int(min(most - len(tasks), rest.of(path)))
+            if not room:
+                continue
+            found = self._again(batch, file, endpoint, expires, room)
+            found += self._new(batch, file, endpoint, expires, position, number, room - len(found))
+            rest.take(path, len(found))
+            tasks += found
             self._run("UPDATE batches SET started = coalesce(started, ?) WHERE seq = ?", (now, batch))
             self._settle(batch, now)
         return tasks

@@ -1,9 +1,17 @@
-"""How many jobs may be under way: what interactive requests leave, and no more. Pure; ``now`` in seconds."""
+"""How many jobs may be under way: what interactive requests leave, and of each path what it takes.
+
+Pure; ``now`` in seconds.
+"""
 
 from __future__ import annotations
 
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from carpool_sidecar.jobs.records import Rest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SHARE = 0.8
 """Of the time, for which the device may be busy while jobs begin. The rest keeps interactive requests from waiting."""
@@ -13,7 +21,6 @@ MEMORY = 1.0
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 30.0
 """Seconds without new jobs after a refusal; doubled with each in a row."""
-
 
 FIRST_GROWTH, GROWTH = 1.5, 1.02
 """Per good second: at first from 1 to 16 in 7 s; then doubled in 35 s."""
@@ -28,15 +35,16 @@ class Seen(NamedTuple):
 
 
 class Headroom:
-    """Stops while the device is busy, pauses after each refusal, and yields while interactive requests miss the SLO.
+    """Stops while the device is busy, and yields while interactive requests miss the SLO.
 
-    ``most``: under way at once. ``allowed``: the share of interactive requests that may miss.
+    A path that refuses pauses alone. ``most``: jobs under way at once. ``allowed``: the share of interactive requests
+    that may miss.
     """
 
     def __init__(self, most: int, allowed: float = 0.01) -> None:
         self.allowed = allowed
         self._most = most
-        self._refusals = Pause()
+        self._refusing: dict[str, Refusing] = {}
         self._misses = Pause()
         self._limit = 1.0
         self._growth = FIRST_GROWTH
@@ -77,6 +85,7 @@ class Headroom:
         if now - at < MEMORY:
             return
         self._judged = (seen, now)
+        self._refusing = {path: one for path, one in self._refusing.items() if not one.recovered(self._most, now)}
         met, missed = seen.met - before.met, seen.missed - before.missed
         if missed <= self.allowed * (met + missed):
             if self._misses.over(now):
@@ -90,20 +99,53 @@ class Headroom:
 
     def room(self, under_way: int, now: float) -> int:
         """Return how many jobs may begin now."""
-        if self._share > SHARE or not (self._refusals.over(now) and self._misses.over(now)):
+        if self._share > SHARE or not self._misses.over(now):
             return 0
         return max(0, self.limit - under_way)
 
-    def answered(self) -> None:
-        """Note an answer of the model's."""
-        self._refusals.relax()
+    def rest(self, under_way: Iterable[str], now: float) -> Rest:
+        """Return how many may begin of the paths that refused; ``under_way``: the path of each job."""
+        left = {path: one.room(now) for path, one in self._refusing.items()}
+        if left:
+            for path in under_way:
+                if path in left:
+                    left[path] -= 1
+        return Rest(left)
 
-    def refused(self, retry_after: float, now: float) -> None:
+    def answered(self, path: str) -> None:
+        """Note an answer of the model's."""
+        if path in self._refusing:
+            self._refusing[path].pause.relax()
+
+    def refused(self, path: str, retry_after: float, now: float) -> None:
         """Note that the model, or its queue, had no room; requests that were sent together are one refusal."""
-        if self._refusals.over(now):
+        one = self._refusing.setdefault(path, Refusing(self._limit))
+        one.refused(retry_after if retry_after > 1 else 0.0, now)
+
+
+class Refusing:
+    """A path that refused: how many may be under way, halved with each refusal, and none during a pause."""
+
+    def __init__(self, limit: float) -> None:
+        self.pause = Pause()
+        self._limit = limit
+
+    def room(self, now: float) -> int:
+        """Return how many may be under way."""
+        return int(self._limit) if self.pause.over(now) else 0
+
+    def refused(self, least: float, now: float) -> None:
+        """Pause for at least so many seconds, unless there is a pause already."""
+        if self.pause.over(now):
             self._limit = max(1.0, self._limit / 2)
-            self._growth = GROWTH
-            self._refusals.begin(now, retry_after if retry_after > 1 else 0.0)
+            self.pause.begin(now, least)
+
+    def recovered(self, most: int, now: float) -> bool:
+        """Grow after a second without a pause; return whether there is nothing to remember any more."""
+        if self.pause.over(now):
+            self._limit = min(float(most), self._limit * GROWTH)
+        # With `most` 1 the limit is there at once: the length of the next pause is still to be remembered.
+        return self._limit >= most and self.pause.over(now - LONGEST_PAUSE)
 
 
 class Pause:

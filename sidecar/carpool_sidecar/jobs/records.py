@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from math import inf
 from typing import NamedTuple
 
 import msgspec
@@ -43,6 +44,11 @@ class Refused(Exception):  # noqa: N818 - an answer, no fault of this program
         self.reason = reason
 
 
+def path_of(target: str) -> str:
+    """Return a target without its query: what pauses when the model refuses it."""
+    return target.partition("?")[0]
+
+
 class Call(Struct, frozen=True):
     """A request for the model, as a job has it."""
 
@@ -50,6 +56,11 @@ class Call(Struct, frozen=True):
     target: str
     headers: list[tuple[str, str]]
     body: bytes
+
+    @property
+    def path(self) -> str:
+        """The target without its query."""
+        return path_of(self.target)
 
 
 class Job(Struct, frozen=True):
@@ -133,6 +144,31 @@ class Task(NamedTuple):
     of: int | Place
     call: Call
     expires: float
+
+
+class Rest:
+    """How many more tasks may begin, by path; a path that is not in ``left`` has no bound of its own."""
+
+    def __init__(self, left: dict[str, int]) -> None:
+        self._left = left
+
+    @property
+    def closed(self) -> list[str]:
+        """Paths of which none may begin."""
+        return [path for path, left in self._left.items() if left <= 0]
+
+    def of(self, path: str) -> float:
+        """Return how many may begin of a path."""
+        return max(0, self._left.get(path, inf))
+
+    def take(self, path: str, count: int = 1) -> None:
+        """Note that so many begin."""
+        if path in self._left:
+            self._left[path] -= count
+
+
+ANY = Rest({})
+"""No path has a bound of its own."""
 
 
 class Outcome(NamedTuple):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from carpool_sidecar.http1.server import Server
     from carpool_sidecar.jobs.batches import Batches
     from carpool_sidecar.jobs.headroom import Seen
+    from carpool_sidecar.jobs.records import Rest
     from carpool_sidecar.jobs.store import Store
     from carpool_sidecar.jobs.writer import Writer
 
@@ -163,10 +164,10 @@ class Runner:
         status, of = answer.status, flight.task.of
         if status in NOT_NOW:
             after = find(answer.headers, b"retry-after") or b""
-            self.headroom.refused(float(after) if after.isdigit() else 0.0, now)
+            self.headroom.refused(flight.task.call.path, float(after) if after.isdigit() else 0.0, now)
             self._ended(flight, Outcome(of, answer, f"status-{status}", again=True, reached=False))
             return
-        self.headroom.answered()
+        self.headroom.answered(flight.task.call.path)
         uncertain = status in UNCERTAIN
         reason = None if 200 <= status < 300 else f"status-{status}"
         self._ended(flight, Outcome(of, answer, reason, again=uncertain and self.idempotent))
@@ -178,7 +179,7 @@ class Runner:
         elif self.stopping:
             self.flights.pop(flight.task.of, None)  # as if the process had been killed: the next one takes it up
         elif error.kind == "refused":
-            self.headroom.refused(0.0, self._clock())
+            self.headroom.refused(flight.task.call.path, 0.0, self._clock())
             self._ended(flight, Outcome(flight.task.of, None, "connection-refused", again=True, reached=False))
         else:
             self._ended(flight, Outcome(flight.task.of, None, f"connection-{error.kind}", again=self.idempotent))
@@ -194,7 +195,8 @@ class Runner:
         """Keep what was answered, take what is next and send it; return whether there may be more."""
         outcomes, self._outcomes = self._outcomes, []
         try:
-            tasks = await self._writer.do(lambda: self._exchange(outcomes, room, time()))
+            rest = self.headroom.rest((flight.task.call.path for flight in self.flights.values()), self._clock())
+            tasks = await self._writer.do(lambda: self._exchange(outcomes, room, rest, time()))
         except Exception:  # noqa: BLE001 - a full disk, mostly: nothing is lost while this process lives
             self._outcomes = outcomes + self._outcomes
             self._log.exception("jobs.path can't be written; no job is started until it can")
@@ -207,7 +209,7 @@ class Runner:
             self._send(task)
         return bool(tasks) or not room
 
-    def _exchange(self, outcomes: list[Outcome], room: int, now: float) -> list[Task]:
+    def _exchange(self, outcomes: list[Outcome], room: int, rest: Rest, now: float) -> list[Task]:
         for outcome in outcomes:
             (self._batches if isinstance(outcome.of, Place) else self._store).finish(outcome, now)
         if not room or self._store.totals["bytes"] >= int(self._settings.max_bytes):
@@ -216,10 +218,10 @@ class Runner:
         self._places += room
         share = min(room, self._places // 4)
         self._places -= 4 * share
-        tasks = self._batches.claim(share, now) if share else []
-        tasks += self._store.claim(room - len(tasks), now)
+        tasks = self._batches.claim(share, now, rest) if share else []
+        tasks += self._store.claim(room - len(tasks), now, rest)
         if len(tasks) < room:
-            tasks += self._batches.claim(room - len(tasks), now)
+            tasks += self._batches.claim(room - len(tasks), now, rest)
         return tasks
 
     async def _sweep(self) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from carpool_sidecar.jobs.records import Answer, Call, Job, Outcome, Refused, State, Task
+from carpool_sidecar.jobs.records import ANY, Answer, Call, Job, Outcome, Refused, Rest, State, Task, path_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,17 +140,26 @@ class Store:
         self._end(sequence, State.CANCELLED, "cancelled", now)
         return Cancelled(self.get(identity), sequence if job.state is State.RUNNING else None, forgotten=False)
 
-    def claim(self, most: int, now: float) -> list[Task]:
-        """Mark the next jobs as running and return them; they are sent once that is on disk."""
+    def claim(self, most: int, now: float, rest: Rest = ANY) -> list[Task]:
+        """Mark the next jobs as running and return them; they are sent once that is on disk.
+
+        Jobs of one path are taken in order. Some may be left that could be taken: the next claim takes them.
+        """
         rows = self._run(
-            "SELECT seq, method, target, headers, expires FROM jobs WHERE state = 'queued' ORDER BY seq LIMIT ?",
-            (most,),
+            "SELECT seq, method, target, headers, expires FROM jobs WHERE state = 'queued'"
+            " AND substr(target, 1, instr(target || '?', '?') - 1) NOT IN (SELECT value FROM json_each(?))"
+            " ORDER BY seq LIMIT ?",
+            (msgspec.json.encode(rest.closed).decode(), most),
         ).fetchall()
         tasks = []
         for sequence, method, target, headers, expires in rows:
             if expires <= now:
                 self._end(sequence, State.FAILED, "expired", now)
                 continue
+            path = path_of(target)
+            if not rest.of(path):
+                continue
+            rest.take(path)
             self._run(
                 "UPDATE jobs SET state = 'running', started = ?, attempts = attempts + 1 WHERE seq = ?", (now, sequence)
             )

@@ -7,7 +7,7 @@ import pytest
 
 from carpool.policy.durations import Duration, Quantity
 from carpool_sidecar.jobs.batches import PIECE
-from carpool_sidecar.jobs.records import Answer, Outcome, Place, Refused, Stage
+from carpool_sidecar.jobs.records import Answer, Outcome, Place, Refused, Rest, Stage
 from carpool_sidecar.jobs.upload import Content
 
 ENDPOINT = "/v1/completions"
@@ -134,6 +134,23 @@ def test_a_window_that_is_over_ends_a_batch(disk):
     disk.batches.finish(good(task), 11.0)
     batch = disk.batches.get(batch.id)
     assert (batch.stage, batch.completed) == (Stage.EXPIRED, 1)
+
+
+def test_a_path_that_may_not_begin_leaves_the_place_to_another_batch(disk):
+    disk = disk()
+    created(disk, b"".join(map(line, range(3))))
+    other = "/v1/other"
+    disk.batches.create("file-1", f"{other}?a=1", "100s", 100.0, b"null", None, 0.0)
+
+    def taken(rest):
+        return [task.of for task in disk.batches.claim(9, 1.0, rest)]
+
+    assert taken(Rest({ENDPOINT: 0, other: 0})) == []
+    assert taken(Rest({ENDPOINT: 2, other: 0})) == [Place(1, 1), Place(1, 2)]
+    disk.batches.finish(Outcome(Place(1, 2), None, "status-503", again=True, reached=False), 1.0)
+    assert taken(Rest({ENDPOINT: 0})) == []
+    assert taken(Rest({ENDPOINT: 1})) == [Place(1, 2)]
+    assert taken(Rest({})) == [Place(1, 3)]
 
 
 def test_files_go_when_their_time_is_over_but_not_under_a_batch(disk):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from math import inf
+
 from carpool_sidecar.jobs.headroom import FIRST_PAUSE, LONGEST_PAUSE, Headroom, Seen
 
 
@@ -22,23 +24,57 @@ def test_it_begins_with_one_and_grows_up_to_the_most():
     assert headroom.room(3, 20.0) == 1
 
 
-def test_a_refusal_halves_it_and_pauses_longer_each_time():
+def test_a_refusal_halves_what_its_path_may_have_and_pauses_it_longer_each_time():
     headroom = grown(8)
     now, pauses = 20.0, []
     for _ in range(10):
-        headroom.refused(0.0, now)
-        headroom.refused(0.0, now)  # of the same moment: counted once
-        resumed = next(now + step / 100 for step in range(1, 10_000) if headroom.room(0, now + step / 100))
+        headroom.refused("/a", 0.0, now)
+        headroom.refused("/a", 0.0, now)  # of the same moment: counted once
+        resumed = next(now + step / 100 for step in range(1, 10_000) if headroom.rest([], now + step / 100).of("/a"))
         pauses.append(resumed - now)
         now = resumed
-    assert headroom.limit == 1
+    assert headroom.rest([], now).of("/a") == 1
+    assert headroom.rest(["/a", "/b"], now).closed == ["/a"]
     assert abs(pauses[0] - FIRST_PAUSE) < 0.02
     assert pauses == sorted(pauses)
     assert abs(pauses[-1] - LONGEST_PAUSE) < 0.02
-    headroom.answered()
-    headroom.refused(7.0, now)
-    assert headroom.room(0, now + 6.9) == 0
-    assert headroom.room(0, now + 7.0) == 1
+    headroom.answered("/a")
+    headroom.refused("/a", 7.0, now)
+    assert headroom.rest([], now + 6.9).of("/a") == 0
+    assert headroom.rest([], now + 7.0).of("/a") == 1
+
+
+def test_a_refusal_bounds_no_other_path():
+    headroom = grown(8)
+    for _ in range(10):
+        headroom.refused("/a", 0.0, 20.0)
+    assert headroom.rest([], 20.0).closed == ["/a"]
+    assert headroom.rest(["/b"] * 7, 20.0).of("/b") == inf
+    assert headroom.room(7, 20.0) == 1
+
+
+def test_a_path_that_refused_grows_back_and_is_forgotten():
+    headroom = grown(8)
+    headroom.refused("/a", 0.0, 20.0)
+    seen = []
+    for second in range(21, 100):
+        headroom.update(Seen(0.0), float(second))
+        seen.append(headroom.rest([], float(second)).of("/a"))
+    assert seen[:2] == [4, 4]
+    assert seen == sorted(seen)
+    assert seen[-1] == inf
+
+
+def test_with_one_at_a_time_pauses_still_grow():
+    headroom = Headroom(1)
+    headroom.update(Seen(0.0), 0.0)
+    now = 0.0
+    for _ in range(8):  # refused as soon as it may begin
+        headroom.refused("/a", 0.0, now)
+        while not headroom.rest([], now).of("/a"):
+            now += 0.25
+            headroom.update(Seen(0.0), now)
+    assert now > 2 * LONGEST_PAUSE
 
 
 def test_nothing_begins_while_the_device_is_busy():

@@ -66,7 +66,7 @@ class World:
                 if request.shadow:
                     self.under_way -= 1
                     self.done += 1
-                    self.headroom.answered()
+                    self.headroom.answered("/")
                 else:
                     self.waits.append(now - request.arrived if isinstance(action, Finish) else inf)
                     self.missed += self.waits[-1] > self.slo

@@ -48,12 +48,13 @@ async def file_of(client, text, purpose=b"batch", name=b"file"):
     return await client.send(b"POST", b"/v1/files", form, headers)
 
 
-async def batch_of(client, lines):
+async def batch_of(client, lines, path=TARGET, window="24h"):
     text = b"".join(
-        json.dumps({"custom_id": name, "method": "POST", "url": TARGET, "body": body}).encode() + b"\n"
+        json.dumps({"custom_id": name, "method": "POST", "url": path, "body": body}).encode() + b"\n"
         for name, body in lines
     )
-    wanted = {"input_file_id": (await file_of(client, text)).json["id"], "endpoint": TARGET, "metadata": {"a": "b"}}
+    file = (await file_of(client, text)).json["id"]
+    wanted = {"input_file_id": file, "endpoint": path, "completion_window": window, "metadata": {"a": "b"}}
     return await client.send(b"POST", b"/v1/batches", json.dumps(wanted).encode(), ANN)
 
 
@@ -136,6 +137,43 @@ async def test_a_model_that_has_no_room_gets_the_job_later_and_that_is_no_attemp
     job = await ended(client, (await submit(client)).json)
     assert (job["state"], job["attempts"], job["rerun"]) == ("done", 1, False)
     assert len(world.model.received) == 3
+
+
+@pytest.fixture
+def endless(monkeypatch):
+    """A pause that begins lasts for the whole test."""
+    monkeypatch.setattr("carpool_sidecar.jobs.headroom.FIRST_PAUSE", 1e6)
+    monkeypatch.setattr("carpool_sidecar.jobs.headroom.LONGEST_PAUSE", 1e6)
+
+
+async def test_a_path_that_has_no_room_pauses_alone(world, started, endless):
+    sidecar, client = await started(policy={"models": [{"name": name, "axis": "First"} for name in "mn"]})
+    busy, good = "/v1/models/n:predict", world.model.behave
+    world.model.behave = lambda exchange: (
+        exchange.respond(503, [], b"") if exchange.target.startswith(busy.encode()) else good(exchange)
+    )
+    waiting = [(await submit(client, path=f"{busy}?n={number}")).json for number in range(20)]
+    await world.until(lambda: world.model.received and not sidecar.jobs.runner.flights)
+    tried = len(world.model.received)
+    for _ in range(3):
+        assert (await ended(client, (await submit(client)).json))["state"] == "done"
+    batch = await settled(client, (await batch_of(client, [("a", {"instances": [1]})])).json)
+    assert batch["request_counts"]["completed"] == 1
+    for job in waiting:
+        found = (await client.get(f"/v1/jobs/{job['id']}".encode())).json
+        assert (found["state"], found["attempts"]) == ("queued", 0)
+    assert len(world.model.received) == tried + 4
+
+
+async def test_a_batch_whose_path_has_no_room_delays_no_other(world, started, endless):
+    _, client = await started()
+    busy, good = TARGET.encode(), world.model.behave
+    world.model.behave = lambda exchange: exchange.respond(503, [], b"") if exchange.target == busy else good(exchange)
+    await batch_of(client, [("a", {"instances": [1]}), ("b", {"instances": [2]})])
+    await world.until(lambda: world.model.received)
+    other = await batch_of(client, [("c", {"instances": [3]})], "/v1/models/n:predict")
+    assert (await settled(client, other.json))["request_counts"]["completed"] == 1
+    assert (await ended(client, (await submit(client, path="/v1/models/n:predict")).json))["state"] == "done"
 
 
 async def test_jobs_wait_for_a_model_that_is_not_there_yet(world, started):

@@ -7,7 +7,7 @@ import pytest
 
 from carpool.policy.durations import Duration, Quantity
 from carpool_sidecar.jobs.database import Database, UnusableError
-from carpool_sidecar.jobs.records import Answer, Call, Outcome, Refused, State
+from carpool_sidecar.jobs.records import Answer, Call, Outcome, Refused, Rest, State
 from carpool_sidecar.jobs.store import MOST_ATTEMPTS, MOST_INTERRUPTED
 
 CALL = Call("POST", "/v1/models/m:predict", [("content-type", "application/json")], b'{"instances":[1.50]}')
@@ -40,6 +40,19 @@ def test_jobs_are_taken_in_order_and_a_claimed_one_is_not_taken_twice(disk):
     ids = [submit(disk).id for _ in range(3)]
     assert [len(disk.store.claim(2, 0.0)), len(disk.store.claim(2, 0.0))] == [2, 1]
     assert [disk.store.get(one).state for one in ids] == [State.RUNNING] * 3
+
+
+def test_a_path_that_may_not_begin_is_passed_over_and_its_jobs_keep_their_order(disk):
+    disk = disk()
+    for target in ("/a?1", "/b", "/a", "/a?2", "/b?1", "/c"):
+        disk.store.submit(Call("POST", target, [], b""), None, 0.0)
+
+    def taken(rest):
+        return [task.call.target for task in disk.store.claim(9, 1.0, rest)]
+
+    assert taken(Rest({"/a": 0, "/b": 1})) == ["/b", "/c"]
+    assert taken(Rest({"/a": 2})) == ["/a?1", "/a", "/b?1"]
+    assert taken(Rest({})) == ["/a?2"]
 
 
 def test_a_refusal_is_no_attempt_and_an_uncertain_one_says_so(disk):
