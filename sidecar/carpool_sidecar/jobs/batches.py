@@ -210,6 +210,8 @@ class Batches:
         good = outcome.answer is not None and 200 <= outcome.answer.status < 300
         self._keep(place, lines.written(name, outcome, attempts, rerun=bool(rerun)), failed=not good)
         self._run("DELETE FROM lines WHERE place = ?", (place,))
+        if outcome.reason == "expired":
+            self._expire(of.batch)
         self._settle(of.batch, now)
 
     def recover(self, now: float, *, idempotent: bool) -> int:
@@ -233,7 +235,7 @@ class Batches:
         """Forget what was kept long enough, and end what has expired; return whether there is more to do."""
         late = self._run("SELECT seq FROM batches WHERE stage = 'in_progress' AND expires <= ?", (now,)).fetchall()
         for (batch,) in late:
-            self._run("UPDATE batches SET stage = 'cancelling' WHERE seq = ?", (batch,))
+            self._expire(batch)
             self._settle(batch, now)
         keep = now - float(self._settings.keep_for)
         self._run(
@@ -253,6 +255,10 @@ class Batches:
             (keep,),
         )
         return more
+
+    def _expire(self, batch: int) -> None:
+        """Start no more lines of a batch: its window is over."""
+        self._run("UPDATE batches SET stage = 'cancelling' WHERE seq = ? AND stage = 'in_progress'", (batch,))
 
     def _again(self, batch: int, file: int, endpoint: str, expires: float, most: int) -> list[Task]:
         """Claim lines that were put back."""

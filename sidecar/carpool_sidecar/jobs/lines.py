@@ -93,7 +93,7 @@ def written(name: str | None, outcome: Outcome, attempts: int, *, rerun: bool) -
 REASONS = {
     "interrupted": "the sidecar ended while this ran, and it is not sent again: idempotent: false, too often, or "
     "its batch had ended",
-    "expired": "there was no time for it before its window was over",
+    "expired": "its window was over before it was answered",
     "cancelled": "it was cancelled",
 }
 """What some reasons mean; others are the status of an answer, or what kept it from coming."""

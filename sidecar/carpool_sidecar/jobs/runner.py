@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from carpool_sidecar.http1.client import Pool
 from carpool_sidecar.http1.limits import ClientLimits
 from carpool_sidecar.http1.messages import content_length, encode_request_head, find, forwardable
+from carpool_sidecar.http1.timing import NEVER
 from carpool_sidecar.jobs.headroom import Headroom
 from carpool_sidecar.jobs.records import Answer, Outcome, Place, Task
 from carpool_sidecar.protocols.headers import PRIORITY
@@ -49,12 +50,13 @@ UNCERTAIN = frozenset({502, 504})
 class Flight:
     """One task on its way."""
 
-    __slots__ = ("_runner", "call", "task")
+    __slots__ = ("_runner", "call", "task", "timer")
 
     def __init__(self, runner: Runner, task: Task) -> None:
         self._runner = runner
         self.task = task
         self.call: Call | None = None
+        self.timer: asyncio.TimerHandle | None = None
 
     def answered(self, status: int, headers: Headers, body: bytes | memoryview) -> None:
         """Take the answer, the model's or a refusal."""
@@ -63,6 +65,13 @@ class Flight:
     def failed(self, error: UpstreamError) -> None:
         """Take that the connection to the sidecar itself broke, as when it ends."""
         self._runner.lost(self, error)
+
+    def stop(self) -> None:
+        """End the request, if it is still under way: its connection closes, and the model's with it."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.call is not None:
+            self.call.cancel()
 
 
 class Runner:
@@ -118,10 +127,8 @@ class Runner:
         self._wanted.set()
 
     def cancel(self, of: int | Place) -> None:
-        """Give up a task that is under way: its connection closes, and the model's with it."""
-        flight = self.flights.pop(of, None)
-        if flight is not None and flight.call is not None:
-            flight.call.cancel()
+        """Give up a task that is under way."""
+        self._drop(of)
         self.wake()
 
     async def run(self) -> None:
@@ -177,7 +184,7 @@ class Runner:
         if error.kind == "too-large":
             self._ended(flight, Outcome(flight.task.of, None, "too-large"))
         elif self.stopping:
-            self.flights.pop(flight.task.of, None)  # as if the process had been killed: the next one takes it up
+            self._drop(flight.task.of)  # as if the process had been killed: the next one takes it up
         elif error.kind == "refused":
             self.headroom.refused(flight.task.call.path, 0.0, self._clock())
             self._ended(flight, Outcome(flight.task.of, None, "connection-refused", again=True, reached=False))
@@ -185,9 +192,16 @@ class Runner:
             self._ended(flight, Outcome(flight.task.of, None, f"connection-{error.kind}", again=self.idempotent))
 
     def _ended(self, flight: Flight, outcome: Outcome) -> None:
-        if self.flights.pop(flight.task.of, None) is not None:
+        if self._drop(flight.task.of):
             self._outcomes.append(outcome)
             self.wake()
+
+    def _drop(self, of: int | Place) -> bool:
+        """Have a task under way no longer; return whether it was."""
+        flight = self.flights.pop(of, None)
+        if flight is not None:
+            flight.stop()
+        return flight is not None
 
     # ------------------------------------------------------------------------------------------------- the store
 
@@ -240,10 +254,13 @@ class Runner:
             headers.append((b"authorization", self._credential))
         if call.body or call.method not in {"GET", "DELETE"}:
             headers.append(content_length(len(call.body)))
-        # The deadline is the caller's, as far as it is one that a header can say.
+        # The timer ends it. The header, one millisecond later, has no batch formed for a request that will be late.
         left = max(0.0, task.expires - time())
-        headers += [(b"host", b"localhost"), (PRIORITY, b"batch"), (b"x-request-timeout-ms", b"%d" % (left * 1000))]
+        milliseconds = b"%d" % (left * 1000 + 1)
+        headers += [(b"host", b"localhost"), (PRIORITY, b"batch"), (b"x-request-timeout-ms", milliseconds)]
         head = encode_request_head(call.method.encode(), call.target.encode(), headers)
         flight = self.flights[task.of] = Flight(self, task)
-        # It may take as long as the model does: the sidecar itself ends it, by upstream.timeout or the deadline.
-        flight.call = self._pool.send(head, call.body, flight, timeout=left + 60.0)
+        expired = Outcome(task.of, None, "expired")
+        flight.timer = asyncio.get_running_loop().call_later(left, self._ended, flight, expired)
+        # Until then it may take as long as the model does: `upstream.timeout` is kept by the data port.
+        flight.call = self._pool.send(head, call.body, flight, timeout=NEVER)

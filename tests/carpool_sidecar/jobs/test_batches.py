@@ -136,6 +136,17 @@ def test_a_window_that_is_over_ends_a_batch(disk):
     assert (batch.stage, batch.completed) == (Stage.EXPIRED, 1)
 
 
+@pytest.mark.parametrize("under_way", [1, 2])
+def test_lines_that_are_ended_with_the_window_end_the_batch(disk, under_way):
+    disk = disk()
+    batch = created(disk, line(1) + line(2), seconds=10.0)
+    for task in disk.batches.claim(under_way, 0.0):
+        disk.batches.finish(Outcome(task.of, None, "expired"), 10.0)
+    batch = disk.batches.get(batch.id)
+    assert (batch.stage, batch.completed, batch.failed) == (Stage.EXPIRED, 0, under_way)
+    assert {error["error"]["code"] for error in content(disk, batch.errors)} == {"expired"}
+
+
 def test_a_path_that_may_not_begin_leaves_the_place_to_another_batch(disk):
     disk = disk()
     created(disk, b"".join(map(line, range(3))))

@@ -176,6 +176,28 @@ async def test_a_batch_whose_path_has_no_room_delays_no_other(world, started, en
     assert (await ended(client, (await submit(client, path="/v1/models/n:predict")).json))["state"] == "done"
 
 
+def pass_time(monkeypatch, seconds):
+    """Have all timers of the loop see so many seconds pass at once."""
+    loop = asyncio.get_running_loop()
+    before = loop.time
+    monkeypatch.setattr(loop, "time", lambda: before() + seconds)
+
+
+@pytest.mark.parametrize("path", [TARGET, "/v1/forwarded"])
+async def test_a_job_whose_time_is_over_leaves_the_model_and_has_expired(world, started, monkeypatch, path):
+    _, client = await started(finishWithin="20s")
+    world.model.holding = True
+    job = (await submit(client, path=path)).json
+    await world.until(lambda: world.model.held)
+    pass_time(monkeypatch, 21)
+    job = await ended(client, job)
+    assert (job["state"], job["reason"], job["attempts"], job["rerun"]) == ("failed", "expired", 1, False)
+    await world.until(lambda: world.model.left == 1)
+    gone = await result(client, job)
+    assert (gone.status, gone.json["reason"]) == (410, "jobs-failed")
+    assert len(world.model.received) == 1
+
+
 async def test_jobs_wait_for_a_model_that_is_not_there_yet(world, started):
     port = world.model.port
     sidecar, client = await started()
@@ -280,6 +302,20 @@ async def test_a_batch_is_answered_in_order(world, started):
     stats = (await world.client(sidecar.admin_address).get(b"/v1/stats")).json
     assert (stats["jobs"]["lines"], stats["jobs"]["states"], stats["jobs"]["bytes"] > 0) == (0, {}, True)
     assert b'carpool_requests_total{code="200",model="",protocol="jobs"}' in metrics
+
+
+async def test_a_batch_whose_window_is_over_leaves_the_model_and_has_expired(world, started, monkeypatch):
+    _, client = await started()
+    world.model.holding = True
+    created = await batch_of(client, [("a", {}), ("b", {})], "/v1/forwarded", "20s")
+    await world.until(lambda: world.model.held)
+    pass_time(monkeypatch, 21)
+    batch = await settled(client, created.json)
+    assert (batch["status"], batch["request_counts"]) == ("expired", {"total": 2, "completed": 0, "failed": 1})
+    await world.until(lambda: world.model.left == 1)
+    [error] = (await client.get(f"/v1/files/{batch['error_file_id']}/content".encode())).body.splitlines()
+    assert (json.loads(error)["custom_id"], json.loads(error)["error"]["code"]) == ("a", "expired")
+    assert len(world.model.received) == 1
 
 
 async def test_a_cancelled_batch_stops(world, started):
