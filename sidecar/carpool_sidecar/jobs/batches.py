@@ -168,7 +168,8 @@ class Batches:
         tasks: list[Task] = []
         open_ones = self._run(
             "SELECT seq, file, endpoint, expires, position, number FROM batches"
-            " WHERE stage = 'in_progress' ORDER BY seq"
+            " WHERE stage = 'in_progress' AND expires > ? ORDER BY seq",
+            (now,),
         ).fetchall()
         for batch, file, endpoint, expires, position, number in open_ones:
             if len(tasks) >= most:
@@ -181,7 +182,8 @@ class Batches:
             found += self._new(batch, file, endpoint, expires, position, number, room - len(found))
             rest.take(path, len(found))
             tasks += found
-            self._run("UPDATE batches SET started = coalesce(started, ?) WHERE seq = ?", (now, batch))
+            # Where nothing changes nothing is written: looks are many while lines are under way.
+            self._run("UPDATE batches SET started = ? WHERE seq = ? AND started IS NULL", (now, batch))
             self._settle(batch, now)
         return tasks
 
@@ -194,8 +196,8 @@ class Batches:
         if line is None:
             return
         position, length, attempts, rerun = line
-        file, expires, stage = self._run(
-            "SELECT file, expires, stage FROM batches WHERE seq = ?", (of.batch,)
+        file, expires, stage, cancelling = self._run(
+            "SELECT file, expires, stage, cancelling FROM batches WHERE seq = ?", (of.batch,)
         ).fetchone()
         if outcome.again and (attempts < MOST_ATTEMPTS or not outcome.reached):
             if stage == Stage.IN_PROGRESS and expires > now:
@@ -205,7 +207,7 @@ class Batches:
                 )
                 return
             if not outcome.reached:
-                outcome = Outcome(of, None, "expired" if stage == Stage.IN_PROGRESS else "cancelled")
+                outcome = Outcome(of, None, "expired" if cancelling is None else "cancelled")
         name = lines.custom_id(self._text(file, position, length))
         good = outcome.answer is not None and 200 <= outcome.answer.status < 300
         self._keep(place, lines.written(name, outcome, attempts, rerun=bool(rerun)), failed=not good)
@@ -298,7 +300,8 @@ class Batches:
             except lines.Wrong as wrong:
                 self._keep(place, lines.refused(wrong), failed=True)
             position += length
-        self._run("UPDATE batches SET position = ?, number = ? WHERE seq = ?", (position, number, batch))
+        if read:
+            self._run("UPDATE batches SET position = ?, number = ? WHERE seq = ?", (position, number, batch))
         return tasks
 
     def _length(self, file: int, position: int) -> int:

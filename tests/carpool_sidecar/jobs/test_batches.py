@@ -136,6 +136,25 @@ def test_a_window_that_is_over_ends_a_batch(disk):
     assert (batch.stage, batch.completed) == (Stage.EXPIRED, 1)
 
 
+def test_no_line_is_sent_once_the_window_is_over(disk):
+    disk = disk()
+    batch = created(disk, line(1) + line(2), seconds=10.0)
+    assert disk.batches.claim(2, 10.0) == []
+    disk.batches.sweep(10.0)
+    batch = disk.batches.get(batch.id)
+    assert (batch.stage, batch.completed, batch.failed) == (Stage.EXPIRED, 0, 0)
+
+
+def test_a_line_that_was_refused_when_the_window_was_over_has_expired(disk):
+    disk = disk()
+    batch = created(disk, line(1) + line(2), seconds=10.0)
+    [task] = disk.batches.claim(1, 0.0)
+    disk.batches.sweep(10.0)
+    disk.batches.finish(Outcome(task.of, Answer(429, [], b""), "status-429", again=True, reached=False), 11.0)
+    [error] = content(disk, disk.batches.get(batch.id).errors)
+    assert error["error"]["code"] == "expired"
+
+
 @pytest.mark.parametrize("under_way", [1, 2])
 def test_lines_that_are_ended_with_the_window_end_the_batch(disk, under_way):
     disk = disk()
@@ -145,6 +164,15 @@ def test_lines_that_are_ended_with_the_window_end_the_batch(disk, under_way):
     batch = disk.batches.get(batch.id)
     assert (batch.stage, batch.completed, batch.failed) == (Stage.EXPIRED, 0, under_way)
     assert {error["error"]["code"] for error in content(disk, batch.errors)} == {"expired"}
+
+
+def test_while_all_lines_are_under_way_a_look_for_more_writes_nothing(disk):
+    disk = disk()
+    created(disk, line(1))
+    assert len(disk.batches.claim(1, 0.0)) == 1
+    before = disk.database.connection.total_changes
+    assert disk.batches.claim(1, 1.0) == []
+    assert disk.database.connection.total_changes == before
 
 
 def test_a_path_that_may_not_begin_leaves_the_place_to_another_batch(disk):
