@@ -82,6 +82,13 @@ RULES = [
      "spec.slo.classes[0]", "name ttft or tpot"),
     ("slo", {"ttft": {"p99": "2s"}, "classes": [{**GOLD, "priority": "batch"}]},
      {"ttft": {"p99": "2s"}, "classes": [GOLD]}, "spec.slo.classes[0].priority", "batch has no targets"),
+    *(
+        ("generation", bounds, {"kvBudgetPercent": 80, "order": "FCFS"}, "spec.generation", "needs slo.ttft")
+        for bounds in ({"maxRunning": 4}, {"kvBudgetPercent": 90}, {"kvTokens": 9}, {"order": "ShortestPromptFirst"},
+                       {"tenants": {"header": "x-tenant"}}, {"maxQueuedTokens": 9})
+    ),
+    ("slo", {"latency": {"p99": "1s"}}, {"ttft": {"p99": "2s"}}, "spec.generation", "needs slo.ttft",
+     changed("generation", {"maxRunning": 4}, {**BASE, "slo": {"ttft": {"p99": "2s"}}})),
     ("slo.latency", {}, {"p999": "50ms"}, "spec.slo.latency", "name at least one of p50, p90, p95, p99, p999"),
     *(
         ("slo.latency", {low: "51ms", high: "50ms"}, {low: "50ms", high: "50ms"}, f"spec.slo.latency.{low}",

@@ -30,15 +30,17 @@ class ClassTarget(Camel, frozen=True):
     other is admitted that would slow it beyond this."""
 
 
-def validate_targets(ttft: TokenTarget | None, tpot: TokenTarget | None, classes: tuple[ClassTarget, ...]) -> None:
-    """Check that targets can be met; raises ``PolicyError``."""
-    for name, target in (("ttft", ttft), ("tpot", tpot)):
-        _validate_target(f"slo.{name}", target)
+def validate_targets(
+    ttft: TokenTarget | None, tpot: TokenTarget | None, classes: tuple[ClassTarget, ...], bounds: Generation
+) -> None:
+    """Check that targets can be met, and that bounds have one; raises ``PolicyError``."""
     if tpot is not None and ttft is None:
         raise PolicyError("slo.ttft", "slo.tpot needs it: without it requests wait without bound, e.g. p99: 2s")
     if classes and ttft is None:
         raise PolicyError("slo.ttft", "slo.classes need it: requests without a class have to have targets, too")
-    seen = {"batch"}
+    if bounds != Generation() and ttft is None:
+        raise PolicyError("slo.ttft", "generation needs it: without it there is no gate to bound, e.g. p99: 2s")
+    targets, seen = {"slo.ttft": ttft, "slo.tpot": tpot}, {"batch"}
     for index, each in enumerate(classes):
         path = f"slo.classes[{index}]"
         if each.priority in seen:
@@ -47,13 +49,10 @@ def validate_targets(ttft: TokenTarget | None, tpot: TokenTarget | None, classes
         seen.add(each.priority)
         if each.ttft is None and each.tpot is None:
             raise PolicyError(path, "name ttft or tpot, e.g. ttft: {p99: 1s}")
-        for name, target in (("ttft", each.ttft), ("tpot", each.tpot)):
-            _validate_target(f"{path}.{name}", target)
-
-
-def _validate_target(path: str, target: TokenTarget | None) -> None:
-    if target is not None and target.p99 <= 0:
-        raise PolicyError(f"{path}.p99", "must be longer than 0s")
+        targets |= {f"{path}.ttft": each.ttft, f"{path}.tpot": each.tpot}
+    for path, target in targets.items():
+        if target is not None and target.p99 <= 0:
+            raise PolicyError(f"{path}.p99", "must be longer than 0s")
 
 
 class Order(StrEnum):

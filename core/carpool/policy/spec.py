@@ -361,7 +361,7 @@ class BatchingPolicy(Camel, frozen=True):
                 "slo.latency",
                 "name at least one of p50, p90, p95, p99, p999, e.g. p99: 50ms; for token streams ttft and tpot",
             )
-        validate_targets(slo.ttft, slo.tpot, slo.classes)
+        validate_targets(slo.ttft, slo.tpot, slo.classes, self.generation)
 
     def _validate_bounds(self, path: str, bounds: Bounds, outer: Bounds | None = None) -> None:
         """Check bounds by themselves, and with what they leave to ``outer``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from carpool.policy.generation import ClassTarget, TokenTarget
+from carpool.policy.generation import ClassTarget, Generation, TokenTarget
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import NEVER_ACROSS, SLO, Admission, DurationRange, IntRange, Latency
 from carpool_operator.api.spec import (
@@ -292,6 +292,16 @@ RULES: dict[type[Struct], list[Rule]] = {
     PolicySpec: [
         # Where there is no list, no field is there to report at.
         Rule("has(self.targetRefs) || has(self.targetSelector)", "", "name targetRefs or targetSelector"),
+        Rule(
+            # The server has filled in the defaults by then.
+            "has(self.slo.ttft) || !has(self.generation) || "
+            f"self.generation.kvBudgetPercent == {Generation().kv_budget_percent} && "
+            f"self.generation.order == '{Generation().order}' && "
+            "!has(self.generation.maxRunning) && !has(self.generation.kvTokens) && "
+            "!has(self.generation.tenants) && !has(self.generation.maxQueuedTokens)",
+            ".generation",
+            "needs slo.ttft: without it there is no gate to bound",
+        ),
         *_below_slo("min"),
         *_below_slo("max"),
         _baseline("maxBatch", 64),

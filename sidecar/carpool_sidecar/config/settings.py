@@ -332,19 +332,32 @@ def check_change(old: SidecarConfig, new: SidecarConfig) -> None:
 def _plain(text: str) -> Any:  # noqa: ANN401 - whatever the file holds
     if text.lstrip().startswith("{"):
         try:
-            return msgspec.json.decode(text)
+            plain = msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError):
             pass  # YAML has braces too; its parser also says where it goes wrong
+        else:
+            if _has_each_key_once(text):
+                return plain
+            text = text.expandtabs()  # YAML has none between its words, and JSON none inside
     import yaml  # noqa: PLC0415 - 0.9 MiB that a JSON file does without
+
+    from carpool_sidecar.config import yaml_text  # noqa: PLC0415 - likewise
 
     try:
         # Through JSON and back: YAML's dates and sets are none of ours, and keys become strings.
-        plain = msgspec.json.decode(json.dumps(yaml.safe_load(text), default=str, allow_nan=False))
+        plain = msgspec.json.decode(json.dumps(yaml_text.load(text), default=str, allow_nan=False))
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # no YAML, or no JSON: .nan, date keys
         raise PolicyError("config", " ".join(str(error).split())) from None
     if not isinstance(plain, dict):
         raise PolicyError("config", "expected a mapping with at least `policy` and one of `upstream`, `onnx` and `llm`")
     return plain
+
+
+def _has_each_key_once(text: str) -> bool:
+    """Look at the keys of JSON: decoders keep the last of two."""
+    counts: list[bool] = []
+    json.loads(text, object_pairs_hook=lambda pairs: counts.append(len(dict(pairs)) == len(pairs)))
+    return all(counts)
 
 
 def _validate_url(url: str) -> None:

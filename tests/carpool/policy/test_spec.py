@@ -256,6 +256,7 @@ def test_zero_needs_no_unit_and_bytes_no_suffix() -> None:
         ({"slo": {"ttft": {"p99": "0s"}}}, "slo.ttft.p99"),
         ({"slo": {"ttft": {"p99": "2s"}, "tpot": {"p99": "0s"}}}, "slo.tpot.p99"),
         ({"slo": {"latency": {"p99": "1s"}, "classes": [{"priority": "a", "ttft": {"p99": "1s"}}]}}, "slo.ttft"),
+        ({"slo": {"latency": {"p99": "1s"}}, "generation": {"maxRunning": 4}}, "slo.ttft"),
         ({"slo": {"ttft": {"p99": "2s"}, "classes": [{"priority": "a"}]}}, "slo.classes[0]"),
         (
             {"slo": {"ttft": {"p99": "2s"}, "classes": [{"priority": "batch", "ttft": {"p99": "1s"}}]}},
@@ -313,7 +314,7 @@ def test_token_streams_have_targets_of_their_own_and_need_no_latency() -> None:
 
 def test_the_gate_has_bounds() -> None:
     bounds = {"maxRunning": 64, "order": "ShortestPromptFirst", "tenants": {"header": "x-tenant", "weights": {"a": 2}}}
-    read = policy(generation=bounds).validate().generation
+    read = policy(slo={"ttft": {"p99": "2s"}}, generation=bounds).validate().generation
     assert (read.max_running, read.order, read.kv_budget_percent) == (64, Order.SHORTEST_PROMPT_FIRST, 80)
     assert read.tenants == Tenants(header="x-tenant", weights={"a": 2.0})
     for wrong, field in (

@@ -39,6 +39,11 @@ def test_fixed_parameters_go_before_the_baseline_within_its_limits():
     assert config.parameters_of("any").max_batch == 3
 
 
+def test_what_is_merged_into_a_mapping_may_be_given_anew():
+    text = YAML.replace("  resnet: {", "  fast: &fast {maxBatch: 1, maxWait: 1ms}\n  resnet: {<<: *fast, ")
+    assert parse(text).parameters["resnet"].max_wait == 0.002
+
+
 def test_a_unix_socket_is_an_upstream():
     assert parse(plain(upstream={"url": "unix:/run/model.sock"})).upstream.address == ("", 0, "/run/model.sock")
 
@@ -101,6 +106,15 @@ def test_an_onnx_file_names_its_model():
         ('{"a":' * 10_000, "config", "recursion"),
         (plain(upstream={"url": "http://[h"}), "upstream.url", "http://host:port"),
         ("{", "config", ""),
+        (f"listen: h:1\n{YAML}", "config", "`listen` in line 3 is given in line 1 already"),
+        (f"{YAML}limits: {{maxRows: 1, maxRows: 2}}", "config", "`maxRows` in line 10 is given in line 10 already"),
+        (f"{YAML}1: a\n'1': b", "config", "`1` in line 11 is given in line 10 already"),
+        ('{"policy": {},\n\t"policy": {}}', "config", "`policy` in line 2 is given in line 1 already"),
+        (
+            plain(generation=None, policy={"slo": {"latency": {"p99": "1s"}}, "generation": {"maxRunning": 4}}),
+            "policy.slo.ttft",
+            "generation needs it: without it there is no gate to bound, e.g. p99: 2s",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_the_fix(text, field, words):
