@@ -52,13 +52,11 @@ class History:
     @property
     def silence(self) -> str:
         """Say for how long nobody came."""
-        return f"no request for {format_seconds(round(self.now - self._quiet_from, 1))}"
+        if self.last_arrival == -inf:
+            return "no request yet"
+        return f"no request for {format_seconds(round(self.now - self.last_arrival, 1))}"
 
     @property
     def is_quiet_from_the_start(self) -> bool:
         """Whether nobody came for as long since the start."""
-        return self.now - self._quiet_from > SILENCE
-
-    @property
-    def _quiet_from(self) -> float:
-        return max(self.last_arrival, self.started_at if self.started_at is not None else self.now)
+        return self.now - max(self.last_arrival, self.now if self.started_at is None else self.started_at) > SILENCE
