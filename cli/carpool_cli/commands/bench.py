@@ -119,7 +119,14 @@ Examples:
 )
 @click.option("--rows", type=click.IntRange(1, 65536), default=1, show_default=True, help="Rows of a made-up request.")
 @click.option("--shape", type=SHAPE, help="Shape of a made-up row.  [default: 8; V2: as the model's metadata says]")
-@click.option("--datatype", default="FP32", show_default=True, help="Datatype of made-up rows, with --shape.")
+@click.option(
+    "--datatype",
+    type=click.Choice(servers.DATATYPES),
+    metavar="TEXT",
+    default="FP32",
+    show_default=True,
+    help="Datatype of made-up rows, with --shape; V2's, e.g. INT64 or BYTES.",
+)
 @click.option("--input", "input_name", default="input", show_default=True, help="V2 input's name, with --shape.")
 @click.option(
     "--header", "headers", multiple=True, callback=header_fields, help="Header field to add, 'name: value'; repeatable."

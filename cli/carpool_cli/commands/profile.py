@@ -140,6 +140,8 @@ def command(
 
     if (onnx is None) == (upstream is None):
         raise click.UsageError("name --onnx FILE or --upstream URL, one of the two")
+    if dims and onnx is None:
+        raise click.UsageError("--dim is for --onnx: give the shape of one row of a server's model with --shape")
     given = arrays.load_npz(inputs_path) if inputs_path is not None else None
     target: Target
     if onnx is not None:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from carpool_cli.load import tensors
-from carpool_cli.load.tensors import SIZES, Malformed, Tensor
+from carpool_cli.load.tensors import CODES, Malformed, Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Protocol: TypeAlias = Literal["v1", "v2", "v2-binary"]
 PROTOCOLS: tuple[Protocol, ...] = ("v1", "v2", "v2-binary")
+
+DATATYPES = (*CODES, "BYTES")
+"""Those whose values can be made up."""
 
 GUESSED_DIM = 8
 """Size of a trailing dimension that the model leaves open and nobody named."""
@@ -152,6 +155,8 @@ def random_tensor(spec: InputSpec, rows: int, rng: Random) -> Tensor:
     shape = (rows, *spec.row)
     count = math.prod(shape)
     values: list[Any]
+    if spec.datatype not in DATATYPES:
+        raise click.ClickException(f"input {spec.name!r} is {spec.datatype}, which can't be made up: give a --body")
     if spec.datatype == "BOOL":
         values = [rng.random() < 0.5 for _ in range(count)]
     elif spec.datatype == "BYTES":
@@ -159,10 +164,8 @@ def random_tensor(spec: InputSpec, rows: int, rng: Random) -> Tensor:
     elif spec.datatype.startswith("FP"):
         # Multiples of 1/8 are exact in half precision too, so that an echo can be compared value by value.
         values = [rng.randrange(-64, 64) / 8 for _ in range(count)]
-    elif spec.datatype in SIZES:
-        values = [rng.randrange(100) for _ in range(count)]
     else:
-        raise click.ClickException(f"input {spec.name!r} is {spec.datatype}, which can't be made up: give a --body")
+        values = [rng.randrange(100) for _ in range(count)]
     return Tensor(spec.name, spec.datatype, shape, json=msgspec.json.encode(values))
 
 

@@ -60,7 +60,10 @@ class Target(Protocol):
 class OnnxTarget:
     """A session of onnxruntime, on CUDA where that is present.
 
-    Raises ``click.ClickException`` for a file that does not load or whose batch axis is fixed.
+    ``dims``: sizes of dimensions that the model leaves open, by name.
+
+    Raises ``click.ClickException`` for a file that does not load or whose batch axis is fixed, and for a dimension that
+    it does not have.
     """
 
     def __init__(self, path: Path, threads: int, dims: dict[str, int]) -> None:
@@ -78,6 +81,7 @@ class OnnxTarget:
             raise click.ClickException(f"{path} does not load as ONNX: {_one_line(error)}") from None
         self.name = path.name
         self.inputs = [_spec(path, node, dims) for node in self._session.get_inputs()]
+        _check_dims(path, dims, [dim for node in self._session.get_inputs() for dim in node.shape[1:]])
         self._outputs = [node.name for node in self._session.get_outputs()]
         self.device = "gpu" if available[0] == wanted[0] else "cpu"
 
@@ -218,6 +222,15 @@ def _spec(path: Path, node: Any, dims: dict[str, int]) -> InputSpec:  # noqa: AN
         raise click.ClickException(f"{path}: input {node.name!r} is a {node.type}; only plain tensors can be batched")
     row = tuple(dim if isinstance(dim, int) else dims.get(str(dim), servers.GUESSED_DIM) for dim in shape[1:])
     return InputSpec(node.name, _ONNX[node.type], row)
+
+
+def _check_dims(path: Path, dims: dict[str, int], known: Sequence[int | str | None]) -> None:
+    """Refuse the size of a dimension that none of the inputs has, or has open."""
+    there = list(dict.fromkeys(dim for dim in known if isinstance(dim, str)))
+    for name in dims:
+        if name not in there:
+            say = f"name one of {', '.join(there)}" if there else "leave --dim out: it has none but the rows"
+            raise click.ClickException(f"{path} has no open dimension {name!r}: {say}")
 
 
 def _one_line(error: Exception) -> str:

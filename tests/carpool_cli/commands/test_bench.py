@@ -77,6 +77,13 @@ def test_rates_rise_and_fall_for_a_time(echo, carpool, tmp_path):
     assert json.loads(out.read_text())["requests"] == 40
 
 
+def test_a_datatype_that_cannot_be_made_up_is_refused_with_those_that_can(echo, carpool):
+    result = carpool("bench", echo, *QUICK, "--datatype", "FP99")
+    assert result.exit_code == 2
+    assert "'FP99' is not one of 'BOOL', " in result.output
+    assert "'FP16', 'FP32', 'FP64', 'BYTES'" in result.output
+
+
 def test_wrong_answers_fail_it(nasty, carpool):
     with nasty("--wrong-rows") as url:
         result = carpool("bench", url, *QUICK, "--requests", 5, "--rows", 2, "--verify")

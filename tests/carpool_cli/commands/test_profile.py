@@ -77,6 +77,14 @@ def test_a_size_that_fails_ends_the_search(nasty, carpool):
     assert "a batch of 8 failed: status 400" in result.output
 
 
+@pytest.mark.parametrize("name", ["foo", "batch"])
+def test_a_dimension_that_the_model_does_not_have_is_refused(double, carpool, name):
+    result = carpool("profile", "--onnx", double, *QUICK, "--dim", f"{name}=3")
+    assert result.exit_code == 1
+    assert result.output == f"Error: {double} has no open dimension '{name}': name one of n\n"
+    assert carpool("profile", "--onnx", double, *QUICK, "--max-batch", 1, "--dim", "n=3").exit_code == 0
+
+
 def test_given_rows_are_used(double, carpool, tmp_path):
     np.savez(tmp_path / "in.npz", x=np.ones((3, 5), np.float32))
     assert carpool("profile", "--onnx", double, *QUICK, "--inputs", tmp_path / "in.npz").exit_code == 0
@@ -95,6 +103,7 @@ def test_given_rows_are_used(double, carpool, tmp_path):
         (["--onnx", "m.onnx", "--inputs", "no.npz"], "no npz file"),
         (["--onnx", "m.onnx", "--dim", "sequence"], "sequence=128"),
         (["--onnx", "m.onnx", "--slo-p99", "50"], "write e.g. 50ms"),
+        (["--upstream", "127.0.0.1:1", "--dim", "n=3"], "with --shape"),
     ],
 )
 def test_wrong_options_are_named(carpool, arguments, says):
