@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from carpool.policy.plain import PolicyError
 from carpool_sidecar.admin.signing import Authority
+from carpool_sidecar.config import itself
 from carpool_sidecar.config.descriptors import raise_limit
 from carpool_sidecar.config.settings import SidecarConfig, is_address, parse
 from carpool_sidecar.logs import set_up
@@ -69,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         config = from_environment(options.config_env) if options.config is None else load(options.config)
         if options.check:
-            check(config)
+            check(config, listen=options.listen, admin=options.admin)
             sys.stdout.write(f"{where}: OK\n")
             return OK
         return run(config, options.config, listen=options.listen, admin=options.admin)
@@ -136,12 +137,13 @@ def run(
     uvloop.run(_serve(config, path, key, listen=listen, admin=admin))
 
 
-def check(config: SidecarConfig) -> None:
-    """Check what a configuration refers to.
+def check(config: SidecarConfig, *, listen: str | None = None, admin: str | None = None) -> None:
+    """Check what a configuration refers to; ``listen`` and ``admin`` stand in for the file's.
 
     Raises ``PolicyError`` naming the field.
     """
     _key(config)
+    itself.refuse(config.upstream, listen or config.listen, admin or config.admin)
     if config.public_key is not None:
         Authority(config.public_key, config.target)
 

@@ -29,6 +29,9 @@ OTHER = "<other>"
 MAX_ENTRIES = 256
 """Model versions known at a time: more than servers serve, few enough for a scrape."""
 
+NAMED = 3
+"""Models that are named in a sentence, at most."""
+
 REFRESH = 30.0
 """Seconds between two looks at what the server says of a model."""
 
@@ -151,6 +154,14 @@ class ModelTable:
     def label(self, model: str) -> str:
         """Return a model's name as metrics may carry it."""
         return model if model in self._lanes else OTHER
+
+    def reason(self, entry: Entry) -> str:
+        """Return a sentence on an entry's axis, and on a name that is perhaps misspelt in the policy."""
+        others = {each.model for each in self if each.proven}
+        if entry.configured is None or entry.seen is not None or not others or entry.model in others:
+            return entry.reason
+        named = ", ".join(sorted(others)[:NAMED])
+        return f"{entry.reason}, but the server does not describe it and only answered for {named}: check its name"
 
     def configure(self, configured: Sequence[Model]) -> None:
         """Take a new policy's models."""

@@ -19,6 +19,7 @@ from carpool_sidecar.admin.health import INTERVAL, Health
 from carpool_sidecar.admin.signing import Authority
 from carpool_sidecar.app import DataApp
 from carpool_sidecar.backends.upstream import UpstreamBackend
+from carpool_sidecar.config import itself
 from carpool_sidecar.config.descriptors import ADMIN_CONNECTIONS, open_files, share
 from carpool_sidecar.config.settings import EVERY_MODEL, address_of
 from carpool_sidecar.config.watching import ConfigFile, watch
@@ -74,6 +75,7 @@ class Sidecar:
         self.config = config
         self._started_with = config
         self.clock = monotonic
+        itself.refuse(config.upstream, listen or config.listen, admin or config.admin)
         self._listen = address_of(listen or config.listen)
         self._admin = address_of(admin or config.admin)
         self.log = logging.getLogger("carpool")

@@ -118,6 +118,22 @@ def test_a_missing_key_file_is_named_with_its_field(world_config, config_file, t
     assert f"apiKeyFile: '{key}': not UTF-8" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("check", [["--check"], []])
+def test_an_upstream_that_is_the_sidecar_itself_is_refused(config_file, capsys, check):
+    policy = "policy: {slo: {latency: {p99: 50ms}}}"
+    path = config_file(f"upstream: {{url: 'http://localhost:9090'}}\n{policy}")
+    assert main(["--config", str(path), *check]) == WRONG_CONFIG
+    assert "upstream.url: 'http://localhost:9090' is this sidecar's own admin port" in capsys.readouterr().err
+    path = config_file(f"upstream: {{url: 'http://localhost:9000'}}\n{policy}")
+    assert main(["--config", str(path), "--listen", "0.0.0.0:9000", *check]) == WRONG_CONFIG
+    assert "own data port (listen: 0.0.0.0:9000)" in capsys.readouterr().err
+
+
+def test_options_may_leave_a_port_to_the_model(config_file):
+    path = config_file("upstream: {url: 'http://localhost:8080'}\npolicy: {slo: {latency: {p99: 50ms}}}")
+    assert main(["--config", str(path), "--listen", "0.0.0.0:8081", "--check"]) == OK
+
+
 def test_a_key_file_that_is_there_passes_the_check(world_config, config_file, tmp_path):
     (tmp_path / "key").write_text("secret")
     path = config_file(json.dumps(json.loads(world_config) | {"apiKeyFile": str(tmp_path / "key")}))

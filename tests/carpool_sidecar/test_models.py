@@ -133,6 +133,22 @@ async def test_a_server_without_metadata_leaves_the_axis_to_the_policy(forgotten
     assert "axis: First" in entry.reason
 
 
+async def test_a_name_in_the_policy_that_the_server_does_not_know_is_doubted_once_others_are_answered(forgotten):
+    table = ModelTable([Model(name="typo", axis=Axis.FIRST), Model(name="described")], forgotten.append)
+    typo, described, used = (table.entry(endpoint(name)) for name in ("typo", "described", "used"))
+    made = Resolving(table, Server(described=Document(200, metadata([-1, 3]))))
+    for entry in (typo, described, used):
+        await made.resolve(entry)
+    assert table.reason(typo) == "the policy says axis First"
+    used.proven = True
+    assert table.reason(typo) == (
+        "the policy says axis First, but the server does not describe it and only answered for used: check its name"
+    )
+    assert (table.reason(described), table.reason(used)) == (described.reason, used.reason)
+    table.entry(endpoint("typo", "1")).proven = True
+    assert table.reason(typo) == "the policy says axis First"
+
+
 async def test_another_version_is_told_and_the_same_in_other_words_is_not(forgotten):
     table = ModelTable([], forgotten.append)
     entry = table.entry(endpoint("m"))

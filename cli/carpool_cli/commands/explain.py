@@ -124,7 +124,7 @@ def taken_back(rolled_back: RolledBack) -> str:
 
 
 def not_merged(report: Report) -> list[str]:
-    """Return a line for each model that can't be batched, is not verified yet, or was seen to give other answers."""
+    """Return a line for each model that can't be batched or is not verified, was refuted, or perhaps is misspelt."""
     lines = []
     for entry in report.models:
         name = f"{entry.name or 'model'}{f' version {entry.version}' if entry.version else ''}"
@@ -133,6 +133,8 @@ def not_merged(report: Report) -> list[str]:
             lines.append(f"{name}  batches {entry.verified}: {entry.evidence}")
             if entry.verified == "unverified":
                 lines[-1] += f"; to batch without that, if dim 0 of every tensor is the batch: {fix}"
+        elif "check its name" in entry.axis:
+            lines.append(f"{name}  is only in the policy: {entry.axis}")
         elif not entry.merges:
             lines.append(f"{name}  is not batched: {entry.axis}")
             if "axis: First" in entry.axis:

@@ -291,7 +291,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
                 lane=entry.lane,
                 merges=verifier.merges(entry),
                 max_batch=entry.max_batch,
-                axis=entry.reason,
+                axis=sidecar.models.reason(entry),
                 verified=verified.value,
                 evidence=evidence,
             )

@@ -166,6 +166,12 @@ def test_models_whose_batches_are_not_verified_are_told():
     ]
 
 
+def test_a_model_that_is_perhaps_none_is_told():
+    why = "the policy says axis First, but the server does not describe it and only answered for n: check its name"
+    entry = ModelEntry(name="m", version="", lane="m", merges=True, max_batch=None, axis=why, verified="asserted")
+    assert not_merged(of([entry])) == [f"m  is only in the policy: {why}"]
+
+
 def of(models=(), forwarded=()):
     return Report(
         stats=Stats(at=10.0),
