@@ -35,6 +35,9 @@ BROUGHT = ("path", "config", "rate", "cv", "trace", "rows", "executors", "shed_a
 ITS_OWN = ("model", "factor", "how", "key_file", "workload")
 """What only a running sidecar takes."""
 
+PARAMETERS = ("max_batch", "max_wait", "max_in_flight", "pass_through")
+"""Options that are parameters."""
+
 LARGEST = 32
 """Rows of a batch, where neither a sidecar nor an option says."""
 
@@ -232,7 +235,9 @@ def command(
         raise click.UsageError("name --slo-p99 or --config, one of the two")
     if config is not None:
         policy, asked = assumptions.configured(config)
+        given = asked != policy.limits().clamp(Parameters())
     else:
+        given = any(_typed(context, name) for name in PARAMETERS)
         asked = Parameters(
             max_batch=max_batch or LARGEST,
             max_wait=Duration(max_wait or 0.0),
@@ -269,7 +274,7 @@ def command(
                 ("no batching", Parameters(max_batch=rows, max_in_flight=profile.executors)),
                 ("zero wait", Parameters(max_batch=policy.limits().max_batch, max_in_flight=profile.executors)),
                 ("by hand", TYPICAL),
-                ("as given", asked),
+                *([("as given", asked)] if given else []),
                 ("best fixed", best_for(policy, Forecaster(situation)).parameters),
             ]
         )

@@ -79,10 +79,20 @@ def test_requests_of_several_rows_fill_batches(simulated):
 
 
 def test_the_comparison_holds_each_configuration_once_and_the_best_is_best(simulated):
-    found = {figures["name"]: figures for figures in simulated(*LOAD, "--compare")["results"]}
+    found = {figures["name"]: figures for figures in simulated(*LOAD, "--max-batch", 16, "--compare")["results"]}
     assert {"no batching", "zero wait", "by hand", "as given", "best fixed", "tuned"} == set(found)
     holding = [figures for figures in found.values() if figures["missShare"] < 0.01]
     assert min(holding, key=lambda one: one["deviceSecondsPerRequest"])["name"] in {"best fixed", "tuned"}
+
+
+def test_parameters_that_nobody_gave_are_not_compared(simulated, tmp_path):
+    load, config = ("--rate", 200, "--for", "2s", "--compare"), tmp_path / "sidecar.yaml"
+    text = "upstream: {url: http://127.0.0.1:9000}\npolicy: {slo: {latency: {p99: 50ms}}}\n"
+    config.write_text(text)
+    for policy in (("--slo-p99", "50ms"), ("--config", config)):
+        assert "as given" not in {figures["name"] for figures in simulated(*policy, *load)["results"]}
+    config.write_text(text + "parameters: {'*': {maxBatch: 16, maxWait: 3ms}}\n")
+    assert "as given" in {figures["name"] for figures in simulated("--config", config, *load)["results"]}
 
 
 def test_the_best_of_a_device_that_loses_by_batching_is_not_to_batch(simulated):
