@@ -30,6 +30,7 @@ from carpool_cli.profiling.device_profile import DeviceProfile
 from carpool_cli.profiling.inflection import inflection
 from carpool_cli.profiling.measuring import (
     NEAR_THE_LARGEST,
+    Stopped,
     Timing,
     advise,
     executors_of,
@@ -37,6 +38,7 @@ from carpool_cli.profiling.measuring import (
     sizes_up_to,
     throughputs,
 )
+from carpool_cli.stopped import STOPPED, Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,7 +136,9 @@ def command(
     and, with --slo-p99, which batch size to use. Times are the minimum over interleaved rounds; the median is also
     shown.
 
-    Exits 1 when --verify finds that merged answers differ.
+    Ctrl-C ends the rounds; the profile is that of the complete ones.
+
+    Exits 1 when --verify finds that merged answers differ, 130 after Ctrl-C.
     """
     from carpool_cli.profiling import arrays, targets  # noqa: PLC0415 - numpy is not for --help
 
@@ -166,16 +170,13 @@ def command(
     # 2. Cold runs, ascending; the first size that fails ends it
     runs, cold, used, stopped = _cold_runs(target, sample, max_batch, meter)
     # 3. Rounds and concurrency
-    timings = interleave(runs, cold, rounds=rounds, budget=budget, clock=time.perf_counter)
+    timings, rates, missing = _rounds(runs, cold, rounds, budget, concurrency)
     best = min(timings, key=lambda timing: timing.best / timing.rows)
-    rates = throughputs(
-        runs[best.rows], concurrency, seconds=max(0.2, 4 * best.best), trials=2, clock=time.perf_counter
-    )
     fitted = memory.fit(used, meter.limit) if meter is not None else None
     profile = DeviceProfile(
         name=target.name,
         source=f"measured by carpool profile: minimum of {timings[0].rounds} interleaved rounds",
-        executors=executors_of(rates),
+        executors=executors_of(rates) if rates else 1,
         rows=tuple(timing.rows for timing in timings),
         seconds=tuple(round(timing.best, 7) for timing in timings),
         cv=round(median(timing.spread for timing in timings), 4),
@@ -189,6 +190,8 @@ def command(
     target.close()
     # 4. What it says
     _show(profile, timings, rates, best.rows, stopped)
+    if missing:
+        click.echo(f"stopped; not measured: {missing}")
     if meter is not None:
         _show_memory(meter, fitted)
     curve = profile.service_time()
@@ -206,6 +209,8 @@ def command(
 
         plots.service_time(plot, target.name, timings, inflection(curve), slo)
         click.echo(f"drew {plot}")
+    if missing:
+        sys.exit(STOPPED)
     if not safe:
         sys.exit(1)
 
@@ -250,6 +255,29 @@ def _cold_runs(
         if meter is not None:
             used[rows] = meter.used()
     return runs, cold, used, ""
+
+
+def _rounds(
+    runs: dict[int, Callable[[], Arrays]], cold: dict[int, float], rounds: int, budget: float, concurrency: int
+) -> tuple[list[Timing], dict[int, float], str]:
+    """Measure the sizes, and the rates by callers at once; the third is what is missing after Ctrl-C."""
+    unknown = "server concurrency, which is taken to be 1"
+    try:
+        timings = interleave(runs, cold, rounds=rounds, budget=budget, clock=time.perf_counter)
+    except Stopped as stopped:
+        done = stopped.timings[0].rounds
+        left = f"rounds {done + 1} to {rounds}" if done + 1 < rounds else f"round {rounds}"
+        return stopped.timings, {}, f"{left} of at most {rounds}, and {unknown}"
+    except KeyboardInterrupt:
+        raise Interrupted("stopped in the first round: there is nothing to keep") from None
+    best = min(timings, key=lambda timing: timing.best / timing.rows)
+    try:
+        rates = throughputs(
+            runs[best.rows], concurrency, seconds=max(0.2, 4 * best.best), trials=2, clock=time.perf_counter
+        )
+    except KeyboardInterrupt:
+        return timings, {}, unknown
+    return timings, rates, ""
 
 
 def _show(profile: DeviceProfile, timings: list[Timing], rates: dict[int, float], at: int, stopped: str) -> None:

@@ -36,6 +36,15 @@ class Timing(NamedTuple):
     rounds: int
 
 
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C among the rounds, at least one of which was complete."""
+
+    def __init__(self, timings: list[Timing]) -> None:
+        super().__init__()
+        self.timings = timings
+        """Of the complete rounds."""
+
+
 def sizes_up_to(most: int) -> list[int]:
     """Return powers of two and the largest: 1, 2, 4, ..., most."""
     return sorted({2**step for step in range(most.bit_length())} | {most})
@@ -51,17 +60,27 @@ def interleave(
 ) -> list[Timing]:
     """Time each size in turn, ``rounds`` times or for ``budget`` seconds, at least ``LEAST_ROUNDS`` times.
 
-    Rounds alternate up and down, so that no size always follows the largest.
+    Rounds alternate up and down, so that no size always follows the largest. Raises ``Stopped``.
     """
     seconds: dict[int, list[float]] = {size: [] for size in runs}
     started = clock()
-    for number in range(rounds):
-        if number >= LEAST_ROUNDS and clock() - started > budget:
-            break
-        for size in sorted(runs, reverse=bool(number % 2)):
-            before = clock()
-            runs[size]()
-            seconds[size].append(clock() - before)
+    try:
+        for number in range(rounds):
+            if number >= LEAST_ROUNDS and clock() - started > budget:
+                break
+            for size in sorted(runs, reverse=bool(number % 2)):
+                before = clock()
+                runs[size]()
+                seconds[size].append(clock() - before)
+    except KeyboardInterrupt:
+        complete = min(map(len, seconds.values()))
+        if not complete:
+            raise
+        raise Stopped(_timings({size: found[:complete] for size, found in seconds.items()}, cold)) from None
+    return _timings(seconds, cold)
+
+
+def _timings(seconds: Mapping[int, list[float]], cold: Mapping[int, float]) -> list[Timing]:
     timings = []
     for size, found in sorted(seconds.items()):
         middle = median(found)

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 
 import numpy as np
 import pytest
+
+from carpool_cli.commands import profile
+from carpool_cli.profiling.targets import OnnxTarget
 
 QUICK = ("--rounds", 3, "--for", "1ms", "--concurrency", 1)
 
@@ -44,6 +48,55 @@ def test_a_server_is_measured_in_every_protocol(echo, carpool, protocol, tmp_pat
     # A profile that was measured serves as the standin's.
     assert carpool("standin", "--profile", out, "--port", echo.rsplit(":", 1)[1]).exit_code == 1
     assert json.loads(out.read_text())["rows"] == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("call", "rounds", "says"),
+    [
+        # Two sizes: two cold runs, then two runs a round.
+        (8, 2, "rounds 3 to 4 of at most 4, and server concurrency, which is taken to be 1\n"),
+        (9, 3, "round 4 of at most 4, and server concurrency"),
+        (11, 4, "server concurrency, which is taken to be 1\n"),
+    ],
+)
+def test_what_was_measured_before_ctrl_c_is_kept(double, carpool, tmp_path, monkeypatch, call, rounds, says):
+    interrupt(monkeypatch, call)
+    out = tmp_path / "p.json"
+    result = carpool("profile", "--onnx", double, "--rounds", 4, "--max-batch", 2, "--concurrency", 1, "--out", out)
+    assert result.exit_code == 130, result.output
+    assert f"stopped; not measured: {says}" in result.output
+    made = json.loads(out.read_text())
+    assert made["rows"] == [1, 2]
+    assert f"minimum of {rounds} interleaved rounds" in made["source"]
+
+
+def test_ctrl_c_in_the_first_round_leaves_nothing(double, carpool, tmp_path, monkeypatch):
+    interrupt(monkeypatch, 4)
+    result = carpool("profile", "--onnx", double, "--max-batch", 2, "--out", tmp_path / "p.json")
+    assert result.exit_code == 130
+    assert result.output == "Error: stopped in the first round: there is nothing to keep\n"
+    assert not (tmp_path / "p.json").exists()
+
+
+def interrupt(monkeypatch, number):
+    """Have the `number`th batch (from 1) ended by Ctrl-C."""
+    prepare, calls = OnnxTarget.prepare, count(1)
+
+    def throughputs(run, *_, **__):  # its callers are threads, and Ctrl-C comes in the one that waits for them
+        run()
+
+    def prepared(target, batch):
+        run = prepare(target, batch)
+
+        def once():
+            if next(calls) == number:
+                raise KeyboardInterrupt
+            return run()
+
+        return once
+
+    monkeypatch.setattr(OnnxTarget, "prepare", prepared)
+    monkeypatch.setattr(profile, "throughputs", throughputs)
 
 
 def test_concurrency_is_told(echo, carpool):

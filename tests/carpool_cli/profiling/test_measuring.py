@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from carpool.learning.latency_model import ServiceTime
-from carpool_cli.profiling.measuring import advise, executors_of, interleave, sizes_up_to, throughputs
+from carpool_cli.profiling.measuring import Stopped, advise, executors_of, interleave, sizes_up_to, throughputs
 
 
 class Clock:
@@ -44,6 +44,30 @@ def test_the_budget_ends_it_after_three_rounds():
     clock = Clock()
     (timing,) = interleave({1: lambda: clock.run(10.0)}, {1: 0.0}, rounds=100, budget=1.0, clock=clock)
     assert timing.rounds == 3
+
+
+def interrupted_at(number):
+    """Runs of sizes 1 and 2, of which the `number`th (from 1) is ended by Ctrl-C."""
+    clock, calls = Clock(), []
+
+    def run(seconds):
+        calls.append(seconds)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+        clock.run(seconds)
+
+    runs = {size: lambda size=size: run(size / 100 + len(calls)) for size in (1, 2)}
+    return interleave(runs, {1: 0.0, 2: 0.0}, rounds=9, budget=99.0, clock=clock)
+
+
+def test_complete_rounds_outlive_ctrl_c():
+    with pytest.raises(Stopped) as caught:
+        interrupted_at(6)
+    assert [(timing.rows, timing.rounds) for timing in caught.value.timings] == [(1, 2), (2, 2)]
+    assert caught.value.timings[0].best == pytest.approx(0.01)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        interrupted_at(2)
+    assert not isinstance(caught.value, Stopped)
 
 
 def test_executors_are_whole_single_callers():
