@@ -19,7 +19,7 @@ from carpool_cli.live.admin_client import Explanation
 from carpool_cli.live.figures import Figures, Passed, duration, figures_of, passed_on
 from carpool_cli.live.first_call import wrapped
 from carpool_cli.live.jobs import jobs_line
-from carpool_cli.live.streams import Streamed, engine_line, streamed
+from carpool_cli.live.streams import Streamed, engine_line, only_streams, streamed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,10 +73,11 @@ class Sight(Struct, frozen=True, kw_only=True):
         lines = console.render_lines(self._state(options.max_width), inside, pad=False)
         notes = [Text(note, "dim", no_wrap=True, overflow="ellipsis") for note in self.notes]
         room = math.inf if options.height is None else options.height - len(lines) - len(notes) - 1
-        decisions = console.render_lines(self._decisions(), inside, pad=False)
-        if len(decisions) > room:
-            decisions = decisions[: max(int(room), 0)]
-        lines += console.render_lines(Text("decisions", "dim"), inside, pad=False) + decisions
+        if self.explanation.decisions or not only_streams(self.report):
+            decisions = console.render_lines(self._decisions(), inside, pad=False)
+            if len(decisions) > room:
+                decisions = decisions[: max(int(room), 0)]
+            lines += console.render_lines(Text("decisions", "dim"), inside, pad=False) + decisions
         for note in notes:
             lines += console.render_lines(note, inside, pad=False)
         for line in lines:
@@ -85,8 +86,7 @@ class Sight(Struct, frozen=True, kw_only=True):
 
     def _state(self, width: int) -> Table:
         """Return what is so now: a line a figure."""
-        report, figures, slo = self.report, self.figures, self.report.slo_seconds
-        wide = max(min(width - BESIDE, HISTORY), 8)
+        report = self.report
         page = Table.grid()
         page.add_row(
             Text.assemble(
@@ -98,36 +98,9 @@ class Sight(Struct, frozen=True, kw_only=True):
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column()
-        over = figures.p99 is not None and figures.p99 > slo
-        latency = Text(f"p50 {duration(figures.p50)}, p99 ")
-        latency.append(duration(figures.p99), "bold red" if over else "bold green" if figures.p99 else "")
-        latency.append(f" of {format_seconds(slo)}")
-        good = Text(f"{figures.goodput:.1f}/s")
-        if figures.miss_share is not None:
-            good.append(f", {1 - figures.miss_share:.2%} in time")
         rows: list[tuple[str, str | Text]] = [("batches", Text(line, "bold red")) for line in not_merged(report)]
-        rows += [
-            ("rate", beside(Text(f"{figures.rate:.1f}/s"), sparkline(list(self.rates)[-wide:]))),
-            ("goodput", good),
-            ("latency", beside(latency, sparkline(list(self.tails)[-wide:], top=slo))),
-            ("misses", ", ".join(f"{name} {count}" for name, count in figures.misses.items()) or "none"),
-        ]
-        if figures.mean_batch is not None:
-            rows.append(("batches", f"{figures.mean_batch:.1f} rows   {histogram(figures.sizes)}"))
-        busy = f"{figures.device_busy_share:.0%} busy"
-        decided = self.explanation.decisions
-        if target := decided[-1].decision.target_utilization if decided else 0.0:
-            busy += f" (target {target:.0%})"
-        if figures.device_seconds_per_request is not None:
-            busy = f"{duration(figures.device_seconds_per_request)} a request, {busy}"
-        queue = report.queue
-        rows += [
-            ("device", busy),
-            ("queue", f"{queue.rows} rows waiting, {queue.in_flight} of {queue.slots} batches in flight"),
-        ]
-        for name, lane in report.lanes.items():
-            if name or len(report.lanes) == 1:  # requests that name no model are of interest where none do
-                rows += [(name or "model", self._parameters(lane)), ("", Text(curve(lane), "dim"))]
+        if not only_streams(report):
+            rows += self._batches(max(min(width - BESIDE, HISTORY), 8))
         rows += [
             ("taken back", Text(f"{gone.model or 'model'}: {gone.rejected.describe()}: {gone.reason}", "bold red"))
             for gone in report.rolled_back
@@ -151,6 +124,40 @@ class Sight(Struct, frozen=True, kw_only=True):
         if self.hint and not asked:
             page.add_row(Text(f"no request yet; try\n{wrapped(self.hint, width)}", "cyan", overflow="fold"))
         return page
+
+    def _batches(self, wide: int) -> list[tuple[str, str | Text]]:
+        """Return what is so of requests that are batched; sparklines are ``wide`` columns long."""
+        report, figures, slo = self.report, self.figures, self.report.slo_seconds
+        over = figures.p99 is not None and figures.p99 > slo
+        latency = Text(f"p50 {duration(figures.p50)}, p99 ")
+        latency.append(duration(figures.p99), "bold red" if over else "bold green" if figures.p99 else "")
+        latency.append(f" of {format_seconds(slo)}")
+        good = Text(f"{figures.goodput:.1f}/s")
+        if figures.miss_share is not None:
+            good.append(f", {1 - figures.miss_share:.2%} in time")
+        rows: list[tuple[str, str | Text]] = [
+            ("rate", beside(Text(f"{figures.rate:.1f}/s"), sparkline(list(self.rates)[-wide:]))),
+            ("goodput", good),
+            ("latency", beside(latency, sparkline(list(self.tails)[-wide:], top=slo))),
+            ("misses", ", ".join(f"{name} {count}" for name, count in figures.misses.items()) or "none"),
+        ]
+        if figures.mean_batch is not None:
+            rows.append(("batches", f"{figures.mean_batch:.1f} rows   {histogram(figures.sizes)}"))
+        busy = f"{figures.device_busy_share:.0%} busy"
+        decided = self.explanation.decisions
+        if target := decided[-1].decision.target_utilization if decided else 0.0:
+            busy += f" (target {target:.0%})"
+        if figures.device_seconds_per_request is not None:
+            busy = f"{duration(figures.device_seconds_per_request)} a request, {busy}"
+        queue = report.queue
+        rows += [
+            ("device", busy),
+            ("queue", f"{queue.rows} rows waiting, {queue.in_flight} of {queue.slots} batches in flight"),
+        ]
+        for name, lane in report.lanes.items():
+            if name or len(report.lanes) == 1:  # requests that name no model are of interest where none do
+                rows += [(name or "model", self._parameters(lane)), ("", Text(curve(lane), "dim"))]
+        return rows
 
     def _parameters(self, lane: Lane) -> Text:
         text = Text("pass-through" if lane.pass_through else lane.parameters.describe(), "bold")

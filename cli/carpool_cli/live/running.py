@@ -11,6 +11,7 @@ from carpool.batching.counters import ModelStats
 from carpool.learning.latency_model import LatencyLearner
 from carpool_cli.live.admin_client import AdminError
 from carpool_cli.live.figures import duration, number
+from carpool_cli.live.streams import only_streams
 
 if TYPE_CHECKING:
     from carpool.exchange.report import Lane, Report, Stalls
@@ -151,6 +152,11 @@ def _times(values: tuple[float, ...], ratios: list[float]) -> tuple[float, ...]:
 def _chosen(report: Report, model: str | None, address: str) -> str:
     """Return the name of the model that is asked for, or of the only one with requests."""
     asked = sorted(name for name in report.lanes if report.stats.models.get(name, ModelStats()).arrivals)
+    if not asked and only_streams(report):
+        raise AdminError(
+            f"{address} serves token streams, which their engine batches: what batching saves can't be forecast for "
+            f"them. carpool explain {address} shows them; carpool simulate --generative forecasts a gate"
+        )
     if not asked:
         raise AdminError(f"no request has come to {address} yet: send some, e.g. {_SEND}")
     names = ", ".join(name or '""' for name in asked)

@@ -85,9 +85,16 @@ def _streamed(before: ModelStreams | None, after: ModelStreams, seconds: float, 
     )
 
 
+def only_streams(report: Report) -> bool:
+    """Say whether a sidecar is there for token streams, so far as it was asked: nothing of it is batched here."""
+    streams = report.token_streams
+    asked = any(model.arrivals for model in report.stats.models.values())
+    return not asked and (streams.gate is not None or bool(streams.models))
+
+
 def engine_line(streams: TokenStreams) -> str:
-    """Return what is with the engine, and what the gate makes of it; "" where no stream was seen."""
-    if not streams.models and not streams.running and not streams.queued:
+    """Return what is with the engine, and what the gate makes of it; "" without a gate where no stream was seen."""
+    if streams.gate is None and not streams.models and not streams.running and not streams.queued:
         return ""
     line = f"{streams.running} running, {streams.queued} waiting, {number(streams.kv_tokens)} KV tokens"
     gate, engine = streams.gate, streams.engine
@@ -105,9 +112,9 @@ def engine_line(streams: TokenStreams) -> str:
 
 
 def learned_line(streams: TokenStreams) -> str:
-    """Return the step model, in words; "" without a gate."""
+    """Return the step model, in words; "" without a gate, or before it saw a stream."""
     gate = streams.gate
-    if gate is None:
+    if gate is None or not streams.models:
         return ""
     parts = (
         f"{duration(gate.step_seconds)} per step",

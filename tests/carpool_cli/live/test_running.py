@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from carpool.batching.counters import ModelStats, Stats
 from carpool.exchange.report import Alone, Lane, ModelEntry, Queue, Report
+from carpool.exchange.token_streams import GateState, TokenStreams
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import Axis, BatchingPolicy, Model, for_p99
 from carpool_cli.live import running
@@ -145,6 +146,18 @@ def test_a_model_is_named_where_there_are_several():
     assert running.read(two, "b").model == "b"
     with pytest.raises(AdminError, match=r"no request for a model 'c' has come to .*: there were some for a, b"):
         running.read(two, "c")
+
+
+def test_token_streams_are_said_not_to_be_forecast():
+    gate = GateState(
+        ttft=2.0, tpot=0.05, forecast_tpot=0.04, margin=1.1, step_seconds=0.01, sequence_seconds=4e-5,
+        kv_token_seconds=8e-8, prompt_token_seconds=5.5e-5, kv_size=None,
+    )  # fmt: skip
+    served = client(models={"m": stats(arrivals=0)})
+    with pytest.raises(AdminError, match="no request has come"):
+        running.read(served, None)
+    with pytest.raises(AdminError, match=r"http://127\.0\.0\.1:9090 serves token streams, which their engine batches"):
+        running.read(Client(replace(served.answer, token_streams=TokenStreams(gate=gate))), None)
 
 
 def test_requests_that_name_no_model_are_a_model():

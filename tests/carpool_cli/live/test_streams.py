@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from carpool.batching.counters import Stats
+from carpool.batching.counters import ModelStats, Stats
 from carpool.exchange.report import Queue, Report
 from carpool.exchange.token_streams import BOUNDS, EngineSays, GateState, ModelStreams, TokenStreams
 from carpool_cli.commands.explain import token_streams
@@ -88,6 +88,26 @@ def test_explain_and_top_show_them():
     assert "streams" in text.getvalue()
     assert "llama: 4/s, 800 tokens/s; TTFT p50" in text.getvalue()
     assert "no request yet" not in text.getvalue()
+
+
+def test_where_only_streams_are_served_top_shows_them_before_the_first_and_nothing_of_batches():
+    before = replace(report(10.0, counted(1, 1)), token_streams=TokenStreams(gate=GATE))
+    assert token_streams(before) == [
+        "token streams: 0 running, 0 waiting, 0 KV tokens of 400,000; forecast TPOT 42ms of 50ms, TTFT within 2s"
+    ]
+    for seen in (before, report(10.0, counted(1, 1))):
+        text = drawn(seen)
+        assert "streams  " in text
+        assert not {"goodput", "queue", "decisions"} & set(text.split())
+    batched = replace(before, stats=Stats(at=10.0, models={"m": ModelStats(arrivals=1)}))
+    assert {"goodput", "queue", "decisions", "streams"} <= set(drawn(batched).split())
+
+
+def drawn(seen):
+    text = io.StringIO()
+    sight = Watch("carpool").look(seen, Explanation(tuned=True, decisions=[]), 0.0)
+    Console(file=text, width=160, legacy_windows=False).print(sight)
+    return text.getvalue()
 
 
 @pytest.mark.parametrize(("how", "failed"), [("failed", 2), ("503", 2), ("other", 0)])
