@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from carpool_operator.api import annotations as names
 from carpool_operator.injector.meshes import PROXIES
+from carpool_operator.injector.ports import port_number
 from carpool_operator.injector.reasons import Reason, Skipped
 
 if TYPE_CHECKING:
@@ -126,16 +127,22 @@ def handlers(container: Json) -> Iterator[tuple[str, Json]]:
 
 
 def _named_port(container: Json, ports: Sequence[Json], listed: str, wanted: str) -> tuple[int, int | None]:
-    for index, port in enumerate(ports):
-        if wanted in {port.get("name"), str(port["containerPort"])} and _is_tcp(port):
+    number = port_number(wanted)
+    named = [
+        (index, port)
+        for index, port in enumerate(ports)
+        if wanted == port.get("name") or number == port["containerPort"]
+    ]
+    for index, port in named:
+        if _is_tcp(port):
             return port["containerPort"], index
-    if any(wanted in {port.get("name"), str(port["containerPort"])} for port in ports):
+    if named:
         raise Skipped(Reason.NOT_TCP, f"port {wanted} of {container['name']} is not TCP")
-    if not wanted.isascii() or not wanted.isdigit():
-        raise Skipped(Reason.UNKNOWN_PORT, f"{names.PORT} is {wanted!r}, the ports of {container['name']}: {listed}")
-    if not 1 <= int(wanted) <= 65535:
+    if number is not None and 1 <= number <= 65535:
+        return number, None
+    if wanted.isdecimal():
         raise Skipped(Reason.BAD_ANNOTATION, f"{names.PORT} is {wanted!r}: write a port's name or number")
-    return int(wanted), None
+    raise Skipped(Reason.UNKNOWN_PORT, f"{names.PORT} is {wanted!r}, the ports of {container['name']}: {listed}")
 
 
 def _asks_for_device(container: Json) -> bool:

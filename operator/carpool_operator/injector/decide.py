@@ -18,10 +18,12 @@ from carpool_operator.injector.containers import (
     model_port,
     other_protocol,
 )
+from carpool_operator.injector.ports import port_number
 from carpool_operator.injector.reasons import Note, Reason, Skip, Skipped
 from carpool_operator.injector.resources import Resources, is_guaranteed, of_sidecar, parse_memory
 from carpool_operator.injector.room import UNKNOWN, fitted
 from carpool_operator.workloads import registry
+from carpool_operator.workloads.metadata import Requirement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +40,9 @@ VOLUME = "carpool-change"
 DATA_PORT, ADMIN_PORT = 14080, 14090
 """The sidecar's. Requests come by the first; the operator, probes and the drain by the second. Istio has 15000 to
 15090, Linkerd 4140 to 4192."""
+
+OS_LABELS = ("kubernetes.io/os", "beta.kubernetes.io/os")
+"""Labels of nodes with their operating system."""
 
 MIN_BODY = Quantity(2**20)
 """Of a limit for bodies; less batches nothing worth it."""
@@ -122,7 +127,7 @@ def _check_possible(spec: Json, data: int, admin: int) -> None:
     """Check that one can be in the pod at all."""
     if spec.get("hostNetwork"):
         raise Skipped(Reason.HOST_NETWORK, "the pod uses the node's network: set hostNetwork: false")
-    if "windows" in {(spec.get("os") or {}).get("name"), (spec.get("nodeSelector") or {}).get("kubernetes.io/os")}:
+    if not _may_be_on_linux(spec):
         raise Skipped(Reason.WINDOWS, "the pod is for Windows; the sidecar is for Linux")
     if any(volume["name"] == VOLUME for volume in spec.get("volumes") or []):
         raise Skipped(Reason.NAME_TAKEN, f"the pod has a volume named {VOLUME}: rename it")
@@ -198,6 +203,26 @@ def _in_front(
     return Inject(target, model["name"], port, declared, resources, data, admin, max_body, tuple(notes), captured)
 
 
+def _may_be_on_linux(spec: Json) -> bool:
+    """Whether a pod's operating system, its node selector and its required node affinity let it run on Linux."""
+    selector = spec.get("nodeSelector") or {}
+    if "windows" in {(spec.get("os") or {}).get("name"), *(selector.get(label) for label in OS_LABELS)}:
+        return False
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    # A node has to match one of the terms, and all expressions of that.
+    terms = [
+        [
+            Requirement(each["key"], each["operator"], each.get("values") or [])
+            for each in term.get("matchExpressions") or []
+            if each["key"] in OS_LABELS
+        ]
+        for term in required.get("nodeSelectorTerms") or []
+    ]
+    linux = dict.fromkeys(OS_LABELS, "linux")
+    return not terms or any(all(each.matches(linux) for each in term) for term in terms)
+
+
 def _everyone(spec: Json) -> list[Json]:
     return [*(spec.get("initContainers") or []), *spec["containers"]]
 
@@ -212,10 +237,11 @@ def _ports(of_pod: Mapping[str, str], settings: Settings) -> tuple[int, int]:
     found = []
     for name, default in ((names.DATA_PORT, settings.data_port), (names.ADMIN_PORT, settings.admin_port)):
         text = of_pod.get(name, str(default))
+        number = port_number(text)
         # Ports below need a privilege that the sidecar does not have.
-        if not (text.isascii() and text.isdigit() and len(text) <= 5 and 1024 <= int(text) <= 65535):
+        if number is None or not 1024 <= number <= 65535:
             raise Skipped(Reason.BAD_ANNOTATION, f"{name} is {text!r}: write a number from 1024 to 65535")
-        found.append(int(text))
+        found.append(number)
     if found[0] == found[1]:
         raise Skipped(
             Reason.BAD_ANNOTATION, f"{names.DATA_PORT} and {names.ADMIN_PORT} are both {found[0]}: they have to differ"

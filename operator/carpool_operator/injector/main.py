@@ -23,6 +23,7 @@ from carpool_operator.injector import store
 from carpool_operator.injector.certificates import Pair
 from carpool_operator.injector.decide import ADMIN_PORT, DATA_PORT, DEFAULT_RESOURCES, Settings
 from carpool_operator.injector.namespaces import Namespaces
+from carpool_operator.injector.ports import port_number
 from carpool_operator.injector.reasons import Skipped
 from carpool_operator.injector.resources import of_sidecar
 from carpool_operator.injector.server import BUFFER, Injector
@@ -106,9 +107,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _port(text: str) -> int:
-    if not text.isdigit() or not 1024 <= int(text) <= 65535:
+    number = port_number(text)
+    if number is None or not 1024 <= number <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r}: write a number from 1024 to 65535")
-    return int(text)
+    return number
 
 
 def _resources(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Resources:

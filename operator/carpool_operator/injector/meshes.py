@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from carpool_operator.injector.ports import port_number
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -133,6 +135,7 @@ def _lists(ports: list[str], port: int) -> bool:
     """Whether a port is among those listed, as a number or inside a range."""
     for each in ports:
         first, _, last = each.partition("-")
-        if first.isdigit() and (last or first).isdigit() and int(first) <= port <= int(last or first):
+        lower, upper = port_number(first), port_number(last or first)
+        if lower is not None and upper is not None and lower <= port <= upper:
             return True
     return False

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from carpool_operator.api.model import Target
@@ -78,6 +80,59 @@ def test_a_bad_annotation_is_named(annotation):
     decision = decide(pod(annotations=annotation), TARGET, SETTINGS)
     assert decision.reason == Reason.BAD_ANNOTATION
     assert next(iter(annotation)) in decision.message
+
+
+@pytest.mark.parametrize("written", ["9000", "09000", "0" * 5000 + "9000"])
+def test_a_number_with_zeros_before_it_is_the_port_that_it_names(written):
+    found = decide(pod(annotations={"carpool.dev/port": written}), TARGET, SETTINGS)
+    assert (found.port, found.declared) == (9000, 0)
+    patched = patch(pod(), found, SETTINGS, "0123456789abcdef")
+    assert Note.PORT_UNNAMED not in json.loads(patched["metadata"]["annotations"]["carpool.dev/status"])["notes"]
+
+
+@pytest.mark.parametrize("written", ["8" * 5000, "²", "٣", "-1", "0"])
+def test_what_is_no_port_is_a_reason_and_no_error(written):
+    expected = {Reason.BAD_ANNOTATION, Reason.UNKNOWN_PORT}
+    assert port(written) in expected
+    assert decide(pod(annotations={"carpool.dev/data-port": written}), TARGET, SETTINGS).reason in expected
+
+
+def terms(*expressions, key="kubernetes.io/os"):
+    written = [
+        {
+            "matchExpressions": [
+                {"key": key, "operator": operator, "values": values},
+                {"key": "gpu", "operator": "Exists"},
+            ]
+        }
+        for operator, values in expressions
+    ]
+    return {
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": written}}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("spec", "windows"),
+    [
+        ({"os": {"name": "windows"}}, True),
+        ({"os": {"name": "linux"}}, False),
+        ({"nodeSelector": {"beta.kubernetes.io/os": "windows"}}, True),
+        ({"nodeSelector": {"kubernetes.io/os": "linux"}}, False),
+        (terms(("In", ["windows"])), True),
+        (terms(("In", ["windows"]), key="beta.kubernetes.io/os"), True),
+        (terms(("NotIn", ["linux"])), True),
+        (terms(("In", ["windows"]), ("NotIn", ["linux"])), True),
+        (terms(("In", ["windows", "linux"])), False),
+        (terms(("In", ["windows"]), ("In", ["linux"])), False),
+        (terms(("In", ["windows"]), key="example.com/os"), False),
+        ({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": None}}}, False),
+        ({"affinity": {"podAntiAffinity": {}}}, False),
+    ],
+)
+def test_a_pod_for_windows_is_left_alone_wherever_it_says_so(spec, windows):
+    found = decide(pod(spec=spec), TARGET, SETTINGS)
+    assert (isinstance(found, Skip) and found.reason == Reason.WINDOWS) == windows
 
 
 def test_the_port_is_the_first_that_may_speak_http():
