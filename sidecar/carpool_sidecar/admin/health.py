@@ -16,8 +16,9 @@ INTERVAL = 1.0
 
 UNASKED = "the model has not been asked yet"
 
-NOT_SPOKEN = frozenset({404, 405, 501})
-"""Answers of a server that doesn't know the question: that it accepts connections is all there is to know."""
+NOT_SPOKEN = frozenset({401, 403, 404, 405, 501})
+"""Answers of a server that doesn't know the question, or does not let everybody ask: that it accepts connections is all
+there is to know."""
 
 
 class Health:
@@ -49,7 +50,8 @@ class Health:
         """Take one answer to the question whether the model is ready."""
         before = self.reason
         if answer.status:
-            self.ready = answer.status == 200 or answer.status in NOT_SPOKEN
+            # As kubelets read the answers to a probe: a pod that is ready without a sidecar is ready with one.
+            self.ready = 200 <= answer.status < 400 or answer.status in NOT_SPOKEN
             self.reason = "ready" if self.ready else f"the model answers that question with {answer.status}"
             if self._gone:
                 self._gone = False

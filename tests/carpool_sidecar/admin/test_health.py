@@ -24,7 +24,13 @@ def test_ready_mirrors_the_model(health):  # KServe: ready before the model
         assert health.reason
 
 
-@pytest.mark.parametrize("status", [404, 405, 501])
+@pytest.mark.parametrize("status", [200, 202, 204, 301, 307])
+def test_ready_is_what_a_kubelet_takes_for_it(health, status):
+    health.observe(Document(status))
+    assert health.ready
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405, 501])
 def test_a_server_that_does_not_know_the_question_is_ready_when_it_answers(health, status):
     health.observe(Document(status))
     assert health.ready
