@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from carpool.policy.durations import Quantity
 from carpool.policy.plain import to_plain
@@ -75,6 +76,8 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
     if inject.capture:
         where = (inject.port, inject.data_port)
         added_first = [capture.container(settings.image, settings.pull_policy, *where, inject.resources)]
+    for each in (*added_first, sidecar):
+        each["securityContext"] |= _apparmor(spec)
     spec["initContainers"] = [*(spec.get("initContainers") or []), *added_first, sidecar]
     if inject.target is not None:
         change = {"name": names.change_name(inject.target.kind, inject.target.name), "optional": True}
@@ -190,8 +193,11 @@ def _readiness_path(spec: Json, model: Json, inject: Inject) -> str | None:
     handler = original_probe(spec, inject.container, (model.get("readinessProbe") or {}).get("httpGet") or {})
     name = None if inject.declared is None else model["ports"][inject.declared].get("name")
     plain = handler.get("port") in {inject.port, name} and not handler.get("host") and not handler.get("httpHeaders")
-    # The kubelet puts a slash before a path without one.
-    return "/" + str(handler.get("path") or "").removeprefix("/") if handler and plain else None
+    if not handler or not plain:
+        return None
+    # As the kubelet asks: with a slash before it, without a fragment, and with what no URL may have escaped.
+    path, _, _ = str(handler.get("path") or "").removeprefix("/").partition("#")
+    return "/" + quote(path, safe="%/?:@!$&'()*+,;=-._~[]")
 
 
 def _container(inject: Inject, settings: Settings, config: Json) -> Json:
@@ -225,6 +231,12 @@ def _container(inject: Inject, settings: Settings, config: Json) -> Json:
     if inject.target is not None:
         container["volumeMounts"] = [{"name": VOLUME, "mountPath": CHANGES, "readOnly": True}]
     return container
+
+
+def _apparmor(spec: Json) -> Json:
+    """Return the runtime's own profile where the pod's was written for the model, and may forbid all else."""
+    profile = (spec.get("securityContext") or {}).get("appArmorProfile") or {}
+    return {"appArmorProfile": {"type": "RuntimeDefault"}} if profile.get("type") == "Localhost" else {}
 
 
 def _probe(path: str, port: int, *, period: int, timeout: int, failures: int) -> Json:

@@ -114,8 +114,8 @@ REASONS = {
         "before KServe 0.16).",
     ),
     Reason.NO_ROOM: Page(
-        "A LimitRange or a ResourceQuota of the namespace leaves no room for a sidecar, so the API server would refuse "
-        "the pod.",
+        "A LimitRange or a ResourceQuota of the namespace leaves no room for a sidecar, or the pod's annotations would "
+        "exceed 256 KiB: the API server would refuse the pod. Or a LimitRange gives devices to every container.",
         "Make room, or ask for less: `carpool.dev/sidecar-cpu`, `-cpu-limit`, `-memory`, `-memory-request`, in the pod "
         "template or on the Namespace. Then restart the workload.",
     ),
@@ -170,12 +170,17 @@ NOTES = {
 }
 
 
+LONGEST_MESSAGE = 1000
+"""Characters. A message quotes annotations, which may have 256 KiB, and becomes one."""
+
+
 class Skipped(Exception):  # noqa: N818 - control flow of a decision, no error
     """A sidecar can't be here."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
-        self.skip = Skip(reason, message)
+        cut = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} ..."
+        self.skip = Skip(reason, cut)
 
 
 class Skip(NamedTuple):

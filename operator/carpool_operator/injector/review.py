@@ -13,7 +13,7 @@ from carpool_operator.injector.decide import annotations_of, decide, target_of
 from carpool_operator.injector.jsonpatch import diff
 from carpool_operator.injector.patch import patch, skipped
 from carpool_operator.injector.propagate import asks, propagate
-from carpool_operator.injector.reasons import Skip
+from carpool_operator.injector.reasons import Reason, Skip
 from carpool_operator.injector.room import UNKNOWN
 from carpool_operator.workloads import registry
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from carpool_operator.injector.room import Surroundings
     from carpool_operator.workloads.kind import Kind
 
+MAX_ANNOTATIONS = 256 * 2**10
+"""Bytes of an object's annotations, names and values; the API server refuses objects with more."""
 MAX_WARNING = 250
 """Characters of a warning; kubectl shows no more than 256."""
 
@@ -48,10 +50,14 @@ def judge(request: Json, settings: Settings, drain_key: str, *, around: Surround
     of = f"pod {namespace}/{metadata.get('name') or metadata.get('generateName', '')}"
     decision = decide(thing, target_of(thing, namespace), settings, around=around)
     if not isinstance(decision, Skip):
-        return Answer("Injected", of, patch(thing, decision, settings, drain_key, around=around))
+        changed = patch(thing, decision, settings, drain_key, around=around)
+        if _fits(changed):
+            return Answer("Injected", of, changed)
+        decision = Skip(Reason.NO_ROOM, "with a sidecar, the pod's annotations would be over 256 KiB: shorten them")
     if not decision.told or annotations_of(thing).get(names.SKIPPED) == str(decision):
         return Answer(decision.reason, of, thing)
-    return Answer(decision.reason, f"{of}: {decision.message}", skipped(thing, str(decision)))
+    changed = skipped(thing, str(decision))
+    return Answer(decision.reason, f"{of}: {decision.message}", changed if _fits(changed) else thing)
 
 
 def respond(request: Json, answer: Answer) -> Json:
@@ -63,6 +69,14 @@ def respond(request: Json, answer: Answer) -> Json:
     if answer.warnings:
         response["warnings"] = [warning[:MAX_WARNING] for warning in answer.warnings]
     return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+
+
+def _fits(thing: Json) -> bool:
+    """Whether an API server takes an object's annotations."""
+    return (
+        sum(len(name.encode()) + len(value.encode()) for name, value in annotations_of(thing).items())
+        <= MAX_ANNOTATIONS
+    )
 
 
 def _workload(kind: Kind, workload: Json, namespace: str, settings: Settings, around: Surroundings) -> Answer:

@@ -72,6 +72,7 @@ def fitted(spec: Mapping[str, Any], wanted: Resources, around: Surroundings) -> 
         given = given._replace(cpu_limit=DEMANDED * given.cpu)
     # 2. What a container may have
     for name, item in _items(around, "Container"):
+        _check_devices(name, item)
         for resource in MEASURED:
             given = _changed(given, resource, *_in_container(*_pair(given, resource), item, resource))
             _enough(given, wanted, resource, f"LimitRange {name} leaves it")
@@ -125,6 +126,23 @@ def _in_container(request: int, limit: int | None, item: Json, resource: str) ->
         if ratio is not None:
             request = max(request, math.ceil(limit / ratio))
     return request, limit
+
+
+def _check_devices(name: str, item: Json) -> None:
+    """Look whether a sidecar, which asks for no device, would be given some, or refused for want of one.
+
+    A maximum without a default is the default.
+    """
+    given = {**(item.get("max") or {}), **(item.get("min") or {})}
+    for kind in ("default", "defaultRequest"):
+        given |= item.get(kind) or {}
+    for resource, count in given.items():
+        if ("/" in resource or resource.startswith("hugepages-")) and amount(count, resource):
+            raise Skipped(
+                Reason.NO_ROOM,
+                f"LimitRange {name} gives each container {count} of {resource}, a sidecar too: let its default be "
+                f'{resource}: "0", and take a minimum out',
+            )
 
 
 def _in_pod(spec: Mapping[str, Any], given: Resources, item: Json, resource: str) -> Resources:

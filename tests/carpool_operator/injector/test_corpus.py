@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -104,3 +105,15 @@ def test_a_pod_without_one_says_why(case):
 def test_every_reason_of_a_pod_is_in_the_corpus():
     elsewhere = {Reason.NOT_OPTED_IN, Reason.UNKNOWN_OWNER, Reason.NO_PUBLIC_KEY, Reason.FAULT, Reason.UNKNOWN_PORT}
     assert {case.expect["skipped"] for case in SKIPPED} == set(Reason) - elsewhere
+
+
+@pytest.mark.parametrize("size", [300, 100_000, 250_000, 262_000])
+def test_no_annotation_makes_a_pod_s_annotations_too_large(size):
+    """The API server refuses a pod with more than 256 KiB of them."""
+    for key in ("carpool.dev/port", "traffic.sidecar.istio.io/excludeInboundPorts", "example.com/note"):
+        pod = copy.deepcopy(INJECTED[0].pod)
+        pod["metadata"]["annotations"][key] = "9" * size
+        answer = admit(INJECTED[0], pod)
+        written = answer.changed["metadata"]["annotations"]
+        assert sum(len(name) + len(value) for name, value in written.items()) <= 262_144
+        assert len(written.get("carpool.dev/skipped", "")) < 1100

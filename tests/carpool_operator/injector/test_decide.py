@@ -196,7 +196,18 @@ def test_whose_pod_it_is():
     assert target_of({"metadata": {"name": "resnet"}}, "m") is None
 
 
-@pytest.mark.parametrize(("path", "ready"), [("healthz", "/healthz"), ("", "/"), (None, "/"), ("/a/b", "/a/b")])
+@pytest.mark.parametrize(
+    ("path", "ready"),
+    [
+        ("healthz", "/healthz"),
+        ("", "/"),
+        (None, "/"),
+        ("/a/b", "/a/b"),
+        ("/health check", "/health%20check"),
+        ("/ä?b=%20c#d", "/%C3%A4?b=%20c"),
+        ("/a\r\nb", "/a%0D%0Ab"),
+    ],
+)
 def test_the_readiness_path_is_as_the_kubelet_asks_for_it(path, ready):
     probe = {"httpGet": {"port": "http"} | ({} if path is None else {"path": path})}
     given = pod(readinessProbe=probe, lifecycle=None, spec={"terminationGracePeriodSeconds": None})
@@ -204,6 +215,40 @@ def test_the_readiness_path_is_as_the_kubelet_asks_for_it(path, ready):
     patched = patch(given, found, SETTINGS, "0123456789abcdef")
     config = patched["spec"]["initContainers"][-1]["env"][0]["value"].replace("$$", "$")
     assert parse(config).upstream.ready == ready
+
+
+@pytest.mark.parametrize(
+    ("item", "fits"),
+    [
+        ({"max": {"nvidia.com/gpu": 8}}, False),
+        ({"max": {"nvidia.com/gpu": "8"}, "default": {"nvidia.com/gpu": "0"}}, True),
+        ({"min": {"nvidia.com/gpu": "1"}}, False),
+        ({"defaultRequest": {"hugepages-2Mi": "4Mi"}}, False),
+        ({"max": {"ephemeral-storage": "8Gi"}}, True),
+    ],
+)
+def test_a_sidecar_that_a_limit_range_would_give_devices_is_left_out(item, fits):
+    around = Surroundings(
+        limit_ranges=({"metadata": {"name": "gpus"}, "spec": {"limits": [{"type": "Container", **item}]}},)
+    )
+    found = decide(pod(), TARGET, SETTINGS, around=around)
+    assert isinstance(found, Inject) if fits else (found.reason == Reason.NO_ROOM and "gpus" in found.message)
+
+
+@pytest.mark.parametrize(
+    ("profile", "own"),
+    [
+        ({"type": "Localhost", "localhostProfile": "model"}, {"type": "RuntimeDefault"}),
+        ({"type": "Unconfined"}, None),
+        (None, None),
+    ],
+)
+def test_an_apparmor_profile_that_was_written_for_the_model_is_not_the_sidecar_s(profile, own):
+    given = pod(annotations={"carpool.dev/capture": "true"}, spec={"securityContext": {"appArmorProfile": profile}})
+    patched = patch(given, decide(given, TARGET, SETTINGS), SETTINGS, "0123456789abcdef")
+    added = patched["spec"]["initContainers"]
+    assert [each["name"] for each in added] == ["carpool-capture", "carpool"]
+    assert [each["securityContext"].get("appArmorProfile") for each in added] == [own, own]
 
 
 def test_a_pod_that_a_quota_would_count_for_its_sidecar_alone_is_left_as_it_is():
