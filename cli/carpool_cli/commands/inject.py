@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 SKIPPED = 3
 """Exit code: a workload was to have a sidecar and can't."""
 
-_SEPARATOR = re.compile(r"^---(?=\s|$).*\n?", re.MULTILINE)
+_SEPARATOR = re.compile(r"^(?:---|\.\.\.)(?=\s|$)(?P<rest>.*)\n?", re.MULTILINE)
+"""Between two documents: the mark, and what stands behind it on its line."""
 
 
 class Outcome(NamedTuple):
@@ -190,20 +191,31 @@ def _documents(text: str, settings: Settings | None, namespace: str | None, outc
     position = 0
     for separator in (*_SEPARATOR.finditer(text), None):
         document = text[position : len(text) if separator is None else separator.start()]
+        line = text.count("\n", 0, position) + 1
+        rest = "" if separator is None else separator["rest"].strip()
+        if separator is not None and rest and not rest.startswith("#"):
+            # To kubectl it belongs to the document before, of which it reads no more than the first.
+            at_mark = text.count("\n", 0, separator.start()) + 1
+            raise NotManifests(f"line {at_mark} has {separator[0][:3]} and more: put a line break behind it")
         try:
-            old = load(document)
+            old = None if separator is not None and _are_directives(document, separator[0]) else load(document)
         except (yaml.YAMLError, RecursionError) as error:
             mark = getattr(error, "problem_mark", None)
-            line = text.count("\n", 0, position) + (1 if mark is None else mark.line + 1)
+            line += 0 if mark is None else mark.line
             raise NotManifests(f"line {line} is not YAML, {_problem(error)}") from None
         if old is not None and not (isinstance(old, dict) and "kind" in old):
-            line = text.count("\n", 0, position) + 1
             raise NotManifests(f"the document in line {line} is not a manifest, which is a mapping with a kind")
         new = _injected(old, settings, namespace, outcomes)
         yield document if new == old else edited(document, new)
         if separator is not None:
             yield separator[0]
             position = separator.end()
+
+
+def _are_directives(text: str, behind: str) -> bool:
+    """Whether a text is no document but what precedes one: lines such as %YAML 1.2, with its mark behind them."""
+    lines = [line for line in text.removeprefix("\ufeff").splitlines() if line.strip() and not line.startswith("#")]
+    return bool(lines) and all(line.startswith("%") for line in lines) and behind.startswith("---")
 
 
 def _problem(error: Exception) -> str:
@@ -236,6 +248,11 @@ def _injected(thing: Any, settings: Settings | None, namespace: str | None, outc
                 raise Wrong(f"{name}: no operator tunes the pods of a {kind}: use --slo-p99")
             if where is None:
                 raise Wrong(f"{name} names no namespace, and the operator's changes need one: add -n NAMESPACE")
+            if of is not None and not changed["metadata"].get("name") and changed["metadata"].get("generateName"):
+                raise Wrong(
+                    f"{name} has a generateName, and the operator's changes are for a workload of one name: write "
+                    "metadata.name, or use --slo-p99"
+                )
             target = target_of(pod, where) if of is None else Target(where, kind, changed["metadata"]["name"])
         problems = (
             *names.misplaced(annotations_of(pod)),

@@ -40,7 +40,9 @@ class Raw(Struct, frozen=True):
 def state(raw: Raw) -> State:
     """Read one. It rolls from a new template until that is the stable one, pauses between its steps included."""
     spec, status = raw.spec, raw.status
-    behind = status.observed_generation.isdecimal() and int(status.observed_generation) < raw.metadata.generation
+    seen = status.observed_generation
+    # 64 bits have 19 digits; int() refuses more than 4,300.
+    behind = seen.isdecimal() and len(seen) < 20 and int(seen) < raw.metadata.generation
     rolling = behind or status.current_pod_hash != status.stable_hash or status.updated_replicas < spec.replicas
     # One that refers to a Deployment has its selector in its status only.
     selector = status.selector if spec.selector is None else str(spec.selector)

@@ -110,6 +110,28 @@ def test_json_stays_json(inject):
     assert "initContainers" in inject(yaml.safe_dump(deployment, default_flow_style=True), "--slo-p99", "50ms").stdout
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("before", ["%YAML 1.2\n---\n", "# it is new\n%YAML 1.1 # not that\n\n--- # so\n", "---\n"])
+def test_directives_are_printed_as_they_were(carpool, tmp_path, before, end):
+    path = tmp_path / "manifests.yaml"
+    text = f"{before}{MANIFESTS}...\n{before}{MANIFESTS}...\n".replace("\n", end)
+    path.write_bytes(text.encode())
+    result = carpool("inject", "-f", path, "--slo-p99", "50ms")
+    assert (result.exit_code, result.stderr) == (0, "")
+    printed = result.stdout.replace("\r\n", "\n")
+    assert printed.count(before) == 2
+    assert [line for line in printed.splitlines() if line.startswith("...")] == ["..."] * 2
+    for index in (0, 2):
+        assert config(template(printed.replace("%YAML 1.2", "%YAML 1.1"), index)).policy.slo.due == 0.05
+
+
+def test_a_generated_name_is_enough_for_a_sidecar_that_tunes_itself(inject):
+    generated = MANIFESTS.replace("{name: resnet,", "{generateName: resnet-,")
+    result = inject(generated, "--slo-p99", "50ms")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert config(template(result.stdout)).policy.slo.due == 0.05
+
+
 @pytest.mark.parametrize("kind", ["StatefulSet", "DaemonSet", "ReplicaSet"])
 def test_other_workloads(inject, kind):
     other = MANIFESTS.replace("kind: Deployment", f"kind: {kind}")
@@ -182,6 +204,16 @@ def test_nothing_with_pods_is_said(inject):
         (MANIFESTS, ("--slo-p99", "0s"), "--slo-p99: slo.latency"),
         (MANIFESTS, ("--public-key", "key.txt"), "neither 64 hex digits nor a file with them"),
         (MANIFESTS.replace(", namespace: models", ""), ("--public-key", KEY), "add -n NAMESPACE"),
+        (
+            MANIFESTS.replace("{name: resnet,", "{generateName: resnet-,"),
+            ("--public-key", KEY),
+            "deployment/resnet- has a generateName, and the operator's changes are for a workload of one name: write",
+        ),
+        (
+            MANIFESTS.replace("{name: resnet,", "{"),
+            ("--public-key", KEY),
+            "a Deployment is not a valid Kubernetes object",
+        ),
         ("kind: X\n---\nb: [\n", ("--slo-p99", "50ms"), "line "),
         ("kind: Deployment\n", ("--slo-p99", "50ms"), "a Deployment is not a valid Kubernetes object"),
         (
@@ -213,6 +245,13 @@ def test_a_file_that_is_not_there(carpool):
         ("kind: X\n---\n# Title\n\n*Words*\n", "line 5 is not YAML"),
         ("\x7fELF\x00", "line 1 is not YAML, it has characters that are not text"),
         ("kind: ConfigMap\n---\nname: x\n", "the document in line 3 is not a manifest"),
+        ("kind: X\n--- {kind: Pod}\n", "line 2 has --- and more: put a line break behind it"),
+        ("--- !!map\nkind: X\n", "line 1 has --- and more"),
+        ("--- &all\nkind: X\n", "line 1 has --- and more"),
+        ("--- text\n", "line 1 has --- and more"),
+        ("kind: X\n... text\n", "line 2 has ... and more"),
+        ("%YAML 1.2\n", "line 2 is not YAML"),
+        ("%YAML 1.2\nkind: X\n---\n", "line 2 is not YAML"),
         ("- a\n- b\n", "the document in line 1 is not a manifest"),
         ('{"name": "x"}', "the document in line 1 is not a manifest"),
         ("", "it is empty"),
