@@ -65,23 +65,31 @@ def edited(text: str, new: Any) -> str:  # noqa: ANN401 - whatever YAML holds
 
     Where that can't be done in place (anchors, merge keys, ...) the document is written anew, without its comments.
     """
+    changed = in_place(text, new)
+    return _dump(new) + "\n" if changed is None else changed
+
+
+def in_place(text: str, new: Any) -> str | None:  # noqa: ANN401 - whatever YAML holds
+    """Return the text with ``new`` in it and all else as it was; ``None`` where that can't be done."""
     old, node = load(text), yaml.compose(text, Loader=_Loader)
     assert node is not None  # noqa: S101 - an empty document has nothing to change
-    try:
-        pieces, position = [], 0
-        # Stable: of two insertions in one place the inner one comes first.
-        for edit in sorted(_edits(text, node, old, new), key=lambda each: each.start):
-            pieces += [text[position : edit.start], edit.text]
-            position = edit.end
-        changed = "".join([*pieces, text[position:]])
-        if load(changed) == new:
-            return changed
-    except (_OddError, yaml.YAMLError):
-        pass
-    return _dump(new) + "\n"
+    # What is written in braces is changed inside of them, or where that does not come out right as a whole.
+    for whole in (False, True):
+        try:
+            pieces, position = [], 0
+            # Stable: of two insertions in one place the inner one comes first.
+            for edit in sorted(_edits(text, node, old, new, whole=whole), key=lambda each: each.start):
+                pieces += [text[position : edit.start], edit.text]
+                position = edit.end
+            changed = "".join([*pieces, text[position:]])
+            if load(changed) == new:
+                return changed
+        except (_OddError, yaml.YAMLError):
+            pass
+    return None
 
 
-def _edits(text: str, node: yaml.Node, old: Any, new: Any) -> Iterator[_Edit]:  # noqa: ANN401 - whatever YAML holds
+def _edits(text: str, node: yaml.Node, old: Any, new: Any, *, whole: bool) -> Iterator[_Edit]:  # noqa: ANN401 - whatever YAML holds
     if old == new:
         return
     column = node.start_mark.column
@@ -90,7 +98,7 @@ def _edits(text: str, node: yaml.Node, old: Any, new: Any) -> Iterator[_Edit]:  
             raise _OddError
         for key, value in node.value:
             if key.value in new:
-                yield from _edits(text, value, old[key.value], new[key.value])
+                yield from _edits(text, value, old[key.value], new[key.value], whole=whole)
             else:
                 start = text.rfind("\n", 0, key.start_mark.index) + 1
                 yield _Edit(start, min(_line_end(text, value) + 1, len(text)), "")
@@ -98,18 +106,56 @@ def _edits(text: str, node: yaml.Node, old: Any, new: Any) -> Iterator[_Edit]:  
             yield _inserted(text, node, _dump(added), column)
     elif isinstance(node, yaml.SequenceNode) and isinstance(new, list) and not node.flow_style and new:
         for item, before, after in zip(node.value, old, new, strict=False):
-            yield from _edits(text, item, before, after)
+            yield from _edits(text, item, before, after, whole=whole)
         for item in node.value[len(new) :]:
             start = text.rfind("\n", 0, item.start_mark.index) + 1
             yield _Edit(start, min(_line_end(text, item) + 1, len(text)), "")
         if added_items := new[len(old) :]:
             yield _inserted(text, node, _dump(added_items), column)
     elif isinstance(node, yaml.CollectionNode) and node.flow_style:
-        yield _Edit(node.start_mark.index, node.end_mark.index, _dump(new, flow=True))
+        yield from _in_braces(node, old, new, whole=whole)
     elif isinstance(node, yaml.ScalarNode) and not isinstance(new, dict | list):
-        yield _Edit(node.start_mark.index, node.end_mark.index, _dump(new))
+        yield _Edit(node.start_mark.index, node.end_mark.index, _quoted(node, new) or _dump(new))
     else:
         raise _OddError
+
+
+def _in_braces(node: yaml.Node, old: Any, new: Any, *, whole: bool) -> Iterator[_Edit]:  # noqa: ANN401 - whatever YAML holds
+    """Yield the edits of what is written in braces, or in brackets."""
+    if old == new:
+        return
+    members: list[tuple[Any, yaml.Node, yaml.Node]] = []  # each with the nodes that it begins and ends with
+    staying: dict[Any, Any] = {}
+    added: Any = None
+    if isinstance(node, yaml.MappingNode) and isinstance(new, dict):
+        members = [(key.value, key, value) for key, value in node.value]
+        staying = {key: value for key, value in new.items() if key in old}
+        added = {key: value for key, value in new.items() if key not in old}
+    elif isinstance(node, yaml.SequenceNode) and isinstance(new, list):
+        members = [(index, item, item) for index, item in enumerate(node.value)]
+        staying, added = dict(enumerate(new[: len(old)])), new[len(old) :]
+    stay = [index for index, (key, _, _) in enumerate(members) if key in staying]
+    if whole or not stay:
+        text = _quoted(node, new) or _dump([new], flow=True)[1:-1]
+        yield _Edit(node.start_mark.index, node.end_mark.index, text)
+        return
+    if added:
+        end = members[stay[-1]][2].end_mark.index
+        yield _Edit(end, end, f", {_dump(added, flow=True)[1:-1]}")
+    for index, (key, first, last) in enumerate(members):
+        if key in staying:
+            yield from _in_braces(last, old[key], staying[key], whole=whole)
+        elif index < stay[0]:
+            yield _Edit(first.start_mark.index, members[index + 1][1].start_mark.index, "")
+        else:
+            yield _Edit(members[index - 1][2].end_mark.index, last.end_mark.index, "")
+
+
+def _quoted(node: yaml.Node, new: Any) -> str | None:  # noqa: ANN401 - whatever YAML holds
+    """Return a text in the quotes of the one that it replaces; ``None`` where that had none."""
+    if isinstance(node, yaml.ScalarNode) and node.style in {"'", '"'} and isinstance(new, str):
+        return _dump(new, quote=node.style)
+    return None
 
 
 def _inserted(text: str, node: yaml.CollectionNode, block: str, column: int) -> _Edit:
@@ -132,8 +178,9 @@ def _line_end(text: str, node: yaml.Node) -> int:
     return len(text.rstrip()) if found < 0 else found
 
 
-def _dump(value: Any, *, flow: bool = False) -> str:  # noqa: ANN401 - whatever YAML holds
+def _dump(value: Any, *, flow: bool = False, quote: str | None = None) -> str:  # noqa: ANN401 - whatever YAML holds
     dumped: str = yaml.dump(
-        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf, default_flow_style=flow
-    )
+        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf, default_flow_style=flow,
+        default_style=quote,
+    )  # fmt: skip
     return dumped.removesuffix("...\n").rstrip("\n")

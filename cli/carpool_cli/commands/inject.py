@@ -18,7 +18,7 @@ from carpool.policy.durations import Duration
 from carpool.policy.plain import PolicyError
 from carpool.policy.spec import SLO, BatchingPolicy, Latency
 from carpool_cli.options import DURATION
-from carpool_cli.yaml_edit import edited, load
+from carpool_cli.yaml_edit import edited, in_place, load
 from carpool_operator.api import annotations as names
 from carpool_operator.api.model import Target
 from carpool_operator.injector.decide import Settings, annotations_of, decide, target_of
@@ -206,10 +206,20 @@ def _documents(text: str, settings: Settings | None, namespace: str | None, outc
         if old is not None and not (isinstance(old, dict) and "kind" in old):
             raise NotManifests(f"the document in line {line} is not a manifest, which is a mapping with a kind")
         new = _injected(old, settings, namespace, outcomes)
-        yield document if new == old else edited(document, new)
+        yield document if new == old else _changed(document, new, outcomes)
         if separator is not None:
             yield separator[0]
             position = separator.end()
+
+
+def _changed(document: str, new: Any, outcomes: list[Outcome]) -> str:  # noqa: ANN401 - any YAML
+    """Return the document with ``new`` in it; where its comments are lost, it is said."""
+    changed = in_place(document, new)
+    if changed is not None:
+        return changed
+    lost = "written anew, without its comments, since it has anchors or merge keys where it changes"
+    outcomes[-1] = outcomes[-1]._replace(problems=(*outcomes[-1].problems, lost))
+    return edited(document, new)
 
 
 def _are_directives(text: str, behind: str) -> bool:

@@ -317,19 +317,42 @@ metadata:
 """
 
 
+FLOW = """\
+{
+  "apiVersion": "apps/v1", kind: 'Deployment', # in braces
+  metadata: {name: "resnet"},
+  spec: {template: {metadata: {labels: {}}, spec: {
+    terminationGracePeriodSeconds: 5, activeDeadlineSeconds: 0x500,
+    containers: [
+      {name: logs, image: "logs"}, # the first
+      {name: server, ports: [{name: "http", containerPort: 9000}], readinessProbe: {httpGet: {path: "/", port: http}}},
+    ],
+  }}},
+}
+"""
+
+
 @pytest.mark.parametrize("options", [("--slo-p99", "50ms"), ("--public-key", KEY)])
 def test_undo_restores_the_manifests(inject, options):
     injected = inject(BLOCK, *options).stdout
     assert "name: carpool" in injected
     undone = inject(injected, "--undo")
     assert (undone.exit_code, undone.stderr) == (0, "")
-    assert undone.stdout == BLOCK.replace('excludeInboundPorts: "9100"', "excludeInboundPorts: '9100'")
-    # In what is written in one line, quotes and blanks may be others.
-    undone = inject(inject(MANIFESTS, *options, "-n", "models").stdout, "--undo").stdout
-    assert list(yaml.safe_load_all(undone)) == list(yaml.safe_load_all(MANIFESTS))
+    assert undone.stdout == BLOCK
+    assert inject(inject(MANIFESTS, *options, "-n", "models").stdout, "--undo").stdout == MANIFESTS
+    in_braces = "".join(f"--- # next\n{FLOW.replace('resnet', name)}" for name in ("one", "two"))
+    assert inject(inject(in_braces, *options, "-n", "models").stdout, "--undo").stdout == in_braces
     # JSON
     plain = json.dumps(next(yaml.safe_load_all(BLOCK)), indent=4) + "\n"
     assert inject(inject(plain, *options).stdout, "--undo").stdout == plain
+
+
+def test_comments_that_are_lost_are_named(inject):
+    shared = BLOCK.replace("    spec:\n      term", "    spec:\n      <<: {}\n      term")
+    result = inject(shared, "--slo-p99", "50ms")
+    assert result.exit_code == 0
+    assert "initContainers" in template(result.stdout)["spec"]
+    assert "statefulset/resnet: written anew, without its comments" in result.stderr
 
 
 def test_undo_of_what_was_never_injected_changes_nothing(inject):
