@@ -22,7 +22,7 @@ from carpool_operator.cluster.autoscalers import HPAS, SCALED_OBJECTS, RawHpa, R
 from carpool_operator.cluster.cache import Cache
 from carpool_operator.cluster.kube import ApiError, Kube, path_of
 from carpool_operator.cluster.objects import RawNamespace, RawPod, RawPolicy, workload
-from carpool_operator.cluster.watching import NOT_THERE, Items, Kept, Watch, left_out, read_list, read_one
+from carpool_operator.cluster.watching import NOT_THERE, Items, Kept, LeftOut, Watch, read_list, read_one
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Key
 
@@ -74,6 +74,8 @@ class Fleet:
         """Begin empty. ``mine``: whether what lies in a namespace is kept."""
         self.policies: Cache[Key, Policy] = Cache()
         self.pods: Cache[Key, Pod] = Cache()
+        self.left_out = {kind: LeftOut(kind) for kind in KINDS}
+        """Of each kind, for all that read it: the list, and its watch or kopf."""
         self.synced = False
         """Whether all has been listed once."""
         now = clock()
@@ -116,8 +118,9 @@ class Fleet:
         try:
             raw = msgspec.convert(plain, KINDS[kind].kept.one.type)
         except msgspec.ValidationError as error:
-            left_out(plain.get("metadata") or {} if isinstance(plain, dict) else {}, error)
+            self.left_out[kind].told(plain.get("metadata") or {} if isinstance(plain, dict) else {}, error)
             return
+        self.left_out[kind].read(raw.metadata)
         self.seen(kind, raw.metadata.key, raw.metadata.version, None if deleted else KINDS[kind].kept.keep(raw))
 
     def seen(self, kind: str, key: Key, version: int, value: object) -> None:
@@ -275,7 +278,7 @@ class Sync:
             if name == NAMESPACES and namespace is not None:
                 read, path = read_one, path_of(kind.api, kind.plural, None, namespace)
             items, version = await asyncio.get_running_loop().run_in_executor(
-                self._thread, read, self._kube, path, kind.query, kind.kept
+                self._thread, read, self._kube, path, kind.query, kind.kept, self._fleet.left_out[name]
             )
             self._fleet.found(name, there=True)
             found = self._fleet.listed(name, namespace, items, version)
@@ -295,6 +298,7 @@ def watch_of(
         path_of(kind.api, kind.plural, namespace),
         kind.query,
         kind.kept,
+        fleet.left_out[name],
         listed=lambda items, version: _call(loop, fleet.listed_by_watch, name, namespace, items, version),
         seen=lambda key, version, value: _call(loop, fleet.seen, name, key, version, value),
         alive=lambda: _call(loop, fleet.alive, name),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping
 
+    from carpool_operator.workloads.metadata import Meta
+
 log = logging.getLogger("carpool")
 
 PAGE = 500
@@ -43,6 +45,9 @@ NOT_THERE = {403, 404}
 RARELY = 120.0
 """Seconds between two looks whether such a kind has come."""
 
+REMEMBERED = 1000
+"""Objects of a kind whose problem is remembered; some may be gone since."""
+
 T = TypeVar("T")
 
 
@@ -57,24 +62,53 @@ class Kept(Generic[T]):
         self.page = msgspec.json.Decoder(Page[msgspec.Raw])
         self.one = msgspec.json.Decoder(raw)
 
-    def read(self, text: bytes | msgspec.Raw) -> Any | None:  # noqa: ANN401 - a Struct
+    def read(self, text: bytes | msgspec.Raw, left_out: LeftOut) -> Any | None:  # noqa: ANN401 - a Struct
         """Read one object; of one whose fields are not what they should be, nothing: it must not cost the others."""
         try:
-            return self.one.decode(text)
+            raw = self.one.decode(text)
         except msgspec.ValidationError as error:
-            left_out(_object.decode(text).metadata, error)
+            left_out.told(_object.decode(text).metadata, error)
             return None
+        left_out.read(raw.metadata)
+        return raw
 
 
-def left_out(metadata: Mapping[str, Any], error: msgspec.ValidationError) -> None:
-    """Say of an object why it can't be read."""
-    log.warning("an object is left out", extra={"object": metadata.get("name"), "error": str(error)})
+class LeftOut:
+    """The objects of one kind that can't be read. Each is logged once, and again when it has another problem.
+
+    Of any thread: a list and a watch read the same objects.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._problems: dict[tuple[str, str], str] = {}
+        self._lock = threading.Lock()
+
+    def told(self, metadata: Mapping[str, Any], error: msgspec.ValidationError) -> None:
+        """Say of an object why it can't be read, unless that was said."""
+        namespace, name, problem = str(metadata.get("namespace", "")), str(metadata.get("name", "")), str(error)
+        with self._lock:
+            said = self._problems.pop((namespace, name), None) == problem
+            if len(self._problems) >= REMEMBERED:
+                del self._problems[next(iter(self._problems))]
+            self._problems[namespace, name] = problem
+        if not said:
+            what = {"kind": self._kind, "namespace": namespace, "object": name, "error": problem}
+            log.warning("an object is left out", extra=what)
+
+    def read(self, metadata: Meta) -> None:
+        """Take note that an object can be read."""
+        if self._problems:
+            with self._lock:
+                self._problems.pop((metadata.namespace, metadata.name), None)
 
 
 Items = dict[Key, tuple[int, T]]
 
 
-def read_list(kube: Kube, path: str, query: Mapping[str, str | int], kept: Kept[T]) -> tuple[Items[T], int]:
+def read_list(
+    kube: Kube, path: str, query: Mapping[str, str | int], kept: Kept[T], left_out: LeftOut
+) -> tuple[Items[T], int]:
     """Read a whole list in this thread: what is kept by name with each one's version, and the list's version.
 
     Raises ``ApiError``.
@@ -85,7 +119,7 @@ def read_list(kube: Kube, path: str, query: Mapping[str, str | int], kept: Kept[
         page = kept.page.decode(kube.get(path, {**query, "limit": PAGE, **({"continue": rest} if rest else {})}))
         version = version or page.metadata.resource_version
         for item in page.items:
-            raw = kept.read(item)
+            raw = kept.read(item, left_out)
             value = None if raw is None else kept.keep(raw)
             if raw is not None and value is not None:
                 items[raw.metadata.key] = (raw.metadata.version, value)
@@ -94,12 +128,14 @@ def read_list(kube: Kube, path: str, query: Mapping[str, str | int], kept: Kept[
             return items, int(version)
 
 
-def read_one(kube: Kube, path: str, query: Mapping[str, str | int], kept: Kept[T]) -> tuple[Items[T], int]:
+def read_one(
+    kube: Kube, path: str, query: Mapping[str, str | int], kept: Kept[T], left_out: LeftOut
+) -> tuple[Items[T], int]:
     """Read one object as a list of one, or of none where nothing of it is kept.
 
     Raises ``ApiError``.
     """
-    raw = kept.read(kube.get(path, query))
+    raw = kept.read(kube.get(path, query), left_out)
     if raw is None:
         return {}, 0
     value, version = kept.keep(raw), raw.metadata.version
@@ -119,6 +155,7 @@ class Watch(Generic[T]):
         path: str,
         query: Mapping[str, str | int],
         kept: Kept[T],
+        left_out: LeftOut,
         *,
         listed: Callable[[Items[T], int], None],
         seen: Callable[[Key, int, T | None], None],
@@ -136,6 +173,7 @@ class Watch(Generic[T]):
         self._kube = kube
         self._query = query
         self._kept = kept
+        self._left_out = left_out
         self._listed = listed
         self._seen = seen
         self._alive = alive
@@ -182,7 +220,7 @@ class Watch(Generic[T]):
         """List where that is needed, then watch until the server ends it."""
         self._live()
         if not self._version:
-            items, self._version = read_list(self._kube, self.path, self._query, self._kept)
+            items, self._version = read_list(self._kube, self.path, self._query, self._kept, self._left_out)
             if self._stopped.is_set():
                 return
             self._listed(items, self._version)
@@ -198,7 +236,7 @@ class Watch(Generic[T]):
             if change.type == "ERROR":
                 failure = _failure.decode(change.object)
                 raise ApiError(failure.code, failure.message)
-            raw = None if change.type == "BOOKMARK" else self._kept.read(change.object)
+            raw = None if change.type == "BOOKMARK" else self._kept.read(change.object, self._left_out)
             if raw is None:
                 self._version = _bookmark.decode(change.object).metadata.version
             else:

@@ -9,7 +9,7 @@ from times import Quick
 
 from carpool_operator.cluster import watching
 from carpool_operator.cluster.fleet import KINDS, PODS
-from carpool_operator.cluster.watching import Watch, read_list
+from carpool_operator.cluster.watching import LeftOut, Watch, read_list
 
 
 class Seen:
@@ -53,7 +53,7 @@ async def seen(api):
     seen = Seen(asyncio.get_running_loop())
     kind = KINDS[PODS]
     watch = Watch(
-        kube, "/api/v1/pods", kind.query, kind.kept, listed=seen.listed, seen=seen.seen, alive=seen.live,
+        kube, "/api/v1/pods", kind.query, kind.kept, LeftOut(PODS), listed=seen.listed, seen=seen.seen, alive=seen.live,
         log=logging.getLogger("test"), random=Quick(),
     )  # fmt: skip
     api.put(*POD, pod("first"))
@@ -144,7 +144,7 @@ async def test_a_list_is_read_page_by_page(api, monkeypatch):
     kube = api.kube()
     kind = KINDS[PODS]
 
-    items, version = await asyncio.to_thread(read_list, kube, "/api/v1/pods", kind.query, kind.kept)
+    items, version = await asyncio.to_thread(read_list, kube, "/api/v1/pods", kind.query, kind.kept, LeftOut(PODS))
 
     assert sorted(key.name for key in items) == [f"pod-{number}" for number in range(5)]
     assert version == api.version
@@ -172,8 +172,43 @@ async def test_an_object_that_does_not_read_costs_no_other(api, seen, caplog):
     assert set(seen.pods) == {"first", "second"}
     kind = KINDS[PODS]
     kube = api.kube()
-    items, _ = await asyncio.to_thread(read_list, kube, "/api/v1/pods", kind.query, kind.kept)
+    items, _ = await asyncio.to_thread(read_list, kube, "/api/v1/pods", kind.query, kind.kept, LeftOut(PODS))
     kube.close()
     assert {key.name for key in items} == {"first", "second"}
     assert seen.lists == 1
     assert {record.object for record in caplog.records if record.message == "an object is left out"} == {"odd"}
+
+
+async def test_an_object_that_does_not_read_is_logged_once_until_it_has_another_problem(api, caplog):
+    kind, left_out, kube = KINDS[PODS], LeftOut(PODS), api.kube()
+
+    async def logged():
+        caplog.clear()
+        await asyncio.to_thread(read_list, kube, "/api/v1/pods", kind.query, kind.kept, left_out)
+        lines = [each for each in caplog.records if each.message == "an object is left out"]
+        return [(each.kind, each.namespace, each.object) for each in lines]
+
+    odd, other = pod("odd"), pod("other")
+    odd["metadata"]["annotations"] = other["metadata"]["annotations"] = None
+    api.put(*POD, odd)
+    api.put(*POD, other)
+    assert await logged() == [("pods", "ns", "odd"), ("pods", "ns", "other")]
+    api.put(*POD, odd)  # at another version
+    assert await logged() == []
+    odd["metadata"]["labels"]["x"] = 1
+    odd["metadata"]["annotations"] = {}
+    api.put(*POD, odd)
+    assert await logged() == [("pods", "ns", "odd")]
+    api.put(*POD, pod("odd"))
+    assert await logged() == []
+    api.put(*POD, odd)
+    assert await logged() == [("pods", "ns", "odd")]
+    kube.close()
+
+
+def test_no_more_problems_are_remembered_than_there_is_room_for(monkeypatch, caplog):
+    monkeypatch.setattr(watching, "REMEMBERED", 2)
+    left_out = LeftOut(PODS)
+    for name in ("a", "b", "a", "c", "a", "b"):
+        left_out.told({"name": name}, ValueError("odd"))
+    assert [record.object for record in caplog.records] == ["a", "b", "c", "b"]
