@@ -160,7 +160,8 @@ def read(kind: str, name: str, annotations: Mapping[str, str], defaults: Mapping
     sidecar. An SLO is taken whole: a default percentile does not join others.
     """
     ours = {key: value for key, value in sorted(annotations.items()) if key.startswith(PREFIX)}
-    problems = [problem for key, value in ours.items() if (problem := _problem(key, value)) is not None]
+    where = ".".join(BY_NAME[kind].annotations_path()) if BY_NAME[kind].templates else "the templates of its pods"
+    problems = [problem for key, value in ours.items() if (problem := _problem(key, value, where)) is not None]
     own = any(_is_slo(key) for key in ours)
     by_default = not own and ours.get(INJECT) == ASKED and any(_is_slo(key) for key in defaults or {})
     if not own and not by_default:
@@ -247,10 +248,10 @@ def read_defaults(annotations: Mapping[str, str]) -> tuple[dict[str, str], tuple
     return good, tuple(problems)
 
 
-def _problem(key: str, value: str) -> str | None:
-    """Say what is wrong with one annotation by itself."""
+def _problem(key: str, value: str, template: str = "") -> str | None:
+    """Say what is wrong with one annotation by itself. ``template``: where those of its pods stand."""
     if key in _OF_TEMPLATE:
-        return f"{key} is read in the pod template only: move it to spec.template.metadata.annotations"
+        return f"{key} is read in the pod template only: move it to {template}"
     if key in {INJECT, AUTOSCALED}:
         return (
             None if value in {ASKED, FORBIDDEN} else f'{key} is {value!r}: write "{ASKED}" or "{FORBIDDEN}", in quotes'

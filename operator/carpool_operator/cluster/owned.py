@@ -103,7 +103,9 @@ class Owned:
             defaults = self._defaults_of(there)
             if read is None or (read.own, read.template, read.defaults) != (own, template, defaults):
                 wish = names.read(target.kind, target.name, own, defaults)
-                read = _Read(own, template, defaults, wish, names.misplaced(template))
+                # KServe hands a workload's own annotations on to its pods: these are where they belong.
+                here = dict(template.items() - own.items())
+                read = _Read(own, template, defaults, wish, names.misplaced(here))
             known[target] = read
             wish = read.wish
             plan.events.extend((workload, Event(True, ANNOTATION_INVALID, problem)) for problem in wish.problems)

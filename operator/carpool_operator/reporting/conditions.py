@@ -95,10 +95,10 @@ def accepted(policy: Policy, targets: Sequence[Target], view: View) -> Finding:
             f"there is no {named} in namespace {policy.namespace}: create it, or correct targetRefs "
             f"(kubectl -n {policy.namespace} get {','.join(sorted({BY_NAME[each.kind].plural for each in absent}))})",
         )
-    invalid = _told(view, targets, ANNOTATION_INVALID) if policy.annotated else []
+    invalid = _told(view, targets, ANNOTATION_INVALID)
     if invalid:
-        message = f"{_joined(invalid)}. Until then the policy stays as it was before"
-        return Finding(TRUE, ANNOTATION_INVALID, message)
+        kept = ". Until then the policy stays as it was before" if policy.annotated else ""
+        return Finding(TRUE, ANNOTATION_INVALID, f"{_joined(invalid)}{kept}")
     return Finding(TRUE, "Accepted")
 
 

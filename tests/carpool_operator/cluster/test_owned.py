@@ -8,6 +8,7 @@ from carpool_operator.cluster.fleet import KINDS, POLICIES
 from carpool_operator.cluster.objects import RawPolicy
 from carpool_operator.cluster.owned import Owned, drop, keep
 from carpool_operator.workloads.metadata import Key
+from carpool_operator.workloads.registry import BY_NAME
 from carpool_operator.workloads.registry import DEFAULT as DEPLOYMENTS
 
 OWNER = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "uid-web", "controller": True}
@@ -90,6 +91,24 @@ def test_a_typo_in_the_pod_template_is_told_and_the_promise_is_kept():
     assert len(owned.plan([as_kept(DEPLOYMENTS, body)], policies()).events) == 1
     body["spec"]["template"]["metadata"]["annotations"] = {"carpool.dev/container": "model"}
     assert owned.plan([as_kept(DEPLOYMENTS, body)], policies()).events == []
+
+
+def test_what_kserve_hands_on_to_its_pods_is_where_it_belongs():
+    kind = BY_NAME["InferenceService"]
+    body = {"metadata": {"name": "bert", "namespace": "ns", "uid": "u", "creationTimestamp": "2026-11-21T12:00:00Z"}}
+    body |= {"spec": {"predictor": {"annotations": {"carpool.dev/port": "http"}}}}
+    body["metadata"]["annotations"] = {"carpool.dev/slo-p99": "50ms"}
+    plan = Owned().plan([as_kept(kind, body)], policies())
+    assert (len(plan.keep), plan.events) == (1, [])
+
+    body["spec"]["predictor"]["annotations"]["carpool.dev/slo-p99"] = "80ms"
+    body["metadata"]["annotations"]["carpool.dev/capture"] = "true"
+    told = [event.message for _, event in Owned().plan([as_kept(kind, body)], policies()).events]
+    assert [message.partition(":")[0] for message in told] == [
+        "carpool.dev/capture is read in the pod template only",
+        "carpool.dev/slo-p99 is read on the workload itself",
+    ]
+    assert told[0].endswith("move it to spec.predictor.annotations")
 
 
 def test_a_typo_is_told_and_takes_nothing_away():

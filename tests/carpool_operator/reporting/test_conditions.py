@@ -283,16 +283,18 @@ def test_a_service_that_leads_past_is_told_and_is_nothing_that_the_operator_fail
     assert world.condition("Ready")["reason"] == "Ready"
 
 
-def test_annotations_that_make_no_sense_are_told_in_the_policy_kept_for_them():
-    typo = Event(True, "AnnotationInvalid", "carpool.dev/slo-p99 is '50': write a duration")
-    for annotated, reason in ((True, "AnnotationInvalid"), (False, "Accepted")):
+def test_annotations_that_make_no_sense_are_told_in_the_policy_of_their_workload():
+    """One that a person wrote, too: ``carpool.dev/capture`` on the Deployment itself captures nothing."""
+    typo = Event(True, "AnnotationInvalid", "carpool.dev/capture is read in the pod template only: move it")
+    for annotated in (True, False):
         world = World(pods=1, annotated=annotated)
         world.told = (typo,)
         settle(world)
         said = world.condition("Accepted")
-        assert (said["status"], said["reason"]) == ("True", reason)
+        assert (said["status"], said["reason"]) == ("True", "AnnotationInvalid")
         assert world.condition("Ready")["status"] == "True"
-        assert said["message"].startswith(typo.message) == annotated
+        kept = ". Until then the policy stays as it was before" if annotated else ""
+        assert said["message"] == f"{typo.message}{kept}"
 
 
 def test_what_anybody_can_write_is_not_told_at_any_length():
