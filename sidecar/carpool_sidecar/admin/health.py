@@ -49,9 +49,10 @@ class Health:
     def observe(self, answer: Document) -> None:
         """Take one answer to the question whether the model is ready."""
         before = self.reason
-        if answer.status:
-            # As kubelets read the answers to a probe: a pod that is ready without a sidecar is ready with one.
-            self.ready = 200 <= answer.status < 400 or answer.status in NOT_SPOKEN
+        if answer.status or answer.foreign:
+            # As kubelets read the answers to a probe: a pod that is ready without a sidecar is ready with one. A server
+            # of another protocol, such as gRPC or TLS, does not know the question either.
+            self.ready = 200 <= answer.status < 400 or answer.status in NOT_SPOKEN or answer.foreign
             self.reason = "ready" if self.ready else f"the model answers that question with {answer.status}"
             if self._gone:
                 self._gone = False

@@ -36,12 +36,14 @@ class Forward(Protocol):
 class Document(NamedTuple):
     """An answer to a question of the sidecar's own.
 
-    ``status`` is 0 where there was none: ``reachable`` says whether somebody was there, too slow, or nobody at all.
+    ``status`` is 0 where there was none: ``reachable`` says whether somebody was there, too slow, or nobody at all;
+    ``foreign`` that an answer came, which is no HTTP/1.1.
     """
 
     status: int
     body: bytes = b""
     reachable: bool = True
+    foreign: bool = False
 
 
 class Backend(Protocol):

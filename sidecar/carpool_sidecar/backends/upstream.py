@@ -162,4 +162,5 @@ class _Question:
 
     def failed(self, error: UpstreamError) -> None:
         if not self.answer.done():
-            self.answer.set_result(Document(0, reachable=error.kind not in {"refused", "reset"}))
+            reachable = error.kind not in {"refused", "reset"}
+            self.answer.set_result(Document(0, reachable=reachable, foreign=error.kind == "protocol"))

@@ -31,7 +31,7 @@ class Upstream(Camel, frozen=True):
     """The model server beside this process: ``http://host:port`` or ``unix:/path``.
 
     ``timeout``: how long it may be silent. ``retry``: send a batch once more whose connection died before any byte of
-    an answer; it may then be computed twice. ``ready``: the path whose 200 says that the model can serve; by default V2
+    an answer; it may then be computed twice. ``ready``: the path that says whether the model can serve; by default V2
     has one, and a server that does not know it is ready when it accepts connections.
     """
 
@@ -48,7 +48,8 @@ class Upstream(Camel, frozen=True):
     retry: bool = False
     """Send a batch once more whose connection died before any byte of an answer; it may be computed twice."""
     ready: str = "/v2/health/ready"
-    """Path whose 200 says that the model can serve. A 404, 405 or 501 counts as ready: it accepts connections."""
+    """Path that says whether the model can serve: by 200 to 399, as for a kubelet. A 401, 403, 404, 405 or 501, or an
+    answer that is no HTTP/1.1, counts as ready: it accepts connections."""
     count_queue: bool = True
     """While a gate admits token streams: add the requests that wait at it to those that wait in the engine, in the
     engine's `/metrics` on the data port, where an endpoint picker reads them. False: they pass unchanged."""

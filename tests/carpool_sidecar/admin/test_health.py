@@ -36,6 +36,11 @@ def test_a_server_that_does_not_know_the_question_is_ready_when_it_answers(healt
     assert health.ready
 
 
+def test_a_server_of_another_protocol_is_ready_when_it_answers(health):
+    health.observe(Document(0, foreign=True))
+    assert (health.ready, health.reason, health.found) == (True, "ready", [False])
+
+
 def test_a_server_that_is_there_again_was_restarted(health):
     health.observe(Document(0, reachable=False))
     assert (health.ready, health.found) == (False, [])

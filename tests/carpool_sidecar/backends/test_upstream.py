@@ -53,6 +53,26 @@ async def test_nobody_there_and_nobody_answering_are_told_apart(world, monkeypat
     await made.close()
 
 
+GRPC = b"\x00\x00\x12\x04\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x64"
+TLS = b"\x15\x03\x01\x00\x02\x02\x46"
+
+
+@pytest.mark.parametrize("said", [GRPC, TLS], ids=["grpc", "tls"])
+async def test_a_server_of_another_protocol_is_there(said):
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(said)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        config = Upstream(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        made = UpstreamBackend(config, max_answer=1 << 20, clock=asyncio.get_running_loop().time)
+        found = await made.ask(b"/v2/health/ready")
+        assert (found.status, found.foreign) == (0, True)
+        await made.close()
+
+
 async def test_readiness_may_be_asked_elsewhere(world):
     assert backend(world).readiness == b"/v2/health/ready"
     assert backend(world, ready="/healthz").readiness == b"/healthz"
