@@ -234,8 +234,8 @@ class Local:
         if exchange.method not in {b"GET", b"HEAD"}:
             exchange.fail(405, "method", "this is answered to GET only")
             return
-        status, body, _ = self._backend.document(exchange.target)
-        exchange.respond(status, [JSON], body)
+        document = self._backend.document(exchange.target)
+        exchange.respond(document.status, [JSON], document.body)
 
     def cancel(self) -> None:
         """Nothing was begun."""
