@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from carpool_sidecar.backends.base import Document
+
 if TYPE_CHECKING:
     import logging
     from collections.abc import Callable
 
-    from carpool_sidecar.backends.base import Backend, Document
+    from carpool_sidecar.backends.base import Backend
 
 INTERVAL = 1.0
 """Seconds between two looks; the first ones, while the model loads, are no closer."""
@@ -19,6 +21,12 @@ UNASKED = "the model has not been asked yet"
 NOT_SPOKEN = frozenset({401, 403, 404, 405, 501})
 """Answers of a server that doesn't know the question, or does not let everybody ask: that it accepts connections is all
 there is to know."""
+
+READY, LIVE = b"/v2/health/ready", b"/v2/health/live"
+"""Questions of V2: whether models can be asked, and whether the server is there."""
+
+UNAVAILABLE = 503
+"""Says that a server is not ready, whatever it speaks."""
 
 
 class Health:
@@ -43,8 +51,20 @@ class Health:
     async def run(self) -> None:
         """Look at the model until cancelled."""
         while True:
-            self.observe(await self._backend.ask(self._backend.readiness))
+            self.observe(await self.look())
             await asyncio.sleep(INTERVAL)
+
+    async def look(self) -> Document:
+        """Ask whether the model is ready; of a server that does not speak V2, only whether it is there.
+
+        TensorFlow Serving answers every path that it doesn't know with 400, which is Triton's word for "not ready".
+        """
+        backend = self._backend
+        answer = await backend.ask(backend.readiness)
+        if backend.readiness != READY or answer.status < 400 or answer.status in {UNAVAILABLE, *NOT_SPOKEN}:
+            return answer
+        live = await backend.ask(LIVE)
+        return Document(404) if live.status >= 400 and live.status != UNAVAILABLE else answer
 
     def observe(self, answer: Document) -> None:
         """Take one answer to the question whether the model is ready."""

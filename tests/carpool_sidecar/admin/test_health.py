@@ -65,3 +65,37 @@ def test_a_restart_between_two_looks_is_told_by_the_calls_that_failed(health):
     health.unreachable()
     health.observe(Document(200))
     assert health.found == [False, True]
+
+
+class Server:
+    """A model server's answers by path; 400 to all others, as TensorFlow Serving's."""
+
+    readiness = b"/v2/health/ready"
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    async def ask(self, path):
+        return Document(self.answers.get(path, 400))
+
+
+@pytest.mark.parametrize(
+    ("answers", "status"),
+    [
+        ({}, 404),
+        ({b"/v2/health/ready": 500, b"/v2/health/live": 500}, 404),
+        ({b"/v2/health/live": 200}, 400),  # Triton, not ready
+        ({b"/v2/health/ready": 503}, 503),
+        ({b"/v2/health/ready": 500, b"/v2/health/live": 503}, 500),
+        ({b"/v2/health/ready": 200}, 200),
+        ({b"/v2/health/ready": 500, b"/v2/health/live": 0}, 500),
+    ],
+)
+async def test_who_does_not_speak_v2_is_not_asked_in_it(answers, status):
+    assert (await Health(Server(answers), lambda _: None, logging.getLogger("test")).look()).status == status
+
+
+async def test_a_path_that_somebody_named_is_believed():
+    server = Server({})
+    server.readiness = b"/healthy"
+    assert (await Health(server, lambda _: None, logging.getLogger("test")).look()).status == 400
