@@ -212,7 +212,7 @@ class Exploration:
             sizes = productive_sizes(service, situation.limits, also=before.max_batch)
             possible = fastest_batching(Forecaster(replace(situation, service=service)), aim, target, before, sizes)
             if possible is None or aim.latency(possible) >= (1 - FASTER) * aim.latency(target):
-                continue
+                return  # nor would fewer gain anything
             points = [possible.parameters]
             if situation.service.executors == 1:
                 # If no more are computed at once after all, large batches carry the backlog.
