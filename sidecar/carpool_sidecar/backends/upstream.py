@@ -90,6 +90,7 @@ class UpstreamBackend:
             path=path,
             max_connections=QUESTIONS,
             connect_timeout=2.0,
+            reuse=False,
             limits=ClientLimits(max_body_bytes=LONGEST_DOCUMENT),
             clock=clock,
         )
@@ -137,10 +138,17 @@ class UpstreamBackend:
 
     async def ask(self, target: bytes) -> Document:
         """Get a document."""
-        headers = [(b"host", self._questions.authority), (b"user-agent", b"carpool"), (b"accept", b"application/json")]
+        # A connection kept for questions would never fall idle: it would occupy a server that serves one connection at a
+        # time, count against its limit, and hold up its end.
+        headers = [
+            (b"host", self._questions.authority),
+            (b"user-agent", b"carpool"),
+            (b"accept", b"application/json"),
+            (b"connection", b"close"),
+        ]
         question = _Question()
         head = encode_request_head(b"GET", target, headers)
-        call = self._questions.send(head, b"", question, timeout=ASK_TIMEOUT, retry_stale=True)
+        call = self._questions.send(head, b"", question, timeout=ASK_TIMEOUT)
         try:
             return await question.answer
         finally:

@@ -26,7 +26,8 @@ class Pool:
     The connection used last is used first, so that those beyond the need fall idle and close. A connection is opened
     when a call finds none idle; at the cap, calls wait, first come, first served, and `max_waiting` of them at most.
     Times are seconds of `clock`, by default the running loop's. `setting` is what people raise to have more
-    connections. `budget` bounds what is held of answers, `turns` what is read of them at a time.
+    connections. `budget` bounds what is held of answers, `turns` what is read of them at a time. Without `reuse`, every
+    call has a connection of its own, which closes after the answer.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Pool:
         setting: str = "max_connections",
         connect_timeout: float = 5.0,
         idle_timeout: float = 30.0,
+        reuse: bool = True,
         limits: ClientLimits | None = None,
         clock: Callable[[], float] | None = None,
         budget: Budget | None = None,
@@ -53,6 +55,7 @@ class Pool:
         self._setting = setting
         self._connect_timeout = connect_timeout
         self._idle_timeout = idle_timeout
+        self.reuse = reuse
         self._loop = asyncio.get_running_loop()
         self.limits = limits or ClientLimits()
         self.clock = clock or self._loop.time
@@ -181,6 +184,8 @@ class Pool:
         """Take back a connection whose call is answered."""
         if self._waiting:
             self._waiting.popleft().begin(link)
+        elif not self.reuse:
+            link.close()  # its call was given up while it was opened
         else:
             link.deadline = self.clock() + self._idle_timeout
             self._idle.append(link)

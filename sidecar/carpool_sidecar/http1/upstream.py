@@ -344,7 +344,7 @@ class Upstream(asyncio.Protocol):
 
     def _done(self, call: Call, response: ResponseHead) -> None:
         """Make the connection free, or close it where it can't serve another call."""
-        reusable = response.keep_alive and not call.uploading and self.writable
+        reusable = self._pool.reuse and response.keep_alive and not call.uploading and self.writable
         call.finish()
         self._call = None
         self._reset()

@@ -30,7 +30,11 @@ class Asked:
 
 
 def backend(world, **fields):
-    config = Upstream(url=f"http://127.0.0.1:{world.model.port}", **fields)
+    return at(world.model.port, **fields)
+
+
+def at(port, **fields):
+    config = Upstream(url=f"http://127.0.0.1:{port}", **fields)
     return UpstreamBackend(config, max_answer=1 << 20, clock=asyncio.get_running_loop().time)
 
 
@@ -53,6 +57,28 @@ async def test_nobody_there_and_nobody_answering_are_told_apart(world, monkeypat
     await made.close()
 
 
+@pytest.mark.parametrize("said", [b"", b"Connection: keep-alive\r\n"])
+async def test_a_question_leaves_no_connection(said):
+    """A server that serves one connection at a time answers callers between two questions, whatever it says itself."""
+    requests, ended = [], []
+
+    async def answer(reader, writer):
+        requests.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 404 Not Found\r\n%bContent-Length: 0\r\n\r\n" % said)
+        ended.append(await reader.read())  # until the sidecar closes
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        made = at(server.sockets[0].getsockname()[1])
+        for asked in range(1, 3):
+            assert (await made.ask(b"/v2/health/ready")).status == 404
+            async with asyncio.timeout(30):
+                while len(ended) < asked:  # noqa: ASYNC110 - the server's own handler ends
+                    await asyncio.sleep(0)
+        await made.close()
+    assert [b"\r\nconnection: close\r\n" in request.lower() for request in requests] == [True, True]
+
+
 GRPC = b"\x00\x00\x12\x04\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x64"
 TLS = b"\x15\x03\x01\x00\x02\x02\x46"
 
@@ -66,8 +92,7 @@ async def test_a_server_of_another_protocol_is_there(said):
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        config = Upstream(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        made = UpstreamBackend(config, max_answer=1 << 20, clock=asyncio.get_running_loop().time)
+        made = at(server.sockets[0].getsockname()[1])
         found = await made.ask(b"/v2/health/ready")
         assert (found.status, found.foreign) == (0, True)
         await made.close()

@@ -52,6 +52,19 @@ async def test_one_connection_is_kept_and_used_again(upstream, pool, ask):
     assert (pool.connections, pool.idle, pool.waiting) == (1, 1, 0)
 
 
+async def test_without_reuse_every_call_has_its_own_connection(upstream, kit):
+    upstream.script = answering(OK)
+    pool = Pool("127.0.0.1", upstream.port, max_connections=1, reuse=False)
+    receivers = [kit.Receiver() for _ in range(3)]  # two wait for the one connection
+    for receiver in receivers:
+        pool.send(GET, b"", receiver)
+    for receiver in receivers:
+        await receiver.over.wait()
+        assert receiver.events == [("answered", 200, b"hello")]
+    assert (len(upstream.peers), pool.connections, pool.idle) == (3, 0, 0)
+    await pool.close()
+
+
 async def test_the_connection_used_last_is_used_first(upstream, pool, ask, kit):
     receivers = [kit.Receiver() for _ in range(3)]
     for receiver in receivers:
