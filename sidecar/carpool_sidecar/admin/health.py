@@ -71,7 +71,7 @@ class Health:
         before = self.reason
         if answer.status or answer.foreign:
             # As kubelets read the answers to a probe: a pod that is ready without a sidecar is ready with one. A server
-            # of another protocol, such as gRPC or TLS, does not know the question either.
+            # of another protocol, such as gRPC or TLS, does not know the question either, and may hang up.
             self.ready = 200 <= answer.status < 400 or answer.status in NOT_SPOKEN or answer.foreign
             self.reason = "ready" if self.ready else f"the model answers that question with {answer.status}"
             if self._gone:

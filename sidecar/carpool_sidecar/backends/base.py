@@ -37,7 +37,7 @@ class Document(NamedTuple):
     """An answer to a question of the sidecar's own.
 
     ``status`` is 0 where there was none: ``reachable`` says whether somebody was there, too slow, or nobody at all;
-    ``foreign`` that an answer came, which is no HTTP/1.1.
+    ``foreign`` that the server accepted the connection, and hung up or sent what is no HTTP/1.1.
     """
 
     status: int

@@ -170,5 +170,6 @@ class _Question:
 
     def failed(self, error: UpstreamError) -> None:
         if not self.answer.done():
-            reachable = error.kind not in {"refused", "reset"}
-            self.answer.set_result(Document(0, reachable=reachable, foreign=error.kind == "protocol"))
+            # TLS servers, and others that don't know the question, hang up: that is an answer, too.
+            foreign = error.kind in {"protocol", "reset"}
+            self.answer.set_result(Document(0, reachable=error.kind != "refused", foreign=foreign))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from types import SimpleNamespace
 
 import pytest
@@ -83,18 +85,22 @@ GRPC = b"\x00\x00\x12\x04\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x64"
 TLS = b"\x15\x03\x01\x00\x02\x02\x46"
 
 
-@pytest.mark.parametrize("said", [GRPC, TLS], ids=["grpc", "tls"])
-async def test_a_server_of_another_protocol_is_there(said):
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("said", [GRPC, TLS, b"", b"HTTP/1.1 404 N"], ids=["grpc", "tls", "nothing", "half an answer"])
+async def test_a_server_of_another_protocol_or_that_hangs_up_is_there(said, reset):
     async def answer(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(said)
         await writer.drain()
+        if reset:
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         made = at(server.sockets[0].getsockname()[1])
         found = await made.ask(b"/v2/health/ready")
-        assert (found.status, found.foreign) == (0, True)
+        assert (found.status, found.reachable, found.foreign) == (0, True, True)
         await made.close()
 
 
