@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from carpool_sidecar.backends.base import Document
@@ -29,6 +30,14 @@ UNAVAILABLE = 503
 """Says that a server is not ready, whatever it speaks."""
 
 
+class Speech(Enum):
+    """What the server speaks, as far as its answers since it was last gone show."""
+
+    UNKNOWN = auto()
+    V2 = auto()
+    OTHER = auto()
+
+
 class Health:
     """Mirrors the model's readiness.
 
@@ -41,6 +50,7 @@ class Health:
         self._log = log
         self._known = False
         self._gone = True
+        self._speech = Speech.UNKNOWN
         self.ready = False
         self.reason = UNASKED
 
@@ -55,16 +65,31 @@ class Health:
             await asyncio.sleep(INTERVAL)
 
     async def look(self) -> Document:
-        """Ask whether the model is ready; of a server that does not speak V2, only whether it is there.
-
-        TensorFlow Serving answers every path that it doesn't know with 400, which is Triton's word for "not ready".
-        """
+        """Ask whether the model is ready; of a server that does not speak V2, only whether it is there."""
         backend = self._backend
+        if self._gone:
+            self._speech = Speech.UNKNOWN
         answer = await backend.ask(backend.readiness)
-        if backend.readiness != READY or answer.status < 400 or answer.status in {UNAVAILABLE, *NOT_SPOKEN}:
-            return answer
-        live = await backend.ask(LIVE)
-        return Document(404) if live.status >= 400 and live.status != UNAVAILABLE else answer
+        if backend.readiness == READY:
+            self._speech = await self._heard(answer)
+        return Document(404) if self._speech is Speech.OTHER and answer.status else answer
+
+    async def _heard(self, answer: Document) -> Speech:
+        """Return what the server speaks that answered V2's question like this.
+
+        TensorFlow Serving answers every path that it doesn't know with 400, which is Triton's word for "not ready". A
+        Triton that exits, or could not start, answers 400 to both questions; but it answered one before.
+        """
+        if self._speech is Speech.V2 or 0 < answer.status < 400:
+            return Speech.V2
+        if answer.status in NOT_SPOKEN:
+            return Speech.OTHER
+        if answer.status in {0, UNAVAILABLE}:
+            return Speech.UNKNOWN
+        live = await self._backend.ask(LIVE)
+        if 0 < live.status < 400:
+            return Speech.V2
+        return Speech.UNKNOWN if live.status in {0, UNAVAILABLE} else Speech.OTHER
 
     def observe(self, answer: Document) -> None:
         """Take one answer to the question whether the model is ready."""
@@ -72,8 +97,12 @@ class Health:
         if answer.status or answer.foreign:
             # As kubelets read the answers to a probe: a pod that is ready without a sidecar is ready with one. A server
             # of another protocol, such as gRPC or TLS, does not know the question either, and may hang up.
-            self.ready = 200 <= answer.status < 400 or answer.status in NOT_SPOKEN or answer.foreign
-            self.reason = "ready" if self.ready else f"the model answers that question with {answer.status}"
+            if self._speech is not Speech.V2:
+                self.ready = 200 <= answer.status < 400 or answer.status in NOT_SPOKEN or answer.foreign
+            elif answer.status:  # a server that knows the question may hang up once: that says nothing of the model
+                self.ready = 200 <= answer.status < 400
+            if self.ready or answer.status:
+                self.reason = "ready" if self.ready else f"the model answers that question with {answer.status}"
             if self._gone:
                 self._gone = False
                 self._found(self._known)

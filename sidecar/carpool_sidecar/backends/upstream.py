@@ -138,8 +138,8 @@ class UpstreamBackend:
 
     async def ask(self, target: bytes) -> Document:
         """Get a document."""
-        # A connection kept for questions would never fall idle: it would occupy a server that serves one connection at a
-        # time, count against its limit, and hold up its end.
+        # A connection kept for questions would never fall idle: it would occupy a server that serves one connection
+        # at a time, count against its limit, and hold up its end.
         headers = [
             (b"host", self._questions.authority),
             (b"user-agent", b"carpool"),

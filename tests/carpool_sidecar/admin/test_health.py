@@ -70,13 +70,13 @@ def test_a_restart_between_two_looks_is_told_by_the_calls_that_failed(health):
 class Server:
     """A model server's answers by path; 400 to all others, as TensorFlow Serving's."""
 
-    readiness = b"/v2/health/ready"
-
-    def __init__(self, answers):
+    def __init__(self, answers, readiness=b"/v2/health/ready"):
         self.answers = answers
+        self.readiness = readiness
 
     async def ask(self, path):
-        return Document(self.answers.get(path, 400))
+        answer = self.answers.get(path, 400)
+        return answer if isinstance(answer, Document) else Document(answer)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,44 @@ async def test_who_does_not_speak_v2_is_not_asked_in_it(answers, status):
 
 
 async def test_a_path_that_somebody_named_is_believed():
-    server = Server({})
-    server.readiness = b"/healthy"
+    server = Server({}, readiness=b"/healthy")
     assert (await Health(server, lambda _: None, logging.getLogger("test")).look()).status == 400
+
+
+@pytest.fixture
+def looks():
+    """Look at a server that answers READY and LIVE in a given way; return whether it is ready then."""
+    server = Server({})
+    health = Health(server, lambda _: None, logging.getLogger("test"))
+
+    async def looks(ready, live=400):
+        server.answers = {b"/v2/health/ready": ready, b"/v2/health/live": live}
+        health.observe(await health.look())
+        return health.ready
+
+    looks.health, looks.server = health, server
+    return looks
+
+
+HANGS_UP = Document(0, foreign=True)
+GONE = Document(0, reachable=False)
+SILENT = Document(0)
+
+
+@pytest.mark.parametrize("known", [(200, 200), (400, 200)], ids=["was ready", "was loading"])
+@pytest.mark.parametrize("error", [400, 404, 500])
+async def test_errors_of_a_server_that_spoke_v2_count(looks, known, error):  # Triton exits: 400 to both questions
+    await looks(*known)
+    assert not await looks(error, error)
+    assert looks.health.reason == f"the model answers that question with {error}"
+    assert await looks(200, 200)
+    await looks(GONE)
+    assert await looks(error, error)  # maybe another server, about which nothing is known
+
+
+async def test_a_hang_up_of_a_server_that_spoke_v2_changes_nothing(looks):
+    assert await looks(200)
+    assert await looks(HANGS_UP)
+    assert not await looks(503)
+    assert not await looks(HANGS_UP)
+    assert looks.health.reason == "the model answers that question with 503"
