@@ -51,6 +51,7 @@ class Health:
         self._known = False
         self._gone = True
         self._speech = Speech.UNKNOWN
+        self._answers = 0  # that callers had of the server, at the last look
         self.ready = False
         self.reason = UNASKED
 
@@ -108,11 +109,20 @@ class Health:
                 self._found(self._known)
                 self._known = True
         elif answer.reachable:
-            self.ready = False
-            self.reason = "the model does not answer that question in time"
+            # A server with one worker answers after the request that it computes: it is busy, not broken.
+            if self._gone or not self._serves():
+                self.ready = False
+            if not self.ready:
+                self.reason = "the model does not answer that question in time"
         else:
             self.ready = False
             self._gone = True
             self.reason = "the model does not accept connections"
         if self.reason != before:
             self._log.info("readiness changed", extra={"ready": self.ready, "reason": self.reason})
+        self._answers = self._backend.traffic.answers
+
+    def _serves(self) -> bool:
+        """Whether callers' requests are with the server, or were answered since the last look."""
+        traffic = self._backend.traffic
+        return traffic.under_way > 0 or traffic.answers > self._answers

@@ -46,6 +46,13 @@ class Document(NamedTuple):
     foreign: bool = False
 
 
+class Traffic(NamedTuple):
+    """What callers have of the server: requests with it now, and answers so far; without those about health."""
+
+    under_way: int
+    answers: int
+
+
 class Backend(Protocol):
     """A model server, beside this process or inside it."""
 
@@ -74,6 +81,10 @@ class Backend(Protocol):
 
     def axis(self, model: str) -> Axis | None:
         """Say which axis of a model is the batch, where that is known here; None: by what its server says."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """Say whether the server works for callers."""
 
     async def ask(self, target: bytes) -> Document:
         """Get a document about the server or a model."""

@@ -29,7 +29,7 @@ from carpool_sidecar.backends.arrays import (
     write_v1,
     write_v2,
 )
-from carpool_sidecar.backends.base import Document
+from carpool_sidecar.backends.base import Document, Traffic
 from carpool_sidecar.backends.dimensions import Dimension, axis_of
 from carpool_sidecar.http1.messages import find, parts_of
 from carpool_sidecar.protocols import route
@@ -124,6 +124,11 @@ class OnnxBackend:
     def axis(self, model: str) -> Axis | None:
         """Return what the file says about its batch axis: First where nothing in it stands against that."""
         return self._axis if model == self.model else None
+
+    @property
+    def traffic(self) -> Traffic:
+        """Count nothing: questions are always answered."""
+        return Traffic(0, 0)
 
     async def ask(self, target: bytes) -> Document:
         """Answer a question, as an upstream would."""

@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from carpool_sidecar.backends.base import Document
+from carpool_sidecar.backends.base import Document, Traffic
 from carpool_sidecar.generation.stream import Stream, Watcher
 from carpool_sidecar.http1.client import Pool
 from carpool_sidecar.http1.forward import Forwarding
@@ -135,6 +135,12 @@ class UpstreamBackend:
     def axis(self, model: str) -> Axis | None:  # noqa: ARG002 - the port's signature
         """Say nothing: the server says it."""
         return None
+
+    @property
+    def traffic(self) -> Traffic:
+        """Count batches and what is forwarded, WebSockets included."""
+        pools = (self._inference, self._forwarding)
+        return Traffic(sum(pool.connections - pool.idle for pool in pools), sum(pool.answers for pool in pools))
 
     async def ask(self, target: bytes) -> Document:
         """Get a document."""

@@ -63,6 +63,7 @@ class Pool:
         self.turns = turns or Turns(self.limits.turn, self.clock)
         self._open: set[Upstream] = set()
         self._idle: list[Upstream] = []
+        self.answers = 0  # complete ones, so far
         self._waiting: deque[Call] = deque()
         self._connecting: set[asyncio.Task[None]] = set()
         self._waiting_bytes = 0  # of streamed requests that wait, counted as held

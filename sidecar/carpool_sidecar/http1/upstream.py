@@ -346,6 +346,7 @@ class Upstream(asyncio.Protocol):
         """Make the connection free, or close it where it can't serve another call."""
         reusable = self._pool.reuse and response.keep_alive and not call.uploading and self.writable
         call.finish()
+        self._pool.answers += 1
         self._call = None
         self._reset()
         if reusable:
@@ -387,6 +388,7 @@ class Upstream(asyncio.Protocol):
         self._let_go()
         if whole and response is not None:
             call.finish()
+            self._pool.answers += 1
             if self._told and call.streamed is not None:
                 call.streamed.end()
             else:

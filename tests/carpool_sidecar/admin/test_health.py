@@ -5,13 +5,13 @@ import logging
 import pytest
 
 from carpool_sidecar.admin.health import Health
-from carpool_sidecar.backends.base import Document
+from carpool_sidecar.backends.base import Document, Traffic
 
 
 @pytest.fixture
 def health():
     found = []
-    health = Health(None, found.append, logging.getLogger("test"))
+    health = Health(Server({}), found.append, logging.getLogger("test"))
     health.found = found
     return health
 
@@ -73,6 +73,7 @@ class Server:
     def __init__(self, answers, readiness=b"/v2/health/ready"):
         self.answers = answers
         self.readiness = readiness
+        self.traffic = Traffic(0, 0)
 
     async def ask(self, path):
         answer = self.answers.get(path, 400)
@@ -137,3 +138,21 @@ async def test_a_hang_up_of_a_server_that_spoke_v2_changes_nothing(looks):
     assert not await looks(503)
     assert not await looks(HANGS_UP)
     assert looks.health.reason == "the model answers that question with 503"
+
+
+async def test_a_server_that_works_for_callers_may_be_late_with_its_answer(looks):
+    looks.server.traffic = Traffic(1, 0)
+    assert not await looks(SILENT)  # it never answered a question
+    assert await looks(200)
+    assert await looks(SILENT)  # one request takes longer than the question may
+    assert looks.health.reason == "ready"
+    looks.server.traffic = Traffic(0, 1)
+    assert await looks(SILENT)  # a request was answered meanwhile
+    assert not await looks(SILENT)
+    looks.server.traffic = Traffic(1, 1)
+    assert not await looks(SILENT)  # as it was: traffic makes nothing ready
+    assert looks.health.reason == "the model does not answer that question in time"
+    assert not await looks(503)
+    assert await looks(200)
+    looks.health.unreachable()
+    assert not await looks(SILENT)  # another process may be there

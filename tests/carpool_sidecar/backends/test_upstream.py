@@ -109,6 +109,24 @@ async def test_readiness_may_be_asked_elsewhere(world):
     assert backend(world, ready="/healthz").readiness == b"/healthz"
 
 
+async def test_what_callers_have_of_the_server_is_counted(world, other_server):
+    made, client = other_server
+    assert made.traffic == (0, 0)
+    await made.ask(b"/v2/health/ready")
+    await client.get(b"/v2/health/ready")  # a kubelet asks as well
+    assert made.traffic == (0, 0)
+    world.model.holding = True
+    asked = Asked()
+    made.send(PREDICT, [(b"host", b"x")], b'{"instances":[1]}', asked)
+    forwarded = client.send(b"POST", b"/other", b"x")
+    await world.until(lambda: len(world.model.held) == 2)
+    assert made.traffic == (2, 0)
+    world.model.release()
+    await asked
+    await forwarded
+    assert made.traffic == (0, 2)
+
+
 PREDICT = b"/v1/models/m:predict"
 
 
