@@ -102,7 +102,7 @@ class Sidecar:
         self._backlog = shares.backlog
         self.backend = _backend(config, upstream, budget, turns, shares.forwarded)
         self.stalls = StallWatcher()
-        self.health = Health(self.backend, self._found, self.log)
+        self.health = Health(self.backend, self._found, monotonic, self.log)
         self.driver = Driver(
             self.batcher,
             self.backend,

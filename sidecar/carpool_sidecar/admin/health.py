@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 INTERVAL = 1.0
 """Seconds between two looks; the first ones, while the model loads, are no closer."""
 
+AGAIN = 30.0
+"""Seconds between two questions of V2 to a server that does not speak it: the question may run its model."""
+
 UNASKED = "the model has not been asked yet"
 
 NOT_SPOKEN = frozenset({401, 403, 404, 405, 501})
@@ -42,15 +45,20 @@ class Health:
     """Mirrors the model's readiness.
 
     ``found`` is called when somebody answers for the first time, or again after nobody was there; it is told which.
+    ``clock`` gives monotonic seconds.
     """
 
-    def __init__(self, backend: Backend, found: Callable[[bool], None], log: logging.Logger) -> None:
+    def __init__(
+        self, backend: Backend, found: Callable[[bool], None], clock: Callable[[], float], log: logging.Logger
+    ) -> None:
         self._backend = backend
         self._found = found
+        self._clock = clock
         self._log = log
         self._known = False
         self._gone = True
         self._speech = Speech.UNKNOWN
+        self._again = 0.0  # when a server that does not speak V2 is asked again
         self._answers = 0  # that callers had of the server, at the last look
         self.ready = False
         self.reason = UNASKED
@@ -70,9 +78,13 @@ class Health:
         backend = self._backend
         if self._gone:
             self._speech = Speech.UNKNOWN
+        if self._speech is Speech.OTHER and self._clock() < self._again:
+            # Connections that a busy server has no time to accept would fill its backlog, and callers find no room.
+            return Document(0, foreign=True) if self._serves() else await backend.connect()
         answer = await backend.ask(backend.readiness)
         if backend.readiness == READY:
             self._speech = await self._heard(answer)
+            self._again = self._clock() + AGAIN
         return Document(404) if self._speech is Speech.OTHER and answer.status else answer
 
     async def _heard(self, answer: Document) -> Speech:
@@ -85,12 +97,12 @@ class Health:
             return Speech.V2
         if answer.status in NOT_SPOKEN:
             return Speech.OTHER
-        if answer.status in {0, UNAVAILABLE}:
-            return Speech.UNKNOWN
+        if answer.status in {0, UNAVAILABLE}:  # from one that is known not to speak V2: it is busy
+            return self._speech
         live = await self._backend.ask(LIVE)
         if 0 < live.status < 400:
             return Speech.V2
-        return Speech.UNKNOWN if live.status in {0, UNAVAILABLE} else Speech.OTHER
+        return self._speech if live.status in {0, UNAVAILABLE} else Speech.OTHER
 
     def observe(self, answer: Document) -> None:
         """Take one answer to the question whether the model is ready."""
@@ -109,8 +121,9 @@ class Health:
                 self._found(self._known)
                 self._known = True
         elif answer.reachable:
-            # A server with one worker answers after the request that it computes: it is busy, not broken.
-            if self._gone or not self._serves():
+            # A server with one worker answers after the request that it computes: it is busy, not broken. One that does
+            # not speak V2 owes no answer.
+            if self._gone or not (self._serves() or self._speech is Speech.OTHER):
                 self.ready = False
             if not self.ready:
                 self.reason = "the model does not answer that question in time"

@@ -37,7 +37,7 @@ class Document(NamedTuple):
     """An answer to a question of the sidecar's own.
 
     ``status`` is 0 where there was none: ``reachable`` says whether somebody was there, too slow, or nobody at all;
-    ``foreign`` that the server accepted the connection, and hung up or sent what is no HTTP/1.1.
+    ``foreign`` that the server accepted the connection, and hung up, sent what is no HTTP/1.1, or was asked nothing.
     """
 
     status: int
@@ -88,6 +88,9 @@ class Backend(Protocol):
 
     async def ask(self, target: bytes) -> Document:
         """Get a document about the server or a model."""
+
+    async def connect(self) -> Document:
+        """Say whether the server accepts connections, without asking anything: then ``foreign``."""
 
     async def close(self) -> None:
         """Let go of everything."""

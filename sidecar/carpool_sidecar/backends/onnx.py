@@ -134,6 +134,10 @@ class OnnxBackend:
         """Answer a question, as an upstream would."""
         return self.document(target)
 
+    async def connect(self) -> Document:
+        """Say that it is there."""
+        return Document(0, foreign=True)
+
     async def close(self) -> None:
         """Begin nothing more. What is computed now can't be stopped and may never end: nobody waits for it."""
         self._threads.shutdown(wait=False, cancel_futures=True)

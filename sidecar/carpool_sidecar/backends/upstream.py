@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from carpool_sidecar.backends.base import Document, Traffic
 from carpool_sidecar.generation.stream import Stream, Watcher
+from carpool_sidecar.http1.calls import UpstreamError
 from carpool_sidecar.http1.client import Pool
 from carpool_sidecar.http1.forward import Forwarding
 from carpool_sidecar.http1.limits import ClientLimits
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from carpool_sidecar.config.settings import Upstream
     from carpool_sidecar.generation.requests import Endpoint
-    from carpool_sidecar.http1.calls import Call, Receiver, UpstreamError
+    from carpool_sidecar.http1.calls import Call, Receiver
     from carpool_sidecar.http1.exchange import Exchange
     from carpool_sidecar.http1.memory import Budget
     from carpool_sidecar.http1.messages import Body, Headers
@@ -159,6 +160,15 @@ class UpstreamBackend:
             return await question.answer
         finally:
             call.cancel()
+
+    async def connect(self) -> Document:
+        """Open a connection, and close it."""
+        try:
+            link = await self._questions.tunnel(patience=ASK_TIMEOUT)
+        except UpstreamError as error:
+            return Document(0, reachable=error.kind != "refused")
+        link.close()
+        return Document(0, foreign=True)
 
     async def close(self) -> None:
         """Close all connections."""

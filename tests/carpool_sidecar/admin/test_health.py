@@ -11,7 +11,7 @@ from carpool_sidecar.backends.base import Document, Traffic
 @pytest.fixture
 def health():
     found = []
-    health = Health(Server({}), found.append, logging.getLogger("test"))
+    health = Health(Server({}), found.append, lambda: 0.0, logging.getLogger("test"))
     health.found = found
     return health
 
@@ -67,6 +67,11 @@ def test_a_restart_between_two_looks_is_told_by_the_calls_that_failed(health):
     assert health.found == [False, True]
 
 
+HANGS_UP = Document(0, foreign=True)
+GONE = Document(0, reachable=False)
+SILENT = Document(0)
+
+
 class Server:
     """A model server's answers by path; 400 to all others, as TensorFlow Serving's."""
 
@@ -74,10 +79,22 @@ class Server:
         self.answers = answers
         self.readiness = readiness
         self.traffic = Traffic(0, 0)
+        self.asked = []
+        self.connection = HANGS_UP
+        self.now = 1000.0
 
     async def ask(self, path):
+        self.asked.append(path)
         answer = self.answers.get(path, 400)
         return answer if isinstance(answer, Document) else Document(answer)
+
+    async def connect(self):
+        self.asked.append("connect")
+        return self.connection
+
+
+def made(server, clock=lambda: 0.0):
+    return Health(server, lambda _: None, clock, logging.getLogger("test"))
 
 
 @pytest.mark.parametrize(
@@ -93,19 +110,19 @@ class Server:
     ],
 )
 async def test_who_does_not_speak_v2_is_not_asked_in_it(answers, status):
-    assert (await Health(Server(answers), lambda _: None, logging.getLogger("test")).look()).status == status
+    assert (await made(Server(answers)).look()).status == status
 
 
 async def test_a_path_that_somebody_named_is_believed():
     server = Server({}, readiness=b"/healthy")
-    assert (await Health(server, lambda _: None, logging.getLogger("test")).look()).status == 400
+    assert (await made(server).look()).status == 400
 
 
 @pytest.fixture
 def looks():
     """Look at a server that answers READY and LIVE in a given way; return whether it is ready then."""
     server = Server({})
-    health = Health(server, lambda _: None, logging.getLogger("test"))
+    health = made(server, lambda: server.now)
 
     async def looks(ready, live=400):
         server.answers = {b"/v2/health/ready": ready, b"/v2/health/live": live}
@@ -114,11 +131,6 @@ def looks():
 
     looks.health, looks.server = health, server
     return looks
-
-
-HANGS_UP = Document(0, foreign=True)
-GONE = Document(0, reachable=False)
-SILENT = Document(0)
 
 
 @pytest.mark.parametrize("known", [(200, 200), (400, 200)], ids=["was ready", "was loading"])
@@ -156,3 +168,70 @@ async def test_a_server_that_works_for_callers_may_be_late_with_its_answer(looks
     assert await looks(200)
     looks.health.unreachable()
     assert not await looks(SILENT)  # another process may be there
+
+
+READY, LIVE = b"/v2/health/ready", b"/v2/health/live"
+
+
+@pytest.mark.parametrize(("status", "questions"), [(404, [READY]), (405, [READY]), (500, [READY, LIVE])])
+async def test_a_server_that_does_not_speak_v2_is_only_connected_to(looks, status, questions):  # GET may run its model
+    server = looks.server
+    assert await looks(status, status)
+    for _ in range(29):
+        server.now += 1.0
+        assert await looks(status, status)
+    assert server.asked == [*questions, *["connect"] * 29]
+    server.now += 1.0
+    assert await looks(200)
+    server.now += 1.0
+    assert not await looks(500)  # it speaks V2 by now
+    assert server.asked[30 + len(questions) - 1 :] == [READY, READY]
+
+
+async def test_a_server_that_does_not_speak_v2_and_was_gone_is_asked_anew(looks):
+    server = looks.server
+    assert await looks(404)
+    server.connection = GONE
+    assert not await looks(404)
+    assert not await looks(GONE)
+    assert not await looks(503)
+    assert await looks(404)
+    looks.health.unreachable()
+    assert not await looks(503)
+    assert server.asked == [READY, "connect", *[READY] * 4]
+
+
+async def test_a_server_that_does_not_speak_v2_owes_no_answer(looks):
+    server = looks.server
+    assert await looks(404)
+    server.connection = SILENT  # its backlog is full
+    assert await looks(404)
+    server.connection = HANGS_UP
+    for answer in (SILENT, HANGS_UP, 503, 500):  # 503: it has no room for one more connection
+        server.now += 31.0
+        assert await looks(answer, SILENT)
+    assert server.asked == [READY, "connect", *[READY] * 4, LIVE]
+    assert await looks(404)
+    assert server.asked[-1] == "connect"
+
+
+async def test_while_callers_are_served_nobody_connects_to_see_whether_the_server_is_there(looks):
+    server = looks.server
+    assert await looks(404)
+    server.traffic = Traffic(1, 0)
+    assert await looks(404)
+    server.traffic = Traffic(0, 5)
+    assert await looks(404)
+    assert server.asked == [READY]
+    assert await looks(404)
+    assert server.asked == [READY, "connect"]
+
+
+async def test_a_path_that_somebody_named_is_always_asked(looks):
+    server = looks.server
+    server.readiness = b"/healthy"
+    for status in (404, 200, 500, 404):
+        server.answers[b"/healthy"] = status
+        looks.health.observe(await looks.health.look())
+        assert looks.health.ready is (status != 500)
+    assert server.asked == [b"/healthy"] * 4

@@ -81,6 +81,24 @@ async def test_a_question_leaves_no_connection(said):
     assert [b"\r\nconnection: close\r\n" in request.lower() for request in requests] == [True, True]
 
 
+async def test_a_connection_alone_shows_that_a_server_is_there(world):
+    read = []
+
+    async def accept(reader, writer):
+        read.append(await reader.read())
+        writer.close()
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        made = at(server.sockets[0].getsockname()[1])
+        for looked in range(1, 4):
+            found = await made.connect()
+            assert (found.status, found.foreign) == (0, True)
+            await world.until(lambda looked=looked: len(read) == looked)
+    assert read == [b""] * 3
+    assert not (await made.connect()).reachable
+    await made.close()
+
+
 GRPC = b"\x00\x00\x12\x04\x00\x00\x00\x00\x00\x00\x03\x00\x00\x00\x64"
 TLS = b"\x15\x03\x01\x00\x02\x02\x46"
 
