@@ -49,7 +49,7 @@ class Upstream(Camel, frozen=True):
     """Send a batch once more whose connection died before any byte of an answer; it may be computed twice."""
     ready: str = "/v2/health/ready"
     """Path that says whether the model can serve: by 200 to 399, as for a kubelet. A 401, 403, 404, 405 or 501, or an
-    answer that is no HTTP/1.1, counts as ready: it accepts connections."""
+    answer that is no HTTP/1.1, or a connection that it closes, counts as ready: it accepts connections."""
     count_queue: bool = True
     """While a gate admits token streams: add the requests that wait at it to those that wait in the engine, in the
     engine's `/metrics` on the data port, where an endpoint picker reads them. False: they pass unchanged."""
