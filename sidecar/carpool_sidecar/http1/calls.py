@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from carpool_sidecar.http1.messages import LAST_CHUNK, Body, Buffer, Headers, chunk_of, gather, message
+from carpool_sidecar.http1.messages import LAST_CHUNK, Body, Buffer, Headers, chunk_of, gather, message, size_of
 from carpool_sidecar.http1.timing import NEVER
 
 if TYPE_CHECKING:
@@ -18,6 +18,12 @@ FailureKind: TypeAlias = Literal[
 
 STATUS = {"refused": 503, "timeout": 504, "busy": 503, "buffers-full": 503}
 """Status by kind of failure; 502 for any other."""
+
+# A server that answers without reading a request's body takes the body for the next request on the connection, and the
+# next caller gets the answer to it. Servers read the bodies of these methods, unless they redirect or refuse.
+_BODY_READ = (b"POST ", b"PUT ", b"PATCH ")
+_REDIRECT = 300
+_NO_STATUS = 1000
 
 
 class UpstreamError(Exception):
@@ -111,6 +117,7 @@ class Call:
         "retry_stale",
         "streamed",
         "timeout",
+        "unread_from",
         "upgrade",
         "uploading",
     )
@@ -136,9 +143,15 @@ class Call:
             self._owed = body.length
             self._flow = body.flow
             self.uploading = True
+            carries = True
         else:
             self._pieces = message(head, body)
             self.uploading = False
+            carries = size_of(body) > 0
+        # The lowest status of an answer that may leave the body unread: the connection then serves no other call.
+        self.unread_from = _NO_STATUS
+        if carries and pool.shared:
+            self.unread_from = _REDIRECT if head.startswith(_BODY_READ) else 0
         self.method = b"HEAD" if head.startswith(b"HEAD ") else b""
         self.receiver = receiver
         self.streamed = streamed

@@ -26,7 +26,9 @@ class Pool:
     The connection used last is used first, so that those beyond the need fall idle and close. A connection is opened
     when a call finds none idle; at the cap, calls wait, first come, first served, and `max_waiting` of them at most.
     Times are seconds of `clock`, by default the running loop's. `setting` is what people raise to have more
-    connections. `budget` bounds what is held of answers, `turns` what is read of them at a time.
+    connections. `budget` bounds what is held of answers, `turns` what is read of them at a time. `shared`: its calls
+    are of callers who must not get each other's answers, so a connection on which the upstream may have left a
+    request's body unread is closed.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Pool:
         clock: Callable[[], float] | None = None,
         budget: Budget | None = None,
         turns: Turns | None = None,
+        shared: bool = True,
     ) -> None:
         self._host = host
         self._port = port
@@ -58,6 +61,7 @@ class Pool:
         self.clock = clock or self._loop.time
         self.budget = budget or Budget(NEVER)
         self.turns = turns or Turns(self.limits.turn, self.clock)
+        self.shared = shared
         self._open: set[Upstream] = set()
         self._idle: list[Upstream] = []
         self._waiting: deque[Call] = deque()

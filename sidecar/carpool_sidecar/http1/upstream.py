@@ -344,7 +344,12 @@ class Upstream(asyncio.Protocol):
 
     def _done(self, call: Call, response: ResponseHead) -> None:
         """Make the connection free, or close it where it can't serve another call."""
-        reusable = response.keep_alive and not call.uploading and self.writable
+        reusable = (
+            response.keep_alive
+            and response.status < call.unread_from
+            and not call.uploading
+            and self.transport.get_write_buffer_size() == 0  # the upstream has not read what is not sent
+        )
         call.finish()
         self._call = None
         self._reset()
