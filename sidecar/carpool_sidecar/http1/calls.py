@@ -30,7 +30,7 @@ class UpstreamError(Exception):
     """A call that got no complete answer.
 
     `kind` says how: no connection could be made (refused), the upstream closed or reset it (reset), it was silent
-    (timeout), it sent what is no HTTP or more than one answer (protocol), or more than is accepted (too-large);
+    (timeout), it sent what is no HTTP (protocol), or more than is accepted (too-large);
     too many calls wait for a connection already (busy), or there is no room to buffer the answer (buffers-full).
     `answered_bytes`: some of an answer had come, so the upstream has seen the request.
     """

@@ -270,8 +270,9 @@ class Upstream(asyncio.Protocol):
             pieces: list[Buffer] = []
             position = body.read(data, position, pieces)
             if body.complete and position < len(data):
-                surplus = len(data) - position
-                raise HttpError(502, "surplus-bytes", f"the upstream sent {surplus} bytes more than one answer")
+                # The answer is good. What comes behind it is nobody's, and so is what this connection would bring next.
+                position = len(data)
+                response = response._replace(keep_alive=False)
             if call.streamed is None or (body.complete and not self._told):
                 self._keep(call, response, pieces)
             else:
