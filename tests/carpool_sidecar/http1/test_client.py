@@ -672,3 +672,59 @@ async def test_what_is_smuggled_in_a_body_answers_nobody(upstream, pool, ask):
     for method in (b"POST", b"GET"):
         assert (await ask(request(method, len(smuggled)), smuggled))[0][1] == 401
         assert await ask() == [("answered", 401, b"GET / HTTP/1.1")]
+
+
+# The upstream may close an idle connection just as a request goes out
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("idle", "retry_stale", "reused"), [(0.7, False, True), (0.8, False, False), (0.8, True, True), (20.0, True, True)]
+)
+async def test_what_cannot_be_sent_again_takes_no_connection_idle_for_long(
+    upstream, kit, idle, retry_stale, reused, stream
+):
+    clock = kit.Clock()
+    pool = Pool("127.0.0.1", upstream.port, max_connections=1, max_waiting=0, clock=clock)
+    send = pool.stream if stream else pool.send
+    first, second = kit.Receiver(), kit.Receiver()
+    send(post(5), b"hello", first)
+    await first.over.wait()
+    clock.now += idle
+    send(post(5), b"world", second, retry_stale=retry_stale)
+    await second.over.wait()
+    assert second.events == [("answered", 200, b"world")]
+    assert len(upstream.peers) == 2 - reused
+    assert pool.connections == 1, "the old connection made room"
+    await pool.close()
+
+
+async def test_a_streamed_request_takes_no_connection_idle_for_long(upstream, kit):
+    clock = kit.Clock()
+    pool = Pool("127.0.0.1", upstream.port, clock=clock)
+    for body in (b"hello", b"world"):
+        receiver = kit.Receiver()
+        call = pool.stream(post(5), Upload(5, kit.Sink()), receiver, retry_stale=True)
+        call.write(body)
+        call.end()
+        await receiver.over.wait()
+        assert receiver.events == [("answered", 200, body)]
+        clock.now += 1.0
+    assert len(upstream.peers) == 2
+    await pool.close()
+
+
+async def test_as_many_old_connections_go_as_new_ones_come(upstream, kit):
+    clock = kit.Clock()
+    pool = Pool("127.0.0.1", upstream.port, max_connections=3, clock=clock)
+    for _ in range(3):
+        receivers = [kit.Receiver() for _ in range(3)]
+        for receiver in receivers:
+            pool.send(post(5), b"hello", receiver)
+        for receiver in receivers:
+            await receiver.over.wait()
+            assert receiver.events == [("answered", 200, b"hello")]
+        assert (pool.connections, pool.idle, pool.waiting) == (3, 3, 0)
+        clock.now += 1.0
+    assert len(upstream.peers) == 9
+    await pool.close()
