@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
-from carpool_sidecar.http1.messages import LAST_CHUNK, Body, Buffer, Headers, chunk_of, gather, message, size_of
+from carpool_sidecar.http1.messages import LAST_CHUNK, Body, Buffer, Headers, chunk_of, gather, message
 from carpool_sidecar.http1.timing import NEVER
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Call:
         else:
             self._pieces = message(head, body)
             self.uploading = False
-            carries = size_of(body) > 0
+            carries = len(self._pieces) > 1 or len(self._pieces[0]) > len(head)
         # The lowest status of an answer that may leave the body unread: the connection then serves no other call.
         self.unread_from = _NO_STATUS
         if carries and pool.shared:
