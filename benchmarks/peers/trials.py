@@ -117,7 +117,7 @@ def trial(running: Running, rate: float, *, warm_up: float, seconds: float, slo:
     due = due_times((rate,), 1.0, warm_up, rng) + [warm_up + at for at in due_times((rate,), 1.0, seconds, rng)]
 
     async def run() -> tuple[Recording, Look, Look]:
-        pool = Pool("127.0.0.1", running.port, max_connections=CONNECTIONS)
+        pool = Pool("127.0.0.1", running.port, max_connections=CONNECTIONS, shared=False)
         going = asyncio.create_task(CheckedLoad(pool, running, due).run())
         await asyncio.sleep(warm_up)
         before = await asyncio.to_thread(look, running)
@@ -197,7 +197,7 @@ def _faults(
     misbehaving = set(poisoned) | set(given_up or {})
 
     async def run() -> Recording:
-        pool = Pool("127.0.0.1", running.port, max_connections=CONNECTIONS)
+        pool = Pool("127.0.0.1", running.port, max_connections=CONNECTIONS, shared=False)
         recording = await CheckedLoad(pool, running, due, poisoned=poisoned, given_up=given_up).run()
         await pool.close()
         return recording

@@ -291,7 +291,7 @@ def _run(
     from carpool_sidecar.http1.client import Pool  # noqa: PLC0415 - likewise
 
     async def run() -> Recording:
-        pool = Pool(goal.server.host, goal.server.port, max_connections=connections)
+        pool = Pool(goal.server.host, goal.server.port, max_connections=connections, shared=False)
         generator = LoadGenerator(
             pool, goal.target, prepared, due, protocol=goal.protocol, timeout=timeout, headers=headers, verify=verify
         )

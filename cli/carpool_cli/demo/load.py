@@ -73,7 +73,7 @@ async def drive(aims: Sequence[Aim], due: Sequence[float], look: Callable[[float
     ``look`` is called with the seconds since the start, every ``TICK`` and at the end; what it raises ends all.
     """
     loop = asyncio.get_running_loop()
-    pools = [Pool(*_place(aim.server.address), max_connections=CONNECTIONS) for aim in aims]
+    pools = [Pool(*_place(aim.server.address), max_connections=CONNECTIONS, shared=False) for aim in aims]
     generators = [Keeping(pool, aim, due) for pool, aim in zip(pools, aims, strict=True)]
     started = loop.time()
     recordings: list[asyncio.Task[Recording]] = []

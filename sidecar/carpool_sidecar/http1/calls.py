@@ -19,12 +19,18 @@ FailureKind: TypeAlias = Literal[
 STATUS = {"refused": 503, "timeout": 504, "busy": 503, "buffers-full": 503}
 """Status by kind of failure; 502 for any other."""
 
+# A server that answers without reading a request's body takes the body for the next request on the connection, and the
+# next caller gets the answer to it. Servers read the bodies of these methods, unless they redirect or refuse.
+_BODY_READ = (b"POST ", b"PUT ", b"PATCH ")
+_REDIRECT = 300
+_NO_STATUS = 1000
+
 
 class UpstreamError(Exception):
     """A call that got no complete answer.
 
     `kind` says how: no connection could be made (refused), the upstream closed or reset it (reset), it was silent
-    (timeout), it sent what is no HTTP or more than one answer (protocol), or more than is accepted (too-large);
+    (timeout), it sent what is no HTTP (protocol), or more than is accepted (too-large);
     too many calls wait for a connection already (busy), or there is no room to buffer the answer (buffers-full).
     `answered_bytes`: some of an answer had come, so the upstream has seen the request.
     """
@@ -111,6 +117,7 @@ class Call:
         "retry_stale",
         "streamed",
         "timeout",
+        "unread_from",
         "upgrade",
         "uploading",
     )
@@ -136,9 +143,15 @@ class Call:
             self._owed = body.length
             self._flow = body.flow
             self.uploading = True
+            carries = True
         else:
             self._pieces = message(head, body)
             self.uploading = False
+            carries = len(self._pieces) > 1 or len(self._pieces[0]) > len(head)
+        # The lowest status of an answer that may leave the body unread: the connection then serves no other call.
+        self.unread_from = _NO_STATUS
+        if carries and pool.shared:
+            self.unread_from = _REDIRECT if head.startswith(_BODY_READ) else 0
         self.method = b"HEAD" if head.startswith(b"HEAD ") else b""
         self.receiver = receiver
         self.streamed = streamed

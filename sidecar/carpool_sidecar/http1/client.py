@@ -27,7 +27,8 @@ class Pool:
     when a call finds none idle; at the cap, calls wait, first come, first served, and `max_waiting` of them at most.
     Times are seconds of `clock`, by default the running loop's. `setting` is what people raise to have more
     connections. `budget` bounds what is held of answers, `turns` what is read of them at a time. Without `reuse`, every
-    call has a connection of its own, which closes after the answer.
+    call has a connection of its own, which closes after the answer. `shared`: its calls are of callers who must not get
+    each other's answers, so a connection on which the upstream may have left a request's body unread is closed.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Pool:
         clock: Callable[[], float] | None = None,
         budget: Budget | None = None,
         turns: Turns | None = None,
+        shared: bool = True,
     ) -> None:
         self._host = host
         self._port = port
@@ -61,6 +63,7 @@ class Pool:
         self.clock = clock or self._loop.time
         self.budget = budget or Budget(NEVER)
         self.turns = turns or Turns(self.limits.turn, self.clock)
+        self.shared = shared
         self._open: set[Upstream] = set()
         self._idle: list[Upstream] = []
         self.answers = 0  # complete ones, so far
@@ -112,6 +115,7 @@ class Pool:
         `timeout` is how long the upstream may be silent, and how long the call may wait for a connection. With
         `retry_stale`, a request that dies on a reused connection before any byte of an answer is sent once more on a
         new one: upstreams close idle connections at any time, and the two may cross. It may then be served twice.
+        Without it, a request goes over a connection that is new or was used lately (`ClientLimits.fresh`).
         """
         return self._place(Call(self, head, body, receiver, None, timeout=timeout, retry_stale=retry_stale))
 
@@ -216,10 +220,13 @@ class Pool:
     # Connections
 
     def _place(self, call: Call) -> Call:
+        if self._idle:
+            if call.retry_stale or self._fresh(self._idle[-1]):
+                call.begin(self._idle.pop())
+                return call
+            self._idle[0].close()  # the oldest makes room for a new one
         if self._closed:
             self._loop.call_soon(call.fail, "refused", "the pool is closed")
-        elif self._idle:
-            call.begin(self._idle.pop())
         elif len(self._waiting) >= self._max_waiting + max(0, self._max_connections - len(self._open)):
             wait = f"{self._max_waiting:.0f} calls wait"
             text = f"all {self._max_connections} connections to the upstream are taken, and {wait}"
@@ -229,6 +236,10 @@ class Pool:
             self._waiting.append(call)
             self._connect_as_needed()
         return call
+
+    def _fresh(self, link: Upstream) -> bool:
+        """Whether an idle connection was used so lately that the upstream has hardly closed it meanwhile."""
+        return self.clock() - (link.deadline - self._idle_timeout) < self.limits.fresh
 
     def _connect_as_needed(self) -> None:
         while (

@@ -62,6 +62,9 @@ class ClientLimits:
     """Interim responses (1xx) before an answer; more are no HTTP."""
     write_buffer_bytes: int = 64 * 1024
     """Unsent bytes from which on a streamed request is paused."""
+    fresh: float = 0.75
+    """Seconds for which an idle connection takes a request that can't be sent again. The upstream may close it as the
+    request comes: servers do so after whole seconds (gunicorn 2, uvicorn and Node.js 5, the shortest setting 1)."""
     turn: float = 0.002
     """How long the chunks beyond each connection's first 1,000 are read in one pass of the event loop."""
     tick: float = 0.1

@@ -71,7 +71,10 @@ class RequestHead(NamedTuple):
 
 
 class ResponseHead(NamedTuple):
-    """The head of a response. `length` is that of the body in bytes, `IN_CHUNKS` or `UNTIL_CLOSE`."""
+    """The head of a response. `length` is that of the body in bytes, `IN_CHUNKS` or `UNTIL_CLOSE`.
+
+    `keep_alive`: the connection may serve another call.
+    """
 
     status: int
     headers: FieldLines
@@ -206,6 +209,8 @@ def parse_response_head(head: bytes, method: bytes) -> ResponseHead:
     keep_alive = b"close" not in connection and (minor_version == 1 or b"keep-alive" in connection)
     length = _framing(lengths, codings, minor_version)
     if not has_body(method, status):
+        # Some servers send the body that such an answer only announces, maybe once the next call is under way.
+        keep_alive = keep_alive and not length
         length = 0
     elif length is None:
         length, keep_alive = UNTIL_CLOSE, False

@@ -270,8 +270,9 @@ class Upstream(asyncio.Protocol):
             pieces: list[Buffer] = []
             position = body.read(data, position, pieces)
             if body.complete and position < len(data):
-                surplus = len(data) - position
-                raise HttpError(502, "surplus-bytes", f"the upstream sent {surplus} bytes more than one answer")
+                # The answer is good. What comes behind it is nobody's, and so is what this connection would bring next.
+                position = len(data)
+                response = response._replace(keep_alive=False)
             if call.streamed is None or (body.complete and not self._told):
                 self._keep(call, response, pieces)
             else:
@@ -344,7 +345,13 @@ class Upstream(asyncio.Protocol):
 
     def _done(self, call: Call, response: ResponseHead) -> None:
         """Make the connection free, or close it where it can't serve another call."""
-        reusable = self._pool.reuse and response.keep_alive and not call.uploading and self.writable
+        reusable = (
+            self._pool.reuse
+            and response.keep_alive
+            and response.status < call.unread_from
+            and not call.uploading
+            and self.transport.get_write_buffer_size() == 0  # the upstream has not read what is not sent
+        )
         call.finish()
         self._pool.answers += 1
         self._call = None
