@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hmac
 import json
 import re
-import secrets
 import sys
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,14 +16,15 @@ import click
 import yaml
 
 from carpool.policy.durations import Duration
-from carpool.policy.plain import PolicyError
+from carpool.policy.plain import PolicyError, to_plain
 from carpool.policy.spec import SLO, BatchingPolicy, Latency
-from carpool_cli.options import DURATION
+from carpool_cli.options import DURATION, INPUT_FILE
 from carpool_cli.yaml_edit import edited, in_place, load
 from carpool_operator.api import annotations as names
 from carpool_operator.api.model import Target
-from carpool_operator.injector.decide import Settings, annotations_of, decide, target_of
-from carpool_operator.injector.patch import patch, unpatch
+from carpool_operator.injector.bypass import bypasses
+from carpool_operator.injector.decide import SIDECAR, Settings, annotations_of, decide, target_of
+from carpool_operator.injector.patch import CONFIG, patch, unpatch
 from carpool_operator.injector.reasons import NOTES, Note, Reason, Skip
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.kind import Kind, at
@@ -45,6 +47,31 @@ class Outcome(NamedTuple):
     notes: tuple[Note, ...] = ()
     problems: tuple[str, ...] = ()
     """Annotations that nobody reads, or that can't be meant."""
+    namespace: str | None = None
+    pod: dict[str, Any] | None = None
+    """What is printed, where a sidecar is in it."""
+    stays: bool = False
+    """Whether it has a sidecar already, and not the one that is asked for."""
+
+    @property
+    def lacking(self) -> bool:
+        """Whether it was to have a sidecar, and does not have this one."""
+        return self.stays or (self.why is not None and self.why.told)
+
+
+class Asked(NamedTuple):
+    """What the options ask for; without settings, sidecars go. ``secret``: what drain keys are derived from."""
+
+    settings: Settings | None
+    namespace: str | None
+    secret: bytes
+
+
+class Found(NamedTuple):
+    """What the input has."""
+
+    outcomes: list[Outcome]
+    services: list[dict[str, Any]]
 
 
 class Wrong(click.ClickException):
@@ -88,6 +115,11 @@ Examples:
 )
 @click.option("-n", "--namespace", help="Namespace of manifests without one; needed with --public-key.")
 @click.option("--image", help="The sidecar's.  [default: carpool-sidecar:VERSION]")
+@click.option(
+    "--drain-secret",
+    type=INPUT_FILE,
+    help="File with a secret that drain keys are derived from.  [default: from the manifest alone]",
+)
 @click.option("--undo", is_flag=True, help="Take the sidecars out again: manifests as they were before.")
 def command(
     *,
@@ -96,21 +128,22 @@ def command(
     public_key: str | None,
     namespace: str | None,
     image: str | None,
+    drain_secret: Path | None = None,
     undo: bool = False,
 ) -> None:
     """Put a sidecar into workloads and Pods as the webhook does, and print the manifests.
 
     Unchanged parts are printed as they were, comments included. A workload with a sidecar, or with
     carpool.dev/inject: "false" in its pod template, is left alone. The annotations of the
-    template (carpool.dev/container, -/port, ...) count.
+    template (carpool.dev/container, -/port, ...) count. The same input gives the same output.
 
     Without --public-key a sidecar could not verify an operator's changes, so it accepts none: give --slo-p99 then,
     and each sidecar tunes itself.
 
-    Exits 0 when all have their sidecars, 3 when some can't, 2 for wrong input. The standard error has the reasons, and
-    notes on workloads that have theirs, such as a port without a name: Services bypass the sidecar then.
+    Exits 0 when all have their sidecars, 3 when some can't or have one with other settings, 2 for wrong input. The
+    standard error has the reasons, and notes, such as on a Service in the input that bypasses the sidecar.
     """
-    if undo and (slo_p99, public_key, image) != (None, None, None):
+    if undo and (slo_p99, public_key, image, drain_secret) != (None, None, None, None):
         raise click.UsageError("--undo takes no other option but -f")
     if not undo and (slo_p99 is None) == (public_key is None):
         raise click.UsageError(
@@ -125,23 +158,47 @@ def command(
             policy=None if slo_p99 is None else _policy(slo_p99),
         )
     text = _read(source)
-    outcomes: list[Outcome] = []
+    found = Found([], [])
     try:
-        printed = "".join(_documents(text, settings, namespace, outcomes))
+        secret = b"" if drain_secret is None else drain_secret.read_bytes()
+        printed = "".join(_documents(text, Asked(settings, namespace, secret), found))
+    except OSError as error:
+        raise Wrong(f"{drain_secret}: {error.strerror}") from None
     except NotManifests as error:
         raise Wrong(f"{'standard input' if source == '-' else source}: {error}: {MANIFESTS}") from None
     click.echo(printed, nl=False)
-    for outcome in outcomes:
-        if outcome.why is not None:
-            click.echo(f"{outcome.name}: {outcome.why}", err=True)
-        for problem in outcome.problems:
-            click.echo(f"{outcome.name}: {problem}", err=True)
-        for note in outcome.notes:
-            click.echo(f"{outcome.name}: {note}: {NOTES[note].cause} {NOTES[note].fix}", err=True)
-    if not outcomes:
-        click.echo("nothing here has pods: there is no workload with a pod template, and no Pod", err=True)
-    if any(outcome.why is not None and outcome.why.told for outcome in outcomes):
+    for line in _notes(found):
+        click.echo(line, err=True)
+    if any(outcome.lacking for outcome in found.outcomes):
         sys.exit(SKIPPED)
+
+
+def _notes(found: Found) -> Iterator[str]:
+    """Return what is to be known of the result."""
+    for outcome in found.outcomes:
+        if outcome.why is not None:
+            yield f"{outcome.name}: {outcome.why}"
+        yield from (f"{outcome.name}: {problem}" for problem in outcome.problems)
+        yield from (f"{outcome.name}: {note}: {NOTES[note].cause} {NOTES[note].fix}" for note in outcome.notes)
+    for service in found.services:
+        with suppress(KeyError, TypeError, AttributeError):  # kubectl says what is wrong with it
+            yield from _bypassed(service, found.outcomes)
+    if not found.outcomes:
+        yield "nothing here has pods: there is no workload with a pod template, and no Pod"
+
+
+def _bypassed(service: dict[str, Any], outcomes: list[Outcome]) -> Iterator[str]:
+    """Return what to change in a Service that leads past a sidecar."""
+    namespace, name = service["metadata"].get("namespace"), service["metadata"]["name"]
+    for outcome in outcomes:
+        if outcome.pod is None or (namespace or outcome.namespace) != (outcome.namespace or namespace):
+            continue
+        for way in bypasses(service, outcome.pod):
+            first = "" if way.named else f"name the model's port {way.name} in {outcome.name}, and "
+            yield (
+                f"service/{name}: ServiceBypassed: port {way.port} leads to {outcome.name} by number and bypasses the "
+                f"sidecar: nothing is batched. Correct it: {first}write targetPort: {way.name} in the Service"
+            )
 
 
 def _read(source: str) -> str:
@@ -173,7 +230,7 @@ def _policy(p99: float) -> BatchingPolicy:
         raise click.UsageError(f"--slo-p99: {error}") from None
 
 
-def _documents(text: str, settings: Settings | None, namespace: str | None, outcomes: list[Outcome]) -> Iterator[str]:
+def _documents(text: str, asked: Asked, found: Found) -> Iterator[str]:
     """Yield the input again, piece by piece, changed where a sidecar came in, or went: without settings."""
     if not text.strip():
         raise NotManifests("it is empty")
@@ -185,7 +242,7 @@ def _documents(text: str, settings: Settings | None, namespace: str | None, outc
         else:
             if "kind" not in old:
                 raise NotManifests("the document in line 1 is not a manifest, which is a mapping with a kind")
-            new = _injected(old, settings, namespace, outcomes)
+            new = _injected(old, asked, found)
             yield text if new == old else json.dumps(new, indent=4, ensure_ascii=False) + "\n"
             return
     position = 0
@@ -205,8 +262,8 @@ def _documents(text: str, settings: Settings | None, namespace: str | None, outc
             raise NotManifests(f"line {line} is not YAML, {_problem(error)}") from None
         if old is not None and not (isinstance(old, dict) and "kind" in old):
             raise NotManifests(f"the document in line {line} is not a manifest, which is a mapping with a kind")
-        new = _injected(old, settings, namespace, outcomes)
-        yield document if new == old else _changed(document, new, outcomes)
+        new = _injected(old, asked, found)
+        yield document if new == old else _changed(document, new, found.outcomes)
         if separator is not None:
             yield separator[0]
             position = separator.end()
@@ -235,23 +292,25 @@ def _problem(error: Exception) -> str:
     return getattr(error, "problem", None) or "it is nested too deeply"
 
 
-def _injected(thing: Any, settings: Settings | None, namespace: str | None, outcomes: list[Outcome]) -> Any:  # noqa: ANN401 - any YAML
+def _injected(thing: Any, asked: Asked, found: Found) -> Any:  # noqa: ANN401 - any YAML
     """Return an object with its sidecar, or without it where there are no settings; of a list all of them."""
     kind = str(thing.get("kind")) if isinstance(thing, dict) else ""
     if kind == "List" and isinstance(thing.get("items"), list):
-        return {**thing, "items": [_injected(each, settings, namespace, outcomes) for each in thing["items"]]}
+        return {**thing, "items": [_injected(each, asked, found) for each in thing["items"]]}
+    if kind == "Service":
+        found.services.append(thing)
     of = registry.BY_NAME.get(kind)
     job = JOBS.get(kind)
     if kind != "Pod" and job is None and (of is None or (of.pod(thing) is None and not of.built_in)):
         return thing  # it has no pods, or another object has the template of its pods
-    changed = copy.deepcopy(thing)
+    changed, settings = copy.deepcopy(thing), asked.settings
     try:
         name = f"{kind.lower()}/{changed['metadata'].get('name') or changed['metadata'].get('generateName')}"
         pod: Any = at(changed, job) if job is not None else changed if of is None else of.pod(changed)
         if settings is None:
-            restored = _restored(pod, name, outcomes)
+            restored = _restored(pod, name, found.outcomes)
             return thing if restored is None else _with(changed, job or of, restored)
-        where: str | None = changed["metadata"].get("namespace") or namespace
+        where: str | None = changed["metadata"].get("namespace") or asked.namespace
         target = None
         if settings.policy is None:
             if job is not None:
@@ -270,16 +329,50 @@ def _injected(thing: Any, settings: Settings | None, namespace: str | None, outc
         )
         decision = decide(pod, target, settings, asked=True)
         if isinstance(decision, Skip):
-            outcomes.append(Outcome(name, decision, problems=problems))
+            found.outcomes.append(_left_alone(Outcome(name, decision, (), problems, where), pod, settings, target))
             return thing
-        pod_changed = patch(pod, decision, settings, secrets.token_hex(16))
+        pod_changed = patch(pod, decision, settings, _drain_key(asked.secret, where, name, pod))
     except (KeyError, TypeError, AttributeError, ValueError, IndexError):
         raise Wrong(
             f"a {kind} is not a valid Kubernetes object: check it with kubectl apply --dry-run=server"
         ) from None
     notes = json.loads(pod_changed["metadata"]["annotations"][names.STATUS])["notes"]
-    outcomes.append(Outcome(name, None, tuple(Note(note) for note in notes), problems))
+    found.outcomes.append(Outcome(name, None, tuple(Note(note) for note in notes), problems, where, pod_changed))
     return _with(changed, job or of, pod_changed)
+
+
+def _drain_key(secret: bytes, namespace: str | None, name: str, pod: dict[str, Any]) -> str:
+    """Return the key of a pod template: the same for the same one, so that a pipeline rolls no pods by itself."""
+    text = json.dumps([namespace, name, pod], sort_keys=True, default=str)
+    return hmac.new(secret, text.encode("utf-8", "surrogatepass"), "sha256").hexdigest()[:32]
+
+
+def _left_alone(outcome: Outcome, pod: dict[str, Any], settings: Settings, target: Target | None) -> Outcome:
+    """Return what became of a workload without a new sidecar; one in it that is another than asked for is said."""
+    if outcome.why is None or outcome.why.reason is not Reason.ALREADY_INJECTED:
+        return outcome
+    outcome = outcome._replace(pod=pod)
+    if names.STATUS not in annotations_of(pod):
+        return outcome  # written by hand
+    wanted = (
+        {"publicKey": settings.public_key, "target": str(target)}
+        if settings.policy is None
+        else {"policy": to_plain(settings.policy)}
+    )
+    texts = (
+        each["value"].replace("$$", "$")
+        for container in pod["spec"].get("initContainers") or []
+        for each in container.get("env") or []
+        if (container["name"], each["name"]) == (SIDECAR, CONFIG)
+    )
+    given = json.loads(next(texts, "{}"))
+    if all(given.get(key) == value for key, value in wanted.items()):
+        return outcome
+    why = Skip(
+        Reason.ALREADY_INJECTED,
+        "its sidecar has other settings, and stays as it is: take it out with carpool inject --undo first",
+    )
+    return outcome._replace(why=why, stays=True)
 
 
 def _of_workload(of: Kind, thing: dict[str, Any], settings: Settings) -> tuple[str, ...]:

@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 
 
 class Bypass(NamedTuple):
-    """A Service's port that leads to the model by number, and the shell command after which it doesn't."""
+    """A Service's port that leads to the model by number, and the shell command after which it doesn't.
+
+    ``name``: the ``targetPort`` that leads to the sidecar. ``named``: whether the model's port has that name yet.
+    """
 
     port: int
     command: str
+    name: str
+    named: bool
 
 
 def bypasses(service: Json, pod: Json) -> list[Bypass]:
@@ -36,7 +41,7 @@ def bypasses(service: Json, pod: Json) -> list[Bypass]:
     model: Json = next((each for each in pod["spec"]["containers"] if each["name"] == status.container), {})
     ports = model.get("ports") or []
     name = next((port.get("name") for port in ports if port["containerPort"] == status.data_port), None)
-    namespace, of = service["metadata"]["namespace"], service["metadata"]["name"]
+    namespace, of = service["metadata"].get("namespace", "default"), service["metadata"]["name"]
     found = []
     for index, port in enumerate(spec.get("ports") or []):
         if port.get("targetPort", port["port"]) != status.port:
@@ -54,7 +59,7 @@ def bypasses(service: Json, pod: Json) -> list[Bypass]:
                 f"kubectl -n {namespace} patch {workload} -p '{_compact(template)}'"
                 f" && kubectl -n {namespace} rollout status {workload} && {command}"
             )
-        found.append(Bypass(port["port"], command))
+        found.append(Bypass(port["port"], command, target, name is not None))
     return found
 
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 CHANGES = "/etc/carpool/change"
 """Where the operator's durable word is mounted in the sidecar."""
 
+CONFIG = "CARPOOL_CONFIG"
+"""The variable that has a sidecar's configuration."""
+
 LAME = 5
 """Seconds that a sidecar goes on accepting, unready, while load balancers catch up."""
 TO_END = 5
@@ -214,9 +217,9 @@ def _container(inject: Inject, settings: Settings, config: Json) -> Json:
         "name": SIDECAR,
         "image": settings.image,
         "restartPolicy": "Always",
-        "args": ["--config-env", "CARPOOL_CONFIG"],
+        "args": ["--config-env", CONFIG],
         # The kubelet expands $(NAME) in values; $$ stands for $.
-        "env": [{"name": "CARPOOL_CONFIG", "value": json.dumps(config).replace("$", "$$")}],
+        "env": [{"name": CONFIG, "value": json.dumps(config).replace("$", "$$")}],
         "ports": [{"name": "carpool-admin", "containerPort": inject.admin_port, "protocol": "TCP"}],
         # No startupProbe: the model's containers would wait for it, and it may need one of them, of a mesh that asks
         # in the kubelet's place.

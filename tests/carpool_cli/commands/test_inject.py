@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -90,6 +91,65 @@ def test_twice_is_once(inject):
     assert again.stdout == once
     assert again.exit_code == 0
     assert again.stderr == "deployment/resnet: AlreadyInjected: a container named carpool is in the pod\n"
+
+
+def test_the_same_input_gives_the_same_output(inject, tmp_path):
+    # A pipeline that runs it each time would roll all pods otherwise
+    (tmp_path / "secret").write_bytes(b"known to few")
+    both = MANIFESTS + "---\n" + MANIFESTS.replace("name: resnet,", "name: other,")
+    printed = inject(both, "--slo-p99", "50ms").stdout
+    assert inject(both, "--slo-p99", "50ms").stdout == printed
+    keys = {config(template(printed, index)).drain_key for index in (0, 2)}
+    secret = inject(both, "--slo-p99", "50ms", "--drain-secret", tmp_path / "secret").stdout
+    keys |= {config(template(secret, index)).drain_key for index in (0, 2)}
+    newer = inject(both.replace("your-model-server", "newer"), "--slo-p99", "50ms").stdout
+    assert len(keys | {config(template(newer)).drain_key}) == 5
+
+
+BY_NUMBER = MANIFESTS.replace(
+    "{ports: [{port: 80, targetPort: http}]}", "{selector: {app: resnet}, ports: [{port: 80, targetPort: 9000}]}"
+)
+
+
+def test_a_service_that_bypasses_the_sidecar_is_named_with_the_fix(inject):
+    deployment, service = BY_NUMBER.split("--- # behind it\n")
+    said = (
+        "service/resnet: ServiceBypassed: port 80 leads to deployment/resnet by number and bypasses the sidecar: "
+        "nothing is batched. Correct it: write targetPort: http in the Service\n"
+    )
+    for text in (BY_NUMBER, f"{service}---\n{deployment}"):
+        result = inject(text, "--slo-p99", "50ms")
+        assert (result.exit_code, result.stderr) == (0, said)
+    # One that was injected before is bypassed all the same
+    assert inject(inject(BY_NUMBER, "--slo-p99", "50ms").stdout, "--slo-p99", "50ms").stderr.endswith(said)
+    unnamed = inject(BY_NUMBER.replace("{name: http, containerPort", "{containerPort"), "--slo-p99", "50ms").stderr
+    assert "Correct it: name the model's port http in deployment/resnet, and write targetPort: http in the" in unnamed
+
+
+def test_services_of_other_pods_or_that_are_none_are_not_named(inject):
+    for other in (
+        BY_NUMBER.replace("selector: {app: resnet}", "selector: {app: other}"),
+        BY_NUMBER.replace("{name: resnet}\n", "{name: resnet, namespace: others}\n"),
+        BY_NUMBER.replace("ports: [{port: 80, targetPort: 9000}]", "ports: [80]"),
+    ):
+        assert other != BY_NUMBER
+        assert inject(other, "--slo-p99", "50ms").stderr == ""
+
+
+def test_a_sidecar_with_other_settings_stays_and_it_is_said(inject):
+    for first, second in itertools.permutations(
+        [("--slo-p99", "50ms"), ("--slo-p99", "0.1s"), ("--public-key", KEY)], 2
+    ):
+        once = inject(MANIFESTS, *first).stdout
+        again = inject(once, *second)
+        assert (again.exit_code, again.stdout) == (3, once)
+        assert again.stderr == (
+            "deployment/resnet: AlreadyInjected: its sidecar has other settings, and stays as it is: "
+            "take it out with carpool inject --undo first\n"
+        )
+        assert inject(once, *first).exit_code == 0
+    by_hand = MANIFESTS.replace("- name: server", "- name: carpool\n        - name: server")
+    assert inject(by_hand, "--slo-p99", "50ms").exit_code == 0
 
 
 def test_from_the_standard_input():

@@ -34,7 +34,7 @@ NAMED = injected({"name": "http", "containerPort": 9000}, {"name": "metrics", "c
 def test_a_name_leads_to_the_sidecar_and_a_number_past_it():
     ports = ({"port": 80, "targetPort": "http"}, {"port": 81, "targetPort": 9000}, {"port": 82, "targetPort": 9001})
     (found,) = bypasses(service(*ports), NAMED)
-    assert found.port == 81
+    assert (found.port, found.name, found.named) == (81, "http", True)
     assert shlex.split(found.command) == [
         *("kubectl", "-n", "models", "patch", "service", "resnet", "--type=json", "-p"),
         '[{"op":"replace","path":"/spec/ports/1/targetPort","value":"http"}]',
@@ -48,6 +48,7 @@ def test_without_a_target_port_it_is_the_port():
 def test_a_port_without_a_name_gets_one_first():
     for pod in (injected({"containerPort": 9000}), injected(port="9000")):
         (found,) = bypasses(service({"port": 9000}), pod)
+        assert (found.name, found.named) == ("http", False)
         first, then, last = found.command.split(" && ")
         assert shlex.split(first)[-1] == (
             '{"spec":{"template":{"spec":{"containers":[{"name":"server","ports":[{"containerPort":9000,"name":"http"}]}]}}}}'
