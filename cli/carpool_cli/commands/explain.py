@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from carpool.exchange.report import Report, RolledBack
     from carpool_cli.live.admin_client import AdminClient, Explained, Explanation, LastBusy
 
+SCARCE = 0.3
+"""Utilization from which the tuner refuses early: its own constant, which is not worth loading the tuner for."""
 RARE = 0.01
 """Share of misses up to which a forecast meets a p99. Its own p99 is of the requests that are answered."""
 
@@ -212,17 +214,23 @@ def text_of(each: Explained, slo: float, unbatched: Collection[str] = ()) -> str
     if decision.capped_by and decision.uncapped is not None:
         lines.append(f"          would be {decision.uncapped.describe()}; limited by: {decision.capped_by}")
     if decision.shed_slo:
-        # Refusing outlasts its cause: a queue of late requests would make those behind it late as well.
-        forecast = decision.predicted
-        good = (
-            forecast is not None and forecast.p99 is not None and forecast.p99 <= slo and forecast.miss_fraction <= RARE
-        )
-        why = "it was just missed, the queue was just too long, or the policy's shedAt is SLO"
         lines.append(
             "          requests that others would make late for the SLO are refused early: "
-            + (why if good else "the forecast misses it")
+            + _why_early(decision.predicted, slo)
         )
     return "\n".join(lines)
+
+
+def _why_early(forecast: Predicted | None, slo: float) -> str:
+    """Return why requests are refused for the SLO (docs/admission.md), as far as a forecast shows it."""
+    if forecast is None or forecast.p99 is None or forecast.p99 > slo or forecast.miss_fraction > RARE:
+        return "the forecast misses it"
+    if forecast.utilization > SCARCE:
+        return f"device time is scarce, more than {SCARCE:.0%} busy"
+    if forecast.p99_ahead is None or forecast.p99_ahead > slo:
+        return "device time is scarce, without room for 1.25x the load"
+    # Refusing outlasts its cause: a queue of late requests would make those behind it late as well.
+    return "it was just missed, the queue was just too long, or the policy's shedAt is SLO"
 
 
 class Minute(Struct, frozen=True):

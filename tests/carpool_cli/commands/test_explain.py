@@ -10,7 +10,18 @@ from carpool.exchange.decision import Reason
 from carpool.exchange.report import NOT_FOUND, Forwarded, ModelEntry, Queue, Report, RolledBack
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool_cli.commands.explain import compared, news, not_batched, not_merged, observe, posted, taken_back, text_of
+from carpool.tuning import plan
+from carpool_cli.commands.explain import (
+    SCARCE,
+    compared,
+    news,
+    not_batched,
+    not_merged,
+    observe,
+    posted,
+    taken_back,
+    text_of,
+)
 from carpool_cli.live.admin_client import Decided, Explained, Explanation, LastBusy, Predicted
 
 SLO = 0.05
@@ -36,6 +47,7 @@ BUSY = replace(
     target_utilization=0.6,
     alternative="Efficiency would free 25% of the device for 6.6ms more p50",
 )
+ROOM = replace(PREDICTED, p99_ahead=0.04, utilization=0.2)
 KEPT = Decided(Parameters(max_batch=8), change=False, reason=Reason.CONVERGED, message="nothing is better")
 
 
@@ -60,9 +72,12 @@ def test_utilization_target_and_what_another_objective_would_do_are_shown():
 @pytest.mark.parametrize(
     ("predicted", "says"),
     [
-        (PREDICTED, "it was just missed, the queue was just too long, or the policy's shedAt is SLO"),
+        (ROOM, "it was just missed, the queue was just too long, or the policy's shedAt is SLO"),
+        (replace(ROOM, utilization=0.42), "device time is scarce, more than 30% busy"),
+        (PREDICTED, "device time is scarce, without room for 1.25x the load"),
+        (replace(ROOM, p99_ahead=0.06), "device time is scarce, without room for 1.25x the load"),
         (replace(PREDICTED, p99=0.051), "the forecast misses it"),
-        (replace(PREDICTED, miss_fraction=0.4), "the forecast misses it"),
+        (replace(ROOM, utilization=0.42, miss_fraction=0.4), "the forecast misses it"),
         (replace(PREDICTED, p99=None), "the forecast misses it"),
     ],
 )
@@ -71,6 +86,10 @@ def test_that_requests_are_refused_is_explained_by_the_forecast_beside_it(predic
     assert (
         text.splitlines()[-1].strip() == f"requests that others would make late for the SLO are refused early: {says}"
     )
+
+
+def test_device_time_is_scarce_from_where_the_tuner_says_so():
+    assert SCARCE == plan.SCARCE
 
 
 def test_what_is_decided_again_and_again_says_how_often():
