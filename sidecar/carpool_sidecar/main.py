@@ -20,7 +20,8 @@ from carpool_sidecar.logs import set_up
 from carpool_sidecar.sidecar import Sidecar
 
 OK, WRONG_CONFIG, CANNOT_START, CUT_SHORT = 0, 2, 3, 4
-"""Exit codes: drained; the configuration is wrong; a port or file can't be had; a second signal ended it at once."""
+"""Exit codes: drained; the configuration is wrong, or a file that it names is not there; a port or the jobs' database
+can't be had; a second signal ended it at once."""
 
 EXAMPLE = """\
 example (sidecar.yaml):
@@ -38,7 +39,8 @@ log, in /v1/config on the admin port and in the metric carpool_config_rejected_t
 signals: SIGTERM and SIGINT drain (unready at once, accepting for shutdown.lame, then finishing accepted requests, all
 within shutdown.limit); a second one ends the process at once.
 
-exit codes: 0 drained, 2 wrong configuration, 3 can't start (a port, a file), 4 ended by a second signal.
+exit codes: 0 drained, 2 wrong configuration or a missing file, 3 a port or the jobs' database is not available, 4 ended
+by a second signal.
 """
 
 
@@ -102,12 +104,15 @@ def _address(text: str) -> str:
 def load(path: Path) -> SidecarConfig:
     """Read and validate a file.
 
-    Raises ``PolicyError`` naming the field, ``OSError`` where it can't be read.
+    Raises ``PolicyError`` naming the field, or why it can't be read.
     """
     try:
-        return parse(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise PolicyError("config", f"{error.strerror}: name a file with --config") from None
     except UnicodeDecodeError as error:
         raise PolicyError("config", f"not UTF-8: {error}") from None
+    return parse(text)
 
 
 def from_environment(name: str) -> SidecarConfig:

@@ -83,8 +83,10 @@ def test_a_configuration_can_be_checked_without_running(world_config, config_fil
     assert capsys.readouterr().out == f"{path}: OK\n"
     assert main(["--config", str(config_file('{"policy": 1}')), "--check"]) == WRONG_CONFIG
     assert "policy" in capsys.readouterr().err
-    assert main(["--config", "/nonexistent.yaml", "--check"]) == CANNOT_START
-    assert capsys.readouterr().err == "carpool-sidecar: /nonexistent.yaml: No such file or directory\n"
+    for options in (["--check"], []):
+        assert main(["--config", "/nonexistent.yaml", *options]) == WRONG_CONFIG
+        says = "/nonexistent.yaml: config: No such file or directory: name a file with --config\n"
+        assert capsys.readouterr().err == says
 
 
 def test_a_file_that_is_no_text_is_a_wrong_configuration(tmp_path):

@@ -132,7 +132,8 @@ def command(context: click.Context, /, **options: Any) -> None:  # noqa: ANN401 
     Prints the endpoints and a line to try. On a terminal it then shows a live view; elsewhere logs go to stderr, one
     JSON object a line.
 
-    Exits 0 when drained, 2 for a wrong configuration, 3 when a port or file is not available, 4 after a second Ctrl-C.
+    Exits 0 when drained, 2 for a wrong configuration or a missing file, 3 when a port or the jobs' database is not
+    available, 4 after a second Ctrl-C.
     """
     try:
         plain, watched = _plain(options)
