@@ -46,6 +46,8 @@ class Source(Protocol):
 
     size: int
     """Positions in all."""
+    unit: str
+    """What a row's number counts."""
 
     @property
     def assemble(self) -> Callable[[Path, Path], None] | None:
@@ -76,6 +78,7 @@ class JsonLines:
     """
 
     assemble = None
+    unit = "line"
 
     def __init__(
         self, path: Path, position: int, number: int, specs: list[InputSpec] | None, end: int | None = None
@@ -147,6 +150,8 @@ class Npz:
 
     Until it is complete the output is a row of npz files, each behind its length in 8 bytes.
     """
+
+    unit = "row"
 
     def __init__(self, given: Arrays, position: int, end: int | None = None) -> None:
         self._given = given

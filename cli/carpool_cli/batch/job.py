@@ -77,6 +77,10 @@ class Stopped(Exception):  # noqa: N818 - no fault of this program
     """The job can't go on now; what was done is kept."""
 
 
+class TooManyBad(Stopped):
+    """More rows are bad than may be."""
+
+
 class Job:
     """Runs the rows of a source through ``run`` into a journal.
 
@@ -116,6 +120,8 @@ class Job:
 
         Raises ``Stopped``.
         """
+        if self._too_many():  # in a run before this one
+            raise TooManyBad(self._counted())
         committed = self._clock()
         under_way: deque[Future[Served]] = deque()
         with ThreadPoolExecutor(self._concurrency) as threads:
@@ -135,16 +141,20 @@ class Job:
                         if self._clock() - committed >= COMMIT_EVERY:
                             self._commit(served.position, served.number)
                             committed = self._clock()
-                        if self._max_bad is not None and self.skipped > self._max_bad:
+                        if self._too_many():
                             self._commit(served.position, served.number)
-                            raise Stopped(
-                                f"{self.skipped} rows are bad: raise --max-bad {self._max_bad} to leave them out, or "
-                                "correct them, remove the checkpoint and start over"
-                            )
+                            number, error = max(served.bad)
+                            raise TooManyBad(f"{self._counted()}, the last in {self._source.unit} {number} ({error})")
             finally:
                 for waiting in under_way:
                     waiting.cancel()
         self._commit(self._source.position, self._source.number)
+
+    def _too_many(self) -> bool:
+        return self._max_bad is not None and self.skipped > self._max_bad
+
+    def _counted(self) -> str:
+        return "1 row is bad" if self.skipped == 1 else f"{self.skipped} rows are bad"
 
     def _take(self, served: Served) -> None:
         errors = b"".join(

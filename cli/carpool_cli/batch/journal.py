@@ -44,12 +44,12 @@ class Journal:
         self.output = output
         self.part = output.with_name(output.name + ".part")
         self.errors = output.with_name(output.name + ".errors.jsonl")
-        self._checkpoint = output.with_name(output.name + ".checkpoint")
+        self.checkpoint = output.with_name(output.name + ".checkpoint")
         self.progress = Progress(identity)
         self.resumed = False
 
     def __enter__(self) -> Self:
-        if self._checkpoint.exists():
+        if self.checkpoint.exists():
             self._resume()
             if self.progress.complete:
                 return self  # nothing is to be written any more: see `complete`
@@ -73,7 +73,7 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         if not self.progress.complete:
             self._close()
-            if not self._checkpoint.exists():  # nothing was done, so that nothing is to be found
+            if not self.checkpoint.exists():  # nothing was done, so that nothing is to be found
                 self.part.unlink()
                 self.errors.unlink()
 
@@ -119,7 +119,7 @@ class Journal:
                 self.part.replace(self.output)
         if not self.progress.error_bytes:
             self.errors.unlink(missing_ok=True)
-        self._checkpoint.unlink()
+        self.checkpoint.unlink()
 
     def _close(self) -> None:
         self._part.close()
@@ -127,25 +127,25 @@ class Journal:
 
     def _resume(self) -> None:
         try:
-            found = msgspec.json.decode(self._checkpoint.read_bytes(), type=Progress)
+            found = msgspec.json.decode(self.checkpoint.read_bytes(), type=Progress)
         except msgspec.DecodeError as error:
             raise click.ClickException(
-                f"{self._checkpoint} is no checkpoint ({error}): remove it to start over"
+                f"{self.checkpoint} is no checkpoint ({error}): remove it to start over"
             ) from None
         if found.identity != self.progress.identity:
             raise click.ClickException(
-                f"{self._checkpoint} belongs to another job (input, model or protocol changed): remove it to start over"
+                f"{self.checkpoint} belongs to another job (input, model or protocol changed): remove it to start over"
             )
         self.progress = found
         self.resumed = True
 
     def _save(self, progress: Progress) -> None:
-        new = self._checkpoint.with_name(self._checkpoint.name + ".new")
+        new = self.checkpoint.with_name(self.checkpoint.name + ".new")
         with new.open("wb") as stream:
             stream.write(msgspec.json.encode(progress))
             _to_disk(stream)
-        new.replace(self._checkpoint)
-        directory = os.open(self._checkpoint.parent, os.O_RDONLY)
+        new.replace(self.checkpoint)
+        directory = os.open(self.checkpoint.parent, os.O_RDONLY)
         os.fsync(directory)
         os.close(directory)
         self.progress = progress

@@ -120,7 +120,7 @@ def command(
     options.
     """
     from carpool_cli.batch import formats  # noqa: PLC0415 - numpy is not for --help
-    from carpool_cli.batch.job import Job, SizeSearch, Stopped  # noqa: PLC0415 - likewise
+    from carpool_cli.batch.job import Job, SizeSearch, Stopped, TooManyBad  # noqa: PLC0415 - likewise
 
     if (onnx is None) == (upstream is None):
         raise click.UsageError("name --onnx FILE or --upstream URL, one of the two")
@@ -175,6 +175,11 @@ def command(
         before, started = job.answered, time.monotonic()
         try:
             _with_bar(job.go, source)
+        except TooManyBad as error:
+            raise click.ClickException(
+                f"stopped: {error}; {journal.errors} names all. To leave them out, give the same command a larger "
+                f"--max-bad: it goes on from here. Or correct them, remove {journal.checkpoint}, and start over"
+            ) from None
         except Stopped as error:
             raise click.ClickException(f"stopped: {error}. Finished rows are kept; the same command resumes") from None
         except KeyboardInterrupt:

@@ -15,6 +15,7 @@ from carpool.forecasting.forecaster import Situation
 from carpool.tuning.objective import Aim
 from carpool_cli.planning import assumptions, autoscaling, replica
 from carpool_cli.planning.autoscaling import LOAD, Autoscaler, AutoscalerError, Day, Steps
+from carpool_sidecar.config.yaml_text import problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,7 +125,7 @@ def _manifest(asked: Asked) -> Autoscaler:
     except OSError as error:
         raise click.ClickException(f"{asked.manifest}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"{asked.manifest}: {error}") from None
+        raise click.ClickException(f"{asked.manifest}: {problem(error)}") from None
     scalers = [each for each in documents if each.get("kind") in {"HorizontalPodAutoscaler", "ScaledObject"}]
     if len(scalers) != 1:
         raise click.ClickException(

@@ -348,7 +348,7 @@ def _plain(text: str) -> Any:  # noqa: ANN401 - whatever the file holds
         # Through JSON and back: YAML's dates and sets are none of ours, and keys become strings.
         plain = msgspec.json.decode(json.dumps(yaml_text.load(text), default=str, allow_nan=False))
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # no YAML, or no JSON: .nan, date keys
-        raise PolicyError("config", " ".join(str(error).split())) from None
+        raise PolicyError("config", yaml_text.problem(error)) from None
     if not isinstance(plain, dict):
         raise PolicyError("config", "expected a mapping with at least `policy` and one of `upstream`, `onnx` and `llm`")
     return plain

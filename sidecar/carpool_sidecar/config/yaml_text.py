@@ -28,6 +28,18 @@ class _Loader(yaml.SafeLoader):
 def load(text: str) -> Any:  # noqa: ANN401 - whatever the text holds
     """Return the plain data of a text.
 
-    Raises ``yaml.YAMLError`` that names the line.
+    Raises ``yaml.YAMLError``, of which ``problem`` names the line.
     """
     return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+
+
+def problem(error: Exception) -> str:
+    """Return what is the matter with a text, in a line; who has its file names that."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"character {error.position + 1} is none that YAML has"
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return " ".join(str(error).split())
+    mark, begun = error.problem_mark, error.context_mark
+    where = "" if begun is None or begun.line == mark.line else f" that begins in line {begun.line + 1}"
+    context = "" if error.context is None else f", {error.context}{where}"
+    return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}{context}"

@@ -81,7 +81,15 @@ def test_too_many_bad_rows_stop_it_and_what_is_done_is_kept(nasty, carpool, tmp_
         job = ("batch", path, output, "--upstream", url, "--batch-size", 1)
         result = carpool(*job, "--max-bad", 1)
         assert result.exit_code == 1
-        assert "--max-bad 1" in result.output
+        told = f"; {output}.errors.jsonl names all. To leave them out, give the same command a larger --max-bad: "
+        told += f"it goes on from here. Or correct them, remove {output}.checkpoint, and start over\n"
+        assert result.output.startswith("Error: stopped: 2 rows are bad, the last in line 3 (")
+        assert result.output.endswith(told)
+        assert "resumes" not in result.output
+        # Once more it stops without another row, and says the same
+        again = carpool(*job, "--max-bad", 1)
+        assert (again.exit_code, lines(tmp_path / "out.jsonl.part")) == (1, ["[1]", "null", "null"])
+        assert f"Error: stopped: 2 rows are bad{told}" in again.output
         result = carpool(*job)
     assert result.exit_code == 3
     assert "continuing after row 3" in result.output

@@ -206,6 +206,12 @@ def test_what_an_autoscaler_needs_is_named(carpool, profile, manifest, options, 
     assert words in result.output
 
 
+def test_a_manifest_that_is_no_yaml_is_named_with_the_line(carpool, profile, tmp_path):
+    (path := tmp_path / "hpa.yaml").write_text("kind: [\nspec")
+    result = carpool("simulate", "--profile", profile(), "--slo-p99", "50ms", "--rate", "5", "--autoscaler", path)
+    assert result.output.startswith(f"Error: {path}: line 2, column 5: expected ")
+
+
 @pytest.mark.parametrize("options", [(), ("--for", "1m"), ("--compare",)])
 def test_the_goodput_of_a_trace_is_over_the_time_that_it_lasts(simulated, tmp_path, options):
     trace = tmp_path / "arrivals.csv"

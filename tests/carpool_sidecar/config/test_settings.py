@@ -97,7 +97,15 @@ def test_an_onnx_file_names_its_model():
             "bodies.maxBuffered",
             "one body of bodies.maxAnswer, 256Mi: raise",
         ),
-        ("a: [1", "config", "line 1"),
+        (
+            "a: [1",
+            "config",
+            "config: line 1, column 6: expected ',' or ']', but got '<stream end>', while ",
+        ),
+        ("a: [1,\nb: 2", "config", "line 2, column 5: expected ',' or ']', but got"),
+        ("a: [1,\nb: 2", "config", "while parsing a flow sequence that begins in line 1"),
+        ("policy: \0", "config", "config: character 9 is none that YAML has"),
+        ("a: \tb: c", "config", "config: line 1, column 4: found character '\\t' that"),
         ("just words", "config", "mapping"),
         ("policy: .nan", "config", "Out of range"),
         ("2001-01-01: x", "config", "keys must be"),
@@ -122,6 +130,7 @@ def test_what_is_wrong_is_named_with_the_fix(text, field, words):
         parse(text)
     assert caught.value.field.startswith(field)
     assert words in str(caught.value)
+    assert "<unicode string>" not in str(caught.value)
 
 
 def test_what_a_running_process_cannot_change_is_named():
