@@ -21,6 +21,8 @@ from carpool_cli.profiling import device_profile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from carpool_cli.live.running import Running
+
 HOUR = 3600.0
 
 
@@ -165,6 +167,11 @@ def _running(
         found = running.read(client_of(address, key_file, workload), None)
     except AdminError as error:
         raise click.ClickException(str(error)) from None
+    return of_running(found, by_hand, price, pods)
+
+
+def of_running(found: Running, by_hand: Parameters | None, price: Price | None, pods: int) -> Workload:
+    """Compare the ways to batch the last load of a sidecar; what is in force counts while that load is there."""
     times = [at - found.arrivals[0][0] for at, _ in found.arrivals]
     rows = max(round(sum(rows for _, rows in found.arrivals) / len(found.arrivals)), 1)
     rate = (len(times) - 1) / times[-1]
@@ -178,8 +185,13 @@ def _running(
         quantiles=found.policy.slo.percentiles[:-1],
     )
     load = [Stretch(HOUR, rate * pods)]
-    name = f"{found.name} at {address}"
-    return savings(name, situation, found.policy, load, by_hand=by_hand, now=found.parameters, price=price)
+    beware = list(found.notes)
+    if found.stopped:
+        beware.append("what is in force now is for no load, and is left out")
+    return savings(
+        f"{found.name} at {found.address}", situation, found.policy, load,
+        by_hand=by_hand, now=None if found.stopped else found.parameters, price=price, beware=beware,
+    )  # fmt: skip
 
 
 def _past(
@@ -216,6 +228,8 @@ def _show(found: Sequence[Workload], *, as_json: bool) -> None:
         click.echo(f"{workload.name}; {workload.rate:,.1f} requests/s")
         click.echo(assumptions.lines(table(workload)))
         click.echo(workload.note)
+        for note in workload.beware:
+            click.echo(f"beware: {note}")
     if len(found) > 1:
         click.echo("in all")
         click.echo(assumptions.lines(table(total(found))))

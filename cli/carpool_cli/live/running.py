@@ -51,6 +51,13 @@ class Running(NamedTuple):
     """The last one."""
     notes: list[str]
     """What a forecast by all this can't know."""
+    since_last: float = 0.0
+    """Seconds since the last request."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether there is no load any more: what is in force is not for the load of ``arrivals`` then."""
+        return self.since_last > LONG_AGO
 
     @property
     def name(self) -> str:
@@ -103,6 +110,7 @@ def read(client: AdminClient, model: str | None) -> Running:
         stalls=report.stalls,
         decision=decisions[-1] if decisions else None,
         notes=[*notes, *_notes(report, name, service)],
+        since_last=report.stats.at - lane.arrivals[-1][0],
     )
 
 

@@ -82,6 +82,8 @@ class Workload(Struct, frozen=True, kw_only=True, rename="camel"):
     ways: list[Way]
     note: str
     """What the figures come to, in a sentence."""
+    beware: tuple[str, ...] = ()
+    """What they leave out."""
 
 
 def stretches(times: Sequence[float], mean: float | None = None) -> list[Stretch]:
@@ -111,10 +113,11 @@ def savings(
     now: Parameters | None = None,
     counted: Counted | None = None,
     price: Price | None = None,
+    beware: Sequence[str] = (),
 ) -> Workload:
     """Compare the ways to batch one load; ``now``: in force in a running sidecar, else what the policy chooses.
 
-    ``counted``: what was, in place of a forecast.
+    ``counted``: what was, in place of a forecast. ``beware``: what the forecasts leave out.
     """
     ways: list[tuple[str, Replica]] = [
         ("no batching", replica.unbatched(situation)),
@@ -131,7 +134,7 @@ def savings(
     found = [_way(each, table, load, price, zero) for each, table in ways]
     if counted is not None:
         found.insert(0, _gained(COUNTED, "", 0.0, counted, price, zero))
-    return Workload(name=name, rate=_mean(load), ways=found, note=_note(found[-1], zero))
+    return Workload(name=name, rate=_mean(load), ways=found, note=_note(found[-1], zero), beware=tuple(beware))
 
 
 def total(workloads: Sequence[Workload]) -> list[Way]:

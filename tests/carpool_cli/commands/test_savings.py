@@ -4,6 +4,13 @@ import json
 
 import pytest
 
+from carpool.exchange.report import Stalls
+from carpool.learning.latency_model import ServiceTime
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import for_p99
+from carpool_cli.commands.savings import of_running
+from carpool_cli.live.running import Running
+
 
 @pytest.fixture
 def profile(tmp_path):
@@ -68,3 +75,28 @@ def test_running_sidecars_bring_their_load_and_what_is_in_force(launched, echo, 
         total = {way["name"]: way["deviceSeconds"] for way in document["total"]}
         for way, same in zip(one["ways"], other["ways"], strict=True):
             assert total[way["name"]] == pytest.approx(way["deviceSeconds"] + same["deviceSeconds"])
+
+
+def test_what_is_in_force_is_not_compared_when_the_load_has_stopped():
+    # Without requests a sidecar passes through, which at 400/s would have missed the SLO
+    policy = for_p99(0.05)
+    loaded = Running(
+        address="http://127.0.0.1:9090",
+        model="m",
+        policy=policy,
+        limits=policy.limits(),
+        largest_safe=None,
+        parameters=Parameters(pass_through=True),
+        service=ServiceTime.measured({1: 0.0055, 16: 0.013}),
+        arrivals=[(0.0025 * step, 1) for step in range(400)],
+        p50=None,
+        p99=None,
+        stalls=Stalls(0, 0.0),
+        decision=None,
+        notes=["the last request came 2m ago: this is the load of that time"],
+        since_last=1.0,
+    )
+    running, stopped = (of_running(each, None, None, 1) for each in (loaded, loaded._replace(since_last=120.0)))
+    assert [way.name for way in running.ways][2:] == ["in force now", "Carpool at best"]
+    assert [way.name for way in stopped.ways][2:] == ["Carpool, Balanced", "Carpool at best"]
+    assert stopped.beware == (*loaded.notes, "what is in force now is for no load, and is left out")

@@ -77,6 +77,8 @@ def test_what_a_sidecar_tells_of_its_only_model():
     assert (found.model, found.parameters.max_batch, len(found.arrivals)) == ("m", 8, 2000)
     assert (found.limits.max_batch, found.limits.max_wait, found.largest_safe) == (64, 0.025, None)
     assert (found.decision.at, found.p99) == (9.0, None)
+    assert (found.since_last, found.stopped) == (pytest.approx(0.01), False)
+    assert running.read(client(at=160.0), None).stopped
     assert found.service.sizes == tuple(range(1, 25))
     assert found.service.time(10) == pytest.approx(0.010)
     assert found.service.time(64) == pytest.approx(0.037)
