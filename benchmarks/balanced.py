@@ -34,6 +34,7 @@ from proof import oracle
 from proof.scenario import Diurnal, Trace, load_all
 from proof.world import Stretch, devices, estimate, knowledge, requests
 
+from carpool.batching.batcher import Batcher
 from carpool.learning.arrivals import Poisson, until
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
@@ -250,9 +251,19 @@ class Course:
         parameters: Parameters,
         known: Estimate | None = None,
         arrivals: Sequence[float | tuple[float, ...]] | None = None,
+        *,
+        begins: bool = False,
     ) -> Simulation:
-        """Make a simulation of the whole course, or of other arrivals; ``known``: what the Batcher is told of t(b)."""
+        """Make a simulation of the whole course, or of other arrivals; ``known``: what the Batcher is told of t(b).
+
+        ``begins``: as a sidecar does, of which nobody has decided on parameters.
+        """
         world = self.world
+
+        def first() -> Batcher:
+            most = world.policy.limits().max_in_flight
+            return Batcher(parameters, admission=world.policy.admission, undecided=most)
+
         return Simulation(
             self.arrivals if arrivals is None else arrivals,
             list(world.device),
@@ -264,12 +275,13 @@ class Course:
             replicas=len(world.device),
             seed=3,
             seconds=self.seconds if arrivals is None else 0.0,
+            dispatcher=first if begins else None,
         )
 
     def tuned(self) -> tuple[Served, Pilot]:
         """Let Carpool tune it."""
         pilot = Pilot(Tuner(self.world.policy), replicas=len(self.world.device))
-        simulation = self.simulation(pilot.tuner.parameters).every(INTERVAL, pilot.observe)
+        simulation = self.simulation(pilot.tuner.parameters, begins=True).every(INTERVAL, pilot.observe)
         return self._served(simulation.run()), pilot
 
     def fixed(self, parameters: Parameters) -> Served:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
@@ -123,8 +124,9 @@ def saving(mine: Tally, best: Tally, lazy: Tally) -> Saving | None:
 
 
 def seconds_of(outcome: Outcome) -> list[Tally]:
-    """Tally every second by itself."""
-    return [tally(summary) for summary in outcome.series(1.0)]
+    """Tally every second by itself; the last may be shorter."""
+    starts = range(math.ceil(outcome.seconds - 1e-9))
+    return [tally(outcome.summary(start, min(start + 1.0, outcome.seconds))) for start in starts]
 
 
 def converged(mine: Sequence[Tally], best: Sequence[Tally], lazy: Sequence[Tally], start: int, stop: int) -> int | None:

@@ -89,6 +89,7 @@ class Sidecar:
             admission=config.policy.admission,
             retry_transport=upstream is not None and upstream.retry,
             idempotent=config.policy.idempotent,
+            undecided=config.undecided,
         )
         self.models = ModelTable(config.policy.models, self._forget)
         # What callers send and the upstream answers is held in one budget, and read in the same turns.
@@ -307,7 +308,7 @@ class Sidecar:
         self.driver.timeout = config.policy.admission.seconds(config.policy.slo.due)
         self._read(config)
         self.batcher.admit(config.policy.admission)
-        self.batcher.idempotent = config.policy.idempotent
+        self.batcher.idempotent, self.batcher.undecided = config.policy.idempotent, config.undecided
         self.models.configure(config.policy.models)
         self.driver.verifier.configure(config.policy, list(self.models))
         self.streams.configure(config.policy)

@@ -130,7 +130,12 @@ class Driver:
                 break
         assert not self.live, "requests were forgotten"
         assert self.batcher.idle
-        assert self.batcher.in_flight == self.batcher.queued_rows == self.batcher.queued_bytes == 0
+        assert (
+            self.batcher.in_flight
+            == self.batcher.queued_rows
+            == sum(each.load.size for each in self.batcher.models())
+            == 0
+        )
 
     # ------------------------------------------------------------------------------------------------- effects
 
@@ -249,7 +254,7 @@ class Driver:
         batcher = self.batcher
         waiting = [request for request in self.live if request.taken < request.rows]
         assert batcher.queued_rows == sum(request.rows - request.taken for request in waiting)
-        assert batcher.queued_bytes == sum(request.size for request in waiting)
+        assert sum(each.load.size for each in batcher.models()) == sum(request.size for request in waiting)
         assert sum(state.load.tokens for state in batcher.models()) == sum(request.tokens for request in waiting)
         assert len(batcher._slots.in_flight) == len(self.calls)
         taken = [batch.state for batch in batcher._slots.in_flight if not batch.overdue]

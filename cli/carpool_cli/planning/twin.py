@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from carpool.batching.counters import Stats, combine
 from carpool.exchange.decision import Decision, Observation
 from carpool.simulation.outcome import Outcome, Setting
-from carpool.simulation.simulator import Device, Simulation
+from carpool.simulation.simulator import Device, Dispatcher, Simulation
 from carpool.tuning.tuner import INTERVAL, Tuner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from carpool.policy.parameters import Parameters
     from carpool.policy.spec import BatchingPolicy
@@ -63,11 +63,13 @@ def tuned(
     interval: float = INTERVAL,
     replicas: int = 1,
     seed: int = 0,
+    dispatcher: Callable[[], Dispatcher] | None = None,
 ) -> Tuned:
     """Play a load against a device with a tuner that knows nothing but the policy.
 
     ``parameters`` to start from (default: the policy's baseline); observations go on for ``seconds``, at least until
     the last arrival. ``replicas`` have a device each, and one tuner that sees them as one.
+    ``dispatcher``: as the Simulation's.
     """
     pilot = Pilot(Tuner(policy, parameters=parameters), interval=interval, replicas=replicas)
     simulation = Simulation(
@@ -79,6 +81,7 @@ def tuned(
         replicas=replicas,
         seconds=seconds,
         seed=seed,
+        dispatcher=dispatcher,
     )
     return Tuned(simulation.every(interval, pilot.observe).run(), pilot.decisions)
 

@@ -100,7 +100,7 @@ class AdmissionControl:
         with this one.
         """
         state = queue.state
-        servers = min(estimate.executors, state.parameters.max_in_flight)
+        servers = min(estimate.executors, state.slots)
         start = self._slots.start(servers, now)
         cap, alone, free = queue.cap, queue.alone, state.free
         if alone or request.rows > cap:
@@ -146,5 +146,5 @@ class AdmissionControl:
             if estimate is None:
                 return 1.0
             total += queue.work(estimate.times)
-            servers = max(servers, min(estimate.executors, queue.state.parameters.max_in_flight))
+            servers = max(servers, min(estimate.executors, queue.state.slots))
         return self._slots.start(servers, now) - now + total / servers

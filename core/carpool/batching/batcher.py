@@ -40,18 +40,20 @@ class Batcher:
         ageing: float = 1.0,
         retry_transport: bool = False,
         idempotent: bool = True,
+        undecided: int = 0,
     ) -> None:
         """Start empty.
 
         ``parameters`` hold for every model until it is configured itself. ``ageing``: seconds of waiting that lift a
         request by one priority class. ``retry_transport``: whether a batch that the upstream never began to answer is
         sent once more. ``idempotent``: whether requests of a failed batch may be sent again, in search of the culprit.
+        ``undecided``: calls at once, at most, while nobody has decided on other ``parameters``; 0: these hold.
         """
         self._default = parameters or Parameters()
         self._models: dict[str, ModelState] = {}
         self._queues = QueueSet(ageing)
         self._slots = Slots()
-        self.idempotent = idempotent
+        self.idempotent, self.undecided = idempotent, undecided
         self._calls = Calls(self._queues, self._slots, retry_transport=retry_transport)
         self._admission = AdmissionControl(admission or Admission(), self._queues, self._slots)
         self._hold_until = inf
@@ -89,7 +91,7 @@ class Batcher:
         request.hold_until = request.arrived + state.parameters.max_wait
         queue.add(request)
         calls.deadline = min(calls.deadline, request.deadline)
-        if state.load.taken < state.parameters.max_in_flight:
+        if state.load.taken < state.slots:
             # Slots are free, so what waited is held, until then; only this queue has changed.
             state.counters.excess_until = 0.0  # nothing is behind a cold batch any more
             due = self._queues.due_at(queue)
@@ -97,7 +99,7 @@ class Batcher:
                 self._start(now, actions)
             else:
                 self._hold_until = min(self._hold_until, due)
-        elif state.passing and state.load.requests > state.parameters.max_in_flight:
+        elif state.passing and state.load.requests > state.slots and state.first_calls is None:
             state.passing = False  # as many wait as are served: being batched together costs them nothing
         return actions
 
@@ -146,7 +148,7 @@ class Batcher:
                     hold = now if due else request.arrived + parameters.max_wait
                     request.hold_until = min(request.hold_until, hold)
                 queue.changed()
-            state.configure(parameters)
+            state.configure(parameters, self.undecided)
         return self.poll(now)
 
     def learn(self, model: str, estimate: Estimate | None, now: float, *, shed_slo: bool = False) -> list[Action]:
@@ -196,7 +198,7 @@ class Batcher:
     def model(self, name: str) -> ModelState:
         """Return a model's state, made with the default parameters on first use."""
         if name not in self._models:
-            self._models[name] = ModelState(name, self._default)
+            self._models[name] = ModelState(name, self._default, self.undecided)
         return self._models[name]
 
     def models(self) -> Iterator[ModelState]:
@@ -218,11 +220,6 @@ class Batcher:
         return sum(state.load.rows for state in self._models.values())
 
     @property
-    def queued_bytes(self) -> int:
-        """Bytes waiting."""
-        return sum(state.load.size for state in self._models.values())
-
-    @property
     def in_flight(self) -> int:
         """Calls under way, overdue ones included, and abandoned ones that the upstream is still computing."""
         return len(self._slots.all())
@@ -235,7 +232,7 @@ class Batcher:
     @property
     def slots(self) -> int:
         """Batches that may be with the upstream at once, of all models together."""
-        return sum(state.parameters.max_in_flight for state in self._models.values()) or self._default.max_in_flight
+        return sum(state.slots for state in self._models.values()) or self._default.max_in_flight
 
     @property
     def idle(self) -> bool:

@@ -77,6 +77,7 @@ class Calls:
         else:
             self._slots.sample(batch, now)
             state.belief.check(batch, now)
+            state.answered(batch.in_flight, now - batch.dispatched)
         state.served(batch.key, batch.rows)
         finished = batch.answered()
         if state.isolation.suspects.left:
@@ -89,7 +90,7 @@ class Calls:
 
     def _failed(self, batch: Batch, fault: Fault, now: float, actions: list[Action], *, idempotent: bool) -> None:
         first = batch.slices[0][0]
-        if fault.kind is FaultKind.ITEM and len(batch.slices) == 1 and first.caller is not None:
+        if fault.kind is FaultKind.ITEM and len(batch.slices) == 1 and first.mergeable and first.caller is not None:
             batch.state.isolation.suspects.failed(first.caller)
         verdict = judge(batch, fault, retry_transport=self._retry_transport and idempotent, idempotent=idempotent)
         batch.rest[:0] = verdict.parts

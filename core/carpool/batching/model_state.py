@@ -8,6 +8,7 @@ from carpool.batching.batch_limits import BatchLimits
 from carpool.batching.batchable import BatchableShare
 from carpool.batching.counters import Counters
 from carpool.batching.first_batches import FirstBatches
+from carpool.batching.first_calls import FirstCalls
 from carpool.batching.isolation import Isolation
 from carpool.batching.requests import time_of
 
@@ -84,13 +85,17 @@ class ModelState:
     """One model: its parameters, what is believed of it, what went wrong with it, its slots and its counters."""
 
     __slots__ = (
-        "batchable", "belief", "counters", "first_batches", "isolation", "limits", "load", "name", "parameters",
-        "passing",
+        "batchable", "belief", "counters", "first_batches", "first_calls", "isolation", "limits", "load", "name",
+        "parameters", "passing", "slots",
     )  # fmt: skip
 
-    def __init__(self, name: str, parameters: Parameters) -> None:
+    def __init__(self, name: str, parameters: Parameters, undecided: int = 0) -> None:
         self.name = name
+        self.first_calls: FirstCalls | None = None
         self.configure(parameters)
+        if undecided:
+            self.first_calls = FirstCalls(undecided)
+            self.slots, self.passing = self.first_calls.allowed, True
         self.belief = Belief()
         self.limits = BatchLimits()
         self.first_batches = FirstBatches()
@@ -99,9 +104,14 @@ class ModelState:
         self.load = Load()
         self.counters = Counters()
 
-    def configure(self, parameters: Parameters) -> None:
-        """Run with other parameters from here on."""
-        self.parameters = parameters
+    def configure(self, parameters: Parameters, undecided: int = 0) -> None:
+        """Run with other parameters from here on. The same again change nothing while nobody has ``undecided``."""
+        if undecided and self.first_calls is not None and parameters == self.parameters:
+            return
+        self.first_calls = None
+        self.parameters: Parameters = parameters
+        self.slots = parameters.max_in_flight
+        """Calls that may be with the upstream at once."""
         self.passing = parameters.pass_through
         """Whether requests pass one by one now; a backlog ends it until the next parameters come."""
 
@@ -118,12 +128,18 @@ class ModelState:
     @property
     def free(self) -> bool:
         """Whether a slot is free."""
-        return self.load.taken < self.parameters.max_in_flight
+        return self.load.taken < self.slots
 
     @property
     def stuck(self) -> bool:
         """Whether its calls are not answered, so that nothing of what waits for it reaches the upstream."""
         return self.load.overdue > 0 and not self.free
+
+    def answered(self, in_flight: int, seconds: float) -> None:
+        """Learn from an answer how many calls there may be at once, while nobody has decided on that."""
+        if (first := self.first_calls) is not None:
+            first.answered(in_flight, seconds)
+            self.slots, self.passing = first.allowed, not first.merges
 
     def served(self, key: Hashable, rows: int) -> None:
         """Count the success of a batch."""

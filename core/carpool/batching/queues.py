@@ -231,7 +231,7 @@ class Queue:
         cap = self.state.cap
         if request.rows <= cap or not self.splits:
             return time_of(estimate.times, request.rows)
-        servers = min(estimate.executors, self.state.parameters.max_in_flight)
+        servers = min(estimate.executors, self.state.slots)
         return -(-request.rows // (cap * servers)) * time_of(estimate.times, cap)
 
     def shed(self) -> None:

@@ -97,7 +97,7 @@ class Slots:
             if not batch.overdue and batch.overdue_at <= now:
                 batch.overdue_at = inf
                 state = batch.state
-                if state.load.overdue < state.parameters.max_in_flight:
+                if state.load.overdue < state.slots:
                     batch.overdue = True
                     state.load.overdue += 1
                     state.load.gave_back += 1

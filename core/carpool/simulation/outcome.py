@@ -146,11 +146,6 @@ class Outcome:
             rows=sum(self.batch_rows[first:last]),
         )
 
-    def series(self, interval: float) -> list[Summary]:
-        """Sum up every ``interval`` seconds by itself; the last may be shorter."""
-        starts = [index * interval for index in range(ceil(self.seconds / interval - 1e-9))]
-        return [self.summary(start, min(start + interval, self.seconds)) for start in starts]
-
     def quantile(self, q: float) -> float:
         """Latency (seconds) that a share ``q`` of all answers do not exceed; 0 without answers."""
         return _quantile(sorted(latency for latency in self.latencies if latency < inf), q)

@@ -262,7 +262,10 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
         rejected={} if changes is None else dict(changes.rejected),
         slo_seconds=sidecar.driver.due,
         queue=report.Queue(
-            rows=batcher.queued_rows, bytes=batcher.queued_bytes, in_flight=batcher.in_flight, slots=batcher.slots
+            rows=batcher.queued_rows,
+            bytes=sum(state.load.size for state in batcher.models()),
+            in_flight=batcher.in_flight,
+            slots=batcher.slots,
         ),
         lanes={
             state.name: report.Lane(

@@ -315,7 +315,7 @@ class Collector:
         put("slo_allowed_misses_ratio", round(1 - sidecar.config.policy.slo.percentiles[-1][0], 6))
         put("device_busy_seconds", stats.device_busy)
         put("queue_rows", batcher.queued_rows)
-        put("queue_bytes", batcher.queued_bytes)
+        put("queue_bytes", sum(state.load.size for state in batcher.models()))
         put("buffered_bytes", sidecar.data.buffered_bytes)
         put("in_flight_batches", batcher.in_flight)
         put("model_ready", sidecar.health.ready)

@@ -13,7 +13,7 @@ from msgspec import Meta, field
 from carpool.policy.durations import Duration, Quantity
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import Camel, PolicyError, from_plain
-from carpool.policy.spec import BatchingPolicy
+from carpool.policy.spec import BatchingPolicy, PassThroughMode, TuningMode
 from carpool_sidecar.protocols.limits import Limits
 
 MAPPINGS = {"upstream": "url", "onnx": "path", "llm": "path"}
@@ -254,6 +254,18 @@ class SidecarConfig(Camel, frozen=True):
             if not self.upstream.ready.startswith("/"):
                 raise PolicyError("upstream.ready", f"{self.upstream.ready!r} is not a path: begin it with /")
         return self
+
+    @property
+    def undecided(self) -> int:
+        """Calls of a model at once, at most, until a tuner decides (``Batcher``); 0: what is set holds."""
+        policy, limits = self.policy, self.policy.limits()
+        fixed = self.parameters.get(EVERY_MODEL)
+        # An operator writes the baseline first; then nobody has decided on anything.
+        chosen = fixed is not None and not (self.target and fixed == limits.clamp(policy.baseline))
+        held = policy.tuning.mode is TuningMode.HOLD or policy.pass_through.mode is PassThroughMode.NEVER
+        if chosen or held or policy.baseline != Parameters() or limits.min_in_flight > 1:
+            return 0
+        return limits.max_in_flight
 
     def parameters_of(self, model: str) -> Parameters:
         """Return what a model starts with: fixed parameters, or the policy's baseline inside its limits."""

@@ -619,9 +619,9 @@ def test_rule_7_what_leaves_makes_room() -> None:
     to = batcher(max_batch=4, admission=bounds)
     first = occupied(to)
     send(to, 0.0, *(request(size=1, tokens=1) for _ in range(4)))
-    assert (to.queued_rows, to.queued_bytes) == (4, 4)
+    assert (to.queued_rows, sum(each.load.size for each in to.models())) == (4, 4)
     to.complete(first, 0.01)
-    assert (to.queued_rows, to.queued_bytes) == (0, 0)
+    assert (to.queued_rows, sum(each.load.size for each in to.models())) == (0, 0)
     for _ in range(4):
         assert not refusals(to.arrive(request(0.01, size=1, tokens=1), 0.01))
 
@@ -985,7 +985,7 @@ def test_rule_8_a_cancelled_request_leaves_the_queue() -> None:
     gone, stays = request(size=5), request(size=7)
     send(to, 0.0, gone, stays)
     assert to.cancel(gone, 0.001) == []
-    assert (to.queued_rows, to.queued_bytes) == (1, 7)
+    assert (to.queued_rows, sum(each.load.size for each in to.models())) == (1, 7)
     (batch,) = batches(to.complete(first, 0.01))
     assert waiters(batch) == [stays]
     assert to.model("m").counters.misses == {CANCELLED: 1}
@@ -1039,7 +1039,7 @@ def test_rule_8_a_split_request_is_cancelled_in_the_queue_and_in_flight() -> Non
     gone = request(rows=10, size=3)
     (batch,) = batches(to.arrive(gone, 0.0))
     assert to.cancel(gone, 0.001) == [Abort(batch)]
-    assert (to.queued_rows, to.queued_bytes) == (0, 0)
+    assert (to.queued_rows, sum(each.load.size for each in to.models())) == (0, 0)
     assert to.poll(to.wake_at()) == []
     assert to.idle
 
@@ -1229,6 +1229,17 @@ def test_rule_9_a_caller_with_bad_requests_costs_the_others_no_batches() -> None
     assert share_in_time(known=True) > 0.99
     # Where nobody knows who it is, batches shrink to one or two rows, and the device serves 182 to 333 a second.
     assert share_in_time(known=False) < 0.5
+
+
+@pytest.mark.parametrize("mergeable", [True, False])
+def test_rule_9_who_sends_what_can_not_be_batched_anyway_is_no_suspect(mergeable: bool) -> None:
+    # Behind a gateway all callers are one: a malformed request in twenty would end batching for everybody.
+    to = batcher(max_batch=8, max_wait=0.0, slots=1)
+    for now in range(3):
+        to.arrive(Request(key="k", model="m", arrived=now, due=now + 1.0, mergeable=mergeable, caller="gateway"), now)
+        (batch,) = to._slots.in_flight
+        to.complete(batch, now + 0.01, fault=Fault(FaultKind.ITEM))
+    assert bool(to.model("m").isolation.suspects.left) is mergeable
 
 
 def test_rule_9_keys_that_are_watched_are_bounded() -> None:

@@ -462,7 +462,7 @@ def test_what_is_unknown_holds_nobody():
 def test_windows_sum_to_the_whole():
     times = until(Schedule(((2.0, 300.0), (2.0, 1500.0))), 10.0, Random(3))
     outcome = simulate(times, parameters=parameters(16), shed_slo=True, seconds=10.0)
-    whole, parts = outcome.summary(), outcome.series(1.0)
+    whole, parts = outcome.summary(), [outcome.summary(at, at + 1.0) for at in range(10)]
     assert len(parts) == 10
     assert sum((Counter(part.ends) for part in parts), Counter()) == Counter(whole.ends)
     assert sum(part.batches for part in parts) == whole.batches
@@ -559,7 +559,8 @@ def test_every_request_ends_once_and_the_counters_agree(crowd, device, chosen, r
     for end, arrival in zip(ends_of(outcome), crowd, strict=True):
         alone = device.largest is not None and arrival.rows > device.largest
         assert end is not End.FAILED or arrival.poisoned or alone or device.failures, "an innocent request failed"
-    whole = any(kind in {FaultKind.ROWS, FaultKind.SIZE} for kind, _ in device.failures) or any(x.short for x in crowd)
+    whole_for = {FaultKind.ROWS, FaultKind.SIZE, FaultKind.UNREADABLE}
+    whole = any(kind in whole_for for kind, _ in device.failures) or any(x.short for x in crowd)
     if not whole:  # a model that is not batched any more, or one row of a request too large: requests are served whole
         assert all(0 < rows <= chosen.max_batch for rows in outcome.batch_rows)
     if not device.stalls:  # what the host slept through is late for the caller alone

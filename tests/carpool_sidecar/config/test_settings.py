@@ -155,3 +155,30 @@ def test_less_room_than_the_largest_answer_by_default_is_no_contradiction():
     bodies = parse(plain(bodies={"maxBuffered": "100Mi"})).bodies
     assert bodies.largest_answer == 100 * 2**20
     assert parse(plain()).bodies.largest_answer == 256 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("more", "at_once"),
+    [
+        ({}, 32),
+        ({"bounds": {"maxInFlight": {"max": 8}}}, 8),
+        ({"tuning": {"mode": "Recommend"}}, 32),
+        ({"baseline": {"maxBatch": 16}}, 0),
+        ({"tuning": {"mode": "Hold"}}, 0),
+        ({"passThrough": {"mode": "Never"}}, 0),
+        ({"bounds": {"maxInFlight": {"min": 2}}}, 0),
+    ],
+)
+def test_calls_at_once_are_found_out_where_nobody_says_what_to_begin_with(more, at_once):
+    policy = {"slo": {"latency": {"p99": "50ms"}}, **more}
+    config = {"policy": policy, "upstream": {"url": "http://127.0.0.1:9000"}}
+    assert parse(json.dumps(config)).undecided == at_once
+    # Fixed parameters are somebody's; an operator writes the baseline before it knows anything.
+    fixed = {"maxBatch": 32, "maxWait": "0s", "maxInFlight": 1}
+    if not at_once:
+        return
+    assert parse(json.dumps({**config, "parameters": {"*": fixed}})).undecided == 0
+    steered = {**config, "target": "ns/Deployment/m", "parameters": {"*": fixed}}
+    assert parse(json.dumps(steered)).undecided == at_once
+    steered["parameters"] = {"*": {**fixed, "maxInFlight": 4}}
+    assert parse(json.dumps(steered)).undecided == 0

@@ -143,7 +143,7 @@ async def test_a_new_policy_opens_the_gate(chat, tmp_path):
 
 
 async def test_without_targets_of_tokens_nothing_waits(chat):
-    await chat.start(policy=policy({"latency": {"p99": "5s"}}))
+    await chat.start(policy={"slo": {"latency": {"p99": "5s"}}})
     for _ in range(3):
         chat.ask()
     await chat.called(3)

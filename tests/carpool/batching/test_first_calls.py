@@ -1,0 +1,110 @@
+"""While nobody has decided on parameters: as many calls at once as the server answers without making them wait."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from carpool.batching.batcher import Batcher
+from carpool.batching.first_calls import FirstCalls
+from carpool.learning.arrivals import Poisson, until
+from carpool.policy.durations import Duration
+from carpool.policy.parameters import Parameters
+from carpool.simulation.simulator import Device, Simulation, linear
+
+SECONDS = 15.0
+
+
+def served(rate, slo, device, **how):
+    """Serve a load with parameters that nobody decides on."""
+    times = until(Poisson(rate), SECONDS, Random(1))
+    return Simulation(times, device, slo=slo, seconds=SECONDS, **how).run().summary()
+
+
+def first():
+    return Batcher(undecided=32)
+
+
+# A server with workers that compute the rows of a batch one after another, as gunicorn's: rate, SLO, workers, seconds.
+WORKERS = [
+    (50, 0.1, 8, 0.020),
+    (200, 0.1, 8, 0.020),
+    (320, 0.1, 8, 0.020),
+    (150, 0.2, 64, 0.042),
+    (600, 0.2, 64, 0.042),
+]
+
+
+@pytest.mark.parametrize(("rate", "slo", "workers", "seconds"), WORKERS)
+def test_a_server_with_workers_is_as_quick_as_without_a_sidecar(rate, slo, workers, seconds):
+    device = Device(linear(0.0, seconds), executors=workers, cv=0.05)
+    summary = served(rate, slo, device, dispatcher=first)
+    direct = served(rate, slo, device, parameters=Parameters(1, Duration(0.0), 1024))
+    assert summary.p50 == pytest.approx(direct.p50, rel=0.05)
+    assert summary.miss_fraction < 0.06, "a second of fifteen, while it is found out"
+    assert summary.mean_batch == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("rate", [20, 180, 400, 700, 1300])
+def test_a_device_that_computes_one_batch_at_a_time_gets_one(rate):
+    device = Device(linear(0.005, 0.0005), cv=0.05)
+    summary = served(rate, 0.05, device, dispatcher=first)
+    batched = served(rate, 0.05, device)
+    assert summary.p50 == pytest.approx(batched.p50, rel=0.05)
+    assert summary.miss_fraction < 0.005
+
+
+def test_twice_as_many_until_answers_take_longer():
+    calls = FirstCalls(32)
+    for at_once in (1, 2, 4, 8):
+        assert (calls.allowed, calls.merges) == (at_once, False)
+        for _ in range(4):
+            calls.answered(at_once, 0.02)
+    assert calls.allowed == 16
+    for _ in range(4):
+        calls.answered(16, 0.04)
+    assert (calls.allowed, calls.merges) == (8, True)
+    for _ in range(40):
+        calls.answered(8, 0.02)
+    assert calls.allowed == 8, "what was found out stays until somebody decides"
+
+
+def test_no_more_at_once_than_are_allowed():
+    calls = FirstCalls(3)
+    for _ in range(40):
+        calls.answered(min(calls.allowed, 3), 0.02)
+    assert calls.allowed == 3
+
+
+def test_a_first_answer_that_is_slow_does_not_count():
+    calls = FirstCalls(32)
+    for seconds in (2.0, 0.02):
+        calls.answered(1, seconds)
+    for _ in range(4):
+        calls.answered(2, 0.04)
+    assert calls.allowed == 4
+    for _ in range(4):
+        calls.answered(4, 0.08)
+    assert (calls.allowed, calls.merges) == (2, True)
+
+
+def test_the_same_parameters_again_decide_nothing_and_others_do():
+    batcher = first()
+    state = batcher.model("m")
+    assert (state.passing, state.slots) == (True, 1)
+    batcher.configure(Parameters(), 0.0)
+    batcher.configure(Parameters(), 0.0, model="m")
+    assert (state.passing, state.slots) == (True, 1)
+    batcher.configure(Parameters(max_in_flight=4), 0.0, model="m")
+    assert (state.passing, state.slots, state.first_calls) == (False, 4, None)
+    assert batcher.model("other").passing
+
+
+def test_parameters_that_are_held_end_it_though_they_are_the_same():
+    batcher = first()
+    state = batcher.model("m")
+    batcher.undecided = 0
+    batcher.configure(Parameters(), 0.0)
+    assert (state.passing, state.slots) == (False, 1)
+    assert not batcher.model("other").passing
