@@ -5,9 +5,6 @@ well, a size measured a few times takes what its lower confidence says, and a de
 were never in flight together. What is then chosen, and saves enough, is explored if it does no harm at the upper
 confidence of batch latency, or no more than the unused part of the error budget pays for. (Optimism in the face of
 uncertainty: Lai and Robbins 1985; paid from what was saved: Wu et al., "Conservative Bandits", ICML 2016.)
-
-Where a setting was chosen for its latency only more in flight is explored: a server that computes several batches at
-once would seem fuller than it is, and requests would be held to relieve it.
 """
 
 from __future__ import annotations
@@ -22,15 +19,13 @@ from carpool.forecasting.forecaster import Forecaster
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
-from carpool.tuning.candidates import SIZES, known_flights, largest_reliable, productive_sizes
-from carpool.tuning.objective import FASTER, fastest_batching
+from carpool.tuning.candidates import SIZES, known_flights, largest_reliable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from carpool.batching.counters import ModelStats
     from carpool.forecasting.forecaster import Assessment
-    from carpool.tuning.objective import Aim
 
 BATCHES = 3
 UNSURE = 0.06
@@ -195,38 +190,6 @@ class Exploration:
                 self.candidate = point
                 return
 
-    def look_for_latency(
-        self, forecaster: Forecaster, aim: Aim, target: Assessment, current: Parameters, now: float
-    ) -> None:
-        """Look for more in flight, where requests wait only as nothing shows that more are computed at once."""
-        self.candidate, self._looked_with = None, self.spare
-        situation, before = forecaster.situation, target.parameters
-        is_held = before.max_wait > situation.limits.min_wait
-        # Where requests seldom meet, they pass through, and show by themselves how many are computed at once.
-        alone = situation.share == 1 and situation.service.largest_measured <= situation.rows
-        if not is_held and (before.pass_through or alone):
-            return
-        numbers = _more_in_flight(target)[0 if is_held else -1 :]  # of two more, the second would seldom be in flight
-        for more in numbers:
-            service = replace(situation.service, executors=situation.service.executors_for(more))
-            sizes = productive_sizes(service, situation.limits, also=before.max_batch)
-            possible = fastest_batching(Forecaster(replace(situation, service=service)), aim, target, before, sizes)
-            if possible is None or aim.latency(possible) >= (1 - FASTER) * aim.latency(target):
-                return  # nor would fewer gain anything
-            points = [possible.parameters]
-            if situation.service.executors == 1:
-                # If no more are computed at once after all, large batches carry the backlog.
-                size = max(before.max_batch, possible.parameters.max_batch)
-                points.append(replace(possible.parameters, max_batch=size))
-            elif more == numbers[0]:
-                # Where several are computed at once, more will be in flight with the wait in force too.
-                points.append(replace(before, max_in_flight=more))
-            for point in points:
-                paused = point == current or self._pauses_at(point, now)
-                if not paused and self._is_bearable(forecaster, point, target):
-                    self.candidate = point
-                    return
-
     def _pauses_at(self, point: Parameters, now: float) -> bool:
         """Whether a setting is not to be explored again yet."""
         return self._pauses.get((point.max_batch, point.max_in_flight), (-inf, 0.0))[0] > now
@@ -278,8 +241,12 @@ def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters
     if not best.holds_ahead:
         waits.add(Duration(limits.min_wait))
     flights = known.max_in_flight
-    for more in _more_in_flight(best):
-        yield replace(known, max_in_flight=more, pass_through=False)
+    executors = service.executors
+    if executors >= service.largest_in_flight:
+        # Of 29 ms batches within 50 ms, four on a device that computes two would be late, and three are not.
+        numbers = {min(more, limits.max_in_flight) for more in (executors + 1, 2 * executors, 4 * executors)}
+        for more in sorted((more for more in numbers if more > executors), reverse=True):
+            yield replace(known, max_in_flight=more, pass_through=False)
     known_well = service.measured_sizes(batches_needed(service))
     largest = largest_reliable(service, limits)
     sizes = [size for size in SIZES if limits.min_batch <= size <= largest and size not in known_well]
@@ -288,17 +255,6 @@ def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters
         for number in sorted({flights, known_flights(service, limits)}):
             for wait in sorted(waits):
                 yield Parameters(size, wait, number)
-
-
-def _more_in_flight(one: Assessment) -> list[int]:
-    """List how many more in flight would show whether the device computes as many at once; none where that is known."""
-    service, most = one.situation.service, one.situation.limits.max_in_flight
-    known = service.executors
-    if known < service.largest_in_flight:
-        return []
-    # Of 29 ms batches within 50 ms, four on a device that computes two would be late, and three are not.
-    numbers = {min(more, most) for more in (known + 1, 2 * known, 4 * known)}
-    return sorted((more for more in numbers if more > known), reverse=True)
 
 
 def optimistic(service: ServiceTime, largest: int) -> ServiceTime:

@@ -150,11 +150,8 @@ class Plan:
             return
         # After misses that were not forecast no forecast says what harm would be done.
         is_sure = guards.margin.factor == 1
-        if self.aim.is_for_latency and is_sure and choice.efficient.holds_ahead:
-            exploration.look_for_latency(forecaster, self.aim, choice.target, parameters, now)
         # While the device has room, another size has nothing to save that anybody needs.
-        found = exploration.candidate is not None
-        if not (found or choice.is_fast) and (is_sure or not choice.efficient.holds_now):
+        if not choice.is_fast and (is_sure or not choice.efficient.holds_now):
             current = forecaster.assess(parameters)
             exploration.look(forecaster, choice.efficient, current, moving=moving, now=now)
 
