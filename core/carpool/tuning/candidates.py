@@ -64,9 +64,13 @@ def to_measure(service: ServiceTime, limits: Limits, target: float) -> int | Non
     return next((size for size in able if size not in known), None)
 
 
-def known_flights(service: ServiceTime, limits: Limits) -> int:
-    """Return how many batches in flight make full use of what the device is known to compute at once."""
-    return min(max(service.executors, limits.min_in_flight), limits.max_in_flight)
+def known_flights(service: ServiceTime, limits: Limits, times: int = 1) -> int:
+    """Return how many batches in flight make full use of what the device is known to compute at once.
+
+    ``times`` as many where it is several, and nothing shows that it is no more: that shows it.
+    """
+    known = service.executors_for(times * service.executors) if service.executors > 1 else 1
+    return min(max(known, limits.min_in_flight), limits.max_in_flight)
 
 
 def waits_within(limits: Limits) -> list[float]:

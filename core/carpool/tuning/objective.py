@@ -269,7 +269,7 @@ def _fastest(
     situation, service = forecaster.situation, forecaster.situation.service
     through = _passing(forecaster, (best or forecaster.assess(current)).parameters)
     # Forecast as batching what a backlog brings; how it serves requests that come meanwhile, single requests show.
-    flights = known_flights(service, situation.limits)
+    flights = known_flights(service, situation.limits, 2)
     alone = forecaster.assess(Parameters(situation.rows, Duration(0.0), flights))
     if not (alone.holds_ahead and aim.keeps_target(alone, slack)):
         return best
@@ -297,11 +297,8 @@ def fastest_batching(
     avoid: Collection[Parameters] = (),
 ) -> Assessment | None:
     """Return the setting with the least latency that keeps the target, of those that batch requests."""
-    flights = {
-        efficient.parameters.max_in_flight,
-        known_flights(forecaster.situation.service, efficient.situation.limits),
-    }
-    found = [one for number in flights for one in _least_waits(forecaster, aim, current, sizes, number)]
+    flights = known_flights(forecaster.situation.service, efficient.situation.limits, 2)
+    found = _least_waits(forecaster, aim, current, sizes, flights)
     found = sorted((one for one in found if one.parameters not in avoid), key=aim.latency)
     best = next((one for one in found if one.holds_now and one.holds_ahead), None)
     if best is None:
