@@ -125,7 +125,7 @@ def test_people_get_a_table_the_misses_and_the_steps(carpool, profile):
     assert "Poisson at 800/s" in shown
     assert "device time per request" in shown
     assert "tuned: batch" in shown
-    assert "Explores: batch 32, wait 0s, 1 in flight to " in shown
+    assert "LowersUtilization: batch 32, wait 0s, 1 in flight to " in shown
     assert "misses, fixed: late" in carpool("simulate", "--profile", profile(), *LOAD, "--max-batch", 1).output
 
 

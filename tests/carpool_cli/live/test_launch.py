@@ -54,5 +54,5 @@ def test_a_child_that_can_not_start_says_its_last_words():
     child = Child(["--config", "/nowhere.yaml"], log=pytest.fail)
     with pytest.raises(LaunchError, match=r"nowhere\.yaml") as raised:
         child.wait_until_listening()
-    assert raised.value.code == 3
+    assert raised.value.code == 2
     assert not child.runs

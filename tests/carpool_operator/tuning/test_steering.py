@@ -61,14 +61,15 @@ def test_it_begins_with_the_baseline_and_converges_by_way_of_canaries():
 
 
 def test_what_is_explored_is_on_canaries_only_until_it_is_chosen():
-    world = World(spec(objective=Objective.BALANCED), pods=3)
+    world = World(spec(objective=Objective.EFFICIENCY), pods=3)
     world.run(300, 120)
     events = [(event.reason, event.message) for _, event in world.events]
     explored = next(message for reason, message in events if reason == "CanaryStarted")
     assert "it may gain, and has to run to be measured" in explored
-    assert "2 in flight" in explored
-    assert [reason for reason, _ in events] == ["ParametersChanged", "CanaryStarted", "CanaryMeasured"]
-    assert {parameters for _, parameters in applied(world)} == {Parameters()}, "one batch at a time is computed"
+    assert "4 in flight" in explored
+    started = ["CanaryStarted", "CanaryMeasured", "CanaryStarted", "CanaryPromoted"]
+    assert [reason for reason, _ in events] == ["ParametersChanged", *started]
+    assert {parameters.max_in_flight for _, parameters in applied(world)} == {1}, "one batch at a time is computed"
     assert {each.change.generation for each in world.pods} == {world.durable.generation}
 
 
