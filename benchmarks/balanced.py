@@ -256,7 +256,7 @@ class Course:
     ) -> Simulation:
         """Make a simulation of the whole course, or of other arrivals; ``known``: what the Batcher is told of t(b).
 
-        ``begins``: as a sidecar does, of which nobody has decided on parameters.
+        ``begins``: as a sidecar does, before anybody has decided on parameters.
         """
         world = self.world
 

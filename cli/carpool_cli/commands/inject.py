@@ -251,7 +251,7 @@ def _documents(text: str, asked: Asked, found: Found) -> Iterator[str]:
         line = text.count("\n", 0, position) + 1
         rest = "" if separator is None else separator["rest"].strip()
         if separator is not None and rest and not rest.startswith("#"):
-            # To kubectl it belongs to the document before, of which it reads no more than the first.
+            # To kubectl it belongs to the document before, and it reads no more than the first of these.
             at_mark = text.count("\n", 0, separator.start()) + 1
             raise NotManifests(f"line {at_mark} has {separator[0][:3]} and more: put a line break behind it")
         try:

@@ -37,7 +37,7 @@ class Timing(NamedTuple):
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C among the rounds, at least one of which was complete."""
+    """Ctrl-C among the rounds, after a complete one."""
 
     def __init__(self, timings: list[Timing]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How many calls a server of which nothing is known gets at once: more while answers take no longer for it.
+"""How many calls an unknown server gets at once: more while answers take no longer for it.
 
 One that computes a single batch at a time would be slowed by more, and one with sixteen workers by fewer. Nothing is
 merged until it shows which it is: workers that compute the rows of a batch one after another would take 32 times as

@@ -250,8 +250,8 @@ class BatchingPolicy(Camel, frozen=True):
     """Targets for latency, or for the first token and each further one of token streams."""
     objective: Objective = Objective.BALANCED
     """What is chosen among the settings that meet the SLO. Balanced: the lowest mean latency that keeps the device's
-    utilization at or below the target, and beyond it the least device time; Efficiency: the least device time at any
-    load; Latency: the lowest p99."""
+    utilization at or below the target, and beyond it the least device time; Efficiency: the least device time, at low
+    load too; Latency: the lowest p99."""
     target_utilization_percent: Annotated[int, Meta(ge=1, le=100)] = TARGET_UTILIZATION
     """Share of time, in percent, for which the device may be busy before Balanced gives latency for device time."""
     device_share_percent: Annotated[int, Meta(ge=1, le=100)] = 100

@@ -2,7 +2,7 @@
 
 - *Balanced*: the lowest mean latency that keeps utilization at or below the target. If no setting keeps it, the least
   device time.
-- *Efficiency*: the least device time at any load.
+- *Efficiency*: the least device time, at low load too.
 - *Latency*: the lowest p99.
 
 If no setting meets the SLO at 1.25x the load: the one that loses least of it. If none meets it now: the most goodput.

@@ -134,8 +134,13 @@ class AdminApp:
 
         def written(scrape: asyncio.Task[bytes]) -> None:
             self._scrapes.discard(scrape)
-            if not scrape.cancelled():
-                exchange.respond(200, content_type, scrape.result())
+            if scrape.cancelled():
+                return
+            if (error := scrape.exception()) is not None:
+                self._sidecar.log.error("metrics can't be written", exc_info=error)
+                exchange.fail(500, "metrics", "metrics can't be written: the sidecar's log has the error")
+                return
+            exchange.respond(200, content_type, scrape.result())
 
         scrape = asyncio.get_running_loop().create_task(self._exposition.text())
         self._scrapes.add(scrape)

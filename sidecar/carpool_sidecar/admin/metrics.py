@@ -127,7 +127,7 @@ METRICS = (
     Metric("mode", "gauge", ("model", "mode"), "1 for the mode a model is in: batching or pass-through"),
     Metric("max_batch", "gauge", ("model",), "Rows that a batch may have now"),
     Metric("max_wait_seconds", "gauge", ("model",), "Age at which the oldest request stops waiting for others"),
-    Metric("max_in_flight", "gauge", ("model",), "Batches of a model that may be with the upstream at once"),
+    Metric("max_in_flight", "gauge", ("model",), "Batches of a model that may be with the upstream at once now"),
     Metric(
         "forecast_utilization_ratio",
         "gauge",
@@ -262,7 +262,7 @@ class Collector:
                 put("mode", active, model, mode)
             put("max_batch", state.cap, model)
             put("max_wait_seconds", state.parameters.max_wait, model)
-            put("max_in_flight", state.parameters.max_in_flight, model)
+            put("max_in_flight", state.slots, model)
             put("overdue_calls", state.load.gave_back, model)
             if (utilization := control.utilization.get(model)) is not None:
                 put("forecast_utilization_ratio", utilization.forecast, model)

@@ -28,7 +28,7 @@ class _Loader(yaml.SafeLoader):
 def load(text: str) -> Any:  # noqa: ANN401 - whatever the text holds
     """Return the plain data of a text.
 
-    Raises ``yaml.YAMLError``, of which ``problem`` names the line.
+    Raises ``yaml.YAMLError``, whose ``problem`` names the line.
     """
     return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
 

@@ -154,7 +154,7 @@ class Rest:
 
     @property
     def closed(self) -> list[str]:
-        """Paths of which none may begin."""
+        """Paths for which none may begin."""
         return [path for path, left in self._left.items() if left <= 0]
 
     def of(self, path: str) -> float:

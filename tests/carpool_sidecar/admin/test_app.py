@@ -8,6 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from carpool.exchange import report
+from carpool_sidecar.admin.metrics import Exposition
 
 
 @pytest.fixture
@@ -80,6 +81,16 @@ async def test_unknown_paths_and_methods_are_told_what_there_is(world):
     assert (missing.status, "/v1/stats" in missing.json["error"]) == (404, True)
     assert (await admin.send(b"DELETE", b"/v1/stats")).status == 405
     assert (await admin.send(b"HEAD", b"/livez")).status == 200
+
+
+async def test_metrics_that_can_not_be_written_are_an_error_and_no_silence(world, monkeypatch):
+    async def fails(_):
+        raise ValueError("no text")
+
+    sidecar, _ = await world.start()
+    monkeypatch.setattr(Exposition, "text", fails)
+    answer = await world.client(sidecar.admin_address).get(b"/metrics")
+    assert (answer.status, json.loads(answer.body)["reason"]) == (500, "metrics")
 
 
 async def test_with_a_key_all_but_probes_and_metrics_need_it(world):
