@@ -489,7 +489,12 @@ class Driver:
                 headers = [*first.facts.shared, *message.headers]
             flight = self._flights[batch] = Flight(self, batch, portions)
             call = self._backend.send(
-                first.parsed.endpoint.target, headers, body, flight, idempotent=self.batcher.idempotent
+                first.parsed.endpoint.target,
+                headers,
+                body,
+                flight,
+                idempotent=self.batcher.idempotent,
+                merged=not batch.whole,
             )
         except Exception:  # noqa: BLE001 - whatever it is, it must cost the culprit alone: it is searched for
             self._log.exception("a batch could not be sent", extra={"model": batch.model, "rows": batch.rows})

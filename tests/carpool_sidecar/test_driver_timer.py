@@ -44,7 +44,7 @@ class Backend:
         self.clock = clock
         self.cancelled = 0
 
-    def send(self, target, headers, body, receiver, *, idempotent=True):
+    def send(self, target, headers, body, receiver, *, idempotent=True, merged=False):
         self.sent.append((self.clock(), b"".join([body] if isinstance(body, bytes) else body), receiver))
         return self
 

@@ -10,6 +10,7 @@ import click
 import msgspec
 import numpy as np
 
+from carpool.policy.plain import PolicyError
 from carpool_cli.load import servers, tensors
 from carpool_cli.load.servers import InputSpec, Request
 from carpool_cli.load.tensors import Malformed
@@ -67,23 +68,18 @@ class OnnxTarget:
     """
 
     def __init__(self, path: Path, threads: int, dims: dict[str, int]) -> None:
-        runtime = need("onnxruntime", "onnx")
-        if not path.is_file():
-            raise click.ClickException(f"there is no file {path}")
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3
-        wanted = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-        available = [name for name in wanted if name in runtime.get_available_providers()]
+        need("onnxruntime", "onnx")
+        from carpool_sidecar.backends import sessions  # noqa: PLC0415 - onnxruntime is an extra
+
         try:
-            self._session: Any = runtime.InferenceSession(str(path), options, providers=available)
-        except Exception as error:  # noqa: BLE001 - onnxruntime's errors share no base class
-            raise click.ClickException(f"{path} does not load as ONNX: {_one_line(error)}") from None
+            self._session = sessions.Model(path, threads=threads)
+        except PolicyError as error:
+            raise click.ClickException(str(error).removeprefix(f"{error.field}: ")) from None
         self.name = path.name
-        self.inputs = [_spec(path, node, dims) for node in self._session.get_inputs()]
-        _check_dims(path, dims, [dim for node in self._session.get_inputs() for dim in node.shape[1:]])
-        self._outputs = [node.name for node in self._session.get_outputs()]
-        self.device = "gpu" if available[0] == wanted[0] else "cpu"
+        self.inputs = [_spec(path, node, dims) for node in self._session.inputs]
+        _check_dims(path, dims, [dim for node in self._session.inputs for dim in node.shape[1:]])
+        self._outputs = [node.name for node in self._session.outputs]
+        self.device = "gpu" if self._session.on_gpu else "cpu"
 
     def prepare(self, batch: Arrays) -> Callable[[], Arrays]:
         """Return the call."""

@@ -56,10 +56,20 @@ class Traffic(NamedTuple):
 class Backend(Protocol):
     """A model server, beside this process or inside it."""
 
-    def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver, *, idempotent: bool = True) -> Call:
+    def send(
+        self,
+        target: bytes,
+        headers: Headers,
+        body: Body,
+        receiver: Receiver,
+        *,
+        idempotent: bool = True,
+        merged: bool = False,
+    ) -> Call:
         """Post a request for inference; its framing is added to the headers. Never blocks, never raises.
 
-        ``idempotent``: whether the model may receive it twice.
+        ``idempotent``: whether the model may receive it twice. ``merged``: it was made of several, so rows are known to
+        be independent of each other.
         """
 
     def forward(self, exchange: Exchange) -> Forward:

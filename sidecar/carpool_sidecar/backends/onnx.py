@@ -10,11 +10,9 @@ import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import onnxruntime
 
 from carpool.policy.plain import PolicyError
 from carpool_sidecar.backends.arrays import (
@@ -31,6 +29,7 @@ from carpool_sidecar.backends.arrays import (
 )
 from carpool_sidecar.backends.base import Document, Traffic
 from carpool_sidecar.backends.dimensions import Dimension, axis_of
+from carpool_sidecar.backends.sessions import Model
 from carpool_sidecar.http1.messages import find, parts_of
 from carpool_sidecar.protocols import route
 
@@ -78,11 +77,12 @@ class OnnxBackend:
         """
         self.model = config.model
         self._max_text = config.max_text
-        self._session = _load(config)
-        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        self._session = Model(config.path, threads=config.threads, device=config.device)
+        inputs, outputs = self._session.inputs, self._session.outputs
         self.inputs = [_spec(value, config.path) for value in inputs]
         self.outputs = [_spec(value, config.path) for value in outputs]
         self._axis = axis_of(self.model, [_first(value) for value in inputs], [_first(value) for value in outputs])
+        self._session.warm()
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="onnx")
         self._log = logging.getLogger("carpool.onnx")
         if self._axis.kind == "None":
@@ -98,10 +98,11 @@ class OnnxBackend:
         receiver: Receiver,
         *,
         idempotent: bool = True,  # noqa: ARG002 - nothing is computed twice here
+        merged: bool = False,
     ) -> Run:
         """Compute on a thread of the pool."""
         run = Run(receiver)
-        future = asyncio.get_running_loop().run_in_executor(self._threads, self.serve, target, headers, body)
+        future = asyncio.get_running_loop().run_in_executor(self._threads, self.serve, target, headers, body, merged)
         future.add_done_callback(run.done)
         return run
 
@@ -142,7 +143,7 @@ class OnnxBackend:
         """Begin nothing more. What is computed now can't be stopped and may never end: nobody waits for it."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def serve(self, target: bytes, headers: Headers, body: Body) -> tuple[int, Headers, bytes]:
+    def serve(self, target: bytes, headers: Headers, body: Body, merged: bool = False) -> tuple[int, Headers, bytes]:
         """Answer one request for inference; on a thread."""
         endpoint = route(target)
         if endpoint is None or endpoint.model != self.model or endpoint.version not in {"", VERSION}:
@@ -159,10 +160,12 @@ class OnnxBackend:
                 )
             if endpoint.protocol == "v1":
                 arrays, columns = read_v1(data, self.inputs)
-                return 200, *write_v1(self._run(arrays, [spec.name for spec in self.outputs]), columns=columns)
+                return 200, *write_v1(
+                    self._run(arrays, [spec.name for spec in self.outputs], pad=merged), columns=columns
+                )
             arrays, asked = read_v2(find(headers, HEADER_LENGTH), data, self.inputs, self.outputs)
             names = [name for name, _ in asked.outputs]
-            return 200, *write_v2(self.model, self._run(arrays, names), self.outputs, asked)
+            return 200, *write_v2(self.model, self._run(arrays, names, pad=merged), self.outputs, asked)
         except Invalid as error:
             return error.status, [JSON], _error(str(error))
         except Exception as error:  # noqa: BLE001 - the runtime raises what it likes, and the caller is to know
@@ -203,8 +206,8 @@ class OnnxBackend:
             f"/v2/models/{model}/versions/{VERSION}/ready": ready,
         }
 
-    def _run(self, arrays: dict[str, Any], names: list[str]) -> dict[str, Any]:
-        return dict(zip(names, self._session.run(names, arrays), strict=True))
+    def _run(self, arrays: dict[str, Any], names: list[str], *, pad: bool) -> dict[str, Any]:
+        return dict(zip(names, self._session.run(names, arrays, pad=pad), strict=True))
 
 
 class Run:
@@ -248,28 +251,6 @@ class Local:
 
     def cancel(self) -> None:
         """Nothing was begun."""
-
-
-def _load(config: Onnx) -> Any:  # noqa: ANN401 - the runtime publishes no types
-    if not Path(config.path).is_file():
-        raise PolicyError("onnx.path", f"there is no file {config.path}")
-    available = onnxruntime.get_available_providers()
-    if config.device == "CUDA" and "CUDAExecutionProvider" not in available:
-        raise PolicyError(
-            "onnx.device", "this onnxruntime has no CUDA: install onnxruntime-gpu (extra `gpu`), or use CPU"
-        )
-    providers = [
-        provider
-        for provider in ("CUDAExecutionProvider", "CPUExecutionProvider")
-        if provider in available and not (config.device == "CPU" and provider.startswith("CUDA"))
-    ]
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = config.threads
-    options.log_severity_level = 3  # errors come as exceptions; warnings about a model's graph help nobody here
-    try:
-        return onnxruntime.InferenceSession(config.path, options, providers=providers)
-    except Exception as error:
-        raise PolicyError("onnx.path", f"{config.path} can't be loaded: {error}") from error
 
 
 def _spec(value: Any, path: str) -> Spec:  # noqa: ANN401 - the runtime publishes no types

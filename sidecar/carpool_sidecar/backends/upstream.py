@@ -96,7 +96,16 @@ class UpstreamBackend:
             clock=clock,
         )
 
-    def send(self, target: bytes, headers: Headers, body: Body, receiver: Receiver, *, idempotent: bool = True) -> Call:
+    def send(
+        self,
+        target: bytes,
+        headers: Headers,
+        body: Body,
+        receiver: Receiver,
+        *,
+        idempotent: bool = True,
+        merged: bool = False,  # noqa: ARG002 - what the model gets is the same
+    ) -> Call:
         """Post a request for inference over an idle connection or a new one."""
         added: Added = (content_length(size_of(body)),)
         if find(headers, b"host") is None:  # HTTP/1.0 does without one, and HTTP/1.1 does not

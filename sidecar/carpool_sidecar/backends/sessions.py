@@ -1,0 +1,177 @@
+"""ONNX files on the device that was asked for, as fast there for batches of all sizes as for one.
+
+onnxruntime falls back to the CPU without an error where a library of CUDA is missing: a model then answers right, and
+tens of times slower. And on CUDA a session plans its convolutions again whenever a batch has another size than the one
+before: 130 to 200 ms for ResNet-50 on an H100, for a batch of 2 ms (benchmarks/gpu; microsoft/onnxruntime issue 23006).
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import mmap
+from collections import OrderedDict
+from contextlib import redirect_stdout
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import onnxruntime
+
+from carpool.policy.plain import PolicyError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Device = Literal["Auto", "CPU", "CUDA"]
+
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+
+WARM_ROWS = 32
+"""The largest batch that a session is made for before traffic comes: the policy's default bound."""
+
+MAX_SIZES = 16
+"""Sizes that have a session, at most: each holds the model's weights once more."""
+
+_CUDA_OPTIONS = {"cudnn_conv_algo_search": "HEURISTIC"}
+"""The default tries all algorithms for a new size: 1.2 s for ResNet-50 on an H100, and its batches are no faster."""
+
+_CONVOLUTIONS = (b'"\x04Conv', b'"\x0dConvTranspose')
+"""``op_type`` of a node, as a file spells it: the field's tag, its length and the name."""
+
+_log = logging.getLogger("carpool.onnx")
+
+
+class Model:
+    """An ONNX file that is run from several threads.
+
+    With convolutions on CUDA each size of batch has a session of its own.
+    """
+
+    def __init__(self, path: str | Path, *, threads: int = 0, device: Device = "Auto") -> None:
+        """Load the file at ``path``; ``threads`` compute one run on a CPU, 0 leaves the choice to the runtime.
+
+        Auto takes CUDA where the runtime was built with it and its libraries load; a warning says where they don't.
+
+        Raises ``PolicyError`` for a file that is missing or broken, and for CUDA where it can't be used.
+        """
+        self._path, self._threads, self._device = path, threads, device
+        self._session = _open(path, threads, device)
+        self.inputs: list[Any] = self._session.get_inputs()
+        self.outputs: list[Any] = self._session.get_outputs()
+        self.on_gpu = CUDA in self._session.get_providers()
+        batch = [value.shape[0] if value.shape else 0 for value in (*self.inputs, *self.outputs)]
+        self._sized = self.on_gpu and not any(isinstance(size, int) for size in batch) and _convolves(path)
+        self._sessions: OrderedDict[int, Any] = OrderedDict()
+        """By rows, the least recently used first."""
+        self._lock = Lock()
+
+    def warm(self, rows: int = WARM_ROWS) -> None:
+        """Make the sessions for batches of up to ``rows`` rows, where sizes have their own: seconds."""
+        if not self._sized or any(not isinstance(size, int) for value in self.inputs for size in value.shape[1:]):
+            return
+        size = 1
+        try:
+            while size <= rows:
+                self.run(
+                    None, {value.name: np.zeros((size, *value.shape[1:]), dtype_of(value)) for value in self.inputs}
+                )
+                size = padded(size + 1)
+        except Exception as error:  # noqa: BLE001 - the runtime raises what it likes; traffic will show whether it matters
+            _log.warning("a batch could not be tried", extra={"rows": size, "error": str(error)})
+
+    def run(self, names: Sequence[str] | None, arrays: Mapping[str, Any], *, pad: bool = False) -> list[Any]:
+        """Compute the outputs called ``names`` (None: all) of one batch; raises what the runtime raises.
+
+        ``pad``: no row's outputs depend on other rows. Where sizes have their own sessions, the batch is then filled up
+        with copies of its last row to the next of 1, 2, 3, 4, 6, 8, 12, 16, ... rows.
+        """
+        lengths = {len(array) if array.ndim else 0 for array in arrays.values()} if self._sized else set()
+        rows = lengths.pop() if len(lengths) == 1 else 0
+        if not rows:
+            return list(self._session.run(names, arrays))
+        size = padded(rows) if pad else rows
+        found = self._of_size(size).run(names, {name: _filled(array, size) for name, array in arrays.items()})
+        return [array[:rows] for array in found] if size > rows else list(found)
+
+    def _of_size(self, rows: int) -> Any:  # noqa: ANN401 - the runtime publishes no types
+        with self._lock:
+            session = self._sessions.get(rows)
+            if session is None and not self._sessions:
+                session = self._sessions[rows] = self._session
+            if session is not None:
+                self._sessions.move_to_end(rows)
+                return session
+        try:
+            session = _open(self._path, self._threads, self._device)
+        except PolicyError as error:
+            _log.warning("no session for a size of its own", extra={"rows": rows, "error": str(error)})
+            return self._session
+        with self._lock:
+            self._sessions[rows] = session
+            if len(self._sessions) > MAX_SIZES:
+                self._sessions.popitem(last=False)
+        return session
+
+
+def padded(rows: int) -> int:
+    """Return the least of 1, 2, 3, 4, 6, 8, 12, 16, ... that is at least ``rows``."""
+    octave = 1 << (rows - 1).bit_length()
+    return 3 * octave // 4 if octave >= 4 and rows <= 3 * octave // 4 else octave
+
+
+def dtype_of(value: Any) -> str:  # noqa: ANN401 - the runtime publishes no types
+    """Return numpy's name of an input's type."""
+    name = value.type.removeprefix("tensor(").removesuffix(")")
+    return {"float": "float32", "double": "float64", "string": "object"}.get(name, name)
+
+
+def _filled(array: Any, size: int) -> Any:  # noqa: ANN401 - numpy's types say little here
+    missing = size - len(array)
+    return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) if missing else array
+
+
+def _convolves(path: str | Path) -> bool:
+    with Path(path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return any(data.find(each) >= 0 for each in _CONVOLUTIONS)
+
+
+def _open(path: str | Path, threads: int, device: Device) -> Any:  # noqa: ANN401 - the runtime publishes no types
+    if not Path(path).is_file():
+        raise PolicyError("onnx.path", f"there is no file {path}")
+    built = CUDA in onnxruntime.get_available_providers()
+    if device == "CUDA" and not built:
+        raise PolicyError(
+            "onnx.device", "this onnxruntime has no CUDA: install onnxruntime-gpu (extra `gpu`), or use CPU"
+        )
+    wanted = built and device != "CPU"
+    said = _load_libraries() if wanted else ""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3  # errors come as exceptions; warnings about a model's graph help nobody here
+    providers = [(CUDA, _CUDA_OPTIONS), CPU] if wanted else [CPU]
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+    except Exception as error:
+        raise PolicyError("onnx.path", f"{path} can't be loaded: {error}") from error
+    if wanted and CUDA not in session.get_providers():
+        why = (
+            f"CUDA can't be used ({said or 'the runtime printed why'}): is there a GPU, and are cuDNN and CUDA's "
+            "libraries installed (extra `gpu`)?"
+        )
+        if device == "CUDA":
+            raise PolicyError("onnx.device", f"{why} Or use CPU")
+        _log.warning("the model is computed on the CPU", extra={"detail": why})
+    return session
+
+
+def _load_libraries() -> str:
+    """Load what NVIDIA's packages hold, which is on no search path; return what failed, in one line."""
+    load = getattr(onnxruntime, "preload_dlls", None)
+    if load is None:
+        return ""
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        load()
+    return "; ".join(line.strip() for line in printed.getvalue().splitlines() if line.strip())[:400]

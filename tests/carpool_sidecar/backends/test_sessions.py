@@ -1,0 +1,146 @@
+"""ONNX files on CUDA, as far as a machine without it can tell: what is said without it, sessions by size."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from carpool.policy.plain import PolicyError
+from carpool_sidecar.backends import sessions
+from carpool_sidecar.backends.onnx import OnnxBackend
+from carpool_sidecar.backends.sessions import Model, padded
+from carpool_sidecar.config.settings import Onnx
+
+SAID = "Failed to load libcublas.so.13"
+
+
+def save(path, node, *weights, rows="batch"):
+    def tensor(name):
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, 1, 4])
+
+    graph = helper.make_graph([node], "g", [tensor("x")], [tensor("y")], list(weights))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    onnx.save(model, path)
+    return str(path)
+
+
+def convolution(path, **shape):
+    kernel = numpy_helper.from_array(np.array([[[1, 2, 3]]], np.float32), "w")
+    return save(path, helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1]), kernel, **shape)
+
+
+@pytest.fixture
+def sized(tmp_path, monkeypatch):
+    """A model of convolutions whose sizes have their own sessions, as on CUDA, and the sessions that were opened."""
+    opened = []
+    genuine = sessions._open
+    monkeypatch.setattr(sessions, "_open", lambda *given: opened.append(genuine(*given)) or opened[-1])
+    model = Model(convolution(tmp_path / "conv.onnx"))
+    model._sized = True
+    return model, opened
+
+
+def rows(count):
+    return {"x": np.arange(4 * count, dtype=np.float32).reshape(count, 1, 4)}
+
+
+@pytest.fixture
+def broken_cuda(monkeypatch):
+    """A runtime built with CUDA where its libraries are missing, as `onnxruntime-gpu` behaves there."""
+
+    def preload_dlls():
+        print(SAID)  # noqa: T201 - as it does
+
+    monkeypatch.setattr(sessions.onnxruntime, "get_available_providers", lambda: [sessions.CUDA, sessions.CPU])
+    monkeypatch.setattr(sessions.onnxruntime, "preload_dlls", preload_dlls, raising=False)
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider:UserWarning")
+def test_cuda_that_can_not_be_used_is_an_error_and_never_a_silent_cpu(broken_cuda, tmp_path, capsys):
+    path = convolution(tmp_path / "conv.onnx")
+    with pytest.raises(PolicyError, match=r"onnx.device: CUDA can't be used") as error:
+        OnnxBackend(Onnx(path=path, device="CUDA"))
+    assert SAID in str(error.value)
+    assert "Or use CPU" in str(error.value)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider:UserWarning")
+def test_auto_says_that_it_fell_back_to_the_cpu(broken_cuda, tmp_path, caplog):
+    path = convolution(tmp_path / "conv.onnx")
+    OnnxBackend(Onnx(path=path))
+    (record,) = [record for record in caplog.records if record.message == "the model is computed on the CPU"]
+    assert SAID in record.detail
+    caplog.clear()
+    OnnxBackend(Onnx(path=path, device="CPU"))
+    assert not caplog.records
+
+
+def test_half_octaves():
+    assert [padded(count) for count in (1, 2, 3, 4, 5, 6, 7, 9, 12, 13, 17, 25, 64, 65)] == [
+        1, 2, 3, 4, 6, 6, 8, 12, 12, 16, 24, 32, 64, 96,
+    ]  # fmt: skip
+
+
+def test_each_size_has_a_session_and_merged_batches_are_filled_up(sized):
+    model, opened = sized
+    alone = [model.run(["y"], {"x": rows(7)["x"][index : index + 1]})[0] for index in range(7)]
+    assert len(opened) == 1
+    (merged,) = model.run(["y"], rows(7), pad=True)
+    assert np.array_equal(merged, np.concatenate(alone))
+    assert sorted(model._sessions) == [1, 8]
+    model.run(None, rows(8))
+    assert len(opened) == 2
+    (lone,) = model.run(["y"], rows(7))
+    assert np.array_equal(lone, merged)
+    assert sorted(model._sessions) == [1, 7, 8]
+
+
+def test_only_so_many_sizes_have_sessions_and_the_longest_unused_goes(sized):
+    model, _ = sized
+    for count in range(1, sessions.MAX_SIZES + 1):
+        model.run(None, rows(count))
+    model.run(None, rows(1))
+    model.run(None, rows(sessions.MAX_SIZES + 1))
+    assert 1 in model._sessions
+    assert 2 not in model._sessions
+    assert len(model._sessions) == sessions.MAX_SIZES
+
+
+def test_where_no_more_sessions_can_be_opened_the_first_one_computes_all_sizes(sized, monkeypatch, caplog):
+    model, _ = sized
+    model.run(None, rows(1))
+
+    def fail(*_):
+        raise PolicyError("onnx.path", "out of memory")
+
+    monkeypatch.setattr(sessions, "_open", fail)
+    assert model.run(None, rows(2))[0].shape == (2, 1, 4)
+    assert "out of memory" in caplog.records[-1].error
+
+
+def test_warming_makes_the_sessions_that_batches_will_use(sized):
+    model, _ = sized
+    model.warm(12)
+    assert sorted(model._sessions) == [1, 2, 3, 4, 6, 8, 12]
+
+
+def test_only_convolutions_on_cuda_with_an_open_batch_axis_have_sessions_by_size(tmp_path, monkeypatch):
+    class Cuda:
+        """A session that says it runs on CUDA."""
+
+        def __init__(self, session):
+            self.session = session
+
+        def __getattr__(self, name):
+            return getattr(self.session, name)
+
+        def get_providers(self):
+            return [sessions.CUDA, sessions.CPU]
+
+    identity = save(tmp_path / "identity.onnx", helper.make_node("Identity", ["x"], ["y"]))
+    free, fixed = convolution(tmp_path / "free.onnx"), convolution(tmp_path / "fixed.onnx", rows=2)
+    assert not Model(free)._sized
+    genuine = sessions._open
+    monkeypatch.setattr(sessions, "_open", lambda *given: Cuda(genuine(*given)))
+    assert [Model(path)._sized for path in (free, fixed, identity)] == [True, False, False]
