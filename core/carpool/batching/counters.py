@@ -102,7 +102,6 @@ class ModelStats(MutableCamel, rename="camel"):
     """Sum over those batches of the rows that were allowed."""
     cold: int = 0
     stalled: int = 0
-    padded_rows: int = 0
     bisections: int = 0
     durations: "list[int]" = []  # noqa: RUF012, UP037
     """Requests answered by duration; one more entry than ``DURATION_BOUNDS``, the last beyond them all."""
@@ -202,7 +201,7 @@ def combine(parts: list[ModelStats]) -> ModelStats:
 
 _SUMMED = (
     "arrivals", "batchable", "arrivals_squared", "windows", "rows", "dispatched", "queue_seconds", "served", "hits",
-    "limited", "limited_rows", "cold", "stalled", "padded_rows", "bisections",
+    "limited", "limited_rows", "cold", "stalled", "bisections",
 )  # fmt: skip
 
 
@@ -232,7 +231,7 @@ class Counters:
 
     __slots__ = (
         "_window", "_window_arrivals", "arrivals", "arrivals_squared", "batchable", "bisections", "cells", "cold",
-        "dispatched", "durations", "excess", "excess_until", "hits", "limited", "limited_rows", "misses", "padded_rows",
+        "dispatched", "durations", "excess", "excess_until", "hits", "limited", "limited_rows", "misses",
         "queue_seconds", "recent", "request_rows", "rows", "served", "stalled", "windows",
     )  # fmt: skip
 
@@ -252,7 +251,6 @@ class Counters:
         self.limited_rows = 0
         self.cold = 0
         self.stalled = 0
-        self.padded_rows = 0
         self.bisections = 0
         self.durations = [0] * (len(DURATION_BOUNDS) + 1)
         self.request_rows = [0] * (len(ROW_BOUNDS) + 1)

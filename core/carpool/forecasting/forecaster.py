@@ -54,6 +54,8 @@ class Situation(Struct, frozen=True):
     budget: float
     """Fraction of requests that may be forecast to miss: half of what the SLO allows."""
     limits: Limits
+    margin: float = 1.0
+    """Share of the target within which answers are planned. Batches leave by the whole of it, whatever is planned."""
     rows: int = 1
     """Rows of a usual request."""
     row_shares: tuple[float, ...] = ()
@@ -311,8 +313,9 @@ class Forecaster:
 
         ``upper``: at the upper confidence of batch latency.
         """
-        service = self._upper if upper else self.situation.service
-        return forecast(self.load(factor, sample), service, parameters, self.situation.target, shed=shed)
+        situation = self.situation
+        service, margin = self._upper if upper else situation.service, 1.0 if shed else situation.margin
+        return forecast(self.load(factor, sample), service, parameters, situation.target, margin=margin, shed=shed)
 
     def loss(self, parameters: Parameters, factor: float = 1.0) -> float:
         """Return the share of requests lost with refusals, at the upper confidence of batch latency."""
@@ -350,8 +353,8 @@ class Forecaster:
         if upper:
             load = load._replace(draws=(1.0,))
         if situation.quantiles:
-            return forecast(load, service, parameters, situation.target)
-        return glance(load, service, parameters, situation.target)
+            return forecast(load, service, parameters, situation.target, margin=situation.margin)
+        return glance(load, service, parameters, situation.target, situation.margin)
 
     def judge(self, parameters: Parameters, first: Glance | Forecast, factor: float = 1.0) -> Glance | Forecast:
         """Return a first glance with misses from more requests, where its own leave open whether the budget is kept.

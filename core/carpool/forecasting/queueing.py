@@ -87,13 +87,14 @@ def forecast(
     parameters: Parameters,
     target: float,
     *,
+    margin: float = 1.0,
     shed: bool = False,
     latencies: list[float] | None = None,
 ) -> Forecast:
     """Forecast what happens to requests of equal priority that are to be answered within ``target`` seconds.
 
-    ``shed``: requests that would be late are refused. Requests larger than a batch are split. To ``latencies``, if
-    given, those of all requests served are added.
+    ``margin``: share of these after which an answer counts as late. ``shed``: requests that would be late are refused.
+    Requests larger than a batch are split. To ``latencies``, if given, those of all requests served are added.
     """
     rules = _rules(load, service, parameters, target, shed=shed)
     run = _played(load, service, rules)
@@ -103,7 +104,7 @@ def forecast(
     arrivals = load.arrivals
     count, served = len(arrivals), len(run.latencies)
     span = max(run.end, arrivals[-1]) - arrivals[0]
-    on_time = bisect_right(run.latencies, target + ROUNDING)
+    on_time = bisect_right(run.latencies, margin * target + ROUNDING)
     p50, p90, p95, p99, p999 = (_quantile(run.latencies, q) for q in QUANTILES)
     return Forecast(
         p50=p50,
@@ -123,10 +124,10 @@ def forecast(
     )
 
 
-def glance(load: Load, service: ServiceTime, parameters: Parameters, target: float) -> Glance:
+def glance(load: Load, service: ServiceTime, parameters: Parameters, target: float, margin: float = 1.0) -> Glance:
     """Forecast a few figures as ``forecast`` does, with no request refused."""
-    rules = _rules(load, service, parameters, target)
-    arrivals, limit = load.arrivals, target + ROUNDING
+    rules = _rules(load, service, parameters, target, margin)
+    arrivals, limit = load.arrivals, margin * target + ROUNDING
     run: Tally | Run
     if (unit := _unit(load, service, rules)) is not None:
         small, times, slow = unit
@@ -157,7 +158,9 @@ def batches(load: Load, service: ServiceTime, parameters: Parameters, target: fl
     return _played(load, service, rules).sizes
 
 
-def _rules(load: Load, service: ServiceTime, parameters: Parameters, target: float, *, shed: bool = False) -> Rules:
+def _rules(
+    load: Load, service: ServiceTime, parameters: Parameters, target: float, margin: float = 1.0, *, shed: bool = False
+) -> Rules:
     return Rules(
         cap=parameters.max_batch,
         wait=parameters.max_wait,
@@ -165,6 +168,7 @@ def _rules(load: Load, service: ServiceTime, parameters: Parameters, target: flo
         passing=parameters.pass_through,
         concurrency=min(service.executors, parameters.max_in_flight),
         target=target,
+        margin=margin,
         shed=shed,
         surely=seldom_exceeded(service.noise),
         draws=load.draws,

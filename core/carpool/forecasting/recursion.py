@@ -33,7 +33,9 @@ class Rules(Frozen, frozen=True):
     concurrency: int
     """Batches that the device computes at once, at most ``slots``."""
     target: float
-    """Seconds from arrival until which a request has to be answered."""
+    """Seconds from arrival until which a request has to be answered: batches leave in time for it."""
+    margin: float = 1.0
+    """Share of it within which an answer counts as in time."""
     shed: bool = False
     """Whether requests that would be late are refused."""
     surely: float = 1.0
@@ -140,7 +142,7 @@ def recursion(
     computing = [-math.inf] * rules.concurrency
     queues = rules.concurrency < slots
     draws, varied = rules.draws, len(rules.draws)
-    tally = Tally(arrivals, times, rules.target + ROUNDING, keeps=keeps)
+    tally = Tally(arrivals, times, rules.margin * rules.target + ROUNDING, keeps=keeps)
     if rules.passing:
         _one_by_one(padded, count, slots, times[1], draws, flight, computing if queues else None, tally)
     first = turn = tally.served

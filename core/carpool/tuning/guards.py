@@ -25,8 +25,8 @@ BROKEN = 10.0
 TIGHTER = 0.9
 """Factor on the SLO's target in forecasts, for every time that misses were seen which were not forecast."""
 
-TIGHTEST = 0.5
-"""Factor from which a shorter target would only cost goodput: no parameters help against what makes requests late."""
+TIGHTEST = 0.25
+"""Least factor: what a shorter wait does not mend by then, no parameters help against."""
 
 FORGIVEN_AFTER = 300.0
 """Seconds without such misses after which one step is taken back; doubled whenever that was too soon."""
@@ -48,20 +48,15 @@ class SafetyMargin:
         self._forgiven_after = FORGIVEN_AFTER
         self._forgiven = False
 
-    @property
-    def is_most(self) -> bool:
-        """Whether more would help no request."""
-        return self.factor <= TIGHTEST
-
     def reset(self) -> None:
         """Believe forecasts again: load or model changed."""
         self.factor = 1.0
         self._forgiven_after = FORGIVEN_AFTER
         self._forgiven = False
 
-    def more(self, now: float) -> None:
-        """Plan a step more carefully."""
-        self.factor = max(self.factor * TIGHTER, TIGHTEST)
+    def more(self, now: float, forecast: float = 1.0) -> None:
+        """Plan a step more carefully; ``forecast``: share of the target that was forecast to do, and did not."""
+        self.factor = max(min(self.factor, forecast) * TIGHTER, TIGHTEST)
         self._calm_since = now
         if self._forgiven:
             self._forgiven_after *= 2

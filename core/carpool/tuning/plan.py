@@ -165,7 +165,8 @@ class Plan:
         return Situation(
             process=process,
             service=service,
-            target=requirements.target * guards.margin.factor,
+            target=requirements.target,
+            margin=guards.margin.factor,
             budget=requirements.budget,
             limits=limits,
             rows=max(1, round(belief.load.rows)),

@@ -143,17 +143,12 @@ class Tuner:
         alarmed, ended, checked = self._contradicted(observation, moved, backlogged=backlogged, expelled=expelled)
         # 4. Choose anew where something changed.
         margin, exploration = self._guards.margin, self._exploration
-        forgives = not alarmed and margin.is_over(history.now)
-        changed = (
-            any((*moved, checked, alarmed, forgives, ended)) or belief.has_changed or self.plan.is_outdated(belief)
-        )
+        if forgives := margin.is_over(history.now):
+            margin.less(history.now)
+            self._left.clear()
+        changed = any((*moved, checked, alarmed, forgives, ended, belief.has_changed)) or self.plan.is_outdated(belief)
         if changed:
             belief.put_in_force(self._requirements.limits.max_batch)
-            if alarmed:
-                margin.more(history.now)
-            elif forgives:
-                margin.less(history.now)
-                self._left.clear()
             self.plan.make(belief, self._guards, exploration, self.parameters, self._left, history.now)
         elif exploration.is_richer:
             self.plan.explore(belief, self._guards, exploration, self.parameters, history.now, moving=False)
@@ -175,8 +170,9 @@ class Tuner:
         current = self.plan.assess(self.parameters)
         promised = current is not None and current.holds_ahead and not backlogged and not requirements.held
         broken = promised and guards.observe_misses(now, stats, self.parameters.max_batch)
-        if broken:
+        if broken and current is not None:
             exploration.stop()
+            guards.margin.more(now, (current.expected_p99 or requirements.target) / requirements.target)
         ended = service is not None and exploration.observe(now, stats, late_of(stats) / observation.replicas, service)
         disturbed = moved.load or moved.share or moved.limit or ended or exploration.is_under_way or expelled
         checked = guards.check_forecast(
@@ -185,7 +181,7 @@ class Tuner:
             disturbed=disturbed or COLD in stats.misses,
             expected_p99=lambda: current.expected_p99 if current is not None and current.holds_now else None,
         )
-        return broken and not guards.margin.is_most, ended, checked
+        return broken, ended, checked
 
     def _begin_epoch(self) -> None:
         """Forget what was left: the load or the model changed."""

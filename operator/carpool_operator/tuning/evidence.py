@@ -44,7 +44,7 @@ QUORUM = 0.5
 
 _COUNTS = (
     "arrivals", "batchable", "arrivals_squared", "windows", "rows", "dispatched", "served", "hits", "limited",
-    "limited_rows", "cold", "stalled", "padded_rows", "bisections",
+    "limited_rows", "cold", "stalled", "bisections",
 )  # fmt: skip
 
 

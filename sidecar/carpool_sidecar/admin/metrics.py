@@ -71,7 +71,6 @@ METRICS = (
         "Requests that were not, by reason: late, cold (after a first batch), failed, or the reason of a refusal; "
         "caused by the caller: rejected (4xx), cancelled",
     ),
-    Metric("padded_rows", "counter", ("model",), "Rows added to reach a static size"),
     Metric("cold_batches", "counter", ("model",), "First batches of their size, not learned from"),
     Metric("stalled_batches", "counter", ("model",), "Batches during which this host paused, not learned from"),
     Metric("requests", "counter", ("model", "protocol", "code"), "Answers sent, by status"),
@@ -240,7 +239,7 @@ class Collector:
         stats, sizes = batcher.stats(sidecar.clock()), self._batch_sizes()
         for state in batcher.models():
             model, counted = state.name, stats.models[state.name]
-            for name in ("arrivals", "batchable", "arrivals_squared", "windows", "rows", "padded_rows", "bisections"):
+            for name in ("arrivals", "batchable", "arrivals_squared", "windows", "rows", "bisections"):
                 put(name, getattr(counted, name), model)
             put("limited_batches", counted.limited, model)
             put("limited_batch_rows", counted.limited_rows, model)

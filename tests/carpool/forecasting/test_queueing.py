@@ -124,6 +124,15 @@ def test_no_request_waits_until_it_is_late():
     assert played([0.0, 0.001], parameters(64, 0.2), service=noisy).p999 == pytest.approx(SLO - affine(2))
 
 
+def test_a_margin_judges_answers_and_does_not_make_batches_leave_sooner():
+    load = Load(arrivals=[0.0, 0.001])
+    setting = parameters(64, 0.03)
+    whole, cautious = (forecast(load, SERVICE, setting, SLO, margin=margin) for margin in (1.0, 0.5))
+    assert whole.p999 == cautious.p999 == pytest.approx(0.03 + affine(2))
+    assert (whole.miss_fraction, cautious.miss_fraction) == (0.0, 1.0)
+    assert glance(load, SERVICE, setting, SLO, 0.5).miss_fraction == 1.0
+
+
 def test_slots_beyond_the_concurrency_only_queue():
     arrivals = [0.0, 0.001, 0.002, 0.003]
     serial = played(arrivals, parameters(1, 0.0, 4), concurrency=1)

@@ -13,14 +13,22 @@ BAD = ModelStats(arrivals=200, hits=150, misses={"late": 50})
 # -- the margin
 
 
-def test_each_step_of_the_margin_is_a_tenth_down_to_half():
+def test_each_step_of_the_margin_is_a_tenth_down_to_a_quarter():
     margin = SafetyMargin()
     seen = []
-    while not margin.is_most:
+    for _ in range(20):
         margin.more(0.0)
         seen.append(margin.factor)
     assert seen[:2] == [TIGHTER, pytest.approx(TIGHTER**2)]
     assert seen[-1] == TIGHTEST
+
+
+def test_a_step_asks_for_less_than_what_was_forecast_and_not_kept():
+    margin = SafetyMargin()
+    margin.more(0.0, 0.6)
+    assert margin.factor == pytest.approx(TIGHTER * 0.6)
+    margin.more(0.0, 1.4)
+    assert margin.factor == pytest.approx(TIGHTER**2 * 0.6)
 
 
 def test_after_five_calm_minutes_a_step_is_taken_back():

@@ -426,15 +426,26 @@ def test_misses_that_no_forecast_explains_make_it_careful():
     assert tuner.parameters.max_wait < before.max_wait or tuner.parameters.max_batch < before.max_batch
 
 
+def test_a_server_that_pauses_now_and_then_gets_shorter_waits():
+    # BERT-base on an H100 (benchmarks/gpu); one batch in each two seconds takes 60 ms.
+    starts = [(2.0 * second + since, factor) for second in range(1, 75) for since, factor in ((0, 20), (0.025, 1))]
+    device = Device(times=linear(0.0028, 0.00002), cv=0.05, drift=tuple(starts))
+    outcome, decisions = tuned(poisson(1000, 150), device, policy())
+    waits = [decision.parameters.max_wait for decision in decisions]
+    assert max(waits) == 0.025
+    assert waits[-1] <= 0.0125
+    assert outcome.summary(60.0).miss_fraction < 0.75 * outcome.summary(0.0, 30.0).miss_fraction
+
+
 def test_caution_has_a_floor_and_is_taken_back_when_it_was_not_needed():
     tuner = Tuner(policy(baseline=Parameters(max_batch=16, max_wait=Duration(0.02))))
     good, late = counted(500, 0.5, [(8, 30, 0.009)]), counted(500, 0.5, [(8, 30, 0.009)], misses=50)
     before = steps(tuner, good, 4)[-1].predicted
     cared = steps(tuner, late, 120, start=2.0)[-1].predicted
     careful = tuner.parameters
-    assert cared.p99 == pytest.approx(0.025, rel=0.005), "half the SLO, give or take the fineness of quantiles"
+    assert cared.p99 < 0.5 * before.p99
     assert before.p99 > 0.025
-    assert steps(tuner, late, 10, start=62.0)[-1].state is State.SHEDDING
+    assert steps(tuner, late, 10, start=62.0)[-1].shed_slo
     assert steps(tuner, good, 22, start=67.0)[-1].state is State.ROLLED_BACK
     steps(tuner, good, 378, start=78.0)
     assert tuner.parameters == careful  # not at once

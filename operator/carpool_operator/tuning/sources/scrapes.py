@@ -58,7 +58,6 @@ COUNTS = {
     "hits": "carpool_slo_hits_total",
     "cold": "carpool_cold_batches_total",
     "stalled": "carpool_stalled_batches_total",
-    "padded_rows": "carpool_padded_rows_total",
     "bisections": "carpool_bisections_total",
 }
 """A model's whole numbers, by their field of ``ModelStats``."""
