@@ -124,7 +124,7 @@ def padded(rows: int) -> int:
 def dtype_of(value: Any) -> str:  # noqa: ANN401 - the runtime publishes no types
     """Return numpy's name of an input's type."""
     name = value.type.removeprefix("tensor(").removesuffix(")")
-    return {"float": "float32", "double": "float64", "string": "object"}.get(name, name)
+    return str({"float": "float32", "double": "float64", "string": "object"}.get(name, name))
 
 
 def _filled(array: Any, size: int) -> Any:  # noqa: ANN401 - numpy's types say little here
