@@ -21,6 +21,7 @@ from carpool.batching.requests import (
     Priority,
     Refusal,
     Request,
+    time_of,
 )
 from carpool_sidecar.answers import (
     REFUSALS,
@@ -39,7 +40,7 @@ from carpool_sidecar.protocols import CODECS
 from carpool_sidecar.protocols.common import UNREADABLE, Portion, TooLarge, WrongRows, alone
 from carpool_sidecar.protocols.headers import Reader, differing
 from carpool_sidecar.protocols.limits import DEFAULT
-from carpool_sidecar.verification.check import Kind
+from carpool_sidecar.verification.check import LEAST_ROWS, TRIAL_ROWS, Kind
 from carpool_sidecar.verification.record import REFUTED, UNVERIFIED
 from carpool_sidecar.verification.verifier import Verifier
 
@@ -356,6 +357,13 @@ class Driver:
         """Return the rows that a batch of a model may have, whatever the tuner makes of it now."""
         limits = self.batcher.model(entry.lane).limits
         return min(bound for bound in (self._largest(entry.lane), limits.max_rows, limits.ceiling) if bound is not None)
+
+    def quick(self, entry: Entry) -> int:
+        """Return the rows of a trial that takes half the SLO at most, as far as batch latency is known; at least 4."""
+        estimate, rows = self.batcher.model(entry.lane).belief.estimate, TRIAL_ROWS
+        while estimate is not None and rows > LEAST_ROWS and time_of(estimate.times, rows) > self.due / 2:
+            rows -= 1
+        return rows
 
     def served(self, entry: Entry) -> int:
         """Return the rows that a model has served."""

@@ -34,8 +34,8 @@ SEEN = 4
 TRIALS = 2
 """Trials that have to agree."""
 
-TRIAL_ROWS = 16
-"""Rows of a trial at most."""
+LEAST_ROWS, TRIAL_ROWS = 4, 16
+"""Rows of a trial: those of A B A A, where batches may be so large, and at most."""
 
 TRIAL_BYTES = 4 * 2**20
 """Bytes of the requests in it and their answers at most, unless two have more."""

@@ -8,6 +8,7 @@ import model_functions
 import numpy as np
 import pytest
 
+from carpool.batching.requests import Estimate
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.verification import verifier as verifier_module
 from carpool_sidecar.verification.check import LONE, TRIALS
@@ -72,6 +73,15 @@ async def test_trials_are_few_calls_and_count_as_nobody_s_requests(world, served
     assert all(one.batch == 1 for one in told)
     (entry,) = sidecar.models
     assert entry.waiters == 0
+
+
+async def test_a_trial_of_a_slow_model_is_small_since_others_wait_behind_it(world, served, load):
+    sidecar, client = await served(LINEAR)
+    times = tuple(0.1 * sidecar.driver.due * rows for rows in range(65))
+    sidecar.batcher.learn("m", Estimate(times, times), sidecar.clock())
+    await asked(sidecar, client, load)
+    await world.until(lambda: state(sidecar)[0] == "verified")
+    assert [rows_of(call) for call in world.model.received[-TRIALS:]] == [5, 5]
 
 
 async def test_trials_wait_for_a_slot_like_everybody(world, served, load):
