@@ -542,7 +542,7 @@ async def test_a_failure_of_the_sidecars_own_costs_the_culprit_alone(world, monk
     sidecar, client = await world.start()
     send = sidecar.backend.send
 
-    def broken(target, headers, body, receiver, *, idempotent):
+    def broken(target, headers, body, receiver, *, idempotent, merged):
         if b"13" in b"".join([body] if isinstance(body, bytes) else body):
             raise ZeroDivisionError
         return send(target, headers, body, receiver)
