@@ -276,8 +276,8 @@ class Tuner:
         """Whether requests that would miss the SLO are refused: where device time is scarce, or was just now."""
         mode = self._requirements.policy.admission.shed_at
         if mode is ShedAt.AUTOMATIC:
-            scarce = self.plan.is_scarce(self.parameters)
-            return scarce or self._backlogged() or self._guards.was_broken(self._history.now)
+            scarce = self.plan.is_scarce(self.parameters) or self._backlogged()
+            return not self._requirements.recommends and (scarce or self._guards.was_broken(self._history.now))
         return mode is ShedAt.SLO
 
     def _backlogged(self) -> bool:

@@ -401,6 +401,12 @@ def test_requests_that_would_be_late_are_refused_but_where_only_deadlines_count(
     assert decisions[-1].shed_slo is shed
 
 
+def test_who_only_wants_recommendations_has_no_request_refused():
+    recommends = policy(tuning=Tuning(mode=TuningMode.RECOMMEND))
+    _, decisions = tuned(poisson(300, 10), GPU, recommends)
+    assert not any(decision.shed_slo for decision in decisions)
+
+
 def test_a_device_grown_slow_is_learned_again():
     device = Device(times=linear(0.005, 0.0005), drift=((30.0, 2.0),))
     outcome, decisions = tuned(poisson(400, 60), device, policy())
