@@ -502,7 +502,8 @@ class Driver:
                 body,
                 flight,
                 idempotent=self.batcher.idempotent,
-                merged=not batch.whole,
+                # Of requests that are merged with their equals alone nothing says that rows are independent.
+                merged=not batch.whole and (first.check is None or first.check.verified),
             )
         except Exception:  # noqa: BLE001 - whatever it is, it must cost the culprit alone: it is searched for
             self._log.exception("a batch could not be sent", extra={"model": batch.model, "rows": batch.rows})

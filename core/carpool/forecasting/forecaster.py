@@ -384,7 +384,8 @@ class Forecaster:
             load = load._replace(arrivals=arrivals, draws=sampling.draws(self.situation.service.noise, number))
         latencies: list[float] = []
         situation = self.situation
-        found = forecast(load, situation.service, parameters, situation.target, shed=shed, latencies=latencies)
+        service, margin = situation.service, 1.0 if shed else situation.margin
+        found = forecast(load, service, parameters, situation.target, margin=margin, shed=shed, latencies=latencies)
         played.add(latencies, found.miss_fraction, found.requests)
 
     def single_load(self) -> float:

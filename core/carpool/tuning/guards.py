@@ -25,8 +25,8 @@ BROKEN = 10.0
 TIGHTER = 0.9
 """Factor on the SLO's target in forecasts, for every time that misses were seen which were not forecast."""
 
-TIGHTEST = 0.25
-"""Least factor: what a shorter wait does not mend by then, no parameters help against."""
+TIGHT, TIGHTEST = 0.5, 0.25
+"""Least factors: without a wait to shorten, and with one. No parameters help against what makes requests late then."""
 
 FORGIVEN_AFTER = 300.0
 """Seconds without such misses after which one step is taken back; doubled whenever that was too soon."""
@@ -40,23 +40,22 @@ def late_of(stats: ModelStats) -> int:
 class SafetyMargin:
     """How much shorter than promised the target is taken to be in forecasts. Times in seconds."""
 
-    __slots__ = ("_calm_since", "_forgiven", "_forgiven_after", "factor")
+    __slots__ = ("_before", "_calm_since", "_forgiven", "_forgiven_after", "factor")
 
     def __init__(self) -> None:
         self.factor = 1.0
+        self._before: list[float] = []
+        """Factors that were left, one for each step."""
         self._calm_since = -inf
         self._forgiven_after = FORGIVEN_AFTER
         self._forgiven = False
 
-    def reset(self) -> None:
-        """Believe forecasts again: load or model changed."""
-        self.factor = 1.0
-        self._forgiven_after = FORGIVEN_AFTER
-        self._forgiven = False
-
     def more(self, now: float, forecast: float = 1.0) -> None:
-        """Plan a step more carefully; ``forecast``: share of the target that was forecast to do, and did not."""
-        self.factor = max(min(self.factor, forecast) * TIGHTER, TIGHTEST)
+        """Plan a step more carefully; ``forecast``: share of the target that a wait should have kept, and did not."""
+        least = TIGHT if forecast >= 1 else TIGHTEST
+        if self.factor > least:
+            self._before.append(self.factor)
+            self.factor = max(min(self.factor, forecast) * TIGHTER, least)
         self._calm_since = now
         if self._forgiven:
             self._forgiven_after *= 2
@@ -68,7 +67,7 @@ class SafetyMargin:
 
     def less(self, now: float) -> None:
         """Take a step back."""
-        self.factor = min(self.factor / TIGHTER, 1.0)
+        self.factor = self._before.pop()
         self._calm_since = now
         self._forgiven = True
 
@@ -90,7 +89,7 @@ class Guards:
 
     def begin_epoch(self) -> None:
         """Begin anew: load or model changed, and what missed the SLO may meet it now."""
-        self.margin.reset()
+        self.margin = SafetyMargin()
         self._misses.restart()
 
     def changed(self, now: float) -> None:
@@ -125,8 +124,3 @@ class Guards:
         if observation.stats.stalled or observation.paused > PAUSED * observation.seconds:
             check.paused(now)
         return check.observe(now, observation.seconds / observation.replicas, observation.stats.durations, expected_p99)
-
-    @property
-    def is_forecast_low(self) -> bool:
-        """Whether answers take longer than forecast, so that no forecast says what a wait would do."""
-        return bool(self.check.alarm)

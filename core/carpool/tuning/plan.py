@@ -74,6 +74,12 @@ class Plan:
         """Return the forecasts of what is in force; ``None`` before the first choice."""
         return self._forecaster.assess(parameters) if self._forecaster is not None else None
 
+    def share_promised(self, parameters: Parameters) -> float:
+        """Return the share of the target within which answers are forecast; 1 where no wait could be shortened."""
+        if self._forecaster is None or parameters.max_wait <= self._requirements.limits.min_wait:
+            return 1.0
+        return self._forecaster.forecast(parameters).p99 / self._requirements.target
+
     def holds(self, wait: float) -> bool:
         """Whether the Batcher holds requests for so many seconds."""
         return self._forecaster is None or self._forecaster.holds(wait)
@@ -142,7 +148,7 @@ class Plan:
         forecaster, choice = self._forecaster, self.choice
         exploration.candidate = None
         requirements = self._requirements
-        if forecaster is None or choice is None or guards.is_forecast_low:
+        if forecaster is None or choice is None or guards.check.alarm:
             return
         if requirements.held or requirements.recommends or exploration.is_under_way:
             return
@@ -160,7 +166,7 @@ class Plan:
         process, service, limits = belief.load.process, belief.learner.mixed(), requirements.limits
         if process is None or service is None:
             return None
-        if guards.is_forecast_low:
+        if guards.check.alarm:
             limits = replace(limits, max_wait=limits.min_wait)
         return Situation(
             process=process,
@@ -199,7 +205,7 @@ class Plan:
             history=history,
             left=frozenset(left),
             backlogged=backlogged,
-            forecast_low=guards.is_forecast_low,
+            forecast_low=bool(guards.check.alarm),
             explored=exploration.candidate,
             explores=exploration.is_under_way,
             ended=ended,

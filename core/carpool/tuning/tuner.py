@@ -94,7 +94,7 @@ class Tuner:
         """
         if parameters not in self._left:
             self._left.add(parameters)
-            self._guards.margin.more(self._history.now)
+            self._guards.margin.more(self._history.now, self.plan.share_promised(parameters))
             self.plan.choice = None
         self.adopt(back_to)
 
@@ -106,7 +106,7 @@ class Tuner:
             self._requirements,
             self.plan,
             known=self.belief.in_force is not None,
-            sheds=self._backlogged() or self._guards.was_broken(self._history.now),
+            sheds=decision.shed_slo and (self._backlogged() or self._guards.was_broken(self._history.now)),
             cautious=self._guards.margin.factor < 1,
             explores=self._exploration.is_under_way,
         )
@@ -170,9 +170,9 @@ class Tuner:
         current = self.plan.assess(self.parameters)
         promised = current is not None and current.holds_ahead and not backlogged and not requirements.held
         broken = promised and guards.observe_misses(now, stats, self.parameters.max_batch)
-        if broken and current is not None:
+        if broken:
             exploration.stop()
-            guards.margin.more(now, (current.expected_p99 or requirements.target) / requirements.target)
+            guards.margin.more(now, self.plan.share_promised(self.parameters))
         ended = service is not None and exploration.observe(now, stats, late_of(stats) / observation.replicas, service)
         disturbed = moved.load or moved.share or moved.limit or ended or exploration.is_under_way or expelled
         checked = guards.check_forecast(

@@ -82,7 +82,8 @@ class OnnxBackend:
         self.inputs = [_spec(value, config.path) for value in inputs]
         self.outputs = [_spec(value, config.path) for value in outputs]
         self._axis = axis_of(self.model, [_first(value) for value in inputs], [_first(value) for value in outputs])
-        self._session.warm()
+        if self._axis.kind == "First":
+            self._session.warm()
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="onnx")
         self._log = logging.getLogger("carpool.onnx")
         if self._axis.kind == "None":

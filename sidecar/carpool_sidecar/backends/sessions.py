@@ -2,7 +2,7 @@
 
 onnxruntime falls back to the CPU without an error where a library of CUDA is missing: a model then answers right, and
 tens of times slower. And on CUDA a session plans its convolutions again whenever a batch has another size than the one
-before: 130 to 200 ms for ResNet-50 on an H100, for a batch of 2 ms (benchmarks/gpu; microsoft/onnxruntime issue 23006).
+before: 130 to 220 ms for ResNet-50 on an H100, for a batch of 2 ms (benchmarks/gpu; microsoft/onnxruntime issue 23006).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import io
 import logging
 import mmap
-from collections import OrderedDict
 from contextlib import redirect_stdout
+from functools import cache
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,10 +32,10 @@ WARM_ROWS = 32
 """The largest batch that a session is made for before traffic comes: the policy's default bound."""
 
 MAX_SIZES = 16
-"""Sizes that have a session, at most: each holds the model's weights once more."""
+"""Sizes that have a session of their own, at most: each holds the model's weights once more."""
 
 _CUDA_OPTIONS = {"cudnn_conv_algo_search": "HEURISTIC"}
-"""The default tries all algorithms for a new size: 1.2 s for ResNet-50 on an H100, and its batches are no faster."""
+"""The default tries all algorithms for a new size: 0.2 to 1.2 s for ResNet-50 on an H100, for batches no faster."""
 
 _CONVOLUTIONS = (b'"\x04Conv', b'"\x0dConvTranspose')
 """``op_type`` of a node, as a file spells it: the field's tag, its length and the name."""
@@ -46,7 +46,7 @@ _log = logging.getLogger("carpool.onnx")
 class Model:
     """An ONNX file that is run from several threads.
 
-    With convolutions on CUDA each size of batch has a session of its own.
+    With convolutions on CUDA the batch sizes 1, 2, 3, 4, 6, 8, 12, 16, ... have a session each.
     """
 
     def __init__(self, path: str | Path, *, threads: int = 0, device: Device = "Auto") -> None:
@@ -63,9 +63,9 @@ class Model:
         self.on_gpu = CUDA in self._session.get_providers()
         batch = [value.shape[0] if value.shape else 0 for value in (*self.inputs, *self.outputs)]
         self._sized = self.on_gpu and not any(isinstance(size, int) for size in batch) and _convolves(path)
-        self._sessions: OrderedDict[int, Any] = OrderedDict()
-        """By rows, the least recently used first."""
-        self._lock = Lock()
+        self._sessions: dict[int, Any] = {}
+        """By rows. Where no more could be opened: the one that serves all other sizes."""
+        self._opening = Lock()
 
     def warm(self, rows: int = WARM_ROWS) -> None:
         """Make the sessions for batches of up to ``rows`` rows, where sizes have their own: seconds."""
@@ -74,45 +74,42 @@ class Model:
         size = 1
         try:
             while size <= rows:
-                self.run(
-                    None, {value.name: np.zeros((size, *value.shape[1:]), dtype_of(value)) for value in self.inputs}
-                )
+                shapes = {value.name: (size, *value.shape[1:]) for value in self.inputs}
+                self.run(None, {value.name: np.zeros(shapes[value.name], dtype_of(value)) for value in self.inputs})
                 size = padded(size + 1)
         except Exception as error:  # noqa: BLE001 - the runtime raises what it likes; traffic will show whether it matters
+            self._sessions[size] = self._session
             _log.warning("a batch could not be tried", extra={"rows": size, "error": str(error)})
 
     def run(self, names: Sequence[str] | None, arrays: Mapping[str, Any], *, pad: bool = False) -> list[Any]:
         """Compute the outputs called ``names`` (None: all) of one batch; raises what the runtime raises.
 
         ``pad``: no row's outputs depend on other rows. Where sizes have their own sessions, the batch is then filled up
-        with copies of its last row to the next of 1, 2, 3, 4, 6, 8, 12, 16, ... rows.
+        with copies of its last row to the next size that has one.
         """
         lengths = {len(array) if array.ndim else 0 for array in arrays.values()} if self._sized else set()
         rows = lengths.pop() if len(lengths) == 1 else 0
-        if not rows:
-            return list(self._session.run(names, arrays))
-        size = padded(rows) if pad else rows
-        found = self._of_size(size).run(names, {name: _filled(array, size) for name, array in arrays.items()})
-        return [array[:rows] for array in found] if size > rows else list(found)
+        if rows and (size := padded(rows)) > rows and pad:
+            try:
+                found = self._of_size(size).run(names, {name: _filled(array, size) for name, array in arrays.items()})
+            except Exception:  # noqa: BLE001 - it may be too large, and is computed as it came
+                found = []
+            if found and all(getattr(array, "shape", ())[:1] == (size,) for array in found):
+                return [array[:rows] for array in found]
+        return list((self._of_size(rows) if rows else self._session).run(names, arrays))
 
     def _of_size(self, rows: int) -> Any:  # noqa: ANN401 - the runtime publishes no types
-        with self._lock:
-            session = self._sessions.get(rows)
-            if session is None and not self._sessions:
-                session = self._sessions[rows] = self._session
-            if session is not None:
-                self._sessions.move_to_end(rows)
-                return session
-        try:
-            session = _open(self._path, self._threads, self._device)
-        except PolicyError as error:
-            _log.warning("no session for a size of its own", extra={"rows": rows, "error": str(error)})
-            return self._session
-        with self._lock:
-            self._sessions[rows] = session
-            if len(self._sessions) > MAX_SIZES:
-                self._sessions.popitem(last=False)
-        return session
+        session = self._sessions.get(rows)
+        if session is not None or padded(rows) != rows or len(self._sessions) >= MAX_SIZES:
+            return session or self._session
+        with self._opening:
+            if rows not in self._sessions:
+                try:
+                    self._sessions[rows] = _open(self._path, self._threads, self._device)
+                except PolicyError as error:
+                    _log.warning("no session for a size of its own", extra={"rows": rows, "error": str(error)})
+                    self._sessions[rows] = self._session
+            return self._sessions[rows]
 
 
 def padded(rows: int) -> int:
@@ -166,8 +163,12 @@ def _open(path: str | Path, threads: int, device: Device) -> Any:  # noqa: ANN40
     return session
 
 
+@cache
 def _load_libraries() -> str:
-    """Load what NVIDIA's packages hold, which is on no search path; return what failed, in one line."""
+    """Load what NVIDIA's packages hold, which is on no search path; return what failed, in one line.
+
+    Once, and by whoever loads the first file: what it prints is caught for the whole process.
+    """
     load = getattr(onnxruntime, "preload_dlls", None)
     if load is None:
         return ""

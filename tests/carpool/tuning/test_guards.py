@@ -4,7 +4,7 @@ import pytest
 
 from carpool.batching.counters import DURATION_BOUNDS, ModelStats
 from carpool.exchange.decision import Observation
-from carpool.tuning.guards import BROKEN, FORGIVEN_AFTER, TIGHTER, TIGHTEST, Guards, SafetyMargin, late_of
+from carpool.tuning.guards import BROKEN, FORGIVEN_AFTER, TIGHT, TIGHTER, TIGHTEST, Guards, SafetyMargin, late_of
 
 GOOD = ModelStats(arrivals=200, hits=200)
 BAD = ModelStats(arrivals=200, hits=150, misses={"late": 50})
@@ -13,22 +13,31 @@ BAD = ModelStats(arrivals=200, hits=150, misses={"late": 50})
 # -- the margin
 
 
-def test_each_step_of_the_margin_is_a_tenth_down_to_a_quarter():
+def test_each_step_of_the_margin_is_a_tenth_down_to_half():
     margin = SafetyMargin()
     seen = []
     for _ in range(20):
         margin.more(0.0)
         seen.append(margin.factor)
     assert seen[:2] == [TIGHTER, pytest.approx(TIGHTER**2)]
-    assert seen[-1] == TIGHTEST
+    assert seen[-1] == TIGHT
 
 
 def test_a_step_asks_for_less_than_what_was_forecast_and_not_kept():
     margin = SafetyMargin()
     margin.more(0.0, 0.6)
     assert margin.factor == pytest.approx(TIGHTER * 0.6)
-    margin.more(0.0, 1.4)
-    assert margin.factor == pytest.approx(TIGHTER**2 * 0.6)
+    for _ in range(6):
+        margin.more(0.0, 0.4)
+    assert margin.factor == TIGHTEST
+    margin.more(0.0)
+    assert margin.factor == TIGHTEST, "without a wait there is less to gain, and nothing to take back"
+    for now in range(5):
+        margin.less(600.0 + now)
+    assert margin.factor == pytest.approx(TIGHTER * 0.6), "one step at a time, however long it was"
+    margin.less(1200.0)
+    assert margin.factor == 1.0
+    assert not margin.is_over(1e9)
 
 
 def test_after_five_calm_minutes_a_step_is_taken_back():
@@ -48,7 +57,7 @@ def test_a_step_taken_back_too_soon_doubles_the_time():
     margin.more(FORGIVEN_AFTER + 10)
     assert not margin.is_over(2 * FORGIVEN_AFTER + 20)
     assert margin.is_over(3 * FORGIVEN_AFTER + 10)
-    margin.reset()
+    margin = SafetyMargin()
     margin.more(0.0)
     assert margin.factor == TIGHTER
     assert margin.is_over(FORGIVEN_AFTER)
@@ -100,11 +109,11 @@ def slow():
 
 def test_answers_slower_than_forecast_are_an_alarm_until_the_model_moves():
     guards = Guards(0.99)
-    assert not guards.is_forecast_low
+    assert not guards.check.alarm
     assert sum(checked(guards, 0.0, 30, slow())) == 1
-    assert guards.is_forecast_low
+    assert guards.check.alarm
     checked(guards, 15.0, 1, slow(), model_moved=True)
-    assert not guards.is_forecast_low
+    assert not guards.check.alarm
 
 
 def test_while_what_is_in_force_changes_nothing_is_compared():
@@ -117,4 +126,4 @@ def test_another_slo_ends_an_alarm():
     guards = Guards(0.99)
     checked(guards, 0.0, 30, slow())
     guards.follow(0.95, 15.0)
-    assert not guards.is_forecast_low
+    assert not guards.check.alarm

@@ -53,6 +53,9 @@ def broken_cuda(monkeypatch):
 
     monkeypatch.setattr(sessions.onnxruntime, "get_available_providers", lambda: [sessions.CUDA, sessions.CPU])
     monkeypatch.setattr(sessions.onnxruntime, "preload_dlls", preload_dlls, raising=False)
+    sessions._load_libraries.cache_clear()
+    yield
+    sessions._load_libraries.cache_clear()
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider:UserWarning")
@@ -82,40 +85,59 @@ def test_half_octaves():
     ]  # fmt: skip
 
 
-def test_each_size_has_a_session_and_merged_batches_are_filled_up(sized):
+def test_sizes_have_sessions_and_merged_batches_are_filled_up(sized):
     model, opened = sized
     alone = [model.run(["y"], {"x": rows(7)["x"][index : index + 1]})[0] for index in range(7)]
-    assert len(opened) == 1
+    assert len(opened) == 2
     (merged,) = model.run(["y"], rows(7), pad=True)
     assert np.array_equal(merged, np.concatenate(alone))
     assert sorted(model._sessions) == [1, 8]
-    model.run(None, rows(8))
-    assert len(opened) == 2
     (lone,) = model.run(["y"], rows(7))
     assert np.array_equal(lone, merged)
-    assert sorted(model._sessions) == [1, 7, 8]
+    assert sorted(model._sessions) == [1, 8], "other sizes share a session"
 
 
-def test_only_so_many_sizes_have_sessions_and_the_longest_unused_goes(sized):
+def test_an_output_with_other_rows_than_the_batch_is_not_cut_to_size(tmp_path):
+    node = helper.make_node("Concat", ["x", "x"], ["y"], axis=0)
+    model = Model(save(tmp_path / "twice.onnx", node))
+    model._sized = True
+    (twice,) = model.run(None, rows(5), pad=True)
+    assert len(twice) == 10
+
+
+def test_a_size_that_fails_filled_up_is_computed_as_it_came(sized, monkeypatch):
     model, _ = sized
-    for count in range(1, sessions.MAX_SIZES + 1):
-        model.run(None, rows(count))
-    model.run(None, rows(1))
-    model.run(None, rows(sessions.MAX_SIZES + 1))
-    assert 1 in model._sessions
-    assert 2 not in model._sessions
-    assert len(model._sessions) == sessions.MAX_SIZES
+
+    class Small:
+        def run(self, names, arrays):
+            raise RuntimeError("out of memory")
+
+    model._sessions[8] = Small()
+    assert len(model.run(None, rows(7), pad=True)[0]) == 7
+    with pytest.raises(RuntimeError):
+        model.run(None, rows(8))
 
 
-def test_where_no_more_sessions_can_be_opened_the_first_one_computes_all_sizes(sized, monkeypatch, caplog):
+def test_only_so_many_sizes_have_sessions(sized, monkeypatch):
+    monkeypatch.setattr(sessions, "MAX_SIZES", 3)
     model, _ = sized
-    model.run(None, rows(1))
+    for count in (1, 2, 3, 4, 6):
+        assert len(model.run(None, rows(count))[0]) == count
+    assert sorted(model._sessions) == [1, 2, 3]
 
-    def fail(*_):
+
+def test_where_no_more_sessions_can_be_opened_one_computes_and_it_is_not_tried_again(sized, monkeypatch, caplog):
+    model, _ = sized
+    tried = []
+
+    def fail(*given):
+        tried.append(given)
         raise PolicyError("onnx.path", "out of memory")
 
     monkeypatch.setattr(sessions, "_open", fail)
-    assert model.run(None, rows(2))[0].shape == (2, 1, 4)
+    for _ in range(3):
+        assert model.run(None, rows(2))[0].shape == (2, 1, 4)
+    assert len(tried) == 1
     assert "out of memory" in caplog.records[-1].error
 
 
