@@ -44,22 +44,22 @@ class SafetyMargin:
 
     def __init__(self) -> None:
         self.factor = 1.0
-        self._before: list[float] = []
-        """Factors that were left, one for each step."""
+        self._before: list[float] = []  # factors that were left, one for each step
         self._calm_since = -inf
         self._forgiven_after = FORGIVEN_AFTER
         self._forgiven = False
 
-    def more(self, now: float, forecast: float = 1.0) -> None:
-        """Plan a step more carefully; ``forecast``: share of the target that a wait should have kept, and did not."""
+    def more(self, now: float, forecast: float = 1.0) -> bool:
+        """Plan a step more carefully, if possible; ``forecast``: share of the target that a wait did not keep."""
         least = TIGHT if forecast >= 1 else TIGHTEST
-        if self.factor > least:
+        if stricter := self.factor > least:
             self._before.append(self.factor)
             self.factor = max(min(self.factor, forecast) * TIGHTER, least)
         self._calm_since = now
         if self._forgiven:
             self._forgiven_after *= 2
             self._forgiven = False
+        return stricter
 
     def is_over(self, now: float) -> bool:
         """Whether a step may be taken back: what made requests late may be gone, and the load may never change."""

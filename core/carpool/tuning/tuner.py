@@ -170,9 +170,9 @@ class Tuner:
         current = self.plan.assess(self.parameters)
         promised = current is not None and current.holds_ahead and not backlogged and not requirements.held
         broken = promised and guards.observe_misses(now, stats, self.parameters.max_batch)
+        alarmed = broken and guards.margin.more(now, self.plan.share_promised(self.parameters))
         if broken:
             exploration.stop()
-            guards.margin.more(now, self.plan.share_promised(self.parameters))
         ended = service is not None and exploration.observe(now, stats, late_of(stats) / observation.replicas, service)
         disturbed = moved.load or moved.share or moved.limit or ended or exploration.is_under_way or expelled
         checked = guards.check_forecast(
@@ -181,7 +181,7 @@ class Tuner:
             disturbed=disturbed or COLD in stats.misses,
             expected_p99=lambda: current.expected_p99 if current is not None and current.holds_now else None,
         )
-        return broken, ended, checked
+        return alarmed, ended, checked
 
     def _begin_epoch(self) -> None:
         """Forget what was left: the load or the model changed."""

@@ -30,7 +30,8 @@ def test_a_step_asks_for_less_than_what_was_forecast_and_not_kept():
     for _ in range(6):
         margin.more(0.0, 0.4)
     assert margin.factor == TIGHTEST
-    margin.more(0.0)
+    assert not margin.more(0.0, 0.4)
+    assert not margin.more(0.0)
     assert margin.factor == TIGHTEST, "without a wait there is less to gain, and nothing to take back"
     for now in range(5):
         margin.less(600.0 + now)
