@@ -11,6 +11,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from minicluster.client import ApiError
+from minicluster.waiting import eventually
 
 from carpool.policy.plain import PolicyError
 from carpool_operator.api import cel, crd
@@ -300,6 +301,8 @@ def test_kubectl_lists_what_matters(server, namespace, kubectl):
 
 
 def test_kubectl_explains_every_field(server, kubectl):
+    # kubectl asks in a way of its own what the server serves, which knows of a CRD a moment later; this asks anew.
+    eventually(lambda: "bp" in kubectl("api-resources", "--api-group", "carpool.dev"))
     said = kubectl("explain", "bp.spec.slo.latency")
     assert "99 % within this." in said
     assert "enum: Apply, Recommend, Hold" in kubectl("explain", "bp.spec.tuning")
