@@ -301,9 +301,13 @@ def test_kubectl_lists_what_matters(server, namespace, kubectl):
 
 
 def test_kubectl_explains_every_field(server, kubectl):
-    # kubectl asks in a way of its own what the server serves, which knows of a CRD a moment later; this asks anew.
-    eventually(lambda: "bp" in kubectl("api-resources", "--api-group", "carpool.dev"))
-    said = kubectl("explain", "bp.spec.slo.latency")
+    def explained():
+        # What the server serves, and how it is written, kubectl reads in ways of its own, which know of a CRD a moment
+        # later. This reads the first of them anew, past kubectl's cache.
+        kubectl("api-resources", "--api-group", "carpool.dev")
+        return kubectl("explain", "bp.spec.slo.latency")
+
+    said = eventually(explained)
     assert "99 % within this." in said
     assert "enum: Apply, Recommend, Hold" in kubectl("explain", "bp.spec.tuning")
 
