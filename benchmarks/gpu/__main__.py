@@ -32,9 +32,6 @@ from gpu.device import Watch  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-ONE_SESSION = "from carpool_sidecar.backends import sessions; sessions._convolves = lambda path: False; "
-"""Makes a sidecar compute all batch sizes in one session."""
-
 UP = ("up", "--plain", "--port", "8700", "--admin-port", "8701")
 SIDECAR, ADMIN, SERVER = "http://127.0.0.1:8700", "http://127.0.0.1:8701", "http://127.0.0.1:8600"
 ONE_BY_ONE = ("--fixed", "--max-batch", "1", "--max-wait", "0s", "--max-in-flight", "1")
@@ -86,9 +83,9 @@ def answers(url: str) -> bool:
         return False
 
 
-def carpool(*options: str, before: str = "") -> list[str]:
-    """Return the command line; ``before``: what is run first."""
-    return [sys.executable, "-c", f"{before}from carpool_cli.main import main; main()", *options]
+def carpool(*options: str) -> list[str]:
+    """Return the command line."""
+    return [sys.executable, "-c", "from carpool_cli.main import main; main()", *options]
 
 
 def bench(url: str, model: str, rate: float, seconds: float, slo: float) -> dict[str, Any]:
@@ -141,9 +138,9 @@ def ladder(url: str, model: str, rates: Sequence[float], seconds: float, slo: fl
             return
 
 
-def runs(command: Sequence[str], options: argparse.Namespace, *, tuned: bool, before: str = "") -> list[dict[str, Any]]:
+def runs(command: Sequence[str], options: argparse.Namespace, *, tuned: bool) -> list[dict[str, Any]]:
     """Return a ladder of load behind one sidecar."""
-    started = carpool(*UP, "--slo-p99", f"{options.slo}s", *command, before=before)
+    started = carpool(*UP, "--slo-p99", f"{options.slo}s", *command)
     with Process(started, f"{ADMIN}/readyz", options.folder / "up.log"):
         return list(ladder(SIDECAR, options.model, options.rates, options.seconds, options.slo, tuned=tuned))
 
@@ -178,10 +175,9 @@ def onnx(options: argparse.Namespace) -> dict[str, Any]:
     found["one session"] = sizes(by_size, name, tried)
     given = ("--onnx", str(path), *(("--set", "onnx.device=CUDA") if options.device == "cuda" else ()))
     found["one by one"] = runs((*given, *ONE_BY_ONE), options, tuned=False)
-    for session, before in (("one session", ONE_SESSION), ("sessions by size", "")):
-        for setting, extra in (("zero wait", ZERO_WAIT), ("Balanced", ())):
-            print(f"carpool up --onnx, {session}, {setting}", flush=True)
-            found[f"{session}, {setting}"] = runs((*given, *extra), options, tuned=not extra, before=before)
+    for setting, extra in (("zero wait", ZERO_WAIT), ("Balanced", ())):
+        print(f"carpool up --onnx, {setting}", flush=True)
+        found[setting] = runs((*given, *extra), options, tuned=not extra)
     return found
 
 
