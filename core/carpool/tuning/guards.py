@@ -26,7 +26,7 @@ TIGHTER = 0.9
 """Factor on the SLO's target in forecasts, for every time that misses were seen which were not forecast."""
 
 TIGHT, TIGHTEST = 0.5, 0.25
-"""Least factors: without a wait to shorten, and with one. No parameters help against what makes requests late then."""
+"""Between these the factor ends: at what is kept without a wait. No parameters help against what comes then."""
 
 FORGIVEN_AFTER = 300.0
 """Seconds without such misses after which one step is taken back; doubled whenever that was too soon."""
@@ -49,10 +49,9 @@ class SafetyMargin:
         self._forgiven_after = FORGIVEN_AFTER
         self._forgiven = False
 
-    def more(self, now: float, forecast: float = 1.0) -> bool:
-        """Plan a step more carefully, if possible; ``forecast``: share of the target that a wait did not keep."""
-        least = TIGHT if forecast >= 1 else TIGHTEST
-        if stricter := self.factor > least:
+    def more(self, now: float, forecast: float = 1.0, unheld: float = 1.0) -> bool:
+        """Plan a step more carefully, if possible; forecasts, as shares of the target, with and without a wait."""
+        if stricter := self.factor > (least := min(max(unheld, TIGHTEST), TIGHT)):
             self._before.append(self.factor)
             self.factor = max(min(self.factor, forecast) * TIGHTER, least)
         self._calm_since = now

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from carpool.exchange.decision import Forecasted
 from carpool.forecasting.capacity import Capacity, candidates, capacity
-from carpool.forecasting.forecaster import Forecaster, Situation
+from carpool.forecasting.forecaster import HEADROOM, Forecaster, Situation
 from carpool.learning.arrivals import Gamma, Modulated, Poisson
 from carpool.learning.batchable_share import NONE
 from carpool.policy.durations import Duration
@@ -74,11 +74,13 @@ class Plan:
         """Return the forecasts of what is in force; ``None`` before the first choice."""
         return self._forecaster.assess(parameters) if self._forecaster is not None else None
 
-    def share_promised(self, parameters: Parameters) -> float:
-        """Return the share of the target within which answers are forecast; 1 where no wait could be shortened."""
-        if self._forecaster is None or parameters.max_wait <= self._requirements.limits.min_wait:
-            return 1.0
-        return self._forecaster.forecast(parameters).p99 / self._requirements.target
+    def promised(self, parameters: Parameters) -> tuple[float, float]:
+        """Return the share of the target that answers were forecast to keep, and what they would without a wait."""
+        forecaster, target, wait = self._forecaster, self._requirements.target, self._requirements.limits.min_wait
+        if forecaster is None:
+            return 1.0, 1.0
+        unheld = forecaster.forecast(replace(parameters, max_wait=Duration(wait)), HEADROOM).p999 / target
+        return forecaster.forecast(parameters).p99 / target if parameters.max_wait > wait else 1.0, unheld
 
     def holds(self, wait: float) -> bool:
         """Whether the Batcher holds requests for so many seconds."""
@@ -145,9 +147,8 @@ class Plan:
         moving: bool,
     ) -> None:
         """Look for what is worth exploring."""
-        forecaster, choice = self._forecaster, self.choice
+        forecaster, choice, requirements = self._forecaster, self.choice, self._requirements
         exploration.candidate = None
-        requirements = self._requirements
         if forecaster is None or choice is None or guards.check.alarm:
             return
         if requirements.held or requirements.recommends or exploration.is_under_way:

@@ -94,7 +94,7 @@ class Tuner:
         """
         if parameters not in self._left:
             self._left.add(parameters)
-            self._guards.margin.more(self._history.now, self.plan.share_promised(parameters))
+            self._guards.margin.more(self._history.now, *self.plan.promised(parameters))
             self.plan.choice = None
         self.adopt(back_to)
 
@@ -170,7 +170,7 @@ class Tuner:
         current = self.plan.assess(self.parameters)
         promised = current is not None and current.holds_ahead and not backlogged and not requirements.held
         broken = promised and guards.observe_misses(now, stats, self.parameters.max_batch)
-        alarmed = broken and guards.margin.more(now, self.plan.share_promised(self.parameters))
+        alarmed = broken and guards.margin.more(now, *self.plan.promised(self.parameters))
         if broken:
             exploration.stop()
         ended = service is not None and exploration.observe(now, stats, late_of(stats) / observation.replicas, service)

@@ -28,17 +28,24 @@ def test_a_step_asks_for_less_than_what_was_forecast_and_not_kept():
     margin.more(0.0, 0.6)
     assert margin.factor == pytest.approx(TIGHTER * 0.6)
     for _ in range(6):
-        margin.more(0.0, 0.4)
+        margin.more(0.0, 0.4, 0.1)
     assert margin.factor == TIGHTEST
-    assert not margin.more(0.0, 0.4)
+    assert not margin.more(0.0, 0.4, 0.1)
     assert not margin.more(0.0)
-    assert margin.factor == TIGHTEST, "without a wait there is less to gain, and nothing to take back"
+    assert margin.factor == TIGHTEST, "nothing is taken back where there is less to gain"
     for now in range(5):
         margin.less(600.0 + now)
     assert margin.factor == pytest.approx(TIGHTER * 0.6), "one step at a time, however long it was"
     margin.less(1200.0)
     assert margin.factor == 1.0
     assert not margin.is_over(1e9)
+
+
+def test_no_more_is_asked_for_than_is_kept_without_a_wait():
+    margin = SafetyMargin()
+    assert margin.more(0.0, 0.4, 0.45)
+    assert margin.factor == 0.45
+    assert not margin.more(0.0, 0.4, 0.45)
 
 
 def test_after_five_calm_minutes_a_step_is_taken_back():
