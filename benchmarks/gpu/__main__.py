@@ -22,8 +22,13 @@ from typing import TYPE_CHECKING, Any, Self
 HERE = Path(__file__).parent
 sys.path[0] = str(HERE.parent)
 
-import numpy as np  # noqa: E402 - see above
-import torch  # noqa: E402
+try:
+    import aiohttp  # noqa: F401 - the server's
+    import numpy as np
+    import onnx  # noqa: F401 - what torch exports with
+    import torch
+except ImportError as missing:
+    raise SystemExit(f"{missing}: pip install torch onnx onnxscript aiohttp nvidia-ml-py '.[cli,gpu]'") from None
 
 from carpool_sidecar.backends import sessions  # noqa: E402
 from gpu import curves, models  # noqa: E402
@@ -158,7 +163,7 @@ def serve(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def onnx(options: argparse.Namespace) -> dict[str, Any]:
+def onnx_files(options: argparse.Namespace) -> dict[str, Any]:
     """Measure `carpool up --onnx` on the device."""
     name, found = options.model, {}
     path = options.folder / f"{name}.onnx"
@@ -239,6 +244,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100, help="of each batch size")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"))
     options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch finds no GPU here: --device cpu tries the same without")
     options.folder = options.out.resolve().parent
     options.folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {
@@ -247,7 +254,7 @@ def main() -> None:
     }  # fmt: skip
     for part in options.part:
         begun = time.monotonic()
-        found[part] = {"curves": curves_of, "onnx": onnx, "serve": serve}[part](options)
+        found[part] = {"curves": curves_of, "onnx": onnx_files, "serve": serve}[part](options)
         print(f"{part}: {time.monotonic() - begun:.0f} s", flush=True)
         options.out.write_text(json.dumps(found, indent=1))
 

@@ -16,6 +16,7 @@ from carpool_cli.load.servers import InputSpec, Request
 from carpool_cli.load.tensors import Malformed
 from carpool_cli.options import need
 from carpool_cli.profiling.arrays import DTYPES, from_tensors, to_tensors
+from carpool_sidecar.backends.arrays import DATATYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,13 +24,6 @@ if TYPE_CHECKING:
 
     from carpool_cli.options import Address
     from carpool_cli.profiling.arrays import Arrays
-
-_ONNX = {
-    "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64", "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64", "tensor(float16)": "FP16", "tensor(float)": "FP32", "tensor(double)": "FP64",
-    "tensor(string)": "BYTES",
-}  # fmt: skip
 
 
 class TargetError(Exception):
@@ -75,6 +69,8 @@ class OnnxTarget:
             self._session = sessions.Model(path, threads=threads)
         except PolicyError as error:
             raise click.ClickException(str(error).removeprefix(f"{error.field}: ")) from None
+        if self._session.fallback:
+            click.echo(f"computed on the CPU: {self._session.fallback}", err=True)
         self.name = path.name
         self.inputs = [_spec(path, node, dims) for node in self._session.inputs]
         _check_dims(path, dims, [dim for node in self._session.inputs for dim in node.shape[1:]])
@@ -214,10 +210,10 @@ def _spec(path: Path, node: Any, dims: dict[str, int]) -> InputSpec:  # noqa: AN
             f"{path}: input {node.name!r} has the fixed shape {list(shape)}, so it can't be batched. Export it again "
             f"with a dynamic first axis: torch.onnx.export(..., dynamic_axes={{{node.name!r}: {{0: 'batch'}}}})"
         )
-    if node.type not in _ONNX:
+    if node.type not in DATATYPES:
         raise click.ClickException(f"{path}: input {node.name!r} is a {node.type}; only plain tensors can be batched")
     row = tuple(dim if isinstance(dim, int) else dims.get(str(dim), servers.GUESSED_DIM) for dim in shape[1:])
-    return InputSpec(node.name, _ONNX[node.type], row)
+    return InputSpec(node.name, DATATYPES[node.type], row)
 
 
 def _check_dims(path: Path, dims: dict[str, int], known: Sequence[int | str | None]) -> None:

@@ -37,6 +37,23 @@ DTYPES: Mapping[str, str] = {
 }
 """numpy's names of V2's datatypes. BF16 is missing: numpy has none."""
 
+DATATYPES: Mapping[str, str] = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}
+"""V2's datatypes of ONNX's types."""
+
 HEADER_LENGTH = b"inference-header-content-length"
 JSON = (b"content-type", b"application/json")
 BINARY = (b"content-type", b"application/octet-stream")

@@ -16,6 +16,7 @@ import msgspec
 
 from carpool.policy.plain import PolicyError
 from carpool_sidecar.backends.arrays import (
+    DATATYPES,
     HEADER_LENGTH,
     JSON,
     Invalid,
@@ -47,22 +48,6 @@ MAX_THREADS = 64
 
 VERSION = "1"
 
-_DATATYPES = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16",
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-    "tensor(string)": "BYTES",
-}
-
 
 class OnnxBackend:
     """One model, by the name ``config.model``, version 1."""
@@ -86,6 +71,8 @@ class OnnxBackend:
             self._session.warm()
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="onnx")
         self._log = logging.getLogger("carpool.onnx")
+        if self._session.fallback:
+            self._log.warning("the model is computed on the CPU", extra={"detail": self._session.fallback})
         if self._axis.kind == "None":
             self._log.warning(
                 "the model is served without batching", extra={"model": self.model, "detail": self._axis.reason}
@@ -255,7 +242,7 @@ class Local:
 
 
 def _spec(value: Any, path: str) -> Spec:  # noqa: ANN401 - the runtime publishes no types
-    datatype = _DATATYPES.get(value.type)
+    datatype = DATATYPES.get(value.type)
     if datatype is None:
         raise PolicyError("onnx.path", f"{value.name!r} of {path} is a {value.type}, which is not served")
     return Spec(value.name, datatype, tuple(size if isinstance(size, int) else -1 for size in value.shape))

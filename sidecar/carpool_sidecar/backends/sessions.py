@@ -20,6 +20,7 @@ import numpy as np
 import onnxruntime
 
 from carpool.policy.plain import PolicyError
+from carpool_sidecar.backends.arrays import DATATYPES, DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ _CUDA_OPTIONS = {"cudnn_conv_algo_search": "HEURISTIC"}
 """The default tries all algorithms for a new size: 0.2 to 1.2 s for ResNet-50 on an H100, for batches no faster."""
 
 _CONVOLUTIONS = (b'"\x04Conv', b'"\x0dConvTranspose')
-"""``op_type`` of a node, as a file spells it: the field's tag, its length and the name."""
+"""``op_type`` of a node as it stands in a file: the field's tag, its length and the name."""
 
 _log = logging.getLogger("carpool.onnx")
 
@@ -52,7 +53,7 @@ class Model:
     def __init__(self, path: str | Path, *, threads: int = 0, device: Device = "Auto") -> None:
         """Load the file at ``path``; ``threads`` compute one run on a CPU, 0 leaves the choice to the runtime.
 
-        Auto takes CUDA where the runtime was built with it and its libraries load; a warning says where they don't.
+        Auto takes CUDA where the runtime was built with it and it can be used; ``fallback`` says why not.
 
         Raises ``PolicyError`` for a file that is missing or broken, and for CUDA where it can't be used.
         """
@@ -61,6 +62,8 @@ class Model:
         self.inputs: list[Any] = self._session.get_inputs()
         self.outputs: list[Any] = self._session.get_outputs()
         self.on_gpu = CUDA in self._session.get_providers()
+        self.fallback = "" if self.on_gpu or device == "CPU" else _trouble()
+        """Why the CPU computes although the runtime was built with CUDA; empty: it does not, or was to."""
         batch = [value.shape[0] if value.shape else 0 for value in (*self.inputs, *self.outputs)]
         self._sized = self.on_gpu and not any(isinstance(size, int) for size in batch) and _convolves(path)
         self._sessions: dict[int, Any] = {}
@@ -74,8 +77,8 @@ class Model:
         size = 1
         try:
             while size <= rows:
-                shapes = {value.name: (size, *value.shape[1:]) for value in self.inputs}
-                self.run(None, {value.name: np.zeros(shapes[value.name], dtype_of(value)) for value in self.inputs})
+                kinds = {value.name: DTYPES[DATATYPES[value.type]] for value in self.inputs}
+                self.run(None, {each.name: np.zeros((size, *each.shape[1:]), kinds[each.name]) for each in self.inputs})
                 size = padded(size + 1)
         except Exception as error:  # noqa: BLE001 - the runtime raises what it likes; traffic will show whether it matters
             self._sessions[size] = self._session
@@ -118,12 +121,6 @@ def padded(rows: int) -> int:
     return 3 * octave // 4 if octave >= 4 and rows <= 3 * octave // 4 else octave
 
 
-def dtype_of(value: Any) -> str:  # noqa: ANN401 - the runtime publishes no types
-    """Return numpy's name of an input's type."""
-    name = value.type.removeprefix("tensor(").removesuffix(")")
-    return str({"float": "float32", "double": "float64", "string": "object"}.get(name, name))
-
-
 def _filled(array: Any, size: int) -> Any:  # noqa: ANN401 - numpy's types say little here
     missing = size - len(array)
     return np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) if missing else array
@@ -143,7 +140,8 @@ def _open(path: str | Path, threads: int, device: Device) -> Any:  # noqa: ANN40
             "onnx.device", "this onnxruntime has no CUDA: install onnxruntime-gpu (extra `gpu`), or use CPU"
         )
     wanted = built and device != "CPU"
-    said = _load_libraries() if wanted else ""
+    if wanted:
+        _load_libraries()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3  # errors come as exceptions; warnings about a model's graph help nobody here
@@ -152,22 +150,24 @@ def _open(path: str | Path, threads: int, device: Device) -> Any:  # noqa: ANN40
         session = onnxruntime.InferenceSession(str(path), options, providers=providers)
     except Exception as error:
         raise PolicyError("onnx.path", f"{path} can't be loaded: {error}") from error
-    if wanted and CUDA not in session.get_providers():
-        why = (
-            f"CUDA can't be used ({said or 'the runtime printed why'}): is there a GPU, and are cuDNN and CUDA's "
-            "libraries installed (extra `gpu`)?"
-        )
-        if device == "CUDA":
-            raise PolicyError("onnx.device", f"{why} Or use CPU")
-        _log.warning("the model is computed on the CPU", extra={"detail": why})
+    if device == "CUDA" and CUDA not in session.get_providers():
+        raise PolicyError("onnx.device", f"{_trouble()} Or use CPU")
     return session
+
+
+def _trouble() -> str:
+    """Say why CUDA can't be used; empty where the runtime was built without it."""
+    if CUDA not in onnxruntime.get_available_providers():
+        return ""
+    said = _load_libraries() or "the runtime printed why"
+    return f"CUDA can't be used ({said}): is there a GPU, and are its libraries and cuDNN installed (extra `gpu`)?"
 
 
 @cache
 def _load_libraries() -> str:
-    """Load what NVIDIA's packages hold, which is on no search path; return what failed, in one line.
+    """Load what NVIDIA's packages hold, which is on no search path; return the first that failed, in one line.
 
-    Once, and by whoever loads the first file: what it prints is caught for the whole process.
+    Once, with the first file: what it prints is caught for the whole process.
     """
     load = getattr(onnxruntime, "preload_dlls", None)
     if load is None:
@@ -175,4 +175,4 @@ def _load_libraries() -> str:
     printed = io.StringIO()
     with redirect_stdout(printed):
         load()
-    return "; ".join(line.strip() for line in printed.getvalue().splitlines() if line.strip())[:400]
+    return next((line.strip() for line in printed.getvalue().splitlines() if line.strip()), "")
