@@ -88,6 +88,34 @@ def test_an_image_needs_what_its_extra_names_and_no_more():
     assert not names("operator") & {"httptools", "uvloop", "carpool-serving"}
 
 
+LACKING = """
+import importlib, sys
+from fnmatch import fnmatch
+
+class Removed:
+    def find_spec(self, name, path, target=None):
+        if any(fnmatch(name, each) for each in sys.argv[2:]):
+            raise ModuleNotFoundError(f"{name} is not in the image")
+
+sys.meta_path.insert(0, Removed())
+importlib.import_module(sys.argv[1])
+"""
+"""Imports a module where others are not: those that match a pattern."""
+
+
+@pytest.mark.parametrize("name", CONTENTS["image"])
+def test_the_programs_of_an_image_need_no_module_that_is_not_in_it(name):
+    image, targets = CONTENTS["image"][name], inside.scripts(ROOT)
+    ours = {Path(path).parts[1] for path in inside.packaged(ROOT)}
+    assert set(image["packages"]) < ours
+    removed = [Path(each).name.partition(".")[0] for each in CONTENTS["python"]["remove"]]
+    for program in image["programs"]:
+        module = targets[program].partition(":")[0]
+        command = [sys.executable, "-c", LACKING, module, *(ours - set(image["packages"])), *removed]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert not ran.returncode, ran.stderr[-2000:]
+
+
 def tree(root, order):
     """Write the same files in an order."""
     for name in order:
