@@ -76,10 +76,10 @@ class DataApp:
             self._forward(exchange)
         elif isinstance(endpoint, Endpoint):
             exchange.context = endpoint
-            exchange.buffer(self._max_body, self._forward if forwards else None)
+            exchange.buffer(self._max_body, self._overflow if forwards else None)
         elif forwards:
             exchange.context = self._backend.generate(exchange, endpoint, self._streams)
-            exchange.buffer(self._max_body, self._forward)
+            exchange.buffer(self._max_body, self._overflow)
         else:
             self._forward(exchange)
 
@@ -88,10 +88,18 @@ class DataApp:
         exchange.context = self._backend.passage(exchange)
         exchange.context.begin()
 
-    def _forward(self, exchange: Exchange) -> None:
+    def _forward(self, exchange: Exchange, *, whole: bool = True) -> None:
         """Pass on what is no inference, or too large to be batched."""
         exchange.context = self._backend.forward(exchange)
-        exchange.context.begin()
+        exchange.context.begin(whole=whole)
+
+    def _overflow(self, exchange: Exchange, *, too_large: bool) -> bool:
+        """Pass on what is too large to be batched, and what is not batched anyway where there is no room for it."""
+        endpoint = exchange.context
+        if not too_large and not (isinstance(endpoint, Endpoint) and self._driver.sends_alone(endpoint)):
+            return False
+        self._forward(exchange, whole=False)
+        return True
 
     def request(self, exchange: Exchange) -> None:
         """Take a request whose body is complete."""

@@ -20,8 +20,7 @@ from carpool_sidecar.http1.timing import BULK, NEVER
 from carpool_sidecar.http1.tunnel import splice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from carpool_sidecar.http1.exchange import Sink
     from carpool_sidecar.http1.server import Server
     from carpool_sidecar.http1.upstream import Upstream
 
@@ -552,10 +551,10 @@ class Connection(asyncio.Protocol):
         if exchange.ended:
             return stop
         body = data[position:stop]
+        if exchange.streamed_to is None and (refusal := self._too_much(exchange, head.length, head.length)) is not None:
+            self._break_body(exchange, refusal)
+            return stop
         if exchange.streamed_to is None:
-            if (refusal := self._too_much(exchange, head.length, head.length)) is not None:
-                self._break_body(exchange, refusal)
-                return stop
             exchange.body = body
             exchange.buffered = head.length
             self._budget.held += head.length
@@ -596,30 +595,26 @@ class Connection(asyncio.Protocol):
                 body.keep(pieces)
             except OSError:
                 raise self._no_room() from None
-            if body.kept > exchange.limit and exchange.overflow is not None:
-                self._spill(exchange, exchange.overflow, body)
-                if body.complete:
-                    self._end_body(exchange, body)
-                return stop
             held = body.held
             if (refusal := self._too_much(exchange, body.kept, held)) is not None:
                 raise refusal
-            self._budget.held += held - exchange.buffered
-            exchange.buffered = held
+            if exchange.streamed_to is not None:
+                self._spill(exchange, exchange.streamed_to, body)
+            else:
+                self._budget.held += held - exchange.buffered
+                exchange.buffered = held
         elif pieces:
             sink.data(bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces))
         if body.complete:
             self._end_body(exchange, body)
         return stop
 
-    def _spill(self, exchange: Exchange, overflow: Callable[[Exchange], None], body: BodyReader) -> None:
-        """Pass on what was collected of a body that is too large to be collected; the rest goes the same way."""
+    def _spill(self, exchange: Exchange, sink: Sink, body: BodyReader) -> None:
+        """Pass on what was collected of a body that can't be collected; the rest goes the same way."""
         collected = bytes(body.join())
         body.kept = 0
         self._let_go(exchange)
-        overflow(exchange)
-        if exchange.streamed_to is not None:
-            exchange.streamed_to.data(collected)
+        sink.data(collected)
 
     def _end_body(self, exchange: Exchange, body: BodyReader) -> None:
         if exchange.ended:
@@ -666,11 +661,18 @@ class Connection(asyncio.Protocol):
     # Refusals
 
     def _too_much(self, exchange: Exchange, size: int, held: int) -> HttpError | None:
-        """Say why so much of this exchange's body can't be held, in bytes of content and of memory; None: it can."""
-        if size > exchange.limit:
-            return HttpError(413, "body-too-large", f"the body is over {exchange.limit} bytes; raise bodies.maxRequest")
+        """Say why so much of this exchange's body can't be held, in bytes of content and of memory.
+
+        None: it can, or the application had it streamed.
+        """
         budget = self._budget
-        if budget.held - exchange.buffered + held > budget.limit:
+        if size > exchange.limit:
+            if exchange.overflow is None or not exchange.overflow(exchange, too_large=True):
+                text = f"the body is over {exchange.limit} bytes; raise bodies.maxRequest"
+                return HttpError(413, "body-too-large", text)
+        elif budget.held - exchange.buffered + held > budget.limit and (
+            exchange.overflow is None or not exchange.overflow(exchange, too_large=False)
+        ):
             return self._no_room()
         return None
 

@@ -23,8 +23,6 @@ from carpool_sidecar.http1.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from carpool_sidecar.http1.connection import Connection
     from carpool_sidecar.http1.parsing import HttpError, RequestHead
     from carpool_sidecar.http1.upstream import Upstream
@@ -73,6 +71,16 @@ class Sink(Protocol):
 
     def aborted(self) -> None:
         """Take note that the rest will not come: the client left, was too slow, or broke the framing."""
+
+
+class Overflow(Protocol):
+    """What is asked when a body can't be buffered."""
+
+    def __call__(self, exchange: Exchange, *, too_large: bool) -> bool:
+        """Choose a sink, which gets what was collected, and return True; False: refuse the request.
+
+        ``too_large``: the body is over its limit, and would be at any other time.
+        """
 
 
 class Flow(Protocol):
@@ -138,7 +146,7 @@ class Exchange:
         self.body: Buffer = b""
         self.buffered = 0  # bytes that are counted as held: of the body, and what the application charged
         self.limit = limit
-        self.overflow: Callable[[Exchange], None] | None = None
+        self.overflow: Overflow | None = None
         self.keep_alive = head.keep_alive
         self.known = True  # to the application
         self.ended = False  # no more can be written: answered, aborted or disconnected
@@ -191,11 +199,11 @@ class Exchange:
 
     # Choices, inside `Application.head`
 
-    def buffer(self, limit: int, overflow: Callable[[Exchange], None] | None = None) -> None:
+    def buffer(self, limit: int, overflow: Overflow | None = None) -> None:
         """Collect the body, of at most `limit` bytes; a larger one is answered with 413 by the server.
 
-        One that does not fit beside all others that the server holds is answered with 503. `overflow` is called in
-        place of the 413, where the length was not known before; it has to choose a sink, which gets what was collected.
+        One that does not fit beside all others that the server holds is answered with 503. In place of either answer
+        `overflow` is asked first.
         """
         self.limit = limit
         self.overflow = overflow

@@ -55,17 +55,24 @@ class Forwarding:
 
     # Called by the application
 
-    def begin(self) -> None:
-        """Choose how the request is read (in `Application.head`): a small one whole, a larger one as it comes."""
+    def begin(self, *, whole: bool = True) -> None:
+        """Choose how the request is read (in `Application.head`): a small one whole, a larger one as it comes.
+
+        Not `whole`, or without room for it: a small one as it comes, too.
+        """
         exchange = self._exchange
         if exchange.method in COUNTED and hops_left(exchange.headers) == 0:
             exchange.respond(200, *final_answer(exchange.method, exchange.target, exchange.headers))
             return
         self._switching = bool(exchange.upgrade) and exchange.await_switch()
-        if 0 <= exchange.length <= _SMALL:
-            exchange.buffer(_SMALL)
+        if whole and 0 <= exchange.length <= _SMALL:
+            exchange.buffer(_SMALL, self._stream)
         else:
-            exchange.stream(_Uplink(self, exchange))
+            self._stream(exchange)
+
+    def _stream(self, exchange: Exchange, *, too_large: bool = False) -> bool:  # noqa: ARG002 - an overflow's signature
+        exchange.stream(_Uplink(self, exchange))
+        return True
 
     def upload(self, uplink: Upload) -> Call:
         """Pass on a request that comes in pieces."""
@@ -185,14 +192,10 @@ class _Uplink:
         exchange = self._exchange
         self._first.append(chunk)
         self._size += len(chunk)
-        if exchange.length == IN_CHUNKS or self._size >= _SMALL:
+        if exchange.length == IN_CHUNKS or self._size >= _SMALL or not exchange.charge(len(chunk)):
             self._begin()
-        elif exchange.charge(len(chunk)):
-            self._charged += len(chunk)
         else:
-            self._first.clear()
-            text = "there is no room to buffer the beginning of this body; raise bodies.maxBuffered or replicas"
-            exchange.fail(503, "buffers-full", text, _RETRY_AFTER)
+            self._charged += len(chunk)
 
     def end(self) -> None:
         (self._call or self._begin()).end()

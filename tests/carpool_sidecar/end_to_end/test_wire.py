@@ -134,6 +134,44 @@ async def test_an_answer_that_has_no_room_fails_alone(world):
     await world.until(lambda: sidecar.data.buffered_bytes == 0)
 
 
+async def pressed(world, **fields):
+    """Have 8 requests with room for 2 of them; returns their statuses."""
+    sidecar, client = await world.start(
+        bodies={"maxRequest": "1Mi", "maxAnswer": "1Mi", "maxBuffered": "1Mi"}, **fields
+    )
+    sidecar.data.budget.limit = 1_000_000
+    world.model.behave = lambda exchange: exchange.respond(200, [], b'{"predictions":[1]}')
+    first = await world.occupy(client)
+    asked = [client.predict(b'"%b"' % (b"x" * 450_000)) for _ in range(8)]
+    await world.until(lambda: len(world.model.held) - 1 + sum(each.future.done() for each in asked) == 6)
+    world.model.release()
+    await first
+    statuses = [(await each).status for each in asked]
+    await world.until(lambda: sidecar.data.buffered_bytes == 0)
+    return statuses
+
+
+WITHOUT_WAIT = {"maxBatch": 8, "maxInFlight": 1}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"parameters": {"*": {**WITHOUT_WAIT, "passThrough": True}}},
+        {"parameters": {"*": WITHOUT_WAIT}, "policy": {"models": [{"name": "m", "axis": "None"}]}},
+    ],
+    ids=["pass-through", "no axis"],
+)
+async def test_what_is_not_batched_needs_no_room(world, fields):
+    """It goes on as it comes, as without a sidecar."""
+    assert await pressed(world, **fields) == [200] * 8
+
+
+async def test_who_waits_for_a_batch_without_room_is_refused(world):
+    fields = {"parameters": {"*": WITHOUT_WAIT}, "policy": {"models": [{"name": "m", "axis": "First"}]}}
+    assert sorted(await pressed(world, **fields)) == [200] * 2 + [503] * 6
+
+
 async def test_large_bodies_there_and_back_are_the_same_and_given_back(world):
     sidecar, client = await world.start()
     text = b'"%b"' % (bytes(range(97, 123)) * 250_000)  # 6.5 MB: beyond what the heap is for
