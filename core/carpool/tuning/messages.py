@@ -80,17 +80,16 @@ def alternative(aim: Aim, current: Assessment, efficient: Assessment, fast: Asse
 
     ``efficient``: the setting with the least device time; ``fast``: one without a wait.
     """
-    if aim.is_for_latency:
-        freed = aim.utilization(current) - aim.utilization(efficient)
-        if not efficient.holds_ahead or freed < 0.01:
-            return ""
+    gained, parts = current.now.p50 - fast.now.p50, []
+    if fast.holds_ahead and gained >= FASTER * current.now.p50:
+        more = aim.utilization(fast) - aim.utilization(current)
+        lower = format_seconds(_rounded(gained))
+        parts = [f"without a wait p50 would be {lower} lower, with {more:.0%} more of the device"]
+    freed = aim.utilization(current) - aim.utilization(efficient)
+    if aim.is_for_latency and efficient.holds_ahead and freed >= 0.01:
         change = format_seconds(_rounded(efficient.now.p50 - current.now.p50))
-        return f"Efficiency would free {freed:.0%} of the device for {change} more p50"
-    gained = current.now.p50 - fast.now.p50
-    if not fast.holds_ahead or gained < FASTER * current.now.p50:
-        return ""
-    more = aim.utilization(fast) - aim.utilization(current)
-    return f"without a wait p50 would be {format_seconds(_rounded(gained))} lower, with {more:.0%} more of the device"
+        parts.append(f"Efficiency would free {freed:.0%} of the device for {change} more p50")
+    return "; ".join(parts)
 
 
 def shortfall(best: Assessment, among: str = "") -> str:

@@ -100,7 +100,9 @@ def test_another_objective_is_named_with_what_it_gives_and_takes():
         rf"without a wait p50 would be {TIME} lower, with \d+% more of the device",
         alternative(Aim(), held, held, unheld),
     )
-    assert alternative(BALANCED, held, held, unheld) == "", "nothing to be freed"
+    both = alternative(BALANCED, forecaster.assess(parameters(64, 0.0125)), held, unheld)
+    assert re.fullmatch(rf"without a wait p50 would be {TIME} lower, .*; Efficiency would free .* more p50", both)
+    assert alternative(BALANCED, unheld, unheld, unheld) == "", "nothing to be freed"
     assert alternative(Aim(), unheld, held, unheld) == "", "nothing to be gained"
 
 

@@ -186,7 +186,8 @@ def test_decisions_say_utilization_target_and_what_another_objective_would_do():
     assert last.target_utilization == 0.6
     assert last.predicted.utilization == pytest.approx(0.6, abs=0.03)
     assert last.predicted.p50 < last.predicted.mean * 1.5
-    assert last.alternative.startswith("Efficiency would free ")
+    assert last.alternative.startswith("without a wait p50 would be ")
+    assert "; Efficiency would free " in last.alternative
     changed = next(each for each in decisions if each.change and each.parameters.max_wait > 0)
     assert "target 60%" in changed.message
     efficient, _, _ = run(400, Objective.EFFICIENCY)
