@@ -8,7 +8,7 @@ import msgspec
 
 from carpool_cli.kubectl.preflight.dry_run import named_ports
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact, json_patch
-from carpool_cli.kubectl.preflight.scene import AUTHORIZATIONS, SERVERS
+from carpool_cli.kubectl.preflight.scene import AUTHORIZATIONS, NAME, SERVERS
 from carpool_operator.workloads.metadata import Selector
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def ambient(pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
             Effect.NOTE,
             "Istio's ambient mode stands before the pod: where mTLS is STRICT, the operator can't reach port "
             f"{found.admin}",
-            "have the operator's namespace in the mesh: kubectl label namespace carpool-system "
-            "istio.io/dataplane-mode=ambient",
+            "have the operator's namespace in the mesh: kubectl label namespace "
+            f"{near.operators[0].namespace[NAME]} istio.io/dataplane-mode=ambient",
         )
 
 

@@ -25,6 +25,8 @@ def room_for_all(
     ``plain`` and ``pod``: one without a sidecar and with it; ``least``: with the smallest that there is. ``pods``:
     those that run now, which the quotas count.
     """
+    if not quotas:
+        return
     replicas = subject.kind.state(msgspec.convert(subject.manifest, subject.kind.raw)).replicas or len(pods)
     for quota in quotas:
         if not counts(quota, pod["spec"]):
