@@ -60,7 +60,7 @@ class Rule(NamedTuple):
         """Whether one of its peers is a pod; an address that is not known is in no block but the one of all."""
         block = peer.get("ipBlock")
         if block:
-            return bool(pod.addresses or _is_all(block)) and all(_holds(block, each) for each in pod.addresses)
+            return any(_holds(block, each) for each in pod.addresses) or (not pod.addresses and _is_all(block))
         whole = self._whole(peer)
         of_namespace, of_pods = whole["namespaceSelector"], whole["podSelector"]
         return _selector(of_namespace).matches(pod.namespace) and _selector(of_pods).matches(pod.labels)

@@ -196,7 +196,7 @@ def test_policies_that_do_not_select_the_pod_close_nothing():
 
 def test_the_operator_is_where_it_runs():
     home = {"kubernetes.io/metadata.name": "platform", "team": "infra"}
-    operator = Peer(home, {"app.kubernetes.io/component": "operator"}, ("10.2.0.7",))
+    operator = Peer(home, {"app.kubernetes.io/component": "operator"}, ("10.2.0.7", "fd00::7"))
     for peer, closed in (
         (OPERATOR, True),
         ({"namespaceSelector": {"matchLabels": {"team": "infra"}}}, False),
