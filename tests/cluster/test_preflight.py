@@ -64,7 +64,8 @@ def fixed(cluster):
     """Run the command that a finding names."""
 
     def run(finding):
-        program, *arguments = shlex.split(finding["fix"].partition(" asks for the least")[0].partition(", and have")[0])
+        command = re.split(r" asks for the least|, and have|; or |; it has to be ", finding["fix"])[0]
+        program, *arguments = shlex.split(command)
         assert program == "kubectl"
         cluster.run("kubectl", *arguments)
 
@@ -97,9 +98,17 @@ def service(target="http", name="web", **spec):
 
 
 def admits(*ports, name="web"):
+    """Admits ports to everybody, and closes all others."""
     listed = [{"port": port, "protocol": "TCP"} for port in ports]
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": name},
             "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "ingress": [{"ports": listed}]}}  # fmt: skip
+
+
+def sends(*ports, name="callers"):
+    """What callers may send to; DNS is open."""
+    listed = [{"port": port, "protocol": "TCP"} for port in ports]
+    spec = {"podSelector": {"matchLabels": {"app": "caller"}}, "policyTypes": ["Egress"], "egress": [{"ports": listed}]}
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": name}, "spec": spec}
 
 
 def scales(kind="Resource", name="web"):
@@ -111,8 +120,7 @@ def scales(kind="Resource", name="web"):
 
 
 def test_the_clean_one_has_none(installed, namespace, codes, preflight):
-    by_name = {**admits("http", name="by-name")}
-    installed.apply(model(), service(), by_name, namespace=namespace)
+    installed.apply(model(), service(), admits("http", 14090), sends("http"), namespace=namespace)
 
     assert codes() == (0, {})
     code, told = preflight("-n", namespace, plain=True)
@@ -126,7 +134,7 @@ def written(api, namespace):
 
 
 def test_nothing_is_changed(installed, namespace, codes):
-    installed.apply(model(), service(9000), admits(9000), scales(), namespace=namespace)
+    installed.apply(model(), service(9000), admits(9000, 14090), scales(), namespace=namespace)
     before = written(installed, namespace)
 
     codes()
@@ -135,15 +143,23 @@ def test_nothing_is_changed(installed, namespace, codes):
     assert installed.find("pods", namespace) == []
 
 
+CLOSED = {
+    "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "closed"},
+    "spec": {"podSelector": {}, "policyTypes": ["Ingress"]},
+}  # fmt: skip
+
 PLANTED = [
     ("ServiceByNumber", 0, [service(9000)], {}),
-    ("NetworkPolicyByNumber", 3, [admits(9000)], {}),
+    ("NetworkPolicyByNumber", 3, [admits(9000, 14090)], {}),
+    ("NetworkPolicyByNumber", 3, [sends(53, 9000)], {}),
+    ("AdminPortClosed", 0, [admits("http")], {}),
+    ("AdminPortClosed", 0, [CLOSED, admits("http", name="by-name")], {}),
     ("HPAOnPercentage", 3, [scales()], {}),
     ("NoReadinessProbe", 0, [], {"container": {"readinessProbe": None}}),
 ]
 
 
-@pytest.mark.parametrize(("code", "exits", "objects", "template"), PLANTED, ids=[each[0] for each in PLANTED])
+@pytest.mark.parametrize(("code", "exits", "objects", "template"), PLANTED)
 def test_a_planted_problem_is_found_and_its_command_corrects_it(
     installed, namespace, codes, fixed, code, exits, objects, template
 ):
@@ -190,11 +206,11 @@ def test_a_probe_that_shows_another_protocol(installed, namespace, codes):
     assert "carpool.dev/port" in found[reason]["fix"]
 
 
-def counted(api, namespace):
+def counted(api, namespace, **used):
     """Speak for the controller that counts what a quota limits; this cluster has none."""
     (quota,) = api.find("resourcequotas", namespace)
     hard = quota["spec"]["hard"]
-    status = {"hard": hard, "used": dict.fromkeys(hard, "0")}
+    status = {"hard": hard, "used": {**dict.fromkeys(hard, "0"), **used}}
     api.patch("resourcequotas", "q", namespace, sub="status", body={"status": status})
 
 
@@ -217,10 +233,42 @@ def test_a_quota_that_has_no_room(installed, namespace, codes, fixed):
     assert codes() == (0, {})
 
 
-def test_what_the_server_refuses_anyway_is_not_ours(installed, namespace, codes):
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}}
-    installed.apply(model(), quota, namespace=namespace)
+def test_a_used_up_quota_hides_nothing(installed, namespace, codes):
+    hard = {"requests.nvidia.com/gpu": "4"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": hard}}
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    installed.apply(model(container=gpu), service(9000), admits(9000, 14090), quota, namespace=namespace)
+    counted(installed, namespace, **hard)
+
+    code, found = codes()
+
+    assert (code, found.keys()) == (3, {"NoRoomForDryRun", "ServiceByNumber", "NetworkPolicyByNumber"})
+
+
+def test_a_quota_that_has_room_for_one_and_not_for_all(installed, namespace, codes, fixed):
+    """Four pods use 8 of 9 CPU. With sidecars of 500m three fit; with sidecars of 100m four do."""
+    hard = {"requests.cpu": "9"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": hard}}
+    two = {"resources": {"requests": {"cpu": "2"}}}
+    stopped = model(replicas=4, container=two, pod={"schedulingGates": [{"name": "test.example/never"}]})
+    installed.apply(quota, namespace=namespace)
     counted(installed, namespace)
+    installed.apply(stopped, namespace=namespace)
+
+    installed.until("pods", namespace, lambda pods: len(pods) == 4)
+
+    code, found = codes()
+
+    assert (code, found.keys()) == (3, {"NoRoomForDryRun", "NoRoomForAll"})
+    fixed(found["NoRoomForAll"])
+    eventually(lambda: codes()[1].keys() <= {"NoRoomForDryRun"})
+
+
+def test_what_the_server_refuses_anyway_is_not_ours(installed, namespace, codes):
+    limits = {"limits": [{"type": "Container", "max": {"memory": "64Mi"}}]}
+    small = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "small"}, "spec": limits}
+    large = {"resources": {"limits": {"memory": "128Mi"}}}
+    installed.apply(model(container=large), small, namespace=namespace)
 
     code, found = codes()
 
@@ -288,7 +336,7 @@ def test_what_kserve_and_knative_run(installed, namespace, codes):
 
 
 def test_all_at_once_and_one_line_each(installed, namespace, preflight):
-    installed.apply(model(), service(9000), admits(9000), scales(), model("other"), namespace=namespace)
+    installed.apply(model(), service(9000), admits(9000, 14090), scales(), model("other"), namespace=namespace)
 
     code, told = preflight("-n", namespace, plain=True)
     everywhere = preflight("--all")[1]
@@ -315,7 +363,7 @@ def test_who_may_not_create_pods_is_told(installed, namespace, preflight, cluste
 def test_port_capture_has_nothing_left_to_correct_and_says_where_it_is_forbidden(installed, namespace, codes):
     captured = model(annotations={"carpool.dev/capture": "true"})
     installed.apply(
-        captured, service(9000), admits(9000), service(name="direct", clusterIP="None"), namespace=namespace
+        captured, service(9000), admits(9000, 14090), service(name="direct", clusterIP="None"), namespace=namespace
     )
     assert codes() == (0, {})
 

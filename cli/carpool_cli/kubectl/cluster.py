@@ -32,6 +32,10 @@ class NotFoundError(click.ClickException):
     """There is no such object."""
 
 
+class NoKindError(click.ClickException):
+    """The cluster knows no such kind of object."""
+
+
 class ForbiddenError(click.ClickException):
     """One may not; ``line`` is what the server says, without what to do about it."""
 
@@ -126,7 +130,7 @@ def _failure(text: str) -> click.ClickException:
     """Say what to do about what kubectl complains of."""
     line = text.splitlines()[-1].removeprefix("error: ").removeprefix("Error from server ")
     if re.search(r"doesn't have a resource type|no matches for kind|could not find the requested resource", text):
-        return click.ClickException(
+        return NoKindError(
             f"this cluster has no {RESOURCE}: install Carpool (helm install carpool charts/carpool), or name the "
             "cluster that has it with --context"
         )

@@ -66,9 +66,9 @@ def fitted(spec: Mapping[str, Any], wanted: Resources, around: Surroundings) -> 
     was before.
     """
     given = wanted
-    quotas = [quota for quota in around.quotas if _matches(quota, spec)]
+    quotas = [quota for quota in around.quotas if counts(quota, spec)]
     # 1. A limit that somebody demands of every container
-    if given.cpu_limit is None and any("limits.cpu" in _hard(quota) for quota in quotas):
+    if given.cpu_limit is None and any("limits.cpu" in hard(quota) for quota in quotas):
         given = given._replace(cpu_limit=DEMANDED * given.cpu)
     # 2. What a container may have
     for name, item in _items(around, "Container"):
@@ -188,7 +188,7 @@ def _check_class(spec: Mapping[str, Any], quota: Json) -> None:
     containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
     if "NotBestEffort" not in classes or any(_has_resources(each) for each in (spec, *containers)):
         return
-    demanded = sorted(key for key in _hard(quota) if key.rpartition(".")[2] in MEASURED)
+    demanded = sorted(key for key in hard(quota) if key.rpartition(".")[2] in MEASURED)
     if demanded:
         raise Skipped(
             Reason.NO_ROOM,
@@ -203,14 +203,10 @@ def _has_resources(owner: Mapping[str, Any]) -> bool:
 
 
 def _check_quota(spec: Mapping[str, Any], given: Resources, quota: Json) -> None:
-    hard, used = _hard(quota), (quota.get("status") or {}).get("used") or {}
+    limits, used = hard(quota), (quota.get("status") or {}).get("used") or {}
     whole = with_sidecar(spec, given)
-    for key in hard:
-        kind, _, resource = key.rpartition(".")
-        if resource not in MEASURED or kind not in {"", "requests", "limits"}:
-            continue
-        kind = kind or "requests"
-        free = amount(hard[key], resource) - amount(used.get(key, 0), resource)
+    for key, kind, resource in measured(limits):
+        free = amount(limits[key], resource) - amount(used.get(key, 0), resource)
         needed = total(whole, kind, resource)
         if needed > free:
             raise Skipped(
@@ -221,7 +217,16 @@ def _check_quota(spec: Mapping[str, Any], given: Resources, quota: Json) -> None
             )
 
 
-def _hard(quota: Json) -> Json:
+def measured(limits: Json) -> Iterator[tuple[str, str, str]]:
+    """Yield what a quota limits of CPU and memory: its key, requests or limits, and the resource."""
+    for key in limits:
+        kind, _, resource = key.rpartition(".")
+        if resource in MEASURED and kind in {"", "requests", "limits"}:
+            yield key, kind or "requests", resource
+
+
+def hard(quota: Json) -> Json:
+    """Return what a quota limits, and to how much."""
     found: Json = (quota.get("status") or {}).get("hard") or (quota.get("spec") or {}).get("hard") or {}
     return found
 
@@ -233,7 +238,7 @@ def _items(around: Surroundings, kind: str) -> Iterator[tuple[str, Json]]:
                 yield limit_range["metadata"]["name"], item
 
 
-def _matches(quota: Json, spec: Mapping[str, Any]) -> bool:
+def counts(quota: Json, spec: Mapping[str, Any]) -> bool:
     """Whether a quota counts a pod with a sidecar, which is never of the class BestEffort."""
     ends, priority = spec.get("activeDeadlineSeconds") is not None, spec.get("priorityClassName") or ""
     return all(_in_scope(each, priority, ends=ends) for each in _scopes(quota))

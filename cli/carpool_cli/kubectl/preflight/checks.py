@@ -3,53 +3,29 @@
 from __future__ import annotations
 
 import json
-import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding
+from carpool_cli.kubectl.preflight import ways
+from carpool_cli.kubectl.preflight.dry_run import locally, ports
+from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact, json_patch
+from carpool_cli.kubectl.preflight.meshes import ambient, authorizations, servers
+from carpool_cli.kubectl.preflight.network import admin_port, network_policies
+from carpool_cli.kubectl.preflight.room import room_for_all
 from carpool_operator.api import annotations as names
 from carpool_operator.api.injection import injection_of
 from carpool_operator.injector.bypass import bypasses
-from carpool_operator.injector.decide import SIDECAR, annotations_of
-from carpool_operator.injector.reasons import NOTES, REASONS, Note, Reason
-from carpool_operator.workloads.metadata import Selector
+from carpool_operator.injector.decide import annotations_of
+from carpool_operator.injector.reasons import NOTES, Note
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from carpool_cli.kubectl.preflight.dry_run import Dry
+    from carpool_cli.kubectl.preflight.dry_run import Dry, Ports
     from carpool_cli.kubectl.preflight.scene import Around, Json, Subject
 
 KNATIVE = "serving.knative.dev"
-
-
-class Ports(NamedTuple):
-    """Of an injected pod."""
-
-    model: int
-    data: int
-    admin: int
-
-
-def _compact(plain: object) -> str:
-    return json.dumps(plain, separators=(",", ":"))
-
-
-def _kubectl(subject: Subject) -> str:
-    return f"kubectl -n {subject.namespace}"
-
-
-def ports(pod: Json) -> Ports | None:
-    """Return the ports of a pod with a sidecar; ``None`` of one without."""
-    everyone = [*(pod["spec"].get("initContainers") or []), *pod["spec"]["containers"]]
-    written = injection_of(annotations_of(pod))
-    if SIDECAR not in {each["name"] for each in everyone}:
-        return None
-    if written.port is None or written.data_port is None or written.admin_port is None:
-        return None
-    return Ports(written.port, written.data_port, written.admin_port)
+FULL = "exceeded quota"
+"""The server's words where a quota has no room left."""
 
 
 # ------------------------------------------------------------------------------------------------- before the dry run
@@ -62,8 +38,7 @@ def knative(subject: Subject) -> Iterator[Finding]:
     owners = [str(each.get("apiVersion")) for each in metadata.get("ownerReferences") or []]
     if subject.kind.name == "InferenceService" and modes & {"Serverless", "Knative"}:
         fix = (
-            f"{_kubectl(subject)} annotate {subject.kind.resource(subject.name)} "
-            "serving.kserve.io/deploymentMode=RawDeployment --overwrite"
+            f"{subject.kubectl} annotate {subject.resource} serving.kserve.io/deploymentMode=RawDeployment --overwrite"
         )
         yield Finding(Code.KNATIVE, Effect.NO_BATCHING, "Knative runs its pods, which get no sidecar", fix)
     elif any(owner.startswith((f"{KNATIVE}/", "autoscaling.internal.knative.dev/")) for owner in owners):
@@ -74,54 +49,38 @@ def knative(subject: Subject) -> Iterator[Finding]:
 # ------------------------------------------------------------------------------------------------- the dry run
 
 
-def outcome(subject: Subject, plain: Dry, injected: Dry) -> Iterator[Finding]:
+def outcome(subject: Subject, plain: Dry, injected: Dry, near: Around) -> Iterator[Finding]:
     """Find what the server or the injector has against the pod."""
-    if plain.pod is None:
+    if plain.pod is None and FULL in plain.refused:
+        message = (
+            "the namespace's quota has no room for one more pod, which a dry run makes. The other checks are for a "
+            f"sidecar with the chart's defaults. The server says: {plain.refused}"
+        )
+        fix = f"{subject.kubectl} describe resourcequota shows what is used; with room for one pod the server answers"
+        yield Finding(Code.NO_ROOM_FOR_DRY_RUN, Effect.NOTE, message, fix)
+    elif plain.pod is None:
         message = f"the server refuses its pods without a sidecar, too: {plain.refused}"
         yield Finding(Code.REFUSED_ALREADY, Effect.NOTE, message, "correct what the message names first")
     elif injected.pod is None:
         message = f"the server refuses its pods with a sidecar: {injected.refused}"
-        yield Finding(Code.REFUSED, Effect.BREAKS, message, _room(subject, injected.refused))
+        yield Finding(Code.REFUSED, Effect.BREAKS, message, ways.of_refusal(subject, injected.refused))
     elif ports(injected.pod) is None:
-        said = (injected.pod["metadata"].get("annotations") or {}).get(names.SKIPPED, "")
-        reason, _, message = said.partition(": ")
-        if not reason:
-            message = (
-                "its pods would get no sidecar: no injector answered. Either it is not ready, or this namespace is not "
-                "watched or has the label carpool.dev/injection=disabled"
-            )
-            fix = "kubectl get pods --all-namespaces --selector=app.kubernetes.io/component=injector"
-            yield Finding(Code.NOT_ASKED, Effect.NO_BATCHING, message, fix)
-        else:
-            yield Finding(
-                reason, Effect.NO_BATCHING, f"its pods would get no sidecar: {message}", _way(subject, reason)
-            )
+        yield _left_out(subject, injected.pod, near)
 
 
-def _room(subject: Subject, refused: str) -> str:
-    """Return what makes room for a sidecar."""
-    if re.search(r"quota|LimitRange|maximum|minimum|ratio", refused):
-        return _smaller(subject)
-    return "change what the message names; the sidecar itself meets the Pod Security Standard `restricted`"
-
-
-def _smaller(subject: Subject) -> str:
-    """Return the command that has the sidecar ask for less."""
-    least = {names.CPU: "100m", names.MEMORY: "128Mi"}
-    smaller = subject.kind.annotate_pods(subject.namespace, subject.name, least)
-    return f"{smaller} asks for the least; or raise the limit that is named"
-
-
-def _way(subject: Subject, reason: str) -> str:
-    """Return what has to be done for the pods to get sidecars."""
-    if reason == Reason.HOST_NETWORK and subject.kind.templates == ("spec.template",):
-        patch = _compact({"spec": {"template": {"spec": {"hostNetwork": False}}}})
-        return f"{_kubectl(subject)} patch {subject.kind.resource(subject.name)}{subject.kind.merge} -p '{patch}'"
-    if reason == Reason.NO_ROOM:
-        return _smaller(subject)
-    if reason in set(Reason):
-        return REASONS[Reason(reason)].fix
-    return "see docs/reference/injection.md"
+def _left_out(subject: Subject, pod: Json, near: Around) -> Finding:
+    """Return why the injector leaves a pod without a sidecar."""
+    said = (pod["metadata"].get("annotations") or {}).get(names.SKIPPED, "")
+    reason, _, message = said.partition(": ")
+    if reason:
+        fix = ways.of_reason(subject, reason, message, pod, near)
+        return Finding(reason, Effect.NO_BATCHING, f"its pods would get no sidecar: {message}", fix)
+    message = (
+        "its pods would get no sidecar: no injector answered. Either it is not ready, or this namespace is not "
+        "watched or has the label carpool.dev/injection=disabled"
+    )
+    fix = "kubectl get pods --all-namespaces --selector=app.kubernetes.io/component=injector"
+    return Finding(Code.NOT_ASKED, Effect.NO_BATCHING, message, fix)
 
 
 # ------------------------------------------------------------------------------------------------- around it
@@ -167,56 +126,7 @@ def _expose(subject: Subject, pod: Json, service: str) -> str:
     data = "http" if found is None else found.data
     handed: Json = next((each for each in model.get("ports") or [] if each["containerPort"] == data), {})
     target = handed.get("name") or data
-    return f"{_kubectl(subject)} expose service {service} --name={service}-batched --port=80 --target-port={target}"
-
-
-def network_policies(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
-    """Find rules that admit the model's port by its number, and not the sidecar's."""
-    labels = pod["metadata"].get("labels") or {}
-    named = {
-        each["name"]: each["containerPort"]
-        for container in pod["spec"]["containers"]
-        for each in container.get("ports") or []
-        if each.get("name")
-    }
-    for policy in near.policies:
-        spec = policy["spec"]
-        if "Ingress" not in spec.get("policyTypes", ["Ingress"]):
-            continue
-        if not msgspec.convert(spec.get("podSelector") or {}, Selector).matches(labels):
-            continue
-        for index, rule in enumerate(spec.get("ingress") or []):
-            if _admits(rule, found.model, named) and not _admits(rule, found.data, named):
-                name = policy["metadata"]["name"]
-                change = [
-                    {
-                        "op": "add",
-                        "path": f"/spec/ingress/{index}/ports/-",
-                        "value": {"port": found.data, "protocol": "TCP"},
-                    }
-                ]
-                yield Finding(
-                    Code.NETWORK_POLICY_BY_NUMBER,
-                    Effect.BREAKS,
-                    f"NetworkPolicy {name} admits port {found.model} and not {found.data}, at which the sidecar is",
-                    f"{_kubectl(subject)} patch networkpolicy {name} --type=json -p '{_compact(change)}'",
-                )
-
-
-def _admits(rule: Json, port: int, named: dict[str, int]) -> bool:
-    listed = rule.get("ports") or []
-    return not listed or any(_covers(each, port, named) for each in listed)
-
-
-def _covers(entry: Json, port: int, named: dict[str, int]) -> bool:
-    if entry.get("protocol", "TCP") != "TCP":
-        return False
-    first: int | str | None = entry.get("port")
-    if first is None:
-        return True
-    if isinstance(first, str):
-        return named.get(first) == port
-    return first <= port <= int(entry.get("endPort", first))
+    return f"{subject.kubectl} expose service {service} --name={service}-batched --port=80 --target-port={target}"
 
 
 def autoscalers(subject: Subject, pod: Json, near: Around) -> Iterator[Finding]:
@@ -234,31 +144,16 @@ def autoscalers(subject: Subject, pod: Json, near: Around) -> Iterator[Finding]:
             if metric["type"] != "Resource" or resource["target"]["type"] != "Utilization":
                 continue
             value = {"type": "ContainerResource", "containerResource": {**resource, "container": container}}
-            change = [{"op": "replace", "path": f"/spec/metrics/{index}", "value": value}]
             yield Finding(
                 Code.HPA_ON_PERCENTAGE,
                 Effect.BREAKS,
                 f"HorizontalPodAutoscaler {name} scales by a percentage of the {resource['name']} that all containers "
                 "request: the sidecar's request changes that",
-                f"{_kubectl(subject)} patch hpa {name} --type=json -p '{_compact(change)}'",
+                json_patch(subject.namespace, f"hpa {name}", "replace", f"/spec/metrics/{index}", value),
             )
 
 
 # ------------------------------------------------------------------------------------------------- inside the pod
-
-
-def mesh(pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
-    """Find a mesh that stands before the whole pod; of others the injector excludes the admin port."""
-    labels = {**(near.namespace["metadata"].get("labels") or {}), **(pod["metadata"].get("labels") or {})}
-    if labels.get("istio.io/dataplane-mode") == "ambient":
-        yield Finding(
-            Code.MESH,
-            Effect.NOTE,
-            "Istio's ambient mode stands before the pod: where mTLS is STRICT, the operator can't reach port "
-            f"{found.admin}",
-            "have the operator's namespace in the mesh: kubectl label namespace carpool-system "
-            "istio.io/dataplane-mode=ambient",
-        )
 
 
 def probes(subject: Subject, plain: Json, pod: Json) -> Iterator[Finding]:
@@ -267,11 +162,11 @@ def probes(subject: Subject, plain: Json, pod: Json) -> Iterator[Finding]:
     model = next(each for each in plain["spec"]["containers"] if each["name"] == status["container"])
     if not model.get("readinessProbe"):
         probe = {"name": model["name"], "readinessProbe": {"tcpSocket": {"port": status["port"]}}}
-        patch = _compact({"spec": {"template": {"spec": {"containers": [probe]}}}})
-        resource = subject.kind.resource(subject.name)
-        fix = f"{_kubectl(subject)} patch {resource} -p '{patch}'"
+        patch = compact({"spec": {"template": {"spec": {"containers": [probe]}}}})
+        resource = subject.resource
+        fix = f"{subject.kubectl} patch {resource} -p '{patch}'"
         if not subject.kind.built_in:
-            fix = f"add a readinessProbe to container {model['name']}: {_kubectl(subject)} edit {resource}"
+            fix = f"add a readinessProbe to container {model['name']}: {subject.kubectl} edit {resource}"
         message = f"container {model['name']} has no readiness probe: requests come before the model can serve"
         yield Finding(Code.NO_READINESS_PROBE, Effect.NOTE, message, fix)
     if Note.PRE_STOP_KEPT in status["notes"]:
@@ -279,27 +174,58 @@ def probes(subject: Subject, plain: Json, pod: Json) -> Iterator[Finding]:
         yield Finding(Code.PRE_STOP_KEPT, Effect.NOTE, page.cause, page.fix)
 
 
-def capture(pod: Json) -> Iterator[Finding]:
+def capture(subject: Subject, pod: Json) -> Iterator[Finding]:
     """Find why the port is not captured of a pod that asks for it."""
     notes = json.loads(pod["metadata"]["annotations"][names.STATUS])["notes"]
     for note in (Note.CAPTURE_FORBIDDEN, Note.CAPTURE_IN_MESH, Note.CAPTURE_TCP_PROBE):
         if note in notes:
-            yield Finding(note, Effect.NO_BATCHING, NOTES[note].cause, NOTES[note].fix)
+            yield Finding(note, Effect.NO_BATCHING, NOTES[note].cause, ways.of_capture(subject, note))
 
 
-def all_of(subject: Subject, plain: Dry, injected: Dry, near: Around) -> list[Finding]:
-    """Return all findings about a workload, by its pod as the server would store it."""
-    found = list(outcome(subject, plain, injected))
-    if plain.pod is None or injected.pod is None or (at := ports(injected.pod)) is None:
-        return found
+# ------------------------------------------------------------------------------------------------- all
+
+
+def unread(subject: Subject, near: Around) -> Iterator[Finding]:
+    """Say what was not looked at."""
+    if near.unread:
+        message = f"not looked at, since you may not read it: {'; '.join(near.unread)}"
+        fix = f"ask for the right to list these, and look again: kubectl carpool preflight {subject.resource} -n "
+        yield Finding(Code.NOT_LOOKED_AT, Effect.NOTE, message, f"{fix}{subject.namespace}")
+
+
+def all_of(subject: Subject, plain: Dry, injected: Dry, near: Around, running: Sequence[Json] = ()) -> list[Finding]:
+    """Return all findings about a workload, by its pod as the server would store it; else as one is made here.
+
+    ``running``: its pods.
+    """
+    found = list(outcome(subject, plain, injected, near))
     pod = injected.pod
+    if (pod is None or ports(pod) is None) and injected.sent is not None:
+        pod = locally(injected.sent, near)
+    before = plain.pod or plain.sent
+    if before is None or pod is None or (at := ports(pod)) is None:
+        return found
+    least = None if injected.sent is None else locally(_with(injected.sent, ways.LEAST), near)
     # Where the port is captured, calls by its number reach the sidecar.
-    callers = [*network_policies(subject, pod, at, near), *services(subject, pod, at, near)]
+    callers = [
+        *network_policies(subject, pod, at, near),
+        *authorizations(subject, pod, at, near),
+        *servers(subject, pod, at, near),
+        *services(subject, pod, at, near),
+    ]
     return [
         *found,
+        *room_for_all(subject, before, pod, least, pods=running, quotas=near.quotas),
         *([] if injection_of(annotations_of(pod)).capture else callers),
+        *admin_port(subject, pod, at, near),
         *autoscalers(subject, pod, near),
-        *capture(pod),
-        *mesh(pod, at, near),
-        *probes(subject, plain.pod, pod),
+        *capture(subject, pod),
+        *ambient(pod, at, near),
+        *probes(subject, before, pod),
+        *unread(subject, near),
     ]
+
+
+def _with(pod: Json, annotations: dict[str, str]) -> Json:
+    metadata = pod["metadata"]
+    return {**pod, "metadata": {**metadata, "annotations": {**(metadata.get("annotations") or {}), **annotations}}}

@@ -53,8 +53,8 @@ def command(*, workload: str | None, everywhere: bool, as_json: bool) -> None:
     """Find what a sidecar would break or miss, before anything changes: of WORKLOAD (deployment/NAME), or of all.
 
     The API server is asked what it would store for a pod with a sidecar, in a dry run: the injector, quotas, limit
-    ranges, Pod Security and other webhooks answer. Services, NetworkPolicies and autoscalers are compared with that
-    pod. Each finding is one line, with the command that corrects it. Nothing is changed.
+    ranges, Pod Security and other webhooks answer. Services, NetworkPolicies, the rules of meshes, autoscalers and
+    quotas are compared with that pod. Each finding is one line, with the command that corrects it. Nothing is changed.
 
     Exits 0 when nothing would break, 3 when something would.
     """
@@ -62,11 +62,12 @@ def command(*, workload: str | None, everywhere: bool, as_json: bool) -> None:
     if workload is not None and everywhere:
         raise click.UsageError("name a workload or --all, not both")
     subjects = [_named(cluster, workload)] if workload else scene.subjects(cluster, everywhere=everywhere)
+    of_all = scene.whole(cluster)
     near: dict[str, Around] = {}
     results = []
     for subject in subjects:
         if subject.namespace not in near:
-            near[subject.namespace] = scene.around(cluster, subject.namespace)
+            near[subject.namespace] = scene.around(cluster, subject.namespace, of_all)
         results.append(Result(subject, look(cluster, subject, near[subject.namespace])))
     if as_json:
         click.echo(document(_plain(results), "json"), nl=False)
@@ -84,13 +85,16 @@ def look(cluster: Cluster, subject: Subject, near: Around) -> list[Finding]:
     early = list(checks.knative(subject))
     if early:
         return early
-    of = subject.kind.pod(subject.manifest) or scene.running(cluster, subject)
+    template = subject.kind.pod(subject.manifest)
+    # What runs now matters where there is no template, and where a quota counts it.
+    pods = scene.pods(cluster, subject) if template is None or near.quotas else []
+    of = template or next(iter(pods), None)
     if of is None:
         fix = f"kubectl -n {subject.namespace} get {subject.kind.resource(subject.name)}; try again when it has a pod"
         return [Finding(Code.NO_POD, Effect.NOTE, "it has no pod and no pod template to look at", fix)]
     plain = dry_run(cluster, sample(subject, of, inject=False))
     injected = dry_run(cluster, sample(subject, of, inject=True))
-    return checks.all_of(subject, plain, injected, near)
+    return checks.all_of(subject, plain, injected, near, pods)
 
 
 def _named(cluster: Cluster, workload: str) -> Subject:

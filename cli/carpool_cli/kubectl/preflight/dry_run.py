@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -10,20 +11,72 @@ import msgspec
 
 from carpool_cli.kubectl.cluster import ForbiddenError
 from carpool_operator.api import annotations as names
+from carpool_operator.api.injection import injection_of
+from carpool_operator.injector.decide import SIDECAR, Settings, annotations_of, decide, target_of
+from carpool_operator.injector.patch import patch
+from carpool_operator.injector.reasons import Skip
+from carpool_operator.injector.room import Surroundings, hard
 
 if TYPE_CHECKING:
     from carpool_cli.kubectl.cluster import Cluster
-    from carpool_cli.kubectl.preflight.scene import Json, Subject
+    from carpool_cli.kubectl.preflight.scene import Around, Json, Subject
 
 OF_ONE_POD = ("nodeName", "hostname", "subdomain")
 """What a running pod's spec has that no other may have."""
 
 
+SETTINGS = Settings(image="carpool-sidecar", version=version("carpool-serving"), public_key="0" * 64)
+"""For a sidecar that no injector makes: the chart's defaults, and a key that nobody has."""
+
+
 class Dry(NamedTuple):
-    """What the server would store, or why it refuses."""
+    """What the server would store, or why it refuses. ``sent``: the pod that it was asked about."""
 
     pod: Json | None
     refused: str = ""
+    sent: Json | None = None
+
+
+class Ports(NamedTuple):
+    """Of an injected pod."""
+
+    model: int
+    data: int
+    admin: int
+
+
+def ports(pod: Json) -> Ports | None:
+    """Return the ports of a pod with a sidecar; ``None`` of one without."""
+    everyone = [*(pod["spec"].get("initContainers") or []), *pod["spec"]["containers"]]
+    written = injection_of(annotations_of(pod))
+    if SIDECAR not in {each["name"] for each in everyone}:
+        return None
+    if written.port is None or written.data_port is None or written.admin_port is None:
+        return None
+    return Ports(written.port, written.data_port, written.admin_port)
+
+
+def named_ports(pod: Json) -> dict[str, int]:
+    """Return a pod's ports that have names."""
+    return {
+        each["name"]: each["containerPort"]
+        for container in (*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or []))
+        for each in container.get("ports") or []
+        if each.get("name")
+    }
+
+
+def locally(pod: Json, near: Around) -> Json | None:
+    """Return a pod with its sidecar as the injector's defaults make it, where no server does; ``None`` for without.
+
+    Quotas count as unused: here one more pod is none too many.
+    """
+    metadata = near.namespace["metadata"]
+    quotas = tuple({**quota, "status": {"hard": hard(quota)}} for quota in near.quotas)
+    annotations = metadata.get("annotations") or {}
+    around = Surroundings(annotations, tuple(near.limit_ranges), quotas, metadata.get("labels") or {})
+    decision = decide(pod, target_of(pod, metadata["name"]), SETTINGS, around=around)
+    return None if isinstance(decision, Skip) else patch(pod, decision, SETTINGS, "", around=around)
 
 
 def sample(subject: Subject, of: Json, *, inject: bool) -> Json:
@@ -59,20 +112,19 @@ def dry_run(cluster: Cluster, pod: Json) -> Dry:
     within = cluster._replace(namespace=pod["metadata"]["namespace"])
     text = msgspec.json.encode(pod).decode()
     try:
-        return Dry(
-            msgspec.json.decode(within.run("create", "--dry-run=server", "--filename=-", "--output=json", text=text))
-        )
+        stored = within.run("create", "--dry-run=server", "--filename=-", "--output=json", text=text)
+        return Dry(msgspec.json.decode(stored), "", pod)
     except ForbiddenError as error:
         if "cannot create resource" in error.line:
             raise click.ClickException(
                 f"{error.line}\nask for the right to create pods in namespace {within.namespace}: a dry run needs it, "
                 "though it stores nothing"
             ) from None
-        return Dry(None, _plain(error.line))
+        return Dry(None, _plain(error.line), pod)
     except click.ClickException as error:
         if "no API server answers" in error.message or "log in" in error.message or "no kubectl" in error.message:
             raise
-        return Dry(None, _plain(error.message))
+        return Dry(None, _plain(error.message), pod)
 
 
 def _plain(text: str) -> str:

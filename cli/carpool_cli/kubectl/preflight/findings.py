@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -22,11 +23,16 @@ class Code(StrEnum):
 
     REFUSED = "Refused"
     REFUSED_ALREADY = "RefusedAlready"
+    NO_ROOM_FOR_DRY_RUN = "NoRoomForDryRun"
+    NO_ROOM_FOR_ALL = "NoRoomForAll"
     NOT_ASKED = "NotAsked"
     NO_POD = "NoPod"
     SERVICE_BY_NUMBER = "ServiceByNumber"
     HEADLESS_SERVICE = "HeadlessService"
     NETWORK_POLICY_BY_NUMBER = "NetworkPolicyByNumber"
+    ADMIN_PORT_CLOSED = "AdminPortClosed"
+    MESH_POLICY_BY_NUMBER = "MeshPolicyByNumber"
+    NOT_LOOKED_AT = "NotLookedAt"
     KSERVE_RAW = "KServeRaw"
     KNATIVE = "Knative"
     MESH = "Mesh"
@@ -42,3 +48,14 @@ class Finding(NamedTuple):
     effect: Effect
     message: str
     fix: str
+
+
+def compact(plain: object) -> str:
+    """Write JSON without blanks, as a command has it."""
+    return json.dumps(plain, separators=(",", ":"))
+
+
+def json_patch(namespace: str, resource: str, operation: str, path: str, value: object) -> str:
+    """Return the command that changes one place of an object; ``resource`` names that as kubectl does: ``hpa web``."""
+    change = [{"op": operation, "path": path, "value": value}]
+    return f"kubectl -n {namespace} patch {resource} --type=json -p '{compact(change)}'"

@@ -6,32 +6,75 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from carpool_cli.kubectl.cluster import NotFoundError
+from carpool_cli.kubectl.cluster import ForbiddenError, NoKindError, NotFoundError
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Meta
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from carpool_cli.kubectl.cluster import Cluster
     from carpool_operator.workloads.kind import Kind
 
 Json: TypeAlias = dict[str, Any]
 
-AROUND = ("services", "networkpolicies.networking.k8s.io", "horizontalpodautoscalers.autoscaling")
-"""What may know a workload or its pods."""
-
 SYSTEM = ("kube-system", "kube-public", "kube-node-lease")
 """Namespaces in which the webhook is never asked."""
 
+NAME = "kubernetes.io/metadata.name"
+"""Label of each Namespace, which the API server writes."""
+
+POLICIES = "networkpolicies.networking.k8s.io"
+AUTHORIZATIONS = "authorizationpolicies.security.istio.io"
+SERVERS = "servers.policy.linkerd.io"
+
+OPERATOR = {"app.kubernetes.io/name": "carpool", "app.kubernetes.io/component": "operator"}
+"""Labels of the operator's pods."""
+
+
+class Peer(NamedTuple):
+    """A pod as a NetworkPolicy sees it. ``addresses``: its own, where they are known."""
+
+    namespace: Mapping[str, str]
+    labels: Mapping[str, str]
+    addresses: tuple[str, ...] = ()
+
+
+DEFAULT_OPERATOR = Peer({NAME: "carpool-system"}, {**OPERATOR, "app.kubernetes.io/instance": "carpool"})
+"""As the chart makes it by default."""
+
 
 class Around(NamedTuple):
-    """One namespace, and what is in it besides workloads."""
+    """One namespace, what is in it besides workloads, and what elsewhere may concern its pods.
+
+    ``policies`` and ``authorizations`` (Istio's) are of all namespaces, where one may read these. ``unread``: what
+    could not be read.
+    """
 
     namespace: Json
-    services: list[Json]
-    policies: list[Json]
-    autoscalers: list[Json]
+    services: Sequence[Json] = ()
+    policies: Sequence[Json] = ()
+    autoscalers: Sequence[Json] = ()
+    quotas: Sequence[Json] = ()
+    limit_ranges: Sequence[Json] = ()
+    authorizations: Sequence[Json] = ()
+    servers: Sequence[Json] = ()
+    operators: Sequence[Peer] = (DEFAULT_OPERATOR,)
+    unread: Sequence[str] = ()
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The namespace's labels."""
+        metadata = self.namespace["metadata"]
+        return {NAME: metadata["name"], **(metadata.get("labels") or {})}
+
+
+class Whole(NamedTuple):
+    """What is read once of the whole cluster; ``None`` for what one may not read."""
+
+    policies: list[Json] | None
+    authorizations: list[Json] | None
+    operators: list[Peer] | None
 
 
 class Subject(NamedTuple):
@@ -50,6 +93,20 @@ class Subject(NamedTuple):
         """Its namespace."""
         return str(self.manifest["metadata"]["namespace"])
 
+    @property
+    def kubectl(self) -> str:
+        """How a command for its namespace begins."""
+        return f"kubectl -n {self.namespace}"
+
+    @property
+    def resource(self) -> str:
+        """How kubectl names it."""
+        return self.kind.resource(self.name)
+
+    def annotate_pods(self, annotations: Mapping[str, str]) -> str:
+        """Return how annotations get on its pods."""
+        return self.kind.annotate_pods(self.namespace, self.name, annotations)
+
 
 def one(cluster: Cluster, kind: Kind, name: str) -> Subject:
     """Return one workload.
@@ -58,6 +115,21 @@ def one(cluster: Cluster, kind: Kind, name: str) -> Subject:
     """
     found = cluster.run("get", f"{kind.plural}.{kind.group}", name, "--output=json")
     return Subject(kind, msgspec.json.decode(found))
+
+
+def whole(cluster: Cluster) -> Whole:
+    """Return what is read once of the whole cluster.
+
+    Raises ``click.ClickException``.
+    """
+    selector = ",".join(f"{key}={value}" for key, value in OPERATOR.items())
+    pods = _readable(cluster, "pods", "--all-namespaces", f"--selector={selector}")
+    operators = None if pods is None else [_peer(cluster, pod) for pod in _alive(pods)]
+    return Whole(
+        policies=_readable(cluster, POLICIES, "--all-namespaces"),
+        authorizations=_readable(cluster, AUTHORIZATIONS, "--all-namespaces"),
+        operators=operators,
+    )
 
 
 def subjects(cluster: Cluster, *, everywhere: bool) -> list[Subject]:
@@ -70,7 +142,7 @@ def subjects(cluster: Cluster, *, everywhere: bool) -> list[Subject]:
     there = [resource for resource in kinds if resource in listed]
     by_kind = {(kind.group, kind.name): kind for kind in registry.KINDS}
     found = []
-    for manifest in _list(cluster, there, everywhere=everywhere):
+    for manifest in _list(cluster, ",".join(there), *(["--all-namespaces"] if everywhere else [])):
         kind = by_kind[manifest["apiVersion"].partition("/")[0], manifest["kind"]]
         meta = msgspec.convert(manifest["metadata"], Meta)
         ours = meta.labels.get("app.kubernetes.io/part-of") == "carpool"
@@ -79,38 +151,88 @@ def subjects(cluster: Cluster, *, everywhere: bool) -> list[Subject]:
     return sorted(found, key=lambda each: (each.namespace, each.kind.name, each.name))
 
 
-def around(cluster: Cluster, namespace: str) -> Around:
-    """Return a namespace and what is in it.
+def around(cluster: Cluster, namespace: str, of_all: Whole) -> Around:
+    """Return a namespace, what is in it, and what elsewhere may concern its pods.
 
     Raises ``click.ClickException``.
     """
     within = cluster._replace(namespace=namespace)
-    services, policies, autoscalers = (_list(within, [resource]) for resource in AROUND)
     try:
         there: Json = msgspec.json.decode(within.run("get", "namespace", namespace, "--output=json"))
     except NotFoundError:
         there = {"metadata": {"name": namespace}}
-    return Around(there, services, policies, autoscalers)
+    unread = []
+    policies = of_all.policies
+    if policies is None:
+        unread.append("NetworkPolicies of other namespaces, whose egress rules may keep callers out")
+        policies = _list(within, POLICIES)
+    optional = {}
+    for resource, hides in (
+        ("resourcequotas", "ResourceQuotas"),
+        ("limitranges", "LimitRanges"),
+        (SERVERS, "Linkerd's Servers"),
+    ):
+        found = _readable(within, resource)
+        optional[resource] = found or []
+        if found is None:
+            unread.append(hides)
+    if of_all.authorizations is None:
+        unread.append("Istio's AuthorizationPolicies")
+    if of_all.operators is None:
+        unread.append("the operator's pods, which are taken to be in namespace carpool-system")
+    return Around(
+        namespace=there,
+        services=_list(within, "services"),
+        policies=policies,
+        autoscalers=_list(within, "horizontalpodautoscalers.autoscaling"),
+        quotas=optional["resourcequotas"],
+        limit_ranges=optional["limitranges"],
+        authorizations=of_all.authorizations or [],
+        servers=optional[SERVERS],
+        operators=of_all.operators or [DEFAULT_OPERATOR],
+        unread=unread,
+    )
 
 
-def running(cluster: Cluster, subject: Subject) -> Json | None:
-    """Return one of a workload's pods; ``None`` where it has none."""
+def pods(cluster: Cluster, subject: Subject) -> list[Json]:
+    """Return a workload's pods.
+
+    Raises ``click.ClickException``.
+    """
     kind = subject.kind
     selector = kind.state(msgspec.convert(subject.manifest, kind.raw)).selector
     within = cluster._replace(namespace=subject.namespace)
-    items: Sequence[Json] = msgspec.json.decode(within.run("get", "pods", f"--selector={selector}", "--output=json"))[
-        "items"
-    ]
-    return next(_alive(items), None)
+    return list(_alive(_list(within, "pods", f"--selector={selector}")))
+
+
+def _peer(cluster: Cluster, pod: Json) -> Peer:
+    metadata = pod["metadata"]
+    try:
+        text = cluster.run("get", "namespace", metadata["namespace"], "--output=json")
+        labels = msgspec.json.decode(text)["metadata"].get("labels") or {}
+    except (ForbiddenError, NotFoundError):
+        labels = {}
+    addresses = tuple(each["ip"] for each in (pod.get("status") or {}).get("podIPs") or [])
+    return Peer({NAME: metadata["namespace"], **labels}, metadata.get("labels") or {}, addresses)
 
 
 def _alive(pods: Sequence[Json]) -> Iterator[Json]:
     for pod in pods:
-        if not pod["metadata"].get("deletionTimestamp"):
+        ended = (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
+        if not pod["metadata"].get("deletionTimestamp") and not ended:
             yield pod
 
 
-def _list(cluster: Cluster, resources: Sequence[str], *, everywhere: bool = False) -> list[Json]:
-    where = ["--all-namespaces"] if everywhere else []
-    items: list[Json] = msgspec.json.decode(cluster.run("get", ",".join(resources), *where, "--output=json"))["items"]
+def _readable(cluster: Cluster, resource: str, *flags: str) -> list[Json] | None:
+    """Return objects: none where the cluster has no such kind, and ``None`` where one may not read them."""
+    try:
+        return _list(cluster, resource, *flags)
+    except NoKindError:
+        return []
+    except ForbiddenError:
+        return None
+
+
+def _list(cluster: Cluster, resources: str, *flags: str) -> list[Json]:
+    items: list[Json] = msgspec.json.decode(cluster.run("get", resources, *flags, "--output=json"))["items"]
     return items

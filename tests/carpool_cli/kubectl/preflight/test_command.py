@@ -1,0 +1,158 @@
+"""The command against a kubectl that has what a test gives it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from carpool_cli.kubectl.main import main
+
+FAKE = """#!{python} -SE
+import json, pathlib, sys
+folder = pathlib.Path({folder!r})
+state = json.loads((folder / "state.json").read_text())
+words = [each for each in sys.argv[1:] if not each.startswith("--")]
+with (folder / "asked").open("a") as log:
+    log.write(json.dumps(sys.argv[1:]) + "\\n")
+what = words[1] if words[0] == "get" else words[0]
+if what == "create" and "create" not in state:
+    print(sys.stdin.read())
+elif what not in state:
+    sys.exit('error: the server doesn\\'t have a resource type "%s"' % what)
+elif isinstance(state[what], str):
+    sys.exit(state[what])
+else:
+    print(json.dumps(state[what]))
+"""
+
+SERVER = {"name": "server", "ports": [{"name": "http", "containerPort": 9000}], "readinessProbe": {"tcpSocket": {}}}
+REQUESTS = {"resources": {"requests": {"cpu": "2"}}}
+
+
+def forbidden(what):
+    return f'Error from server (Forbidden): {what} is forbidden: User "u" cannot list resource "{what}"'
+
+
+def items(*found):
+    return {"items": list(found)}
+
+
+def named(name, namespace="shop", **spec):
+    return {"metadata": {"name": name, "namespace": namespace}, "spec": spec}
+
+
+class Shop:
+    """A namespace with one model. What is not in ``state`` the cluster does not know."""
+
+    def __init__(self, folder):
+        self._folder = folder
+        program = folder / "kubectl"
+        program.write_text(FAKE.format(python=sys.executable, folder=str(folder)))
+        program.chmod(0o755)
+        template = {"metadata": {"labels": {"app": "web"}}, "spec": {"containers": [{**SERVER, **REQUESTS}]}}
+        self.pod = {
+            "metadata": {"name": "web-0", "namespace": "shop", **template["metadata"]},
+            "spec": template["spec"],
+        }
+        self.state = {
+            "deployments.apps": named("web", replicas=4, template=template, selector={"matchLabels": {"app": "web"}}),
+            "namespace": {"metadata": {"name": "shop"}},
+            **{each: items() for each in ("services", "resourcequotas", "limitranges", "pods")},
+            "networkpolicies.networking.k8s.io": items(),
+            "horizontalpodautoscalers.autoscaling": items(),
+        }
+
+    def look(self):
+        (self._folder / "state.json").write_text(json.dumps(self.state))
+        arguments = ["preflight", "deployment/web", "-n", "shop", "--json"]
+        result = CliRunner().invoke(main, arguments, prog_name="kubectl carpool")
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+        (found,) = json.loads(result.stdout)["workloads"]
+        return result.exit_code, {each["code"]: each for each in found["findings"]}
+
+    @property
+    def asked(self):
+        return [json.loads(line) for line in (self._folder / "asked").read_text().splitlines()]
+
+
+@pytest.fixture
+def shop(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return Shop(tmp_path)
+
+
+def test_no_injector_answers_and_all_else_is_clean(shop):
+    code, found = shop.look()
+    assert (code, found.keys()) == (0, {"NotAsked"})
+
+
+def test_a_used_up_quota_hides_nothing(shop):
+    """Of 9 CPU four pods use 8: no dry run, and no room for four sidecars."""
+    shop.state["create"] = 'Error from server (Forbidden): pods "web-preflight" is forbidden: exceeded quota: q'
+    hard = {"requests.cpu": "9"}
+    shop.state["resourcequotas"] = items(
+        {**named("q", hard=hard), "status": {"hard": hard, "used": {"requests.cpu": "8"}}}
+    )
+    shop.state["pods"] = items(*[shop.pod] * 4)
+    shop.state["services"] = items(named("web", selector={"app": "web"}, ports=[{"port": 80, "targetPort": 9000}]))
+
+    code, found = shop.look()
+
+    assert (code, found.keys()) == (3, {"NoRoomForDryRun", "NoRoomForAll", "ServiceByNumber"})
+
+
+def test_pods_that_end_are_none_of_a_quota_s(shop):
+    ended = {**shop.pod, "status": {"phase": "Failed"}}
+    hard = {"requests.cpu": "10"}
+    shop.state["resourcequotas"] = items(
+        {**named("q", hard=hard), "status": {"hard": hard, "used": {"requests.cpu": "4"}}}
+    )
+    shop.state["pods"] = items(shop.pod, shop.pod, ended, ended)
+    assert shop.look()[1].keys() == {"NotAsked"}
+
+
+def test_policies_of_all_namespaces_are_read(shop):
+    outgoing = named("e", "callers", podSelector={}, policyTypes=["Egress"], egress=[{"ports": [{"port": 9000}]}])
+    shop.state["networkpolicies.networking.k8s.io"] = items(outgoing)
+
+    code, found = shop.look()
+
+    assert (code, found.keys()) == (3, {"NotAsked", "NetworkPolicyByNumber"})
+    (asked,) = [each for each in shop.asked if each[1] == "networkpolicies.networking.k8s.io"]
+    assert "--all-namespaces" in asked
+
+
+def test_the_rules_of_meshes_are_read_where_the_server_has_them(shop):
+    rules = [{"to": [{"operation": {"ports": ["9000"]}}]}]
+    shop.state["authorizationpolicies.security.istio.io"] = items(named("a", rules=rules))
+    assert shop.look()[1].keys() == {"NotAsked", "MeshPolicyByNumber"}
+    del shop.state["authorizationpolicies.security.istio.io"]
+    shop.state["servers.policy.linkerd.io"] = items(named("s", podSelector={}, port=9000))
+    assert shop.look()[1].keys() == {"NotAsked", "MeshPolicyByNumber"}
+
+
+def test_where_the_operator_runs_is_read(shop):
+    labels = {"app.kubernetes.io/name": "carpool", "app.kubernetes.io/component": "operator"}
+    shop.state["pods"] = items({"metadata": {"name": "o", "namespace": "platform", "labels": labels}})
+    shop.state["namespace"]["metadata"]["labels"] = {"team": "infra"}
+    peer = {"namespaceSelector": {"matchLabels": {"team": "infra"}}}
+    rules = [{"ports": [{"port": "http"}]}, {"ports": [{"port": 14090}], "from": [peer]}]
+    shop.state["networkpolicies.networking.k8s.io"] = items(named("p", podSelector={}, ingress=rules))
+    assert shop.look()[1].keys() == {"NotAsked"}
+    del rules[1]
+    shop.state["networkpolicies.networking.k8s.io"] = items(named("p", podSelector={}, ingress=rules))
+    assert "namespace platform" in shop.look()[1]["AdminPortClosed"]["message"]
+
+
+def test_what_one_may_not_read_is_said_and_stops_nothing(shop):
+    for what in ("pods", "resourcequotas", "authorizationpolicies.security.istio.io"):
+        shop.state[what] = forbidden(what)
+
+    code, found = shop.look()
+
+    assert (code, found.keys()) == (0, {"NotAsked", "NotLookedAt"})
+    for words in ("the operator's pods", "ResourceQuotas", "AuthorizationPolicies"):
+        assert words in found["NotLookedAt"]["message"]

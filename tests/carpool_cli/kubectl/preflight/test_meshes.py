@@ -1,0 +1,112 @@
+"""Istio's and Linkerd's rules on plain objects: no mesh runs in the tests."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+from model_in_shop import all_of, around, codes, patched
+
+from carpool_cli.kubectl.preflight.findings import Effect
+
+BREAKS = "MeshPolicyByNumber"
+SOURCE = [{"source": {"namespaces": ["team"]}}]
+
+
+def to(*ports, **rule):
+    return {"to": [{"operation": {"ports": list(ports)}}], **rule}
+
+
+def authorization(*rules, namespace="shop", **spec):
+    return {"metadata": {"name": "a", "namespace": namespace}, "spec": {"rules": list(rules), **spec}}
+
+
+def test_a_mesh_is_told_of_only_where_it_stands_before_the_whole_pod():
+    """From one inside the pod the injector excludes the admin port."""
+    istio = {"metadata": {"name": "shop", "labels": {"istio-injection": "enabled"}}}
+    assert codes(around(istio)) == []
+    ambient = {"metadata": {"name": "shop", "labels": {"istio.io/dataplane-mode": "ambient"}}}
+    assert codes(around(ambient)) == ["Mesh"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "breaks"),
+    [
+        (authorization(to("9000")), True),
+        (authorization(to("9000"), action="DENY"), True),
+        (authorization(to("9000"), selector={"matchLabels": {"app": "web"}}), True),
+        (authorization(to("9000"), namespace="istio-system"), True),
+        (authorization({"to": [{"operation": {"notPorts": ["9000"]}}]}), True),
+        (authorization({"when": [{"key": "destination.port", "values": ["9000"]}]}), True),
+        (authorization(to("9000", "14080")), False),
+        (authorization(to("443")), False),
+        (authorization({"from": SOURCE}), False),
+        (authorization({"when": [{"key": "request.headers[x]", "values": ["9000"]}]}), False),
+        (authorization(to("9000"), selector={"matchLabels": {"app": "other"}}), False),
+        (authorization(to("9000"), namespace="other"), False),
+        (authorization(to("9000"), targetRefs=[{"kind": "Gateway", "name": "g"}]), False),
+        ({"metadata": {"name": "deny-all", "namespace": "shop"}, "spec": {}}, False),
+    ],
+)
+def test_an_authorization_policy_is_compared_by_number(policy, breaks):
+    assert codes(around(authorizations=[policy])) == ([BREAKS] if breaks else [])
+
+
+@pytest.mark.parametrize(
+    ("other", "breaks"),
+    [
+        (authorization(to("14080")), False),
+        (authorization(to("14080", **{"from": SOURCE})), False),
+        (authorization({}), False),
+        (authorization(to("14080", **{"from": [{"source": {"namespaces": ["x"]}}]})), True),
+        (authorization({"to": [{"operation": {"ports": ["14080"], "methods": ["GET"]}}]}), True),
+        (authorization(to("14080"), action="DENY"), True),
+        (authorization(to("14080"), selector={"matchLabels": {"app": "other"}}), True),
+    ],
+)
+def test_all_rules_of_one_action_are_judged_together(other, breaks):
+    by_number = authorization(to("9000", **{"from": SOURCE}))
+    assert codes(around(authorizations=[by_number, other])) == ([BREAKS] if breaks else [])
+
+
+def test_the_command_adds_the_port_where_the_other_is_listed():
+    (finding,) = all_of(around(authorizations=[authorization({"from": SOURCE}, to("9000"), action="DENY")]))
+    assert finding.effect is Effect.BREAKS
+    resource, *change = patched(finding.fix)
+    assert resource == ["authorizationpolicies.security.istio.io", "a"]
+    assert change == ["add", "/spec/rules/1/to/0/operation/ports/-", "14080"]
+    everywhere = authorization({"when": [{"key": "destination.port", "notValues": ["9000"]}]}, namespace="istio-system")
+    (finding,) = all_of(around(authorizations=[everywhere]))
+    assert finding.fix.startswith("kubectl -n istio-system ")
+    assert patched(finding.fix)[2] == "/spec/rules/0/when/0/notValues/-"
+
+
+def server(port, name="s", **selector):
+    return {"metadata": {"name": name}, "spec": {"podSelector": {"matchLabels": selector}, "port": port}}
+
+
+@pytest.mark.parametrize(
+    ("servers", "breaks"),
+    [
+        ([server(9000)], True),
+        ([server(9000, app="web")], True),
+        ([server(9000), server(9001, "t")], True),
+        ([server(9000), server(14080, "t")], False),
+        ([server(9000), server("http", "t")], False),
+        ([server("http")], False),
+        ([server(9001)], False),
+        ([server(9000, app="other")], False),
+        ([{"metadata": {"name": "s"}, "spec": {"externalWorkloadSelector": {}, "port": 9000}}], False),
+    ],
+)
+def test_a_server_is_compared_by_number(servers, breaks):
+    assert codes(around(servers=servers)) == ([BREAKS] if breaks else [])
+
+
+def test_the_command_has_a_server_name_the_port():
+    (finding,) = all_of(around(servers=[server(9000)]))
+    assert finding.effect is Effect.BREAKS
+    words = shlex.split(finding.fix)
+    assert words[:6] == ["kubectl", "-n", "shop", "patch", "servers.policy.linkerd.io", "s"]
+    assert json.loads(words[-1]) == {"spec": {"port": "http"}}
