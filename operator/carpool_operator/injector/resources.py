@@ -20,8 +20,8 @@ MIN_CPU, MIN_MEMORY = 50, Quantity(128 * 2**20)
 STORAGE = Quantity(64 * 2**20)
 """Ephemeral storage, where it has to be named: for logs, of which the kubelet keeps five files of 10 MiB.
 
-A sidecar writes nothing else. Its root file system is read-only, bodies stay in memory, and its one volume is a ConfigMap
-of some KiB."""
+A sidecar writes nothing else: its root file system is read-only, bodies stay in memory, its volume is a ConfigMap.
+"""
 
 OF_CLASS = ("cpu", "memory")
 """What decides on a pod's quality of service, and what a quota demands of every container."""

@@ -3,10 +3,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec import structs
 
 from carpool_operator.api.model import Target
 from carpool_operator.injector.decide import Inject, Settings, decide, target_of
-from carpool_operator.injector.patch import patch
+from carpool_operator.injector.patch import patch, unpatch
 from carpool_operator.injector.reasons import NOTES, REASONS, Note, Reason, Skip
 from carpool_operator.injector.resources import Resources
 from carpool_operator.injector.room import Surroundings
@@ -263,6 +264,28 @@ def test_a_pod_that_a_quota_would_count_for_its_sidecar_alone_is_left_as_it_is()
     assert isinstance(decide(pod(resources=named), TARGET, SETTINGS, around=around), Inject)
     counted = {**quota, "spec": {**quota["spec"], "hard": {"pods": "10"}}}
     assert isinstance(decide(pod(), TARGET, SETTINGS, around=Surroundings(quotas=(counted,))), Inject)
+
+
+@pytest.mark.parametrize(
+    ("own", "becomes"),
+    [
+        ({}, ["ours", "theirs"]),
+        ({"imagePullSecrets": None}, ["ours", "theirs"]),
+        ({"imagePullSecrets": []}, ["ours", "theirs"]),
+        ({"imagePullSecrets": [{"name": "own"}]}, ["own", "ours", "theirs"]),
+        ({"imagePullSecrets": [{"name": "theirs"}, {"name": "own"}]}, ["theirs", "own", "ours"]),
+        ({"imagePullSecrets": [{"name": "own"}, {"name": "own"}]}, ["own", "own", "ours", "theirs"]),
+    ],
+)
+def test_the_secrets_that_the_sidecar_s_image_is_pulled_with_come_behind_the_pod_s_own(own, becomes):
+    settings = structs.replace(SETTINGS, pull_secrets=("ours", "theirs"))
+    given = pod(spec=own)
+    before = json.dumps(given)
+    patched = patch(given, decide(given, TARGET, settings), settings, "0123456789abcdef")
+    assert [each["name"] for each in patched["spec"]["imagePullSecrets"]] == becomes
+    assert json.dumps(unpatch(json.loads(json.dumps(patched)))) == before
+    without = patch(given, decide(given, TARGET, SETTINGS), SETTINGS, "0123456789abcdef")
+    assert without["spec"].get("imagePullSecrets") == own.get("imagePullSecrets")
 
 
 def fitted(resources, *items, **hard):
