@@ -159,7 +159,7 @@ def test_a_probe_shows_what_a_port_speaks(probe):
     assert port("http", livenessProbe=other) == 9000
 
 
-def test_the_container_is_the_first_that_names_a_port():
+def test_the_container_is_the_one_with_a_known_port():
     given = pod()
     given["spec"]["containers"].insert(0, {"name": "logs"})
     assert decide(given, TARGET, SETTINGS).container == "server"
