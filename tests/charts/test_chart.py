@@ -23,6 +23,7 @@ VALUES = {
     "most": {
         "image": {"repository": "registry.local/carpool-operator", "digest": "sha256:" + "0" * 64},
         "imagePullSecrets": [{"name": "registry"}],
+        "sidecar": {"imagePullSecrets": ["registry", "mirror"]},
         "priorityClassName": "system-cluster-critical",
         "commonLabels": {"team": "platform"},
         "logLevel": "Debug",
@@ -123,6 +124,8 @@ def test_everything_is_set_where_it_belongs(helm):
     arguments = {name: spec["containers"][0].get("args", []) for name, _, spec in pods(objects)}
     assert {"--interval=5s", "--resync=10m", "--log-level=Debug"} <= {*arguments["carpool-operator"]}
     assert {"--log=debug", "--port=9443", "--metrics-port=9080"} <= {*arguments["carpool-injector"]}
+    secrets = {"--sidecar-pull-secret=registry", "--sidecar-pull-secret=mirror"}
+    assert secrets <= {*arguments["carpool-injector"]}
     (hooks,) = of(objects, "MutatingWebhookConfiguration")
     assert {hook["timeoutSeconds"] for hook in hooks["webhooks"]} == {10}
     (injector,) = [spec for name, _, spec in pods(objects) if name == "carpool-injector"]

@@ -39,6 +39,13 @@ _SEPARATOR = re.compile(r"^(?:---|\.\.\.)(?=\s|$)(?P<rest>.*)\n?", re.MULTILINE)
 """Between two documents: the mark, and what stands behind it on its line."""
 
 
+UNACCOUNTED = (
+    "imagePullSecrets are named now, so the API server no longer adds those of the ServiceAccount: name them, too, if "
+    "the model's image needs them"
+)
+"""Said of a pod that named no secrets; the API server adds the account's to those alone."""
+
+
 class Outcome(NamedTuple):
     """What became of one workload: ``why`` is ``None`` where it has its sidecar now, with what is to be known of it."""
 
@@ -116,6 +123,13 @@ Examples:
 @click.option("-n", "--namespace", help="Namespace of manifests without one; needed with --public-key.")
 @click.option("--image", help="The sidecar's.  [default: carpool-sidecar:VERSION]")
 @click.option(
+    "--image-pull-secret",
+    "pull_secrets",
+    multiple=True,
+    metavar="NAME",
+    help="Secret in the workloads' namespace to pull it with, beside the pods' own.",
+)
+@click.option(
     "--drain-secret",
     type=INPUT_FILE,
     help="File with a secret that drain keys are derived from.  [default: from the manifest alone]",
@@ -128,6 +142,7 @@ def command(
     public_key: str | None,
     namespace: str | None,
     image: str | None,
+    pull_secrets: tuple[str, ...] = (),
     drain_secret: Path | None = None,
     undo: bool = False,
 ) -> None:
@@ -143,7 +158,7 @@ def command(
     Exits 0 when all have their sidecars, 3 when some can't or have one with other settings, 2 for wrong input. The
     standard error has the reasons, and notes, such as on a Service in the input that bypasses the sidecar.
     """
-    if undo and (slo_p99, public_key, image, drain_secret) != (None, None, None, None):
+    if undo and any(given not in {None, ()} for given in (slo_p99, public_key, image, pull_secrets, drain_secret)):
         raise click.UsageError("--undo takes no other option but -f")
     if not undo and (slo_p99 is None) == (public_key is None):
         raise click.UsageError(
@@ -154,6 +169,7 @@ def command(
         settings = Settings(
             image=image or f"carpool-sidecar:{version('carpool-serving')}",
             version=version("carpool-serving"),
+            pull_secrets=pull_secrets,
             public_key=None if public_key is None else _key(public_key),
             policy=None if slo_p99 is None else _policy(slo_p99),
         )
@@ -337,6 +353,8 @@ def _injected(thing: Any, asked: Asked, found: Found) -> Any:  # noqa: ANN401 - 
             f"a {kind} is not a valid Kubernetes object: check it with kubectl apply --dry-run=server"
         ) from None
     notes = json.loads(pod_changed["metadata"]["annotations"][names.STATUS])["notes"]
+    if settings.pull_secrets and not pod["spec"].get("imagePullSecrets"):
+        problems = (*problems, UNACCOUNTED)
     found.outcomes.append(Outcome(name, None, tuple(Note(note) for note in notes), problems, where, pod_changed))
     return _with(changed, job or of, pod_changed)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 
 IMAGE = "--sidecar-image="
 """The injector's argument that names the sidecar's image."""
+PULL_SECRET = "--sidecar-pull-secret="  # noqa: S105 - its name
+"""The injector's argument that names a Secret to pull it with."""
+
+
+class _Installed(NamedTuple):
+    """What sidecars are made with: ``image`` is ``None`` where the injector names none."""
+
+    key: str
+    image: str | None
+    pull_secrets: tuple[str, ...]
 
 
 @click.command(
@@ -33,22 +43,31 @@ Examples:
 def command(*, source: str, carpool_namespace: str) -> None:
     """Put a sidecar into workloads and Pods as the webhook would, and print the manifests.
 
-    The sidecars trust the operator of this cluster: the public key and the sidecar's image are read from it. Without a
-    cluster, `carpool inject` does the same. Objects without a namespace get that of -n, or of the context.
+    The sidecars trust the operator of this cluster: the public key, the sidecar's image and the secrets to pull it
+    with are read from it. Without a cluster, `carpool inject` does the same. Objects without a namespace get that of
+    -n, or of the context.
 
     Exits 0 when all have their sidecars, 3 when some can't (the reasons are on the standard error), 2 for wrong input.
     """
     cluster = here()
-    key, image = _installed(cluster, carpool_namespace)
+    key, image, pull_secrets = _installed(cluster, carpool_namespace)
     namespace = cluster.namespace
     if namespace is None:
         namespace = cluster.run("config", "view", "--minify", "--output=jsonpath={..namespace}").strip() or "default"
     context = click.get_current_context()
-    context.invoke(inject.command, source=source, slo_p99=None, public_key=key, namespace=namespace, image=image)
+    context.invoke(
+        inject.command,
+        source=source,
+        slo_p99=None,
+        public_key=key,
+        namespace=namespace,
+        image=image,
+        pull_secrets=pull_secrets,
+    )
 
 
-def _installed(cluster: Cluster, namespace: str) -> tuple[str, str | None]:
-    """Return the operator's public key, and the sidecar's image where the injector names one.
+def _installed(cluster: Cluster, namespace: str) -> _Installed:
+    """Read the operator's public key and the injector's arguments.
 
     Raises ``click.ClickException``.
     """
@@ -66,10 +85,9 @@ def _installed(cluster: Cluster, namespace: str) -> tuple[str, str | None]:
         ) from None
     key, injector = msgspec.json.decode(text)["items"]
     containers: list[dict[str, Any]] = injector["spec"]["template"]["spec"]["containers"]
-    images = [
-        argument.removeprefix(IMAGE)
-        for container in containers
-        for argument in container.get("args", [])
-        if argument.startswith(IMAGE)
-    ]
-    return key["data"]["publicKey"], next(iter(images), None)
+    arguments = [argument for container in containers for argument in container.get("args", [])]
+    images, secrets = (
+        [argument.removeprefix(flag) for argument in arguments if argument.startswith(flag)]
+        for flag in (IMAGE, PULL_SECRET)
+    )
+    return _Installed(key["data"]["publicKey"], next(iter(images), None), tuple(secrets))

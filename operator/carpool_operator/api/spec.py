@@ -63,8 +63,9 @@ class TargetRef(Camel, frozen=True, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=253)]
     """Its name; it may come after the policy."""
     container: Annotated[str, Meta(min_length=1, max_length=63)] | None = None
-    """The model's container, to be told (`Programmed`, `WrongContainer`) where sidecars stand before another: which one
-    that is, `carpool.dev/container` in the pod template chooses, by default the first with a port. Unset: any."""
+    """The model's container. If sidecars are before another one, the status says so (`Programmed`, `WrongContainer`).
+    `carpool.dev/container` in the pod template chooses; by default it is the one that asks for a GPU, else the only one
+    that may be a model. Unset: any."""
 
 
 class LabelOperator(StrEnum):

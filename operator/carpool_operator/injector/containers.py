@@ -47,8 +47,8 @@ def model_container(spec: Json, wanted: str | None, default: str | None) -> Json
     """Return the model's container.
 
     1. The one named by annotation.
-    2. The only one, apart from those that other programs add.
-    3. The one that asks for a GPU.
+    2. The one that asks for a GPU, whatever its name.
+    3. The only one, apart from those that other programs add.
     4. The one that kubectl takes by default.
     5. The only one with a known name, or a port that has a known number or name.
 
@@ -61,8 +61,8 @@ def model_container(spec: Json, wanted: str | None, default: str | None) -> Json
             if each["name"] == wanted:
                 return each
         raise Skipped(Reason.UNKNOWN_CONTAINER, f"{names.CONTAINER} is {wanted!r}, the pod's containers are: {known}")
-    own = [each for each in containers if each["name"] not in HELPERS] or containers
-    candidates = [each for each in own if _asks_for_device(each)] or own
+    candidates = [each for each in containers if _asks_for_device(each)] or containers
+    candidates = [each for each in candidates if each["name"] not in HELPERS] or candidates
     if len(candidates) > 1:
         candidates = [each for each in candidates if each["name"] == default] or candidates
     if len(candidates) > 1:

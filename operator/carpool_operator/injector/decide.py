@@ -54,11 +54,13 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     ``public_key``: the operator's, 64 hex digits; ``None`` where it is not known. ``policy``: what sidecars tune
     themselves to, where no operator does. ``user``: numeric, or ``None`` where the platform assigns one.
+    ``pull_secrets``: names of Secrets in the pods' namespaces that the image is pulled with, beside the pods' own.
     """
 
     image: str
     version: str
     pull_policy: str | None = None
+    pull_secrets: tuple[str, ...] = ()
     public_key: str | None = None
     policy: BatchingPolicy | None = None
     user: int | None = 65532

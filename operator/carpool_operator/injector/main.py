@@ -55,6 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         image=options.sidecar_image,
         version=version("carpool-serving"),
         pull_policy=options.sidecar_pull_policy,
+        pull_secrets=tuple(options.sidecar_pull_secret),
         user=None if options.sidecar_user < 0 else options.sidecar_user,
         resources=_resources(parser, options),
         data_port=options.sidecar_data_port,
@@ -77,6 +78,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('carpool-serving')}")
     parser.add_argument("--sidecar-image", required=True, metavar="IMAGE", help="image of the sidecar")
     parser.add_argument("--sidecar-pull-policy", choices=("Always", "IfNotPresent", "Never"), help="of that image")
+    parser.add_argument(
+        "--sidecar-pull-secret",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="Secret in the pod's namespace to pull it with, beside the pod's own; may be repeated",
+    )
     parser.add_argument("--sidecar-cpu", default="500m", metavar="CPU", help="CPU that a sidecar requests (500m)")
     parser.add_argument("--sidecar-cpu-limit", metavar="CPU", help="its CPU limit (none)")
     parser.add_argument("--sidecar-memory", default="512Mi", metavar="SIZE", help="its memory limit (512Mi)")

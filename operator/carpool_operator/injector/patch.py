@@ -59,12 +59,8 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
             if handler["port"] == name:
                 handler["port"] = inject.port
     # 3. The model ends after the last answer
-    lifecycle = model["lifecycle"] = model.get("lifecycle") or {}
-    if lifecycle.get("preStop"):
+    if not _let_drain(model, inject.admin_port, drain_key):
         notes.append(Note.PRE_STOP_KEPT)
-    else:
-        header = {"name": DRAIN_HEADER, "value": drain_key}
-        lifecycle["preStop"] = {"httpGet": {"path": "/drain", "port": inject.admin_port, "httpHeaders": [header]}}
     grace = 30 if spec.get("terminationGracePeriodSeconds") is None else spec["terminationGracePeriodSeconds"]
     if grace < MIN_GRACE:
         notes.append(Note.GRACE_RAISED)
@@ -82,20 +78,12 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
     for each in (*added_first, sidecar):
         each["securityContext"] |= _apparmor(spec)
     spec["initContainers"] = [*(spec.get("initContainers") or []), *added_first, sidecar]
+    _let_pull(spec, settings.pull_secrets)
     if inject.target is not None:
         change = {"name": names.change_name(inject.target.kind, inject.target.name), "optional": True}
         spec["volumes"] = [*(spec.get("volumes") or []), {"name": VOLUME, "configMap": change}]
     # 5. What is to be known of it
-    metadata = pod["metadata"] = pod.get("metadata") or {}
-    added = {}
-    if inject.target is not None:
-        # For the operator to find it by; one that tunes itself is none of the operator's.
-        metadata["labels"] = {**(metadata.get("labels") or {}), names.INJECTED: "true"}
-        added[names.TARGET] = f"{inject.target.kind}/{inject.target.name}"
-    written = annotated(annotations_of(pod), around.annotations, inject.port, inject.data_port, inject.admin_port)
-    metadata["annotations"] = {**written, **added}
-    metadata["annotations"].setdefault(DEFAULT_CONTAINER, inject.container)
-    metadata["annotations"].pop(names.SKIPPED, None)
+    _describe(pod, inject, around)
     status = {
         "version": settings.version,
         "container": inject.container,
@@ -106,8 +94,40 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
         **({"capture": True} if inject.capture else {}),
         "undo": list(changes(given, pod)),
     }
-    metadata["annotations"][names.STATUS] = json.dumps(status, separators=(",", ":"))
+    pod["metadata"]["annotations"][names.STATUS] = json.dumps(status, separators=(",", ":"))
     return pod
+
+
+def _let_drain(model: Json, admin_port: int, drain_key: str) -> bool:
+    """Let the model's end wait for the sidecar's drain; returns whether it does, as no hook of its own is there."""
+    lifecycle = model["lifecycle"] = model.get("lifecycle") or {}
+    if lifecycle.get("preStop"):
+        return False
+    header = {"name": DRAIN_HEADER, "value": drain_key}
+    lifecycle["preStop"] = {"httpGet": {"path": "/drain", "port": admin_port, "httpHeaders": [header]}}
+    return True
+
+
+def _let_pull(spec: Json, secrets: tuple[str, ...]) -> None:
+    """Name the secrets that the sidecar's image is pulled with, where the pod doesn't."""
+    own = spec.get("imagePullSecrets") or []
+    more = [{"name": name} for name in secrets if {"name": name} not in own]
+    if more:
+        spec["imagePullSecrets"] = [*own, *more]
+
+
+def _describe(pod: Json, inject: Inject, around: Surroundings) -> None:
+    """Write labels and annotations by which operators, meshes and kubectl find what they look for."""
+    metadata = pod["metadata"] = pod.get("metadata") or {}
+    added = {}
+    if inject.target is not None:
+        # For the operator to find it by; one that tunes itself is none of the operator's.
+        metadata["labels"] = {**(metadata.get("labels") or {}), names.INJECTED: "true"}
+        added[names.TARGET] = f"{inject.target.kind}/{inject.target.name}"
+    written = annotated(annotations_of(pod), around.annotations, inject.port, inject.data_port, inject.admin_port)
+    metadata["annotations"] = {**written, **added}
+    metadata["annotations"].setdefault(DEFAULT_CONTAINER, inject.container)
+    metadata["annotations"].pop(names.SKIPPED, None)
 
 
 def unpatch(pod: Json) -> Json | None:

@@ -1,4 +1,4 @@
-"""What a sidecar may use, and what a pod does: CPU in thousandths of a core, memory in bytes."""
+"""What a sidecar may use, and what a pod does: CPU in thousandths of a core, memory and storage in bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 MIN_CPU, MIN_MEMORY = 50, Quantity(128 * 2**20)
 """Less is no room for the process, its tuner and one request."""
 
-MEASURED = ("cpu", "memory")
+STORAGE = Quantity(64 * 2**20)
+"""Ephemeral storage, where it has to be named: for logs, of which the kubelet keeps five files of 10 MiB.
+
+A sidecar writes nothing else: its root file system is read-only, bodies stay in memory, its volume is a ConfigMap.
+"""
+
+OF_CLASS = ("cpu", "memory")
+"""What decides on a pod's quality of service, and what a quota demands of every container."""
 
 _CPU = re.compile(r"[0-9]{1,6}m?|[0-9]{1,3}\.[0-9]{1,3}")
 # As many digits as anybody has of anything: to read an exponent of seven would take this thread 8 s.
@@ -31,25 +38,54 @@ _UNITS = {
 }
 
 
+class Amounts(NamedTuple):
+    """Of one resource; ``limit`` is ``None`` where there is none."""
+
+    request: int
+    limit: int | None
+
+    @property
+    def most(self) -> int:
+        """The limit, or the request where there is no limit."""
+        return self.request if self.limit is None else self.limit
+
+
 class Resources(NamedTuple):
-    """A sidecar's. ``cpu`` and ``cpu_limit`` in thousandths of a core, ``None`` where there is no limit."""
+    """A sidecar's. ``cpu`` and ``cpu_limit`` in thousandths of a core, ``None`` where there is no limit.
+
+    ``storage``: ephemeral storage, bytes; ``None`` where it is not named.
+    """
 
     cpu: int
     cpu_limit: int | None
     memory_request: Quantity
     memory: Quantity
+    storage: Amounts | None = None
+
+    def named(self) -> dict[str, Amounts]:
+        """Return what is asked for, by resource."""
+        found = {"cpu": Amounts(self.cpu, self.cpu_limit), "memory": Amounts(self.memory_request, self.memory)}
+        return found if self.storage is None else {**found, "ephemeral-storage": self.storage}
+
+    def changed(self, resource: str, amounts: Amounts) -> Resources:
+        """Return the same with other amounts of one resource."""
+        if resource == "cpu":
+            return self._replace(cpu=amounts.request, cpu_limit=amounts.limit)
+        if resource == "memory":
+            return self._replace(memory_request=Quantity(amounts.request), memory=Quantity(amounts.most))
+        return self._replace(storage=amounts)
 
     def written(self) -> dict[str, dict[str, str]]:
         """Return ``resources`` of the container."""
-        limits = {} if self.cpu_limit is None else {"cpu": cpu_text(self.cpu_limit)}
+        named = self.named()
         return {
-            "requests": {"cpu": cpu_text(self.cpu), "memory": str(self.memory_request)},
-            "limits": {**limits, "memory": str(self.memory)},
+            "requests": {name: amount_text(each.request, name) for name, each in named.items()},
+            "limits": {name: amount_text(each.limit, name) for name, each in named.items() if each.limit is not None},
         }
 
     def guaranteed(self) -> Resources:
-        """Return the same with limits that equal the requests."""
-        return Resources(self.cpu, self.cpu, self.memory, self.memory)
+        """Return the same with limits of CPU and memory that equal the requests."""
+        return self._replace(cpu_limit=self.cpu, memory_request=self.memory)
 
 
 def cpu_text(milli: int) -> str:
@@ -156,7 +192,7 @@ def is_guaranteed(spec: Mapping[str, Any]) -> bool:
     for resources in everyone:
         limits, own = (_named(resources.get(kind)) for kind in ("limits", "requests"))
         requests = {**limits, **own}
-        if any(name not in limits or amount(limits[name], name) != amount(requests[name], name) for name in MEASURED):
+        if any(name not in limits or amount(limits[name], name) != amount(requests[name], name) for name in OF_CLASS):
             return False
     return True
 
@@ -171,17 +207,13 @@ def raised(of_pod: Mapping[str, Any], sidecar: Resources) -> dict[str, Any]:
 
     Under a CPU limit of the pod, a sidecar without one of its own counts with its request.
     """
-    share = {
-        ("requests", "cpu"): sidecar.cpu,
-        ("requests", "memory"): int(sidecar.memory_request),
-        ("limits", "cpu"): sidecar.cpu if sidecar.cpu_limit is None else sidecar.cpu_limit,
-        ("limits", "memory"): int(sidecar.memory),
-    }
     changed = dict(of_pod)
     for kind in ("requests", "limits"):
         there = of_pod.get(kind) or {}
         more = {
-            name: amount_text(amount(there[name], name) + share[kind, name], name) for name in MEASURED if name in there
+            name: amount_text(amount(there[name], name) + (own.request if kind == "requests" else own.most), name)
+            for name, own in sidecar.named().items()
+            if name in there
         }
         if more:
             changed[kind] = {**there, **more}
@@ -198,7 +230,7 @@ def with_sidecar(spec: Mapping[str, Any], sidecar: Resources) -> dict[str, Any]:
 
 
 def _speaks(of_pod: Mapping[str, Any]) -> bool:
-    return any(name in (of_pod.get(kind) or {}) for kind in ("requests", "limits") for name in MEASURED)
+    return any(name in (of_pod.get(kind) or {}) for kind in ("requests", "limits") for name in OF_CLASS)
 
 
 def _everyone(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -10,13 +10,14 @@ import math
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from carpool.policy.durations import Quantity
 from carpool_operator.api import annotations as names
 from carpool_operator.injector.reasons import Reason, Skipped
 from carpool_operator.injector.resources import (
-    MEASURED,
     MIN_CPU,
     MIN_MEMORY,
+    OF_CLASS,
+    STORAGE,
+    Amounts,
     Resources,
     amount,
     amount_text,
@@ -32,7 +33,7 @@ Json = dict[str, Any]
 DEMANDED = 2
 """Where a quota demands a CPU limit: times the request. A container at its limit stops for tens of milliseconds."""
 
-_LEAST = {"cpu": MIN_CPU, "memory": int(MIN_MEMORY)}
+_LEAST = {"cpu": MIN_CPU, "memory": int(MIN_MEMORY), "ephemeral-storage": int(STORAGE)}
 _ANNOTATION = {
     ("requests", "cpu"): names.CPU,
     ("limits", "cpu"): names.CPU_LIMIT,
@@ -65,7 +66,8 @@ def fitted(spec: Mapping[str, Any], wanted: Resources, around: Surroundings) -> 
     Raises ``Skipped`` where there is too little room. The pod alone is not judged: it is admitted, or refused, as it
     was before.
     """
-    given = wanted
+    wanted = given = _with_storage(wanted, around)
+    asked = wanted.named()
     quotas = [quota for quota in around.quotas if counts(quota, spec)]
     # 1. A limit that somebody demands of every container
     if given.cpu_limit is None and any("limits.cpu" in hard(quota) for quota in quotas):
@@ -73,15 +75,18 @@ def fitted(spec: Mapping[str, Any], wanted: Resources, around: Surroundings) -> 
     # 2. What a container may have
     for name, item in _items(around, "Container"):
         _check_devices(name, item)
-        for resource in MEASURED:
-            given = _changed(given, resource, *_in_container(*_pair(given, resource), item, resource))
-            _enough(given, wanted, resource, f"LimitRange {name} leaves it")
+        for resource, amounts in given.named().items():
+            left = _in_container(amounts, item, resource)
+            _enough(left, asked[resource], resource, f"LimitRange {name} leaves it")
+            given = given.changed(resource, left)
     # 3. What a pod may have
     for name, item in _items(around, "Pod"):
-        for resource in MEASURED:
-            given = _in_pod(spec, given, item, resource)
-            _enough(given, wanted, resource, f"with its other containers, LimitRange {name} leaves it")
+        for resource, amounts in given.named().items():
+            left = _in_pod(spec, given, amounts, item, resource)
+            _enough(left, asked[resource], resource, f"with its other containers, LimitRange {name} leaves it")
+            given = given.changed(resource, left)
             _check_ratio(spec, given, item, resource, name)
+    _check_all(spec, given, around)
     # 4. What the namespace may have
     for quota in quotas:
         _check_class(spec, quota)
@@ -89,15 +94,23 @@ def fitted(spec: Mapping[str, Any], wanted: Resources, around: Surroundings) -> 
     return given
 
 
-def _pair(given: Resources, resource: str) -> tuple[int, int | None]:
-    return (given.cpu, given.cpu_limit) if resource == "cpu" else (int(given.memory_request), int(given.memory))
+def _with_storage(given: Resources, around: Surroundings) -> Resources:
+    """Name ephemeral storage where a LimitRange would give the sidecar as much as it gives a model.
 
-
-def _changed(given: Resources, resource: str, request: int, limit: int | None) -> Resources:
-    if resource == "cpu":
-        return given._replace(cpu=request, cpu_limit=limit)
-    assert limit is not None  # noqa: S101 - for the type checker: memory always has one
-    return given._replace(memory_request=Quantity(request), memory=Quantity(limit))
+    A quota demands none: it counts what is named.
+    """
+    bounds = {
+        bound
+        for _, item in _items(around, "Container")
+        for bound in ("default", "defaultRequest", "max", "maxLimitRequestRatio", "min")
+        if "ephemeral-storage" in (item.get(bound) or {})
+    }
+    if not bounds:
+        return given
+    # The kubelet limits a pod to the sum of the limits that are named: where the model has none, a sidecar's would be
+    # the model's. Defaults of requests and minimums set none.
+    limit = None if bounds <= {"defaultRequest", "min"} else STORAGE
+    return given._replace(storage=Amounts(STORAGE, limit))
 
 
 def _bound(item: Json, name: str, resource: str) -> int | None:
@@ -110,8 +123,9 @@ def _ratio(item: Json, resource: str) -> Fraction | None:
     return None if found is None else Fraction(amount(found, "cpu"), 1000)
 
 
-def _in_container(request: int, limit: int | None, item: Json, resource: str) -> tuple[int, int | None]:
+def _in_container(amounts: Amounts, item: Json, resource: str) -> Amounts:
     """Return a request and a limit that a LimitRange of type Container allows."""
+    request, limit = amounts
     default, most, least = (_bound(item, name, resource) for name in ("default", "max", "min"))
     ratio = _ratio(item, resource)
     if limit is None and (default is not None or most is not None or ratio is not None):
@@ -125,7 +139,7 @@ def _in_container(request: int, limit: int | None, item: Json, resource: str) ->
         request = min(request, limit)
         if ratio is not None:
             request = max(request, math.ceil(limit / ratio))
-    return request, limit
+    return Amounts(request, limit)
 
 
 def _check_devices(name: str, item: Json) -> None:
@@ -145,17 +159,34 @@ def _check_devices(name: str, item: Json) -> None:
             )
 
 
-def _in_pod(spec: Mapping[str, Any], given: Resources, item: Json, resource: str) -> Resources:
-    """Return resources with which the pod's sums are at most the maximum of a LimitRange of type Pod."""
-    most = _bound(item, "max", resource)
-    if most is None:
-        return given
-    request, limit = _pair(given, resource)
-    over = {kind: total(with_sidecar(spec, given), kind, resource) - most for kind in ("requests", "limits")}
-    if limit is not None:
-        limit -= max(0, over["limits"])
-    request -= max(0, over["requests"])
-    return _changed(given, resource, request if limit is None else min(request, limit), limit)
+def _in_pod(spec: Mapping[str, Any], given: Resources, amounts: Amounts, item: Json, resource: str) -> Amounts:
+    """Return a request and a limit with which the pod's sums are within a LimitRange of type Pod."""
+    request, limit = amounts
+    least, most = (_bound(item, name, resource) for name in ("min", "max"))
+    sums = {kind: total(with_sidecar(spec, given), kind, resource) for kind in ("requests", "limits")}
+    # The sum of limits may be the sidecar's alone: that of a pod without any has no minimum.
+    if least is not None and limit is not None:
+        limit += max(0, least - sums["limits"])
+    if most is not None:
+        limit = None if limit is None else limit - max(0, sums["limits"] - most)
+        request -= max(0, sums["requests"] - most)
+    return Amounts(request if limit is None else min(request, limit), limit)
+
+
+def _check_all(spec: Mapping[str, Any], given: Resources, around: Surroundings) -> None:
+    """Look whether all LimitRanges allow what is left: one may demand more than another leaves."""
+    for resource, amounts in given.named().items():
+        for name, item in (*_items(around, "Container"), *_items(around, "Pod")):
+            is_pod = item["type"] == "Pod"
+            allowed = (
+                _in_pod(spec, given, amounts, item, resource) if is_pod else _in_container(amounts, item, resource)
+            )
+            if allowed != amounts:
+                raise Skipped(
+                    Reason.NO_ROOM,
+                    f"no {resource} for a sidecar fits LimitRange {name} and all others: raise a maximum, or lower a "
+                    "minimum",
+                )
 
 
 def _check_ratio(spec: Mapping[str, Any], given: Resources, item: Json, resource: str, name: str) -> None:
@@ -164,21 +195,18 @@ def _check_ratio(spec: Mapping[str, Any], given: Resources, item: Json, resource
         raise Skipped(
             Reason.NO_ROOM,
             f"LimitRange {name} allows a pod {resource} limits of at most {float(ratio):g} times its requests, and "
-            f"with a sidecar it exceeds them: raise {_ANNOTATION['requests', resource]}",
+            f"with a sidecar it exceeds them: raise {_ANNOTATION.get(('requests', resource), 'that ratio')}",
         )
 
 
-def _enough(given: Resources, wanted: Resources, resource: str, why: str) -> None:
+def _enough(left: Amounts, asked: Amounts, resource: str, why: str) -> None:
     """Check that what is left is enough to run; a person may have asked for less."""
-    request, limit = _pair(given, resource)
-    asked, asked_limit = _pair(wanted, resource)
-    left = request if limit is None else limit
-    least = min(_LEAST[resource], asked if asked_limit is None else asked_limit)
-    if left < least or request <= 0:
+    least = min(_LEAST[resource], asked.most)
+    if left.most < least or left.request <= 0:
         raise Skipped(
             Reason.NO_ROOM,
             f"a sidecar needs {amount_text(least, resource)} of {resource}; {why} "
-            f"{amount_text(max(0, left), resource)}: raise that maximum",
+            f"{amount_text(max(0, left.most), resource)}: raise that maximum",
         )
 
 
@@ -186,9 +214,9 @@ def _check_class(spec: Mapping[str, Any], quota: Json) -> None:
     """Look whether a quota counts the pod only with its sidecar: then it demands of each container what none has."""
     classes = {each["scopeName"] for each in _scopes(quota)}
     containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
-    if "NotBestEffort" not in classes or any(_has_resources(each) for each in (spec, *containers)):
+    if "NotBestEffort" not in classes or any(_has_class(each) for each in (spec, *containers)):
         return
-    demanded = sorted(key for key in hard(quota) if key.rpartition(".")[2] in MEASURED)
+    demanded = sorted(key for key in hard(quota) if key.rpartition(".")[2] in OF_CLASS)
     if demanded:
         raise Skipped(
             Reason.NO_ROOM,
@@ -197,31 +225,35 @@ def _check_class(spec: Mapping[str, Any], quota: Json) -> None:
         )
 
 
-def _has_resources(owner: Mapping[str, Any]) -> bool:
+def _has_class(owner: Mapping[str, Any]) -> bool:
+    """Whether a pod is not BestEffort by what one of its containers, or itself, asks for."""
     resources = owner.get("resources") or {}
-    return any(resources.get(kind) for kind in ("requests", "limits"))
+    asked = [(resources.get(kind) or {}).get(name) for kind in ("requests", "limits") for name in OF_CLASS]
+    return any(found is not None and amount(found, "cpu") > 0 for found in asked)
 
 
 def _check_quota(spec: Mapping[str, Any], given: Resources, quota: Json) -> None:
     limits, used = hard(quota), (quota.get("status") or {}).get("used") or {}
-    whole = with_sidecar(spec, given)
+    whole, named = with_sidecar(spec, given), given.named()
     for key, kind, resource in measured(limits):
+        if resource not in named:
+            continue
         free = amount(limits[key], resource) - amount(used.get(key, 0), resource)
         needed = total(whole, kind, resource)
         if needed > free:
+            less = f", or lower {_ANNOTATION[kind, resource]}" if (kind, resource) in _ANNOTATION else ""
             raise Skipped(
                 Reason.NO_ROOM,
                 f"ResourceQuota {quota['metadata']['name']} has {amount_text(max(0, free), resource)} of {key} left, "
-                f"and the pod with a sidecar needs {amount_text(needed, resource)}: raise the quota, or lower "
-                f"{_ANNOTATION[kind, resource]}",
+                f"and the pod with a sidecar needs {amount_text(needed, resource)}: raise the quota{less}",
             )
 
 
 def measured(limits: Json) -> Iterator[tuple[str, str, str]]:
-    """Yield what a quota limits of CPU and memory: its key, requests or limits, and the resource."""
+    """Yield what a quota limits of CPU, memory and storage: its key, requests or limits, and the resource."""
     for key in limits:
         kind, _, resource = key.rpartition(".")
-        if resource in MEASURED and kind in {"", "requests", "limits"}:
+        if resource in {*OF_CLASS, "ephemeral-storage"} and kind in {"", "requests", "limits"}:
             yield key, kind or "requests", resource
 
 

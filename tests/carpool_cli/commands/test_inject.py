@@ -111,6 +111,21 @@ BY_NUMBER = MANIFESTS.replace(
 )
 
 
+def test_secrets_for_the_image_are_added_and_it_is_said_what_that_switches_off(inject):
+    """The API server adds the pull secrets of a ServiceAccount to pods that name none, and only to these."""
+    options = ("--slo-p99", "50ms", "--image-pull-secret", "registry")
+    result = inject(MANIFESTS, *options)
+    assert template(result.stdout)["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    assert "deployment/resnet: imagePullSecrets are named now" in result.stderr
+    assert inject(result.stdout, "--undo").stdout == MANIFESTS
+    own = MANIFESTS.replace("      containers:", "      imagePullSecrets: [{name: own}]\n      containers:")
+    result = inject(own, *options)
+    assert template(result.stdout)["spec"]["imagePullSecrets"] == [{"name": "own"}, {"name": "registry"}]
+    assert result.stderr == ""
+    assert inject(result.stdout, "--undo").stdout == own
+    assert inject(own, "--undo", "--image-pull-secret", "registry").exit_code == 2
+
+
 def test_a_service_that_bypasses_the_sidecar_is_named_with_the_fix(inject):
     deployment, service = BY_NUMBER.split("--- # behind it\n")
     said = (

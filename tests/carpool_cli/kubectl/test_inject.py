@@ -57,6 +57,14 @@ def test_sidecars_believe_the_cluster_s_operator(kubectl, manifest):
     ]  # fmt: skip
 
 
+def test_the_image_is_pulled_with_the_secrets_of_the_installation(kubectl, manifest):
+    kubectl.prints(installed("--sidecar-pull-secret=registry", "--sidecar-pull-secret=mirror"))
+    result = kubectl.run("inject", "-f", manifest, "-n", "shop")
+    (made,) = yaml.safe_load_all(result.stdout)
+    assert made["spec"]["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}, {"name": "mirror"}]
+    assert "ServiceAccount" in result.stderr
+
+
 def test_without_a_namespace_it_is_the_context_s(kubectl, manifest):
     kubectl.prints(installed())
     printed = kubectl.run("inject", "-f", manifest).stdout

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-MEASURED = ("cpu", "memory")
+MEASURED = ("cpu", "memory", "ephemeral-storage")
+DEMANDED = ("cpu", "memory")
+"""What every container has to name where a quota counts it; the rest is counted where it is named."""
 FACTORS = {"": 1, "m": Decimal("0.001"), "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -150,7 +152,7 @@ def over_quota(spec, quotas):
             if name not in MEASURED:
                 continue
             kind = kind or "requests"
-            if any(get(each["resources"], kind, name) is None for each in everyone(spec)):
+            if name in DEMANDED and any(get(each["resources"], kind, name) is None for each in everyone(spec)):
                 return f"{key} has to be named"
             if number(used.get(key, 0)) + total(spec, kind, name) > number(hard[key]):
                 return f"{key} exceeded"

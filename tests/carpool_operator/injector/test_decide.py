@@ -3,10 +3,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec import structs
 
 from carpool_operator.api.model import Target
 from carpool_operator.injector.decide import Inject, Settings, decide, target_of
-from carpool_operator.injector.patch import patch
+from carpool_operator.injector.patch import patch, unpatch
 from carpool_operator.injector.reasons import NOTES, REASONS, Note, Reason, Skip
 from carpool_operator.injector.resources import Resources
 from carpool_operator.injector.room import Surroundings
@@ -158,7 +159,7 @@ def test_a_probe_shows_what_a_port_speaks(probe):
     assert port("http", livenessProbe=other) == 9000
 
 
-def test_the_container_is_the_first_that_names_a_port():
+def test_the_container_is_the_one_with_a_known_port():
     given = pod()
     given["spec"]["containers"].insert(0, {"name": "logs"})
     assert decide(given, TARGET, SETTINGS).container == "server"
@@ -256,7 +257,90 @@ def test_a_pod_that_a_quota_would_count_for_its_sidecar_alone_is_left_as_it_is()
     around = Surroundings(quotas=(quota,))
     found = decide(pod(), TARGET, SETTINGS, around=around)
     assert (found.reason, "limits.memory of every container" in found.message) == (Reason.NO_ROOM, True)
+    # A pod's class is by its CPU and memory alone.
+    uncounted = {"limits": {"nvidia.com/gpu": 1, "ephemeral-storage": "1Gi"}, "requests": {"cpu": "0"}}
+    assert decide(pod(resources=uncounted), TARGET, SETTINGS, around=around) == found
     named = {"limits": {"cpu": "1", "memory": "1Gi"}}
     assert isinstance(decide(pod(resources=named), TARGET, SETTINGS, around=around), Inject)
     counted = {**quota, "spec": {**quota["spec"], "hard": {"pods": "10"}}}
     assert isinstance(decide(pod(), TARGET, SETTINGS, around=Surroundings(quotas=(counted,))), Inject)
+
+
+@pytest.mark.parametrize(
+    ("own", "becomes"),
+    [
+        ({}, ["ours", "theirs"]),
+        ({"imagePullSecrets": None}, ["ours", "theirs"]),
+        ({"imagePullSecrets": []}, ["ours", "theirs"]),
+        ({"imagePullSecrets": [{"name": "own"}]}, ["own", "ours", "theirs"]),
+        ({"imagePullSecrets": [{"name": "theirs"}, {"name": "own"}]}, ["theirs", "own", "ours"]),
+        ({"imagePullSecrets": [{"name": "own"}, {"name": "own"}]}, ["own", "own", "ours", "theirs"]),
+    ],
+)
+def test_the_secrets_that_the_sidecar_s_image_is_pulled_with_come_behind_the_pod_s_own(own, becomes):
+    settings = structs.replace(SETTINGS, pull_secrets=("ours", "theirs"))
+    given = pod(spec=own)
+    before = json.dumps(given)
+    patched = patch(given, decide(given, TARGET, settings), settings, "0123456789abcdef")
+    assert [each["name"] for each in patched["spec"]["imagePullSecrets"]] == becomes
+    assert json.dumps(unpatch(json.loads(json.dumps(patched)))) == before
+    without = patch(given, decide(given, TARGET, SETTINGS), SETTINGS, "0123456789abcdef")
+    assert without["spec"].get("imagePullSecrets") == own.get("imagePullSecrets")
+
+
+def fitted(resources, *items, **hard):
+    """Return the resources of a sidecar beside a model with ``resources``, or why there is none."""
+    ranges = tuple({"metadata": {"name": f"l{index}"}, "spec": {"limits": [each]}} for index, each in enumerate(items))
+    quotas = ({"metadata": {"name": "q"}, "spec": {"hard": hard}},) if hard else ()
+    found = decide(pod(resources=resources), TARGET, SETTINGS, around=Surroundings({}, ranges, quotas))
+    return found.resources.written() if isinstance(found, Inject) else found.message
+
+
+def storage(found):
+    return {kind: found[kind].get("ephemeral-storage") for kind in ("requests", "limits")}
+
+
+BOTH = {"requests": {"ephemeral-storage": "1Gi"}, "limits": {"ephemeral-storage": "1Gi"}}
+OF_CONTAINER = {"type": "Container", "default": {"ephemeral-storage": "1Gi"}}
+OF_POD = {"type": "Pod", "max": {"ephemeral-storage": "1.5Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("items", "hard", "requested", "limit"),
+    [
+        ([OF_CONTAINER, OF_POD], {}, "64Mi", "64Mi"),
+        ([OF_CONTAINER], {"limits.ephemeral-storage": "1.5Gi"}, "64Mi", "64Mi"),
+        ([{"type": "Container", "min": {"ephemeral-storage": "128Mi"}}], {}, "128Mi", None),
+        ([{"type": "Container", "defaultRequest": {"ephemeral-storage": "1Gi"}}], {}, "64Mi", None),
+        ([{"type": "Container", "max": {"ephemeral-storage": "1Gi"}}], {}, "64Mi", "64Mi"),
+        ([{"type": "Container", "maxLimitRequestRatio": {"ephemeral-storage": "1"}}], {}, "64Mi", "64Mi"),
+        # A limit of its own would be one of the whole pod.
+        ([OF_POD], {"requests.ephemeral-storage": "1Gi", "ephemeral-storage": "1Gi"}, None, None),
+        ([{"type": "Container", "default": {"cpu": "1"}}], {}, None, None),
+    ],
+)
+def test_storage_is_named_where_a_limit_range_names_it_for_containers(items, hard, requested, limit):
+    assert storage(fitted(BOTH, *items, **hard)) == {"requests": requested, "limits": limit}
+
+
+def test_without_room_for_its_logs_there_is_no_sidecar():
+    tight = {"type": "Pod", "max": {"ephemeral-storage": "1050Mi"}}
+    assert "needs 64Mi of ephemeral-storage; with its other containers, LimitRange l1 leaves it 26Mi" in fitted(
+        BOTH, OF_CONTAINER, tight
+    )
+    assert "raise the quota" in fitted(BOTH, OF_CONTAINER, **{"limits.ephemeral-storage": "1050Mi"})
+    small = {"type": "Container", "max": {"ephemeral-storage": "32Mi"}}
+    assert "LimitRange l0 leaves it 32Mi" in fitted({}, small)
+
+
+def test_two_limit_ranges_are_met_both_or_there_is_no_sidecar():
+    memory = {"requests": {"memory": "1Gi"}, "limits": {"memory": "1Gi"}}
+    least, most = {"type": "Container", "min": {"memory": "1Gi"}}, {"type": "Pod", "max": {"memory": "1.5Gi"}}
+    assert "no memory for a sidecar fits LimitRange l0 and all others" in fitted(memory, least, most)
+    assert fitted(memory, most)["limits"]["memory"] == "512Mi"
+
+
+def test_the_limits_of_a_pod_reach_its_minimum_also_where_the_sidecar_s_is_the_only_one():
+    least = {"type": "Pod", "min": {"memory": "1Gi"}}
+    assert fitted({"requests": {"memory": "2Gi"}}, least)["limits"]["memory"] == "1Gi"
+    assert fitted({"requests": {"memory": "2Gi"}, "limits": {"memory": "2Gi"}}, least)["limits"]["memory"] == "512Mi"

@@ -101,6 +101,17 @@ async def test_without_a_folder_it_makes_its_own(upkeep):
     assert injector.problem is None
 
 
+def test_the_options_are_what_every_sidecar_has(monkeypatch):
+    made = []
+    monkeypatch.setattr(module, "set_up", lambda _: None)
+    monkeypatch.setattr(module, "_run", lambda _options, injector: made.append(injector.settings))
+    monkeypatch.setattr(module.asyncio, "run", lambda _: None)
+    flags = ["--sidecar-pull-secret=registry", "--sidecar-pull-secret=mirror", "--sidecar-user=-1"]
+    assert main(["--sidecar-image=i", *flags]) == 0
+    assert main(["--sidecar-image=i"]) == 0
+    assert [(each.pull_secrets, each.user) for each in made] == [(("registry", "mirror"), None), ((), 65532)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -50,7 +50,11 @@ ports = st.lists(
     max_size=3,
 )
 amounts = {"cpu": st.sampled_from(["50m", "0.2", "1", "2"]), "memory": st.sampled_from(["64Mi", "256Mi", "1Gi", "2Gi"])}
-resources = some(requests=some(**amounts), limits=some(**amounts, **{"nvidia.com/gpu": st.sampled_from([0, 1])}))
+storage = {"ephemeral-storage": st.sampled_from(["32Mi", "96Mi", "1Gi", "1.5Gi"])}
+resources = some(
+    requests=some(**amounts, **storage),
+    limits=some(**amounts, **storage, **{"nvidia.com/gpu": st.sampled_from([0, 1])}),
+)
 names = st.sampled_from(["server", "vllm", "app", "istio-proxy", "queue-proxy", "logs", "carpool", "istio-init"])
 security = some(runAsUser=st.sampled_from([0, 1000]), privileged=st.booleans(), readOnlyRootFilesystem=st.booleans())
 containers = st.fixed_dictionaries(
@@ -101,16 +105,25 @@ specs = st.fixed_dictionaries(
 items = st.fixed_dictionaries(
     {"type": st.sampled_from(["Container", "Pod"])},
     optional={
-        "max": some(**amounts),
-        "min": some(cpu=st.just("50m"), memory=st.just("64Mi")),
-        "default": some(**amounts),
-        "maxLimitRequestRatio": some(cpu=st.sampled_from(["1", "3"]), memory=st.sampled_from(["1.5", "4"])),
+        "max": some(**amounts, **storage),
+        "min": some(**amounts, **storage),
+        "default": some(**amounts, **storage),
+        "defaultRequest": some(**storage),
+        "maxLimitRequestRatio": some(
+            cpu=st.sampled_from(["1", "3"]),
+            memory=st.sampled_from(["1.5", "4"]),
+            **{"ephemeral-storage": st.sampled_from(["1", "2"])},
+        ),
     },
 )
 hard = some(**{
     f"{kind}{name}": st.sampled_from(choices)
     for kind in ("", "requests.", "limits.")
-    for name, choices in {"cpu": ["1", "3", "8"], "memory": ["1Gi", "3Gi", "8Gi"]}.items()
+    for name, choices in {
+        "cpu": ["1", "3", "8"],
+        "memory": ["1Gi", "3Gi", "8Gi"],
+        "ephemeral-storage": ["128Mi", "1.5Gi", "8Gi"],
+    }.items()
 })  # fmt: skip
 surroundings = st.builds(
     lambda limits, quota, written, labels: Surroundings(
@@ -272,6 +285,58 @@ def test_no_pod_is_refused_because_of_a_sidecar(pod, around):
     # Before a webhook is asked, the API server has written the defaults of LimitRanges.
     for each in everyone(pod["spec"]):
         each["resources"] = defaulted(each.get("resources") or {}, around.limit_ranges)
+    event(f"bare: {refusal(pod, around) is None}")
+    if refusal(pod, around) is None:
+        answer = admit(pod, around)
+        injected(answer)
+        assert refusal(answer.changed, around) is None
+
+
+LADDERS = {
+    "cpu": ["50m", "100m", "0.5", "1", "1500m", "2"],
+    "memory": ["64Mi", "128Mi", "512Mi", "1Gi", "1.5Gi", "2Gi"],
+    "ephemeral-storage": ["32Mi", "64Mi", "96Mi", "1Gi", "1.5Gi", "2Gi"],
+}
+
+
+@st.composite
+def confined(draw):
+    """Return a pod with which nothing but its resources can be wrong, and a namespace that limits one of them."""
+    name = draw(st.sampled_from(sorted(LADDERS)))
+    steps = LADDERS[name]
+    step = st.sampled_from(steps)
+    # 1. LimitRanges, each with a minimum and a maximum that fit together
+    ranges = []
+    for kind in draw(st.lists(st.sampled_from(["Container", "Pod"]), min_size=1, max_size=3)):
+        low, middle, high = sorted(draw(st.tuples(*[st.integers(0, len(steps) - 1)] * 3)))
+        bounds = {"min": steps[low], "max": steps[high], "maxLimitRequestRatio": draw(st.sampled_from(["1", "2"]))}
+        if kind == "Container":
+            bounds |= {"default": steps[middle], "defaultRequest": steps[low]}
+        kept = draw(st.sets(st.sampled_from(sorted(bounds)), min_size=1))
+        ranges.append({"type": kind, **{bound: {name: value} for bound, value in bounds.items() if bound in kept}})
+    # 2. A quota
+    hard = {f"{draw(st.sampled_from(['', 'requests.', 'limits.']))}{name}": draw(step)}
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"hard": hard, "used": {}}}
+    # 3. The pod
+    containers = []
+    for title in draw(st.sampled_from([["model"], ["model", "logs"]])):
+        low, high = sorted(draw(st.tuples(*[st.integers(0, len(steps) - 1)] * 2)))
+        named = draw(st.sampled_from([(), ("limits",), ("requests",), ("limits", "requests")]))
+        amounts = {"requests": {name: steps[low]}, "limits": {name: steps[high]}}
+        containers.append({"name": title, "image": "x", "resources": {kind: amounts[kind] for kind in named}})
+    containers[0]["ports"] = [{"containerPort": 9000, "name": "http"}]
+    metadata = {"name": "web-0", "ownerReferences": [OWNER], "annotations": {"carpool.dev/inject": "true"}}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}}
+    limit_ranges = tuple({"metadata": {"name": "l"}, "spec": {"limits": [each]}} for each in ranges)
+    return pod, Surroundings({}, limit_ranges, draw(st.sampled_from([(), (quota,)])))
+
+
+@settings(max_examples=400)
+@given(confined())
+def test_no_pod_that_a_namespace_has_room_for_is_refused_with_a_sidecar(case):
+    pod, around = case
+    for each in pod["spec"]["containers"]:
+        each["resources"] = defaulted(each["resources"], around.limit_ranges)
     event(f"bare: {refusal(pod, around) is None}")
     if refusal(pod, around) is None:
         answer = admit(pod, around)
