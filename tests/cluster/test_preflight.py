@@ -261,6 +261,7 @@ def test_a_quota_that_has_room_for_one_and_not_for_all(installed, namespace, cod
 
     assert (code, found.keys()) == (3, {"NoRoomForDryRun", "NoRoomForAll"})
     fixed(found["NoRoomForAll"])
+    counted(installed, namespace)  # the old pods go, and nobody else takes them off
     eventually(lambda: codes()[1].keys() <= {"NoRoomForDryRun"})
 
 
