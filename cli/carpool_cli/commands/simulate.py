@@ -228,6 +228,8 @@ def command(
         asked_day = fleet_day.Asked(autoscaler, replicas, cold_start, rate, cv, trace, seed)
         fleet_day.run(profile, policy, asked_day, plot, as_json=as_json)
         return
+    if (objective or target_utilization is not None) and not (tune or compare):
+        raise click.UsageError("an objective chooses settings, and here one is given: add --tune or --compare")
     load = assumptions.arrivals(rate, cv, trace, seconds, seed)
     if trace is not None:
         seconds = min(seconds, lasts(load.times))

@@ -141,6 +141,7 @@ def test_a_batch_far_beyond_the_profile_is_remarked_upon(carpool, profile):
         (("--slo-p99", "50ms"), "--rate"),
         (("--slo-p99", "50ms", "--trace", "nowhere.csv"), "nowhere.csv"),
         (("--config", "nowhere.yaml", "--rate", "10"), "nowhere.yaml"),
+        (("--slo-p99", "50ms", "--rate", "100", "--objective", "latency"), "add --tune or --compare"),
     ],
 )
 def test_what_is_wrong_is_one_line_naming_the_fix(options, says, carpool, profile):
