@@ -9,12 +9,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+import click
 from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.forecasting.capacity import candidates, capacity
 from carpool.forecasting.forecaster import Forecaster
-from carpool.policy.durations import Duration
+from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import PassThroughMode
 from carpool.tuning.candidates import known_flights, productive_sizes
@@ -102,6 +103,16 @@ def _candidates(situation: Situation) -> list[Parameters]:
 
 
 def _played(situation: Situation, most: float, parameters_at: Callable[[Situation], Parameters]) -> Replica:
+    """Look a replica up at shares of the ``most`` that it carries within the SLO.
+
+    Raises ``click.ClickException`` where that is nothing.
+    """
+    if most <= 0:
+        named, alone = parameters_at(situation).describe(), situation.service.time(situation.rows)
+        raise click.ClickException(
+            f"no rate meets an SLO of {format_seconds(situation.target)} with {named}: a request takes "
+            f"{format_seconds(alone)} by itself; name a longer --slo-p99, or another setting"
+        )
     rates, busy, missed, settings = [], [], [], []
     for share in LOADS:
         rate = share * most

@@ -55,6 +55,13 @@ def test_what_is_missing_is_named(carpool, options, words):
     assert words in result.output
 
 
+def test_an_slo_that_one_request_alone_misses_is_named(carpool, profile):
+    result = carpool("savings", "--profile", profile, "--slo-p99", "5ms", "--rate", 100)
+    assert result.exit_code == 1
+    assert "no rate meets an SLO of 5ms" in result.output
+    assert "a request takes 5.5ms by itself" in result.output
+
+
 def test_a_load_is_needed(carpool, profile):
     result = carpool("savings", "--profile", profile, "--slo-p99", "50ms")
     assert "--rate" in result.output
