@@ -190,7 +190,8 @@ def of_running(found: Running, by_hand: Parameters | None, price: Price | None, 
         beware.append("what is in force now is for no load, and is left out")
     return savings(
         f"{found.name} at {found.address}", situation, found.policy, load,
-        by_hand=by_hand, now=None if found.stopped else found.parameters, price=price, beware=beware,
+        by_hand=by_hand, now=None if found.stopped else found.parameters, retunes=found.retunes, price=price,
+        beware=beware,
     )  # fmt: skip
 
 
