@@ -123,7 +123,7 @@ def command(
     elif path is None:
         if slo is not None or rate is not None or trace is not None:
             raise click.UsageError("--slo-p99, --rate and --trace go with --profile: a sidecar brings its own")
-        found = [_running(each, by_hand, price, pods, key_file, workload) for each in sidecars]
+        found = [found for each in sidecars for found in _running(each, by_hand, price, pods, key_file, workload)]
     else:
         if slo is None:
             raise click.UsageError("name the p99 to meet: --slo-p99 50ms")
@@ -159,15 +159,26 @@ def _running(
     pods: int,
     key_file: Path | None,
     workload: str | None,
-) -> Workload:
+) -> list[Workload]:
+    """Compare for every model with requests; one that can't be read is named, if others can."""
     from carpool_cli.live import running  # noqa: PLC0415 - not for profiles
     from carpool_cli.live.admin_client import AdminError, client_of  # noqa: PLC0415 - likewise
 
+    found, failed = [], []
     try:
-        found = running.read(client_of(address, key_file, workload), None)
+        client = client_of(address, key_file, workload)
+        names: list[str | None] = list(running.asked_for(client.report())) or [None]
     except AdminError as error:
         raise click.ClickException(str(error)) from None
-    return of_running(found, by_hand, price, pods)
+    for name in names:
+        try:
+            found.append(of_running(running.read(client, name), by_hand, price, pods))
+        except AdminError as error:
+            failed.append(str(error))
+    if not found:
+        raise click.ClickException(failed[0])
+    found[0] = msgspec.structs.replace(found[0], beware=(*found[0].beware, *(f"left out: {each}" for each in failed)))
+    return found
 
 
 def of_running(found: Running, by_hand: Parameters | None, price: Price | None, pods: int) -> Workload:
@@ -215,7 +226,16 @@ def _past(
     except history.HistoryError as error:
         raise click.ClickException(str(error)) from None
     return [
-        savings(each.name, each.situation, each.policy, each.load, by_hand=by_hand, counted=each.counted, price=price)
+        savings(
+            each.name,
+            each.situation,
+            each.policy,
+            each.load,
+            by_hand=by_hand,
+            counted=each.counted,
+            price=price,
+            beware=each.beware,
+        )
         for each in known
     ]
 

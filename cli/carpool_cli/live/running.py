@@ -161,9 +161,14 @@ def _times(values: tuple[float, ...], ratios: list[float]) -> tuple[float, ...]:
     return tuple(accumulate((value * ratio for value, ratio in zip(values, ratios, strict=True)), max))
 
 
+def asked_for(report: Report) -> list[str]:
+    """Return the models with requests."""
+    return sorted(name for name in report.lanes if report.stats.models.get(name, ModelStats()).arrivals)
+
+
 def _chosen(report: Report, model: str | None, address: str) -> str:
     """Return the name of the model that is asked for, or of the only one with requests."""
-    asked = sorted(name for name in report.lanes if report.stats.models.get(name, ModelStats()).arrivals)
+    asked = asked_for(report)
     if not asked and only_streams(report):
         raise AdminError(
             f"{address} serves token streams, which their engine batches: what batching saves can't be forecast for "

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import urllib.error
+import urllib.request
 
 import pytest
 
@@ -82,6 +84,20 @@ def test_running_sidecars_bring_their_load_and_what_is_in_force(launched, echo, 
         total = {way["name"]: way["deviceSeconds"] for way in document["total"]}
         for way, same in zip(one["ways"], other["ways"], strict=True):
             assert total[way["name"]] == pytest.approx(way["deviceSeconds"] + same["deviceSeconds"])
+
+
+def test_all_models_of_a_sidecar_are_compared_and_one_without_measurements_is_named(launched, echo, carpool):
+    with launched("--upstream", echo, "--slo-p99", "50ms", "--axis", "another=First") as up:
+        done = carpool("bench", up.data, "--rate", 200, "--requests", 200, "--warm-up", "0s")
+        assert done.exit_code == 0, done.output
+        for _ in range(3):
+            ask = urllib.request.Request(f"{up.data}/v1/models/another:predict", b'{"instances": [[1.0]]}')  # noqa: S310
+            with pytest.raises(urllib.error.HTTPError):
+                urllib.request.urlopen(ask)  # noqa: S310 - our own process
+        shown = carpool("savings", up.admin)
+        assert shown.exit_code == 0, shown.output
+        assert "standin at" in shown.output
+        assert "left out: batch latency of another is unknown" in shown.output
 
 
 def test_what_is_in_force_is_not_compared_when_the_load_has_stopped():
