@@ -15,7 +15,7 @@ from carpool.policy.parameters import Parameters
 from carpool_cli.options import ADDRESS, AGO, DURATION, Address, FiniteRange, objective_options, opening
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.money import Price
-from carpool_cli.planning.savings import PLANNED, Stretch, Workload, savings, stretches, table, total
+from carpool_cli.planning.savings import PLANNED, Stretch, Workload, savings, situation_of, stretches, table, total
 from carpool_cli.profiling import device_profile
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Examples:
   carpool savings :9090 :9190
   carpool savings --prometheus http://prometheus:9090 --since 7d --select 'namespace="shop"' --gpu-hour 2.50
   carpool savings --profile benchmarks/profiles/bert-large-128-a100.json --slo-p99 50ms --rate 6000 --gpu-hour 2.50
-  carpool savings --profile p.json --slo-p99 50ms --trace azure --rate 6000 --max-batch 8 --max-wait 5ms
+  carpool savings --profile p.json --slo-p99 50ms --trace azure --rate 6000 --max-batch 8 --max-wait 5ms --plot p.png
 """
 )
 @click.argument("sidecars", type=ADDRESS, nargs=-1, metavar="[SIDECAR]...")
@@ -79,6 +79,7 @@ Examples:
 @click.option("--gpu-hour", type=FiniteRange(0, min_open=True), help="Price of one replica's accelerator by the hour.")
 @objective_options
 @opening
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="PNG to draw every way into.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(
     *,
@@ -100,6 +101,7 @@ def command(
     target_utilization: int | None,
     key_file: Path | None,
     workload: str | None,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Compare what a load needs without batching, with zero wait, as set by hand, with Carpool now and at best.
@@ -150,6 +152,12 @@ def command(
         )
         found = [savings(profile.name, situation, policy, load, by_hand=by_hand, price=price)]
     _show(found, as_json=as_json)
+    if plot is not None:
+        from carpool_cli.planning import savings_plot  # noqa: PLC0415 - matplotlib takes half a second
+
+        drawn = [(each.name, each.ways) for each in found]
+        savings_plot.draw(plot, [*drawn, ("in all", total(found))] if len(drawn) > 1 else drawn)
+        click.echo(f"drew {plot}", err=as_json)
 
 
 def _running(
@@ -183,18 +191,8 @@ def _running(
 
 def of_running(found: Running, by_hand: Parameters | None, price: Price | None, pods: int) -> Workload:
     """Compare the ways to batch the last load of a sidecar; what is in force counts while that load is there."""
-    times = [at - found.arrivals[0][0] for at, _ in found.arrivals]
-    rows = max(round(sum(rows for _, rows in found.arrivals) / len(found.arrivals)), 1)
-    rate = (len(times) - 1) / times[-1]
-    situation = Situation(
-        process=msgspec.structs.replace(assumptions.burstiness(times), rate=rate),
-        service=found.service,
-        target=found.policy.slo.due,
-        budget=assumptions.budget(found.policy),
-        limits=found.limits,
-        rows=rows,
-        quantiles=found.policy.slo.percentiles[:-1],
-    )
+    situation = situation_of(found)
+    rate = situation.process.rate
     load = [Stretch(HOUR, rate * pods)]
     beware = list(found.notes)
     if found.stopped:

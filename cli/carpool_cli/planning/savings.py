@@ -10,19 +10,21 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from carpool.forecasting.capacity import FULL
+from carpool.forecasting.forecaster import Situation
 from carpool.policy.spec import Objective
 from carpool.tuning.objective import Aim
-from carpool_cli.planning import replica
+from carpool_cli.planning import assumptions, replica
 from carpool_cli.planning.money import written
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool.forecasting.forecaster import Situation
     from carpool.policy.parameters import Parameters
     from carpool.policy.spec import BatchingPolicy
+    from carpool_cli.live.running import Running
     from carpool_cli.planning.money import Price
     from carpool_cli.planning.replica import Replica
 
@@ -102,6 +104,21 @@ def stretches(times: Sequence[float], mean: float | None = None) -> list[Stretch
     ]
     factor = 1.0 if mean is None else mean / _mean(found)
     return [Stretch(each.seconds, factor * each.rate) for each in found]
+
+
+def situation_of(found: Running) -> Situation:
+    """Return the last load of a sidecar, and what it measured."""
+    times = [at - found.arrivals[0][0] for at, _ in found.arrivals]
+    rate = (len(times) - 1) / times[-1]
+    return Situation(
+        process=replace(assumptions.burstiness(times), rate=rate),
+        service=found.service,
+        target=found.policy.slo.due,
+        budget=assumptions.budget(found.policy),
+        limits=found.limits,
+        rows=max(round(sum(rows for _, rows in found.arrivals) / len(found.arrivals)), 1),
+        quantiles=found.policy.slo.percentiles[:-1],
+    )
 
 
 def savings(

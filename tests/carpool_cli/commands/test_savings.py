@@ -37,6 +37,14 @@ def test_a_profile_and_a_load_become_replicas_and_money(carpool, profile):
     assert document["total"][1]["deviceSeconds"] == zero["deviceSeconds"]
 
 
+def test_every_way_is_drawn(carpool, profile, tmp_path):
+    asked = ("savings", "--profile", profile, "--slo-p99", "50ms", "--rate", 1500, "--gpu-hour", "2.50")
+    result = carpool(*asked, "--plot", tmp_path / "saved.png")
+    assert result.exit_code == 0, result.output
+    assert "drew" in result.output
+    assert (tmp_path / "saved.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
