@@ -15,7 +15,7 @@ from carpool.policy.parameters import Parameters
 from carpool_cli.options import ADDRESS, AGO, DURATION, Address, FiniteRange, objective_options, opening
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.money import Price
-from carpool_cli.planning.savings import PLANNED, Stretch, Workload, savings, stretches, table, total
+from carpool_cli.planning.savings import PLANNED, Stretch, Workload, savings, situation_of, stretches, table, total
 from carpool_cli.profiling import device_profile
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ Examples:
   carpool savings :9090 :9190
   carpool savings --prometheus http://prometheus:9090 --since 7d --select 'namespace="shop"' --gpu-hour 2.50
   carpool savings --profile benchmarks/profiles/bert-large-128-a100.json --slo-p99 50ms --rate 6000 --gpu-hour 2.50
-  carpool savings --profile p.json --slo-p99 50ms --trace azure --rate 6000 --max-batch 8 --max-wait 5ms
+  carpool savings --profile p.json --slo-p99 50ms --trace azure --rate 6000 --max-batch 8 --max-wait 5ms --plot p.png
 """
 )
 @click.argument("sidecars", type=ADDRESS, nargs=-1, metavar="[SIDECAR]...")
@@ -79,6 +79,7 @@ Examples:
 @click.option("--gpu-hour", type=FiniteRange(0, min_open=True), help="Price of one replica's accelerator by the hour.")
 @objective_options
 @opening
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="PNG to draw every way into.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(
     *,
@@ -100,6 +101,7 @@ def command(
     target_utilization: int | None,
     key_file: Path | None,
     workload: str | None,
+    plot: Path | None,
     as_json: bool,
 ) -> None:
     """Compare what a load needs without batching, with zero wait, as set by hand, with Carpool now and at best.
@@ -123,7 +125,7 @@ def command(
     elif path is None:
         if slo is not None or rate is not None or trace is not None:
             raise click.UsageError("--slo-p99, --rate and --trace go with --profile: a sidecar brings its own")
-        found = [_running(each, by_hand, price, pods, key_file, workload) for each in sidecars]
+        found = [found for each in sidecars for found in _running(each, by_hand, price, pods, key_file, workload)]
     else:
         if slo is None:
             raise click.UsageError("name the p99 to meet: --slo-p99 50ms")
@@ -150,6 +152,12 @@ def command(
         )
         found = [savings(profile.name, situation, policy, load, by_hand=by_hand, price=price)]
     _show(found, as_json=as_json)
+    if plot is not None:
+        from carpool_cli.planning import savings_plot  # noqa: PLC0415 - matplotlib takes half a second
+
+        drawn = [(each.name, each.ways) for each in found]
+        savings_plot.draw(plot, [*drawn, ("in all", total(found))] if len(drawn) > 1 else drawn)
+        click.echo(f"drew {plot}", err=as_json)
 
 
 def _running(
@@ -159,38 +167,40 @@ def _running(
     pods: int,
     key_file: Path | None,
     workload: str | None,
-) -> Workload:
+) -> list[Workload]:
+    """Compare for every model with requests; one that can't be read is named, if others can."""
     from carpool_cli.live import running  # noqa: PLC0415 - not for profiles
     from carpool_cli.live.admin_client import AdminError, client_of  # noqa: PLC0415 - likewise
 
+    found, failed = [], []
     try:
-        found = running.read(client_of(address, key_file, workload), None)
+        client = client_of(address, key_file, workload)
+        names: list[str | None] = list(running.asked_for(client.report())) or [None]
     except AdminError as error:
         raise click.ClickException(str(error)) from None
-    return of_running(found, by_hand, price, pods)
+    for name in names:
+        try:
+            found.append(of_running(running.read(client, name), by_hand, price, pods))
+        except AdminError as error:
+            failed.append(str(error))
+    if not found:
+        raise click.ClickException(failed[0])
+    found[0] = msgspec.structs.replace(found[0], beware=(*found[0].beware, *(f"left out: {each}" for each in failed)))
+    return found
 
 
 def of_running(found: Running, by_hand: Parameters | None, price: Price | None, pods: int) -> Workload:
     """Compare the ways to batch the last load of a sidecar; what is in force counts while that load is there."""
-    times = [at - found.arrivals[0][0] for at, _ in found.arrivals]
-    rows = max(round(sum(rows for _, rows in found.arrivals) / len(found.arrivals)), 1)
-    rate = (len(times) - 1) / times[-1]
-    situation = Situation(
-        process=msgspec.structs.replace(assumptions.burstiness(times), rate=rate),
-        service=found.service,
-        target=found.policy.slo.due,
-        budget=assumptions.budget(found.policy),
-        limits=found.limits,
-        rows=rows,
-        quantiles=found.policy.slo.percentiles[:-1],
-    )
+    situation = situation_of(found)
+    rate = situation.process.rate
     load = [Stretch(HOUR, rate * pods)]
     beware = list(found.notes)
     if found.stopped:
         beware.append("what is in force now is for no load, and is left out")
     return savings(
         f"{found.name} at {found.address}", situation, found.policy, load,
-        by_hand=by_hand, now=None if found.stopped else found.parameters, price=price, beware=beware,
+        by_hand=by_hand, now=None if found.stopped else found.parameters, retunes=found.retunes, price=price,
+        beware=beware,
     )  # fmt: skip
 
 
@@ -214,7 +224,16 @@ def _past(
     except history.HistoryError as error:
         raise click.ClickException(str(error)) from None
     return [
-        savings(each.name, each.situation, each.policy, each.load, by_hand=by_hand, counted=each.counted, price=price)
+        savings(
+            each.name,
+            each.situation,
+            each.policy,
+            each.load,
+            by_hand=by_hand,
+            counted=each.counted,
+            price=price,
+            beware=each.beware,
+        )
         for each in known
     ]
 

@@ -5,6 +5,7 @@ Side by side, because a pause of this host then hits all of them alike.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +16,7 @@ from carpool.policy.durations import format_seconds
 from carpool_cli.demo.load import Aim, drive, report_on
 from carpool_cli.demo.observed import decisions, look
 from carpool_cli.demo.processes import Client
+from carpool_cli.demo.saved import compare
 from carpool_cli.load.loadgen import due_times
 from carpool_cli.load.servers import InputSpec, request_of
 from carpool_cli.profiling import device_profile
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from carpool.policy.parameters import Parameters
     from carpool_cli.demo.load import Driven
     from carpool_cli.demo.processes import Processes
+    from carpool_cli.demo.saved import Compared
     from carpool_cli.demo.screen import Screen
     from carpool_cli.load.report import Report
     from carpool_cli.profiling.device_profile import DeviceProfile
@@ -61,6 +64,8 @@ class Count(NamedTuple):
     batches: int
     seconds: float
     """Sum of t(rows) over its batches, by its profile."""
+    busy: float = 0.0
+    """As the device counted them itself."""
 
 
 class Choice(NamedTuple):
@@ -103,6 +108,8 @@ class Day(NamedTuple):
     arms: Sequence[Arm]
     decisions: Sequence[tuple[str, str, str]]
     """Changes of parameters: the part of the day, the reason, what was changed and why."""
+    saved: Compared | None = None
+    """What `carpool savings` forecasts for the end of the day, and what the device counted."""
 
 
 async def live(
@@ -152,9 +159,11 @@ async def live(
         async def tick(at: float) -> None:
             processes.check()
             for client, seen in zip(clients, counts, strict=True):
-                batches = {int(rows): n for rows, n in (await client.get("/stats"))["batches"].items()}
+                counted = await client.get("/stats")
+                batches = {int(rows): n for rows, n in counted["batches"].items()}
                 computed = sum(n * curve.time(rows) for rows, n in batches.items())
-                seen.append(Count(at, sum(b * n for b, n in batches.items()), sum(batches.values()), computed))
+                rows = sum(b * n for b, n in batches.items())
+                seen.append(Count(at, rows, sum(batches.values()), computed, counted["busySeconds"]))
             if (now := await look(admin, tuned, MODEL, at)) is not None:
                 choices.append(Choice(at, now.parameters))
                 show_bar(at, f"{_hour(at, seconds, hours)}: {now.parameters.describe()}")
@@ -162,6 +171,8 @@ async def live(
         aims = [Aim(server, MODEL, requests) for server in (devices[0], zero_wait, fixed, tuned)]
         driven = await drive(aims, due, tick)
     taken = await decisions(admin)
+    last_hour = seconds * (1 - 1 / len(hours))
+    saved = await asyncio.to_thread(compare, tuned.admin, MODEL, counts[3], choices, last_hour)
     for client in (*clients, admin):
         await client.close()
     # 3. What came of it.
@@ -171,7 +182,7 @@ async def live(
         for name, one, seen, chosen in zip(names, driven, counts, ((), (), (), choices), strict=True)
     ]
     said = [(_hour(at - started, seconds, hours), reason, message) for at, reason, message, change in taken if change]
-    return Day(device, seconds, hours, arms, said)
+    return Day(device, seconds, hours, arms, said, saved)
 
 
 def _hour(at: float, seconds: float, hours: Sequence[tuple[str, float]]) -> str:

@@ -141,6 +141,12 @@ def _of_day(day: Day) -> list[str]:
         f"{zero_wait.hours[rush].busy:.0%} with zero wait: that room is what the wait buys. "
         f"{ours.hours[rush].report.good_share:.1%} and {zero_wait.hours[rush].report.good_share:.1%} are in time"
     )
+    if day.saved is not None:
+        lines.append(
+            f"[bold]carpool savings[/]: for what is in force in the last {day.saved.seconds:.0f} s it forecasts "
+            f"{day.saved.forecast:,.0f} device seconds per hour; the device counted {day.saved.counted:,.0f} "
+            f"({day.saved.error:+.1%})"
+        )
     return lines
 
 

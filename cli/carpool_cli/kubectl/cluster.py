@@ -97,14 +97,21 @@ class Cluster(NamedTuple):
         except NotFoundError:
             raise NotFoundError(self._missing(name, self.names())) from None
 
+    def items(self, resource: str, *arguments: str, everywhere: bool = False) -> list[dict[str, Any]]:
+        """Return the objects of a kind, of the namespace or of all.
+
+        Raises ``click.ClickException``.
+        """
+        where = ["--all-namespaces"] if everywhere else []
+        found: list[dict[str, Any]] = _read(self.run("get", resource, *arguments, *where, "--output=json"))["items"]
+        return found
+
     def list(self, *, everywhere: bool = False) -> list[dict[str, Any]]:
         """Return the policies of the namespace, or of all.
 
         Raises ``click.ClickException``.
         """
-        where = ["--all-namespaces"] if everywhere else []
-        found: list[dict[str, Any]] = _read(self.run("get", RESOURCE, *where, "--output=json"))["items"]
-        return found
+        return self.items(RESOURCE, everywhere=everywhere)
 
     def _missing(self, name: str, names: Sequence[str]) -> str:
         where = "this namespace" if self.namespace is None else f"namespace {self.namespace}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from msgspec import Struct, to_builtins
 
-from carpool_cli.kubectl import policies
+from carpool_cli.kubectl import node_prices, policies
 from carpool_cli.kubectl.cluster import cluster_options, here
 from carpool_cli.kubectl.output import FORMATS, document
 from carpool_cli.kubectl.screen import show, table
@@ -15,13 +16,25 @@ from carpool_cli.options import FiniteRange
 from carpool_cli.planning.money import Price, written
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from carpool_cli.kubectl.policies import Policy
+    from carpool_operator.api.status import CapacityStatus
+
+
+class Money(Struct, frozen=True, rename="camel", kw_only=True):
+    """Per month, of so many replicas."""
+
+    unbatched: float
+    zero_wait: float
+    best: float
+    serving: float
+    surplus: float
+    beyond_zero_wait: float
 
 
 class Need(Struct, frozen=True, rename="camel", kw_only=True):
-    """Of one workload: replicas by each way to batch. Money per month."""
+    """Of one workload: replicas by each way to batch, over the same five minutes."""
 
     namespace: str
     target: str
@@ -37,33 +50,57 @@ class Need(Struct, frozen=True, rename="camel", kw_only=True):
     """Replicas that serve now and are not needed."""
     lowest_utilization: float | None = None
     utilization: float | None = None
-    money_surplus: float | None = None
-    money_beyond_zero_wait: float | None = None
+    device_seconds: float | None = None
+    """Per hour, over the replicas that serve: as measured."""
+    device_seconds_best: float | None = None
+    """What it could be at this load within the SLO, on the same replicas."""
+    gpu_hour: float | None = None
+    """Price of one replica."""
+    money: Money | None = None
 
 
-def needs(found: Sequence[Policy], price: Price | None) -> list[Need]:
-    """Read them from statuses; workloads without measurements are left out."""
+def needs(found: Sequence[Policy], prices: Mapping[tuple[str, str], Price], other: Price | None) -> list[Need]:
+    """Read them from statuses; workloads without measurements are left out.
+
+    ``prices`` by namespace and target; ``other``: of all the rest.
+    """
     return [
-        Need(
-            namespace=policy.metadata.namespace,
-            target=each.target,
-            serving=each.serving,
-            unbatched=each.replicas_unbatched,
-            zero_wait=each.replicas_zero_wait,
-            best=each.replicas,
-            best_upper=each.replicas_upper,
-            beyond_zero_wait=max(each.replicas_zero_wait - each.replicas, 0),
-            surplus=max(each.serving - max(each.replicas, 1), 0),
-            utilization=each.utilization,
-            lowest_utilization=each.lowest_utilization,
-            money_surplus=None if price is None else price.month(max(each.serving - max(each.replicas, 1), 0)),
-            money_beyond_zero_wait=None
-            if price is None
-            else price.month(max(each.replicas_zero_wait - each.replicas, 0)),
-        )
+        _need(policy.metadata.namespace, each, prices.get((policy.metadata.namespace, each.target), other))
         for policy in found
         for each in policy.status.capacity
     ]
+
+
+def _need(namespace: str, status: CapacityStatus, price: Price | None) -> Need:
+    surplus = max(status.serving - max(status.replicas, 1), 0)
+    beyond = max(status.replicas_zero_wait - status.replicas, 0)
+    busy, lowest = status.utilization, status.lowest_utilization
+    return Need(
+        namespace=namespace,
+        target=status.target,
+        serving=status.serving,
+        unbatched=status.replicas_unbatched,
+        zero_wait=status.replicas_zero_wait,
+        best=status.replicas,
+        best_upper=status.replicas_upper,
+        beyond_zero_wait=beyond,
+        surplus=surplus,
+        utilization=busy,
+        lowest_utilization=lowest,
+        device_seconds=None if busy is None else 3600 * status.serving * busy,
+        device_seconds_best=None if lowest is None else 3600 * status.serving * lowest,
+        gpu_hour=None if price is None else price.hour,
+        money=None
+        if price is None
+        else Money(
+            unbatched=price.month(status.replicas_unbatched),
+            zero_wait=price.month(status.replicas_zero_wait),
+            best=price.month(status.replicas),
+            serving=price.month(status.serving),
+            surplus=price.month(surplus),
+            beyond_zero_wait=price.month(beyond),
+        ),
+    )
 
 
 @click.command(
@@ -71,22 +108,32 @@ def needs(found: Sequence[Policy], price: Price | None) -> list[Need]:
 Examples:
   kubectl carpool savings
   kubectl carpool savings -A --gpu-hour 2.50
+  kubectl carpool savings -A --prices prices.yaml
   kubectl carpool savings -n shop -o json
 """
 )
 @click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="Of all namespaces.")
 @click.option("--gpu-hour", type=FiniteRange(0, min_open=True), help="Price of one replica's accelerator by the hour.")
+@click.option(
+    "--prices",
+    "prices_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="YAML list of prices by labels of nodes; --gpu-hour is for the others.",
+)
 @click.option("-o", "--output", type=FORMATS, help="The same as data.")
 @cluster_options
-def command(*, everywhere: bool, gpu_hour: float | None, output: str | None) -> None:
-    """Show how many replicas each workload needs at its present load, by each way to batch.
+def command(*, everywhere: bool, gpu_hour: float | None, prices_file: Path | None, output: str | None) -> None:
+    """Show how many replicas each workload needs, by each way to batch, at the highest load of the last five minutes.
 
     By what the sidecars measured. ZERO WAIT batches what waits anyway and needs no tuning: what it saves, Carpool does
-    not. SURPLUS serves now and is not needed: an autoscaler that follows Carpool's load takes it away.
+    not. SURPLUS serves now and is not needed: an autoscaler that follows Carpool's load takes it away. DEVICE S/H is
+    measured, and what it could be within the SLO.
     """
-    price = None if gpu_hour is None else Price(gpu_hour)
+    other = None if gpu_hour is None else Price(gpu_hour)
     found = [policies.read(raw) for raw in here().list(everywhere=everywhere)]
-    rows = needs(found, price)
+    prices = {} if prices_file is None else node_prices.by_target(here(), prices_file, other, everywhere=everywhere)
+    rows = needs(found, prices, other)
     if output is not None:
         click.echo(document(to_builtins(rows), output), nl=False)
         return
@@ -97,34 +144,41 @@ def command(*, everywhere: bool, gpu_hour: float | None, output: str | None) -> 
             else "no BatchingPolicy here: -A shows all namespaces"
         )
         return
-    head = ["NAMESPACE", "TARGET", "NO BATCHING", "ZERO WAIT", "CARPOOL", "SERVING", "SURPLUS", "BEYOND ZERO WAIT"]
-    lines = [
-        [
-            each.namespace, each.target, str(each.unbatched), str(each.zero_wait), _range(each), str(each.serving),
-            _with(each.surplus, each.money_surplus), _with(each.beyond_zero_wait, each.money_beyond_zero_wait),
-        ]
-        for each in rows
-    ]  # fmt: skip
+    lines = [[each.namespace, each.target, *_cells([each])] for each in rows]
     if len(rows) > 1:
-        sums = [
-            sum(column) for column in zip(*((e.unbatched, e.zero_wait, e.best, e.serving) for e in rows), strict=True)
-        ]
-        surplus, beyond = sum(each.surplus for each in rows), sum(each.beyond_zero_wait for each in rows)
-        lines.append(
-            [
-                "", "in all", *map(str, sums),
-                _with(surplus, None if price is None else price.month(surplus)),
-                _with(beyond, None if price is None else price.month(beyond)),
-            ]
-        )  # fmt: skip
-    table([head, *lines])
-    if price is not None:
-        show(f"money per month, at {written(price.hour)} an hour and replica")
+        lines.append(["", "in all", *_cells(rows)])
+    table([HEAD, *lines])
+    hours = sorted({each.gpu_hour for each in rows if each.gpu_hour is not None})
+    if hours:
+        named = " to ".join(written(each) for each in dict.fromkeys((hours[0], hours[-1])))
+        show(f"money per month, at {named} an hour and replica")
 
 
-def _range(need: Need) -> str:
-    return str(need.best) if need.best == need.best_upper else f"{need.best} to {need.best_upper}"
+HEAD = [
+    "NAMESPACE", "TARGET", "NO BATCHING", "ZERO WAIT", "CARPOOL", "SERVING", "SURPLUS", "BEYOND ZERO WAIT",
+    "DEVICE S/H",
+]  # fmt: skip
 
 
-def _with(count: int, money: float | None) -> str:
-    return str(count) if money is None else f"{count} ({written(money)})"
+def _cells(rows: Sequence[Need]) -> list[str]:
+    """Write the sums over some workloads; money of those that have a price."""
+    moneys = [each.money for each in rows if each.money is not None]
+
+    def cell(name: str, text: str = "") -> str:
+        count = text or str(sum(getattr(each, name) for each in rows))
+        return f"{count} ({written(sum(getattr(each, name) for each in moneys))})" if moneys else count
+
+    best, upper = sum(each.best for each in rows), sum(each.best_upper for each in rows)
+    named = [cell(each) for each in ("unbatched", "zero_wait")]
+    named.append(cell("best", str(best) if best == upper else f"{best} to {upper}"))
+    return [*named, *(cell(each) for each in ("serving", "surplus", "beyond_zero_wait")), _device(rows)]
+
+
+def _device(rows: Sequence[Need]) -> str:
+    known = [each for each in rows if each.device_seconds is not None]
+    if not known:
+        return ""
+    now = sum(each.device_seconds or 0.0 for each in known)
+    if any(each.device_seconds_best is None for each in known):
+        return f"{now:,.0f}"
+    return f"{now:,.0f}, at best {sum(each.device_seconds_best or 0.0 for each in known):,.0f}"

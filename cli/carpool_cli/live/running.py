@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from carpool.batching.counters import ModelStats
 from carpool.learning.latency_model import LatencyLearner
+from carpool.policy.spec import TuningMode
 from carpool_cli.live.admin_client import AdminError
 from carpool_cli.live.figures import duration, number
 from carpool_cli.live.streams import only_streams
@@ -53,6 +54,8 @@ class Running(NamedTuple):
     """What a forecast by all this can't know."""
     since_last: float = 0.0
     """Seconds since the last request."""
+    retunes: bool = False
+    """Whether a tuner here, or the operator's, changes parameters as the load does."""
 
     @property
     def stopped(self) -> bool:
@@ -111,6 +114,7 @@ def read(client: AdminClient, model: str | None) -> Running:
         decision=decisions[-1] if decisions else None,
         notes=[*notes, *_notes(report, name, service)],
         since_last=report.stats.at - lane.arrivals[-1][0],
+        retunes=policy.tuning.mode is TuningMode.APPLY and (explained.tuned or bool(report.target)),
     )
 
 
@@ -157,9 +161,14 @@ def _times(values: tuple[float, ...], ratios: list[float]) -> tuple[float, ...]:
     return tuple(accumulate((value * ratio for value, ratio in zip(values, ratios, strict=True)), max))
 
 
+def asked_for(report: Report) -> list[str]:
+    """Return the models with requests."""
+    return sorted(name for name in report.lanes if report.stats.models.get(name, ModelStats()).arrivals)
+
+
 def _chosen(report: Report, model: str | None, address: str) -> str:
     """Return the name of the model that is asked for, or of the only one with requests."""
-    asked = sorted(name for name in report.lanes if report.stats.models.get(name, ModelStats()).arrivals)
+    asked = asked_for(report)
     if not asked and only_streams(report):
         raise AdminError(
             f"{address} serves token streams, which their engine batches: what batching saves can't be forecast for "

@@ -16,7 +16,7 @@ from carpool.batching.counters import Cell, CellKey
 from carpool.forecasting.forecaster import Situation
 from carpool.learning.arrivals import WindowCounts
 from carpool.learning.latency_model import LatencyLearner
-from carpool.policy.durations import Duration
+from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.spec import SLO, BatchingPolicy, Latency
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.savings import Counted, Stretch
@@ -73,6 +73,12 @@ class Past(Struct, frozen=True):
     policy: BatchingPolicy
     load: list[Stretch]
     counted: Counted
+    beware: tuple[str, ...] = ()
+
+
+POD = ("namespace", "pod", "model")
+SURE = 'executors="0"'
+"""Cells that suppose a number of executors count the same batches again."""
 
 
 def questions(since: float, selector: str = "") -> Questions:
@@ -80,8 +86,9 @@ def questions(since: float, selector: str = "") -> Questions:
     step = max(min(SHORTEST, since / PARTS), since / STEPS)
     window, whole = f"[{max(round(1000 * step), 1)}ms]", f"[{max(round(1000 * since), 1)}ms]"
 
-    def summed(labels: Iterable[str], metric: str, over: str) -> str:
-        return f"sum by ({', '.join(labels)}) (increase({metric}{{{selector}}}{over}))"
+    def summed(labels: Iterable[str], metric: str, over: str, more: str = "") -> str:
+        matchers = ",".join(filter(None, (selector, more)))
+        return f"sum by ({', '.join(labels)}) (increase({metric}{{{matchers}}}{over}))"
 
     pods = f"count by (namespace, model) (carpool_arrivals_total{{{selector}}})"
     return Questions(
@@ -90,8 +97,8 @@ def questions(since: float, selector: str = "") -> Questions:
         {
             **{metric: summed(CELL, metric, whole) for metric in CELLS},
             "busy": summed(("namespace", "pod"), "carpool_device_busy_seconds_total", whole),
-            "share": summed(("namespace", "pod", "model"), CELLS[1], whole),
-            "slo": f"max by (namespace, quantile) (carpool_slo_target_seconds{{{selector}}})",
+            "work": summed(POD, CELLS[1], whole, SURE),
+            "slo": f"max by (namespace, pod, quantile) (carpool_slo_target_seconds{{{selector}}})",
         },
     )
 
@@ -110,17 +117,17 @@ def pasts(
     Raises ``HistoryError``.
     """
     steps = {name: _by(series, WORKLOAD) for name, series in ranges.items()}
-    busy = _busy(ends)
+    asked_for = [of for of, arrivals in sorted(steps["arrivals"].items()) if sum(arrivals.values()) >= LEAST]
+    services = {of: _service(ends, of) for of in asked_for}
+    busy = _busy(ends, {of: each.executors for of, each in services.items() if each is not None})
     found = []
-    for of in sorted(steps["arrivals"]):
+    for of in asked_for:
         arrivals = steps["arrivals"][of]
-        if sum(arrivals.values()) < LEAST:
-            continue
         name = "/".join(filter(None, of)) or "model"
-        service = _service(ends, of)
+        service = services[of]
         if service is None:
             raise HistoryError(f"{name}: no batch was measured in that time; name a longer one with --since")
-        quantile, target = (0.99, slo) if slo is not None else _slo(ends, of[0], name)
+        quantile, target, longest = (0.99, slo, slo) if slo is not None else _slo(ends, of, name)
         policy = replace(
             assumptions.slo_policy(
                 target, largest_batch=service.largest_measured, objective=objective,
@@ -144,7 +151,11 @@ def pasts(
             replicas=sum(pods.values()) / max(len(pods), 1),
             most_replicas=round(max(pods.values(), default=0)),
         )
-        found.append(Past(name, situation, policy, load, counted))
+        beware = (
+            f"its pods have a p{quantile * 100:g} from {format_seconds(target)} to {format_seconds(longest)}: several "
+            f"workloads may have a model of this name. The forecast is for the shortest; narrow it by --select"
+        )
+        found.append(Past(name, situation, policy, load, counted, (beware,) if longest > target else ()))
     if not found:
         raise HistoryError(
             "Prometheus holds no requests of sidecars in that time: are they scraped (chart: podMonitor.enabled), and "
@@ -171,18 +182,28 @@ def _end(series: Sequence[Series], labels: tuple[str, ...]) -> dict[tuple[str, .
     }
 
 
-def _busy(ends: Mapping[str, Sequence[Series]]) -> dict[tuple[str, ...], float]:
-    """Return the counted device seconds by model: a pod's wall time, shared by the seconds that its batches took."""
-    took = _end(ends["share"], ("namespace", "pod", "model"))
-    pods: dict[tuple[str, ...], float] = {}
-    for (namespace, pod, _), seconds in took.items():
-        pods[namespace, pod] = pods.get((namespace, pod), 0.0) + seconds
+def _busy(
+    ends: Mapping[str, Sequence[Series]], executors: Mapping[tuple[str, ...], int]
+) -> dict[tuple[str, ...], float]:
+    """Return the counted device seconds by model.
+
+    A pod's is the wall time with a batch in flight. Where executors compute several at once, it is what the batches
+    took, shared by these, if that is less: a device that computes four at once is a quarter busy with one.
+    """
+    pods: dict[tuple[str, str], dict[str, float]] = {}
+    for (namespace, pod, model), seconds in _end(ends["work"], POD).items():
+        pods.setdefault((namespace, pod), {})[model] = seconds / executors.get((namespace, model), 1)
     found: dict[tuple[str, ...], float] = {}
     for (namespace, pod), wall in _end(ends["busy"], ("namespace", "pod")).items():
-        for (where, which, model), seconds in took.items():
-            if (where, which) == (namespace, pod) and pods[where, which]:
+        works = pods.get((namespace, pod), {})
+        total = sum(works.values())
+        # With one executor batches take no less than the wall time. First batches of a size are only counted in that.
+        several = any(executors.get((namespace, model), 1) > 1 for model in works)
+        busy = min(wall, total) if several else wall
+        for model, work in works.items():
+            if total:
                 key = namespace, model
-                found[key] = found.get(key, 0.0) + wall * seconds / pods[where, which]
+                found[key] = found.get(key, 0.0) + busy * work / total
     return found
 
 
@@ -199,17 +220,17 @@ def _service(ends: Mapping[str, Sequence[Series]], of: tuple[str, ...]) -> Any: 
     return learner.estimate()
 
 
-def _slo(ends: Mapping[str, Sequence[Series]], namespace: str, name: str) -> tuple[float, float]:
-    """Return the highest percentile in force, and its seconds."""
-    targets = {
-        float(q): seconds
-        for (where, q), seconds in _end(ends["slo"], ("namespace", "quantile")).items()
-        if where == namespace
-    }
-    known = [quantile for quantile in targets if quantile in PERCENTILES]
-    if not known:
+def _slo(ends: Mapping[str, Sequence[Series]], of: tuple[str, ...], name: str) -> tuple[float, float, float]:
+    """Return the highest percentile in force in a model's pods, and its seconds: the shortest and the longest."""
+    pods = {own[1] for own in _end(ends["work"], POD) if (own[0], own[2]) == of}
+    targets: dict[float, list[float]] = {}
+    for (namespace, pod, q), seconds in _end(ends["slo"], ("namespace", "pod", "quantile")).items():
+        if namespace == of[0] and pod in pods and float(q) in PERCENTILES:
+            targets.setdefault(float(q), []).append(seconds)
+    if not targets:
         raise HistoryError(f"{name}: Prometheus has no carpool_slo_target_seconds of it; name the p99 with --slo-p99")
-    return max(known), targets[max(known)]
+    highest = max(targets)
+    return highest, min(targets[highest]), max(targets[highest])
 
 
 def _process(steps: Mapping[str, Mapping[tuple[str, ...], Mapping[float, float]]], of: tuple[str, ...]) -> Any:  # noqa: ANN401 - a process

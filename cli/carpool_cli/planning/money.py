@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import msgspec
+import yaml
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 MONTH = 730.0
 """Hours: 365 days over 12."""
@@ -17,6 +25,46 @@ class Price(Struct, frozen=True):
     def month(self, replicas: float) -> float:
         """Return what so many replicas (in the mean) cost in a month."""
         return self.hour * MONTH * replicas
+
+
+class PricesError(ValueError):
+    """What is wrong with a file of prices, and where."""
+
+
+class NodePrice(Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Of nodes that have all these labels; none: of every node."""
+
+    gpu_hour: float
+    labels: dict[str, str] = {}
+
+
+def read_prices(path: Path) -> list[NodePrice]:
+    """Read a YAML list of prices by labels of nodes.
+
+    Raises ``PricesError``.
+    """
+    try:
+        found = msgspec.convert(yaml.safe_load(path.read_text("utf-8")), list[NodePrice])
+    except OSError as error:
+        raise PricesError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise PricesError(
+            f"{path}: {error}: write a list such as `- {{labels: {{nvidia.com/gpu.product: A100}}, gpuHour: 2.50}}`"
+        ) from None
+    if wrong := next((each for each in found if not each.gpu_hour > 0), None):
+        raise PricesError(f"{path}: gpuHour {wrong.gpu_hour:g} is no price: write one above 0")
+    return found
+
+
+def price_of(prices: list[NodePrice], labels: Mapping[str, str]) -> Price | None:
+    """Return the first price whose labels a node has."""
+    found = (each.gpu_hour for each in prices if each.labels.items() <= labels.items())
+    return next((Price(each) for each in found), None)
+
+
+def mean(prices: list[Price]) -> Price:
+    """Return what one of several replicas costs."""
+    return Price(sum(each.hour for each in prices) / len(prices))
 
 
 def written(amount: float) -> str:

@@ -6,28 +6,37 @@ minutes, so a day is played by looking up what a replica does at the load of the
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
+import click
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.forecasting.capacity import candidates, capacity
+from carpool.forecasting.capacity import candidates, capacity, replicas
 from carpool.forecasting.forecaster import Forecaster
-from carpool.policy.durations import Duration
+from carpool.policy.durations import Duration, format_seconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import PassThroughMode
-from carpool.tuning.candidates import known_flights, productive_sizes
+from carpool.tuning.candidates import known_flights, largest_reliable, productive_sizes
 from carpool.tuning.objective import choose
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from carpool.forecasting.forecaster import Situation
     from carpool.tuning.objective import Aim
 
-LOADS = (0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.1, 1.3, 1.6, 2.0)
-"""Shares of the capacity that are played."""
+LOADS = (
+    0.01, 0.02, 0.03, 0.045, 0.065, 0.1, 0.14, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0, 1.1, 1.3, 1.6,
+    2.0,
+)  # fmt: skip
+"""Shares of the capacity that are played. Busy time bends most at low loads: with zero wait a device may be 50 % busy
+at 5 % of its capacity, and a line from 2 to 10 % would be 12 % too low there."""
+
+FEW = 4
+"""Loads of a whole fleet that are played besides, if there are no more: a steady one is not read off a line."""
 
 
 class Replica(Struct, frozen=True, rename="camel"):
@@ -70,30 +79,57 @@ class Replica(Struct, frozen=True, rename="camel"):
         return under + (over - under) * (rate - low) / (high - low)
 
 
-def fixed(situation: Situation, parameters: Parameters) -> Replica:
-    """Return a replica whose parameters never change."""
-    return _played(situation, capacity(situation, [parameters]).rate, lambda _: parameters)
+def needed(rate: float, capacity: float) -> int:
+    """Return how many replicas serve a rate: one at least."""
+    return max(replicas(rate / capacity), 1)
 
 
-def zero_wait(situation: Situation) -> Replica:
+def reliable(situation: Situation, parameters: Parameters) -> int:
+    """Return the rows of a batch up to which a forecast of ``parameters`` stands on measurements."""
+    limits = replace(situation.limits, max_batch=parameters.max_batch)
+    return min(parameters.max_batch, max(largest_reliable(situation.service, limits), situation.rows))
+
+
+def fixed(situation: Situation, parameters: Parameters, load: Collection[float] = ()) -> Replica:
+    """Return a replica whose parameters never change; its batches are no larger than what is ``reliable``.
+
+    ``load``, here and below: rates of all replicas together that matter most.
+    """
+    able = replace(parameters, max_batch=reliable(situation, parameters))
+    found = _played(situation, capacity(situation, [able]).rate, lambda _: able, load)
+    return replace(found, settings=(parameters,) * len(found.settings))
+
+
+def zero_wait(situation: Situation, load: Collection[float] = ()) -> Replica:
     """Return one that batches what waits anyway, with the size that then carries most."""
     unheld = {replace(each, max_wait=Duration(situation.limits.min_wait)) for each in _candidates(situation)}
     best = capacity(situation, sorted(unheld, key=lambda each: -each.max_batch))
-    return _played(situation, best.rate, lambda _: best.parameters)
+    return _played(situation, best.rate, lambda _: best.parameters, load)
 
 
-def unbatched(situation: Situation) -> Replica:
+def unbatched(situation: Situation, load: Collection[float] = ()) -> Replica:
     """Return one that batches nothing, as many requests at once as the device computes."""
     flights = known_flights(situation.service, situation.limits)
-    return fixed(situation, Parameters(max_batch=situation.rows, max_in_flight=flights))
+    return fixed(situation, Parameters(max_batch=situation.rows, max_in_flight=flights), load)
 
 
-def tuned(situation: Situation, aim: Aim, mode: PassThroughMode = PassThroughMode.AUTOMATIC) -> Replica:
-    """Return one that the tuner adjusts to the load."""
+def tuned(
+    situation: Situation,
+    aim: Aim,
+    mode: PassThroughMode = PassThroughMode.AUTOMATIC,
+    *,
+    load: Collection[float] = (),
+    now: Parameters | None = None,
+) -> Replica:
+    """Return one that the tuner adjusts to the load; at the situation's own it has ``now``."""
     best = capacity(situation, _candidates(situation))
-    return _played(
-        situation, best.rate, lambda at: choose(Forecaster(at), aim, best.parameters, mode).target.parameters
-    )
+
+    def parameters_at(at: Situation) -> Parameters:
+        if now is not None and math.isclose(at.process.rate, situation.process.rate):
+            return now
+        return choose(Forecaster(at), aim, best.parameters, mode).target.parameters
+
+    return _played(situation, best.rate, parameters_at, load)
 
 
 def _candidates(situation: Situation) -> list[Parameters]:
@@ -101,15 +137,30 @@ def _candidates(situation: Situation) -> list[Parameters]:
     return candidates(situation, sizes, known_flights(situation.service, situation.limits))
 
 
-def _played(situation: Situation, most: float, parameters_at: Callable[[Situation], Parameters]) -> Replica:
-    rates, busy, missed, settings = [], [], [], []
-    for share in LOADS:
-        rate = share * most
+def _played(
+    situation: Situation,
+    most: float,
+    parameters_at: Callable[[Situation], Parameters],
+    load: Collection[float],
+) -> Replica:
+    """Look a replica up at shares of the ``most`` that it carries within the SLO, and at its part of a few loads.
+
+    Raises ``click.ClickException`` where that is nothing.
+    """
+    if most <= 0:
+        named, alone = parameters_at(situation).describe(), situation.service.time(situation.rows)
+        raise click.ClickException(
+            f"no rate meets an SLO of {format_seconds(situation.target)} with {named}: a request takes "
+            f"{format_seconds(alone)} by itself; name a longer --slo-p99, or another setting"
+        )
+    parts = {rate / needed(rate, most) for rate in load if rate > 0}
+    rates = sorted({share * most for share in LOADS} | (parts if len(parts) <= FEW else set()))
+    busy, missed, settings = [], [], []
+    for rate in rates:
         at = replace(situation, process=replace(situation.process, rate=rate))
         forecaster, parameters = Forecaster(at), parameters_at(at)
         found = forecaster.forecast(forecaster.effective(parameters), shed=True)
         executors = situation.service.executors
-        rates.append(rate)
         busy.append(min(found.utilization * min(executors, parameters.max_in_flight) / executors, 1.0))
         missed.append(found.miss_fraction)
         settings.append(parameters)

@@ -10,24 +10,27 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from carpool.forecasting.capacity import FULL, replicas
+from carpool.forecasting.capacity import FULL
+from carpool.forecasting.forecaster import Situation
 from carpool.policy.spec import Objective
 from carpool.tuning.objective import Aim
-from carpool_cli.planning import replica
+from carpool_cli.planning import assumptions, replica
 from carpool_cli.planning.money import written
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool.forecasting.forecaster import Situation
     from carpool.policy.parameters import Parameters
     from carpool.policy.spec import BatchingPolicy
+    from carpool_cli.live.running import Running
     from carpool_cli.planning.money import Price
     from carpool_cli.planning.replica import Replica
 
 COUNTED = "as counted"
 ZERO_WAIT = "zero wait"
+IN_FORCE = "in force now"
 BEST = "Carpool at best"
 
 WINDOW = 60.0
@@ -103,6 +106,21 @@ def stretches(times: Sequence[float], mean: float | None = None) -> list[Stretch
     return [Stretch(each.seconds, factor * each.rate) for each in found]
 
 
+def situation_of(found: Running) -> Situation:
+    """Return the last load of a sidecar, and what it measured."""
+    times = [at - found.arrivals[0][0] for at, _ in found.arrivals]
+    rate = (len(times) - 1) / times[-1]
+    return Situation(
+        process=replace(assumptions.burstiness(times), rate=rate),
+        service=found.service,
+        target=found.policy.slo.due,
+        budget=assumptions.budget(found.policy),
+        limits=found.limits,
+        rows=max(round(sum(rows for _, rows in found.arrivals) / len(found.arrivals)), 1),
+        quantiles=found.policy.slo.percentiles[:-1],
+    )
+
+
 def savings(
     name: str,
     situation: Situation,
@@ -111,30 +129,48 @@ def savings(
     *,
     by_hand: Parameters | None = None,
     now: Parameters | None = None,
+    retunes: bool = False,
     counted: Counted | None = None,
     price: Price | None = None,
     beware: Sequence[str] = (),
 ) -> Workload:
     """Compare the ways to batch one load; ``now``: in force in a running sidecar, else what the policy chooses.
 
-    ``counted``: what was, in place of a forecast. ``beware``: what the forecasts leave out.
+    ``retunes``: whether ``now`` would follow another load per replica. ``counted``: what was, in place of a forecast.
+    ``beware``: what the forecasts leave out.
     """
+    rates = {each.rate for each in load}
+    aim = Aim.of(policy)
     ways: list[tuple[str, Replica]] = [
-        ("no batching", replica.unbatched(situation)),
-        (ZERO_WAIT, replica.zero_wait(situation)),
+        ("no batching", replica.unbatched(situation, rates)),
+        (ZERO_WAIT, replica.zero_wait(situation, rates)),
     ]
     if by_hand is not None:
-        ways.append(("by hand", replica.fixed(situation, by_hand)))
-    if now is not None:
-        ways.append(("in force now", replica.fixed(situation, now)))
+        ways.append(("by hand", replica.fixed(situation, by_hand, rates)))
+    if now is not None and retunes:
+        ways.append((IN_FORCE, replica.tuned(situation, aim, policy.pass_through.mode, load=rates, now=now)))
+    elif now is not None:
+        ways.append((IN_FORCE, replica.fixed(situation, now, rates)))
     elif policy.objective is not Objective.EFFICIENCY:
-        ways.append((f"Carpool, {policy.objective}", replica.tuned(situation, Aim.of(policy))))
-    ways.append((BEST, replica.tuned(situation, Aim())))
+        ways.append((f"Carpool, {policy.objective}", replica.tuned(situation, aim, load=rates)))
+    ways.append((BEST, replica.tuned(situation, Aim(), load=rates)))
     zero = _way(ZERO_WAIT, ways[1][1], load, price, None)
     found = [_way(each, table, load, price, zero) for each, table in ways]
     if counted is not None:
         found.insert(0, _gained(COUNTED, "", 0.0, counted, price, zero))
+    asked = [each for each in (by_hand, now) if each is not None and not (each is now and retunes)]
+    beware = [*beware, *(note for each in asked if (note := _unmeasured(situation, each)))]
     return Workload(name=name, rate=_mean(load), ways=found, note=_note(found[-1], zero), beware=tuple(beware))
+
+
+def _unmeasured(situation: Situation, parameters: Parameters) -> str:
+    rows = replica.reliable(situation, parameters)
+    if parameters.pass_through or rows == parameters.max_batch:
+        return ""
+    return (
+        f"{parameters.describe()}: batches above {rows} rows were not measured, nor half as large ones; the forecast "
+        "is for no larger ones"
+    )
 
 
 def total(workloads: Sequence[Workload]) -> list[Way]:
@@ -170,7 +206,7 @@ def _mean(load: Sequence[Stretch]) -> float:
 
 def _way(name: str, table: Replica, load: Sequence[Stretch], price: Price | None, zero: Way | None) -> Way:
     seconds = sum(each.seconds for each in load)
-    counts = [max(replicas(each.rate / table.capacity), 1) for each in load]
+    counts = [replica.needed(each.rate, table.capacity) for each in load]
     busy = sum(
         each.seconds * count * table.utilization(each.rate / count) for each, count in zip(load, counts, strict=True)
     )

@@ -23,6 +23,7 @@ class Pilot:
     def __init__(self, tuner: Tuner, *, interval: float = INTERVAL, replicas: int = 1) -> None:
         self.tuner = tuner
         self.decisions: list[Decision] = []
+        self._decided = False
         self._interval = interval
         self._last = [Stats(at=0.0)] * replicas
 
@@ -43,7 +44,8 @@ class Pilot:
         )
         decision = self.tuner.step(observation)
         self.decisions.append(decision)
-        return [Setting(decision.parameters, decision.estimate, decision.shed_slo)]
+        self._decided = self._decided or decision.decided
+        return [Setting(decision.parameters, decision.estimate, decision.shed_slo, self._decided)]
 
 
 class Tuned(NamedTuple):

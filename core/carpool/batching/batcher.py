@@ -137,8 +137,10 @@ class Batcher:
         self._start(now, actions)
         return actions
 
-    def configure(self, parameters: Parameters, now: float, *, model: str | None = None) -> list[Action]:
-        """Replace parameters whole: one model's, or everybody's. What already waits is never postponed by it."""
+    def configure(
+        self, parameters: Parameters, now: float, *, model: str | None = None, undecided: bool = False
+    ) -> list[Action]:
+        """Replace one model's parameters, or everybody's; ``undecided``: first calls go on. No request waits longer."""
         if model is None:
             self._default = parameters
         for state in list(self._models.values()) if model is None else [self.model(model)]:
@@ -148,7 +150,7 @@ class Batcher:
                     hold = now if due else request.arrived + parameters.max_wait
                     request.hold_until = min(request.hold_until, hold)
                 queue.changed()
-            state.configure(parameters, self.undecided)
+            state.configure(parameters, self.undecided if undecided else 0)
         return self.poll(now)
 
     def learn(self, model: str, estimate: Estimate | None, now: float, *, shed_slo: bool = False) -> list[Action]:

@@ -49,7 +49,7 @@ class CellKey(NamedTuple):
     concurrency of e, first come, first served. Where that is the truth, these are the batch's own, and vary little."""
 
 
-class Cell:
+class Cell:  # noqa: PLW1641 - mutable, so Python gives it no hash
     """Batches of one kind: how many, and the sum and sum of squares of their seconds from dispatch to completion."""
 
     __slots__ = ("batches", "busy", "busy_squared")
@@ -59,17 +59,9 @@ class Cell:
         self.busy = busy
         self.busy_squared = busy_squared
 
-    def __repr__(self) -> str:
-        return f"Cell({self.batches}, {self.busy:.6g}, {self.busy_squared:.6g})"
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Cell) and (self.batches, self.busy, self.busy_squared) == (
-            other.batches,
-            other.busy,
-            other.busy_squared,
-        )
-
-    __hash__ = None  # type: ignore[assignment] # mutable
+        mine = self.batches, self.busy, self.busy_squared
+        return isinstance(other, Cell) and mine == (other.batches, other.busy, other.busy_squared)
 
 
 ALL = -1
@@ -123,15 +115,11 @@ class ModelStats(MutableCamel, rename="camel"):
         return {CellKey(*key): Cell(batches, busy, squared) for *key, batches, busy, squared in self.cells}
 
     def quantile(self, q: float) -> float | None:
-        """Duration (seconds) below which a share ``q`` of the answers lie, to the histogram's resolution of 19 %.
-
-        For people to read: decisions count misses instead. ``None`` while nothing was answered.
-        """
+        """Seconds in which a share ``q`` was answered, to 19 %, for people to read; ``None``: nothing was answered."""
         total = sum(self.durations)
         if not total:
             return None
-        rank = q * total
-        seen = 0
+        rank, seen = q * total, 0
         for bound, count in zip(DURATION_BOUNDS, self.durations, strict=False):
             if seen + count >= rank and count:
                 return bound * 2 ** (-0.25 * (1 - (rank - seen) / count))
@@ -276,10 +264,7 @@ class Counters:
         self.recent.append((now, rows))
 
     def answered(self, arrived: float, due: float, now: float, ok: bool, failure: str = FAILED) -> None:
-        """Count an answer whose last byte left at ``now``: a hit when it is a success by its due time.
-
-        ``failure``: the reason that an answer which is no success counts under.
-        """
+        """Count an answer whose last byte left at ``now``: a hit if in time; ``failure``: of one that is no success."""
         self.served += 1
         self.durations[bisect_left(DURATION_BOUNDS, now - arrived)] += 1
         if ok and now <= due:
@@ -331,5 +316,4 @@ class Counters:
         if self._window >= 0:
             self.arrivals_squared += self._window_arrivals**2
             self.windows += window - self._window
-        self._window = window
-        self._window_arrivals = 0
+        self._window, self._window_arrivals = window, 0

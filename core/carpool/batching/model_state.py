@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from carpool.batching.batch_limits import BatchLimits
 from carpool.batching.batchable import BatchableShare
 from carpool.batching.counters import Counters
@@ -105,7 +107,7 @@ class ModelState:
         self.counters = Counters()
 
     def configure(self, parameters: Parameters, undecided: int = 0) -> None:
-        """Run with other parameters from here on. The same again change nothing while nobody has ``undecided``."""
+        """Run with parameters from here on. ``undecided``: nobody has decided on them, and the same change nothing."""
         if undecided and self.first_calls is not None and parameters == self.parameters:
             return
         self.first_calls = None
@@ -114,6 +116,14 @@ class ModelState:
         """Calls that may be with the upstream at once."""
         self.passing = parameters.pass_through
         """Whether requests pass one by one now; a backlog ends it until the next parameters come."""
+
+    @property
+    def in_force(self) -> Parameters:
+        """The parameters that batches are made by: ``parameters``, as far as the first calls leave them."""
+        held = self.first_calls is None
+        return (
+            self.parameters if held else replace(self.parameters, max_in_flight=self.slots, pass_through=self.passing)
+        )
 
     @property
     def cap(self) -> int:

@@ -112,6 +112,8 @@ class Decision(Struct, frozen=True, rename="camel"):
     message: str
     uncapped: Parameters | None = None
     capped_by: str = ""
+    decided: bool = False
+    """Whether ``parameters`` were chosen, though they may be the same as before: first calls end with that."""
     predicted: Forecasted | None = None
     shed_slo: bool = False
     estimate: Estimate | None = None

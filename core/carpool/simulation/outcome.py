@@ -23,6 +23,7 @@ class Setting(NamedTuple):
     parameters: Parameters
     estimate: Estimate | None = None
     shed_slo: bool = False
+    decided: bool = True
 
 
 class End(StrEnum):

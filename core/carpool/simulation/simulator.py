@@ -357,7 +357,8 @@ class _Run:
         settings = what[1](now, [each.batcher.stats(now) for each in self._replicas]) or ()
         for each, setting in zip(self._replicas, settings * len(self._replicas), strict=False):
             self._outcome.changes.append((now, each.index, setting))
-            self._carry_out(each, each.batcher.configure(setting.parameters, now), now)
+            if setting.decided:
+                self._carry_out(each, each.batcher.configure(setting.parameters, now), now)
             learned = each.batcher.learn("", setting.estimate, now, shed_slo=setting.shed_slo)
             self._carry_out(each, learned, now)
             self._wakes[each.index] = each.batcher.wake_at()

@@ -203,7 +203,7 @@ class Tuner:
         if requirements.recommends:
             return replace(self._decision(Reason.RECOMMEND_ONLY, message), parameters=through)
         self._put_in_force(through)
-        return replace(self._decision(Reason.PASSES_THROUGH, message), change=True)
+        return replace(self._decision(Reason.PASSES_THROUGH, message), change=True, decided=True)
 
     # ------------------------------------------------------------------------------------------------- movement
 
@@ -222,7 +222,8 @@ class Tuner:
         if chosen.explores and chosen.step is not None and service is not None:
             self._exploration.begin(chosen.step.parameters, self.parameters, service, self._history.now)
         if chosen.step is None:
-            return self._keep(chosen.reason, chosen.message, chosen.target, chosen.capped_by)
+            kept = self._keep(chosen.reason, chosen.message, chosen.target, chosen.capped_by)
+            return replace(kept, decided=not chosen.capped_by and not self._requirements.recommends)
         return self._change(chosen, chosen.step)
 
     def _change(self, chosen: Move, step: Assessment) -> Decision:
@@ -234,7 +235,7 @@ class Tuner:
         self._left.add(self.parameters)
         self._put_in_force(step.parameters)
         decision = self._decision(chosen.reason, message, step, chosen.target, chosen.capped_by)
-        return replace(decision, change=True, tentative=chosen.tentative)
+        return replace(decision, change=True, decided=True, tentative=chosen.tentative)
 
     def _put_in_force(self, parameters: Parameters) -> None:
         self.parameters = parameters
@@ -244,8 +245,7 @@ class Tuner:
 
     def _keep(self, reason: Reason, message: str, target: Assessment | None = None, capped_by: str = "") -> Decision:
         current = self.plan.assess(self.parameters) if target is not None else None
-        decision = self._decision(reason, message, current, target, capped_by)
-        return replace(decision, parameters=self.parameters)
+        return self._decision(reason, message, current, target, capped_by)
 
     def _decision(
         self,

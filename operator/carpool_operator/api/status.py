@@ -193,7 +193,7 @@ class CapacityStatus(Said, frozen=True):
     replicas_upper: int
     """The same by `loadUpper`."""
     replicas_zero_wait: int
-    """Replicas that this load would need now if no request ever waited for others."""
+    """Replicas that this load would need if no request ever waited for others, over the same five minutes."""
     replicas_unbatched: int
     """The same without batching."""
     serving: int

@@ -89,13 +89,15 @@ class Publisher:
         self._reclaimed_at = now
         return True
 
-    def says(self, policy: BatchingPolicy, parameters: Mapping[str, Parameters]) -> bool:
-        """Whether that is what is published already; a model that is not named has those of all."""
+    def says(self, policy: BatchingPolicy, parameters: Mapping[str, Parameters], named: Collection[str] = ()) -> bool:
+        """Whether that is what is published already; a model that is not ``named`` may have those of all."""
         change = self.change
         if change is None or change.policy != policy or EVERY not in change.parameters:
             return False
         rest = change.parameters[EVERY]
-        return all(change.parameters.get(name, rest) == wanted for name, wanted in parameters.items())
+        return change.parameters.keys() >= set(named) and all(
+            change.parameters.get(name, rest) == wanted for name, wanted in parameters.items()
+        )
 
     def publish(
         self, now: float, wall: float, policy: BatchingPolicy, parameters: Mapping[str, Parameters]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -63,6 +63,16 @@ class Fullness(Struct, frozen=True):
     """Output tokens per second that one replica can serve, of token streams."""
 
 
+class Needed(NamedTuple):
+    """Replicas that a load needs."""
+
+    best: int
+    upper: int
+    """At the upper confidence of batch latency."""
+    zero_wait: int
+    unbatched: int
+
+
 class _Counted(Struct, frozen=True):
     """What is kept of a sample: a tenth of its memory, and thousands of pods are remembered."""
 
@@ -92,8 +102,8 @@ class TargetLoad:
         self.now: Fullness | None = None
         """``None``: not known, or nothing is read."""
         self._pods: dict[str, _PodLoad] = {}
-        self._needed: deque[tuple[float, int, int]] = deque()
-        """(when, replicas needed, the same by the upper load), of the last ``WINDOW``."""
+        self._needed: deque[tuple[float, Needed]] = deque()
+        """When, and how many replicas were, of the last ``WINDOW``."""
         self._said: CapacityStatus | None = None
         self._said_at = -inf
 
@@ -122,9 +132,13 @@ class TargetLoad:
             del self._pods[uid]
         self.now = self._fullness()
         if not self._needed and self._said is not None:
-            self._needed.append((now, self._said.replicas, self._said.replicas_upper))
+            said = self._said
+            before = Needed(said.replicas, said.replicas_upper, said.replicas_zero_wait, said.replicas_unbatched)
+            self._needed.append((now, before))
         if self.now is not None and samples:
-            self._needed.append((now, replicas(self.now.load), replicas(self.now.load_upper)))
+            found = self.now
+            loads = found.load, found.load_upper, found.load_zero_wait, found.load_alone
+            self._needed.append((now, Needed(*map(replicas, loads))))
         while self._needed and now - self._needed[0][0] > WINDOW:
             self._needed.popleft()
 
@@ -165,14 +179,16 @@ class TargetLoad:
         if self.now is None or not self._needed:
             return self._said
         found = self.now
+        # All over the same time: after a peak, zero wait would look better by a load that is gone.
+        most = Needed(*map(max, zip(*(each for _, each in self._needed), strict=True)))
         needed = CapacityStatus(
             target=target,
             load=_figure(found.load),
             load_upper=_figure(found.load_upper),
-            replicas=max(count for _, count, _ in self._needed),
-            replicas_upper=max(count for _, _, count in self._needed),
-            replicas_zero_wait=replicas(found.load_zero_wait),
-            replicas_unbatched=replicas(found.load_alone),
+            replicas=most.best,
+            replicas_upper=most.upper,
+            replicas_zero_wait=most.zero_wait,
+            replicas_unbatched=most.unbatched,
             serving=found.serving,
             requests_per_second=_figure(found.rate / found.load) if found.load else None,
             tokens_per_second=None if found.tokens is None else _figure(found.tokens),

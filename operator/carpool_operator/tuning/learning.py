@@ -41,6 +41,8 @@ class Learned:
         self.promise = Promise(policy.slo.percentiles[-1][0], kept)
         self.seen_at = now
         self.decision: Decision | None = None
+        self.decided = False
+        """Whether what it runs was chosen: its name in a document says so, and first calls end with that."""
         self.replaced: set[str] = set()
         """UIDs of the pods that said that this became another model, since the last time that was believed."""
         self._policy = policy
@@ -123,6 +125,8 @@ class Learned:
             ),
             refine=refine,
         )
+        # A change is chosen once it is put in force: canaries may have to try it first.
+        self.decided = self.decided or (self.decision.decided and not self.decision.change)
         return self.decision
 
     def observed(self) -> Figures | None:

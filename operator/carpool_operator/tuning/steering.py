@@ -173,7 +173,7 @@ class Steering:
                     self.every_since = generation
                 else:
                     learned = self._meet(now, policy, name, kept, restored.get(name, restored.get(EVERY)))
-                    learned.generation = generation
+                    learned.generation, learned.decided = generation, name in restored
         # By what pods say, not by the clock: while none is there or can be read, nothing is forgotten.
         newest = self.evidence.newest
         for name in [name for name, each in self.models.items() if newest - each.seen_at > FORGOTTEN_AFTER]:
@@ -309,7 +309,7 @@ class Steering:
             return
         if self.trial is not None and self.trial.model == name:
             self._call_back()
-        learned.parameters = parameters
+        learned.parameters, learned.decided = parameters, True
         self._happened("Applied", name, decision.reason, decision.message, learned, decision)
 
     def _recommend(self, now: float, name: str, learned: Learned, decision: Decision) -> None:
@@ -413,8 +413,10 @@ class Steering:
         before = publisher.change
         publisher.keys = view.keys
         due = publisher.is_due(view.now, view.wall)
-        if self._owed or due or not publisher.says(part, {EVERY: every, **wanted}):
-            named = {name: parameters for name, parameters in wanted.items() if parameters != every}
+        named = {
+            name: parameters for name, parameters in wanted.items() if parameters != every or self.models[name].decided
+        }
+        if self._owed or due or not publisher.says(part, {EVERY: every, **wanted}, named):
             documents.append(publisher.publish(view.now, view.wall, part, {EVERY: every, **named}))
             self._owed = False
             if before is None or before.parameters.get(EVERY) != every:

@@ -189,7 +189,7 @@ class AdminApp:
                 "running": sidecar.running,
                 "error": None if sidecar.file is None else sidecar.file.error,
                 "tuned": sidecar.control.tunes,
-                "parameters": {state.name: to_plain(state.parameters) for state in sidecar.batcher.models()},
+                "parameters": {state.name: to_plain(state.in_force) for state in sidecar.batcher.models()},
                 "config": config,
             },
         )
@@ -274,7 +274,7 @@ def _report(sidecar: Sidecar, arrivals: int) -> report.Report:
         ),
         lanes={
             state.name: report.Lane(
-                parameters=state.parameters,
+                parameters=state.in_force,
                 pass_through=state.passing,
                 queued_requests=state.load.requests,
                 cap=state.cap,

@@ -190,7 +190,7 @@ class Control:
                         queued_rows=stats.queued_rows,
                         others_busy=since.others_busy(state.name),
                     ),
-                    state.parameters,
+                    state.in_force,
                     self._generation_of(state.name),
                 )
                 for state in self._batcher.models()
@@ -221,13 +221,16 @@ class Control:
         config, batcher, now = self._config, self._batcher, self._clock()
         running = {state.name: state.parameters for state in batcher.models()}
         models = {model.name: model for model in config.policy.models}
-        self._driver.do(batcher.configure(config.parameters_of(EVERY_MODEL), now))
+        undecided = config.undecided > 0
+        self._driver.do(batcher.configure(config.parameters_of(EVERY_MODEL), now, undecided=undecided))
         for name in {*running, *models, *config.parameters} - {EVERY_MODEL}:
             parameters = config.parameters_of(name)
             if keep and name in running:
                 parameters = config.policy.limits(models.get(name)).clamp(running[name])
             parameters = self.guard.allowed(name, parameters)
-            self._driver.do(batcher.configure(parameters, now, model=name))
+            # An operator names a model once it has decided on it.
+            own = undecided and name not in config.parameters
+            self._driver.do(batcher.configure(parameters, now, model=name, undecided=own))
 
     def _put_in_force(self, model: str, parameters: Parameters) -> None:
         self._driver.do(self._batcher.configure(parameters, self._clock(), model=model))
@@ -268,8 +271,9 @@ class Control:
         if not any(state.name == model for state in self._batcher.models()):
             return  # forgotten meanwhile
         now = self._clock()
-        if decision.change:
+        if decision.change or (decision.decided and self._batcher.model(model).first_calls is not None):
             self._driver.do(self._batcher.configure(decision.parameters, now, model=model))
+        if decision.change:
             self._log.info(
                 "parameters changed",
                 extra={"model": model, "reason": decision.reason.value, "detail": decision.message},

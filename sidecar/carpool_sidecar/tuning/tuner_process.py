@@ -64,7 +64,7 @@ class Tuners:
             if tuner is None or generation != observed.generation:
                 tuner = Tuner(self._policy, self._models.get(name), observed.parameters)
                 self._tuners[name] = observed.generation, tuner
-            elif self._policy.tuning.mode is TuningMode.HOLD:
+            elif self._policy.tuning.mode is not TuningMode.APPLY:
                 tuner.adopt(observed.parameters)
             decision = tuner.step(observed.observation)
             # With Recommend and Hold, a model gets no request that no client sent.

@@ -5,13 +5,16 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from carpool.batching.batcher import Batcher
 from carpool.batching.first_calls import FirstCalls
 from carpool.learning.arrivals import Poisson, until
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
+from carpool.policy.spec import Objective, Tuning, TuningMode, for_p99
 from carpool.simulation.simulator import Device, Simulation, linear
+from carpool_cli.planning.twin import tuned
 
 SECONDS = 15.0
 
@@ -89,16 +92,55 @@ def test_a_first_answer_that_is_slow_does_not_count():
     assert (calls.allowed, calls.merges) == (2, True)
 
 
-def test_the_same_parameters_again_decide_nothing_and_others_do():
+def test_undecided_parameters_decide_nothing_and_others_do():
     batcher = first()
     state = batcher.model("m")
     assert (state.passing, state.slots) == (True, 1)
-    batcher.configure(Parameters(), 0.0)
-    batcher.configure(Parameters(), 0.0, model="m")
+    batcher.configure(Parameters(), 0.0, undecided=True)
+    batcher.configure(Parameters(), 0.0, model="m", undecided=True)
     assert (state.passing, state.slots) == (True, 1)
     batcher.configure(Parameters(max_in_flight=4), 0.0, model="m")
     assert (state.passing, state.slots, state.first_calls) == (False, 4, None)
     assert batcher.model("other").passing
+
+
+def test_the_same_parameters_end_it_once_they_were_chosen():
+    batcher = first()
+    state = batcher.model("m")
+    batcher.configure(Parameters(), 0.0, model="m")
+    assert (state.passing, state.slots, state.first_calls) == (False, 1, None)
+
+
+def test_what_is_in_force_is_what_the_first_calls_leave_of_the_parameters():
+    batcher = first()
+    state = batcher.model("m")
+    assert state.in_force == Parameters(max_in_flight=1, pass_through=True)
+    for seconds in (0.02, 0.02, *4 * [0.02]):
+        state.answered(state.slots, seconds)
+    assert state.in_force == Parameters(max_in_flight=4, pass_through=True)
+    for _ in range(4):
+        state.answered(4, 0.06)
+    assert state.in_force == Parameters(max_in_flight=2)
+    batcher.configure(Parameters(max_batch=8), 0.0)
+    assert state.in_force == Parameters(max_batch=8)
+
+
+@pytest.mark.parametrize("mode", TuningMode)
+def test_they_end_once_the_tuner_keeps_what_is_in_force_and_applies(mode):
+    """At 25/s of 20 ms and 2 ms a row, twice as many calls at once as are computed take a fifth more device time."""
+    policy = replace(for_p99(0.3, Objective.EFFICIENCY), tuning=Tuning(mode=mode))
+    batchers = []
+
+    def dispatcher():
+        batchers.append(first())
+        return batchers[-1]
+
+    times = until(Poisson(25), 60.0, Random(3))
+    _, decisions = tuned(times, Device(linear(0.020, 0.002)), policy, seconds=60.0, dispatcher=dispatcher)
+    state = batchers[0].model("")
+    assert (state.first_calls is None) == (mode is TuningMode.APPLY)
+    if mode is TuningMode.APPLY:
+        assert state.in_force == decisions[-1].parameters
 
 
 def test_parameters_that_are_held_end_it_though_they_are_the_same():

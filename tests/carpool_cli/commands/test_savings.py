@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import urllib.error
+import urllib.request
 
 import pytest
 
@@ -35,6 +37,14 @@ def test_a_profile_and_a_load_become_replicas_and_money(carpool, profile):
     assert document["total"][1]["deviceSeconds"] == zero["deviceSeconds"]
 
 
+def test_every_way_is_drawn(carpool, profile, tmp_path):
+    asked = ("savings", "--profile", profile, "--slo-p99", "50ms", "--rate", 1500, "--gpu-hour", "2.50")
+    result = carpool(*asked, "--plot", tmp_path / "saved.png")
+    assert result.exit_code == 0, result.output
+    assert "drew" in result.output
+    assert (tmp_path / "saved.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -53,6 +63,13 @@ def test_what_is_missing_is_named(carpool, options, words):
     result = carpool("savings", *options)
     assert result.exit_code != 0
     assert words in result.output
+
+
+def test_an_slo_that_one_request_alone_misses_is_named(carpool, profile):
+    result = carpool("savings", "--profile", profile, "--slo-p99", "5ms", "--rate", 100)
+    assert result.exit_code == 1
+    assert "no rate meets an SLO of 5ms" in result.output
+    assert "a request takes 5.5ms by itself" in result.output
 
 
 def test_a_load_is_needed(carpool, profile):
@@ -75,6 +92,20 @@ def test_running_sidecars_bring_their_load_and_what_is_in_force(launched, echo, 
         total = {way["name"]: way["deviceSeconds"] for way in document["total"]}
         for way, same in zip(one["ways"], other["ways"], strict=True):
             assert total[way["name"]] == pytest.approx(way["deviceSeconds"] + same["deviceSeconds"])
+
+
+def test_all_models_of_a_sidecar_are_compared_and_one_without_measurements_is_named(launched, echo, carpool):
+    with launched("--upstream", echo, "--slo-p99", "50ms", "--axis", "another=First") as up:
+        done = carpool("bench", up.data, "--rate", 200, "--requests", 200, "--warm-up", "0s")
+        assert done.exit_code == 0, done.output
+        for _ in range(3):
+            ask = urllib.request.Request(f"{up.data}/v1/models/another:predict", b'{"instances": [[1.0]]}')  # noqa: S310
+            with pytest.raises(urllib.error.HTTPError):
+                urllib.request.urlopen(ask)  # noqa: S310 - our own process
+        shown = carpool("savings", up.admin)
+        assert shown.exit_code == 0, shown.output
+        assert "standin at" in shown.output
+        assert "left out: batch latency of another is unknown" in shown.output
 
 
 def test_what_is_in_force_is_not_compared_when_the_load_has_stopped():

@@ -26,7 +26,7 @@ if words[0] == "config":
     print("from-the-context")
     sys.exit()
 output = next((each.partition("=")[2] for each in arguments if each.startswith("--output=")), "")
-items = state["policies"]
+items = state[words[1]] if words[1:2] and words[1] in state else state["policies"]
 if len(words) > 2 and "/" not in words[1]:
     items = [each for each in items if each["metadata"]["name"] == words[2]]
     if not items:
@@ -150,6 +150,9 @@ class Kubectl:
 
     def holds(self, *policies):
         self._write(policies=list(policies))
+
+    def knows(self, *, nodes, pods):
+        self._write(nodes=nodes, pods=pods)
 
     def fails(self, stderr):
         self._write(stderr=stderr)

@@ -7,6 +7,7 @@ import pytest
 FULL = {
     "target": "Deployment/resnet", "load": 2.4, "loadUpper": 2.6, "replicas": 3, "replicasUpper": 4,
     "replicasZeroWait": 4, "replicasUnbatched": 12, "serving": 6, "requestsPerSecond": 900.0, "utilization": 0.3,
+    "lowestUtilization": 0.1,
 }  # fmt: skip
 
 
@@ -16,7 +17,8 @@ def test_replicas_by_each_way_and_what_zero_wait_does_not_give(kubectl):
     assert head.split("  ")[0] == "NAMESPACE"
     cells = [cell for cell in line.split("  ") if cell]
     assert [cell.strip() for cell in cells] == [
-        "shop", "Deployment/resnet", "12", "4", "3 to 4", "6", "3 (4,380.00)", "1 (1,460.00)",
+        "shop", "Deployment/resnet", "12 (17,520.00)", "4 (5,840.00)", "3 to 4 (4,380.00)", "6 (8,760.00)",
+        "3 (4,380.00)", "1 (1,460.00)", "6,480, at best 2,160",
     ]  # fmt: skip
 
 
@@ -33,9 +35,34 @@ def test_several_are_summed_up_and_given_as_data(kubectl):
     assert kubectl.run("savings").output.splitlines()[-1].split()[:4] == ["in", "all", "24", "4"]
     rows = json.loads(kubectl.run("savings", "-o", "json").output)
     assert [(row["surplus"], row["beyondZeroWait"]) for row in rows] == [(3, 1), (0, 0)], "one replica always stays"
-    assert rows[0]["moneySurplus"] is None
+    assert rows[0]["money"] is None
     priced = json.loads(kubectl.run("savings", "--gpu-hour", "2", "-o", "json").output)
-    assert priced[0]["moneySurplus"] == pytest.approx(3 * 2 * 730)
+    assert priced[0]["money"]["surplus"] == pytest.approx(3 * 2 * 730)
+
+
+def pod(target, node):
+    metadata = {"namespace": "shop", "annotations": {"carpool.dev/target": target}}
+    return {"metadata": metadata, "spec": {"nodeName": node}}
+
+
+def test_a_replica_costs_what_the_nodes_of_its_pods_do(kubectl, tmp_path):
+    other = {**FULL, "target": "Deployment/bert"}
+    kubectl.holds(kubectl.policy(capacity=[FULL, other]))
+    nodes = [{"metadata": {"name": name, "labels": {"gpu": name}}} for name in ("a100", "t4")]
+    kubectl.knows(nodes=nodes, pods=[pod("Deployment/resnet", "a100"), pod("Deployment/bert", "t4")])
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("- {labels: {gpu: a100}, gpuHour: 4}\n")
+    asked = ("savings", "--prices", str(prices), "-o", "json")
+    assert "no price for node t4" in kubectl.run(*asked).output
+    rows = json.loads(kubectl.run(*asked, "--gpu-hour", "0.5").output)
+    assert [row["gpuHour"] for row in rows] == [4.0, 0.5]
+    assert rows[0]["money"]["zeroWait"] == pytest.approx(4 * 4 * 730)
+    shown = kubectl.run("savings", "--prices", str(prices), "--gpu-hour", "0.5").output
+    assert "at 0.50 to 4.00 an hour" in shown
+    prices.write_text("- {labels: {gpu: a100}}\n")
+    assert "gpuHour" in kubectl.run(*asked).output
+    prices.write_text("- {gpuHour: 0}\n")
+    assert "no price" in kubectl.run(*asked).output
 
 
 def test_without_a_capacity_it_says_what_is_missing(kubectl):

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from carpool.learning.arrivals import Gamma, Poisson, until
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.parameters import Parameters
-from carpool.simulation.simulator import Device, Simulation, table
+from carpool.simulation.simulator import Device, Simulation, linear, table
 from carpool_cli.live import prometheus
-from carpool_cli.planning import history
+from carpool_cli.planning import history, replica
 from carpool_cli.planning.history import HistoryError, Series, pasts, questions
 from carpool_cli.planning.money import Price
 from carpool_cli.planning.savings import COUNTED, ZERO_WAIT, savings
@@ -55,6 +55,10 @@ def counters(stats):
     return found
 
 
+def slo_of(pod, seconds, quantile=0.99):
+    return Series({"namespace": "shop", "pod": pod, "quantile": str(quantile)}, value=(1000, str(seconds)))
+
+
 def answered(seen, asked, pods=1):
     """What a server that scraped so says to the questions, at 1000 s."""
     at = {0.0: {}, **{now: counters(stats) for now, stats in seen}}
@@ -82,8 +86,9 @@ def answered(seen, asked, pods=1):
     }
     names = [f"pod-{number}" for number in range(pods)]
     ends["busy"] = [Series({"namespace": "shop", "pod": pod}, value=(1000, str(last["busy",]))) for pod in names]
-    ends["share"] = [Series({"pod": pod, **own}, value=(1000, "9.5")) for pod in names]
-    ends["slo"] = [Series({"namespace": "shop", "quantile": "0.99"}, value=(1000, "0.05"))]
+    work = sum(value for key, value in last.items() if key[0] == history.CELLS[1] and key[-1] == 0)
+    ends["work"] = [Series({"pod": pod, **own}, value=(1000, str(work))) for pod in names]
+    ends["slo"] = [slo_of(pod, 0.05) for pod in names]
     return ranges, ends
 
 
@@ -132,11 +137,38 @@ def test_the_slo_is_the_sidecars_own_unless_one_is_named(poisson):
     ranges, ends = answered(poisson[2], asked)
     assert pasts(asked, ranges, ends)[0].situation.target == 0.05
     assert pasts(asked, ranges, ends, slo=0.08)[0].situation.target == 0.08
-    ends["slo"] = [Series({"namespace": "shop", "quantile": "0.95"}, value=(1000, "0.04"))]
+    ends["slo"] = [slo_of("pod-0", 0.04, 0.95), slo_of("another-models", 0.3)]
     assert pasts(asked, ranges, ends)[0].policy.slo.percentiles == ((0.95, 0.04),)
-    ends["slo"] = []
+    ends["slo"] = [slo_of("another-models", 0.3)]
     with pytest.raises(HistoryError, match="--slo-p99"):
         pasts(asked, ranges, ends)
+
+
+def test_pods_of_one_model_with_several_slos_are_planned_by_the_shortest(poisson):
+    asked = questions(SINCE)
+    ranges, ends = answered(poisson[2], asked, pods=2)
+    assert pasts(asked, ranges, ends)[0].beware == ()
+    ends["slo"] = [slo_of("pod-0", 0.05), slo_of("pod-1", 0.3)]
+    (past,) = pasts(asked, ranges, ends)
+    assert past.situation.target == 0.05
+    assert "from 50ms to 300ms" in past.beware[0]
+
+
+def test_what_is_counted_where_several_are_computed_at_once_is_the_executors_share():
+    """Wall time with any batch in flight is 48 % at 30/s where the four executors are 16 % busy."""
+    device = Device(times=linear(0.020, 0.002), executors=4)
+    seen, rate = [], 30.0
+    run = Simulation(
+        list(until(Poisson(rate), SINCE, Random(4))), device, slo=0.2,
+        parameters=Parameters(max_in_flight=4), seconds=SINCE + 1,
+    )  # fmt: skip
+    summary = run.every(EVERY, lambda now, stats: seen.append((now, stats[0]))).run().summary()
+    asked = questions(SINCE)
+    (past,) = pasts(asked, *answered(seen, asked))
+    assert past.situation.service.executors == 4
+    assert past.counted.device_seconds / 3600 == pytest.approx(summary.executor_busy / SINCE / 4, rel=0.03)
+    table_of = replica.fixed(past.situation, Parameters(max_in_flight=4), [rate])
+    assert past.counted.device_seconds / 3600 == pytest.approx(table_of.utilization(rate), rel=0.05)
 
 
 def test_what_prometheus_does_not_hold_is_named(poisson):

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from carpool.forecasting.capacity import FULL
-from carpool.forecasting.forecaster import Situation
+from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.learning.arrivals import Poisson, until
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
@@ -72,6 +72,44 @@ def test_what_is_in_force_is_what_a_sidecar_runs():
     assert ways(found)["in force now"].setting == weak.describe()
 
 
+LIVE = replace(ServiceTime.measured({1: 0.0055, 4: 0.007}), largest_in_flight=8)
+"""As a sidecar measures it at low load: no batch of more than four rows came."""
+
+
+def test_what_a_tuner_put_in_force_is_not_frozen_on_fewer_replicas():
+    # Chosen for 75/s and replica: pairs, after a wait. On one replica 300/s would queue for slots.
+    live, weak = replace(situation(LIVE), process=Poisson(75.0)), Parameters(max_batch=2, max_wait=Duration(0.02))
+    load = [Stretch(3600.0, 4 * 75.0)]
+    frozen = ways(savings.savings("m", live, POLICY, load, now=weak))
+    tuned = ways(savings.savings("m", live, POLICY, load, now=weak, retunes=True))
+    assert tuned["in force now"].device_seconds < 0.9 * frozen["in force now"].device_seconds
+    assert tuned["in force now"].replicas <= frozen["in force now"].replicas
+    alone = savings.savings("m", live, POLICY, [Stretch(3600.0, 75.0)], now=weak, retunes=True)
+    assert ways(alone)["in force now"].setting == weak.describe(), "at its own load it is what runs"
+
+
+def test_no_way_carries_more_than_the_best_by_sizes_that_nobody_measured():
+    live = replace(situation(LIVE), process=Poisson(75.0), limits=slo_policy(0.05, largest_batch=64).limits())
+    found = savings.savings("m", live, POLICY, [Stretch(3600.0, 75.0)], now=Parameters(max_batch=32))
+    named = ways(found)
+    assert named["in force now"].capacity <= 1.01 * named["Carpool at best"].capacity
+    assert named["in force now"].setting == Parameters(max_batch=32).describe()
+    assert "batches above 8 rows were not measured" in found.beware[0]
+
+
+@pytest.mark.parametrize("service", [CURVE, LIVE, FLAT])
+def test_between_the_loads_that_are_played_device_time_is_within_two_percent(service):
+    parameters = Parameters(max_batch=8)
+    table_of = replica.fixed(situation(service), parameters)
+    for share in (0.025, 0.055, 0.08, 0.12, 0.17):
+        rate = share * table_of.capacity
+        at = replace(situation(service), process=Poisson(rate))
+        exact = Forecaster(at).forecast(parameters).utilization
+        assert table_of.utilization(rate) == pytest.approx(exact, rel=0.025)
+        known = replica.fixed(situation(service), parameters, [rate])
+        assert known.utilization(rate) == pytest.approx(exact, rel=0.001), "a steady load is played itself"
+
+
 def test_totals_add_up_over_workloads(busy):
     twice = savings.total([busy, busy])
     for way, one in zip(twice, busy.ways, strict=True):
@@ -115,4 +153,4 @@ def test_at_next_to_no_load_a_request_takes_what_it_takes_alone():
     assert table_of.busy[0] / table_of.rates[0] < 0.9 * CURVE.time(1), "some meet at the lowest load that is played"
     for rate in (0.001, 0.1):
         assert table_of.utilization(rate) == pytest.approx(rate * CURVE.time(1), rel=0.01)
-    assert table_of.utilization(table_of.rates[0]) == table_of.busy[0]
+    assert table_of.utilization(table_of.rates[0]) == pytest.approx(table_of.busy[0])

@@ -50,6 +50,7 @@ def test_what_is_said_already_is_not_said_again():
     publisher = published(TWO)
     assert publisher.says(PART, TWO)
     assert publisher.says(PART, {**TWO, "bert": Parameters()}), "who is not named has what all have"
+    assert not publisher.says(PART, {**TWO, "bert": Parameters()}, ["bert"]), "a name says that it was decided"
     assert not publisher.says(PART, {**TWO, "resnet": Parameters(max_batch=9)})
     assert not publisher.says(PART, {EVERY: Parameters(max_wait=Duration(0.001))})
     assert not publisher.says(told(spec(0.08).policy()), TWO)

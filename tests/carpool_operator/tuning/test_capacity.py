@@ -61,6 +61,15 @@ def test_scale_out_is_said_at_once_and_scale_in_after_the_window():
     assert fleet.pass_by(40, 20, 20).replicas == 1
 
 
+def test_all_ways_are_of_the_same_window():
+    # After a peak Carpool's number would be of the peak and that of zero wait of now: it would look better.
+    fleet = Fleet()
+    peak = fleet.pass_by(SPAN + 20, 200, 200)
+    said = fleet.pass_by(WINDOW - 40, 20, 20)
+    assert said.replicas == peak.replicas
+    assert (said.replicas_zero_wait, said.replicas_unbatched) == (peak.replicas_zero_wait, peak.replicas_unbatched)
+
+
 def test_a_load_that_swings_inside_the_window_does_not_flap():
     fleet = Fleet()
     fleet.pass_by(20, 160)

@@ -83,6 +83,17 @@ def test_steady_load_publishes_and_writes_nothing_more():
     assert world.status["lastDecision"]["reason"] == "Converged"
 
 
+def test_what_is_kept_is_named_once_so_that_first_calls_end():
+    kept = Bounds(max_batch=IntRange(max=4), max_in_flight=IntRange(max=1))
+    policy = spec(bounds=kept, baseline=Parameters(max_batch=4), pass_through=PassThrough(mode=PassThroughMode.NEVER))
+    world = World(policy, pods=2)
+    world.run(300, 60)
+    assert [set(document.change.parameters) for document in world.documents()] == [{EVERY}, {EVERY, ""}]
+    world.restart_operator()
+    world.run(300, 30, seed=2)
+    assert len(world.documents()) == 2
+
+
 def test_a_single_pod_is_no_canary():
     world = World(pods=1)
     world.run(300, 40)
@@ -241,7 +252,7 @@ def test_a_trial_ends_with_the_load_it_was_for():
 
 def test_a_trial_ends_with_any_fall_once_requests_are_to_pass():
     world = World(spec(canary=Canary(min_requests=1_000_000)), pods=3)
-    world.run(18, 12)
+    world.run(25, 12)
     assert "to batch 2, wait 25ms" in world.events[-1][1].message
     world.run(10, 60, seed=2)
     assert world.reasons()[-2:] == ["CanaryReturned", "ParametersChanged"], "by less than half"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from carpool.batching.requests import Estimate
 from carpool.exchange.decision import Decision, Reason
@@ -46,6 +47,40 @@ async def test_a_decision_is_applied_learned_from_and_counted(world):
     assert sidecar.control.counts["Change", "SavesDeviceTime"] == 1
     sidecar.control._decided("m", decision(16, change=False))
     assert lane.parameters.max_batch == 4
+
+
+async def test_first_calls_end_once_the_tuner_keeps_what_it_reports(world):
+    # "batch 32, 1 in flight" was reported while two calls at once were in force, which hardly share a batch.
+    sidecar = await world.sidecar(**TUNED)
+    lane = sidecar.batcher.model("m")
+    kept = Decision(parameters=lane.parameters, change=False, reason=Reason.CONVERGED, message="kept")
+    sidecar.control._decided("m", kept)
+    assert lane.first_calls is not None, "it says nothing of what is best"
+    sidecar.control._decided("m", replace(kept, decided=True))
+    assert lane.first_calls is None
+    assert lane.in_force == lane.parameters
+
+
+async def test_while_first_calls_go_on_it_is_said_what_is_in_force(world):
+    sidecar = await world.sidecar(**TUNED)
+    lane = sidecar.batcher.model("m")
+    admin = world.client(sidecar.admin_address)
+    assert lane.in_force.pass_through
+    report = (await admin.get(b"/v1/stats")).json
+    assert report["lanes"]["m"]["parameters"]["passThrough"]
+    assert (await admin.get(b"/v1/config")).json["parameters"]["m"]["passThrough"]
+
+
+async def test_an_operator_names_a_model_once_it_has_decided_on_it(world):
+    plain = {"maxBatch": 32, "maxWait": "0s", "maxInFlight": 1}
+    target = {"target": "ns/Deployment/m"}
+    sidecar = await world.sidecar(parameters={"*": plain}, **target)
+    lane = sidecar.batcher.model("m")
+    sidecar._use(parse(world.config(parameters={"*": plain}, **target)))
+    assert lane.first_calls is not None
+    sidecar._use(parse(world.config(parameters={"*": plain, "m": plain}, **target)))
+    assert lane.first_calls is None
+    assert sidecar.batcher.model("other").first_calls is not None
 
 
 async def test_decisions_that_repeat_are_told_once_with_how_often(world):

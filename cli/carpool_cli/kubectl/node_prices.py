@@ -1,0 +1,46 @@
+"""What a replica of each workload costs: by the labels of the nodes that its pods are on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from carpool_cli.planning.money import PricesError, mean, price_of, read_prices
+from carpool_operator.api.annotations import INJECTED, TARGET
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from carpool_cli.kubectl.cluster import Cluster
+    from carpool_cli.planning.money import Price
+
+
+def by_target(cluster: Cluster, path: Path, other: Price | None, *, everywhere: bool) -> dict[tuple[str, str], Price]:
+    """Return the price of one replica by namespace and target, the mean over its pods.
+
+    ``other``: of nodes that the file doesn't name. Raises ``click.ClickException`` where a node has no price.
+    """
+    try:
+        prices = read_prices(path)
+    except PricesError as error:
+        raise click.ClickException(str(error)) from None
+    labels = {each["metadata"]["name"]: each["metadata"].get("labels", {}) for each in cluster.items("nodes")}
+    found: dict[tuple[str, str], list[Price]] = {}
+    for pod in cluster.items("pods", f"--selector={INJECTED}", everywhere=everywhere):
+        target, node = _target(pod), pod.get("spec", {}).get("nodeName")
+        if target is None or node is None:
+            continue
+        price = price_of(prices, labels.get(node, {})) or other
+        if price is None:
+            raise click.ClickException(
+                f"{path} has no price for node {node}: add its labels, an entry without labels, or --gpu-hour"
+            )
+        found.setdefault(target, []).append(price)
+    return {target: mean(each) for target, each in found.items()}
+
+
+def _target(pod: dict[str, Any]) -> tuple[str, str] | None:
+    metadata = pod["metadata"]
+    name = metadata.get("annotations", {}).get(TARGET)
+    return None if name is None else (metadata["namespace"], name)

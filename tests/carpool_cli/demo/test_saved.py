@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from carpool.exchange.report import Stalls
+from carpool.learning.arrivals import Poisson, until
+from carpool.learning.latency_model import ServiceTime
+from carpool.policy.parameters import Parameters
+from carpool.policy.spec import for_p99
+from carpool.simulation.simulator import Device, Simulation, table
+from carpool_cli.demo.day import Choice, Count
+from carpool_cli.demo.saved import compare, compared
+from carpool_cli.live.running import Running
+
+CURVE = replace(ServiceTime.measured({1: 0.0055, 16: 0.013}), largest_in_flight=2)
+ZERO = Parameters(max_batch=16)
+
+
+@pytest.mark.parametrize("rate", [60.0, 150.0, 600.0])
+def test_the_forecast_of_what_is_in_force_is_what_the_device_counted(rate):
+    policy, counts, seconds = for_p99(0.05), [], 90.0
+    times = list(until(Poisson(rate), seconds, Random(7)))
+    simulation = Simulation(
+        times, Device(times=table(CURVE.table(64))), slo=0.05, parameters=ZERO, estimate=CURVE.believed(16)
+    )
+
+    def look(now, stats):
+        counts.append(Count(now, 0, 0, 0.0, stats[0].device_busy))
+
+    simulation.every(0.5, look).run()
+    found = Running(
+        address="http://127.0.0.1:9090",
+        model="m",
+        policy=policy,
+        limits=policy.limits(),
+        largest_safe=None,
+        parameters=ZERO,
+        service=CURVE,
+        arrivals=[(each, 1) for each in times],
+        p50=None,
+        p99=None,
+        stalls=Stalls(0, 0.0),
+        decision=None,
+        notes=[],
+        since_last=seconds - times[-1],
+    )
+    within = [each for each in counts if 30.0 <= each.at <= seconds]
+    assert compared(found, within).error == pytest.approx(0.0, abs=0.02)
+
+
+def test_nothing_is_compared_where_no_setting_lasted():
+    counts = [Count(0.5 * step, 0, 0, 0.0, 0.2 * step) for step in range(100)]
+    choices = [Choice(0.0, ZERO), Choice(45.0, Parameters(max_batch=8))]
+    assert compare("127.0.0.1:1", "m", counts, choices, 30.0) is None
