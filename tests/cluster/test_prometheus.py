@@ -17,7 +17,7 @@ from minicluster import carpool
 from minicluster.operated import ADMIN, ADMITS, signer, target
 from minicluster.traffic import Traffic
 
-from carpool_cli.demo.day import Count
+from carpool_cli.demo.observed import Count
 from carpool_cli.demo.saved import compared
 from carpool_cli.live import running
 from carpool_cli.live.admin_client import AdminClient
@@ -191,7 +191,7 @@ def test_it_is_tuned_by_what_prometheus_holds_and_by_nothing_else(installed, clu
         api.until("events", namespace, lambda found: any(event["reason"] == "FellBack" for event in found), timeout=120)
         traffic.wait_for(480)
         assert until(bool)["applied"] == blind["applied"]
-        # What was in force all that time, as `carpool savings` forecasts it: 5 %, since it is but a few hundred requests.
+        # What was in force all that time, as `carpool savings` forecasts it; 5 %: it is a few hundred requests.
         compares = [
             compared(running.read(client(api, pod), "standin"), [first, last])
             for pod, first, last in zip(pods, before, counted(pods), strict=True)

@@ -43,7 +43,7 @@ class Scale(NamedTuple):
         return (2 * (self.one_by_one + self.tuned) + self.day + 30) / 60
 
 
-FULL = Scale(one_by_one=5.0, tuned=16.0, day=102.0, hours=day.HOURS, width=2048)
+FULL = Scale(one_by_one=5.0, tuned=16.0, day=96.0, hours=day.HOURS, width=2048)
 QUICK = Scale(one_by_one=1.0, tuned=1.5, day=2.0, hours=(("night", 15.0), ("morning", 40.0)), width=256)
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from carpool.policy.durations import format_seconds
 from carpool_cli.demo.load import Aim, drive, report_on
-from carpool_cli.demo.observed import decisions, look
+from carpool_cli.demo.observed import Choice, Count, decisions, look
 from carpool_cli.demo.processes import Client
 from carpool_cli.demo.saved import compare
 from carpool_cli.load.loadgen import due_times
@@ -25,7 +25,6 @@ from carpool_cli.profiling.arrays import random_rows, to_tensors
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool.policy.parameters import Parameters
     from carpool_cli.demo.load import Driven
     from carpool_cli.demo.processes import Processes
     from carpool_cli.demo.saved import Compared
@@ -54,25 +53,6 @@ FIXED = {"maxBatch": 8, "maxWait": "2ms", "maxInFlight": 1, "passThrough": False
 
 SHAPE = InputSpec("input", "FP32", (16,))
 BODIES = 64
-
-
-class Count(NamedTuple):
-    """A device at one moment, ``at`` seconds from the start: what it computed so far."""
-
-    at: float
-    rows: int
-    batches: int
-    seconds: float
-    """Sum of t(rows) over its batches, by its profile."""
-    busy: float = 0.0
-    """As the device counted them itself."""
-
-
-class Choice(NamedTuple):
-    """What a sidecar ran with at one moment."""
-
-    at: float
-    parameters: Parameters
 
 
 class Hour(NamedTuple):
@@ -109,7 +89,7 @@ class Day(NamedTuple):
     decisions: Sequence[tuple[str, str, str]]
     """Changes of parameters: the part of the day, the reason, what was changed and why."""
     saved: Compared | None = None
-    """What `carpool savings` forecasts for the end of the day, and what the device counted."""
+    """What `carpool savings` forecasts for a setting of this day, and what the device counted."""
 
 
 async def live(
@@ -171,8 +151,9 @@ async def live(
         aims = [Aim(server, MODEL, requests) for server in (devices[0], zero_wait, fixed, tuned)]
         driven = await drive(aims, due, tick)
     taken = await decisions(admin)
-    last_hour = seconds * (1 - 1 / len(hours))
-    saved = await asyncio.to_thread(compare, tuned.admin, MODEL, counts[3], choices, last_hour)
+    # A sidecar remembers its last 4096 requests: those of the last two parts of the day.
+    edges = [seconds * part / len(hours) for part in range(max(len(hours) - 2, 0), len(hours) + 1)]
+    saved = await asyncio.to_thread(compare, tuned.admin, MODEL, counts[3], choices, edges)
     for client in (*clients, admin):
         await client.close()
     # 3. What came of it.

@@ -26,6 +26,25 @@ class Look(NamedTuple):
     """Seconds of CPU its process has had."""
 
 
+class Count(NamedTuple):
+    """A device at one moment, ``at`` seconds from the start: what it computed so far."""
+
+    at: float
+    rows: int
+    batches: int
+    seconds: float
+    """Sum of t(rows) over its batches, by its profile."""
+    busy: float = 0.0
+    """As the device counted them itself."""
+
+
+class Choice(NamedTuple):
+    """What a sidecar ran with at one moment."""
+
+    at: float
+    parameters: Parameters
+
+
 class Span(NamedTuple):
     """Between two looks at a model."""
 

@@ -15,11 +15,11 @@ from carpool_cli.planning.savings import situation_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool_cli.demo.day import Choice, Count
+    from carpool_cli.demo.observed import Choice, Count
     from carpool_cli.live.running import Running
 
-SHORTEST = 8.0
-"""Seconds with one setting from which the two are compared: 250 requests of the evening."""
+SHORTEST = 4.0
+"""Seconds with one setting and load from which the two are compared: 640 requests at noon."""
 
 
 class Compared(NamedTuple):
@@ -37,30 +37,33 @@ class Compared(NamedTuple):
 
 
 def compare(
-    admin: str, model: str, counts: Sequence[Count], choices: Sequence[Choice], start: float
+    admin: str, model: str, counts: Sequence[Count], choices: Sequence[Choice], edges: Sequence[float]
 ) -> Compared | None:
-    """Compare from ``start`` on, seconds of the day; ``None`` where no setting lasted to the end for long enough.
+    """Compare where one setting lasted longest between two ``edges``, seconds of the day at which the load changes.
 
-    Raises ``DemoError``.
+    ``None`` where none lasted for long enough. Raises ``DemoError``.
     """
     changes = [after.at for before, after in pairwise(choices) if before.parameters != after.parameters]
-    since = max([start, *changes])
-    within = [count for count in counts if count.at >= since]
-    if not within or within[-1].at - within[0].at < SHORTEST:
+    ends = sorted({*edges, *(at for at in changes if edges[0] < at < edges[-1])})
+    first, last = max(pairwise(ends), key=lambda each: each[1] - each[0])
+    within = [count for count in counts if first <= count.at <= last]
+    setting = next((choice for choice in choices if first <= choice.at <= last), None)
+    if setting is None or len(within) < 2 or within[-1].at - within[0].at < SHORTEST:
         return None
     host, _, port = admin.rpartition(":")
     try:
-        return compared(running.read(AdminClient(Address(host, int(port), "")), model), within)
+        found = running.read(AdminClient(Address(host, int(port), "")), model)
     except AdminError as error:
         raise DemoError(str(error)) from None
+    return compared(found._replace(parameters=setting.parameters), within, counts[-1].at - within[-1].at)
 
 
-def compared(found: Running, counts: Sequence[Count]) -> Compared | None:
-    """Compare what was counted with the forecast for the arrivals of that time; ``None`` without any."""
+def compared(found: Running, counts: Sequence[Count], ago: float = 0.0) -> Compared | None:
+    """Compare what was counted, up to ``ago`` seconds before now, with the forecast for the arrivals of that time."""
     first, last = counts[0], counts[-1]
     seconds = last.at - first.at
-    end = found.arrivals[-1][0] + found.since_last
-    recent = [each for each in found.arrivals if each[0] >= end - seconds]
+    end = found.arrivals[-1][0] + found.since_last - ago
+    recent = [each for each in found.arrivals if end - seconds <= each[0] <= end]
     counted = 3600 * (last.busy - first.busy) / seconds
     if len(recent) < 2 or not counted:
         return None

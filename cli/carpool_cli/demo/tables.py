@@ -143,7 +143,7 @@ def _of_day(day: Day) -> list[str]:
     )
     if day.saved is not None:
         lines.append(
-            f"[bold]carpool savings[/]: for what is in force in the last {day.saved.seconds:.0f} s it forecasts "
+            f"[bold]carpool savings[/]: of what was in force longest, {day.saved.seconds:.0f} s, the forecast is "
             f"{day.saved.forecast:,.0f} device seconds per hour; the device counted {day.saved.counted:,.0f} "
             f"({day.saved.error:+.1%})"
         )

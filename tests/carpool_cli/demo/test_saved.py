@@ -11,7 +11,7 @@ from carpool.learning.latency_model import ServiceTime
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import for_p99
 from carpool.simulation.simulator import Device, Simulation, table
-from carpool_cli.demo.day import Choice, Count
+from carpool_cli.demo.observed import Choice, Count
 from carpool_cli.demo.saved import compare, compared
 from carpool_cli.live.running import Running
 
@@ -49,9 +49,11 @@ def test_the_forecast_of_what_is_in_force_is_what_the_device_counted(rate):
     )
     within = [each for each in counts if 30.0 <= each.at <= seconds]
     assert compared(found, within).error == pytest.approx(0.0, abs=0.02)
+    earlier = [each for each in counts if 20.0 <= each.at <= 70.0]
+    assert compared(found, earlier, seconds - 70.0).error == pytest.approx(0.0, abs=0.025)
 
 
 def test_nothing_is_compared_where_no_setting_lasted():
     counts = [Count(0.5 * step, 0, 0, 0.0, 0.2 * step) for step in range(100)]
-    choices = [Choice(0.0, ZERO), Choice(45.0, Parameters(max_batch=8))]
-    assert compare("127.0.0.1:1", "m", counts, choices, 30.0) is None
+    choices = [Choice(float(at), Parameters(max_batch=at)) for at in range(1, 50, 3)]
+    assert compare("127.0.0.1:1", "m", counts, choices, [30.0, 40.0, 49.0]) is None
