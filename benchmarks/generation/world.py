@@ -64,6 +64,8 @@ class Scenario(Camel, frozen=True):
     noise: Annotated[float, Meta(ge=0, le=0.5)] = 0.05
     slowdowns: tuple[tuple[float, float], ...] = ()
     """(seconds, factor): from then on the engine's steps take that many times as long."""
+    stalls: tuple[tuple[float, float], ...] = ()
+    """(seconds, seconds): from then on the engine makes no step for that long."""
     changes_at: float | None = None
     """When the load or the engine changes: figures are also taken from 30 s after that."""
     kv_tokens: int | None = None
@@ -106,7 +108,8 @@ class World(NamedTuple):
 
     def events(self) -> list[tuple[float, Callable[[Engine], None]]]:
         """Return what changes in the engine, and when."""
-        return [(at, _slow(factor)) for at, factor in self.scenario.slowdowns if at > 0]
+        slow = [(at, _slow(factor)) for at, factor in self.scenario.slowdowns if at > 0]
+        return slow + [(at, _stall(at + seconds)) for at, seconds in self.scenario.stalls]
 
     def arrivals(self, *, flood: bool = True) -> list[Arrival]:
         """Return new requests, the same each time; ``flood``: those of the other tenant too."""
@@ -223,5 +226,12 @@ def _diurnal(scenario: Scenario) -> Scenario:
 def _slow(factor: float) -> Callable[[Engine], None]:
     def change(engine: Engine) -> None:
         engine.slowdown = factor
+
+    return change
+
+
+def _stall(until: float) -> Callable[[Engine], None]:
+    def change(engine: Engine) -> None:
+        engine.stalled_until = until
 
     return change

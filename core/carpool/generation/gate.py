@@ -134,7 +134,7 @@ class Gate:
         self.meter.first_token(request)
         self._queue(request).tenant(request.tenant).counter(self.meter.steps)
         self._queue(request).tenant(request.tenant).decoding += 1
-        self.calibration.first_token(request, now - (request.admitted_at or now) if seen else None, self.meter)
+        self.calibration.first_token(request, now, self.meter, seen=seen)
         return self.poll(now)
 
     def ended(self, request: Request, now: float, output_tokens: int, *, complete: bool = True) -> list[Action]:

@@ -85,6 +85,17 @@ def test_an_engine_that_slows_down_is_followed_within_30_s():
     assert good(changed, since=80.0) >= 0.93 * good(steady, since=80.0)
 
 
+def test_one_stall_at_the_start_is_over_30_s_after_it():
+    """Code is compiled and weights are loaded with the first requests: 15 s in which nothing comes."""
+
+    def stall(machine):
+        machine.stalled_until = 16.0
+
+    arrivals = chat(8.0, 120.0)
+    outcome = Simulation(arrivals, engine(noise=0.05), gate(), events=[(1.0, stall)]).run()
+    assert good(outcome, since=46.0) >= 0.97 * sum(each.request.arrival >= 46.0 for each in arrivals)
+
+
 def test_clients_that_leave_free_their_place_wherever_they_are():
     random = Random(1)
     arrivals = [
