@@ -22,6 +22,11 @@ WINDOW = 0.5
 PREFILL_HORIZON = 1.0
 """Seconds over which prompts count as load: about the time in which a stream of average length averages them out."""
 
+OWN_PROMPT = 0.3
+"""Seconds of a request's own prompt that count against it, at most. A prompt is computed once, and delays as many streams
+for as long whenever it comes: to wait for an engine with fewer streams saves nothing. As load of the horizon, a prompt of
+1 s would be let in by an empty engine only."""
+
 
 class Totals(NamedTuple):
     """Sums over the engine's steps: an equation of the step model, and prompt tokens per second times seconds."""
@@ -133,11 +138,12 @@ class Meter:
         """Return the mean time per output token with ``more`` requests of ``prompt_tokens`` in all."""
         sequences = len(self.streams) + more
         decode = self.model.decode_seconds(sequences, self.kv + self.backlog + prompt_tokens)
-        return decode / max(0.05, 1 - self.prefill_share(prompt_tokens))
+        own = min(self.model.prompt_token * prompt_tokens, OWN_PROMPT) / PREFILL_HORIZON
+        return decode / max(0.05, 1 - self.prefill_share() - own)
 
-    def prefill_share(self, prompt_tokens: int = 0) -> float:
-        """Return the share of time that prompts take."""
-        return self.model.prompt_token * (self._prompted + self.backlog + prompt_tokens) / PREFILL_HORIZON
+    def prefill_share(self) -> float:
+        """Return the share of time that prompts take which the engine has or had."""
+        return self.model.prompt_token * (self._prompted + self.backlog) / PREFILL_HORIZON
 
     def first_token_seconds(self, prompt_tokens: int) -> float:
         """Return the time to the first token of a prompt that is admitted now, after the prompts before it."""

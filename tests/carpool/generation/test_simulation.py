@@ -5,7 +5,7 @@ import pytest
 from engines import LLAMA, SLO, chat, engine, gate
 
 from carpool.generation.queues import CREDIT, OUTPUT_COST, PROMPT_COST
-from carpool.generation.requests import Admit, Request, State
+from carpool.generation.requests import Admit, Request, Slo, State
 from carpool.generation.simulation import Arrival, Simulation
 
 
@@ -94,6 +94,35 @@ def test_one_stall_at_the_start_is_over_30_s_after_it():
     arrivals = chat(8.0, 120.0)
     outcome = Simulation(arrivals, engine(noise=0.05), gate(), events=[(1.0, stall)]).run()
     assert good(outcome, since=46.0) >= 0.97 * sum(each.request.arrival >= 46.0 for each in arrivals)
+
+
+def documents(every, prompt, seconds, **options):
+    """One long prompt every so many seconds, of a tenant of their own."""
+    times = [every * i for i in range(1, int(seconds / every))]
+    return [Arrival(Request(10**6 + i, at, prompt, tenant="long", **options), 200) for i, at in enumerate(times)]
+
+
+def played(chats, others, slo):
+    arrivals = sorted([*chats, *others], key=lambda each: each.request.arrival)
+    served = Simulation(arrivals, engine(noise=0.05), gate(slo)).run().served
+    return [sum(each.good(slo) for each in served if each.tenant == tenant) for tenant in ("", "long")]
+
+
+@pytest.mark.parametrize("prompt", [8_000, 16_000, 32_000])
+def test_long_prompts_are_answered_among_chats(prompt):
+    """16,000 tokens take 0.9 s: nearly the second over which prompts count."""
+    chats = chat(5.0, 160.0)
+    good_chats, good_documents = played(chats, documents(20.0, prompt, 160.0), Slo(5.0, 0.05))
+    assert good_documents >= 6
+    assert good_chats >= 0.97 * len(chats)
+
+
+def test_a_tenant_of_long_prompts_neither_starves_nor_starves_others():
+    chats = chat(4.0, 160.0)
+    good_chats, good_documents = played(chats, documents(2.0, 16_000, 160.0), Slo(5.0, 0.05))
+    # Their prompts alone take 45 % of the engine.
+    assert good_documents >= 30
+    assert good_chats >= 0.65 * len(chats)
 
 
 def test_clients_that_leave_free_their_place_wherever_they_are():
