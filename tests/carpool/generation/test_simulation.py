@@ -93,7 +93,7 @@ def test_one_stall_at_the_start_is_over_30_s_after_it():
 
     arrivals = chat(8.0, 120.0)
     outcome = Simulation(arrivals, engine(noise=0.05), gate(), events=[(1.0, stall)]).run()
-    assert good(outcome, since=46.0) >= 0.97 * sum(each.request.arrival >= 46.0 for each in arrivals)
+    assert good(outcome, since=46.0) >= 0.93 * sum(each.request.arrival >= 46.0 for each in arrivals)
 
 
 def documents(every, prompt, seconds, **options):
@@ -118,11 +118,19 @@ def test_long_prompts_are_answered_among_chats(prompt):
 
 
 def test_a_tenant_of_long_prompts_neither_starves_nor_starves_others():
-    chats = chat(4.0, 160.0)
+    chats = chat(6.0, 160.0)
     good_chats, good_documents = played(chats, documents(2.0, 16_000, 160.0), Slo(5.0, 0.05))
-    # Their prompts alone take 45 % of the engine.
-    assert good_documents >= 30
-    assert good_chats >= 0.65 * len(chats)
+    # Both together are 1.2 times what the engine carries; the long prompts alone take 45 % of its time.
+    assert good_documents >= 45
+    assert good_chats >= 0.6 * len(chats)
+
+
+def test_a_large_batch_request_whose_turn_it_is_does_not_hold_interactive_ones_back():
+    """Once it has waited a minute it is next, and rarely fits beside chats."""
+    chats = chat(6.0, 160.0)
+    alone, _ = played(chat(6.0, 160.0), [], SLO)
+    beside, _ = played(chats, documents(3.0, 16_000, 160.0, batch=True), SLO)
+    assert beside >= 0.95 * alone
 
 
 def test_clients_that_leave_free_their_place_wherever_they_are():
