@@ -217,13 +217,11 @@ class Gate:
 
     def _hopeless(self, request: Request, now: float) -> tuple[Reason | None, float]:
         """Say why a request that arrives is refused, and the wait that it would have."""
-        limit = self.limits.max_queued_tokens
-        queued = self._interactive.prompt_tokens + self._batch.prompt_tokens
-        if limit is not None and queued + request.prompt_tokens > limit and queued:
+        limit, queue = self.limits.max_queued_tokens, self._queue(request)
+        if limit is not None and queue.full(request, limit):
             return Reason.QUEUE_FULL, 1.0
         if request.deadline <= now:
             return Reason.DEADLINE, 1.0
-        queue = self._queue(request)
         if not queue.requests:
             return None, 0.0
         wait = self.pace.seconds(queue.ahead(request, self.meter.steps))

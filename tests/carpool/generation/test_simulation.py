@@ -102,9 +102,9 @@ def documents(every, prompt, seconds, **options):
     return [Arrival(Request(10**6 + i, at, prompt, tenant="long", **options), 200) for i, at in enumerate(times)]
 
 
-def played(chats, others, slo):
+def played(chats, others, slo, **limits):
     arrivals = sorted([*chats, *others], key=lambda each: each.request.arrival)
-    served = Simulation(arrivals, engine(noise=0.05), gate(slo)).run().served
+    served = Simulation(arrivals, engine(noise=0.05), gate(slo, **limits)).run().served
     return [sum(each.good(slo) for each in served if each.tenant == tenant) for tenant in ("", "long")]
 
 
@@ -131,6 +131,21 @@ def test_a_large_batch_request_whose_turn_it_is_does_not_hold_interactive_ones_b
     alone, _ = played(chat(6.0, 160.0), [], SLO)
     beside, _ = played(chats, documents(3.0, 16_000, 160.0, batch=True), SLO)
     assert beside >= 0.95 * alone
+
+
+@pytest.mark.parametrize(("rate", "batch", "limit"), [(30.0, True, 200_000), (25.0, False, 16_000)])
+def test_a_limit_of_queued_tokens_turns_no_interactive_and_no_quiet_tenant_away(rate, batch, limit):
+    def others():
+        found = chat(rate, 90.0, seed=6, tenant="long", first_key=10_000)
+        return [
+            each._replace(request=Request(r.key, r.arrival, r.prompt_tokens, tenant=r.tenant, batch=batch))
+            for each in found
+            for r in [each.request]
+        ]
+
+    without, _ = played(chat(3.0, 90.0), others(), SLO)
+    bounded, _ = played(chat(3.0, 90.0), others(), SLO, max_queued_tokens=limit)
+    assert bounded >= 0.97 * without
 
 
 def test_clients_that_leave_free_their_place_wherever_they_are():
