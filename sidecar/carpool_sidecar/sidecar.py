@@ -329,7 +329,7 @@ class Sidecar:
         )
 
     def _seen(self) -> Seen:
-        """Return what jobs go by: how busy the device was, and whether interactive requests, token streams too, met the SLO."""
+        """Return what jobs go by: how busy the device was, and whether interactive requests and streams met the SLO."""
         counters = [state.counters for state in self.batcher.models()]
         missed = sum(one.misses.get(reason, 0) for one in counters for reason in DELAYED)
         streams_met, streams_missed = self.streams.models.judged()

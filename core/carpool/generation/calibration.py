@@ -61,7 +61,7 @@ class Answer(NamedTuple):
 
 
 class FirstToken(NamedTuple):
-    """A first token: when, seconds from admission, prompt tokens up to its own, sequences and KV tokens at admission."""
+    """A first token: when, and seconds from admission; prompt tokens up to its own, sequences and KV tokens then."""
 
     at: float
     seconds: float
@@ -84,7 +84,7 @@ class Calibration:
 
     def admitted(self, request: Request, meter: Meter) -> None:
         """Note what is before a request; it is not counted in ``meter`` yet."""
-        self._admitted[request.key] = (meter.backlog + request.prompt_tokens, len(meter.streams), meter.kv)
+        self._admitted[request.key] = (meter.ahead + request.prompt_tokens, len(meter.streams), meter.kv)
 
     def first_token(self, request: Request, now: float, meter: Meter, *, seen: bool = True) -> None:
         """Note how long it took, if that was ``seen``, and where the engine is."""

@@ -177,6 +177,7 @@ class Gate:
 
     def wake_at(self, now: float) -> float:
         """Return when a request that waits becomes too late; ``now`` or before: at once; ``inf``: none does."""
+        del now
         return min([self._expiry.next_at(), *(self._latest(head) for head in self._heads())]) + 1e-3
 
     def _heads(self) -> list[Request]:

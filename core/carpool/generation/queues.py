@@ -126,8 +126,8 @@ class FairQueue:
     def full(self, request: Request, limit: float) -> bool:
         """Say whether a request is too much for a queue of ``limit`` prompt tokens.
 
-        A tenant that fills the queue keeps no other out: each one that waits may have its share of the limit, by weight,
-        and one request. What others leave of theirs is for all.
+        A tenant that fills the queue keeps no other out: each one that waits may have its share of the limit, by
+        weight, and one request. What others leave of theirs is for all.
         """
         own = self.tenant(request.tenant)
         if not own.queue or self.prompt_tokens + request.prompt_tokens <= limit:

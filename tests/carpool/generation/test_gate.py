@@ -110,6 +110,17 @@ def test_what_waits_too_long_is_refused_in_time_for_its_first_token_and_not_befo
     assert actions[0].retry_after >= 1.0
 
 
+def test_a_request_behind_a_long_prompt_waits_while_that_is_computed():
+    machine = gate(max_running=1)
+    long = request(0, 24_000)
+    machine.arrive(long, 0.0)
+    machine.arrive(request(1, 100, arrival=0.1), 0.1)
+    # 24,000 tokens take 1.3 s, with a margin 1.7. After 1.2 s little of them is left, and the target is at 2.1 s.
+    machine.progress(1.2, 0)
+    assert machine.poll(1.2) == []
+    assert machine.wake_at(1.2) > 1.7
+
+
 def test_once_the_pace_is_known_a_request_that_would_wait_too_long_is_refused_at_arrival():
     machine = gate(max_running=1)
     now = 0.0

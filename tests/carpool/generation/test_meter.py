@@ -73,6 +73,21 @@ def test_a_long_prompt_counts_with_a_part_of_its_prefill():
     assert machine.forecast(1, 32_000) == pytest.approx(alone / (1 - OWN_PROMPT / PREFILL_HORIZON), rel=0.01)
 
 
+def test_what_is_computed_of_a_prompt_is_no_longer_ahead_of_the_next():
+    machine = meter()
+    first = Request(0, 0.0, 16_000)
+    machine.admitted(first)
+    alone = machine.first_token_seconds(100)
+    machine.progress(0.5, 0)
+    assert machine.first_token_seconds(100) == pytest.approx(alone - 0.5, abs=0.001)
+    machine.progress(5.0, 0)
+    assert machine.ahead == 0
+    machine.admitted(Request(1, 5.0, 1000))
+    first.state = State.DECODING
+    machine.first_token(first)
+    assert machine.ahead == 1000
+
+
 def test_windows_teach_the_model():
     machine = meter()
     for key in range(20):
