@@ -57,7 +57,8 @@ def recommend(asked: Asked) -> Recommendation | None:
     twin = StreamTwin(asked, load.rate) if load.named else None
     offered = 0.0 if twin is None else len(twin.times) / load.seconds
     stressed = StreamTwin(asked, max(OVERLOAD * capacity.rate, offered))
-    prompt, output = (sum(tokens) / len(load.lengths.pairs) for tokens in zip(*load.lengths.pairs, strict=True))
+    pairs = load.lengths.pairs
+    prompt, both = sum(prompt for prompt, _ in pairs) / len(pairs), sum(map(sum, pairs)) / len(pairs)
 
     def queue(sequences: int, share: float) -> int:
         # As long as prompts leave the queue at the pace of `sequences`: 0.9 x 2 s x 6/s x 1,000 tokens.
@@ -86,7 +87,7 @@ def recommend(asked: Asked) -> Recommendation | None:
         max_num_batched_tokens=budget,
         max_concurrency=sequences,
         # A gateway counts a request with its prompt and its whole answer from its admission on.
-        max_token_concurrency=round(sequences * (prompt + output)),
+        max_token_concurrency=round(sequences * both),
         capacity=capacity.rate,
         load=len(twin.times) / load.seconds,
         holds=results[0].good_share >= ENOUGH,
