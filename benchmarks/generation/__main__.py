@@ -4,7 +4,8 @@ Every scenario of `scenarios.json` is played with two seeds, of which the second
 seeds give equal figures on every machine. Figures, limits and the picture: `docs/generation-figures.md`.
 
 A change of the gate alone needs no plays of the other rules, which are nineteen in twenty: `--gate` keeps theirs. It
-plays the best cap of each row again, and fails where that isn't as it was.
+plays the best cap of each row again, and fails where that isn't as it was. Scenarios that are new are played by every
+rule.
 
 Exit codes: 0, every figure keeps its limit (`limits.json`); 1, one does not.
 """
@@ -15,6 +16,7 @@ import argparse
 import shlex
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -28,7 +30,7 @@ from msgspec import Struct
 
 from generation import report
 from generation.figures import Row, again, row
-from generation.world import build, scenarios
+from generation.world import OWN, build, scenarios
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -102,13 +104,15 @@ def _played(options: argparse.Namespace) -> Record:
 
 
 def _gate_again() -> Record:
-    """Play the gate alone, in every row that is kept."""
+    """Play the gate alone in every row that is kept, and every rule in those that are missing."""
     measured, before = commit(), msgspec.json.decode(RESULTS.read_bytes(), type=Record)
     by_name = {scenario.name: scenario for scenario in scenarios()}
     worlds = [build(by_name[each.scenario], each.seed) for each in before.rows]
+    kept = {(each.scenario, each.seed) for each in before.rows}
+    missing = [build(each, seed) for each in by_name.values() for seed in SEEDS if (each.name, seed) not in kept]
     rows = []
     with ProcessPoolExecutor() as pool:
-        for found in pool.map(again, worlds, before.rows):
+        for found in chain(pool.map(again, worlds, before.rows), pool.map(row, missing)):
             _tell(found)
             rows.append(found)
     return _record(measured, rows, others=before.others or before.commit)
@@ -161,6 +165,12 @@ def summary(wanted: Sequence[Scenario], rows: Sequence[Row]) -> list[Figure]:
     for name, batch in (("cost of a flooding tenant, most", False), ("cost of batch traffic, most", True)):
         costs = [each.flood_cost for each in rows if _beside(by_name[each.scenario], batch=batch)]
         found.append(_figure(name, [cost for cost in costs if cost is not None], len(costs), most=True))
+    costs = [each.flood_cost for each in rows if _long_prompts_beside(by_name[each.scenario])]
+    found.append(
+        _figure("cost of others' long prompts, most", [c for c in costs if c is not None], len(costs), most=True)
+    )
+    answered = [each.long_prompts for each in rows if each.long_prompts is not None]
+    found.append(_figure("long prompts, worst", answered, len(answered)))
     return [figure for figure in found if figure is not None]
 
 
@@ -194,7 +204,13 @@ def _overload(each: Row, rows: Sequence[Row], by_name: dict[str, Scenario]) -> t
 
 
 def _beside(scenario: Scenario, *, batch: bool) -> bool:
-    return scenario.flood is not None and scenario.flood.batch is batch
+    flood = scenario.flood
+    return flood is not None and flood.prompt_tokens is None and flood.batch is batch
+
+
+def _long_prompts_beside(scenario: Scenario) -> bool:
+    flood = scenario.flood
+    return flood is not None and flood.prompt_tokens is not None and flood.tenant != OWN
 
 
 def _named(scenario: Scenario, names: Sequence[str] | None) -> bool:

@@ -66,6 +66,8 @@ class Row(Struct, frozen=True):
     """Largest difference of service between two tenants that both waited, over its bound."""
     flood_cost: float | None = None
     """Share of its goodput that the scenario's own tenant loses by the other."""
+    long_prompts: float | None = None
+    """Share of the interactive long prompts beside others that met both targets."""
 
     @property
     def share(self) -> float:
@@ -76,7 +78,7 @@ class Row(Struct, frozen=True):
 def row(world: World) -> Row:
     """Play a scenario by every rule."""
     slo, profile = world.scenario.slo, world.profile
-    ours, gap, cost = of_gate(world)
+    ours, *more = of_gate(world)
     rules = {"carpool": ours}
     best, cap, margin = best_cap(world)
     rules["best cap"] = best
@@ -84,7 +86,7 @@ def row(world: World) -> Row:
     rules["cap 100"] = played(world, simulate(world, Cap(100, slo, profile)))
     rules["AIMD on TPOT"] = played(world, simulate(world, Aimd(slo, profile)))
     rules["queued tokens"] = played(world, simulate(world, QueuedTokens(slo, profile)))
-    return Row(world.scenario.name, world.seed, world.capacity.rate, offered(world), rules, cap, margin, gap, cost)
+    return Row(world.scenario.name, world.seed, world.capacity.rate, offered(world), rules, cap, margin, *more)
 
 
 def again(world: World, before: Row) -> Row:
@@ -99,19 +101,30 @@ def again(world: World, before: Row) -> Row:
             f"{before.scenario}, seed {before.seed}: the load or the best cap isn't what it was, so the other rules "
             "have to be played too: make generation"
         )
-    ours, gap, cost = of_gate(world)
-    return replace(before, rules=before.rules | {"carpool": ours}, service_gap=gap, flood_cost=cost)
+    ours, gap, cost, answered = of_gate(world)
+    rules = before.rules | {"carpool": ours}
+    return replace(before, rules=rules, service_gap=gap, flood_cost=cost, long_prompts=answered)
 
 
-def of_gate(world: World) -> tuple[Played, float | None, float | None]:
-    """Play the gate; return what it did, and `service_gap` and `flood_cost` of a row."""
+def of_gate(world: World) -> tuple[Played, float | None, float | None, float | None]:
+    """Play the gate; return what it did, and `service_gap`, `flood_cost` and `long_prompts` of a row."""
     watch = Watch(gate(world))
     outcome = simulate(world, watch)
     cost = None
     if world.scenario.flood is not None:
         alone = own_goodput(world, simulate(world, gate(world), flood=False))
         cost = 1 - own_goodput(world, outcome) / alone
-    return played(world, outcome), watch.gap / watch.bound if watch.bound else None, cost
+    gap = watch.gap / watch.bound if watch.bound else None
+    return played(world, outcome), gap, cost, long_prompts(world, outcome)
+
+
+def long_prompts(world: World, outcome: Outcome) -> float | None:
+    """Return the share of the interactive long prompts beside others that met both targets."""
+    other = world.scenario.flood
+    if other is None or other.batch or other.prompt_tokens is None:
+        return None
+    found = [each.good(world.scenario.slo) for each in outcome.served if each.prompt_tokens == other.prompt_tokens]
+    return sum(found) / len(found)
 
 
 def offered(world: World) -> float:
@@ -121,7 +134,8 @@ def offered(world: World) -> float:
 
 def gate(world: World) -> Gate:
     """Return a gate that knows the targets, and whose first guess of a step is wrong."""
-    return Gate(world.scenario.slo, guess(world.profile, world.scenario.start), Limits())
+    limits = Limits(max_queued_tokens=world.scenario.max_queued_tokens)
+    return Gate(world.scenario.slo, guess(world.profile, world.scenario.start), limits)
 
 
 def simulate(world: World, rule: Admission, *, flood: bool = True) -> Outcome:

@@ -36,15 +36,20 @@ Factor = Annotated[float, Meta(gt=0)]
 TRACE_FOLD = 97
 """Requests of the trace between the starts of two seeds, times a prime: seeds don't overlap in what matters."""
 
+DOCUMENT_ANSWER = 200
+"""Tokens that a long prompt is answered with."""
+
 
 class Flood(Camel, frozen=True):
-    """A second tenant, or batch traffic, beside the scenario's own."""
+    """A second tenant, or batch traffic, beside the scenario's own; or long prompts among these."""
 
     tenant: str
     load: Factor
-    """Of the capacity."""
+    """Of the capacity for its own requests."""
     batch: bool = False
     start: float = 0.0
+    prompt_tokens: Annotated[int, Meta(gt=0)] | None = None
+    """Of each request, with an answer of `DOCUMENT_ANSWER` tokens; unset: lengths are the scenario's."""
 
 
 class Scenario(Camel, frozen=True):
@@ -64,6 +69,8 @@ class Scenario(Camel, frozen=True):
     noise: Annotated[float, Meta(ge=0, le=0.5)] = 0.05
     slowdowns: tuple[tuple[float, float], ...] = ()
     """(seconds, factor): from then on the engine's steps take that many times as long."""
+    stalls: tuple[tuple[float, float], ...] = ()
+    """(seconds, seconds): from then on the engine makes no step for that long."""
     changes_at: float | None = None
     """When the load or the engine changes: figures are also taken from 30 s after that."""
     kv_tokens: int | None = None
@@ -71,6 +78,8 @@ class Scenario(Camel, frozen=True):
     cancelled: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of the clients that leave, after up to 10 s."""
     flood: Flood | None = None
+    max_queued_tokens: int | None = None
+    """A limit that is set for the gate."""
     family: str = ""
     """Scenarios that differ in load only: overload is compared with the best of them."""
 
@@ -106,7 +115,8 @@ class World(NamedTuple):
 
     def events(self) -> list[tuple[float, Callable[[Engine], None]]]:
         """Return what changes in the engine, and when."""
-        return [(at, _slow(factor)) for at, factor in self.scenario.slowdowns if at > 0]
+        slow = [(at, _slow(factor)) for at, factor in self.scenario.slowdowns if at > 0]
+        return slow + [(at, _stall(at + seconds)) for at, seconds in self.scenario.stalls]
 
     def arrivals(self, *, flood: bool = True) -> list[Arrival]:
         """Return new requests, the same each time; ``flood``: those of the other tenant too."""
@@ -123,17 +133,23 @@ class World(NamedTuple):
                 else arrival
                 for arrival in found
             ]
-        other = scenario.flood
-        if other is not None and flood:
-            rate = other.load * self.capacity.rate
-            span = scenario.seconds - other.start
-            more = streams.stretched(streams.poisson(random, int(2 * rate * span) + 50), [Stretch(span, rate)])
-            drawn = lengths.draw(start + 5000, len(more))
-            found += streams.arrivals(
-                [other.start + time for time in more], drawn, tenant=other.tenant, batch=other.batch, first=10**6
-            )
+        if flood and scenario.flood is not None:
+            found += self._beside(scenario.flood, random)
             found.sort(key=lambda arrival: arrival.request.arrival)
         return found
+
+    def _beside(self, other: Flood, random: Random) -> list[Arrival]:
+        """Return the requests of the other tenant."""
+        lengths, rate = lengths_of(self.scenario.lengths), other.load * self.capacity.rate
+        if other.prompt_tokens is not None:
+            lengths = Lengths([(other.prompt_tokens, DOCUMENT_ANSWER)], "documents")
+            rate = other.load * streams.capacity(self.profile, lengths, self.scenario.slo).rate
+        span = self.scenario.seconds - other.start
+        times = streams.stretched(streams.poisson(random, int(2 * rate * span) + 50), [Stretch(span, rate)])
+        drawn = lengths.draw(first_of(self.seed) + 5000, len(times))
+        return streams.arrivals(
+            [other.start + time for time in times], drawn, tenant=other.tenant, batch=other.batch, first=10**6
+        )
 
     def _times(self, random: Random, expected: float) -> list[float]:
         """Return arrival times at one a second."""
@@ -223,5 +239,12 @@ def _diurnal(scenario: Scenario) -> Scenario:
 def _slow(factor: float) -> Callable[[Engine], None]:
     def change(engine: Engine) -> None:
         engine.slowdown = factor
+
+    return change
+
+
+def _stall(until: float) -> Callable[[Engine], None]:
+    def change(engine: Engine) -> None:
+        engine.stalled_until = until
 
     return change

@@ -329,10 +329,12 @@ class Sidecar:
         )
 
     def _seen(self) -> Seen:
-        """Return what jobs go by: how busy the device was, and whether interactive requests met the SLO."""
+        """Return what jobs go by: how busy the device was, and whether interactive requests and streams met the SLO."""
         counters = [state.counters for state in self.batcher.models()]
         missed = sum(one.misses.get(reason, 0) for one in counters for reason in DELAYED)
-        return Seen(self.batcher.busy(monotonic()), sum(one.hits for one in counters), missed)
+        streams_met, streams_missed = self.streams.models.judged()
+        met = sum(one.hits for one in counters) + streams_met
+        return Seen(self.batcher.busy(monotonic()), met, missed + streams_missed)
 
     def _read(self, config: SidecarConfig) -> None:
         """Have requests read by this configuration's rules."""

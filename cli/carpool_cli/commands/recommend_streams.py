@@ -70,6 +70,7 @@ def _show(asked: Asked, found: Recommendation) -> None:
     )
     click.echo("  # Gateway API Inference Extension: the plugin concurrency-detector")
     click.echo(f"  maxConcurrency: {found.max_concurrency}")
+    click.echo(f"  maxTokenConcurrency: {found.max_token_concurrency}  # where it counts tokens instead of requests")
     click.echo("  # Carpool's sidecar, which finds these limits by itself")
     click.echo(f"  policy: {{slo: {{ttft: {{p99: {ttft}}}, tpot: {{p99: {tpot}}}}}}}\n")
     for reason in found.reasons:

@@ -40,6 +40,7 @@ class Recommendation(Struct, frozen=True, kw_only=True, rename="camel"):
     max_num_queued_tokens: int
     max_num_batched_tokens: int
     max_concurrency: int
+    max_token_concurrency: int
     capacity: float
     load: float
     holds: bool
@@ -56,7 +57,8 @@ def recommend(asked: Asked) -> Recommendation | None:
     twin = StreamTwin(asked, load.rate) if load.named else None
     offered = 0.0 if twin is None else len(twin.times) / load.seconds
     stressed = StreamTwin(asked, max(OVERLOAD * capacity.rate, offered))
-    prompt = sum(prompt for prompt, _ in load.lengths.pairs) / len(load.lengths.pairs)
+    pairs = load.lengths.pairs
+    prompt, both = sum(prompt for prompt, _ in pairs) / len(pairs), sum(map(sum, pairs)) / len(pairs)
 
     def queue(sequences: int, share: float) -> int:
         # As long as prompts leave the queue at the pace of `sequences`: 0.9 x 2 s x 6/s x 1,000 tokens.
@@ -84,6 +86,8 @@ def recommend(asked: Asked) -> Recommendation | None:
         max_num_queued_tokens=queued,
         max_num_batched_tokens=budget,
         max_concurrency=sequences,
+        # A gateway counts a request with its prompt and its whole answer from its admission on.
+        max_token_concurrency=round(sequences * both),
         capacity=capacity.rate,
         load=len(twin.times) / load.seconds,
         holds=results[0].good_share >= ENOUGH,

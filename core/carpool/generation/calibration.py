@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 MEMORY = 300
 """Requests that count."""
 
+FIRSTS_MEMORY = 60.0
+"""Seconds for which a first token counts, as long as `ENOUGH` later ones are known. Where one comes in two seconds, a
+stall would count for ten minutes by number alone."""
+
 ENOUGH = 20
 """First tokens from which their ratios count."""
 
@@ -43,6 +47,10 @@ GENTLE = 0.7
 TTFT_QUANTILE = 0.95
 """Share of the admitted requests whose first token has to be in time."""
 
+LEAST_TTFT, MOST_TTFT = 0.5, 4.0
+"""Bounds of the time kept for a first token over its forecast. Engines need 1.3 to 3.5. A stall is no multiple of the
+forecast: with 15 s over 70 ms nothing would be in time any more but what an empty engine gets."""
+
 
 class Answer(NamedTuple):
     """A complete request: what the engine did meanwhile, and its lengths."""
@@ -53,8 +61,9 @@ class Answer(NamedTuple):
 
 
 class FirstToken(NamedTuple):
-    """A first token: seconds from admission, prompt tokens up to its own, sequences and KV tokens at admission."""
+    """A first token: when, and seconds from admission; prompt tokens up to its own, sequences and KV tokens then."""
 
+    at: float
     seconds: float
     tokens: int
     sequences: int
@@ -75,13 +84,15 @@ class Calibration:
 
     def admitted(self, request: Request, meter: Meter) -> None:
         """Note what is before a request; it is not counted in ``meter`` yet."""
-        self._admitted[request.key] = (meter.backlog + request.prompt_tokens, len(meter.streams), meter.kv)
+        self._admitted[request.key] = (meter.ahead + request.prompt_tokens, len(meter.streams), meter.kv)
 
-    def first_token(self, request: Request, seconds: float | None, meter: Meter) -> None:
-        """Note how long it took, if that was seen, and where the engine is."""
+    def first_token(self, request: Request, now: float, meter: Meter, *, seen: bool = True) -> None:
+        """Note how long it took, if that was ``seen``, and where the engine is."""
         before = self._admitted.pop(request.key)
-        if seconds is not None:
-            self._firsts.append(FirstToken(seconds, *before))
+        if seen:
+            self._firsts.append(FirstToken(now, now - (request.admitted_at or now), *before))
+            while len(self._firsts) > ENOUGH and self._firsts[0].at < now - FIRSTS_MEMORY:
+                self._firsts.popleft()
         self._began[request.key] = meter.totals
 
     def ended(self, request: Request, meter: Meter) -> None:
@@ -107,7 +118,7 @@ class Calibration:
                 first.seconds / model.first_token_seconds(first.tokens, first.sequences, first.kv)
                 for first in self._firsts
             )
-            self.ttft = max(0.5, ratios[int(TTFT_QUANTILE * len(ratios))])
+            self.ttft = min(MOST_TTFT, max(LEAST_TTFT, ratios[int(TTFT_QUANTILE * len(ratios))]))
         if len(self._answers) >= ENOUGH_ANSWERS and slo.tpot < 10:
             best = self._best_margin(model, slo.tpot)
             self.tpot += GENTLE * (best - self.tpot)

@@ -70,12 +70,14 @@ class Progress(NamedTuple):
 class Engine:
     """Serves sequences in the order in which they come.
 
-    ``slowdown`` multiplies the duration of every step, ``noise`` is its relative spread.
+    ``slowdown`` multiplies the duration of every step, ``noise`` is its relative spread. Until
+    ``stalled_until`` no step begins, as when code is compiled or weights are loaded.
     """
 
     def __init__(self, profile: EngineProfile, random: Random, *, noise: float = 0.0) -> None:
         self.profile = profile
         self.slowdown = 1.0
+        self.stalled_until = 0.0
         self._random = random
         self._noise = noise
         self._waiting: deque[Sequence] = deque()
@@ -109,8 +111,8 @@ class Engine:
             self._release(sequence)
 
     def run(self, now: float, until: float = inf) -> Progress | None:
-        """Run one step, or several that are alike if they start before ``until``; None without work."""
-        if not self._running and not self._waiting:
+        """Run one step, or several that are alike if they start before ``until``; None without work, or if stalled."""
+        if now < self.stalled_until or not (self._running or self._waiting):
             return None
         preempted = self._make_room()
         prompts, started = ([], []) if preempted else self._schedule()

@@ -29,7 +29,7 @@ HEADROOM = 0.9
 """Of the target, up to which requests of batch priority fill the engine."""
 
 TURNS = 20
-"""Interactive requests after which one of batch priority that has waited long goes next."""
+"""Interactive requests after which one of batch priority that has waited long goes next, if it fits."""
 
 PACE_MEMORY = 8.0
 """Seconds over which the rate of admission is measured."""
@@ -101,11 +101,12 @@ class Gate:
     def poll(self, now: float) -> list[Action]:
         """Admit what fits, in order, and refuse what has become too late."""
         actions: list[Action] = [self._expire(request) for request in self._expiry.due(now)]
-        while (request := self._next(now)) is not None:
-            if self.meter.streams and now > self._latest(request):
-                actions.append(self._expire(request))
+        while heads := self._heads():
+            if self.meter.streams and (late := [head for head in heads if now > self._latest(head)]):
+                actions += [self._expire(request) for request in late]
                 continue
-            if not self._fits(request):
+            request = self._next(heads, now)
+            if request is None:
                 break
             self._queue(request).take(request, self.meter.steps)
             self._passed = 0 if request.batch else self._passed + 1
@@ -134,7 +135,7 @@ class Gate:
         self.meter.first_token(request)
         self._queue(request).tenant(request.tenant).counter(self.meter.steps)
         self._queue(request).tenant(request.tenant).decoding += 1
-        self.calibration.first_token(request, now - (request.admitted_at or now) if seen else None, self.meter)
+        self.calibration.first_token(request, now, self.meter, seen=seen)
         return self.poll(now)
 
     def ended(self, request: Request, now: float, output_tokens: int, *, complete: bool = True) -> list[Action]:
@@ -176,17 +177,21 @@ class Gate:
 
     def wake_at(self, now: float) -> float:
         """Return when a request that waits becomes too late; ``now`` or before: at once; ``inf``: none does."""
-        head = self._next(now)
-        return min(self._expiry.next_at(), inf if head is None else self._latest(head)) + 1e-3
+        del now
+        return min([self._expiry.next_at(), *(self._latest(head) for head in self._heads())]) + 1e-3
 
-    def _next(self, now: float) -> Request | None:
+    def _heads(self) -> list[Request]:
+        """Return the next interactive request and the next one of batch priority, as far as any wait."""
         steps = self.meter.steps
-        interactive, batch = self._interactive.head(steps), self._batch.head(steps)
-        if interactive is None or batch is None:
-            return interactive or batch
+        return [head for queue in (self._interactive, self._batch) if (head := queue.head(steps)) is not None]
+
+    def _next(self, heads: list[Request], now: float) -> Request | None:
+        """Return the request to admit: the interactive one, unless the other has its turn and fits."""
+        last = heads[-1]
         # With a long backlog every one has waited that long: then each gets a turn now and then, and no more.
-        aged = now - batch.arrival > self.limits.ageing and self._passed >= TURNS
-        return batch if aged else interactive
+        aged = last.batch and now - last.arrival > self.limits.ageing and self._passed >= TURNS
+        order = reversed(heads) if aged else heads[:1]
+        return next((request for request in order if self._fits(request)), None)
 
     def _queue(self, request: Request) -> FairQueue:
         return self._batch if request.batch else self._interactive
@@ -213,13 +218,11 @@ class Gate:
 
     def _hopeless(self, request: Request, now: float) -> tuple[Reason | None, float]:
         """Say why a request that arrives is refused, and the wait that it would have."""
-        limit = self.limits.max_queued_tokens
-        queued = self._interactive.prompt_tokens + self._batch.prompt_tokens
-        if limit is not None and queued + request.prompt_tokens > limit and queued:
+        limit, queue = self.limits.max_queued_tokens, self._queue(request)
+        if limit is not None and queue.full(request, limit):
             return Reason.QUEUE_FULL, 1.0
         if request.deadline <= now:
             return Reason.DEADLINE, 1.0
-        queue = self._queue(request)
         if not queue.requests:
             return None, 0.0
         wait = self.pace.seconds(queue.ahead(request, self.meter.steps))

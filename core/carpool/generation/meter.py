@@ -22,6 +22,10 @@ WINDOW = 0.5
 PREFILL_HORIZON = 1.0
 """Seconds over which prompts count as load: about the time in which a stream of average length averages them out."""
 
+OWN_PROMPT = 0.3
+"""Seconds of a request's own prompt that count against it, at most. A prompt is computed once, and delays streams for
+as long whenever it comes: waiting saves nothing. As 0.9 s of a horizon of 1 s, only an empty engine would take it."""
+
 
 class Totals(NamedTuple):
     """Sums over the engine's steps: an equation of the step model, and prompt tokens per second times seconds."""
@@ -51,6 +55,8 @@ class Meter:
         """Tokens of the sequences that decode."""
         self.backlog = 0
         """Prompt tokens whose first token has not come."""
+        self._computing_since = 0.0
+        """When the engine began with the prompts of the backlog: they came, or the last first token did."""
         self.ends = 0
         """Streams that have left the engine."""
         self._at = 0.0
@@ -70,9 +76,20 @@ class Meter:
         """Everything so far."""
         return Totals(self._sums[-2], tuple(self._sums[:-2]), self._sums[-1])
 
+    @property
+    def ahead(self) -> int:
+        """Prompt tokens that the engine has still to compute.
+
+        It computes one prompt after the other, so what the first of them took so far is done.
+        """
+        computed = (self._at - self._computing_since) / max(1e-9, self.model.prompt_token)
+        return max(0, self.backlog - int(computed))
+
     def admitted(self, request: Request) -> None:
         """Count a request that was sent to the engine."""
         self.streams[request.key] = request
+        if not self.backlog:
+            self._computing_since = self._at
         self.backlog += request.prompt_tokens
 
     def progress(self, now: float, tokens: float) -> float:
@@ -96,6 +113,7 @@ class Meter:
 
     def first_token(self, request: Request) -> None:
         """Count a request whose first token has come."""
+        self._computing_since = self._at
         self.backlog -= request.prompt_tokens
         self._prompted += request.prompt_tokens
         if self.decoding:
@@ -133,12 +151,13 @@ class Meter:
         """Return the mean time per output token with ``more`` requests of ``prompt_tokens`` in all."""
         sequences = len(self.streams) + more
         decode = self.model.decode_seconds(sequences, self.kv + self.backlog + prompt_tokens)
-        return decode / max(0.05, 1 - self.prefill_share(prompt_tokens))
+        own = min(self.model.prompt_token * prompt_tokens, OWN_PROMPT) / PREFILL_HORIZON
+        return decode / max(0.05, 1 - self.prefill_share() - own)
 
-    def prefill_share(self, prompt_tokens: int = 0) -> float:
-        """Return the share of time that prompts take."""
-        return self.model.prompt_token * (self._prompted + self.backlog + prompt_tokens) / PREFILL_HORIZON
+    def prefill_share(self) -> float:
+        """Return the share of time that prompts take which the engine has or had."""
+        return self.model.prompt_token * (self._prompted + self.backlog) / PREFILL_HORIZON
 
     def first_token_seconds(self, prompt_tokens: int) -> float:
         """Return the time to the first token of a prompt that is admitted now, after the prompts before it."""
-        return self.model.first_token_seconds(self.backlog + prompt_tokens, len(self.streams), self.kv)
+        return self.model.first_token_seconds(self.ahead + prompt_tokens, len(self.streams), self.kv)

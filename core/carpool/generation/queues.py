@@ -39,13 +39,15 @@ MOST_TENANTS = 1024
 class Tenant:
     """One tenant's requests and what it was served."""
 
-    __slots__ = ("_since", "decoding", "name", "queue", "queued_cost", "total", "weight")
+    __slots__ = ("_since", "decoding", "name", "prompt_tokens", "queue", "queued_cost", "total", "weight")
 
     def __init__(self, name: str, weight: float) -> None:
         self.name = name
         self.weight = weight
         self.queue: list[tuple[float, int, Request]] = []
         self.queued_cost = 0.0
+        self.prompt_tokens = 0
+        """Of the requests in the queue."""
         self.decoding = 0
         self.total = 0.0
         """Cost of the tokens that it was served over its weight, up to when it was last looked at."""
@@ -117,8 +119,21 @@ class FairQueue:
         heappush(tenant.queue, (self._rank(request), request.key, request))
         self._classes = self._classes or request.targets is not None
         tenant.queued_cost += request.cost
+        tenant.prompt_tokens += request.prompt_tokens
         self.requests += 1
         self.prompt_tokens += request.prompt_tokens
+
+    def full(self, request: Request, limit: float) -> bool:
+        """Say whether a request is too much for a queue of ``limit`` prompt tokens.
+
+        A tenant that fills the queue keeps no other out: each one that waits may have its share of the limit, by
+        weight, and one request. What others leave of theirs is for all.
+        """
+        own = self.tenant(request.tenant)
+        if not own.queue or self.prompt_tokens + request.prompt_tokens <= limit:
+            return False
+        weights = sum(tenant.weight for tenant in self._tenants.values() if tenant.queue)
+        return own.prompt_tokens + request.prompt_tokens > limit * own.weight / weights
 
     def head(self, steps: float) -> Request | None:
         """Return the request that is next."""
@@ -174,6 +189,7 @@ class FairQueue:
 
     def _left(self, tenant: Tenant, request: Request) -> None:
         tenant.queued_cost = tenant.queued_cost - request.cost if tenant.queue else 0.0
+        tenant.prompt_tokens -= request.prompt_tokens
         self.requests -= 1
         self.prompt_tokens -= request.prompt_tokens
 

@@ -143,6 +143,8 @@ class Simulation:
                 continue
             self._gate.progress(now, 0.0)
             following = min(following, self._gate.wake_at(now))
+            if now < self._engine.stalled_until:
+                following = min(following, self._engine.stalled_until, reported + REPORT)
             if following == inf:
                 break
             now = max(now, following)

@@ -91,4 +91,6 @@ class Generation(Camel, frozen=True):
     tenants: Tenants | None = None
     """Fair shares among tenants; unset: all requests are one tenant's."""
     max_queued_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Prompt tokens that may wait; further requests get 429. Unset: bounded by the SLO for TTFT alone."""
+    """Prompt tokens that may wait; further requests get 429. Requests of batch priority have as many of their own. Each
+    tenant that waits may have its share, by weight, even if others fill the rest, and one request. Unset: bounded by
+    the SLO for TTFT alone."""

@@ -38,6 +38,8 @@ class Counts:
         "ends",
         "gaps",
         "hits",
+        "met",
+        "missed",
         "output_tokens",
         "prompt_tokens",
         "tpot",
@@ -52,6 +54,8 @@ class Counts:
         self.output_tokens = 0
         self.hits = 0
         """Answers that met the targets of the SLO for token streams."""
+        self.met = self.missed = 0
+        """Interactive requests that met them, and that missed one or were refused: what jobs go by."""
         self.ttft = Histogram()
         """Seconds from arrival to the first token."""
         self.tpot = Histogram()
@@ -75,6 +79,10 @@ class Models:
     def __iter__(self) -> Iterator[tuple[str, Counts]]:
         """Give models and counters."""
         return iter(self._counts.items())
+
+    def judged(self) -> tuple[int, int]:
+        """Return how many interactive requests met the targets, and how many did not."""
+        return sum(each.met for each in self._counts.values()), sum(each.missed for each in self._counts.values())
 
     def known(self, model: str) -> Counts:
         """Return the counters of a model that had an answer, or of all others."""

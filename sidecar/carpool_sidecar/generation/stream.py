@@ -36,6 +36,9 @@ EXPIRED = (504, "deadline", "the deadline passed before the answer was complete"
 CANCELLED, FAILED, OVERDUE = "cancelled", "failed", "deadline"
 """How a request may end, beside what the engine says."""
 
+TOO_LATE = {OVERDUE, *(word for _, word, _ in REFUSALS.values())}
+"""Of these, what other requests may be to blame for."""
+
 
 class Watcher(Protocol):
     """Where streams are counted, and who lets them begin."""

@@ -11,6 +11,7 @@ from carpool_sidecar.generation.counts import Models
 from carpool_sidecar.generation.gatekeeper import Gatekeeper, classes_of, slo_of
 from carpool_sidecar.generation.load import Rate, with_streams
 from carpool_sidecar.generation.requests import read
+from carpool_sidecar.generation.stream import TOO_LATE
 from carpool_sidecar.generation.token_sizes import BYTES_PER_TOKEN, TokenSizes
 from carpool_sidecar.http1.messages import find
 from carpool_sidecar.protocols.headers import PRIORITY
@@ -128,7 +129,9 @@ class Streams:
         model, ticket = stream.asked.model, stream.ticket
         counts = self.models.known(model)
         counts.ended(how)
+        judged = not ticket.batch and self.slo is not None
         if said is None:
+            counts.missed += judged and how in TOO_LATE
             counts.output_tokens += round(stream.output_tokens)
             self.gatekeeper.ended(stream, round(stream.output_tokens), complete=False)
             return
@@ -145,7 +148,10 @@ class Streams:
         if stream.first_at is not None and output > 1:
             tpot = (stream.last_at - stream.first_at) / (output - 1)
             counts.tpot.add(tpot)
-        counts.hits += self._hit(stream, now - ticket.arrival, output, tpot)
+        hit = self._hit(stream, now - ticket.arrival, output, tpot)
+        counts.hits += hit
+        counts.met += judged and hit
+        counts.missed += judged and not hit
         self.gatekeeper.ended(stream, max(1, output), complete=True)
 
     def fault(self) -> None:

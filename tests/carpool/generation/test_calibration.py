@@ -1,8 +1,18 @@
 import pytest
 from engines import LLAMA, SLO
 
-from carpool.generation.calibration import ENOUGH_ANSWERS, EVERY, Answer, Calibration, FirstToken, ratio
-from carpool.generation.meter import Totals
+from carpool.generation.calibration import (
+    ENOUGH,
+    ENOUGH_ANSWERS,
+    EVERY,
+    MOST_TTFT,
+    Answer,
+    Calibration,
+    FirstToken,
+    ratio,
+)
+from carpool.generation.meter import Meter, Totals
+from carpool.generation.requests import Request
 from carpool.generation.step_model import StepModel, sections
 
 MODEL = StepModel(LLAMA.base, LLAMA.sequence, LLAMA.kv_token, LLAMA.prompt_token)
@@ -57,7 +67,35 @@ def test_the_time_for_a_first_token_is_a_quantile_of_what_it_took():
     found = Calibration()
     for i in range(100):
         expected = 1000 * LLAMA.prompt_token + 2 * LLAMA.seconds(10, 10_000, 0)
-        found._firsts.append(FirstToken(expected * (1 + i / 100), 1000, 10, 10_000.0))
+        found._firsts.append(FirstToken(0.1 * i, expected * (1 + i / 100), 1000, 10, 10_000.0))
     for _ in range(EVERY):
         found.window(MODEL, SLO)
     assert found.ttft == pytest.approx(1.95, abs=0.02)
+
+
+def first_tokens(found, count, seconds, since, key=0):
+    """First tokens that take so many seconds, one each second, as of a gate that is nearly shut."""
+    meter = Meter(MODEL)
+    for i in range(count):
+        each = Request(key + i, since + i, 600)
+        each.admitted_at = since + i
+        found.admitted(each, meter)
+        found.first_token(each, since + i + seconds, meter)
+    found.refit(MODEL, SLO)
+    return found.ttft
+
+
+def test_a_stall_is_no_multiple_of_the_forecast_and_counts_for_a_minute():
+    found = Calibration()
+    usual = 1.5 * MODEL.first_token_seconds(600, 0, 0.0)
+    assert first_tokens(found, 100, 15.0, 0.0) == MOST_TTFT
+    # They came from 15 to 114 s.
+    assert first_tokens(found, 20, usual, 150.0, key=100) == MOST_TTFT
+    assert first_tokens(found, 10, usual, 170.0, key=200) == pytest.approx(1.5)
+
+
+def test_without_newer_first_tokens_the_last_ones_count_however_old():
+    found = Calibration()
+    usual = 1.5 * MODEL.first_token_seconds(600, 0, 0.0)
+    first_tokens(found, ENOUGH, usual, 0.0)
+    assert first_tokens(found, 1, usual, 1000.0, key=100) == pytest.approx(1.5)

@@ -49,6 +49,14 @@ def test_prompts_first_stops_decoding_meanwhile():
     assert (progress.prompt_tokens, progress.tokens) == (1000, 0)
 
 
+def test_a_stalled_engine_makes_no_step_until_it_is_over():
+    machine = engine()
+    machine.submit(sequence(0, 100, 3))
+    machine.stalled_until = 5.0
+    assert machine.run(4.9) is None
+    assert machine.run(5.0).end > 5.0
+
+
 def test_no_more_run_than_the_engine_takes():
     machine = engine(max_running=2)
     for key in range(3):

@@ -1,3 +1,4 @@
+from itertools import groupby
 from math import inf
 
 import pytest
@@ -77,6 +78,25 @@ def test_too_many_queued_tokens_are_refused_at_arrival():
     machine.ended(request(3), 0.0, 0)
 
 
+def test_a_batch_backlog_that_fills_the_queue_keeps_no_interactive_request_out():
+    machine = gate(max_running=1, max_queued_tokens=1000)
+    for key in range(4):
+        actions = machine.arrive(request(key, 500, batch=True), 0.0)
+    assert refused(actions) == {3: Reason.QUEUE_FULL}
+    assert [refused(machine.arrive(request(key, 500), 0.0)) for key in (10, 11)] == [{}, {}]
+    assert refused(machine.arrive(request(12, 500), 0.0)) == {12: Reason.QUEUE_FULL}
+
+
+def test_a_tenant_that_fills_the_queue_keeps_no_other_out_of_its_share():
+    machine = gate(max_running=1, max_queued_tokens=1000, weights={"flood": 1.0, "quiet": 3.0})
+    for key in range(12):
+        actions = machine.arrive(request(key, 100, tenant="flood"), 0.0)
+    assert refused(actions) == {11: Reason.QUEUE_FULL}
+    # Three quarters of 1,000 tokens are its own.
+    quiet = [refused(machine.arrive(request(key, 100, tenant="quiet"), 0.0)) for key in range(100, 108)]
+    assert quiet == [{}] * 7 + [{107: Reason.QUEUE_FULL}]
+
+
 def test_what_waits_too_long_is_refused_in_time_for_its_first_token_and_not_before():
     machine = gate(max_running=1)
     machine.arrive(request(0, 10), 0.0)
@@ -88,6 +108,17 @@ def test_what_waits_too_long_is_refused_in_time_for_its_first_token_and_not_befo
     actions = machine.poll(wake)
     assert refused(actions) == {1: Reason.TTFT}
     assert actions[0].retry_after >= 1.0
+
+
+def test_a_request_behind_a_long_prompt_waits_while_that_is_computed():
+    machine = gate(max_running=1)
+    long = request(0, 24_000)
+    machine.arrive(long, 0.0)
+    machine.arrive(request(1, 100, arrival=0.1), 0.1)
+    # 24,000 tokens take 1.3 s, with a margin 1.7. After 1.2 s little of them is left, and the target is at 2.1 s.
+    machine.progress(1.2, 0)
+    assert machine.poll(1.2) == []
+    assert machine.wake_at(1.2) > 1.7
 
 
 def test_once_the_pace_is_known_a_request_that_would_wait_too_long_is_refused_at_arrival():
@@ -205,6 +236,10 @@ def test_a_report_of_the_cache_bounds_what_is_admitted():
     assert admitted(machine.arrive(request(200, 1000, now), now)) == []
     machine.report(0.2)
     assert machine.kv.tokens == pytest.approx(20_000)
+
+
+def shares_a_queue(each):
+    return each.batch, each.tenant
 
 
 class GateMachine(RuleBasedStateMachine):
@@ -336,9 +371,11 @@ class GateMachine(RuleBasedStateMachine):
             return
         if self.limits.max_running is not None:
             assert len(self.gate.meter.streams) <= self.limits.max_running
-        tokens = [self.requests[key].prompt_tokens for key in self.queued]
-        if self.limits.max_queued_tokens is not None and len(tokens) > 1:
-            assert sum(tokens) <= self.limits.max_queued_tokens
+        if self.limits.max_queued_tokens is not None:
+            waiting = sorted((self.requests[key] for key in self.queued), key=shares_a_queue)
+            for _, each in groupby(waiting, key=shares_a_queue):
+                tokens = [one.prompt_tokens for one in each]
+                assert len(tokens) == 1 or sum(tokens) <= self.limits.max_queued_tokens
 
     @invariant()
     def nobody_waits_before_an_idle_engine_or_beyond_its_time(self):

@@ -1,7 +1,7 @@
 import pytest
 from engines import LLAMA
 
-from carpool.generation.meter import PREFILL_HORIZON, Meter
+from carpool.generation.meter import OWN_PROMPT, PREFILL_HORIZON, Meter
 from carpool.generation.requests import Request, State
 from carpool.generation.step_model import StepModel
 
@@ -57,10 +57,35 @@ def test_prompts_take_their_share_of_time_from_decoding():
         started(machine, key, 1000)
     alone = LLAMA.seconds(11, 11_000, 0)
     # 10,000 tokens were computed in the last moments and 1,000 are to come: 0.6 s of the last.
-    assert machine.prefill_share(1000) == pytest.approx(11_000 * LLAMA.prompt_token / PREFILL_HORIZON)
-    assert machine.forecast(1, 1000) == pytest.approx(alone / (1 - machine.prefill_share(1000)))
+    share = 11_000 * LLAMA.prompt_token / PREFILL_HORIZON
+    assert machine.forecast(1, 1000) == pytest.approx(alone / (1 - share))
     machine.progress(20.0, 100)
     assert machine.prefill_share() < 0.01
+
+
+def test_a_long_prompt_counts_with_a_part_of_its_prefill():
+    machine = meter()
+    for key in range(10):
+        started(machine, key, 100)
+    machine.progress(20.0, 0)
+    alone = LLAMA.seconds(11, 33_000, 0)
+    # 32,000 tokens take 1.8 s. As load of one second they would leave no time to decode.
+    assert machine.forecast(1, 32_000) == pytest.approx(alone / (1 - OWN_PROMPT / PREFILL_HORIZON), rel=0.01)
+
+
+def test_what_is_computed_of_a_prompt_is_no_longer_ahead_of_the_next():
+    machine = meter()
+    first = Request(0, 0.0, 16_000)
+    machine.admitted(first)
+    alone = machine.first_token_seconds(100)
+    machine.progress(0.5, 0)
+    assert machine.first_token_seconds(100) == pytest.approx(alone - 0.5, abs=0.001)
+    machine.progress(5.0, 0)
+    assert machine.ahead == 0
+    machine.admitted(Request(1, 5.0, 1000))
+    first.state = State.DECODING
+    machine.first_token(first)
+    assert machine.ahead == 1000
 
 
 def test_windows_teach_the_model():

@@ -5,7 +5,7 @@ import pytest
 from engines import LLAMA, SLO, chat, engine, gate
 
 from carpool.generation.queues import CREDIT, OUTPUT_COST, PROMPT_COST
-from carpool.generation.requests import Admit, Request, State
+from carpool.generation.requests import Admit, Request, Slo, State
 from carpool.generation.simulation import Arrival, Simulation
 
 
@@ -83,6 +83,69 @@ def test_an_engine_that_slows_down_is_followed_within_30_s():
     always.slowdown = 1.5
     steady = Simulation(chat(12.0, 120.0), always, gate()).run()
     assert good(changed, since=80.0) >= 0.93 * good(steady, since=80.0)
+
+
+def test_one_stall_at_the_start_is_over_30_s_after_it():
+    """Code is compiled and weights are loaded with the first requests: 15 s in which nothing comes."""
+
+    def stall(machine):
+        machine.stalled_until = 16.0
+
+    arrivals = chat(8.0, 120.0)
+    outcome = Simulation(arrivals, engine(noise=0.05), gate(), events=[(1.0, stall)]).run()
+    assert good(outcome, since=46.0) >= 0.93 * sum(each.request.arrival >= 46.0 for each in arrivals)
+
+
+def documents(every, prompt, seconds, **options):
+    """One long prompt every so many seconds, of a tenant of their own."""
+    times = [every * i for i in range(1, int(seconds / every))]
+    return [Arrival(Request(10**6 + i, at, prompt, tenant="long", **options), 200) for i, at in enumerate(times)]
+
+
+def played(chats, others, slo, **limits):
+    arrivals = sorted([*chats, *others], key=lambda each: each.request.arrival)
+    served = Simulation(arrivals, engine(noise=0.05), gate(slo, **limits)).run().served
+    return [sum(each.good(slo) for each in served if each.tenant == tenant) for tenant in ("", "long")]
+
+
+@pytest.mark.parametrize("prompt", [8_000, 16_000, 32_000])
+def test_long_prompts_are_answered_among_chats(prompt):
+    """16,000 tokens take 0.9 s: nearly the second over which prompts count."""
+    chats = chat(5.0, 160.0)
+    good_chats, good_documents = played(chats, documents(20.0, prompt, 160.0), Slo(5.0, 0.05))
+    assert good_documents >= 6
+    assert good_chats >= 0.97 * len(chats)
+
+
+def test_a_tenant_of_long_prompts_neither_starves_nor_starves_others():
+    chats = chat(6.0, 160.0)
+    good_chats, good_documents = played(chats, documents(2.0, 16_000, 160.0), Slo(5.0, 0.05))
+    # Both together are 1.2 times what the engine carries; the long prompts alone take 45 % of its time.
+    assert good_documents >= 45
+    assert good_chats >= 0.6 * len(chats)
+
+
+def test_a_large_batch_request_whose_turn_it_is_does_not_hold_interactive_ones_back():
+    """Once it has waited a minute it is next, and rarely fits beside chats."""
+    chats = chat(6.0, 160.0)
+    alone, _ = played(chat(6.0, 160.0), [], SLO)
+    beside, _ = played(chats, documents(3.0, 16_000, 160.0, batch=True), SLO)
+    assert beside >= 0.95 * alone
+
+
+@pytest.mark.parametrize(("rate", "batch", "limit"), [(30.0, True, 200_000), (25.0, False, 16_000)])
+def test_a_limit_of_queued_tokens_turns_no_interactive_and_no_quiet_tenant_away(rate, batch, limit):
+    def others():
+        found = chat(rate, 90.0, seed=6, tenant="long", first_key=10_000)
+        return [
+            each._replace(request=Request(r.key, r.arrival, r.prompt_tokens, tenant=r.tenant, batch=batch))
+            for each in found
+            for r in [each.request]
+        ]
+
+    without, _ = played(chat(3.0, 90.0), others(), SLO)
+    bounded, _ = played(chat(3.0, 90.0), others(), SLO, max_queued_tokens=limit)
+    assert bounded >= 0.97 * without
 
 
 def test_clients_that_leave_free_their_place_wherever_they_are():

@@ -18,6 +18,8 @@ def test_its_limits_keep_answers_in_overload_that_are_lost_without_them(carpool)
     assert min(limits["goodput"], gate["goodput"]) > 0.75 * found["capacity"]
     assert limits["refusedShare"] > without["refusedShare"] == 0
     assert found["maxConcurrency"] == found["maxNumSeqs"] < 200
+    # Medians of 600 and 150 tokens; the means of such lengths are 1.3 to 1.8 times that.
+    assert 1.3 * 750 < found["maxTokenConcurrency"] / found["maxConcurrency"] < 1.8 * 750
 
 
 def test_what_it_prints_can_be_pasted(carpool):
@@ -28,6 +30,7 @@ def test_what_it_prints_can_be_pasted(carpool):
         "--max-num-queued-tokens ",
         "--max-num-batched-tokens ",
         "maxConcurrency: ",
+        "maxTokenConcurrency: ",
         "policy: {slo: {ttft: {p99: 2s}, tpot: {p99: 50ms}}}",
         "- capacity: ",
     ):

@@ -39,6 +39,20 @@ async def test_a_request_waits_until_another_ends(chat):
     assert second.body == chat.engine.calls[1].sent
 
 
+async def test_jobs_go_by_what_token_streams_met_and_missed_except_those_of_batch_priority(chat):
+    await chat.start(policy=policy(maxQueuedTokens=20))
+    served = chat.ask()
+    call = await chat.called(1)
+    for headers in ([], [(b"x-carpool-priority", b"batch")]):
+        await queue(chat, lambda headers=headers: chat.ask(headers=headers, prompt="a" * 40))
+        refused = await chat.ask(headers=headers, prompt="a" * 40)
+        assert refused.status == 429
+    call.token().finish()
+    await served
+    await chat.until(lambda: chat.sidecar._seen().met == 1)
+    assert chat.sidecar._seen().missed == 1
+
+
 @pytest.mark.parametrize(
     ("target", "word"), [(b"/v1/chat/completions", ("error", "code")), (b"/generate", ("reason",))]
 )
