@@ -215,7 +215,7 @@ def command(
     if executors is not None:
         profile = msgspec.structs.replace(profile, executors=executors)
     if autoscaler is not None:
-        from carpool_cli.planning import fleet_day  # noqa: PLC0415 - yaml is not for every run
+        from carpool_cli.autoscaling import fleet_day  # noqa: PLC0415 - yaml is not for every run
 
         if slo is None:
             raise click.UsageError("name the p99 to meet: --slo-p99 50ms")
