@@ -21,6 +21,7 @@ from carpool_cli.autoscaling.controller import (
     Select,
     Unit,
 )
+from carpool_operator.cluster.autoscalers import quantity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -205,9 +206,3 @@ def _list(within: Mapping[str, Any], name: str, where: str) -> list[Mapping[str,
 def _known(given: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
     if others := sorted(given.keys() - set(names)):
         raise AutoscalerError(f"{where}.{others[0]} can't be simulated: take it out of a copy of the manifest")
-
-
-def quantity(text: str) -> float:
-    """Read a Kubernetes quantity: ``850m``, ``2k``, ``1.5``."""
-    factors = {"m": 1e-3, "k": 1e3, "M": 1e6}
-    return float(text[:-1]) * factors[text[-1]] if text[-1:] in factors else float(text)
