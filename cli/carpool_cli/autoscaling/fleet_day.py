@@ -75,14 +75,15 @@ def run(profile: DeviceProfile, policy: BatchingPolicy, asked: Asked, plot: Path
         click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
     else:
         click.echo(f"{profile.name}; {described}; {days.described(scaler)}")
-        rows = [("", "replica-hours", "of the minimum", "misses", "held", "most replicas", "changes")]
+        held = [] if scaler.least else ["held"]
+        rows = [("", "replica-hours", "of the minimum", "misses", *held, "most replicas", "changes")]
         rows += [
             (
                 one.day.name,
                 f"{one.day.replica_hours:.1f}",
                 f"{one.day.replica_hours / least:.2f}x" if least else "",
                 assumptions.percent(one.day.misses),
-                assumptions.percent(one.day.held),
+                *(assumptions.percent(one.day.held) for _ in held),
                 str(one.day.most),
                 str(one.day.scalings),
             )

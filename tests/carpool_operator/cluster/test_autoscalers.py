@@ -129,7 +129,7 @@ def test_what_is_no_url_is_nobody_s_load():
     assert of(RawScaledObject, plain) is None
 
 
-@pytest.mark.parametrize("name", ["hpa.yaml", "keda-prometheus.yaml", "keda-metrics-api.yaml"])
+@pytest.mark.parametrize("name", ["hpa.yaml", "keda-prometheus.yaml", "keda-metrics-api.yaml", "keda-http.yaml"])
 def test_the_examples_are_seen(name):
     text = (Path(__file__).parents[3] / "examples" / "autoscaling" / name).read_text("utf-8")
     documents = [
