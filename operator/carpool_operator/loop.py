@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from carpool_operator.api.model import View
 from carpool_operator.api.spec import API_VERSION, KIND, PLURAL, MetricsSource
+from carpool_operator.cluster.autoscalers import followed
 from carpool_operator.cluster.fleet import KINDS, POLICIES
 from carpool_operator.cluster.kube import MERGE, ApiError, path_of
 from carpool_operator.cluster.merging import difference, without_nulls
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from carpool.exchange.change import Change
     from carpool.generation.observed import Counters
     from carpool_operator.api.model import Document, Event, Missed, Outcome, Pod, Policy, Target, Workload
+    from carpool_operator.cluster.autoscalers import Autoscaler
     from carpool_operator.cluster.fleet import Fleet
     from carpool_operator.cluster.objects import RawPolicy
     from carpool_operator.cluster.owned import Keep
@@ -121,8 +123,8 @@ class _Scene:
     fleet: int
     told: Mapping[Target, Sequence[Event]]
     """Of annotations, on their workloads."""
-    autoscalers: Mapping[Target, str]
-    """What follows the load of workloads, by kind and name."""
+    autoscalers: Mapping[Target, Autoscaler]
+    """What follows the load of workloads."""
 
 
 class Loop:
@@ -310,7 +312,7 @@ class Loop:
             selected = scene.selected.get(policy.uid, ())
             named = targets if policy.spec is None else targets_of(policy.namespace, policy.spec, selected)
             workloads = {
-                target: replace(each, autoscaler=scene.autoscalers.get(target, ""))
+                target: followed(each, scene.autoscalers.get(target))
                 for target in named
                 if (each := p.fleet.workload(target)) is not None
             }

@@ -1,7 +1,7 @@
-"""A real HPA controller goes by Carpool's load, which a small server offers as external metric.
+"""A real HPA controller goes by Carpool's load, which real sidecars say of themselves.
 
-The server stands for prometheus-adapter or KEDA: it answers what they would have read, here what the operator's own
-arithmetic makes of the pods' counters.
+A small server offers it as external metric. It stands for KEDA: it reads `/capacity` of the pods behind the Service of
+the example, by the trigger of the example, as KEDA's `metrics-api` scaler does (``minicluster.keda``).
 """
 
 from __future__ import annotations
@@ -14,35 +14,42 @@ from pathlib import Path
 
 import pytest
 import yaml
+from minicluster import carpool, keda
 from minicluster.controlplane import ADDRESS
 from minicluster.pki import Authority
+from minicluster.traffic import Traffic
+from minicluster.waiting import eventually
 
-from carpool.batching.counters import ModelStats
-from carpool.policy.parameters import Parameters
-from carpool_cli.planning import autoscaling
-from carpool_cli.planning.autoscaling import STEP
-from carpool_cli.planning.replica import Replica
-from carpool_operator.tuning.capacity import TargetLoad
-from carpool_operator.tuning.evidence import Rates, Sample
+from carpool.forecasting.forecaster import Situation
+from carpool.tuning.objective import Aim
+from carpool_cli.autoscaling import manifest
+from carpool_cli.autoscaling.days import STEP, play
+from carpool_cli.planning import assumptions, replica
+from carpool_cli.profiling import device_profile
 
-EXAMPLE = Path(__file__).parents[2] / "examples/autoscaling/hpa.yaml"
-CAPACITY = 100.0
+EXAMPLES = Path(__file__).parents[2] / "examples/autoscaling"
+SLO = 0.5
+WINDOW = 30
+"""Seconds before scale-in, here: longer than a pod that is new takes to say how full it is."""
 GROUP, VERSION = "external.metrics.k8s.io", "v1beta1"
 
 
 class Metrics:
-    """`external.metrics.k8s.io`: one metric, as the last reading of the pods has it."""
+    """`external.metrics.k8s.io`: one metric, read anew whenever it is asked for; an error where there is none."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, read):
         certificate, key = Authority(folder).issue("metrics", hosts=[ADDRESS])
-        self.value = 1.0
+        self.read = read
         self.asked = []
         metrics = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
-                body = metrics.answer(self.path)
-                self.send_response(200)
+                try:
+                    status, body = 200, metrics.answer(self.path)
+                except keda.ScalerError as error:
+                    status, body = 500, str(error).encode()
+                self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -66,7 +73,7 @@ class Metrics:
         self.asked.append(path)
         item = {
             "metricName": "carpool_load", "metricLabels": {}, "timestamp": "2026-01-01T00:00:00Z",
-            "value": f"{round(1000 * self.value)}m",
+            "value": f"{round(1000 * self.read())}m",
         }  # fmt: skip
         listed = {
             "kind": "ExternalMetricValueList",
@@ -76,25 +83,21 @@ class Metrics:
         }
         return json.dumps(listed).encode()
 
-    def carry(self, rate, pods):
-        """Offer the load of so many requests per second over some pods."""
-        load = TargetLoad()
-        uids = [str(index) for index in range(pods)]
-        samples = [
-            Sample(
-                uid=uid, generation=1, seconds=20.0, stalled=False,
-                models={"m": ModelStats(arrivals=round(20 * rate / pods))}, passing={}, queued_rows=0,
-                capacities={"m": Rates(CAPACITY, CAPACITY, CAPACITY, CAPACITY)},
-            )
-            for uid in uids
-        ]  # fmt: skip
-        load.observe(0.0, samples, uids)
-        self.value = load.now.load
-
 
 @pytest.fixture
 def metrics(api, cluster, tmp_path, namespace):
-    server = Metrics(tmp_path)
+    documents = {
+        each["kind"]: each for each in yaml.safe_load_all((EXAMPLES / "keda-metrics-api.yaml").read_text("utf-8"))
+    }
+    api.apply(documents["Service"], namespace=namespace)
+    (trigger,) = documents["ScaledObject"]["spec"]["triggers"]
+    asked = {**trigger["metadata"], "url": trigger["metadata"]["url"].replace(".default.", f".{namespace}.")}
+
+    def slices(of, service):
+        return reader.find("endpointslices", of, labels=f"kubernetes.io/service-name={service}")
+
+    reader = cluster.api()
+    server = Metrics(tmp_path, lambda: keda.read(asked, slices))
     service = {
         "apiVersion": "v1",
         "kind": "Service",
@@ -132,53 +135,78 @@ def metrics(api, cluster, tmp_path, namespace):
     api.delete("apiservices", f"{VERSION}.{GROUP}")
     server.server.shutdown()
     server.server.server_close()
+    reader.close()
 
 
-def test_an_hpa_follows_carpools_load_as_the_simulation_does(api, namespace, metrics):
-    labels = {"app": "resnet"}
-    container = {"name": "c", "image": "python", "command": ["sleep", "3600"]}
+def test_a_day_in_minutes_ends_with_as_many_replicas_as_the_simulation(cluster, api, namespace, metrics, tmp_path):
+    # 1. A model that gains nothing from batches, behind sidecars: what it can serve does not depend on what was tried.
+    documents = carpool.model("resnet", replicas=1, first=0.001, row=0.03)
+    made = cluster.run(
+        "carpool",
+        "inject",
+        "--slo-p99",
+        f"{SLO:g}s",
+        "-f",
+        "-",
+        text=json.dumps({"apiVersion": "v1", "kind": "List", "items": documents}),
+    )
     api.apply(
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"name": "resnet"},
-            "spec": {
-                "replicas": 1,
-                "selector": {"matchLabels": labels},
-                "template": {
-                    "metadata": {"labels": labels},
-                    "spec": {"containers": [container], "terminationGracePeriodSeconds": 0},
-                },
-            },
-        },
+        *(each for document in yaml.safe_load_all(made) for each in document.get("items", [document])),
         namespace=namespace,
     )
-    hpa = yaml.safe_load(EXAMPLE.read_text("utf-8"))
-    # Nobody waits five minutes here: the window is the controller's own, and tested in the simulation.
-    hpa["spec"]["behavior"] = {"scaleDown": {"stabilizationWindowSeconds": 0}}
-    scaler = autoscaling.read(hpa)
-    rates = (90.0, 240.0, 250.0, 500.0, 60.0)
-    table = Replica(
-        CAPACITY, (CAPACITY, 2 * CAPACITY), (1.0, 1.0), (0.0, 0.5), (Parameters(), Parameters()), 1 / CAPACITY
-    )
-    replicas = 1
-    metrics.carry(rates[0], replicas)
-    api.apply(hpa, namespace=namespace)
-    for rate in rates:
-        metrics.carry(rate, replicas)
-        steps = autoscaling.play(scaler, table, [CAPACITY * replicas * 0.9, *[rate] * 20], cold_start=STEP, seed=1)
-        wanted = steps.replicas[-1]
-        since = len(metrics.asked)
-        api.until("deployments", namespace, lambda found, n=wanted: found[0]["spec"]["replicas"] == n, name="resnet")
-        replicas = wanted
-        # It stays: the controller has looked again since, and wanted nothing else.
-        api.until(
-            "horizontalpodautoscalers",
-            namespace,
-            lambda found, n=wanted, since=since: (
-                found[0]["status"].get("desiredReplicas") == n and len(metrics.asked) > since
-            ),
-            name="resnet",
-        )
-    assert replicas == 1
+    # 2. The simulation of the same: levels in the middle between two numbers of replicas.
+    hpa = yaml.safe_load((EXAMPLES / "hpa.yaml").read_text("utf-8"))
+    hpa["spec"]["behavior"] = {"scaleDown": {"stabilizationWindowSeconds": WINDOW}}
+    scaler = manifest.read(hpa)
+    table = known(documents[0]["data"]["profile.json"], tmp_path)
+    rates = [(replicas - 0.5) * scaler.target * table.capacity for replicas in (1, 2, 3, 1)]
+    held = 8
+    steps = play(scaler, table, [rate for rate in rates for _ in range(held)], cold_start=STEP, seed=1)
+    wanted = steps.replicas[held - 1 :: held]
+    assert wanted == [1, 2, 3, 1]
+    # 3. The same with a real controller, real sidecars and real requests
+    api.until_ready("resnet", namespace, timeout=120)
+    body = json.dumps({"instances": [[0.5, 1.5]]}).encode()
+    with Traffic(cluster.api(), "resnet", namespace, "/v1/models/standin:predict", body) as traffic:
+        found = []
+        for rate, replicas in zip(rates, wanted, strict=True):
+            traffic.rate = rate
+            if not found:
+                eventually(lambda: reads(metrics), timeout=90)
+                api.apply(hpa, namespace=namespace)
+            api.until(
+                "horizontalpodautoscalers", namespace,
+                lambda seen, n=replicas: settled(seen[0].get("status", {}), n),
+                name="resnet", timeout=120,
+            )  # fmt: skip
+            api.until_ready("resnet", namespace, timeout=120)
+            found.append(api.get("deployments", "resnet", namespace)["spec"]["replicas"])
+    assert found == wanted
     assert all("labelSelector=target%3Dresnet" in path for path in metrics.asked)
+
+
+def settled(status, replicas):
+    """Whether a controller wants so many replicas, and has them."""
+    return status.get("desiredReplicas") == status.get("currentReplicas") == replicas
+
+
+def reads(metrics):
+    """Whether there is a value: a moment after the first requests."""
+    try:
+        return metrics.read() > 0
+    except keda.ScalerError:
+        return False
+
+
+def known(profile, folder):
+    """Return what a replica does whose batch latency is known."""
+    (folder / "profile.json").write_text(profile)
+    policy = assumptions.slo_policy(SLO, largest_batch=64)
+    situation = Situation(
+        process=assumptions.process_of(1.0, 1.0),
+        service=assumptions.known(device_profile.load(folder / "profile.json")),
+        target=policy.slo.due,
+        budget=assumptions.budget(policy),
+        limits=policy.limits(),
+    )
+    return replica.tuned(situation, Aim.of(policy))

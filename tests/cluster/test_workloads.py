@@ -142,7 +142,7 @@ async def test_an_autoscaler_that_follows_the_load_is_seen_and_no_other(bare, cl
 
     await once(cluster, fleet)
 
-    ours = {target: name for target, name in fleet.autoscalers().items() if target.namespace == namespace}
+    ours = {target: str(each) for target, each in fleet.autoscalers().items() if target.namespace == namespace}
     assert ours == {Target(namespace, "Deployment", "web-by-load"): "HorizontalPodAutoscaler/by-load"}
 
 

@@ -129,7 +129,11 @@ CARPOOL_TRACES names. It is at https://github.com/Azure/AzurePublicDataset.
     type=click.Path(path_type=Path),
     help="An HPA or a ScaledObject (YAML): play a day at --rate in the mean, or a --trace at its own pace, with it.",
 )
-@click.option("--replicas", metavar="LEAST..MOST", help="Replicas that it may have.  [default: as the manifest says]")
+@click.option(
+    "--replicas",
+    metavar="LEAST..MOST",
+    help="Replicas that it may have; from 0, the first requests are held.  [default: as the manifest says]",
+)
 @click.option("--cold-start", type=DURATION, default=60.0, help="Until a new replica serves.  [default: 1m]")
 @click.option("--timeout", type=DURATION, help="Deadline of requests.  [default: 10s, or 2x the SLO]")
 @click.option("--for", "seconds", type=DURATION, default=60.0, help="How long requests come.  [default: 60s]")
@@ -215,7 +219,7 @@ def command(
     if executors is not None:
         profile = msgspec.structs.replace(profile, executors=executors)
     if autoscaler is not None:
-        from carpool_cli.planning import fleet_day  # noqa: PLC0415 - yaml is not for every run
+        from carpool_cli.autoscaling import fleet_day  # noqa: PLC0415 - yaml is not for every run
 
         if slo is None:
             raise click.UsageError("name the p99 to meet: --slo-p99 50ms")

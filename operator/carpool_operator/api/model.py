@@ -46,6 +46,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     """Why the API server refuses its pods, in the server's words; ``""`` where it does not."""
     autoscaler: str = ""
     """Kind/name of what follows Carpool's load of it, where something does."""
+    full: float | None = None
+    """Load at which that takes a replica for full, where it says."""
     labels: dict[str, str] = field(default_factory=dict)
     """Its own, all of them: policies select by these."""
 

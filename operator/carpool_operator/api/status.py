@@ -189,7 +189,7 @@ class CapacityStatus(Said, frozen=True):
     load_upper: float
     """The same at the upper confidence of batch latency."""
     replicas: int
-    """Replicas that serve this load at 90 % of their capacity: more at once, fewer after five minutes."""
+    """Replicas that serve this load up to `targetLoad` each: more at once, fewer after five minutes."""
     replicas_upper: int
     """The same by `loadUpper`."""
     replicas_zero_wait: int
@@ -198,6 +198,8 @@ class CapacityStatus(Said, frozen=True):
     """The same without batching."""
     serving: int
     """Pods that serve; one that starts is not counted."""
+    target_load: float | None = None
+    """Load up to which a replica is planned: the target of the autoscaler that follows it; left out, it is 0.9."""
     requests_per_second: float | None = None
     """That one replica can serve within the SLO, over all models as they are mixed now."""
     tokens_per_second: float | None = None

@@ -7,10 +7,12 @@ replica is paid for (``tuning.capacity.for_autoscaler``).
 from __future__ import annotations
 
 from itertools import pairwise
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from carpool_operator.api.model import Target
 from carpool_operator.workloads.metadata import Meta
@@ -19,12 +21,17 @@ from carpool_operator.workloads.registry import BY_NAME, DEFAULT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from carpool_operator.api.model import Workload
+
 HPAS, SCALED_OBJECTS = "horizontalpodautoscalers", "scaledobjects"
 
 METRICS = frozenset(
     {"carpool_load", "carpool_load_ratio", "carpool_target_load_replicas", "carpool_target_needed_replicas"}
 )
 """Those that say how many replicas a load fills, and the name under which the examples' adapter offers one."""
+
+NEEDED = "carpool_target_needed_replicas"
+"""Of these the one that has a share of the capacity in it already: its target is 1."""
 
 ENDPOINT, FIELD = "/capacity", "load"
 """Where a sidecar says how full it is, and in which field."""
@@ -36,6 +43,8 @@ class Autoscaler(Struct, frozen=True):
     kind: str
     name: str
     target: Target
+    full: float | None = None
+    """Load at which it takes a replica for full, as 0.9; ``None``: it does not say."""
 
     def __str__(self) -> str:
         return f"{self.kind}/{self.name}"
@@ -51,13 +60,13 @@ class RawHpa(Struct, frozen=True):
         """Return what is kept of it; nothing of one that follows something else."""
         target = _target(self.metadata, _dict(self.spec).get("scaleTargetRef"))
         # Kept by KEDA for a ScaledObject, it has the names of KEDA's metrics.
-        follows = not METRICS.isdisjoint(
-            _dict(source.get("metric")).get("name", "")
+        sources = [
+            (name, _dict(source.get("target")).get("averageValue"))
             for metric in _dicts(self.spec, "metrics")
             for source in metric.values()
-            if isinstance(source, dict)
-        )
-        return Autoscaler("HorizontalPodAutoscaler", self.metadata.name, target) if follows and target else None
+            if isinstance(source, dict) and (name := _dict(source.get("metric")).get("name")) in METRICS
+        ]
+        return _follower("HorizontalPodAutoscaler", self.metadata, target, sources)
 
 
 class RawScaledObject(Struct, frozen=True):
@@ -69,19 +78,51 @@ class RawScaledObject(Struct, frozen=True):
     def autoscaler(self) -> Autoscaler | None:
         """Return what is kept of it; nothing of one that follows something else."""
         target = _target(self.metadata, _dict(self.spec).get("scaleTargetRef"))
-        follows = any(_triggers(each) for each in _dicts(self.spec, "triggers"))
-        return Autoscaler("ScaledObject", self.metadata.name, target) if follows and target else None
+        sources = [found for each in _dicts(self.spec, "triggers") if (found := _source(each)) is not None]
+        return _follower("ScaledObject", self.metadata, target, sources)
 
 
-def _triggers(trigger: dict[str, Any]) -> bool:
-    """Whether a trigger reads the load: from Prometheus by its name, or from sidecars."""
+def followed(workload: Workload, by: Autoscaler | None) -> Workload:
+    """Return a workload with what follows its load."""
+    return workload if by is None else replace(workload, autoscaler=str(by), full=by.full)
+
+
+def _follower(kind: str, meta: Meta, target: Target | None, sources: list[tuple[str, Any]]) -> Autoscaler | None:
+    """Return the autoscaler of a workload that goes by some of our metrics, each with its target; none by none."""
+    if target is None or not sources:
+        return None
+    name, asked = sources[0]
+    return Autoscaler(kind, meta.name, target, None if name == NEEDED else _full(asked))
+
+
+def _source(trigger: dict[str, Any]) -> tuple[str, Any] | None:
+    """Return which load a trigger reads, and its target: from Prometheus by its name, or from sidecars."""
     said = {key: str(value) for key, value in _dict(trigger.get("metadata")).items()}
     if trigger.get("type") == "prometheus":
         query = said.get("query", "")
-        return any(_names(query, each) for each in METRICS)
+        return next(((each, said.get("threshold")) for each in METRICS if _names(query, each)), None)
     if trigger.get("type") == "metrics-api":
-        return _path(said.get("url", "")).rstrip("/") == ENDPOINT and said.get("valueLocation") == FIELD
-    return False
+        reads = _path(said.get("url", "")).rstrip("/") == ENDPOINT and said.get("valueLocation") == FIELD
+        return (FIELD, said.get("targetValue")) if reads else None
+    return None
+
+
+def _full(asked: object) -> float | None:
+    """Read a target; of what is none, nothing."""
+    try:
+        found = quantity(str(asked))
+    except ValueError:
+        return None
+    return found if isfinite(found) and found > 0 else None
+
+
+def quantity(text: str) -> float:
+    """Read a Kubernetes quantity: ``850m``, ``2k``, ``1.5``.
+
+    Raises ``ValueError``.
+    """
+    powers = {"m": -3, "k": 3, "M": 6}
+    return float(f"{text[:-1]}e{powers[text[-1]]}") if text[-1:] in powers else float(text)
 
 
 def _path(url: str) -> str:

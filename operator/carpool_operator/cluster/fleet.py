@@ -171,10 +171,10 @@ class Fleet:
         for cache in self._workloads.values():
             yield from cache
 
-    def autoscalers(self) -> Mapping[Target, str]:
-        """Return what follows the load of workloads, by kind and name; the first of several."""
-        found = sorted((each.target, str(each)) for cache in self._autoscalers.values() for each in cache)
-        return dict(reversed(found))
+    def autoscalers(self) -> Mapping[Target, Autoscaler]:
+        """Return what follows the load of workloads; the first of several, by kind and name."""
+        found = sorted((each for cache in self._autoscalers.values() for each in cache), key=str, reverse=True)
+        return {each.target: each for each in found}
 
     def pods_by_target(self) -> Mapping[Target, Sequence[Pod]]:
         """Return all pods with a sidecar by what they belong to."""

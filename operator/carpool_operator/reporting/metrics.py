@@ -77,13 +77,32 @@ OF_POLICIES = (
         "carpool_target_needed_replicas",
         "gauge",
         ("policy_namespace", "policy", "kind", "target"),
-        "Replicas that serve this load at 90 % of their capacity: more at once, fewer after five minutes",
+        "Replicas that serve this load, each up to the target of the autoscaler seen, else to 90 % of its capacity: "
+        "more at once, fewer after five minutes",
+    ),
+    Metric(
+        "carpool_target_needed_replicas_upper",
+        "gauge",
+        ("policy_namespace", "policy", "kind", "target"),
+        "The same if batch latency is at its upper confidence",
     ),
     Metric(
         "carpool_target_serving_replicas",
         "gauge",
         ("policy_namespace", "policy", "kind", "target"),
         "Pods of a workload that serve; one that starts is not counted",
+    ),
+    Metric(
+        "carpool_target_utilization_ratio",
+        "gauge",
+        ("policy_namespace", "policy", "kind", "target"),
+        "Share of the time in which the devices of a workload compute, in the mean",
+    ),
+    Metric(
+        "carpool_target_lowest_utilization_ratio",
+        "gauge",
+        ("policy_namespace", "policy", "kind", "target"),
+        "What that could be at this load within the SLO",
     ),
     Metric(
         "carpool_target_requests_per_second",
@@ -127,7 +146,10 @@ OF_POLICIES = (
 PASS_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
-_CAPACITY = ("load", "replicas", "serving", "requestsPerSecond", "tokensPerSecond")
+_CAPACITY = (
+    "load", "replicas", "replicasUpper", "serving", "utilization", "lowestUtilization", "requestsPerSecond",
+    "tokensPerSecond",
+)  # fmt: skip
 """Of a target's capacity, in the order of ``OF_POLICIES`` after the first three."""
 
 _STREAMS = ("running", "queued", "goodput", "limit")

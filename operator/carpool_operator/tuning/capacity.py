@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.forecasting.capacity import replicas
+from carpool.forecasting.capacity import FULL, replicas
 from carpool.policy.spec import Objective
 from carpool_operator.api.annotations import ASKED, AUTOSCALED, FORBIDDEN
 from carpool_operator.api.status import CapacityStatus
@@ -54,6 +54,8 @@ class Fullness(Struct, frozen=True):
     """In capacities of one that lets no request wait for others."""
     load_alone: float
     """In capacities of one that batches nothing."""
+    full: float
+    """Load at which a replica is taken for full."""
     serving: int
     utilization: float
     """Mean over the pods that serve."""
@@ -111,8 +113,8 @@ class TargetLoad:
         """Go on from what another operator said: fewer replicas are enough only after the window, here too."""
         self._said = said
 
-    def observe(self, now: float, samples: Sequence[Sample], ready: Collection[str]) -> None:
-        """Take what was read; ``ready``: UIDs of the pods that serve."""
+    def observe(self, now: float, samples: Sequence[Sample], ready: Collection[str], full: float = FULL) -> None:
+        """Take what was read; ``ready``: UIDs of the pods that serve; ``full``: load of a replica that is full."""
         for sample in samples:
             pod = self._pods.setdefault(sample.uid, _PodLoad(deque(), {}))
             pod.capacities = sample.capacities
@@ -130,7 +132,7 @@ class TargetLoad:
                 pod.counted.popleft()
         for uid in self._pods.keys() - set(ready):
             del self._pods[uid]
-        self.now = self._fullness()
+        self.now = self._fullness(full)
         if not self._needed and self._said is not None:
             said = self._said
             before = Needed(said.replicas, said.replicas_upper, said.replicas_zero_wait, said.replicas_unbatched)
@@ -138,11 +140,11 @@ class TargetLoad:
         if self.now is not None and samples:
             found = self.now
             loads = found.load, found.load_upper, found.load_zero_wait, found.load_alone
-            self._needed.append((now, Needed(*map(replicas, loads))))
+            self._needed.append((now, Needed(*(replicas(load, full) for load in loads))))
         while self._needed and now - self._needed[0][0] > WINDOW:
             self._needed.popleft()
 
-    def _fullness(self) -> Fullness | None:
+    def _fullness(self, full: float) -> Fullness | None:
         pods = [pod for pod in self._pods.values() if pod.seconds > 0]
         known: dict[str, list[Rates]] = {}
         for pod in pods:
@@ -169,7 +171,7 @@ class TargetLoad:
         load, upper, zero_wait, alone = loads
         tokens = [pod.tokens for pod in pods if pod.tokens]
         mean = sum(tokens) / len(tokens) if tokens else None
-        return Fullness(load, upper, zero_wait, alone, len(pods), min(busy / len(pods), 1.0), rate, mean)
+        return Fullness(load, upper, zero_wait, alone, full, len(pods), min(busy / len(pods), 1.0), rate, mean)
 
     def status(self, now: float, target: str, lowest: float | None) -> CapacityStatus | None:
         """Return what a status says of ``target``; ``lowest``: utilization within the SLO, by forecast, if known.
@@ -189,6 +191,7 @@ class TargetLoad:
             replicas_upper=most.upper,
             replicas_zero_wait=most.zero_wait,
             replicas_unbatched=most.unbatched,
+            target_load=None if found.full == FULL else _figure(found.full),
             serving=found.serving,
             requests_per_second=_figure(found.rate / found.load) if found.load else None,
             tokens_per_second=None if found.tokens is None else _figure(found.tokens),
@@ -197,8 +200,8 @@ class TargetLoad:
         )
         said, ago = self._said, now - self._said_at
         if said is not None:
-            alike = (said.replicas, said.replicas_upper, said.serving) == (
-                needed.replicas, needed.replicas_upper, needed.serving,
+            alike = (said.replicas, said.replicas_upper, said.target_load, said.serving) == (
+                needed.replicas, needed.replicas_upper, needed.target_load, needed.serving,
             )  # fmt: skip
             change = needed.load - said.load
             moved = abs(change) > max(MOVED * said.load, MOVED_REPLICAS)
@@ -222,6 +225,11 @@ def autoscaler_of(workload: Workload | None) -> str:
         return ""
     said = workload.annotations.get(AUTOSCALED)
     return AUTOSCALED if said == ASKED else "" if said == FORBIDDEN else workload.autoscaler
+
+
+def full_of(workload: Workload | None) -> float:
+    """Return the load at which a replica of a workload is full: the target of the autoscaler seen, else 0.9."""
+    return workload.full or FULL if workload is not None and autoscaler_of(workload) else FULL
 
 
 def for_autoscaler(policy: BatchingPolicy) -> BatchingPolicy:

@@ -12,7 +12,7 @@ from carpool.policy.spec import FallbackBehavior, TuningMode
 from carpool.tuning.exploration import LASTS
 from carpool_operator.delivery.documents import EVERY, Publisher, told
 from carpool_operator.tuning.canary import Answers, Patience, Trial, Verdict, choose
-from carpool_operator.tuning.capacity import TargetLoad, autoscaler_of, for_autoscaler
+from carpool_operator.tuning.capacity import TargetLoad, autoscaler_of, for_autoscaler, full_of
 from carpool_operator.tuning.engines import FleetEngines
 from carpool_operator.tuning.evidence import Evidence, add_up
 from carpool_operator.tuning.learning import Learned, predicted
@@ -146,7 +146,7 @@ class Steering:
         if (engines := view.engines.get(self.target)) is not None:
             samples = [*samples, *self.engines.observe(now, engines, spec.slo)]
         ready |= self.engines.pods
-        self.load.observe(now, samples, ready)
+        self.load.observe(now, samples, ready, full_of(view.workloads.get(self.target)))
         streamed = [(each.uid, each.seconds, each.streams) for each in samples if each.streams is not None]
         self.streams.observe(now, streamed, ready)
         if not wanted:

@@ -190,11 +190,42 @@ def test_a_day_with_an_autoscaler_is_played_and_drawn(carpool, profile, manifest
     assert ours <= 1.15 * fewest
 
 
+ONLY_UP = "  behavior: {scaleDown: {selectPolicy: Disabled}}\n"
+
+
+def test_a_day_goes_by_the_behavior_of_the_manifest_which_is_refused_where_it_is_not_understood(
+    carpool, profile, manifest
+):
+    asked = ("simulate", "--profile", profile(rows=[1, 16], seconds=[0.0055, 0.013]), "--slo-p99", "50ms")
+    asked += ("--rate", 300, "--autoscaler", manifest, "--json")
+    given = json.loads(carpool(*asked).output)["days"][0]
+    manifest.write_text(HPA + ONLY_UP)
+    kept = json.loads(carpool(*asked).output)["days"][0]
+    assert kept["replicaHours"] > 1.1 * given["replicaHours"]
+    manifest.write_text(HPA + ONLY_UP.replace("Disabled", "Disabled, jitter: 2"))
+    refused = carpool(*asked)
+    assert refused.exit_code == 1
+    assert "spec.behavior.scaleDown.jitter can't be simulated" in refused.output
+
+
+def test_a_day_with_no_replica_at_night_says_what_was_held(carpool, profile, manifest):
+    asked = ("simulate", "--profile", profile(rows=[1, 16], seconds=[0.0055, 0.013]), "--slo-p99", "50ms")
+    asked += ("--rate", 0.001, "--autoscaler", manifest, "--replicas", "0..8")
+    shown = carpool(*asked)
+    assert "0 to 8 replicas" in shown.output
+    assert "to 0 after 5m idle" in shown.output
+    assert "held: requests that waited up to 1m for a first replica" in shown.output
+    given = json.loads(carpool(*asked, "--json").output)["days"][0]
+    assert 0 < given["replicaHours"] < 24
+    assert 0.5 < given["held"] <= given["misses"] <= 1
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--replicas", "1..8"), "goes with --autoscaler"),
-        (("--autoscaler", "MANIFEST", "--replicas", "8"), "1..8"),
+        (("--autoscaler", "MANIFEST", "--replicas", "8"), "1..8 or 0..8"),
+        (("--autoscaler", "MANIFEST", "--replicas", "0..0"), "1..8 or 0..8"),
         (("--autoscaler", "MANIFEST"), "--rate"),
         (("--autoscaler", "nowhere.yaml", "--rate", "5"), "nowhere.yaml"),
         (("--plot", "x.png", "--rate", "5"), "goes with --from-running, or --autoscaler"),

@@ -19,8 +19,8 @@ WEB = Target("ns", "Deployment", "web")
 NAMED = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}
 
 
-def metric(name, kind="External"):
-    source = {"metric": {"name": name}, "target": {"type": "AverageValue", "averageValue": "900m"}}
+def metric(name, kind="External", target="900m"):
+    source = {"metric": {"name": name}, "target": {"type": "AverageValue", "averageValue": target}}
     return {"type": kind, kind.lower(): source}
 
 
@@ -37,12 +37,12 @@ def scaled(*triggers, to=NAMED, name="web"):
     return {"metadata": {"name": name, "namespace": "ns"}, "spec": spec}
 
 
-def prometheus(query):
-    return "prometheus", {"serverAddress": "http://prometheus", "query": query, "threshold": "0.9"}
+def prometheus(query, threshold="0.9"):
+    return "prometheus", {"serverAddress": "http://prometheus", "query": query, "threshold": threshold}
 
 
-def endpoint(url, value="load"):
-    return "metrics-api", {"url": url, "valueLocation": value, "targetValue": "0.9"}
+def endpoint(url, value="load", target="0.9"):
+    return "metrics-api", {"url": url, "valueLocation": value, "targetValue": target}
 
 
 def of(raw, plain):
@@ -91,6 +91,25 @@ def test_a_scaled_object_that_reads_our_load_is_seen(trigger):
 
 
 @pytest.mark.parametrize(
+    ("plain", "full"),
+    [
+        (hpa(CPU, metric("carpool_load", target="700m")), 0.7),
+        (hpa(metric("carpool_load_ratio", "Pods", "1")), 1.0),
+        (hpa(metric("carpool_target_needed_replicas", target="1")), None),
+        (hpa(metric("carpool_load", target="-1")), None),
+        (hpa(metric("carpool_load", target={"many": 1})), None),
+        (scaled(prometheus("sum(carpool_load_ratio)", "0.75")), 0.75),
+        (scaled(prometheus("carpool_target_needed_replicas", "1")), None),
+        (scaled(endpoint("http://web:14090/capacity", target="800m")), 0.8),
+        (scaled(endpoint("http://web:14090/capacity", target="nan")), None),
+    ],
+)
+def test_the_load_at_which_it_takes_a_replica_for_full_is_read(plain, full):
+    named = {**plain, "spec": {**plain["spec"], "scaleTargetRef": NAMED}}
+    assert of(RawHpa if "metrics" in plain["spec"] else RawScaledObject, named).full == full
+
+
+@pytest.mark.parametrize(
     "trigger",
     [
         prometheus("sum(rate(http_requests_total[1m]))"),
@@ -110,7 +129,7 @@ def test_what_is_no_url_is_nobody_s_load():
     assert of(RawScaledObject, plain) is None
 
 
-@pytest.mark.parametrize("name", ["hpa.yaml", "keda-prometheus.yaml", "keda-metrics-api.yaml"])
+@pytest.mark.parametrize("name", ["hpa.yaml", "keda-prometheus.yaml", "keda-metrics-api.yaml", "keda-http.yaml"])
 def test_the_examples_are_seen(name):
     text = (Path(__file__).parents[3] / "examples" / "autoscaling" / name).read_text("utf-8")
     documents = [
@@ -119,6 +138,10 @@ def test_the_examples_are_seen(name):
     assert documents
     for plain in documents:
         assert of(RawHpa if plain["kind"] == "HorizontalPodAutoscaler" else RawScaledObject, plain) is not None
+
+
+def names(fleet):
+    return {target: str(each) for target, each in fleet.autoscalers().items()}
 
 
 async def test_they_are_followed_and_a_cluster_may_be_without_keda(api, monkeypatch, caplog):
@@ -131,12 +154,12 @@ async def test_they_are_followed_and_a_cluster_may_be_without_keda(api, monkeypa
     api.put(*HPA, hpa(metric("carpool_load")))
     for each in watches:
         each.start()
-    await api.until(lambda: fleet.autoscalers() == {WEB: "HorizontalPodAutoscaler/web"})
+    await api.until(lambda: names(fleet) == {WEB: "HorizontalPodAutoscaler/web"})
     # KEDA comes, and is heard of.
     api.absent.discard(SCALED_OBJECTS)
     api.put(*SCALED_OBJECT, scaled(endpoint("http://db:14090/capacity"), to={"kind": "StatefulSet", "name": "db"}))
     await api.until(lambda: len(fleet.autoscalers()) == 2)
-    assert fleet.autoscalers()[Target("ns", "StatefulSet", "db")] == "ScaledObject/web"
+    assert names(fleet)[Target("ns", "StatefulSet", "db")] == "ScaledObject/web"
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     # It follows something else now; the other one is deleted.
     api.put(*HPA, hpa(CPU))

@@ -28,6 +28,29 @@ def test_names_and_texts_are_in_order():
     assert all(metric.text and not metric.text.endswith(".") for metric in METRICS)
 
 
+def test_policies_say_what_their_targets_need_and_how_busy_they_are():
+    capacity = {
+        "target": "Deployment/resnet", "load": 2.4, "replicas": 3, "replicasUpper": 4, "serving": 2,
+        "utilization": 0.8, "lowestUtilization": 0.5, "requestsPerSecond": 100.0,
+    }  # fmt: skip
+    policy = Policy(
+        namespace="shop", name="resnet", uid="u", generation=1, created=0.0, annotated=False, spec=None, error="",
+        status={"capacity": [capacity]},
+    )  # fmt: skip
+    metrics = Metrics()
+    metrics.read_policies(lambda: [policy])
+
+    text = metrics.text().decode()
+
+    labels = '{kind="Deployment",policy="resnet",policy_namespace="shop",target="resnet"}'
+    for name, value in (
+        ("load_replicas", 2.4), ("needed_replicas", 3.0), ("needed_replicas_upper", 4.0), ("serving_replicas", 2.0),
+        ("utilization_ratio", 0.8), ("lowest_utilization_ratio", 0.5), ("requests_per_second", 100.0),
+    ):  # fmt: skip
+        assert f"carpool_target_{name}{labels} {value}" in text
+    assert "carpool_target_tokens_per_second{" not in text
+
+
 def test_policies_say_their_slo_conditions_and_last_decision():
     status = {
         "conditions": [

@@ -52,6 +52,20 @@ def test_loads_add_up_over_pods_in_capacities_of_one():
     assert (said.requests_per_second, said.utilization, said.lowest_utilization) == (100.0, 0.4, 0.2)
 
 
+def test_replicas_are_planned_up_to_the_target_of_the_autoscaler_that_is_seen():
+    # 2.1 capacities, 2.6 at the upper confidence: 3 replicas each at 0.9; at 0.7 3 and 4.
+    counts = {}
+    for full in (0.9, 0.7):
+        load = TargetLoad()
+        load.observe(20.0, [sample(uid, 105, seconds=20.0, lower=80.0) for uid in ("0", "1")], ["0", "1"], full)
+        counts[full] = load.status(20.0, "Deployment/m", None)
+    assert [(each.replicas, each.replicas_upper, each.target_load) for each in counts.values()] == [
+        (3, 3, None),
+        (3, 4, 0.7),
+    ]
+    assert [(each.replicas_zero_wait, each.replicas_unbatched) for each in counts.values()] == [(3, 10), (4, 12)]
+
+
 def test_scale_out_is_said_at_once_and_scale_in_after_the_window():
     fleet = Fleet()
     assert fleet.pass_by(20, 50, 50).replicas == 2
@@ -157,6 +171,17 @@ def test_a_workload_with_the_annotation_workload_is_batched_as_far_as_the_slo_al
 
 
 HPA = "HorizontalPodAutoscaler/resnet"
+
+
+@pytest.mark.parametrize(("annotations", "wanted"), [({}, 0.7), ({AUTOSCALED: "false"}, None)])
+def test_the_status_counts_replicas_by_the_target_of_the_autoscaler(annotations, wanted):
+    world = World(spec(objective=Objective.BALANCED), pods=1)
+    world.workload = replace(workload_of(replicas=1, annotations=annotations), autoscaler=HPA, full=0.7)
+    world.pods[0].spoil = lambda report: replace(
+        report, lanes={name: replace(lane, capacity=100.0) for name, lane in report.lanes.items()}
+    )
+    world.run(6, 20)
+    assert [each.get("targetLoad") for each in world.policy.status["capacity"]] == [wanted]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,13 @@ from msgspec.structs import replace
 
 from carpool.forecasting.capacity import FULL
 from carpool.forecasting.forecaster import Situation
+from carpool.policy.durations import Duration
 from carpool.tuning.objective import Aim
-from carpool_cli.planning import assumptions, autoscaling, replica
-from carpool_cli.planning.autoscaling import LOAD, Autoscaler, AutoscalerError, Day, Steps
+from carpool_cli.autoscaling import days, manifest
+from carpool_cli.autoscaling.controller import LOAD, Autoscaler
+from carpool_cli.autoscaling.days import Day, Steps
+from carpool_cli.autoscaling.manifest import AutoscalerError
+from carpool_cli.planning import assumptions, replica
 from carpool_sidecar.config.yaml_text import problem
 
 if TYPE_CHECKING:
@@ -51,7 +55,7 @@ def run(profile: DeviceProfile, policy: BatchingPolicy, asked: Asked, plot: Path
     Raises ``click.ClickException`` saying what to do.
     """
     scaler = _manifest(asked)
-    rates, described, cv = _load(asked)
+    rates, described, cv = _load(asked, whole=not scaler.least)
     situation = Situation(
         process=assumptions.process_of(1.0, cv),
         service=assumptions.known(profile),
@@ -59,7 +63,7 @@ def run(profile: DeviceProfile, policy: BatchingPolicy, asked: Asked, plot: Path
         budget=assumptions.budget(policy),
         limits=policy.limits(),
     )
-    found = days(situation, policy, scaler, rates, cold_start=asked.cold_start, seed=asked.seed)
+    found = compared(situation, policy, scaler, rates, cold_start=asked.cold_start, seed=asked.seed)
     least = found[-1].day.replica_hours
     if as_json:
         document = {
@@ -70,28 +74,33 @@ def run(profile: DeviceProfile, policy: BatchingPolicy, asked: Asked, plot: Path
         }
         click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=1))
     else:
-        click.echo(f"{profile.name}; {described}; {autoscaling.described(scaler)}")
-        rows = [("", "replica-hours", "of the minimum", "misses", "most replicas", "changes")]
+        click.echo(f"{profile.name}; {described}; {days.described(scaler)}")
+        held = [] if scaler.least else ["held"]
+        rows = [("", "replica-hours", "of the minimum", "misses", *held, "most replicas", "changes")]
         rows += [
             (
                 one.day.name,
                 f"{one.day.replica_hours:.1f}",
-                f"{one.day.replica_hours / least:.2f}x",
+                f"{one.day.replica_hours / least:.2f}x" if least else "",
                 assumptions.percent(one.day.misses),
+                *(assumptions.percent(one.day.held) for _ in held),
                 str(one.day.most),
                 str(one.day.scalings),
             )
             for one in found
         ]
         click.echo(assumptions.lines(rows))
+        if not scaler.least:
+            cold = Duration(asked.cold_start)
+            click.echo(f"held: requests that waited up to {cold} for a first replica; all of them count as misses")
     if plot is not None:
-        from carpool_cli.planning import day_plot  # noqa: PLC0415 - matplotlib is not for every run
+        from carpool_cli.autoscaling import day_plot  # noqa: PLC0415 - matplotlib is not for every run
 
         day_plot.draw(plot, f"{profile.name}; {described}", [(one.day.name, one.steps) for one in found])
         click.echo(f"drew {plot}", err=as_json)
 
 
-def days(
+def compared(
     situation: Situation,
     policy: BatchingPolicy,
     scaler: Autoscaler,
@@ -105,18 +114,21 @@ def days(
     efficient = replica.tuned(situation, Aim())
     ours = replace(scaler, metric=LOAD, target=FULL)
     plays = [
-        ("as given, replicas with zero wait", autoscaling.play(scaler, zero, rates, cold_start=cold_start, seed=seed)),
+        ("as given, replicas with zero wait", days.play(scaler, zero, rates, cold_start=cold_start, seed=seed)),
         (
             f"as given, Carpool ({policy.objective})",
-            autoscaling.play(scaler, tuned, rates, cold_start=cold_start, seed=seed),
+            days.play(scaler, tuned, rates, cold_start=cold_start, seed=seed),
         ),
         (
             f"Carpool's load at {FULL:g} (Efficiency)",
-            autoscaling.play(ours, efficient, rates, cold_start=cold_start, seed=seed),
+            days.play(ours, efficient, rates, cold_start=cold_start, seed=seed),
         ),
-        ("the fewest possible, knowing the load", autoscaling.clairvoyant(efficient, rates, cold_start=cold_start)),
+        (
+            "the fewest possible, knowing the load",
+            days.clairvoyant(efficient, rates, cold_start=cold_start, least=scaler.least),
+        ),
     ]
-    return [Played(autoscaling.summary(name, steps), steps) for name, steps in plays]
+    return [Played(days.summary(name, steps), steps) for name, steps in plays]
 
 
 def _manifest(asked: Asked) -> Autoscaler:
@@ -132,23 +144,26 @@ def _manifest(asked: Asked) -> Autoscaler:
             f"{asked.manifest}: it has {len(scalers)} HPAs or ScaledObjects, name a file with one"
         )
     try:
-        scaler = autoscaling.read(scalers[0])
+        scaler = manifest.read(scalers[0])
     except (AutoscalerError, KeyError, ValueError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else error
         raise click.ClickException(f"{asked.manifest}: {what}") from None
     if asked.replicas is None:
         return scaler
     least, _, most = asked.replicas.partition("..")
-    if not least.isdigit() or not most.isdigit() or not 1 <= int(least) <= int(most):
-        raise click.UsageError(f"--replicas {asked.replicas}: write the least and the most, e.g. 1..8")
+    if not least.isdigit() or not most.isdigit() or not int(least) <= int(most) or not int(most):
+        raise click.UsageError(f"--replicas {asked.replicas}: write the least and the most, e.g. 1..8 or 0..8")
     return replace(scaler, least=int(least), most=int(most))
 
 
-def _load(asked: Asked) -> tuple[list[float], str, float]:
-    """Return rates by step, what they are, and how bursty requests come within a step."""
+def _load(asked: Asked, *, whole: bool) -> tuple[list[float], str, float]:
+    """Return rates by step, what they are, and how bursty requests come within a step.
+
+    ``whole``: of whole requests, so that none come in some steps, as where replicas scale to zero.
+    """
     if asked.trace is not None:
         times, described = assumptions.read_trace(asked.trace, None)
-        rates = autoscaling.binned(times)
+        rates = days.binned(times)
         if asked.rate is not None:
             factor = asked.rate * len(rates) / sum(rates)
             rates = [factor * each for each in rates]
@@ -156,6 +171,8 @@ def _load(asked: Asked) -> tuple[list[float], str, float]:
         return rates, described, max(asked.cv, 1.0)
     if asked.rate is None:
         raise click.UsageError("name a load: --rate REQUESTS_PER_SECOND in the mean of a day, or --trace FILE")
-    shape = autoscaling.diurnal(1.0)
+    shape = days.diurnal(1.0)
     mean = sum(shape) / len(shape)
-    return [asked.rate / mean * each for each in shape], f"a day at {asked.rate:,g} requests/s in the mean", asked.cv
+    rates = [asked.rate / mean * each for each in shape]
+    described = f"a day at {asked.rate:,g} requests/s in the mean"
+    return days.drawn(rates, asked.seed) if whole else rates, described, asked.cv

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from random import Random
 
 import pytest
-import yaml
 from msgspec.structs import replace
 
 from carpool.forecasting.forecaster import Situation
@@ -13,23 +11,12 @@ from carpool.learning.arrivals import Poisson
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.parameters import Parameters
 from carpool.simulation.simulator import Device, Simulation, table
-from carpool_cli.planning import autoscaling, replica
+from carpool_cli.autoscaling import days
+from carpool_cli.autoscaling.controller import CPU, DOWN, LOAD, REQUESTS, Autoscaler, Behavior, Rules
+from carpool_cli.autoscaling.days import STEP, clairvoyant, diurnal, play, summary
+from carpool_cli.planning import replica
 from carpool_cli.planning.assumptions import slo_policy
-from carpool_cli.planning.autoscaling import (
-    CPU,
-    LOAD,
-    REQUESTS,
-    STEP,
-    Autoscaler,
-    AutoscalerError,
-    clairvoyant,
-    diurnal,
-    play,
-    summary,
-)
 from carpool_cli.planning.replica import Replica
-
-EXAMPLE = Path(__file__).parents[3] / "examples/autoscaling/hpa.yaml"
 
 # Carries 100/s and is busy in proportion; beyond that it misses what it can't serve.
 PLAIN = Replica(100.0, (100.0, 200.0), (1.0, 1.0), (0.0, 0.5), (Parameters(), Parameters()), 0.01)
@@ -55,7 +42,8 @@ def test_more_load_starts_replicas_at_once_and_they_serve_after_their_cold_start
 
 def test_less_load_ends_replicas_after_the_window_only():
     for window in (0.0, 120.0, 300.0):
-        steps = play(replace(OURS, scale_in_after=window), PLAIN, steady(350.0, 5) + steady(80.0, 10), cold_start=0.0)
+        scaler = replace(OURS, behavior=Behavior(down=Rules(window, DOWN.policies)))
+        steps = play(scaler, PLAIN, steady(350.0, 5) + steady(80.0, 10), cold_start=0.0)
         fallen = next(index for index, count in enumerate(steps.replicas) if count < 4)
         assert (fallen - 20) * STEP == pytest.approx(window + STEP, abs=STEP)
 
@@ -70,9 +58,9 @@ def test_within_the_tolerance_nothing_changes():
     assert set(play(OURS, PLAIN, steady(360.0, 2) + steady(385.0, 20), cold_start=0.0, seed=3).replicas[:8]) == {4}
 
 
-def test_at_most_twice_as_many_or_four_more_are_started_at_a_time():
+def test_at_most_twice_as_many_or_four_are_started_at_a_time():
     steps = play(replace(OURS, most=100), PLAIN, steady(80.0, 1) + steady(3000.0, 2), cold_start=0.0)
-    assert steps.replicas[4:8] == [1, 5, 10, 20]
+    assert steps.replicas[4:8] == [1, 4, 8, 16]
 
 
 def test_replicas_that_start_do_not_make_cpu_percent_ask_for_more():
@@ -141,45 +129,65 @@ def test_steps_from_the_table_agree_with_requests_simulated_one_by_one():
         assert zero.utilization(rate) == pytest.approx(stretch.device_busy / STEP, abs=0.03)
 
 
-# -- manifests
+# -- none at night
+
+ASLEEP = replace(OURS, least=0)
 
 
-def hpa(metric, **spec):
-    return {"kind": "HorizontalPodAutoscaler", "spec": {"maxReplicas": 8, "metrics": [metric], **spec}}
+def test_the_last_replica_ends_after_a_pause_and_the_next_request_starts_one():
+    rates = steady(50.0, 2) + steady(0.0, 10) + steady(50.0, 3)
+    steps = play(ASLEEP, PLAIN, rates, cold_start=60.0)
+    idle, comes = 8, 48
+    assert set(steps.replicas[: idle + 20]) == {1}
+    assert set(steps.replicas[idle + 20 : comes]) == {0}, "300 s without a request are over"
+    assert (steps.replicas[comes], steps.serving[comes : comes + 5]) == (1, [0, 0, 0, 0, 1])
+    # Four steps of requests wait for it: all of them are late, and come at once with those of the fifth.
+    assert steps.held[comes : comes + 5] == [1.0, 1.0, 1.0, 1.0, 0.0]
+    assert steps.missed[comes + 4] == pytest.approx(PLAIN.misses(250.0))
+    day = summary("", steps)
+    assert day.held == pytest.approx(4 / 20)
+    assert day.misses == pytest.approx((4 + steps.missed[comes + 4]) / 20, abs=0.01)
+    assert steps.missed[-1] == 0.0
 
 
-def test_manifests_are_read_with_the_controllers_defaults():
-    cpu = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 60}}}
-    found = autoscaling.read(hpa(cpu, behavior={"scaleDown": {"stabilizationWindowSeconds": 60}}))
-    assert found == Autoscaler(metric=CPU, target=60.0, least=1, most=8, scale_in_after=60.0)
-    example = yaml.safe_load(EXAMPLE.read_text("utf-8"))
-    assert autoscaling.read(example) == Autoscaler(metric=LOAD, target=0.9, least=1, most=8)
-    pods = {"type": "Pods", "pods": {"metric": {"name": "requests_per_second"}, "target": {"averageValue": "2k"}}}
-    assert autoscaling.read(hpa(pods)).target == 2000.0
+def test_what_was_held_asks_for_more_replicas_like_any_request():
+    steps = play(ASLEEP, PLAIN, [0.0, *steady(200.0, 5)], cold_start=30.0)
+    assert steps.replicas[0] == 0
+    served = steps.serving.index(1)
+    # 45 s of requests in 15 s: six replicas' worth, of which the controller starts four at once.
+    assert steps.replicas[served + 1] == 4
 
 
-def test_scaled_objects_are_read_too():
-    trigger = {"type": "metrics-api", "metadata": {"targetValue": "0.9", "valueLocation": "load"}}
-    spec = {"minReplicaCount": 0, "maxReplicaCount": 4, "triggers": [trigger]}
-    found = autoscaling.read({"kind": "ScaledObject", "spec": spec})
-    assert found == Autoscaler(metric=LOAD, target=0.9, least=1, most=4)
-    query = {"type": "prometheus", "metadata": {"threshold": "50", "query": "sum(rate(carpool_arrivals_total[1m]))"}}
-    assert autoscaling.read({"kind": "ScaledObject", "spec": {**spec, "triggers": [query]}}).metric == REQUESTS
+def test_a_cooldown_is_counted_from_the_last_request():
+    rates = steady(50.0, 1) + [*steady(0.0, 1), 5.0] * 8
+    # A minute without any: the last replica of 45 s is gone for a step.
+    for cooldown, least in ((300.0, 1), (60.0, 1), (45.0, 0)):
+        steps = play(replace(ASLEEP, cooldown=cooldown), PLAIN, rates, cold_start=15.0)
+        assert min(steps.replicas) == least
 
 
-@pytest.mark.parametrize(
-    ("document", "words"),
-    [
-        ({"kind": "Deployment"}, "no HorizontalPodAutoscaler"),
-        (hpa({"type": "Object"}), "Object can't be simulated"),
-        (hpa({"type": "Pods", "pods": {"metric": {"name": "x"}, "target": {"averageValue": "1"}}}), "'x' can't be"),
-        ({"kind": "HorizontalPodAutoscaler", "spec": {"metrics": []}}, "0 metrics"),
-        ({"kind": "ScaledObject", "spec": {"triggers": [{"type": "kafka"}]}}, "'kafka' can't be"),
-    ],
-)
-def test_what_can_not_be_simulated_is_named(document, words):
-    with pytest.raises(AutoscalerError, match=words):
-        autoscaling.read(document)
+def test_a_replica_that_is_never_needed_is_never_started():
+    steps = play(ASLEEP, PLAIN, steady(0.0, 5), cold_start=60.0)
+    assert summary("", steps).replica_hours == 0.0
+    assert summary("", steps).misses == 0.0
+
+
+def test_the_fewest_possible_are_none_where_nothing_comes():
+    steps = clairvoyant(PLAIN, steady(0.0, 5) + steady(50.0, 5), cold_start=60.0, least=0)
+    assert steps.replicas[:20] == [0] * 16 + [1] * 4
+    assert sum(steps.held) == 0.0
+
+
+def test_requests_drawn_by_chance_are_whole_and_some_steps_have_none():
+    rates = days.drawn([0.01] * 4000 + [100.0] * 400, 3)
+    assert {round(each * STEP, 6) % 1 for each in rates} == {0.0}
+    seldom, often = rates[:4000], rates[4000:]
+    assert seldom.count(0.0) / 4000 == pytest.approx(math.exp(-0.15), abs=0.02)
+    assert math.fsum(seldom) / 4000 == pytest.approx(0.01, rel=0.1)
+    assert math.fsum(often) / 400 == pytest.approx(100.0, rel=0.01)
+
+
+# -- loads
 
 
 def test_a_day_swings_between_its_lowest_and_its_peak():
@@ -191,4 +199,4 @@ def test_a_day_swings_between_its_lowest_and_its_peak():
 
 
 def test_recorded_arrivals_become_rates():
-    assert autoscaling.binned([0.0, 1.0, 14.9, 15.0, 29.0, 31.0], 10.0) == [2.0, pytest.approx(20 / 15)]
+    assert days.binned([0.0, 1.0, 14.9, 15.0, 29.0, 31.0], 10.0) == [2.0, pytest.approx(20 / 15)]

@@ -1,0 +1,167 @@
+"""One HorizontalPodAutoscaler: from a metric to a number of replicas, as kube-controller-manager computes it.
+
+Rules and their defaults are those of Kubernetes 1.35 (`pkg/controller/podautoscaler`, `pkg/apis/autoscaling/v2`). With
+a `behavior` they are others than without: the number stays where it is between two windows, and each policy counts what
+was added and removed within its own period.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from enum import StrEnum
+
+from msgspec import Struct
+
+TOLERANCE = 0.1
+"""Relative distance from the target within which an HPA does nothing."""
+
+WINDOW = 300.0
+"""Seconds for which fewer replicas must have been enough, if no `behavior` says otherwise."""
+
+COOLDOWN = 300.0
+"""Seconds without a request after which KEDA ends the last replica, if its ScaledObject does not say."""
+
+FACTOR, AT_LEAST = 2, 4
+"""Without a `behavior`: at most so many times the replicas after one look, but this many are always allowed."""
+
+CPU, REQUESTS, LOAD = "cpu", "requests", "load"
+"""What is scaled by: percent busy, requests per second and replica, or Carpool's load."""
+
+
+class Select(StrEnum):
+    """Which of several policies counts."""
+
+    MAX = "Max"
+    MIN = "Min"
+    DISABLED = "Disabled"
+
+
+class Unit(StrEnum):
+    """What a policy counts in."""
+
+    PODS = "Pods"
+    PERCENT = "Percent"
+
+
+class Policy(Struct, frozen=True):
+    """How much may change within a period."""
+
+    unit: Unit
+    value: int
+    seconds: float
+
+    def bound(self, before: int, sign: int) -> int:
+        """Return the replicas that it allows after a period that began with ``before``; ``sign``: 1 up, -1 down."""
+        if self.unit is Unit.PODS:
+            return before + sign * self.value
+        reached = before * (1 + sign * self.value / 100)
+        return math.ceil(reached) if sign > 0 else int(reached)
+
+
+class Rules(Struct, frozen=True):
+    """One direction of a `behavior`."""
+
+    window: float
+    """Seconds for which the change must have been wanted."""
+    policies: tuple[Policy, ...]
+    select: Select = Select.MAX
+    tolerance: float = TOLERANCE
+
+
+UP = Rules(0.0, (Policy(Unit.PODS, 4, 15.0), Policy(Unit.PERCENT, 100, 15.0)))
+DOWN = Rules(WINDOW, (Policy(Unit.PERCENT, 100, 15.0),))
+
+
+class Behavior(Struct, frozen=True):
+    """Both directions, defaults filled in."""
+
+    up: Rules = UP
+    down: Rules = DOWN
+
+
+class Autoscaler(Struct, frozen=True, kw_only=True):
+    """What an HPA does by its manifest."""
+
+    metric: str
+    target: float
+    """Per replica: percent busy, requests per second, or share of the capacity."""
+    least: int = 1
+    """0: the last replica ends after ``cooldown``, and the next request starts one. KEDA does both; its HPA keeps 1."""
+    most: int = 10
+    behavior: Behavior | None = None
+    cooldown: float = COOLDOWN
+    """Seconds without a request, of ``least`` 0."""
+
+    @property
+    def window(self) -> float:
+        """Seconds for which fewer replicas must have been enough."""
+        return WINDOW if self.behavior is None else self.behavior.down.window
+
+    def wanted(self, total: float, serving: int, current: int) -> int:
+        """Return how many replicas the metric asks for; ``total``: its sum over those that serve."""
+        counted = serving if self.metric == CPU else current
+        ratio = total / (self.target * counted)
+        if self._within(ratio):
+            return current
+        if self.metric == CPU and ratio > 1 and current > serving:
+            # Those that start count as idle, so that it does not ask for the same replica again and again.
+            ratio = total / (self.target * current)
+            return current if ratio <= 1 or self._within(ratio) else math.ceil(ratio * current)
+        return math.ceil(total / self.target - 1e-9)
+
+    def _within(self, ratio: float) -> bool:
+        rules = self.behavior or Behavior()
+        return 1 - rules.down.tolerance <= ratio <= 1 + rules.up.tolerance
+
+
+class Controller:
+    """Remembers what an HPA recommended and changed lately."""
+
+    def __init__(self, scaler: Autoscaler, now: float, replicas: int) -> None:
+        self._scaler = scaler
+        self._recommended = deque([(now, replicas)])
+        """(when, replicas), before any limit; the number that it found is the first one."""
+        self._changes: deque[tuple[float, int]] = deque()
+        """(when, replicas added)."""
+
+    def decide(self, now: float, wanted: int, current: int) -> int:
+        """Return how many replicas are to run, where the metric asks for ``wanted``."""
+        stabilized = self._stabilized(now, wanted, current)
+        self._recommended.append((now, wanted))
+        found = self._limited(now, stabilized, current)
+        if found != current:
+            self._changes.append((now, found - current))
+        return found
+
+    def _stabilized(self, now: float, wanted: int, current: int) -> int:
+        """Return the number between which nothing else was wanted all through a window."""
+        behavior = self._scaler.behavior
+        longest = WINDOW if behavior is None else max(behavior.up.window, behavior.down.window)
+        while self._recommended and now - self._recommended[0][0] > longest:
+            self._recommended.popleft()
+        if behavior is None:
+            return max([wanted, *(count for _, count in self._recommended)])
+        least = min([wanted, *(count for at, count in self._recommended if now - at < behavior.up.window)])
+        most = max([wanted, *(count for at, count in self._recommended if now - at < behavior.down.window)])
+        return min(max(current, least), most)
+
+    def _limited(self, now: float, wanted: int, current: int) -> int:
+        """Return what bounds and policies leave of a change."""
+        scaler, least = self._scaler, max(self._scaler.least, 1)
+        if scaler.behavior is None:
+            return max(min(wanted, scaler.most, max(FACTOR * current, AT_LEAST)), least)
+        if wanted > current:
+            return min(wanted, scaler.most, max(self._bound(scaler.behavior.up, now, current, 1), current))
+        if wanted < current:
+            return max(wanted, least, min(self._bound(scaler.behavior.down, now, current, -1), current))
+        return current
+
+    def _bound(self, rules: Rules, now: float, current: int, sign: int) -> int:
+        if rules.select is Select.DISABLED:
+            return current
+        bounds = []
+        for policy in rules.policies:
+            before = current - sum(added for at, added in self._changes if now - at < policy.seconds)
+            bounds.append(policy.bound(before, sign))
+        return max(bounds) if (sign > 0) == (rules.select is Select.MAX) else min(bounds)

@@ -1,0 +1,237 @@
+"""A day with an autoscaler: an HPA's rules, or KEDA's, over replicas that are looked up in a table.
+
+Steps are 15 s, as an HPA's. A replica answers or refuses a request within its SLO, so no backlog lasts from one step to
+the next, and each step is as the table says of its load (``replica``). Only what was held for the first replica comes
+with the next requests, all at once.
+"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+
+from carpool.policy.durations import Duration
+from carpool_cli.autoscaling.controller import CPU, LOAD, REQUESTS, Controller
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from carpool_cli.autoscaling.controller import Autoscaler
+    from carpool_cli.planning.replica import Replica
+
+STEP = 15.0
+"""Seconds: how often an HPA looks, and over what time the metrics are counted."""
+
+SEVERAL = 30.0
+"""Requests from which their number is drawn as a normal one."""
+
+
+class Steps(NamedTuple):
+    """What happened, by step."""
+
+    rates: list[float]
+    replicas: list[int]
+    """That run, those that start included: all cost."""
+    serving: list[int]
+    busy: list[float]
+    missed: list[float]
+    """Shares of the requests that came; those held are all late."""
+    held: list[float]
+    """Shares that waited for a first replica."""
+
+
+class Day(Struct, frozen=True, rename="camel", kw_only=True):
+    """What a day came to."""
+
+    name: str
+    replica_hours: float
+    misses: float
+    """Share of all requests that were late or refused, those held among them."""
+    held: float
+    """Share of all requests that were held until a first replica served."""
+    scalings: int
+    """Times that the number of replicas changed."""
+    most: int
+
+
+class _Fleet:
+    """Replicas that serve, and those that start."""
+
+    def __init__(self, serving: int, cold_start: float) -> None:
+        self.serving = serving
+        self._starting: list[float] = []
+        self._cold_start = cold_start
+
+    @property
+    def current(self) -> int:
+        return self.serving + len(self._starting)
+
+    def look(self, now: float) -> None:
+        """Let those serve whose start is over."""
+        self.serving += sum(at <= now for at in self._starting)
+        self._starting = [at for at in self._starting if at > now]
+
+    def scale(self, now: float, wanted: int) -> None:
+        """Start or end some; the youngest end first, as ReplicaSets have it."""
+        self._starting += [now + self._cold_start] * (wanted - self.current)
+        while self.current > wanted:
+            if self._starting:
+                self._starting.pop()
+            else:
+                self.serving -= 1
+
+
+def play(
+    scaler: Autoscaler,
+    table: Replica,
+    rates: Sequence[float],
+    *,
+    cold_start: float,
+    seed: int = 0,
+    known: Callable[[float], float] = lambda _: 1.0,
+) -> Steps:
+    """Play loads (requests per second, by ``STEP``) with replicas that serve ``cold_start`` seconds after their start.
+
+    It begins with what the first load needs. What the autoscaler sees of a load is counted over one step, by chance.
+    With none running, the first request starts one, and waits for it with those that follow (KEDA's HTTP add-on).
+    ``known``: what Carpool takes the capacity for, as a share of what it is, by a replica's load.
+    """
+
+    def total(rate: float, serving: int) -> float:
+        return _total(scaler, table, rate, serving, known)
+
+    rng = Random(seed)  # noqa: S311 - a simulation
+    least = scaler.least or int(rates[0] > 0)
+    while 0 < least < scaler.most and total(rates[0], least) > scaler.target * least:
+        least += 1
+    fleet, controller = _Fleet(least, cold_start), Controller(scaler, 0.0, least)
+    steps, waiting, last = Steps([], [], [], [], [], []), 0.0, 0.0
+    for index, rate in enumerate(rates):
+        now = index * STEP
+        fleet.look(now)
+        # 1. What comes, and what was held
+        last = now + STEP if rate else last
+        if rate and not fleet.current:
+            fleet.scale(now, 1)
+        if fleet.serving:
+            released = rate + waiting / STEP
+            each, waiting = released / fleet.serving, 0.0
+            found = (table.utilization(each), table.misses(each), 0.0)
+        else:
+            released, waiting, found = 0.0, waiting + rate * STEP, (0.0, 1.0, 1.0)
+        for values, value in zip(steps, (rate, fleet.current, fleet.serving, *found), strict=True):
+            values.append(value)  # type: ignore[attr-defined] # lists of numbers
+        # 2. What the autoscaler makes of it; while nothing serves, nothing is measured
+        counted = max(rng.gauss(released * STEP, math.sqrt(released * STEP)), 0.0) / STEP
+        if fleet.serving:
+            wanted = scaler.wanted(total(counted, fleet.serving), fleet.serving, fleet.current)
+            fleet.scale(now, controller.decide(now, wanted, fleet.current))
+        if not scaler.least and now + STEP - last >= scaler.cooldown:
+            fleet.scale(now, 0)
+    return steps
+
+
+def _total(scaler: Autoscaler, table: Replica, rate: float, serving: int, known: Callable[[float], float]) -> float:
+    """Return the sum of the metric over the replicas that serve."""
+    if scaler.metric == CPU:
+        return 100 * serving * table.utilization(rate / serving)
+    if scaler.metric == REQUESTS:
+        return rate
+    load = rate / table.capacity
+    return load / known(load / serving)
+
+
+def clairvoyant(table: Replica, rates: Sequence[float], *, cold_start: float, least: int = 1) -> Steps:
+    """Return the fewest replica-hours that keep every step within the capacity, all loads being known in advance.
+
+    A replica is started as long before it is needed as it takes. It is kept through a pause that is shorter than that:
+    a new one would cost more.
+    """
+    needed = [max(math.ceil(rate / table.capacity - 1e-9), least) for rate in rates]
+    warm, count = round(cold_start / STEP), len(needed)
+    running, serving = [0] * count, [0] * count
+    for level in range(1, max(needed) + 1):
+        for first, last in _spans([need >= level for need in needed], warm):
+            for index in range(max(first - warm, 0), last + 1):
+                running[index] += 1
+                serving[index] += index >= first
+    each = [rate / max(ready, 1) for rate, ready in zip(rates, serving, strict=True)]
+    busy, missed = [table.utilization(one) for one in each], [table.misses(one) for one in each]
+    return Steps(list(rates), running, serving, busy, missed, [0.0] * count)
+
+
+def _spans(wanted: Sequence[bool], warm: int) -> Iterator[tuple[int, int]]:
+    """List (first, last) of the times in which a replica runs; pauses of up to ``warm`` steps are none."""
+    first = last = -1
+    for index, is_wanted in enumerate(wanted):
+        if not is_wanted:
+            continue
+        if first >= 0 and index - last - 1 > warm:
+            yield first, last
+            first = index
+        first, last = (index if first < 0 else first), index
+    if first >= 0:
+        yield first, last
+
+
+def summary(name: str, steps: Steps) -> Day:
+    """Sum up a day."""
+    requests = sum(steps.rates) or 1.0
+    missed, held = (
+        sum(rate * share for rate, share in zip(steps.rates, shares, strict=True)) / requests
+        for shares in (steps.missed, steps.held)
+    )
+    return Day(
+        name=name,
+        replica_hours=sum(steps.replicas) * STEP / 3600,
+        misses=missed,
+        held=held,
+        scalings=sum(one != other for one, other in zip(steps.replicas, steps.replicas[1:], strict=False)),
+        most=max(steps.replicas),
+    )
+
+
+def diurnal(peak: float, seconds: float = 86_400.0, low: float = 0.15) -> list[float]:
+    """Return a day's rates by ``STEP``: lowest at 4 h (``low`` of the peak), highest at 16 h."""
+    middle, swing = (1 + low) / 2, (1 - low) / 2
+    count = round(seconds / STEP)
+    return [peak * (middle - swing * math.cos(2 * math.pi * (index / count - 4 / 24))) for index in range(count)]
+
+
+def drawn(rates: Sequence[float], seed: int) -> list[float]:
+    """Return how many requests came by chance (Poisson), as rates: 0 where none did."""
+    rng = Random(seed)  # noqa: S311 - a simulation
+    return [_poisson(rate * STEP, rng) / STEP for rate in rates]
+
+
+def _poisson(mean: float, rng: Random) -> int:
+    if mean > SEVERAL:
+        return max(round(rng.gauss(mean, math.sqrt(mean))), 0)
+    count, left = -1, mean
+    while left >= 0:
+        left -= rng.expovariate(1.0)
+        count += 1
+    return count
+
+
+def binned(times: Sequence[float], factor: float = 1.0) -> list[float]:
+    """Return recorded arrivals (seconds, from 0) as rates by ``STEP``, times ``factor``."""
+    counts = [0] * max(int(times[-1] // STEP), 1)
+    for time in times:
+        if time < len(counts) * STEP:
+            counts[int(time // STEP)] += 1
+    return [factor * count / STEP for count in counts]
+
+
+def described(scaler: Autoscaler) -> str:
+    """Say what an autoscaler goes by."""
+    what = {
+        CPU: f"{scaler.target:.0f} % CPU",
+        REQUESTS: f"{scaler.target:,.0f} requests/s a replica",
+        LOAD: f"load {scaler.target:.2f}",
+    }
+    window, zero = Duration(scaler.window), "" if scaler.least else f", to 0 after {Duration(scaler.cooldown)} idle"
+    return f"{what[scaler.metric]}, {scaler.least} to {scaler.most} replicas, scale-in after {window}{zero}"

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from carpool_cli.autoscaling.controller import (
+    CPU,
+    DOWN,
+    LOAD,
+    REQUESTS,
+    UP,
+    Autoscaler,
+    Behavior,
+    Policy,
+    Rules,
+    Select,
+    Unit,
+)
+from carpool_cli.autoscaling.manifest import AutoscalerError, read
+
+EXAMPLES = Path(__file__).parents[3] / "examples/autoscaling"
+USE = {"type": "Utilization", "averageUtilization": 60}
+CPU_METRIC = {"type": "Resource", "resource": {"name": "cpu", "target": USE}}
+ENDPOINT = {"type": "metrics-api", "metadata": {"targetValue": "0.9", "valueLocation": "load"}}
+PUSH = {"type": "external-push", "metadata": {"scalerAddress": "scaler:9090", "interceptorRoute": "resnet"}}
+
+
+def hpa(metric=CPU_METRIC, **spec):
+    return {"kind": "HorizontalPodAutoscaler", "spec": {"maxReplicas": 8, "metrics": [metric], **spec}}
+
+
+def scaled(*triggers, **spec):
+    return {"kind": "ScaledObject", "spec": {"minReplicaCount": 1, "triggers": [*triggers], **spec}}
+
+
+def behaving(**rules):
+    return hpa(behavior=rules)
+
+
+def test_hpas_are_read_with_the_controllers_defaults():
+    found = read(behaving(scaleDown={"stabilizationWindowSeconds": 60}))
+    behavior = Behavior(up=UP, down=Rules(60.0, DOWN.policies))
+    assert found == Autoscaler(metric=CPU, target=60.0, least=1, most=8, behavior=behavior)
+    pods = {"type": "Pods", "pods": {"metric": {"name": "requests_per_second"}, "target": {"averageValue": "2k"}}}
+    assert read(hpa(pods)) == Autoscaler(metric=REQUESTS, target=2000.0, least=1, most=8)
+    container = {"name": "cpu", "container": "model", "target": USE}
+    assert read(hpa({"type": "ContainerResource", "containerResource": container})).metric == CPU
+
+
+def test_a_behavior_is_read_in_full():
+    policies = [
+        {"type": "Pods", "value": 2, "periodSeconds": 60},
+        {"type": "Percent", "value": 50, "periodSeconds": 30},
+    ]
+    rules = {"policies": policies, "selectPolicy": "Min", "tolerance": "50m"}
+    found = read(behaving(scaleUp=rules, scaleDown={"selectPolicy": "Disabled"})).behavior
+    read_as = (Policy(Unit.PODS, 2, 60.0), Policy(Unit.PERCENT, 50, 30.0))
+    assert found == Behavior(
+        up=Rules(0.0, read_as, Select.MIN, 0.05), down=Rules(300.0, DOWN.policies, Select.DISABLED)
+    )
+    config = {"advanced": {"horizontalPodAutoscalerConfig": {"behavior": {"scaleUp": rules}}}}
+    assert read(scaled(ENDPOINT, **config)).behavior.up == found.up
+
+
+def test_scaled_objects_are_read_too():
+    assert read(scaled(ENDPOINT, maxReplicaCount=4)) == Autoscaler(metric=LOAD, target=0.9, least=1, most=4)
+    query = {"type": "prometheus", "metadata": {"threshold": "50", "query": "sum(rate(carpool_arrivals_total[1m]))"}}
+    assert read(scaled(query)).metric == REQUESTS
+
+
+def test_none_runs_only_where_something_starts_the_first():
+    found = read(scaled(ENDPOINT, PUSH, minReplicaCount=0, cooldownPeriod=120))
+    assert (found.least, found.cooldown) == (0, 120.0)
+    with pytest.raises(AutoscalerError, match="minReplicaCount: 0, or none, needs a trigger"):
+        read({"kind": "ScaledObject", "spec": {"triggers": [ENDPOINT]}})
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_examples_can_be_simulated(path):
+    kinds = {"HorizontalPodAutoscaler", "ScaledObject"}
+    for document in yaml.safe_load_all(path.read_text("utf-8")):
+        if document.get("kind") in kinds:
+            found = read(document)
+            assert (found.metric, found.target, found.most) == (LOAD, 0.9, 8)
+
+
+POLICY = {"type": "Pods", "value": 2, "periodSeconds": 60}
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ({"kind": "Deployment"}, "no HorizontalPodAutoscaler"),
+        (hpa({"type": "Object"}), "Object can't be simulated"),
+        (hpa({"type": "Pods", "pods": {"metric": {"name": "x"}, "target": {"averageValue": "1"}}}), "'x' can't be"),
+        ({"kind": "HorizontalPodAutoscaler", "spec": {"metrics": []}}, "0 metrics"),
+        (hpa(minReplicas=0), "spec.minReplicas: 0"),
+        (hpa(sinceWhen=1), "spec.sinceWhen can't be"),
+        (hpa(behavior=[]), "spec.behavior has no fields"),
+        (behaving(scaleSideways={}), "spec.behavior.scaleSideways can't be"),
+        (behaving(scaleUp={"delay": 1}), "spec.behavior.scaleUp.delay can't be"),
+        (behaving(scaleUp={"policies": POLICY}), "spec.behavior.scaleUp.policies is no list"),
+        (behaving(scaleUp={"policies": []}), "spec.behavior.scaleUp.policies: "),
+        (
+            behaving(scaleUp={"policies": [{**POLICY, "type": "Rows"}]}),
+            "policies.type: 'Rows' is none of Pods, Percent",
+        ),
+        (behaving(scaleUp={"policies": [{**POLICY, "jitter": 1}]}), "scaleUp.policies.jitter can't be"),
+        (behaving(scaleDown={"selectPolicy": "Mean"}), "scaleDown.selectPolicy: 'Mean' is none of Max, Min, Disabled"),
+        (scaled({"type": "kafka"}), "'kafka' can't be"),
+        (scaled(ENDPOINT, idleReplicaCount=0), "spec.idleReplicaCount can't be"),
+        (scaled(ENDPOINT, advanced={"scalingModifiers": {}}), "spec.advanced.scalingModifiers can't be"),
+        (scaled({**ENDPOINT, "metricType": "Value"}), "metricType Value can't be"),
+        (scaled({**ENDPOINT, "useCachedMetrics": True}), "spec.triggers.useCachedMetrics can't be"),
+    ],
+)
+def test_what_can_not_be_simulated_is_named(document, words):
+    with pytest.raises(AutoscalerError, match=words):
+        read(document)
