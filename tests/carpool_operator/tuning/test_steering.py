@@ -84,7 +84,7 @@ def test_steady_load_publishes_and_writes_nothing_more():
 
 
 def test_what_is_kept_is_named_once_so_that_first_calls_end():
-    kept = Bounds(max_batch=IntRange(max=4), max_in_flight=IntRange(max=1))
+    kept = Bounds(max_batch=IntRange(max=4), max_in_flight=IntRange(max=1), max_wait=DurationRange(max=Duration(0.0)))
     policy = spec(bounds=kept, baseline=Parameters(max_batch=4), pass_through=PassThrough(mode=PassThroughMode.NEVER))
     world = World(policy, pods=2)
     world.run(300, 60)
