@@ -88,17 +88,18 @@ class DataApp:
         exchange.context = self._backend.passage(exchange)
         exchange.context.begin()
 
-    def _forward(self, exchange: Exchange, *, whole: bool = True) -> None:
+    def _forward(self, exchange: Exchange) -> None:
         """Pass on what is no inference, or too large to be batched."""
         exchange.context = self._backend.forward(exchange)
-        exchange.context.begin(whole=whole)
+        exchange.context.begin()
 
     def _overflow(self, exchange: Exchange, *, too_large: bool) -> bool:
         """Pass on what is too large to be batched, and what is not batched anyway where there is no room for it."""
         endpoint = exchange.context
         if not too_large and not (isinstance(endpoint, Endpoint) and self._driver.sends_alone(endpoint)):
             return False
-        self._forward(exchange, whole=False)
+        exchange.context = self._backend.forward(exchange)
+        exchange.context.begin(whole=False)
         return True
 
     def request(self, exchange: Exchange) -> None:

@@ -325,9 +325,9 @@ class Driver:
         self.do(self.batcher.arrive(request, now))
 
     def sends_alone(self, endpoint: Endpoint) -> bool:
-        """Whether requests of a model go to the upstream one by one now."""
+        """Whether requests of a model go to the upstream one by one now, and nobody has set how many at once."""
         entry = self._models.entry(endpoint)
-        return entry.alone is not None or self.batcher.model(entry.lane).passing
+        return self.batcher.undecided > 0 and (entry.alone is not None or self.batcher.model(entry.lane).passing)
 
     def carry(
         self, entry: Entry, trial: Trial, message: Message, answered: Callable[[UpstreamAnswer | None], None]

@@ -107,11 +107,11 @@ class ModelState:
         self.counters = Counters()
 
     def configure(self, parameters: Parameters, undecided: int = 0) -> None:
-        """Run with parameters from here on. ``undecided``: nobody has decided on them, and the same change nothing."""
-        if undecided and self.first_calls is not None and parameters == self.parameters:
+        """Run with parameters from here on. ``undecided``: nobody has decided on them, and first calls go on."""
+        self.parameters = parameters
+        if undecided and self.first_calls is not None:
             return
         self.first_calls = None
-        self.parameters: Parameters = parameters
         self.slots = parameters.max_in_flight
         """Calls that may be with the upstream at once."""
         self.passing = parameters.pass_through
@@ -120,10 +120,9 @@ class ModelState:
     @property
     def in_force(self) -> Parameters:
         """The parameters that batches are made by: ``parameters``, as far as the first calls leave them."""
-        held = self.first_calls is None
-        return (
-            self.parameters if held else replace(self.parameters, max_in_flight=self.slots, pass_through=self.passing)
-        )
+        if self.first_calls is None:
+            return self.parameters
+        return replace(self.parameters, max_in_flight=self.slots, pass_through=self.passing)
 
     @property
     def cap(self) -> int:

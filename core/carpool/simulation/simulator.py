@@ -357,10 +357,11 @@ class _Run:
         settings = what[1](now, [each.batcher.stats(now) for each in self._replicas]) or ()
         for each, setting in zip(self._replicas, settings * len(self._replicas), strict=False):
             self._outcome.changes.append((now, each.index, setting))
-            if setting.decided:
+            state = each.batcher.model("")
+            first, is_same = state.first_calls, setting.parameters == state.parameters
+            if setting.decided and (first is None or first.merges or not is_same):
                 self._carry_out(each, each.batcher.configure(setting.parameters, now), now)
-            learned = each.batcher.learn("", setting.estimate, now, shed_slo=setting.shed_slo)
-            self._carry_out(each, learned, now)
+            self._carry_out(each, each.batcher.learn("", setting.estimate, now, shed_slo=setting.shed_slo), now)
             self._wakes[each.index] = each.batcher.wake_at()
         return []
 

@@ -132,7 +132,10 @@ class Bodies(Camel, frozen=True):
     max_request: Quantity = Quantity(64 * 2**20)
     """Larger ones are not batched: they are forwarded as they come. With `onnx`, 413."""
     max_buffered: Quantity = Quantity(512 * 2**20)
-    """Everything that is held of requests and answers, until nobody needs it any more. What has no room gets 503."""
+    """Everything that is held of requests and answers, until nobody needs it any more.
+
+    What has no room gets 503, or goes on as it comes where nothing is batched.
+    """
     max_answer: Quantity | None = None
     """Larger ones of the upstream become 502. Unset: 256Mi, or `maxBuffered` where that is less."""
 

@@ -177,6 +177,7 @@ class Control:
         since = stats.since(self._before)
         seconds = now - self._before.at
         paused = self._stalls.total - self._stalled_before
+        applies = self.tunes and self._config.policy.tuning.mode is TuningMode.APPLY
         observations = Observations(
             {
                 state.name: Observed(
@@ -190,7 +191,8 @@ class Control:
                         queued_rows=stats.queued_rows,
                         others_busy=since.others_busy(state.name),
                     ),
-                    state.in_force,
+                    # A tuner that decides goes by what it will put in force; one that only looks, by what is.
+                    state.parameters if applies else state.in_force,
                     self._generation_of(state.name),
                 )
                 for state in self._batcher.models()
@@ -271,7 +273,10 @@ class Control:
         if not any(state.name == model for state in self._batcher.models()):
             return  # forgotten meanwhile
         now = self._clock()
-        if decision.change or (decision.decided and self._batcher.model(model).first_calls is not None):
+        first = self._batcher.model(model).first_calls
+        # Whether calls wait for one another is what shows how many the server computes at once: kept before, first
+        # calls would end with one at a time.
+        if decision.change or (decision.decided and first is not None and first.merges):
             self._driver.do(self._batcher.configure(decision.parameters, now, model=model))
         if decision.change:
             self._log.info(

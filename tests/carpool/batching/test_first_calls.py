@@ -97,8 +97,9 @@ def test_undecided_parameters_decide_nothing_and_others_do():
     state = batcher.model("m")
     assert (state.passing, state.slots) == (True, 1)
     batcher.configure(Parameters(), 0.0, undecided=True)
-    batcher.configure(Parameters(), 0.0, model="m", undecided=True)
+    batcher.configure(Parameters(max_batch=8), 0.0, model="m", undecided=True)
     assert (state.passing, state.slots) == (True, 1)
+    assert state.in_force.max_batch == 8, "a limit of theirs holds at once"
     batcher.configure(Parameters(max_in_flight=4), 0.0, model="m")
     assert (state.passing, state.slots, state.first_calls) == (False, 4, None)
     assert batcher.model("other").passing
@@ -141,6 +142,19 @@ def test_they_end_once_the_tuner_keeps_what_is_in_force_and_applies(mode):
     assert (state.first_calls is None) == (mode is TuningMode.APPLY)
     if mode is TuningMode.APPLY:
         assert state.in_force == decisions[-1].parameters
+
+
+def test_they_go_on_while_the_tuner_keeps_one_at_a_time_and_no_call_has_met_another():
+    """Of eight workers of 40 ms at 2/s the tuner sees one call at a time; a second one may not wait for it."""
+    policy = for_p99(0.2, Objective.BALANCED)
+    outcome, _ = tuned(
+        until(Poisson(2), 90.0, Random(2)),
+        Device(linear(0, 0.040), executors=8),
+        policy,
+        seconds=90.0,
+        dispatcher=first,
+    )
+    assert outcome.summary().p99 < 0.05
 
 
 def test_parameters_that_are_held_end_it_though_they_are_the_same():

@@ -151,25 +151,17 @@ async def pressed(world, **fields):
     return statuses
 
 
-WITHOUT_WAIT = {"maxBatch": 8, "maxInFlight": 1}
+@pytest.mark.parametrize("models", [[], [{"name": "m", "axis": "None"}]], ids=["pass-through", "no axis"])
+async def test_what_is_not_batched_needs_no_room(world, models):
+    """It goes on as it comes, as without a sidecar, while nobody has set how many calls the server gets at once."""
+    assert await pressed(world, policy={"models": models}, parameters={}) == [200] * 8
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"parameters": {"*": {**WITHOUT_WAIT, "passThrough": True}}},
-        {"parameters": {"*": WITHOUT_WAIT}, "policy": {"models": [{"name": "m", "axis": "None"}]}},
-    ],
-    ids=["pass-through", "no axis"],
-)
-async def test_what_is_not_batched_needs_no_room(world, fields):
-    """It goes on as it comes, as without a sidecar."""
-    assert await pressed(world, **fields) == [200] * 8
-
-
-async def test_who_waits_for_a_batch_without_room_is_refused(world):
-    fields = {"parameters": {"*": WITHOUT_WAIT}, "policy": {"models": [{"name": "m", "axis": "First"}]}}
-    assert sorted(await pressed(world, **fields)) == [200] * 2 + [503] * 6
+@pytest.mark.parametrize("axis", ["First", "None"])
+async def test_who_waits_for_one_of_so_many_calls_is_refused_without_room(world, axis):
+    fields = {"parameters": {"*": {"maxBatch": 8, "maxInFlight": 1}}}
+    statuses = await pressed(world, policy={"models": [{"name": "m", "axis": axis}]}, **fields)
+    assert sorted(statuses) == [200] * 2 + [503] * 6
 
 
 async def test_large_bodies_there_and_back_are_the_same_and_given_back(world):

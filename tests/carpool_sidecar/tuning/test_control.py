@@ -57,6 +57,11 @@ async def test_first_calls_end_once_the_tuner_keeps_what_it_reports(world):
     sidecar.control._decided("m", kept)
     assert lane.first_calls is not None, "it says nothing of what is best"
     sidecar.control._decided("m", replace(kept, decided=True))
+    assert lane.first_calls is not None, "nor how many calls the server computes at once"
+    for calls in (1, 1, 2, 2, 2, 2):
+        lane.answered(calls, calls * 0.01)
+    assert lane.first_calls.merges
+    sidecar.control._decided("m", replace(kept, decided=True))
     assert lane.first_calls is None
     assert lane.in_force == lane.parameters
 
