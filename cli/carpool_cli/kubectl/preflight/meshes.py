@@ -9,6 +9,7 @@ import msgspec
 from carpool_cli.kubectl.preflight.dry_run import named_ports
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact, json_patch
 from carpool_cli.kubectl.preflight.scene import AUTHORIZATIONS, NAME, SERVERS
+from carpool_operator.injector.bypass import port_name
 from carpool_operator.workloads.metadata import Selector
 
 if TYPE_CHECKING:
@@ -85,7 +86,9 @@ def servers(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator
     by_port = {each["metadata"]["name"]: each["spec"]["port"] for each in mine}
     if any(names.get(port, port) == found.data for port in by_port.values()):
         return
-    target = next((name for name, number in names.items() if number == found.data), found.data)
+    # By number it would be taken off the model's port, which has the namespace's default policy then until pods rolled.
+    leads = port_name(pod, subject.namespace)
+    change = compact({"spec": {"port": leads.name}})
     for name, port in by_port.items():
         if port == found.model:
             yield Finding(
@@ -93,7 +96,7 @@ def servers(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator
                 Effect.BREAKS,
                 f"Linkerd's Server {name} is for port {found.model} and none is for {found.data}, to which requests "
                 "come then: what it allows is not allowed there",
-                f"{subject.kubectl} patch {SERVERS} {name} --type=merge -p '{compact({'spec': {'port': target}})}'",
+                f"{leads.first}{subject.kubectl} patch {SERVERS} {name} --type=merge -p '{change}'",
             )
 
 

@@ -6,8 +6,10 @@ import json
 import shlex
 
 import pytest
-from model_in_shop import all_of, around, codes, patched
+from model_in_shop import all_of, around, codes, patched, plain, pod, subject
 
+from carpool_cli.kubectl.preflight import checks
+from carpool_cli.kubectl.preflight.dry_run import Dry
 from carpool_cli.kubectl.preflight.findings import Effect
 
 BREAKS = "MeshPolicyByNumber"
@@ -110,3 +112,19 @@ def test_the_command_has_a_server_name_the_port():
     words = shlex.split(finding.fix)
     assert words[:6] == ["kubectl", "-n", "shop", "patch", "servers.policy.linkerd.io", "s"]
     assert json.loads(words[-1]) == {"spec": {"port": "http"}}
+
+
+def test_a_server_stays_on_the_port_until_that_has_a_name():
+    """A Server for 14080 alone would leave 9000 to the namespace's default policy until all pods have a sidecar."""
+    nameless = pod()
+    del nameless["spec"]["containers"][0]["ports"][0]["name"]
+    near = around(servers=[server(9000)])
+
+    (finding,) = checks.all_of(subject(), Dry(plain()), Dry(nameless), near)
+
+    named, rolled, patched = finding.fix.split(" && ")
+    assert json.loads(shlex.split(named)[-1])["spec"]["template"]["spec"]["containers"] == [
+        {"name": "server", "ports": [{"containerPort": 9000, "name": "http"}]}
+    ]
+    assert rolled == "kubectl -n shop rollout status deployment/web"
+    assert json.loads(shlex.split(patched)[-1]) == {"spec": {"port": "http"}}
