@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from carpool_cli.kubectl.preflight.findings import compact
 from carpool_operator.api import annotations as names
 from carpool_operator.injector.capture import ENFORCED
-from carpool_operator.injector.containers import DEFAULT_CONTAINER, HELPERS, handlers, model_container, other_protocol
+from carpool_operator.injector.containers import DEFAULT_CONTAINER, candidates, handlers, model_container, other_protocol
 from carpool_operator.injector.decide import annotations_of
 from carpool_operator.injector.reasons import NOTES, REASONS, Note, Reason, Skipped
 
@@ -65,11 +65,9 @@ def of_capture(subject: Subject, note: Note) -> str:
 
 
 def _container(subject: Subject, pod: Json) -> str:
-    containers = [each for each in pod["spec"]["containers"] if each["name"] not in HELPERS] or pod["spec"][
-        "containers"
-    ]
+    possible = candidates(pod["spec"], annotations_of(pod).get(DEFAULT_CONTAINER))
     # One that serves has ports, mostly.
-    first, *others = [each["name"] for each in sorted(containers, key=lambda each: not each.get("ports"))]
+    first, *others = [each["name"] for each in sorted(possible, key=lambda each: not each.get("ports"))]
     command = subject.annotate_pods({names.CONTAINER: first})
     return f"{command}; or, if the model is in another, write {' or '.join(others)} there" if others else command
 

@@ -91,6 +91,14 @@ def test_other_candidates_are_named():
     assert "if the model is in another, write b there" in finding.fix
 
 
+def test_only_containers_that_may_be_the_model_s_are_offered():
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    finding, asked = left_out(pod(serves(80, name="nginx"), {"name": "a", **gpu}, {"name": "b", **gpu}))
+    assert followed(finding.fix, asked)[1] == {"carpool.dev/container": "a"}
+    assert "write b there" in finding.fix
+    assert "nginx" not in finding.fix
+
+
 @pytest.mark.parametrize(
     ("note", "begins"),
     [
