@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from carpool_cli.kubectl.preflight import ways
-from carpool_cli.kubectl.preflight.dry_run import locally, ports
+from carpool_cli.kubectl.preflight.dry_run import asking, completed, locally, ports
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact, json_patch
 from carpool_cli.kubectl.preflight.meshes import ambient, authorizations, servers
 from carpool_cli.kubectl.preflight.network import admin_port, network_policies
@@ -199,13 +199,16 @@ def all_of(subject: Subject, plain: Dry, injected: Dry, near: Around, running: S
     ``running``: its pods.
     """
     found = list(outcome(subject, plain, injected, near))
-    pod = injected.pod
-    if (pod is None or ports(pod) is None) and injected.sent is not None:
-        pod = locally(injected.sent, near)
     before = plain.pod or plain.sent
-    if before is None or pod is None or (at := ports(pod)) is None:
+    if before is None:
         return found
-    least = None if injected.sent is None else locally(_with(injected.sent, ways.LEAST), near)
+    before = completed(before, near)
+    pod = injected.pod
+    if pod is None or ports(pod) is None:
+        pod = locally(asking(before, {}), near)
+    if pod is None or (at := ports(pod)) is None:
+        return found
+    least = locally(asking(before, ways.LEAST), near)
     # Where the port is captured, calls by its number reach the sidecar.
     callers = [
         *network_policies(subject, pod, at, near),
@@ -224,8 +227,3 @@ def all_of(subject: Subject, plain: Dry, injected: Dry, near: Around, running: S
         *probes(subject, before, pod),
         *unread(subject, near),
     ]
-
-
-def _with(pod: Json, annotations: dict[str, str]) -> Json:
-    metadata = pod["metadata"]
-    return {**pod, "metadata": {**metadata, "annotations": {**(metadata.get("annotations") or {}), **annotations}}}

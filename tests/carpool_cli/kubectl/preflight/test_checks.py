@@ -97,12 +97,11 @@ def test_a_used_up_quota_stops_the_dry_run_and_no_other_check():
 
 
 def test_other_checks_follow_a_refusal_too():
-    ran, refused = (
-        Dry(template(), "", sent(template(), inject=False)),
-        Dry(None, "denied", sent(template(), inject=True)),
-    )
+    ran, asked = (sent(template(), inject=each) for each in (False, True))
 
-    found = checks.all_of(subject(), ran, refused, around(autoscalers=[scales(PERCENT)]))
+    found = checks.all_of(
+        subject(), Dry(ran, "", ran), Dry(None, "denied", asked), around(autoscalers=[scales(PERCENT)])
+    )
 
     assert [each.code for each in found] == ["Refused", "HPAOnPercentage"]
 
