@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from carpool_cli.kubectl.preflight import ways
-from carpool_cli.kubectl.preflight.dry_run import asking, completed, locally, ports
+from carpool_cli.kubectl.preflight.dry_run import asking, completed, locally, named_ports, ports
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact, json_patch
 from carpool_cli.kubectl.preflight.meshes import ambient, authorizations, servers
 from carpool_cli.kubectl.preflight.network import admin_port, network_policies
@@ -88,7 +88,7 @@ def _left_out(subject: Subject, pod: Json, near: Around) -> Finding:
 
 def services(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
     """Find Services whose callers get past the sidecar."""
-    labels = pod["metadata"].get("labels") or {}
+    labels, named = pod["metadata"].get("labels") or {}, named_ports(pod)
     for service in near.services:
         spec, name = service["spec"], service["metadata"]["name"]
         selector = spec.get("selector") or {}
@@ -97,6 +97,9 @@ def services(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterato
         owners = {each["kind"] for each in service["metadata"].get("ownerReferences") or []}
         by_number = bypasses(service, pod)
         if spec.get("clusterIP") == "None":
+            offered = spec.get("ports") or []
+            if offered and all(_is_sidecar_s(port, found, named) for port in offered):
+                continue
             yield Finding(
                 Code.HEADLESS_SERVICE,
                 Effect.NO_BATCHING,
@@ -116,6 +119,13 @@ def services(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterato
             for way in by_number:
                 message = f"Service {name} port {way.port} leads to the model's port {found.model} by number"
                 yield Finding(Code.SERVICE_BY_NUMBER, Effect.NO_BATCHING, message, way.command)
+
+
+def _is_sidecar_s(port: Json, found: Ports, named: dict[str, int]) -> bool:
+    """Whether a headless Service's port is the sidecar's: by address callers take ``port``, by SRV the target."""
+    target = port.get("targetPort", port["port"])
+    target = named.get(target, target)
+    return bool(target == found.admin or port["port"] == target == found.data)
 
 
 def _expose(subject: Subject, pod: Json, service: str) -> str:
