@@ -11,6 +11,7 @@ from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compac
 from carpool_cli.kubectl.preflight.meshes import ambient, authorizations, servers
 from carpool_cli.kubectl.preflight.network import admin_port, network_policies
 from carpool_cli.kubectl.preflight.room import room_for_all
+from carpool_cli.kubectl.preflight.scene import addresses
 from carpool_operator.api import annotations as names
 from carpool_operator.api.injection import injection_of
 from carpool_operator.injector.bypass import bypasses
@@ -124,8 +125,8 @@ def services(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterato
 def _is_sidecar_s(port: Json, found: Ports, named: dict[str, int]) -> bool:
     """Whether a headless Service's port is the sidecar's: by address callers take ``port``, by SRV the target."""
     target = port.get("targetPort", port["port"])
-    target = named.get(target, target)
-    return bool(target == found.admin or port["port"] == target == found.data)
+    number = named.get(str(target), target)
+    return bool(number == found.admin or port["port"] == number == found.data)
 
 
 def _expose(subject: Subject, pod: Json, service: str) -> str:
@@ -203,10 +204,12 @@ def unread(subject: Subject, near: Around) -> Iterator[Finding]:
         yield Finding(Code.NOT_LOOKED_AT, Effect.NOTE, message, f"{fix}{subject.namespace}")
 
 
-def all_of(subject: Subject, plain: Dry, injected: Dry, near: Around, running: Sequence[Json] = ()) -> list[Finding]:
+def all_of(
+    subject: Subject, plain: Dry, injected: Dry, near: Around, running: Sequence[Json] | None = ()
+) -> list[Finding]:
     """Return all findings about a workload, by its pod as the server would store it; else as one is made here.
 
-    ``running``: its pods.
+    ``running``: its pods; ``None`` where one may not read them.
     """
     found = list(outcome(subject, plain, injected, near))
     before = plain.pod or plain.sent
@@ -221,14 +224,14 @@ def all_of(subject: Subject, plain: Dry, injected: Dry, near: Around, running: S
     least = locally(asking(before, ways.LEAST), near)
     # Where the port is captured, calls by its number reach the sidecar.
     callers = [
-        *network_policies(subject, pod, at, near),
+        *network_policies(subject, pod, at, near, [address for each in running or () for address in addresses(each)]),
         *authorizations(subject, pod, at, near),
         *servers(subject, pod, at, near),
         *services(subject, pod, at, near),
     ]
     return [
         *found,
-        *room_for_all(subject, before, pod, least, pods=running, quotas=near.quotas),
+        *([] if running is None else room_for_all(subject, before, pod, least, pods=running, quotas=near.quotas)),
         *([] if injection_of(annotations_of(pod)).capture else callers),
         *admin_port(subject, pod, at, near),
         *autoscalers(subject, pod, near),
