@@ -74,9 +74,7 @@ def named_ports(pod: Json) -> dict[str, int]:
 
 def surroundings(near: Around) -> Surroundings:
     """Return what an injector is told of a namespace."""
-    metadata = near.namespace["metadata"]
-    annotations, labels = (metadata.get(each) or {} for each in ("annotations", "labels"))
-    return Surroundings(annotations, tuple(near.limit_ranges), tuple(near.quotas), labels)
+    return Surroundings(near.annotations, tuple(near.limit_ranges), tuple(near.quotas), near.labels)
 
 
 def judged(pod: Json, around: Surroundings, namespace: str) -> Inject | Skip:

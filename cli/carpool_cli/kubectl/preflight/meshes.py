@@ -10,6 +10,7 @@ from carpool_cli.kubectl.preflight.dry_run import named_ports
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact, json_patch
 from carpool_cli.kubectl.preflight.scene import AUTHORIZATIONS, NAME, SERVERS
 from carpool_operator.injector.bypass import port_name
+from carpool_operator.injector.meshes import ISTIO, LINKERD, meshes_of
 from carpool_operator.workloads.metadata import Selector
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 ROOT = "istio-system"
 """Namespace whose AuthorizationPolicies are for all namespaces, unless Istio was set up with another."""
+
+JUDGING = frozenset({"ALLOW", "DENY", "CUSTOM"})
+"""Actions by which requests are admitted or refused; AUDIT only writes them down."""
 
 OF_PORT = "destination.port"
 """Key of a condition on the port."""
@@ -51,6 +55,8 @@ def ambient(pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
 
 def authorizations(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
     """Find Istio's rules for the model's port, by number, that don't hold for the sidecar's."""
+    if ISTIO not in meshes_of(pod, near.labels, near.annotations):
+        return
     labels = pod["metadata"].get("labels") or {}
     model, data = str(found.model), str(found.data)
     policies = [each for each in near.authorizations if _concerns(each, subject, labels)]
@@ -75,6 +81,8 @@ def authorizations(subject: Subject, pod: Json, found: Ports, near: Around) -> I
 
 def servers(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
     """Find Linkerd's Servers for the model's port, by number, where none is for the sidecar's."""
+    if LINKERD not in meshes_of(pod, near.labels, near.annotations):
+        return
     labels = pod["metadata"].get("labels") or {}
     names = named_ports(pod)
     mine = [
@@ -106,7 +114,7 @@ def _concerns(policy: Json, subject: Subject, labels: Json) -> bool:
     if namespace not in {subject.namespace, ROOT} or spec.get("targetRef") or spec.get("targetRefs"):
         return False
     selector = (spec.get("selector") or {}).get("matchLabels") or {}
-    return bool(spec.get("rules")) and selector.items() <= labels.items()
+    return bool(spec.get("rules")) and _action(policy) in JUDGING and selector.items() <= labels.items()
 
 
 def _action(policy: Json) -> str:

@@ -68,6 +68,11 @@ class Around(NamedTuple):
         metadata = self.namespace["metadata"]
         return {NAME: metadata["name"], **(metadata.get("labels") or {})}
 
+    @property
+    def annotations(self) -> dict[str, str]:
+        """The namespace's annotations."""
+        return self.namespace["metadata"].get("annotations") or {}
+
 
 class Whole(NamedTuple):
     """What is read once of the whole cluster; ``None`` for what one may not read."""

@@ -136,6 +136,8 @@ def test_addresses_are_compared_with_those_of_the_pods_that_run(shop):
 
 
 def test_the_rules_of_meshes_are_read_where_the_server_has_them(shop):
+    joined = {"labels": {"istio-injection": "enabled"}, "annotations": {"linkerd.io/inject": "enabled"}}
+    shop.state["namespace"]["metadata"] |= joined
     rules = [{"to": [{"operation": {"ports": ["9000"]}}]}]
     shop.state["authorizationpolicies.security.istio.io"] = items(named("a", rules=rules))
     assert shop.look()[1].keys() == {"NotAsked", "MeshPolicyByNumber"}
