@@ -23,9 +23,9 @@ ISTIO, LINKERD = "istio", "linkerd"
 class _Mesh(NamedTuple):
     """``excluded``: annotation with the ports that are not captured; ``follows``: those with ports to be treated alike.
 
-    ``proxy``: its container. ``joins``: labels and annotations, of pods and of Namespaces, with the values by which a
-    pod is in it, or will be; none are all. ``setup``: the init container that captures, and the flag by which it was told the same,
-    where the mesh was there before.
+    ``proxy``: its container. ``joins``: labels and annotations, of pods and of Namespaces, by which a pod is in it, or
+    will be, each with its values for that; any value where none is listed. ``setup``: the init container that
+    captures, and the flag by which it was told the same, where the mesh was there before.
     """
 
     name: str
