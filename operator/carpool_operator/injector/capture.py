@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from carpool_operator.api import annotations as names
 from carpool_operator.injector.containers import handlers
-from carpool_operator.injector.meshes import in_mesh
+from carpool_operator.injector.meshes import meshes_of
 from carpool_operator.injector.reasons import Note, Reason, Skipped
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def hindrance(
         raise Skipped(Reason.NAME_TAKEN, f"the pod has a container named {CONTAINER}: rename it")
     if around.labels is None or around.labels.get(ENFORCED) not in ADMITS or user is None:
         return Note.CAPTURE_FORBIDDEN
-    if in_mesh(pod, around.labels, around.annotations):
+    if meshes_of(pod, around.labels, around.annotations):
         return Note.CAPTURE_IN_MESH
     name = None if declared is None else model["ports"][declared].get("name")
     if any(kind == "tcpSocket" and handler["port"] in {port, name} for kind, handler in handlers(model)):

@@ -44,13 +44,7 @@ _OTHER_PROTOCOLS = re.compile(
 
 
 def model_container(spec: Json, wanted: str | None, default: str | None) -> Json:
-    """Return the model's container.
-
-    1. The one named by annotation.
-    2. The one that asks for a GPU, whatever its name.
-    3. The only one, apart from those that other programs add.
-    4. The one that kubectl takes by default.
-    5. The only one with a known name, or a port that has a known number or name.
+    """Return the model's container: the one named by annotation, else the only candidate.
 
     Raises ``Skipped`` where that is none, or several.
     """
@@ -61,21 +55,34 @@ def model_container(spec: Json, wanted: str | None, default: str | None) -> Json
             if each["name"] == wanted:
                 return each
         raise Skipped(Reason.UNKNOWN_CONTAINER, f"{names.CONTAINER} is {wanted!r}, the pod's containers are: {known}")
-    candidates = [each for each in containers if _asks_for_device(each)] or containers
-    candidates = [each for each in candidates if each["name"] not in HELPERS] or candidates
-    if len(candidates) > 1:
-        candidates = [each for each in candidates if each["name"] == default] or candidates
-    if len(candidates) > 1:
-        candidates = [each for each in candidates if _is_familiar(each)] or candidates
-    if len(candidates) == 1:
-        return candidates[0]
-    if not candidates:
+    possible = candidates(spec, default)
+    if len(possible) == 1:
+        return possible[0]
+    if not possible:
         raise ValueError("a pod has at least one container")
     raise Skipped(
         Reason.AMBIGUOUS_CONTAINER,
-        f"the model may be in {_listed([each['name'] for each in candidates])}: "
+        f"the model may be in {_listed([each['name'] for each in possible])}: "
         f"name its container with {names.CONTAINER} in the pod template",
     )
+
+
+def candidates(spec: Json, default: str | None) -> list[Json]:
+    """Return the containers that may be the model's, where no annotation names it.
+
+    1. Those that ask for a GPU, whatever their names; all where none does.
+    2. Of these those that no other program adds.
+    3. The one that kubectl takes by default.
+    4. Those with a known name, or a port that has a known number or name.
+    """
+    containers: list[Json] = spec["containers"]
+    found = [each for each in containers if _asks_for_device(each)] or containers
+    found = [each for each in found if each["name"] not in HELPERS] or found
+    if len(found) > 1:
+        found = [each for each in found if each["name"] == default] or found
+    if len(found) > 1:
+        found = [each for each in found if _is_familiar(each)] or found
+    return found
 
 
 def model_port(container: Json, wanted: str | None) -> tuple[int, int | None]:

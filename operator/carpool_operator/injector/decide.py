@@ -187,7 +187,8 @@ def _in_front(
         notes.append(Note.GUARANTEED_KEPT)
         wanted = wanted.guaranteed()
     resources = fitted(spec, wanted, around)
-    if resources != wanted:
+    # Of storage nobody sets an amount that another would take the place of.
+    if resources._replace(storage=None) != wanted:
         notes.append(Note.RESOURCES_FITTED)
     # 3. How large a body it batches
     held = Quantity(resources.memory // 2)

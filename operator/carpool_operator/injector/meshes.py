@@ -17,13 +17,20 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
+ISTIO, LINKERD = "istio", "linkerd"
+
+
 class _Mesh(NamedTuple):
     """``excluded``: annotation with the ports that are not captured; ``follows``: those with ports to be treated alike.
 
-    ``setup``: the init container that captures, and the flag by which it was told the same, where the mesh was there
-    before.
+    ``proxy``: its container. ``joins``: labels and annotations, of pods and of Namespaces, by which a pod is in it, or
+    will be, each with its values for that; any value where none is listed. ``setup``: the init container that
+    captures, and the flag by which it was told the same, where the mesh was there before.
     """
 
+    name: str
+    proxy: str
+    joins: Mapping[str, frozenset[str]]
     excluded: str
     follows: tuple[str, ...]
     setup: str
@@ -33,6 +40,14 @@ class _Mesh(NamedTuple):
 
 MESHES = (
     _Mesh(
+        ISTIO,
+        "istio-proxy",
+        {
+            "sidecar.istio.io/inject": frozenset({"true"}),
+            "istio-injection": frozenset({"enabled"}),
+            "istio.io/dataplane-mode": frozenset({"ambient"}),
+            "istio.io/rev": frozenset(),
+        },
         "traffic.sidecar.istio.io/excludeInboundPorts",
         ("traffic.sidecar.istio.io/includeInboundPorts",),
         "istio-init",
@@ -40,6 +55,9 @@ MESHES = (
         of_namespace=False,
     ),
     _Mesh(
+        LINKERD,
+        "linkerd-proxy",
+        {"linkerd.io/inject": frozenset({"enabled", "ingress"})},
         "config.linkerd.io/skip-inbound-ports",
         ("config.linkerd.io/opaque-ports",),
         "linkerd-init",
@@ -48,18 +66,7 @@ MESHES = (
     ),
 )
 
-INJECTED = (
-    ("sidecar.istio.io/inject", frozenset({"true"})),
-    ("istio-injection", frozenset({"enabled"})),
-    ("istio.io/dataplane-mode", frozenset({"ambient"})),
-    ("linkerd.io/inject", frozenset({"enabled", "ingress"})),
-)
-"""Labels and annotations, of pods and of Namespaces, by which a pod is in a mesh, or will be in one."""
-
-REVISION = "istio.io/rev"
-"""Likewise, with any value."""
-
-PROXIES = frozenset({"istio-proxy", "linkerd-proxy"})
+PROXIES = frozenset(mesh.proxy for mesh in MESHES)
 """Containers of meshes."""
 
 _PROBERS = "ISTIO_KUBE_APP_PROBERS"
@@ -86,14 +93,16 @@ def annotated(
     return changed
 
 
-def in_mesh(pod: Json, labels: Mapping[str, str], of_namespace: Mapping[str, str]) -> bool:
-    """Whether a mesh captures a pod's connections; ``labels`` and ``of_namespace``: the Namespace's."""
+def meshes_of(pod: Json, labels: Mapping[str, str], of_namespace: Mapping[str, str]) -> list[str]:
+    """Return the meshes that capture a pod's connections; ``labels`` and ``of_namespace``: the Namespace's."""
     metadata, spec = pod.get("metadata") or {}, pod["spec"]
-    containers = [*(spec.get("initContainers") or []), *spec["containers"]]
-    if any(each["name"] in PROXIES for each in containers):
-        return True
+    containers = {each["name"] for each in (*(spec.get("initContainers") or []), *spec["containers"])}
     said = {**of_namespace, **labels, **(metadata.get("annotations") or {}), **(metadata.get("labels") or {})}
-    return REVISION in said or any(said.get(name) in values for name, values in INJECTED)
+    return [mesh.name for mesh in MESHES if mesh.proxy in containers or _joins(mesh, said)]
+
+
+def _joins(mesh: _Mesh, said: Mapping[str, str]) -> bool:
+    return any(name in said and (not values or said[name] in values) for name, values in mesh.joins.items())
 
 
 def exclude(spec: Json, admin: int) -> None:

@@ -323,6 +323,19 @@ def test_storage_is_named_where_a_limit_range_names_it_for_containers(items, har
     assert storage(fitted(BOTH, *items, **hard)) == {"requests": requested, "limits": limit}
 
 
+@pytest.mark.parametrize(
+    ("item", "notes"),
+    [
+        ({"default": {"ephemeral-storage": "1Gi"}}, ()),
+        ({"min": {"ephemeral-storage": "128Mi"}}, ()),
+        ({"max": {"memory": "256Mi"}}, (Note.RESOURCES_FITTED,)),
+    ],
+)
+def test_storage_that_is_named_for_a_limit_range_is_no_change_of_what_is_set(item, notes):
+    ranges = ({"metadata": {"name": "l"}, "spec": {"limits": [{"type": "Container", **item}]}},)
+    assert decide(pod(), TARGET, SETTINGS, around=Surroundings(limit_ranges=ranges)).notes == notes
+
+
 def test_without_room_for_its_logs_there_is_no_sidecar():
     tight = {"type": "Pod", "max": {"ephemeral-storage": "1050Mi"}}
     assert "needs 64Mi of ephemeral-storage; with its other containers, LimitRange l1 leaves it 26Mi" in fitted(

@@ -6,11 +6,12 @@ import json
 from typing import TYPE_CHECKING
 
 from carpool_cli.kubectl.preflight import ways
-from carpool_cli.kubectl.preflight.dry_run import locally, ports
+from carpool_cli.kubectl.preflight.dry_run import asking, completed, locally, named_ports, ports
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact, json_patch
 from carpool_cli.kubectl.preflight.meshes import ambient, authorizations, servers
 from carpool_cli.kubectl.preflight.network import admin_port, network_policies
 from carpool_cli.kubectl.preflight.room import room_for_all
+from carpool_cli.kubectl.preflight.scene import addresses
 from carpool_operator.api import annotations as names
 from carpool_operator.api.injection import injection_of
 from carpool_operator.injector.bypass import bypasses
@@ -88,7 +89,7 @@ def _left_out(subject: Subject, pod: Json, near: Around) -> Finding:
 
 def services(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
     """Find Services whose callers get past the sidecar."""
-    labels = pod["metadata"].get("labels") or {}
+    labels, named = pod["metadata"].get("labels") or {}, named_ports(pod)
     for service in near.services:
         spec, name = service["spec"], service["metadata"]["name"]
         selector = spec.get("selector") or {}
@@ -97,6 +98,9 @@ def services(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterato
         owners = {each["kind"] for each in service["metadata"].get("ownerReferences") or []}
         by_number = bypasses(service, pod)
         if spec.get("clusterIP") == "None":
+            offered = spec.get("ports") or []
+            if offered and all(_is_sidecar_s(port, found, named) for port in offered):
+                continue
             yield Finding(
                 Code.HEADLESS_SERVICE,
                 Effect.NO_BATCHING,
@@ -116,6 +120,13 @@ def services(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterato
             for way in by_number:
                 message = f"Service {name} port {way.port} leads to the model's port {found.model} by number"
                 yield Finding(Code.SERVICE_BY_NUMBER, Effect.NO_BATCHING, message, way.command)
+
+
+def _is_sidecar_s(port: Json, found: Ports, named: dict[str, int]) -> bool:
+    """Whether a headless Service's port is the sidecar's: by address callers take ``port``, by SRV the target."""
+    target = port.get("targetPort", port["port"])
+    number = named.get(str(target), target)
+    return bool(number == found.admin or port["port"] == number == found.data)
 
 
 def _expose(subject: Subject, pod: Json, service: str) -> str:
@@ -193,29 +204,34 @@ def unread(subject: Subject, near: Around) -> Iterator[Finding]:
         yield Finding(Code.NOT_LOOKED_AT, Effect.NOTE, message, f"{fix}{subject.namespace}")
 
 
-def all_of(subject: Subject, plain: Dry, injected: Dry, near: Around, running: Sequence[Json] = ()) -> list[Finding]:
+def all_of(
+    subject: Subject, plain: Dry, injected: Dry, near: Around, running: Sequence[Json] | None = ()
+) -> list[Finding]:
     """Return all findings about a workload, by its pod as the server would store it; else as one is made here.
 
-    ``running``: its pods.
+    ``running``: its pods; ``None`` where one may not read them.
     """
     found = list(outcome(subject, plain, injected, near))
-    pod = injected.pod
-    if (pod is None or ports(pod) is None) and injected.sent is not None:
-        pod = locally(injected.sent, near)
     before = plain.pod or plain.sent
-    if before is None or pod is None or (at := ports(pod)) is None:
+    if before is None:
         return found
-    least = None if injected.sent is None else locally(_with(injected.sent, ways.LEAST), near)
+    before = completed(before, near)
+    pod = injected.pod
+    if pod is None or ports(pod) is None:
+        pod = locally(asking(before, {}), near)
+    if pod is None or (at := ports(pod)) is None:
+        return found
+    least = locally(asking(before, ways.LEAST), near)
     # Where the port is captured, calls by its number reach the sidecar.
     callers = [
-        *network_policies(subject, pod, at, near),
+        *network_policies(subject, pod, at, near, [address for each in running or () for address in addresses(each)]),
         *authorizations(subject, pod, at, near),
         *servers(subject, pod, at, near),
         *services(subject, pod, at, near),
     ]
     return [
         *found,
-        *room_for_all(subject, before, pod, least, pods=running, quotas=near.quotas),
+        *([] if running is None else room_for_all(subject, before, pod, least, pods=running, quotas=near.quotas)),
         *([] if injection_of(annotations_of(pod)).capture else callers),
         *admin_port(subject, pod, at, near),
         *autoscalers(subject, pod, near),
@@ -224,8 +240,3 @@ def all_of(subject: Subject, plain: Dry, injected: Dry, near: Around, running: S
         *probes(subject, before, pod),
         *unread(subject, near),
     ]
-
-
-def _with(pod: Json, annotations: dict[str, str]) -> Json:
-    metadata = pod["metadata"]
-    return {**pod, "metadata": {**metadata, "annotations": {**(metadata.get("annotations") or {}), **annotations}}}

@@ -86,12 +86,14 @@ def look(cluster: Cluster, subject: Subject, near: Around) -> list[Finding]:
     if early:
         return early
     template = subject.kind.pod(subject.manifest)
-    # What runs now matters where there is no template, and where a quota counts it.
-    pods = scene.pods(cluster, subject) if template is None or near.quotas else []
-    of = template or next(iter(pods), None)
+    pods = scene.pods(cluster, subject)
+    of = template or next(iter(pods or ()), None)
     if of is None:
+        why = "you may not read its pods" if pods is None else "it has no pod"
         fix = f"kubectl -n {subject.namespace} get {subject.kind.resource(subject.name)}; try again when it has a pod"
-        return [Finding(Code.NO_POD, Effect.NOTE, "it has no pod and no pod template to look at", fix)]
+        return [Finding(Code.NO_POD, Effect.NOTE, f"{why}, and it has no pod template to look at", fix)]
+    if pods is None:
+        near = near._replace(unread=(*near.unread, "its pods, which quotas count, and whose addresses rules name"))
     plain = dry_run(cluster, sample(subject, of, inject=False))
     injected = dry_run(cluster, sample(subject, of, inject=True))
     return checks.all_of(subject, plain, injected, near, pods)

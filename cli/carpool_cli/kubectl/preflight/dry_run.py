@@ -10,16 +10,22 @@ import click
 import msgspec
 
 from carpool_cli.kubectl.cluster import ForbiddenError
+from carpool_cli.kubectl.preflight.scene import NAME
 from carpool_operator.api import annotations as names
 from carpool_operator.api.injection import injection_of
-from carpool_operator.injector.decide import SIDECAR, Settings, annotations_of, decide, target_of
+from carpool_operator.injector.decide import SIDECAR, Inject, Settings, annotations_of, decide, target_of
 from carpool_operator.injector.patch import patch
 from carpool_operator.injector.reasons import Skip
 from carpool_operator.injector.room import Surroundings, hard
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from carpool_cli.kubectl.cluster import Cluster
     from carpool_cli.kubectl.preflight.scene import Around, Json, Subject
+
+CONTAINER = "Container"
+"""Type of those limits of a LimitRange that have defaults."""
 
 OF_ONE_POD = ("nodeName", "hostname", "subdomain")
 """What a running pod's spec has that no other may have."""
@@ -66,17 +72,60 @@ def named_ports(pod: Json) -> dict[str, int]:
     }
 
 
+def surroundings(near: Around) -> Surroundings:
+    """Return what an injector is told of a namespace."""
+    return Surroundings(near.annotations, tuple(near.limit_ranges), tuple(near.quotas), near.labels)
+
+
+def judged(pod: Json, around: Surroundings, namespace: str) -> Inject | Skip:
+    """Return what the injector's defaults make of a pod, where no server does."""
+    return decide(pod, target_of(pod, namespace), SETTINGS, around=around)
+
+
 def locally(pod: Json, near: Around) -> Json | None:
-    """Return a pod with its sidecar as the injector's defaults make it, where no server does; ``None`` for without.
+    """Return a pod with its sidecar as ``judged`` has it, and as the server completes it; ``None`` for without.
 
     Quotas count as unused: here one more pod is none too many.
     """
-    metadata = near.namespace["metadata"]
     quotas = tuple({**quota, "status": {"hard": hard(quota)}} for quota in near.quotas)
-    annotations = metadata.get("annotations") or {}
-    around = Surroundings(annotations, tuple(near.limit_ranges), quotas, metadata.get("labels") or {})
-    decision = decide(pod, target_of(pod, metadata["name"]), SETTINGS, around=around)
-    return None if isinstance(decision, Skip) else patch(pod, decision, SETTINGS, "", around=around)
+    around = surroundings(near)._replace(quotas=quotas)
+    pod = completed(pod, near)
+    decision = judged(pod, around, near.labels[NAME])
+    return None if isinstance(decision, Skip) else completed(patch(pod, decision, SETTINGS, "", around=around), near)
+
+
+def completed(pod: Json, near: Around) -> Json:
+    """Return a pod with what its LimitRanges give to containers that don't say, as the server completes it.
+
+    A request that is not written is the container's own limit, where it has one.
+    """
+    items = [item for each in near.limit_ranges for item in each["spec"].get("limits") or []]
+    given = [
+        (item.get("default") or {}, item.get("defaultRequest") or {}) for item in items if item["type"] == CONTAINER
+    ]
+    spec = dict(pod["spec"])
+    for members in ("initContainers", "containers"):
+        if spec.get(members):
+            spec[members] = [_completed(each, given) for each in spec[members]]
+    return {**pod, "spec": spec}
+
+
+def _completed(container: Json, given: list[tuple[Json, Json]]) -> Json:
+    resources = container.get("resources") or {}
+    own = resources.get("limits") or {}
+    limits, requests = dict(own), {**own, **(resources.get("requests") or {})}
+    for of_limits, of_requests in given:
+        limits = {**of_limits, **limits}
+        requests = {**of_requests, **requests}
+    written = {"limits": limits, "requests": requests}
+    return {**container, "resources": {**resources, **{kind: each for kind, each in written.items() if each}}}
+
+
+def asking(pod: Json, annotations: Mapping[str, str]) -> Json:
+    """Return a pod that asks for a sidecar with these annotations."""
+    metadata = pod["metadata"]
+    written = {**(metadata.get("annotations") or {}), names.INJECT: names.ASKED, **annotations}
+    return {**pod, "metadata": {**metadata, "annotations": written}}
 
 
 def sample(subject: Subject, of: Json, *, inject: bool) -> Json:

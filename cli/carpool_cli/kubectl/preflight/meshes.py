@@ -9,6 +9,8 @@ import msgspec
 from carpool_cli.kubectl.preflight.dry_run import named_ports
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact, json_patch
 from carpool_cli.kubectl.preflight.scene import AUTHORIZATIONS, NAME, SERVERS
+from carpool_operator.injector.bypass import port_name
+from carpool_operator.injector.meshes import ISTIO, LINKERD, meshes_of
 from carpool_operator.workloads.metadata import Selector
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 ROOT = "istio-system"
 """Namespace whose AuthorizationPolicies are for all namespaces, unless Istio was set up with another."""
+
+JUDGING = frozenset({"ALLOW", "DENY", "CUSTOM"})
+"""Actions by which requests are admitted or refused; AUDIT only writes them down."""
 
 OF_PORT = "destination.port"
 """Key of a condition on the port."""
@@ -50,6 +55,8 @@ def ambient(pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
 
 def authorizations(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
     """Find Istio's rules for the model's port, by number, that don't hold for the sidecar's."""
+    if ISTIO not in meshes_of(pod, near.labels, near.annotations):
+        return
     labels = pod["metadata"].get("labels") or {}
     model, data = str(found.model), str(found.data)
     policies = [each for each in near.authorizations if _concerns(each, subject, labels)]
@@ -74,6 +81,8 @@ def authorizations(subject: Subject, pod: Json, found: Ports, near: Around) -> I
 
 def servers(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
     """Find Linkerd's Servers for the model's port, by number, where none is for the sidecar's."""
+    if LINKERD not in meshes_of(pod, near.labels, near.annotations):
+        return
     labels = pod["metadata"].get("labels") or {}
     names = named_ports(pod)
     mine = [
@@ -85,7 +94,9 @@ def servers(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator
     by_port = {each["metadata"]["name"]: each["spec"]["port"] for each in mine}
     if any(names.get(port, port) == found.data for port in by_port.values()):
         return
-    target = next((name for name, number in names.items() if number == found.data), found.data)
+    # By number it would be taken off the model's port, which has the namespace's default policy then until pods rolled.
+    leads = port_name(pod, subject.namespace)
+    change = compact({"spec": {"port": leads.name}})
     for name, port in by_port.items():
         if port == found.model:
             yield Finding(
@@ -93,7 +104,7 @@ def servers(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator
                 Effect.BREAKS,
                 f"Linkerd's Server {name} is for port {found.model} and none is for {found.data}, to which requests "
                 "come then: what it allows is not allowed there",
-                f"{subject.kubectl} patch {SERVERS} {name} --type=merge -p '{compact({'spec': {'port': target}})}'",
+                f"{leads.first}{subject.kubectl} patch {SERVERS} {name} --type=merge -p '{change}'",
             )
 
 
@@ -103,7 +114,7 @@ def _concerns(policy: Json, subject: Subject, labels: Json) -> bool:
     if namespace not in {subject.namespace, ROOT} or spec.get("targetRef") or spec.get("targetRefs"):
         return False
     selector = (spec.get("selector") or {}).get("matchLabels") or {}
-    return bool(spec.get("rules")) and selector.items() <= labels.items()
+    return bool(spec.get("rules")) and _action(policy) in JUDGING and selector.items() <= labels.items()
 
 
 def _action(policy: Json) -> str:

@@ -17,7 +17,7 @@ from carpool_operator.api.annotations import INJECTED
 from carpool_operator.workloads.metadata import Selector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from carpool_cli.kubectl.preflight.dry_run import Ports
     from carpool_cli.kubectl.preflight.scene import Around, Json, Subject
@@ -82,11 +82,16 @@ class Rule(NamedTuple):
         }
 
 
-def network_policies(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
-    """Find callers of the model's port, by its number, that the sidecar's port does not admit."""
+def network_policies(
+    subject: Subject, pod: Json, found: Ports, near: Around, addresses: Sequence[str]
+) -> Iterator[Finding]:
+    """Find callers of the model's port, by its number, that the sidecar's port does not admit.
+
+    ``addresses``: those of the pods that run.
+    """
     yield from _ingress(subject, pod, found, near)
     yield from _closed_to_all(subject, pod, found, near)
-    yield from _egress(subject, pod, found, near)
+    yield from _egress(subject, pod, found, near, addresses)
 
 
 def admin_port(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
@@ -160,33 +165,39 @@ def _added(policy: Json, rule: Json) -> tuple[str, object]:
     return ("/spec/ingress/-", rule) if policy["spec"].get("ingress") else ("/spec/ingress", [rule])
 
 
-def _egress(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator[Finding]:
-    """Find callers, of any namespace, that may send to the model's port and not to the sidecar's."""
-    named, target = named_ports(pod), Peer(near.labels, pod["metadata"].get("labels") or {})
+def _egress(subject: Subject, pod: Json, found: Ports, near: Around, addresses: Sequence[str]) -> Iterator[Finding]:
+    """Find callers, of any namespace, that may send to the model's port and not to the sidecar's.
+
+    Blocks of addresses are for this model where they hold a pod that runs; where none runs, nobody knows.
+    """
+    named, anywhere = named_ports(pod), Peer(near.labels, pod["metadata"].get("labels") or {})
+    running = anywhere._replace(addresses=tuple(addresses))
     rules = [
         rule
         for policy in near.policies
         if "Egress" in _types(policy)
         for rule in _rules(policy, subject, "egress")
-        if not rule.peers or any(peer.get("ipBlock") or rule.selects(peer, target) for peer in rule.peers)
+        if _leads_to(rule, running) or (not addresses and any(peer.get("ipBlock") for peer in rule.peers))
     ]
     for rule in rules:
         if not rule.admits(found.model, named):
             continue
         others = [each for each in rules if each.admits(found.data, named) and _same_callers(each, rule)]
-        if any(_leads_to(each, target) or each.includes(rule) for each in others):
+        if any(_leads_to(each, anywhere) or each.includes(rule) for each in others):
             continue
-        yield Finding(
-            Code.NETWORK_POLICY_BY_NUMBER,
-            Effect.BREAKS,
+        message = (
             f"the pods that NetworkPolicy {rule.policy['metadata']['name']} of namespace {rule.namespace} selects may "
-            f"send to port {found.model} and not to {found.data}, to which Services by name lead then",
-            rule.patched(found.data),
+            f"send to port {found.model} and not to {found.data}, to which Services by name lead then"
         )
+        effect, fix = Effect.BREAKS, rule.patched(found.data)
+        if not _leads_to(rule, running):
+            effect, message = Effect.NOTE, f"{message}. That is for addresses; those of the model's pods are not known"
+            fix = f"if its pods get such addresses: {fix}"
+        yield Finding(Code.NETWORK_POLICY_BY_NUMBER, effect, message, fix)
 
 
 def _leads_to(rule: Rule, pod: Peer) -> bool:
-    """Whether a rule surely admits a pod, wherever it runs."""
+    """Whether a rule surely admits a pod; of one without addresses, wherever it runs."""
     return not rule.peers or any(rule.selects(each, pod) for each in rule.peers)
 
 

@@ -68,6 +68,11 @@ class Around(NamedTuple):
         metadata = self.namespace["metadata"]
         return {NAME: metadata["name"], **(metadata.get("labels") or {})}
 
+    @property
+    def annotations(self) -> dict[str, str]:
+        """The namespace's annotations."""
+        return self.namespace["metadata"].get("annotations") or {}
+
 
 class Whole(NamedTuple):
     """What is read once of the whole cluster; ``None`` for what one may not read."""
@@ -194,15 +199,21 @@ def around(cluster: Cluster, namespace: str, of_all: Whole) -> Around:
     )
 
 
-def pods(cluster: Cluster, subject: Subject) -> list[Json]:
-    """Return a workload's pods.
+def pods(cluster: Cluster, subject: Subject) -> list[Json] | None:
+    """Return a workload's pods; ``None`` where one may not read them.
 
     Raises ``click.ClickException``.
     """
     kind = subject.kind
     selector = kind.state(msgspec.convert(subject.manifest, kind.raw)).selector
     within = cluster._replace(namespace=subject.namespace)
-    return list(_alive(_list(within, "pods", f"--selector={selector}")))
+    found = _readable(within, "pods", f"--selector={selector}")
+    return None if found is None else list(_alive(found))
+
+
+def addresses(pod: Json) -> tuple[str, ...]:
+    """Return a pod's own, where they are known."""
+    return tuple(each["ip"] for each in (pod.get("status") or {}).get("podIPs") or [])
 
 
 def _peer(cluster: Cluster, pod: Json) -> Peer:
@@ -212,8 +223,7 @@ def _peer(cluster: Cluster, pod: Json) -> Peer:
         labels = msgspec.json.decode(text)["metadata"].get("labels") or {}
     except (ForbiddenError, NotFoundError):
         labels = {}
-    addresses = tuple(each["ip"] for each in (pod.get("status") or {}).get("podIPs") or [])
-    return Peer({NAME: metadata["namespace"], **labels}, metadata.get("labels") or {}, addresses)
+    return Peer({NAME: metadata["namespace"], **labels}, metadata.get("labels") or {}, addresses(pod))
 
 
 def _alive(pods: Sequence[Json]) -> Iterator[Json]:

@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from carpool_cli.kubectl.preflight.dry_run import asking, judged, surroundings
 from carpool_cli.kubectl.preflight.findings import compact
 from carpool_operator.api import annotations as names
 from carpool_operator.injector.capture import ENFORCED
-from carpool_operator.injector.containers import DEFAULT_CONTAINER, HELPERS, handlers, model_container, other_protocol
+from carpool_operator.injector.containers import (
+    DEFAULT_CONTAINER,
+    candidates,
+    handlers,
+    model_container,
+    other_protocol,
+)
 from carpool_operator.injector.decide import annotations_of
-from carpool_operator.injector.reasons import NOTES, REASONS, Note, Reason, Skipped
+from carpool_operator.injector.reasons import NOTES, REASONS, Note, Reason, Skip, Skipped
 
 if TYPE_CHECKING:
     from carpool_cli.kubectl.preflight.scene import Around, Json, Subject
@@ -43,7 +50,7 @@ def of_reason(subject: Subject, reason: str, message: str, pod: Json, near: Arou
             patch = compact({"spec": {"template": {"spec": {"hostNetwork": False}}}})
             return f"{subject.kubectl} patch {subject.resource}{subject.kind.merge} -p '{patch}'"
         case Reason.NO_ROOM:
-            return smaller(subject)
+            return _room(subject, pod, near)
         case Reason.AMBIGUOUS_CONTAINER | Reason.UNKNOWN_CONTAINER:
             return _container(subject, pod)
         case Reason.NO_PORT | Reason.UNKNOWN_PORT | Reason.NOT_TCP | Reason.NOT_HTTP:
@@ -64,12 +71,18 @@ def of_capture(subject: Subject, note: Note) -> str:
     return f"{subject.kubectl} edit {subject.resource}: {NOTES[note].fix}"
 
 
+def _room(subject: Subject, pod: Json, near: Around) -> str:
+    """Return what makes room for a sidecar: a smaller one, unless the injector would leave that out, too."""
+    left_out = judged(asking(pod, LEAST), surroundings(near), subject.namespace)
+    if isinstance(left_out, Skip) and left_out.reason is Reason.NO_ROOM:
+        return "do what the message says: the smallest sidecar has no room either"
+    return smaller(subject)
+
+
 def _container(subject: Subject, pod: Json) -> str:
-    containers = [each for each in pod["spec"]["containers"] if each["name"] not in HELPERS] or pod["spec"][
-        "containers"
-    ]
+    possible = candidates(pod["spec"], annotations_of(pod).get(DEFAULT_CONTAINER))
     # One that serves has ports, mostly.
-    first, *others = [each["name"] for each in sorted(containers, key=lambda each: not each.get("ports"))]
+    first, *others = [each["name"] for each in sorted(possible, key=lambda each: not each.get("ports"))]
     command = subject.annotate_pods({names.CONTAINER: first})
     return f"{command}; or, if the model is in another, write {' or '.join(others)} there" if others else command
 

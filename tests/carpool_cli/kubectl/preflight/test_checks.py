@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 from model_in_shop import around, codes, plain, pod, sent, subject, template
 
 from carpool_cli.kubectl.preflight import checks
@@ -47,6 +49,39 @@ def test_other_autoscalers_are_fine():
     assert codes(around(autoscalers=others)) == []
     of = subject("InferenceService")
     assert [each.code for each in checks.autoscalers(of, pod(), around(autoscalers=[scales(PERCENT, "web-predictor")]))]
+
+
+EXAMPLE = Path(__file__).parents[4] / "examples/autoscaling/keda-metrics-api.yaml"
+
+
+def headless(*ports):
+    return {
+        "metadata": {"name": "h"},
+        "spec": {"clusterIP": "None", "selector": {"app": "web"}, "ports": list(ports)},
+    }
+
+
+def test_the_headless_service_of_the_example_is_for_the_sidecar():
+    example, _ = yaml.safe_load_all(EXAMPLE.read_text())
+    example["spec"]["selector"] = {"app": "web"}
+    assert codes(around(services=[example])) == []
+
+
+@pytest.mark.parametrize(
+    ("ports", "past"),
+    [
+        ([{"port": 14090}], False),
+        ([{"port": 80, "targetPort": 14090}], False),
+        ([{"port": 14080}, {"port": 14090}], False),
+        ([{"port": 14080, "targetPort": "http"}], False),
+        ([], True),
+        ([{"port": 9000}, {"port": 14090}], True),
+        ([{"port": 9000, "targetPort": "http"}], True),
+        ([{"port": 14080, "targetPort": 9000}], True),
+    ],
+)
+def test_callers_of_a_headless_service_choose_the_port(ports, past):
+    assert codes(around(services=[headless(*ports)])) == (["HeadlessService"] if past else [])
 
 
 def test_what_the_server_says():
@@ -97,12 +132,11 @@ def test_a_used_up_quota_stops_the_dry_run_and_no_other_check():
 
 
 def test_other_checks_follow_a_refusal_too():
-    ran, refused = (
-        Dry(template(), "", sent(template(), inject=False)),
-        Dry(None, "denied", sent(template(), inject=True)),
-    )
+    ran, asked = (sent(template(), inject=each) for each in (False, True))
 
-    found = checks.all_of(subject(), ran, refused, around(autoscalers=[scales(PERCENT)]))
+    found = checks.all_of(
+        subject(), Dry(ran, "", ran), Dry(None, "denied", asked), around(autoscalers=[scales(PERCENT)])
+    )
 
     assert [each.code for each in found] == ["Refused", "HPAOnPercentage"]
 

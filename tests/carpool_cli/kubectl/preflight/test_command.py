@@ -125,7 +125,19 @@ def test_policies_of_all_namespaces_are_read(shop):
     assert "--all-namespaces" in asked
 
 
+def test_addresses_are_compared_with_those_of_the_pods_that_run(shop):
+    """Of 203.0.113.7 no pod of the model is."""
+    egress = [{"to": [{"ipBlock": {"cidr": "203.0.113.7/32"}}], "ports": [{"port": 9000}]}]
+    outgoing = named("e", "callers", podSelector={}, policyTypes=["Egress"], egress=egress)
+    shop.state["networkpolicies.networking.k8s.io"] = items(outgoing)
+    assert shop.look()[1].keys() == {"NotAsked", "NetworkPolicyByNumber"}
+    shop.state["pods"] = items({**shop.pod, "status": {"podIPs": [{"ip": "10.2.0.7"}]}})
+    assert shop.look()[1].keys() == {"NotAsked"}
+
+
 def test_the_rules_of_meshes_are_read_where_the_server_has_them(shop):
+    joined = {"labels": {"istio-injection": "enabled"}, "annotations": {"linkerd.io/inject": "enabled"}}
+    shop.state["namespace"]["metadata"] |= joined
     rules = [{"to": [{"operation": {"ports": ["9000"]}}]}]
     shop.state["authorizationpolicies.security.istio.io"] = items(named("a", rules=rules))
     assert shop.look()[1].keys() == {"NotAsked", "MeshPolicyByNumber"}
@@ -154,5 +166,5 @@ def test_what_one_may_not_read_is_said_and_stops_nothing(shop):
     code, found = shop.look()
 
     assert (code, found.keys()) == (0, {"NotAsked", "NotLookedAt"})
-    for words in ("the operator's pods", "ResourceQuotas", "AuthorizationPolicies"):
+    for words in ("its pods", "the operator's pods", "ResourceQuotas", "AuthorizationPolicies"):
         assert words in found["NotLookedAt"]["message"]

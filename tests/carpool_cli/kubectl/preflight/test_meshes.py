@@ -6,12 +6,20 @@ import json
 import shlex
 
 import pytest
-from model_in_shop import all_of, around, codes, patched
+from model_in_shop import all_of, around, codes, patched, plain, pod, subject
 
+from carpool_cli.kubectl.preflight import checks
+from carpool_cli.kubectl.preflight.dry_run import Dry
 from carpool_cli.kubectl.preflight.findings import Effect
 
 BREAKS = "MeshPolicyByNumber"
 SOURCE = [{"source": {"namespaces": ["team"]}}]
+
+
+ISTIO = {"metadata": {"name": "shop", "labels": {"istio-injection": "enabled"}}}
+AMBIENT = {"metadata": {"name": "shop", "labels": {"istio.io/dataplane-mode": "ambient"}}}
+LINKERD = {"metadata": {"name": "shop", "annotations": {"linkerd.io/inject": "enabled"}}}
+WITHOUT = {"metadata": {"name": "shop"}}
 
 
 def to(*ports, **rule):
@@ -24,10 +32,25 @@ def authorization(*rules, namespace="shop", **spec):
 
 def test_a_mesh_is_told_of_only_where_it_stands_before_the_whole_pod():
     """From one inside the pod the injector excludes the admin port."""
-    istio = {"metadata": {"name": "shop", "labels": {"istio-injection": "enabled"}}}
-    assert codes(around(istio)) == []
-    ambient = {"metadata": {"name": "shop", "labels": {"istio.io/dataplane-mode": "ambient"}}}
-    assert codes(around(ambient)) == ["Mesh"]
+    assert codes(around(ISTIO)) == []
+    assert codes(around(AMBIENT)) == ["Mesh"]
+
+
+@pytest.mark.parametrize(
+    ("namespace", "found"), [(ISTIO, ["a"]), (AMBIENT, ["a", "Mesh"]), (LINKERD, ["s"]), (WITHOUT, [])]
+)
+def test_rules_of_a_mesh_are_for_its_pods(namespace, found):
+    near = around(namespace, authorizations=[authorization(to("9000"))], servers=[server(9000)])
+    assert [each.fix.split()[5] if each.code == BREAKS else each.code for each in all_of(near)] == found
+
+
+@pytest.mark.parametrize(("proxy", "breaks"), [("istio-proxy", True), ("linkerd-proxy", False)])
+def test_a_pod_is_in_the_mesh_whose_proxy_it_has(proxy, breaks):
+    meshed = pod()
+    meshed["spec"]["containers"].append({"name": proxy})
+    near = around(WITHOUT, authorizations=[authorization(to("9000"))])
+    found = checks.all_of(subject(), Dry(plain()), Dry(meshed), near)
+    assert [each.code for each in found] == ([BREAKS] if breaks else [])
 
 
 @pytest.mark.parametrize(
@@ -35,6 +58,8 @@ def test_a_mesh_is_told_of_only_where_it_stands_before_the_whole_pod():
     [
         (authorization(to("9000")), True),
         (authorization(to("9000"), action="DENY"), True),
+        (authorization(to("9000"), action="CUSTOM"), True),
+        (authorization(to("9000"), action="AUDIT"), False),
         (authorization(to("9000"), selector={"matchLabels": {"app": "web"}}), True),
         (authorization(to("9000"), namespace="istio-system"), True),
         (authorization({"to": [{"operation": {"notPorts": ["9000"]}}]}), True),
@@ -50,7 +75,7 @@ def test_a_mesh_is_told_of_only_where_it_stands_before_the_whole_pod():
     ],
 )
 def test_an_authorization_policy_is_compared_by_number(policy, breaks):
-    assert codes(around(authorizations=[policy])) == ([BREAKS] if breaks else [])
+    assert codes(around(ISTIO, authorizations=[policy])) == ([BREAKS] if breaks else [])
 
 
 @pytest.mark.parametrize(
@@ -67,17 +92,17 @@ def test_an_authorization_policy_is_compared_by_number(policy, breaks):
 )
 def test_all_rules_of_one_action_are_judged_together(other, breaks):
     by_number = authorization(to("9000", **{"from": SOURCE}))
-    assert codes(around(authorizations=[by_number, other])) == ([BREAKS] if breaks else [])
+    assert codes(around(ISTIO, authorizations=[by_number, other])) == ([BREAKS] if breaks else [])
 
 
 def test_the_command_adds_the_port_where_the_other_is_listed():
-    (finding,) = all_of(around(authorizations=[authorization({"from": SOURCE}, to("9000"), action="DENY")]))
+    (finding,) = all_of(around(ISTIO, authorizations=[authorization({"from": SOURCE}, to("9000"), action="DENY")]))
     assert finding.effect is Effect.BREAKS
     resource, *change = patched(finding.fix)
     assert resource == ["authorizationpolicies.security.istio.io", "a"]
     assert change == ["add", "/spec/rules/1/to/0/operation/ports/-", "14080"]
     everywhere = authorization({"when": [{"key": "destination.port", "notValues": ["9000"]}]}, namespace="istio-system")
-    (finding,) = all_of(around(authorizations=[everywhere]))
+    (finding,) = all_of(around(ISTIO, authorizations=[everywhere]))
     assert finding.fix.startswith("kubectl -n istio-system ")
     assert patched(finding.fix)[2] == "/spec/rules/0/when/0/notValues/-"
 
@@ -101,12 +126,28 @@ def server(port, name="s", **selector):
     ],
 )
 def test_a_server_is_compared_by_number(servers, breaks):
-    assert codes(around(servers=servers)) == ([BREAKS] if breaks else [])
+    assert codes(around(LINKERD, servers=servers)) == ([BREAKS] if breaks else [])
 
 
 def test_the_command_has_a_server_name_the_port():
-    (finding,) = all_of(around(servers=[server(9000)]))
+    (finding,) = all_of(around(LINKERD, servers=[server(9000)]))
     assert finding.effect is Effect.BREAKS
     words = shlex.split(finding.fix)
     assert words[:6] == ["kubectl", "-n", "shop", "patch", "servers.policy.linkerd.io", "s"]
     assert json.loads(words[-1]) == {"spec": {"port": "http"}}
+
+
+def test_a_server_stays_on_the_port_until_that_has_a_name():
+    """A Server for 14080 alone would leave 9000 to the namespace's default policy until all pods have a sidecar."""
+    nameless = pod()
+    del nameless["spec"]["containers"][0]["ports"][0]["name"]
+    near = around(LINKERD, servers=[server(9000)])
+
+    (finding,) = checks.all_of(subject(), Dry(plain()), Dry(nameless), near)
+
+    named, rolled, patched = finding.fix.split(" && ")
+    assert json.loads(shlex.split(named)[-1])["spec"]["template"]["spec"]["containers"] == [
+        {"name": "server", "ports": [{"containerPort": 9000, "name": "http"}]}
+    ]
+    assert rolled == "kubectl -n shop rollout status deployment/web"
+    assert json.loads(shlex.split(patched)[-1]) == {"spec": {"port": "http"}}

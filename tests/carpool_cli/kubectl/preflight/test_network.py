@@ -147,6 +147,43 @@ def test_callers_whose_egress_is_by_number_are_cut_off(rules, breaks):
     assert codes(around(shop, policies=[egress(*rules)])) == ([BREAKS] if breaks else [])
 
 
+def running(*addresses):
+    return [{"metadata": {}, "spec": {}, "status": {"podIPs": [{"ip": each}]}} for each in addresses]
+
+
+@pytest.mark.parametrize(
+    ("block", "pods", "effects"),
+    [
+        ({"cidr": "203.0.113.7/32"}, running("10.2.0.7"), []),
+        ({"cidr": "203.0.113.7/32"}, running(), [Effect.NOTE]),
+        ({"cidr": "203.0.113.7/32"}, None, [Effect.NOTE]),
+        ({"cidr": "10.0.0.0/8"}, running("10.2.0.7"), [Effect.BREAKS]),
+        ({"cidr": "10.1.0.0/16"}, running("10.2.0.7", "10.1.0.7"), [Effect.BREAKS]),
+        ({"cidr": "10.0.0.0/8", "except": ["10.2.0.0/16"]}, running("10.2.0.7"), []),
+        ({"cidr": "0.0.0.0/0"}, running(), [Effect.BREAKS]),
+        ({"cidr": "0.0.0.0/0"}, running("10.2.0.7"), [Effect.BREAKS]),
+    ],
+)
+def test_egress_to_addresses_is_for_the_pods_that_have_them(block, pods, effects):
+    near = around(policies=[egress(ports(9000, to=[{"ipBlock": block}]))])
+    found = checks.all_of(subject(), Dry(plain()), Dry(pod()), near, pods)
+    assert [each.effect for each in found] == effects
+
+
+def test_another_rule_has_to_hold_for_pods_of_any_address():
+    """The pod that runs is in 10.1.0.0/24, and the next one may not be."""
+    near = around(
+        policies=[
+            egress(
+                ports(9000, to=[{"ipBlock": {"cidr": "10.0.0.0/8"}}]),
+                ports(14080, to=[{"ipBlock": {"cidr": "10.1.0.0/24"}}]),
+            )
+        ]
+    )
+    (finding,) = checks.all_of(subject(), Dry(plain()), Dry(pod()), near, running("10.1.0.7"))
+    assert finding.effect is Effect.BREAKS
+
+
 def test_another_policy_of_the_same_callers_may_admit_the_sidecar():
     by_number = egress(ports(9000), pods={"matchLabels": {"app": "a"}})
     for pods, namespace, breaks in (

@@ -9,7 +9,7 @@ import pytest
 from model_in_shop import around, sent, subject, template
 
 from carpool_cli.kubectl.preflight import checks
-from carpool_cli.kubectl.preflight.dry_run import Dry
+from carpool_cli.kubectl.preflight.dry_run import Dry, locally
 from carpool_cli.kubectl.preflight.findings import Effect
 
 
@@ -19,12 +19,17 @@ def quota(used, name="q", scopes=None, **hard):
     return {"metadata": {"name": name}, "spec": spec, "status": {"hard": hard, "used": dict.fromkeys(hard, used)}}
 
 
-def look(quotas, *, replicas=4, running=4, cpu="2"):
-    """Preflight of a Deployment whose pods the quotas count; no server makes one more."""
-    made = template(resources={"requests": {"cpu": cpu}, "limits": {"memory": "1Gi"}})
+MADE = template(resources={"requests": {"cpu": "2"}, "limits": {"memory": "1Gi"}})
+
+
+def look(quotas, *, replicas=4, running=4, made=MADE, stored=MADE, limit_ranges=()):
+    """Preflight of a Deployment whose pods the quotas count; no server makes one more.
+
+    ``made``: its template, of which a server made the pods that run, ``stored``.
+    """
     dry = [Dry(None, "exceeded quota: q", sent(made, inject=inject)) for inject in (False, True)]
-    near = around(quotas=quotas)
-    found = checks.all_of(subject(spec={"replicas": replicas}), *dry, near, [made] * running)
+    near = around(quotas=quotas, limit_ranges=limit_ranges)
+    found = checks.all_of(subject(spec={"replicas": replicas}), *dry, near, [stored] * running)
     assert found[0].code == "NoRoomForDryRun"
     return found[1:]
 
@@ -85,3 +90,43 @@ def test_memory_counts_likewise():
     (finding,) = look([quota("4Gi", limits_memory="5Gi")])
     assert "need 6Gi with sidecars: 3 would get one" in finding.message
     assert '"limits.memory":"6Gi"' in finding.fix
+
+
+def limit_range(**item):
+    return {"metadata": {"name": "l"}, "spec": {"limits": [{"type": "Container", **item}]}}
+
+
+DEFAULT = {"limit_ranges": [limit_range(defaultRequest={"cpu": "2"})], "made": template()}
+"""Of pods that don't say how much CPU they want, and get 2 by a LimitRange."""
+
+
+def test_what_a_limit_range_gives_the_model_counts():
+    """4 x 2.5 CPU of 9; 4 x 2.1 are more than 8.2."""
+    (finding,) = look([quota("8", requests_cpu="9")], **DEFAULT)
+    assert "leaves 9 of requests.cpu to its 4 pods, which need 10 with sidecars" in finding.message
+    assert " asks for the least; or " in finding.fix
+    (finding,) = look([quota("8", requests_cpu="8200m")], **DEFAULT)
+    assert finding.fix.startswith("kubectl -n shop patch resourcequota q ")
+
+
+def test_the_least_is_beside_the_model_as_the_server_stores_it():
+    """Here the server answers: 4 x 2.5 CPU of 8.2, and 4 x 2.1 are too many as well."""
+    plain = sent(MADE, inject=False)
+    asked = sent(template(), inject=True)
+    near = around(quotas=[quota("8", requests_cpu="8200m")])
+    injected = locally(sent(MADE, inject=True), near)
+
+    (finding,) = checks.all_of(
+        subject(spec={"replicas": 4}), Dry(plain, "", asked), Dry(injected, "", asked), near, [MADE] * 4
+    )
+
+    assert finding.fix.startswith("kubectl -n shop patch resourcequota q ")
+
+
+def test_a_limit_that_a_container_has_is_its_request_before_a_default():
+    """A model limited to 1 CPU requests that, and not the default of 2: 4 x 1.5 CPU have room in 6."""
+    limited = {**DEFAULT, "made": template(resources={"limits": {"cpu": "1"}})}
+    limited["stored"] = template(resources={"limits": {"cpu": "1"}, "requests": {"cpu": "1"}})
+    assert look([quota("4", requests_cpu="6")], **limited) == []
+    (finding,) = look([quota("4", requests_cpu="5900m")], **limited)
+    assert "need 6 with sidecars" in finding.message

@@ -10,7 +10,7 @@ import pytest
 from model_in_shop import around, sent, subject
 
 from carpool_cli.kubectl.preflight import checks, ways
-from carpool_cli.kubectl.preflight.dry_run import SETTINGS, Dry
+from carpool_cli.kubectl.preflight.dry_run import SETTINGS, Dry, surroundings
 from carpool_operator.injector.decide import Skip, decide, target_of
 from carpool_operator.injector.reasons import Note
 
@@ -28,12 +28,12 @@ def serves(*ports, name="server", **others):
 
 def left_out(of, near=None):
     """Have the injector look at a pod that it leaves alone: what preflight says, and the pod that was sent."""
-    asked = sent(of, inject=True)
-    decision = decide(asked, target_of(asked, "shop"), SETTINGS)
+    asked, near = sent(of, inject=True), near or around()
+    decision = decide(asked, target_of(asked, "shop"), SETTINGS, around=surroundings(near))
     assert isinstance(decision, Skip)
     stored = copy.deepcopy(asked)
     stored["metadata"]["annotations"]["carpool.dev/skipped"] = str(decision)
-    (finding,) = checks.outcome(subject(), Dry(of), Dry(stored), near or around())
+    (finding,) = checks.outcome(subject(), Dry(of), Dry(stored), near)
     assert finding.code == decision.reason
     return finding, asked
 
@@ -89,6 +89,46 @@ def test_where_nothing_names_a_port_the_command_opens_the_workload():
 def test_other_candidates_are_named():
     finding, _ = left_out(pod(serves(7001, name="a"), serves(7002, name="b")))
     assert "if the model is in another, write b there" in finding.fix
+
+
+def test_only_containers_that_may_be_the_model_s_are_offered():
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+    finding, asked = left_out(pod(serves(80, name="nginx"), {"name": "a", **gpu}, {"name": "b", **gpu}))
+    assert followed(finding.fix, asked)[1] == {"carpool.dev/container": "a"}
+    assert "write b there" in finding.fix
+    assert "nginx" not in finding.fix
+
+
+def limited(**most):
+    return around(
+        limit_ranges=[{"metadata": {"name": "l"}, "spec": {"limits": [{"type": "Container", "max": most}]}}],
+    )
+
+
+def test_a_smaller_sidecar_is_offered_where_it_has_room():
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": {"limits.memory": "300Mi"}}}
+    near = around(quotas=[quota])
+    finding, asked = left_out(pod(serves(9000, resources={"limits": {"memory": "64Mi"}})), near)
+    assert finding.code == "NoRoom"
+    followed(finding.fix, asked)
+    assert not isinstance(decide(asked, target_of(asked, "shop"), SETTINGS, around=surroundings(near)), Skip)
+
+
+@pytest.mark.parametrize(
+    "near",
+    [
+        limited(**{"ephemeral-storage": "32Mi"}),
+        limited(memory="64Mi"),
+        limited(**{"nvidia.com/gpu": "8"}),
+        around(quotas=[{"metadata": {"name": "q"}, "spec": {"hard": {"limits.memory": "100Mi"}}}]),
+    ],
+)
+def test_no_command_rolls_pods_that_get_no_sidecar_then_either(near):
+    finding, _ = left_out(pod(serves(9000)), near)
+    assert (finding.code, finding.fix) == (
+        "NoRoom",
+        "do what the message says: the smallest sidecar has no room either",
+    )
 
 
 @pytest.mark.parametrize(
