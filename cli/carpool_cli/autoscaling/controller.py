@@ -20,7 +20,7 @@ WINDOW = 300.0
 """Seconds for which fewer replicas must have been enough, if no `behavior` says otherwise."""
 
 COOLDOWN = 300.0
-"""Seconds without a request after which KEDA ends the last replica, if its ScaledObject does not say."""
+"""Seconds without a request, held ones included, after which KEDA ends the last replica, unless its ScaledObject says."""
 
 FACTOR, AT_LEAST = 2, 4
 """Without a `behavior`: at most so many times the replicas after one look, but this many are always allowed."""

@@ -112,8 +112,8 @@ def play(
     for index, rate in enumerate(rates):
         now = index * STEP
         fleet.look(now)
-        # 1. What comes, and what was held
-        last = now + STEP if rate else last
+        # 1. What comes, and what was held; neither is a pause
+        last = now + STEP if rate or waiting else last
         if rate and not fleet.current:
             fleet.scale(now, 1)
         if fleet.serving:

@@ -166,6 +166,14 @@ def test_a_cooldown_is_counted_from_the_last_request():
         assert min(steps.replicas) == least
 
 
+def test_a_request_that_waits_for_the_first_replica_is_no_pause():
+    """KEDA's HTTP add-on counts a request from when it comes until it is answered."""
+    steps = play(ASLEEP, PLAIN, [0.0, 1 / STEP, *steady(0.0, 30)], cold_start=600.0)
+    served, cooldown = 41, 20
+    assert steps.serving[served - 1 : served + 1] == [0, 1]
+    assert steps.replicas == [0] + [1] * (served + cooldown) + [0] * (121 - served - cooldown)
+
+
 def test_a_replica_that_is_never_needed_is_never_started():
     steps = play(ASLEEP, PLAIN, steady(0.0, 5), cold_start=60.0)
     assert summary("", steps).replica_hours == 0.0
