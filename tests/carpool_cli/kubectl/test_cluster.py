@@ -27,11 +27,11 @@ def test_flags_are_passed_on_from_before_and_after_the_command(kubectl):
             "ask for the role `view`",
         ),
         (
-            'Error from server (Forbidden): User "me" cannot list resource "nodes" in API group "" at the cluster scope',
+            'Error from server (Forbidden): User "me" cannot list resource "nodes" at the cluster scope',
             "ask for the right to list nodes in the whole cluster: a ClusterRole and its ClusterRoleBinding",
         ),
         (
-            'Error from server (Forbidden): User "me" cannot list resource "pods" in API group "" in the namespace "shop"',
+            'Error from server (Forbidden): User "me" cannot list resource "pods" in the namespace "shop"',
             "ask for the right to list pods there",
         ),
         ('Error from server (Forbidden): pods "x" is forbidden: exceeded quota: q', "exceeded quota: q\n"),
