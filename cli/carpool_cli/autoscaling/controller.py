@@ -20,13 +20,13 @@ WINDOW = 300.0
 """Seconds for which fewer replicas must have been enough, if no `behavior` says otherwise."""
 
 COOLDOWN = 300.0
-"""Seconds without a request after which KEDA ends the last replica, if its ScaledObject does not say."""
+"""Seconds without a request, nor one that is held, after which KEDA ends the last replica by default."""
 
 FACTOR, AT_LEAST = 2, 4
 """Without a `behavior`: at most so many times the replicas after one look, but this many are always allowed."""
 
-CPU, REQUESTS, LOAD = "cpu", "requests", "load"
-"""What is scaled by: percent busy, requests per second and replica, or Carpool's load."""
+CPU, REQUESTS, LOAD, NEEDED = "cpu", "requests", "load", "needed"
+"""What is scaled by: percent busy, requests per second and replica, Carpool's load, or its replicas needed."""
 
 
 class Select(StrEnum):
@@ -85,7 +85,7 @@ class Autoscaler(Struct, frozen=True, kw_only=True):
 
     metric: str
     target: float
-    """Per replica: percent busy, requests per second, or share of the capacity."""
+    """Per replica: percent busy, requests per second, share of the capacity, or replicas needed."""
     least: int = 1
     """0: the last replica ends after ``cooldown``, and the next request starts one. KEDA does both; its HPA keeps 1."""
     most: int = 10

@@ -8,13 +8,16 @@ with the next requests, all at once.
 from __future__ import annotations
 
 import math
+from collections import deque
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
+from carpool.forecasting.capacity import replicas
 from carpool.policy.durations import Duration
-from carpool_cli.autoscaling.controller import CPU, LOAD, REQUESTS, Controller
+from carpool_cli.autoscaling.controller import CPU, LOAD, NEEDED, REQUESTS, Controller
+from carpool_operator.tuning.capacity import WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -108,12 +111,14 @@ def play(
     while 0 < least < scaler.most and total(rates[0], least) > scaler.target * least:
         least += 1
     fleet, controller = _Fleet(least, cold_start), Controller(scaler, 0.0, least)
+    # The operator counts the replicas needed over its own window, which comes before the HPA's.
+    lately = deque([0.0], maxlen=1 + (round(WINDOW / STEP) if scaler.metric == NEEDED else 0))
     steps, waiting, last = Steps([], [], [], [], [], []), 0.0, 0.0
     for index, rate in enumerate(rates):
         now = index * STEP
         fleet.look(now)
-        # 1. What comes, and what was held
-        last = now + STEP if rate else last
+        # 1. What comes, and what was held; neither is a pause
+        last = now + STEP if rate or waiting else last
         if rate and not fleet.current:
             fleet.scale(now, 1)
         if fleet.serving:
@@ -126,8 +131,9 @@ def play(
             values.append(value)  # type: ignore[attr-defined] # lists of numbers
         # 2. What the autoscaler makes of it; while nothing serves, nothing is measured
         counted = max(rng.gauss(released * STEP, math.sqrt(released * STEP)), 0.0) / STEP
+        lately.append(total(counted, fleet.serving) if fleet.serving else 0.0)
         if fleet.serving:
-            wanted = scaler.wanted(total(counted, fleet.serving), fleet.serving, fleet.current)
+            wanted = scaler.wanted(max(lately), fleet.serving, fleet.current)
             fleet.scale(now, controller.decide(now, wanted, fleet.current))
         if not scaler.least and now + STEP - last >= scaler.cooldown:
             fleet.scale(now, 0)
@@ -141,7 +147,8 @@ def _total(scaler: Autoscaler, table: Replica, rate: float, serving: int, known:
     if scaler.metric == REQUESTS:
         return rate
     load = rate / table.capacity
-    return load / known(load / serving)
+    load /= known(load / serving)
+    return float(replicas(load)) if scaler.metric == NEEDED else load
 
 
 def clairvoyant(table: Replica, rates: Sequence[float], *, cold_start: float, least: int = 1) -> Steps:
@@ -232,6 +239,7 @@ def described(scaler: Autoscaler) -> str:
         CPU: f"{scaler.target:.0f} % CPU",
         REQUESTS: f"{scaler.target:,.0f} requests/s a replica",
         LOAD: f"load {scaler.target:.2f}",
+        NEEDED: f"{scaler.target:g} replicas needed a replica",
     }
     window, zero = Duration(scaler.window), "" if scaler.least else f", to 0 after {Duration(scaler.cooldown)} idle"
     return f"{what[scaler.metric]}, {scaler.least} to {scaler.most} replicas, scale-in after {window}{zero}"

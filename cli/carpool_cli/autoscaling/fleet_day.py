@@ -138,20 +138,20 @@ def _manifest(asked: Asked) -> Autoscaler:
         raise click.ClickException(f"{asked.manifest}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise click.ClickException(f"{asked.manifest}: {problem(error)}") from None
-    scalers = [each for each in documents if each.get("kind") in {"HorizontalPodAutoscaler", "ScaledObject"}]
+    scalers = [each for each in documents if each.get("kind") in ("HorizontalPodAutoscaler", "ScaledObject")]
     if len(scalers) != 1:
         raise click.ClickException(
             f"{asked.manifest}: it has {len(scalers)} HPAs or ScaledObjects, name a file with one"
         )
     try:
         scaler = manifest.read(scalers[0])
-    except (AutoscalerError, KeyError, ValueError) as error:
+    except (AutoscalerError, KeyError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else error
         raise click.ClickException(f"{asked.manifest}: {what}") from None
     if asked.replicas is None:
         return scaler
     least, _, most = asked.replicas.partition("..")
-    if not least.isdigit() or not most.isdigit() or not int(least) <= int(most) or not int(most):
+    if not least.isdecimal() or not most.isdecimal() or not int(least) <= int(most) or not int(most):
         raise click.UsageError(f"--replicas {asked.replicas}: write the least and the most, e.g. 1..8 or 0..8")
     return replace(scaler, least=int(least), most=int(most))
 

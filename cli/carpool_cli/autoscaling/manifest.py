@@ -5,6 +5,7 @@ What is not simulated is refused with the field's name. A field that is only lef
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from carpool_cli.autoscaling.controller import (
@@ -12,6 +13,7 @@ from carpool_cli.autoscaling.controller import (
     CPU,
     DOWN,
     LOAD,
+    NEEDED,
     REQUESTS,
     UP,
     Autoscaler,
@@ -21,10 +23,11 @@ from carpool_cli.autoscaling.controller import (
     Select,
     Unit,
 )
+from carpool_operator.cluster import autoscalers
 from carpool_operator.cluster.autoscalers import quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from enum import StrEnum
     from typing import TypeVar
 
@@ -56,20 +59,24 @@ class AutoscalerError(ValueError):
 def read(document: Mapping[str, Any]) -> Autoscaler:
     """Read an HPA (autoscaling/v2) or a KEDA ScaledObject.
 
-    Raises ``AutoscalerError``.
+    Raises ``AutoscalerError``, and ``KeyError`` with the name of a field that is missing.
     """
-    kind, spec = document.get("kind"), _fields(document.get("spec"), "spec")
-    if kind == "HorizontalPodAutoscaler":
-        return _hpa(spec)
-    if kind == "ScaledObject":
-        return _scaled_object(spec)
-    raise AutoscalerError(f"kind {kind!r} is no HorizontalPodAutoscaler (autoscaling/v2) and no ScaledObject (KEDA)")
+    kinds = {"HorizontalPodAutoscaler": _hpa, "ScaledObject": _scaled_object}
+    kind = str(document.get("kind"))
+    if kind not in kinds:
+        raise AutoscalerError(
+            f"kind {kind!r} is no HorizontalPodAutoscaler (autoscaling/v2) and no ScaledObject (KEDA)"
+        )
+    found = kinds[kind](_fields(document.get("spec"), "spec"))
+    if found.least > found.most:
+        raise AutoscalerError(f"it has {found.most} replicas at most, and {found.least} at least")
+    return found
 
 
 def _hpa(spec: Mapping[str, Any]) -> Autoscaler:
     _known(spec, HPA_FIELDS, "spec")
     metric, target = _one([_hpa_metric(each) for each in _list(spec, "metrics", "spec")])
-    least = spec.get("minReplicas", 1)
+    least = _whole(spec.get("minReplicas", 1), "spec.minReplicas", 0)
     if not least:
         raise AutoscalerError(
             f"spec.minReplicas: 0 is of an alpha feature: write 1, or scale to zero by KEDA, e.g. {ADD_ON}"
@@ -78,7 +85,7 @@ def _hpa(spec: Mapping[str, Any]) -> Autoscaler:
         metric=metric,
         target=target,
         least=least,
-        most=spec["maxReplicas"],
+        most=_whole(spec["maxReplicas"], "spec.maxReplicas", 1),
         behavior=_behavior(spec, "spec"),
     )
 
@@ -87,7 +94,7 @@ def _scaled_object(spec: Mapping[str, Any]) -> Autoscaler:
     _known(spec, SCALED_OBJECT_FIELDS, "spec")
     triggers = _list(spec, "triggers", "spec")
     metric, target = _one([_trigger(each) for each in triggers if each.get("type") != WAKES])
-    least = spec.get("minReplicaCount", 0)
+    least = _whole(spec.get("minReplicaCount", 0), "spec.minReplicaCount", 0)
     if not least and not any(each.get("type") == WAKES for each in triggers):
         raise AutoscalerError(
             "spec.minReplicaCount: 0, or none, needs a trigger that starts the first replica: no pod says anything "
@@ -102,9 +109,9 @@ def _scaled_object(spec: Mapping[str, Any]) -> Autoscaler:
         metric=metric,
         target=target,
         least=least,
-        most=spec.get("maxReplicaCount", 100),
+        most=_whole(spec.get("maxReplicaCount", 100), "spec.maxReplicaCount", 1),
         behavior=_behavior(config, where),
-        cooldown=float(spec.get("cooldownPeriod", COOLDOWN)),
+        cooldown=float(_whole(spec.get("cooldownPeriod", round(COOLDOWN)), "spec.cooldownPeriod", 0)),
     )
 
 
@@ -114,41 +121,53 @@ def _one(found: list[tuple[str, float]]) -> tuple[str, float]:
     return found[0]
 
 
-_NAMES = "cpu, Carpool's load (a name with `load`), or a rate of requests (a name with `request` or `arrivals`)"
-
-
 def _hpa_metric(metric: Mapping[str, Any]) -> tuple[str, float]:
     kind = str(metric.get("type"))
-    part = metric.get(kind[:1].lower() + kind[1:]) or {}
-    target = part.get("target") or {}
+    name = kind[:1].lower() + kind[1:]
+    where = f"spec.metrics.{name}"
+    part = _fields(metric.get(name), where)
+    target, where = _fields(part.get("target"), f"{where}.target"), f"{where}.target"
     if kind in {"Resource", "ContainerResource"} and part.get("name") == "cpu" and "averageUtilization" in target:
-        return CPU, float(target["averageUtilization"])
+        return CPU, _number(target["averageUtilization"], f"{where}.averageUtilization")
     if kind in {"External", "Pods"} and "averageValue" in target:
-        return _named(str((part.get("metric") or {}).get("name"))), quantity(str(target["averageValue"]))
+        named = str(_fields(part.get("metric"), f"spec.metrics.{name}.metric").get("name"))
+        return _named(named, {named}), _number(target["averageValue"], f"{where}.averageValue")
     raise AutoscalerError(f"metric {kind} can't be simulated: it needs averageUtilization of cpu, or averageValue")
 
 
 def _trigger(trigger: Mapping[str, Any]) -> tuple[str, float]:
     _known(trigger, TRIGGER_FIELDS, "spec.triggers")
-    metadata, kind = trigger.get("metadata") or {}, trigger.get("type")
+    metadata, kind = _fields(trigger.get("metadata"), "spec.triggers.metadata"), trigger.get("type")
     wanted = "Utilization" if kind == "cpu" else "AverageValue"
     if trigger.get("metricType", wanted) != wanted:
         raise AutoscalerError(f"spec.triggers: metricType {trigger['metricType']} can't be simulated: {wanted} can")
     if kind == "cpu":
-        return CPU, float(metadata["value"])
+        return CPU, _number(metadata["value"], "spec.triggers.metadata.value")
     if kind == "prometheus":
-        return _named(str(metadata.get("query"))), float(metadata["threshold"])
+        text = str(metadata.get("query"))
+        asked = autoscalers.query(text)
+        if asked.computes:
+            raise AutoscalerError(f"query {text!r}: arithmetic can't be simulated: write it into the threshold")
+        return _named(text, asked.names), _number(metadata["threshold"], "spec.triggers.metadata.threshold")
     if kind == "metrics-api":
-        return _named(str(metadata.get("valueLocation"))), float(metadata["targetValue"])
+        field = str(metadata.get("valueLocation"))
+        metric = LOAD if field == autoscalers.FIELD else _named(field, {field})
+        return metric, _number(metadata["targetValue"], "spec.triggers.metadata.targetValue")
     raise AutoscalerError(f"trigger {kind!r} can't be simulated: cpu, prometheus and metrics-api can")
 
 
-def _named(name: str) -> str:
-    if "load" in name:
+def _named(text: str, names: Collection[str]) -> str:
+    """Return what is scaled by, where ``text`` reads the metrics ``names``."""
+    if not autoscalers.NEEDED.isdisjoint(names):
+        return NEEDED
+    if not autoscalers.LOADS.isdisjoint(names):
         return LOAD
-    if "request" in name or "arrivals" in name:
+    if any("request" in name or "arrivals" in name for name in names):
         return REQUESTS
-    raise AutoscalerError(f"metric {name!r} can't be simulated: use {_NAMES}")
+    raise AutoscalerError(
+        f"metric {text!r} can't be simulated: use cpu, a metric of Carpool ({', '.join(sorted(autoscalers.METRICS))}), "
+        "or a rate of requests (a name with `request` or `arrivals`)"
+    )
 
 
 def _behavior(within: Mapping[str, Any], where: str) -> Behavior | None:
@@ -169,16 +188,21 @@ def _rules(behavior: Mapping[str, Any], name: str, where: str, default: Rules) -
     if "policies" in given and not policies:
         raise AutoscalerError(f"{where}.policies: Kubernetes wants one or more; leave it out for the defaults")
     return Rules(
-        window=float(given.get("stabilizationWindowSeconds", default.window)),
+        window=float(
+            _whole(
+                given.get("stabilizationWindowSeconds", round(default.window)), f"{where}.stabilizationWindowSeconds", 0
+            )
+        ),
         policies=tuple(policies) or default.policies,
         select=_choice(Select, given.get("selectPolicy", default.select), f"{where}.selectPolicy"),
-        tolerance=quantity(str(given.get("tolerance", default.tolerance))),
+        tolerance=_number(given.get("tolerance", default.tolerance), f"{where}.tolerance", zero=True),
     )
 
 
 def _policy(given: Mapping[str, Any], where: str) -> Policy:
     _known(given, POLICY_FIELDS, where)
-    return Policy(_choice(Unit, given["type"], f"{where}.type"), int(given["value"]), float(given["periodSeconds"]))
+    value, seconds = (_whole(given[name], f"{where}.{name}", 1) for name in ("value", "periodSeconds"))
+    return Policy(_choice(Unit, given["type"], f"{where}.type"), value, float(seconds))
 
 
 def _choice(names: type[Name], given: str, where: str) -> Name:
@@ -188,12 +212,30 @@ def _choice(names: type[Name], given: str, where: str) -> Name:
         raise AutoscalerError(f"{where}: {given!r} is none of {', '.join(names)}") from None
 
 
+def _whole(given: object, where: str, least: int) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or given < least:
+        raise AutoscalerError(f"{where}: {given!r} is no whole number from {least}")
+    return given
+
+
+def _number(given: object, where: str, *, zero: bool = False) -> float:
+    """Read a quantity above 0; ``zero``: or 0."""
+    try:
+        found = quantity(str(given))
+    except ValueError:
+        found = -1.0
+    if not isfinite(found) or found < 0 or (found == 0 and not zero):
+        raise AutoscalerError(f"{where}: {given!r} is no number {'from' if zero else 'above'} 0")
+    return found
+
+
 def _fields(given: object, where: str) -> Mapping[str, Any]:
+    """Return the fields that have a value: to the API server, null is a field that is left out."""
     if given is None:
         return {}
     if not isinstance(given, dict):
         raise AutoscalerError(f"{where} has no fields")
-    return given
+    return {str(name): value for name, value in given.items() if value is not None}
 
 
 def _list(within: Mapping[str, Any], name: str, where: str) -> list[Mapping[str, Any]]:

@@ -23,7 +23,7 @@ from carpool_cli.yaml_edit import edited, in_place, load
 from carpool_operator.api import annotations as names
 from carpool_operator.api.model import Target
 from carpool_operator.injector.bypass import bypasses
-from carpool_operator.injector.decide import SIDECAR, Settings, annotations_of, decide, target_of
+from carpool_operator.injector.decide import SIDECAR, Settings, annotations_of, decide, is_secret_name, target_of
 from carpool_operator.injector.patch import CONFIG, patch, unpatch
 from carpool_operator.injector.reasons import NOTES, Note, Reason, Skip
 from carpool_operator.workloads import registry
@@ -67,11 +67,15 @@ class Outcome(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What the options ask for; without settings, sidecars go. ``secret``: what drain keys are derived from."""
+    """What the options ask for; without settings, sidecars go. ``secret``: what drain keys are derived from.
+
+    ``image``: ``None`` where any will do.
+    """
 
     settings: Settings | None
     namespace: str | None
     secret: bytes
+    image: str | None
 
 
 class Found(NamedTuple):
@@ -164,6 +168,8 @@ def command(
         raise click.UsageError(
             "name --slo-p99 50ms (sidecars that tune themselves) or --public-key (an operator tunes them), one of them"
         )
+    if wrong := [name for name in pull_secrets if not is_secret_name(name)]:
+        raise click.UsageError(f"--image-pull-secret: {wrong[0]!r} is no name of a Secret")
     settings = None
     if not undo:
         settings = Settings(
@@ -177,7 +183,7 @@ def command(
     found = Found([], [])
     try:
         secret = b"" if drain_secret is None else drain_secret.read_bytes()
-        printed = "".join(_documents(text, Asked(settings, namespace, secret), found))
+        printed = "".join(_documents(text, Asked(settings, namespace, secret, image), found))
     except OSError as error:
         raise Wrong(f"{drain_secret}: {error.strerror}") from None
     except NotManifests as error:
@@ -345,7 +351,8 @@ def _injected(thing: Any, asked: Asked, found: Found) -> Any:  # noqa: ANN401 - 
         )
         decision = decide(pod, target, settings, asked=True)
         if isinstance(decision, Skip):
-            found.outcomes.append(_left_alone(Outcome(name, decision, (), problems, where), pod, settings, target))
+            outcome = Outcome(name, decision, (), problems, where)
+            found.outcomes.append(_left_alone(outcome, pod, settings, target, asked.image))
             return thing
         pod_changed = patch(pod, decision, settings, _drain_key(asked.secret, where, name, pod))
     except (KeyError, TypeError, AttributeError, ValueError, IndexError):
@@ -365,7 +372,9 @@ def _drain_key(secret: bytes, namespace: str | None, name: str, pod: dict[str, A
     return hmac.new(secret, text.encode("utf-8", "surrogatepass"), "sha256").hexdigest()[:32]
 
 
-def _left_alone(outcome: Outcome, pod: dict[str, Any], settings: Settings, target: Target | None) -> Outcome:
+def _left_alone(
+    outcome: Outcome, pod: dict[str, Any], settings: Settings, target: Target | None, image: str | None
+) -> Outcome:
     """Return what became of a workload without a new sidecar; one in it that is another than asked for is said."""
     if outcome.why is None or outcome.why.reason is not Reason.ALREADY_INJECTED:
         return outcome
@@ -377,14 +386,16 @@ def _left_alone(outcome: Outcome, pod: dict[str, Any], settings: Settings, targe
         if settings.policy is None
         else {"policy": to_plain(settings.policy)}
     )
-    texts = (
-        each["value"].replace("$$", "$")
-        for container in pod["spec"].get("initContainers") or []
-        for each in container.get("env") or []
-        if (container["name"], each["name"]) == (SIDECAR, CONFIG)
-    )
+    containers = pod["spec"].get("initContainers") or []
+    sidecar: dict[str, Any] = next((each for each in containers if each["name"] == SIDECAR), {})
+    texts = (each["value"].replace("$$", "$") for each in sidecar.get("env") or [] if each["name"] == CONFIG)
     given = json.loads(next(texts, "{}"))
-    if all(given.get(key) == value for key, value in wanted.items()):
+    named = pod["spec"].get("imagePullSecrets") or []
+    if (
+        all(given.get(key) == value for key, value in wanted.items())
+        and (image is None or sidecar.get("image") == image)
+        and all({"name": name} in named for name in settings.pull_secrets)
+    ):
         return outcome
     why = Skip(
         Reason.ALREADY_INJECTED,

@@ -16,7 +16,7 @@ from carpool_operator.api.annotations import PREFIX
 from carpool_operator.api.spec import GROUP, PLURAL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 RESOURCE = f"{PLURAL}.{GROUP}"
 """By its full name: a short one may be somebody else's."""
@@ -41,10 +41,21 @@ class ForbiddenError(click.ClickException):
 
     def __init__(self, line: str) -> None:
         self.line = line
-        super().__init__(
-            f"{line}\nask for the role `view` of the namespace to read policies, or `edit` to pause and resume them "
+        super().__init__("\n".join([line, *_rights(line)]))
+
+
+def _rights(line: str) -> Iterator[str]:
+    """Yield what to ask for; nothing where it is no right that is missing, but room."""
+    asked = re.search(r'cannot (\w+) resource "([^"]+)"', line)
+    if RESOURCE in line:
+        yield (
+            "ask for the role `view` of the namespace to read policies, or `edit` to pause and resume them "
             "(the chart adds policies to both)"
         )
+    elif asked is not None:
+        everywhere = "at the cluster scope" in line
+        where = "in the whole cluster: a ClusterRole and its ClusterRoleBinding" if everywhere else "there"
+        yield f"ask for the right to {asked[1]} {asked[2]} {where}"
 
 
 class Cluster(NamedTuple):
@@ -121,6 +132,14 @@ class Cluster(NamedTuple):
         if names:
             return f"no BatchingPolicy {name} in {where}, which has {', '.join(names[:10])}"
         return f"no BatchingPolicy {name} in {where}, nor any other: name its namespace with -n"
+
+
+def alive(pods: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the pods that run, or will: not those that ended or are being deleted."""
+    for pod in pods:
+        ended = (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
+        if not pod["metadata"].get("deletionTimestamp") and not ended:
+            yield pod
 
 
 _FLAGS = ("--namespace", "--context", "--kubeconfig")

@@ -47,7 +47,8 @@ def command(*, source: str, carpool_namespace: str) -> None:
     with are read from it. Without a cluster, `carpool inject` does the same. Objects without a namespace get that of
     -n, or of the context.
 
-    Exits 0 when all have their sidecars, 3 when some can't (the reasons are on the standard error), 2 for wrong input.
+    Exits 0 when all have their sidecars, 3 when some can't or have one with other settings, 2 for wrong input. The
+    standard error has the reasons.
     """
     cluster = here()
     key, image, pull_secrets = _installed(cluster, carpool_namespace)

@@ -6,9 +6,8 @@ replica is paid for (``tuning.capacity.for_autoscaler``).
 
 from __future__ import annotations
 
-from itertools import pairwise
-from math import isfinite
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -19,19 +18,19 @@ from carpool_operator.workloads.metadata import Meta
 from carpool_operator.workloads.registry import BY_NAME, DEFAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from carpool_operator.api.model import Workload
 
 HPAS, SCALED_OBJECTS = "horizontalpodautoscalers", "scaledobjects"
 
-METRICS = frozenset(
-    {"carpool_load", "carpool_load_ratio", "carpool_target_load_replicas", "carpool_target_needed_replicas"}
-)
-"""Those that say how many replicas a load fills, and the name under which the examples' adapter offers one."""
+LOADS = frozenset({"carpool_load", "carpool_load_ratio", "carpool_target_load_replicas"})
+"""Say how many replicas a load fills. ``carpool_load`` is the name that the examples' adapter offers one under."""
 
-NEEDED = "carpool_target_needed_replicas"
-"""Of these the one that has a share of the capacity in it already: its target is 1."""
+NEEDED = frozenset({"carpool_target_needed_replicas", "carpool_target_needed_replicas_upper"})
+"""Have a share of the capacity in them already: their target is 1."""
+
+METRICS = LOADS | NEEDED
 
 ENDPOINT, FIELD = "/capacity", "load"
 """Where a sidecar says how full it is, and in which field."""
@@ -44,7 +43,7 @@ class Autoscaler(Struct, frozen=True):
     name: str
     target: Target
     full: float | None = None
-    """Load at which it takes a replica for full, as 0.9; ``None``: it does not say."""
+    """Load at which it takes a replica for full, as 0.9; ``None``: it does not say, or in another unit."""
 
     def __str__(self) -> str:
         return f"{self.kind}/{self.name}"
@@ -61,7 +60,7 @@ class RawHpa(Struct, frozen=True):
         target = _target(self.metadata, _dict(self.spec).get("scaleTargetRef"))
         # Kept by KEDA for a ScaledObject, it has the names of KEDA's metrics.
         sources = [
-            (name, _dict(source.get("target")).get("averageValue"))
+            _full({name}, _dict(source.get("target")).get("averageValue"))
             for metric in _dicts(self.spec, "metrics")
             for source in metric.values()
             if isinstance(source, dict) and (name := _dict(source.get("metric")).get("name")) in METRICS
@@ -78,7 +77,7 @@ class RawScaledObject(Struct, frozen=True):
     def autoscaler(self) -> Autoscaler | None:
         """Return what is kept of it; nothing of one that follows something else."""
         target = _target(self.metadata, _dict(self.spec).get("scaleTargetRef"))
-        sources = [found for each in _dicts(self.spec, "triggers") if (found := _source(each)) is not None]
+        sources = [full for each in _dicts(self.spec, "triggers") for full in _sources(each)]
         return _follower("ScaledObject", self.metadata, target, sources)
 
 
@@ -87,33 +86,60 @@ def followed(workload: Workload, by: Autoscaler | None) -> Workload:
     return workload if by is None else replace(workload, autoscaler=str(by), full=by.full)
 
 
-def _follower(kind: str, meta: Meta, target: Target | None, sources: list[tuple[str, Any]]) -> Autoscaler | None:
+class Query(NamedTuple):
+    """What a PromQL expression reads."""
+
+    names: frozenset[str]
+    """Of metrics, and PromQL's own words."""
+    computes: bool
+    """Whether it has arithmetic: its value may be in another unit than a metric of it, such as percent."""
+
+
+_STRING = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|`[^`]*`)"""
+
+_LABELS = re.compile(
+    rf"""
+      __name__\s*=\s*(?={_STRING})       # before a metric's name
+    | \w+\s*(?:=~|!~|!=|=)\s*{_STRING}  # a label
+    | \[[^\]]*\]                        # a time
+    | \#[^\n]*
+    | (?P<name>{_STRING})                # a metric's name, or a function's text
+    """,
+    re.VERBOSE,
+)
+"""What is no part of an expression by itself."""
+
+
+def query(text: str) -> Query:
+    """Read what a PromQL expression names and does; labels and times are no part of it."""
+    rest = _LABELS.sub(lambda found: f" {(found['name'] or '')[1:-1]} ", text)
+    return Query(frozenset(re.findall(r"[^\W\d][\w:]*|:[\w:]+", rest)), re.search(r"[-+*/%^]", rest) is not None)
+
+
+def _follower(kind: str, meta: Meta, target: Target | None, sources: list[float | None]) -> Autoscaler | None:
     """Return the autoscaler of a workload that goes by some of our metrics, each with its target; none by none."""
-    if target is None or not sources:
-        return None
-    name, asked = sources[0]
-    return Autoscaler(kind, meta.name, target, None if name == NEEDED else _full(asked))
+    return Autoscaler(kind, meta.name, target, sources[0]) if target is not None and sources else None
 
 
-def _source(trigger: dict[str, Any]) -> tuple[str, Any] | None:
-    """Return which load a trigger reads, and its target: from Prometheus by its name, or from sidecars."""
+def _sources(trigger: dict[str, Any]) -> Iterator[float | None]:
+    """Yield the load of a full replica by a trigger that reads ours: from Prometheus by its name, or from sidecars."""
     said = {key: str(value) for key, value in _dict(trigger.get("metadata")).items()}
     if trigger.get("type") == "prometheus":
-        query = said.get("query", "")
-        return next(((each, said.get("threshold")) for each in METRICS if _names(query, each)), None)
-    if trigger.get("type") == "metrics-api":
-        reads = _path(said.get("url", "")).rstrip("/") == ENDPOINT and said.get("valueLocation") == FIELD
-        return (FIELD, said.get("targetValue")) if reads else None
-    return None
+        asked = query(said.get("query", ""))
+        if asked.names & METRICS:
+            yield None if asked.computes else _full(asked.names, said.get("threshold"))
+    reads = _path(said.get("url", "")).rstrip("/"), said.get("valueLocation")
+    if trigger.get("type") == "metrics-api" and reads == (ENDPOINT, FIELD):
+        yield _full((), said.get("targetValue"))
 
 
-def _full(asked: object) -> float | None:
-    """Read a target; of what is none, nothing."""
+def _full(names: Collection[str], asked: object) -> float | None:
+    """Read a target as the load of a full replica, which is 1 at most: 90 is of a metric in percent."""
     try:
         found = quantity(str(asked))
     except ValueError:
         return None
-    return found if isfinite(found) and found > 0 else None
+    return found if 0 < found <= 1 and NEEDED.isdisjoint(names) else None
 
 
 def quantity(text: str) -> float:
@@ -131,16 +157,6 @@ def _path(url: str) -> str:
         return urlsplit(url).path
     except ValueError:
         return ""
-
-
-def _names(query: str, metric: str) -> bool:
-    """Whether a PromQL expression has a metric's name in it, and not only as a part of a longer one."""
-    pieces = query.split(metric)
-    return any(
-        not (before[-1:].isalnum() or before[-1:] in {"_", ":"})
-        and not (after[:1].isalnum() or after[:1] in {"_", ":"})
-        for before, after in pairwise(pieces)
-    )
 
 
 def _target(meta: Meta, reference: object) -> Target | None:

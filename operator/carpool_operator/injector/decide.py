@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
@@ -47,6 +48,15 @@ OS_LABELS = ("kubernetes.io/os", "beta.kubernetes.io/os")
 MIN_BODY = Quantity(2**20)
 """Of a limit for bodies; less batches nothing worth it."""
 DEFAULT_RESOURCES = Resources(500, None, Quantity(128 * 2**20), Quantity(512 * 2**20))
+
+
+_LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
+
+
+def is_secret_name(text: str) -> bool:
+    """Whether a Secret can have that name: a DNS subdomain, as for most objects of Kubernetes."""
+    return _NAME.fullmatch(text) is not None
 
 
 class Settings(Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from carpool_operator.api import annotations as names
 from carpool_operator.cluster.kube import ApiError, ConfigException, connect
 from carpool_operator.injector import store
 from carpool_operator.injector.certificates import Pair
-from carpool_operator.injector.decide import ADMIN_PORT, DATA_PORT, DEFAULT_RESOURCES, Settings
+from carpool_operator.injector.decide import ADMIN_PORT, DATA_PORT, DEFAULT_RESOURCES, Settings, is_secret_name
 from carpool_operator.injector.namespaces import Namespaces
 from carpool_operator.injector.ports import port_number
 from carpool_operator.injector.reasons import Skipped
@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sidecar-pull-policy", choices=("Always", "IfNotPresent", "Never"), help="of that image")
     parser.add_argument(
         "--sidecar-pull-secret",
+        type=_secret,
         action="append",
         default=[],
         metavar="NAME",
@@ -119,6 +120,12 @@ def _port(text: str) -> int:
     if number is None or not 1024 <= number <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r}: write a number from 1024 to 65535")
     return number
+
+
+def _secret(text: str) -> str:
+    if not is_secret_name(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: write the name of a Secret")
+    return text
 
 
 def _resources(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Resources:

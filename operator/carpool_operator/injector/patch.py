@@ -111,7 +111,7 @@ def _let_drain(model: Json, admin_port: int, drain_key: str) -> bool:
 def _let_pull(spec: Json, secrets: tuple[str, ...]) -> None:
     """Name the secrets that the sidecar's image is pulled with, where the pod doesn't."""
     own = spec.get("imagePullSecrets") or []
-    more = [{"name": name} for name in secrets if {"name": name} not in own]
+    more = [{"name": name} for name in dict.fromkeys(secrets) if {"name": name} not in own]
     if more:
         spec["imagePullSecrets"] = [*own, *more]
 

@@ -1,6 +1,7 @@
 """What was changed in a pod, written so that it can be taken back: values by their place, list members by name.
 
-A place holds for as long as its members have their names. What others add beside them later stays.
+A place holds for as long as its members have their names. What others add beside them later stays, and what they take
+out of it need not go.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Change = dict[str, Any]
-"""``at``: the steps to a place. ``was``: what was there; without it nothing was. ``empty``: taken out only if empty."""
+"""``at``: the steps to a place. ``was``: what was there; without it nothing was. ``empty``: undone only if empty."""
 
 _DEPTH = 1
 """Levels of an added mapping in which others may have added something since, e.g. ``lifecycle``."""
@@ -35,22 +36,37 @@ def changes(old: Any, new: Any, *steps: str) -> Iterator[Change]:  # noqa: ANN40
                 yield from changes(before[name], value, *steps, name)
             else:
                 yield {"at": [*steps, name]}
+    elif old is None and new is not None:
+        # As where nothing was: null has no members either.
+        *members, whole = _added(new, _DEPTH, *steps)
+        yield from members
+        yield {**whole, "was": None}
     elif old != new:
         yield {"at": list(steps), "was": old}
 
 
 def undone(thing: Any, written: list[Change]) -> Any:  # noqa: ANN401 - any JSON
-    """Return a thing as it was. Raises ``ValueError`` where a place is not there any more."""
+    """Return a thing as it was. Raises ``ValueError`` where a place is gone: a member may have another name now."""
     restored = copy.deepcopy(thing)
     for change in written:
         *steps, last = change["at"]
         place = restored
         for step in steps:
-            place = place[_index(place, step)]
-        if "was" in change:
-            place[last if isinstance(place, dict) else _index(place, last)] = change["was"]
-        elif not change.get("empty") or not place[_index(place, last)]:
-            del place[_index(place, last)]
+            index = _index(place, step)
+            if index is None and isinstance(place, list):
+                raise ValueError(f"there is no {step} any more")
+            place = None if index is None else place[index]
+        index = _index(place, last)
+        if "was" in change and not change.get("empty"):
+            if place is None or (index is None and isinstance(place, list)):
+                raise ValueError(f"there is no {last} any more")
+            place[last if index is None else index] = change["was"]
+        elif index is None or (change.get("empty") and place[index]):
+            continue
+        elif "was" in change:
+            place[index] = change["was"]
+        else:
+            del place[index]
     return restored
 
 
@@ -67,13 +83,11 @@ def _added(value: Any, depth: int, *steps: str) -> Iterator[Change]:  # noqa: AN
 
 
 def _index(place: Any, step: str) -> Any:  # noqa: ANN401 - a key or a position
-    if isinstance(place, dict) and step in place:
-        return step
-    if isinstance(place, list):
-        for index, each in enumerate(place):
-            if isinstance(each, dict) and each.get("name") == step:
-                return index
-    raise ValueError(f"there is no {step} any more")
+    """Return where a member is; ``None`` where there is none."""
+    if isinstance(place, dict):
+        return step if step in place else None
+    named = (index for index, each in enumerate(place or ()) if isinstance(each, dict) and each.get("name") == step)
+    return next(named, None)
 
 
 def _named(value: Any) -> bool:  # noqa: ANN401 - any JSON

@@ -12,7 +12,7 @@ from carpool.learning.latency_model import ServiceTime
 from carpool.policy.parameters import Parameters
 from carpool.simulation.simulator import Device, Simulation, table
 from carpool_cli.autoscaling import days
-from carpool_cli.autoscaling.controller import CPU, DOWN, LOAD, REQUESTS, Autoscaler, Behavior, Rules
+from carpool_cli.autoscaling.controller import CPU, DOWN, LOAD, NEEDED, REQUESTS, Autoscaler, Behavior, Rules
 from carpool_cli.autoscaling.days import STEP, clairvoyant, diurnal, play, summary
 from carpool_cli.planning import replica
 from carpool_cli.planning.assumptions import slo_policy
@@ -68,6 +68,17 @@ def test_replicas_that_start_do_not_make_cpu_percent_ask_for_more():
     steps = play(scaler, PLAIN, steady(50.0, 2) + steady(100.0, 3), cold_start=600.0)
     # 100 % of one is 167 % of the target: two; the second one starts and counts as idle.
     assert set(steps.replicas[9:]) == {2}
+
+
+def test_replicas_needed_are_whole_and_the_most_of_five_minutes():
+    """As the operator counts them, each replica up to 90 %: 188/s need three, which a load of 0.9 tolerates on two."""
+    rates = steady(150.0, 2) + steady(188.0, 2) + steady(150.0, 20)
+    eager = replace(OURS, behavior=Behavior(down=Rules(0.0, DOWN.policies)))
+    assert set(play(eager, PLAIN, rates, cold_start=0.0).replicas) == {2}
+    needed = play(replace(eager, metric=NEEDED, target=1.0), PLAIN, rates, cold_start=0.0).replicas
+    assert needed[:8] == [2] * 8
+    assert set(needed[9 : 16 + 20]) == {3}, "until 300 s after the last one that needs three"
+    assert set(needed[16 + 22 :]) == {2}
 
 
 def test_bounds_are_kept():
@@ -164,6 +175,14 @@ def test_a_cooldown_is_counted_from_the_last_request():
     for cooldown, least in ((300.0, 1), (60.0, 1), (45.0, 0)):
         steps = play(replace(ASLEEP, cooldown=cooldown), PLAIN, rates, cold_start=15.0)
         assert min(steps.replicas) == least
+
+
+def test_a_request_that_waits_for_the_first_replica_is_no_pause():
+    """KEDA's HTTP add-on counts a request from when it comes until it is answered."""
+    steps = play(ASLEEP, PLAIN, [0.0, 1 / STEP, *steady(0.0, 30)], cold_start=600.0)
+    served, cooldown = 41, 20
+    assert steps.serving[served - 1 : served + 1] == [0, 1]
+    assert steps.replicas == [0] + [1] * (served + cooldown) + [0] * (121 - served - cooldown)
 
 
 def test_a_replica_that_is_never_needed_is_never_started():

@@ -9,6 +9,7 @@ from carpool_cli.autoscaling.controller import (
     CPU,
     DOWN,
     LOAD,
+    NEEDED,
     REQUESTS,
     UP,
     Autoscaler,
@@ -70,6 +71,39 @@ def test_scaled_objects_are_read_too():
     assert read(scaled(query)).metric == REQUESTS
 
 
+def prometheus(query, threshold="300"):
+    return {"type": "prometheus", "metadata": {"query": query, "threshold": threshold}}
+
+
+@pytest.mark.parametrize(
+    ("query", "metric"),
+    [
+        ('sum(carpool_load_ratio{pod=~"web-.*"})', LOAD),
+        ("sum(avg_over_time(carpool_load_ratio[5m])) or vector(0)", LOAD),
+        ('max(carpool_target_load_replicas{target="requests"})', LOAD),
+        ('max(carpool_target_needed_replicas{target="web"})', NEEDED),
+        ("max(carpool_target_needed_replicas_upper)", NEEDED),
+        ('sum(rate(istio_requests_total{destination_workload="web"}[1m]))', REQUESTS),
+        ('sum(rate(http_requests_total{service="image-upload"}[1m]))', REQUESTS),
+        ("sum(workload_requests_per_second)", REQUESTS),
+    ],
+)
+def test_a_query_is_of_the_metric_that_it_names(query, metric):
+    assert read(scaled(prometheus(query))).metric == metric
+
+
+def pods(name, value):
+    return {"type": "Pods", "pods": {"metric": {"name": name}, "target": {"averageValue": value}}}
+
+
+def test_null_is_the_default():
+    behavior = {"scaleDown": {"stabilizationWindowSeconds": None, "policies": None, "tolerance": None}, "scaleUp": None}
+    given = hpa(pods("carpool_load", "900m"), minReplicas=None, behavior=behavior)
+    assert read(given) == Autoscaler(metric=LOAD, target=0.9, least=1, most=8, behavior=Behavior())
+    given = scaled(ENDPOINT, PUSH, minReplicaCount=None, maxReplicaCount=None, cooldownPeriod=None, advanced=None)
+    assert read(given) == Autoscaler(metric=LOAD, target=0.9, least=0, most=100)
+
+
 def test_none_runs_only_where_something_starts_the_first():
     found = read(scaled(ENDPOINT, PUSH, minReplicaCount=0, cooldownPeriod=120))
     assert (found.least, found.cooldown) == (0, 120.0)
@@ -109,6 +143,25 @@ POLICY = {"type": "Pods", "value": 2, "periodSeconds": 60}
         ),
         (behaving(scaleUp={"policies": [{**POLICY, "jitter": 1}]}), "scaleUp.policies.jitter can't be"),
         (behaving(scaleDown={"selectPolicy": "Mean"}), "scaleDown.selectPolicy: 'Mean' is none of Max, Min, Disabled"),
+        (hpa(maxReplicas="40"), "spec.maxReplicas: '40' is no whole number from 1"),
+        (hpa(maxReplicas=True), "spec.maxReplicas: True is no whole"),
+        (hpa(minReplicas=9), "8 replicas at most, and 9 at least"),
+        (hpa(pods("carpool_load", "0")), "averageValue: '0' is no number above 0"),
+        (hpa(pods("carpool_load", "1x")), "averageValue: '1x' is no number above 0"),
+        (hpa({**CPU_METRIC, "resource": {"name": "cpu", "target": {"averageUtilization": -60}}}), "-60 is no number"),
+        (hpa({**CPU_METRIC, "resource": "cpu"}), "spec.metrics.resource has no fields"),
+        (behaving(scaleDown={"stabilizationWindowSeconds": -1}), "stabilizationWindowSeconds: -1 is no whole"),
+        (behaving(scaleDown={"tolerance": "-1"}), "scaleDown.tolerance: '-1' is no number from 0"),
+        (behaving(scaleUp={"policies": [{**POLICY, "periodSeconds": 0}]}), "policies.periodSeconds: 0 is no whole"),
+        (behaving(scaleUp={"policies": [{**POLICY, "value": "4"}]}), "policies.value: '4' is no whole"),
+        (behaving(scaleUp={"policies": ["Pods"]}), "policies has no fields"),
+        ({"kind": "HorizontalPodAutoscaler", "spec": {"sinceWhen": 1, 2: 3}}, "spec.2 can't be"),
+        (scaled(prometheus("sum(carpool_load_ratio)", "nan")), "threshold: 'nan' is no number"),
+        (scaled(prometheus("100 * sum(carpool_load_ratio)", "90")), "arithmetic can't be simulated"),
+        (scaled(prometheus("sum(image_downloads)")), "'sum.image_downloads.' can't be simulated: use .* carpool_load"),
+        (scaled({**ENDPOINT, "metadata": {**ENDPOINT["metadata"], "valueLocation": "payload"}}), "'payload' can't"),
+        (scaled({"type": "cpu", "metadata": "60"}), "spec.triggers.metadata has no fields"),
+        (scaled(ENDPOINT, cooldownPeriod="5m"), "spec.cooldownPeriod: '5m' is no whole number from 0"),
         (scaled({"type": "kafka"}), "'kafka' can't be"),
         (scaled(ENDPOINT, idleReplicaCount=0), "spec.idleReplicaCount can't be"),
         (scaled(ENDPOINT, advanced={"scalingModifiers": {}}), "spec.advanced.scalingModifiers can't be"),

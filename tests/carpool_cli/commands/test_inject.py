@@ -126,6 +126,25 @@ def test_secrets_for_the_image_are_added_and_it_is_said_what_that_switches_off(i
     assert inject(own, "--undo", "--image-pull-secret", "registry").exit_code == 2
 
 
+@pytest.mark.parametrize("name", ["", "Bad Name", "a_b", "-a", "a" * 254])
+def test_a_secret_s_name_is_checked(inject, name):
+    result = inject(MANIFESTS, "--slo-p99", "50ms", "--image-pull-secret", "a.b-1", "--image-pull-secret", name)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"--image-pull-secret: {name!r} is no name of a Secret" in result.stderr
+
+
+def test_a_sidecar_that_can_not_be_pulled_as_asked_has_other_settings(inject):
+    """Who got ImagePullBackOff runs the command again with a secret, or with another image."""
+    slo = ("--slo-p99", "50ms")
+    once = inject(MANIFESTS, *slo, "--image-pull-secret", "b", "--image", "registry/carpool:1").stdout
+    for options in ((), ("--image-pull-secret", "b"), ("--image", "registry/carpool:1")):
+        assert inject(once, *slo, *options).exit_code == 0
+    for options in (("--image-pull-secret", "reg"), ("--image", "registry/carpool:2")):
+        result = inject(once, *slo, *options)
+        assert (result.exit_code, result.stdout) == (3, once)
+        assert "its sidecar has other settings" in result.stderr
+
+
 def test_a_service_that_bypasses_the_sidecar_is_named_with_the_fix(inject):
     deployment, service = BY_NUMBER.split("--- # behind it\n")
     said = (

@@ -226,6 +226,7 @@ def test_a_day_with_no_replica_at_night_says_what_was_held(carpool, profile, man
         (("--replicas", "1..8"), "goes with --autoscaler"),
         (("--autoscaler", "MANIFEST", "--replicas", "8"), "1..8 or 0..8"),
         (("--autoscaler", "MANIFEST", "--replicas", "0..0"), "1..8 or 0..8"),
+        (("--autoscaler", "MANIFEST", "--replicas", "²..8"), "1..8 or 0..8"),
         (("--autoscaler", "MANIFEST"), "--rate"),
         (("--autoscaler", "nowhere.yaml", "--rate", "5"), "nowhere.yaml"),
         (("--plot", "x.png", "--rate", "5"), "goes with --from-running, or --autoscaler"),
@@ -236,6 +237,16 @@ def test_what_an_autoscaler_needs_is_named(carpool, profile, manifest, options, 
     result = carpool("simulate", "--profile", profile(), "--slo-p99", "50ms", *given)
     assert result.exit_code != 0
     assert words in result.output
+
+
+def test_what_a_manifest_lacks_is_named(carpool, profile, manifest):
+    asked = ("simulate", "--profile", profile(), "--slo-p99", "50ms", "--rate", "5", "--autoscaler", manifest)
+    manifest.write_text(HPA.replace("  maxReplicas: 4\n", ""))
+    assert "'maxReplicas' is missing" in carpool(*asked).output
+    manifest.write_text(HPA.replace("maxReplicas: 4", 'maxReplicas: "4"'))
+    assert "spec.maxReplicas: '4' is no whole number" in carpool(*asked).output
+    manifest.write_text("kind: []\n")
+    assert "it has 0 HPAs or ScaledObjects" in carpool(*asked).output
 
 
 def test_a_manifest_that_is_no_yaml_is_named_with_the_line(carpool, profile, tmp_path):

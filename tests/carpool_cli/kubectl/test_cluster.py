@@ -26,6 +26,15 @@ def test_flags_are_passed_on_from_before_and_after_the_command(kubectl):
             'Error from server (Forbidden): batchingpolicies.carpool.dev is forbidden: User "me" cannot list resource',
             "ask for the role `view`",
         ),
+        (
+            'Error from server (Forbidden): User "me" cannot list resource "nodes" at the cluster scope',
+            "ask for the right to list nodes in the whole cluster: a ClusterRole and its ClusterRoleBinding",
+        ),
+        (
+            'Error from server (Forbidden): User "me" cannot list resource "pods" in the namespace "shop"',
+            "ask for the right to list pods there",
+        ),
+        ('Error from server (Forbidden): pods "x" is forbidden: exceeded quota: q', "exceeded quota: q\n"),
         ("E1121 noise\nThe connection to the server localhost:8080 was refused - did you …?", "no API server answers"),
         ("error: You must be logged in to the server (Unauthorized)", "log in to the cluster again"),
         ('error: context "far" does not exist', 'kubectl: context "far" does not exist'),

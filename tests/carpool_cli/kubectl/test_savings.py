@@ -40,9 +40,9 @@ def test_several_are_summed_up_and_given_as_data(kubectl):
     assert priced[0]["money"]["surplus"] == pytest.approx(3 * 2 * 730)
 
 
-def pod(target, node):
+def pod(target, node, phase="Running"):
     metadata = {"namespace": "shop", "annotations": {"carpool.dev/target": target}}
-    return {"metadata": metadata, "spec": {"nodeName": node}}
+    return {"metadata": metadata, "spec": {"nodeName": node}, "status": {"phase": phase}}
 
 
 def test_a_replica_costs_what_the_nodes_of_its_pods_do(kubectl, tmp_path):
@@ -63,6 +63,17 @@ def test_a_replica_costs_what_the_nodes_of_its_pods_do(kubectl, tmp_path):
     assert "gpuHour" in kubectl.run(*asked).output
     prices.write_text("- {gpuHour: 0}\n")
     assert "no price" in kubectl.run(*asked).output
+
+
+def test_pods_that_ended_cost_nothing(kubectl, tmp_path):
+    kubectl.holds(kubectl.policy(capacity=[FULL]))
+    ended = [pod("Deployment/resnet", node, phase) for node in ("t4", "gone") for phase in ("Failed", "Succeeded")]
+    nodes = [{"metadata": {"name": name, "labels": {"gpu": name}}} for name in ("a100", "t4")]
+    kubectl.knows(nodes=nodes, pods=[*ended, pod("Deployment/resnet", "a100")])
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("- {labels: {gpu: a100}, gpuHour: 2.5}\n- {labels: {gpu: t4}, gpuHour: 0.4}\n")
+    (row,) = json.loads(kubectl.run("savings", "--prices", str(prices), "-o", "json").output)
+    assert row["gpuHour"] == 2.5
 
 
 def test_without_a_capacity_it_says_what_is_missing(kubectl):

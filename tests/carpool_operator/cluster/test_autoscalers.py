@@ -82,6 +82,10 @@ def test_an_hpa_that_follows_something_else_is_not(plain):
     [
         prometheus('sum(carpool_load_ratio{pod=~"web-.*"})'),
         prometheus("carpool_target_load_replicas"),
+        prometheus("max(carpool_target_needed_replicas_upper)"),
+        prometheus('sum({__name__="carpool_load_ratio", pod=~"web-.*"})'),
+        prometheus('sum({"carpool_load_ratio", pod=~"web-.*"})'),
+        prometheus("100 * sum(carpool_load_ratio)", "90"),
         endpoint("http://web-admin.ns.svc.cluster.local:14090/capacity"),
     ],
 )
@@ -100,6 +104,21 @@ def test_a_scaled_object_that_reads_our_load_is_seen(trigger):
         (hpa(metric("carpool_load", target={"many": 1})), None),
         (scaled(prometheus("sum(carpool_load_ratio)", "0.75")), 0.75),
         (scaled(prometheus("carpool_target_needed_replicas", "1")), None),
+        (hpa(metric("carpool_target_needed_replicas_upper", target="1")), None),
+        (scaled(prometheus("max(carpool_target_needed_replicas_upper)", "1")), None),
+        # Percent, tenths, or what an adapter makes of it: no load of one replica.
+        (hpa(metric("carpool_load", target="90")), None),
+        (scaled(prometheus("100 * sum(carpool_load_ratio)", "90")), None),
+        (scaled(prometheus("sum(carpool_load_ratio)/0.7", "1")), None),
+        (scaled(prometheus("sum(carpool_load_ratio) - 1", "0.9")), None),
+        # Signs in labels, in times and in comments compute nothing.
+        (
+            scaled(
+                prometheus('sum(avg_over_time(carpool_load_ratio{pod=~"web-.*", zone!="a/b"}[1m:5s])) # a+b', "0.8")
+            ),
+            0.8,
+        ),
+        (scaled(prometheus("sum(carpool_load_ratio) or vector(0)", "0.8")), 0.8),
         (scaled(endpoint("http://web:14090/capacity", target="800m")), 0.8),
         (scaled(endpoint("http://web:14090/capacity", target="nan")), None),
     ],
@@ -115,6 +134,8 @@ def test_the_load_at_which_it_takes_a_replica_for_full_is_read(plain, full):
         prometheus("sum(rate(http_requests_total[1m]))"),
         prometheus("my_carpool_load"),
         prometheus("carpool_load_seconds"),
+        prometheus("web:carpool_load"),
+        prometheus('sum(rate(http_requests_total{dashboard="carpool_load"}[1m]))'),
         endpoint("http://web:14090/capacity", "utilization"),
         endpoint("http://web:14090/queue"),
         ("kafka", {"query": "carpool_load"}),

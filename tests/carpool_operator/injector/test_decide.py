@@ -278,7 +278,7 @@ def test_a_pod_that_a_quota_would_count_for_its_sidecar_alone_is_left_as_it_is()
     ],
 )
 def test_the_secrets_that_the_sidecar_s_image_is_pulled_with_come_behind_the_pod_s_own(own, becomes):
-    settings = structs.replace(SETTINGS, pull_secrets=("ours", "theirs"))
+    settings = structs.replace(SETTINGS, pull_secrets=("ours", "theirs", "ours"))
     given = pod(spec=own)
     before = json.dumps(given)
     patched = patch(given, decide(given, TARGET, settings), settings, "0123456789abcdef")

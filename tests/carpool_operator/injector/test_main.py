@@ -118,6 +118,8 @@ def test_the_options_are_what_every_sidecar_has(monkeypatch):
         ([], "--sidecar-image"),
         (["--sidecar-image=i", "--sidecar-memory=1M1"], "is not a size"),
         (["--sidecar-image=i", "--sidecar-memory=1Mi"], "128Mi is the least"),
+        (["--sidecar-image=i", "--sidecar-pull-secret="], "'': write the name of a Secret"),
+        (["--sidecar-image=i", "--sidecar-pull-secret=Bad Name"], "'Bad Name': write the name of a Secret"),
     ],
 )
 def test_wrong_options_are_named(arguments, said, capsys):

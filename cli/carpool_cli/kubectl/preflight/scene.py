@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from carpool_cli.kubectl.cluster import ForbiddenError, NoKindError, NotFoundError
+from carpool_cli.kubectl.cluster import ForbiddenError, NoKindError, NotFoundError, alive
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Meta
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from carpool_cli.kubectl.cluster import Cluster
     from carpool_operator.workloads.kind import Kind
@@ -129,7 +129,7 @@ def whole(cluster: Cluster) -> Whole:
     """
     selector = ",".join(f"{key}={value}" for key, value in OPERATOR.items())
     pods = _readable(cluster, "pods", "--all-namespaces", f"--selector={selector}")
-    operators = None if pods is None else [_peer(cluster, pod) for pod in _alive(pods)]
+    operators = None if pods is None else [_peer(cluster, pod) for pod in alive(pods)]
     return Whole(
         policies=_readable(cluster, POLICIES, "--all-namespaces"),
         authorizations=_readable(cluster, AUTHORIZATIONS, "--all-namespaces"),
@@ -208,7 +208,7 @@ def pods(cluster: Cluster, subject: Subject) -> list[Json] | None:
     selector = kind.state(msgspec.convert(subject.manifest, kind.raw)).selector
     within = cluster._replace(namespace=subject.namespace)
     found = _readable(within, "pods", f"--selector={selector}")
-    return None if found is None else list(_alive(found))
+    return None if found is None else list(alive(found))
 
 
 def addresses(pod: Json) -> tuple[str, ...]:
@@ -224,13 +224,6 @@ def _peer(cluster: Cluster, pod: Json) -> Peer:
     except (ForbiddenError, NotFoundError):
         labels = {}
     return Peer({NAME: metadata["namespace"], **labels}, metadata.get("labels") or {}, addresses(pod))
-
-
-def _alive(pods: Sequence[Json]) -> Iterator[Json]:
-    for pod in pods:
-        ended = (pod.get("status") or {}).get("phase") in {"Succeeded", "Failed"}
-        if not pod["metadata"].get("deletionTimestamp") and not ended:
-            yield pod
 
 
 def _readable(cluster: Cluster, resource: str, *flags: str) -> list[Json] | None:
