@@ -33,7 +33,7 @@ CREDIT = 32_000.0
 two thirds of its share waits as long as at full load when a few of its requests come together."""
 
 MOST_SHARES = 2.0
-"""Of the limit, what waits in all. Callers name their tenants: 2,000 tenants with one request each have a share each."""
+"""Of the limit, what waits in all. Callers name their tenants: each of 2,000 tenants has a share."""
 
 MOST_TENANTS = 1024
 """Tenants that are remembered, unless more have requests here."""
