@@ -250,13 +250,16 @@ def test_a_trial_ends_with_the_load_it_was_for():
     )
 
 
-def test_a_trial_ends_with_any_fall_once_requests_are_to_pass():
-    world = World(spec(canary=Canary(min_requests=1_000_000)), pods=3)
-    world.run(25, 12)
-    assert "to batch 2, wait 25ms" in world.events[-1][1].message
-    world.run(10, 60, seed=2)
-    assert world.reasons()[-2:] == ["CanaryReturned", "ParametersChanged"], "by less than half"
-    assert "to pass-through" in world.events[-1][1].message
+@pytest.mark.parametrize(
+    ("share", "passes", "ends"),
+    [(0.9, True, True), (1.1, True, False), (0.6, False, False), (0.4, False, True)],
+)
+def test_a_trial_ends_with_any_fall_once_requests_are_to_pass_and_else_with_half_of_the_load(share, passes, ends):
+    steering = held_trial().controller._steerings[RESNET]
+    began = steering.trial.decision
+    wanted = Parameters(max_batch=began.parameters.max_batch + 1, pass_through=passes)
+    steering._outlive("", replace(began, rate=share * began.rate, parameters=wanted, change=True))
+    assert (steering.trial is None) is ends
 
 
 def test_nobody_gets_at_once_what_a_lost_canary_was_trying():
