@@ -148,6 +148,45 @@ def test_recommend_changes_nothing_and_says_what_it_would():
     assert len(world.log) == 1
     assert world.status["recommendation"]["cappedBy"] == "mode"
     assert world.status["lastDecision"]["action"] == "Recommended"
+
+
+def runs(world, parameters):
+    """Let pods say that their batches are made by ``parameters``, as first calls leave them."""
+
+    def spoil(report):
+        lanes = {
+            name: replace(lane, parameters=parameters, pass_through=parameters.pass_through)
+            for name, lane in report.lanes.items()
+        }
+        return replace(report, lanes=lanes)
+
+    spoil_all(world, spoil)
+
+
+def test_recommend_compares_with_what_first_calls_led_to_and_publishes_nothing_of_it():
+    world = World(spec(tuning=Tuning(mode=TuningMode.RECOMMEND)), pods=2)
+    runs(world, Parameters(max_in_flight=8, pass_through=True))
+    world.run(600, 30)
+    assert world.status["lastDecision"]["message"].startswith("pass-through, 8 in flight to ")
+    assert world.status["applied"]["batch"] == "pass"
+    assert [document.change.parameters for document in world.documents()] == [{EVERY: Parameters()}]
+    # With Apply it begins with the baseline, which is what the pods were given.
+    world.edit(spec())
+    world.step(world.now + 2.0)
+    assert world.documents()[-1].change.parameters == {EVERY: Parameters()}
+    assert world.controller._steerings[RESNET].models[""].in_force == Parameters()
+
+
+def test_a_pause_ends_no_first_calls():
+    world = World(pods=2)
+    world.run(0, 4)
+    world.policy = replace(world.policy, paused=True)
+    passing = Parameters(max_in_flight=8, pass_through=True)
+    runs(world, passing)
+    world.run(600, 30)
+    (document,) = world.documents()
+    assert document.change.policy.tuning.mode is TuningMode.APPLY
+    assert world.controller._steerings[RESNET].models[""].in_force == passing
     writes = len(world.writes)
     world.run(600, 200, seed=2)
     assert len(world.writes) <= writes + 2
