@@ -121,11 +121,12 @@ def command(
     if prometheus is not None:
         if rate is not None or trace is not None:
             raise click.UsageError("--rate and --trace go with --profile: Prometheus has the load")
-        found = _past(prometheus, since, selector, slo, by_hand, price, objective, target_utilization)
+        found = _whole(*_past(prometheus, since, selector, slo, by_hand, price, objective, target_utilization))
     elif path is None:
         if slo is not None or rate is not None or trace is not None:
             raise click.UsageError("--slo-p99, --rate and --trace go with --profile: a sidecar brings its own")
-        found = [found for each in sidecars for found in _running(each, by_hand, price, pods, key_file, workload)]
+        read = [_running(each, by_hand, price, pods, key_file, workload) for each in sidecars]
+        found = _whole([one for each, _ in read for one in each], [one for _, each in read for one in each])
     else:
         if slo is None:
             raise click.UsageError("name the p99 to meet: --slo-p99 50ms")
@@ -167,8 +168,8 @@ def _running(
     pods: int,
     key_file: Path | None,
     workload: str | None,
-) -> list[Workload]:
-    """Compare for every model with requests; one that can't be read is named, if others can."""
+) -> tuple[list[Workload], list[str]]:
+    """Compare for every model with requests; of those that can't be compared return why."""
     from carpool_cli.live import running  # noqa: PLC0415 - not for profiles
     from carpool_cli.live.admin_client import AdminError, client_of  # noqa: PLC0415 - likewise
 
@@ -183,10 +184,9 @@ def _running(
             found.append(of_running(running.read(client, name), by_hand, price, pods))
         except AdminError as error:
             failed.append(str(error))
-    if not found:
-        raise click.ClickException(failed[0])
-    found[0] = msgspec.structs.replace(found[0], beware=(*found[0].beware, *(f"left out: {each}" for each in failed)))
-    return found
+        except click.ClickException as error:
+            failed.append(f"{name or 'model'} at {address}: {error.message}")
+    return found, failed
 
 
 def of_running(found: Running, by_hand: Parameters | None, price: Price | None, pods: int) -> Workload:
@@ -213,7 +213,8 @@ def _past(
     price: Price | None,
     objective: str | None,
     target_utilization: int | None,
-) -> list[Workload]:
+) -> tuple[list[Workload], list[str]]:
+    """Compare for every model with requests in that time; of those that can't be compared return why."""
     from carpool_cli.live import prometheus  # noqa: PLC0415 - not for profiles
     from carpool_cli.planning import history  # noqa: PLC0415 - likewise
 
@@ -223,19 +224,35 @@ def _past(
         known = history.pasts(asked, ranges, ends, slo=slo, objective=objective, target_utilization=target_utilization)
     except history.HistoryError as error:
         raise click.ClickException(str(error)) from None
-    return [
-        savings(
-            each.name,
-            each.situation,
-            each.policy,
-            each.load,
-            by_hand=by_hand,
-            counted=each.counted,
-            price=price,
-            beware=each.beware,
-        )
-        for each in known
-    ]
+    found, failed = [], []
+    for each in known:
+        try:
+            found.append(
+                savings(
+                    each.name,
+                    each.situation,
+                    each.policy,
+                    each.load,
+                    by_hand=by_hand,
+                    counted=each.counted,
+                    price=price,
+                    beware=each.beware,
+                )
+            )
+        except click.ClickException as error:
+            failed.append(f"{each.name}: {error.message}")
+    return found, failed
+
+
+def _whole(found: list[Workload], failed: Sequence[str]) -> list[Workload]:
+    """Return what could be compared, with a note of what could not.
+
+    Raises ``click.ClickException`` where nothing could.
+    """
+    if not found:
+        raise click.ClickException("\n".join(failed))
+    first = msgspec.structs.replace(found[0], beware=(*found[0].beware, *(f"left out: {each}" for each in failed)))
+    return [first, *found[1:]]
 
 
 def _show(found: Sequence[Workload], *, as_json: bool) -> None:

@@ -151,7 +151,7 @@ def _played(
         named, alone = parameters_at(situation).describe(), situation.service.time(situation.rows)
         raise click.ClickException(
             f"no rate meets an SLO of {format_seconds(situation.target)} with {named}: a request takes "
-            f"{format_seconds(alone)} by itself; name a longer --slo-p99, or another setting"
+            f"{format_seconds(alone)} by itself; it needs a longer SLO, or another setting"
         )
     parts = {rate / needed(rate, most) for rate in load if rate > 0}
     rates = sorted({share * most for share in LOADS} | (parts if len(parts) <= FEW else set()))

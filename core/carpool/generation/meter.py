@@ -56,7 +56,8 @@ class Meter:
         self.backlog = 0
         """Prompt tokens whose first token has not come."""
         self._computing_since = 0.0
-        """When the engine began with the prompts of the backlog: they came, or the last first token did."""
+        """When the engine began with the prompts of the backlog: they came, or the last first token did, or the one
+        that it computed left."""
         self.ends = 0
         """Streams that have left the engine."""
         self._at = 0.0
@@ -124,9 +125,13 @@ class Meter:
 
     def ended(self, request: Request) -> None:
         """Count a request that left the engine, in ``request.state``."""
+        oldest = next((each for each in self.streams.values() if each.state is State.PREFILLING), None)
         del self.streams[request.key]
         self.ends += 1
         if request.state is State.PREFILLING:
+            if request is oldest:
+                # It was computed so far. Nothing is done of the prompt after it.
+                self._computing_since = self._at
             self.backlog -= request.prompt_tokens
             return
         self.decoding -= 1

@@ -32,6 +32,9 @@ CREDIT = 32_000.0
 """Cost that a tenant may have saved up when it comes back: some twenty conversations. Without it, a tenant that sends
 two thirds of its share waits as long as at full load when a few of its requests come together."""
 
+MOST_SHARES = 2.0
+"""Of the limit, what waits in all. Callers name their tenants: each of 2,000 tenants has a share."""
+
 MOST_TENANTS = 1024
 """Tenants that are remembered, unless more have requests here."""
 
@@ -127,10 +130,15 @@ class FairQueue:
         """Say whether a request is too much for a queue of ``limit`` prompt tokens.
 
         A tenant that fills the queue keeps no other out: each one that waits may have its share of the limit, by
-        weight, and one request. What others leave of theirs is for all.
+        weight, and one request, up to ``MOST_SHARES`` of the limit in all. What others leave of theirs is for all.
         """
+        tokens = self.prompt_tokens + request.prompt_tokens
+        if not self.requests or tokens <= limit:
+            return False
+        if tokens > MOST_SHARES * limit:
+            return True
         own = self.tenant(request.tenant)
-        if not own.queue or self.prompt_tokens + request.prompt_tokens <= limit:
+        if not own.queue:
             return False
         weights = sum(tenant.weight for tenant in self._tenants.values() if tenant.queue)
         return own.prompt_tokens + request.prompt_tokens > limit * own.weight / weights

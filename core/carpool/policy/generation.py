@@ -92,5 +92,5 @@ class Generation(Camel, frozen=True):
     """Fair shares among tenants; unset: all requests are one tenant's."""
     max_queued_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Prompt tokens that may wait; further requests get 429. Requests of batch priority have as many of their own. Each
-    tenant that waits may have its share, by weight, even if others fill the rest, and one request. Unset: bounded by
-    the SLO for TTFT alone."""
+    tenant that waits may have its share, by weight, even if others fill the rest, and one request; all of them together
+    have twice the limit at most. Unset: bounded by the SLO for TTFT alone."""

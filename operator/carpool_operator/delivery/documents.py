@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from carpool.exchange.change import Change
-from carpool.policy.spec import BatchingPolicy
+from carpool.policy.spec import BatchingPolicy, Tuning
 from carpool_operator.api.model import Document, Target
 
 if TYPE_CHECKING:
@@ -29,7 +29,10 @@ EVERY = "*"
 
 
 def told(policy: BatchingPolicy) -> BatchingPolicy:
-    """Return what a sidecar has to know of a policy: the promise, not how the fleet is tuned to keep it."""
+    """Return what a sidecar has to know of a policy: the promise, not how the fleet is tuned to keep it.
+
+    Its modes are part of it: first calls end with Hold and without pass-through, before a model is named.
+    """
     return BatchingPolicy(
         slo=policy.slo,
         objective=policy.objective,
@@ -37,6 +40,8 @@ def told(policy: BatchingPolicy) -> BatchingPolicy:
         device_share_percent=policy.device_share_percent,
         models=policy.models,
         bounds=policy.bounds,
+        tuning=Tuning(mode=policy.tuning.mode),
+        pass_through=policy.pass_through,
         admission=policy.admission,
     )
 

@@ -206,7 +206,7 @@ class Reporter:
     def _applied(self, steerings: Sequence[Steering]) -> Applied | None:
         main = self._busiest(steerings)
         if main is not None:
-            return _as_applied(main.steering, main.name, main.learned.generation, main.learned.parameters)
+            return _as_applied(main.steering, main.name, main.learned.generation, main.learned.in_force)
         for steering in steerings:
             change = steering.publisher.change
             if change is not None and EVERY in change.parameters:
@@ -227,7 +227,7 @@ def _recommendation(main: _Main) -> Recommendation | None:
         parameters, capped_by = decision.uncapped, decision.capped_by or "evidence"
     else:
         return None
-    if parameters == learned.parameters:
+    if parameters == learned.in_force:
         return None
     return Recommendation(
         target=_where(main.steering.target),
@@ -273,7 +273,7 @@ def _target(view: View, steering: Steering, delivered: Delivery | None) -> Targe
         TargetModel(
             name=name,
             generation=learned.generation,
-            parameters=learned.parameters,
+            parameters=learned.in_force,
             trial=None
             if steering.trial is None or tried is None or steering.trial.model != name
             else Trial(

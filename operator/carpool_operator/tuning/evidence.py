@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from carpool.exchange.report import Report, RolledBack
+    from carpool.policy.parameters import Parameters
     from carpool_operator.api.model import Pod, Reading
     from carpool_operator.tuning.token_streams import StreamSample
 
@@ -81,6 +82,8 @@ class Sample(NamedTuple):
     """By model, as far as the pod knows."""
     streams: StreamSample | None = None
     """Token streams; ``None`` where it has none."""
+    in_force: Mapping[str, Parameters] = MappingProxyType({})
+    """By model: what its batches are made by now. First calls change it, and no document says so."""
 
 
 class Sum(NamedTuple):
@@ -100,6 +103,8 @@ class Sum(NamedTuple):
     """Seconds with at least one batch of any model in flight, of all pods together."""
     others_busy: float = 0.0
     """What other models used of it."""
+    in_force: Parameters | None = None
+    """What most of the pods run; ``None``: none knows the model."""
 
 
 def add_up(samples: Iterable[Sample]) -> dict[str, Sum]:
@@ -118,8 +123,15 @@ def add_up(samples: Iterable[Sample]) -> dict[str, Sum]:
         stats = combine([sample.models[name] for sample in chosen if name in sample.models])
         others = sum(Stats(0.0, sample.device_busy, sample.models).others_busy(name) for sample in chosen)
         passes = 2 * sum(passing) >= len(passing)
-        sums[name] = Sum(len(chosen), seconds, stats, passes, queued, paused, busy, others)
+        in_force = _most([sample.in_force[name] for sample in chosen if name in sample.in_force])
+        sums[name] = Sum(len(chosen), seconds, stats, passes, queued, paused, busy, others, in_force)
     return sums
+
+
+def _most(parameters: Sequence[Parameters]) -> Parameters | None:
+    """Return those of most pods; of as many the ones with more in flight."""
+    counts = Counter(parameters)
+    return max(counts, key=lambda each: (counts[each], each.max_in_flight, each.max_batch), default=None)
 
 
 class Seen(Struct):
@@ -278,6 +290,7 @@ class Evidence:
             device_busy=since.device_busy,
             capacities=_capacities(report),
             streams=_streams(streams_before, report.token_streams, seconds),
+            in_force={name: lane.parameters for name, lane in report.lanes.items()},
         )
 
     def _wrong(self, report: Report) -> str:

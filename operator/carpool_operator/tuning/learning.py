@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from carpool.batching.counters import ModelStats, combine
 from carpool.exchange.decision import Observation
 from carpool.policy.durations import Duration, whole_microseconds
+from carpool.policy.spec import TuningMode
 from carpool.tuning.exploration import batches_needed, below
 from carpool.tuning.tuner import Tuner
 from carpool_operator.api.status import Figures
@@ -55,6 +56,11 @@ class Learned:
         self._busy = self._busy_before = 0.0
 
     @property
+    def in_force(self) -> Parameters:
+        """What most pods run; it differs from ``parameters`` while nobody decides and first calls go on."""
+        return self.tuner.parameters
+
+    @property
     def rate(self) -> float:
         """Requests per second and replica, as the tuner believes."""
         return 0.0 if self.decision is None else self.decision.rate
@@ -65,6 +71,7 @@ class Learned:
             return
         if policy.slo != self._policy.slo:
             self.promise = Promise(policy.slo.percentiles[-1][0])
+        self.tuner.adopt(self.parameters)  # what first calls led to was nobody's choice
         self._policy, self._model = policy, model
         self.tuner.follow(policy, model)
         self.parameters = self.tuner.parameters
@@ -109,6 +116,8 @@ class Learned:
         self._seconds += total.seconds
         self._busy += total.device_busy
         self.promise.observe(now, total.stats.hits, total.stats.missed)
+        if total.in_force is not None and self._policy.tuning.mode is not TuningMode.APPLY:
+            self.tuner.adopt(total.in_force)
         refine = not hurried or now - self._refined_at >= SELDOM
         if refine:
             self._refined_at = now

@@ -127,12 +127,13 @@ class Steering:
         now, pods = view.now, view.pods.get(self.target, ())
         self._happenings = []
         policy = spec.policy()
-        if view.policy.paused:
-            policy = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
         if autoscaler_of(view.workloads.get(self.target)):
             policy = for_autoscaler(policy)
+        part = told(policy)  # without a pause: what sidecars run stays then, first calls included
+        if view.policy.paused:
+            policy = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
         # 1. The policy, and which pods are learned from.
-        self._follow(now, policy, kept)
+        self._follow(now, policy, part, kept)
         if self.evidence.turn(pods):
             for learned in self.models.values():
                 learned.forget()
@@ -159,11 +160,11 @@ class Steering:
         if self._sees(now, spec, gathered):
             self._decide(view, spec, policy, pods, gathered.samples)
         # 3. Documents.
-        return self._publish(view, spec, policy), self._happenings
+        return self._publish(view, spec, policy, part), self._happenings
 
     # ------------------------------------------------------------------------------------------------- policy
 
-    def _follow(self, now: float, policy: BatchingPolicy, kept: bool | None) -> None:
+    def _follow(self, now: float, policy: BatchingPolicy, part: BatchingPolicy, kept: bool | None) -> None:
         known = {model.name: model for model in policy.models}
         if self._restored is not None and not self.evidence.heard and not self.models:
             restored = self._restored.parameters
@@ -184,7 +185,7 @@ class Steering:
             if learned.parameters != before:
                 self._happened("Applied", name, "PolicyChanged", "the policy's bounds or SLO moved it", learned)
         change = self.publisher.change
-        if change is not None and (change.policy != told(policy) or policy.tuning.mode is not TuningMode.APPLY):
+        if change is not None and (change.policy != part or policy.tuning.mode is not TuningMode.APPLY):
             self._call_back()
 
     def _meet(
@@ -405,8 +406,8 @@ class Steering:
 
     # ------------------------------------------------------------------------------------------------- documents
 
-    def _publish(self, view: View, spec: PolicySpec, policy: BatchingPolicy) -> list[Document]:
-        publisher, part = self.publisher, told(policy)
+    def _publish(self, view: View, spec: PolicySpec, policy: BatchingPolicy, part: BatchingPolicy) -> list[Document]:
+        publisher = self.publisher
         every = policy.limits().clamp(spec.baseline)
         wanted = {name: learned.parameters for name, learned in self.models.items()}
         documents = []

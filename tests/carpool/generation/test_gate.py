@@ -1,4 +1,3 @@
-from itertools import groupby
 from math import inf
 
 import pytest
@@ -8,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from carpool.generation.gate import HEADROOM, TURNS, Gate
+from carpool.generation.queues import MOST_SHARES
 from carpool.generation.requests import Admit, Reason, Refuse, Request, Slo, State
 from carpool.policy.generation import Order
 
@@ -95,6 +95,22 @@ def test_a_tenant_that_fills_the_queue_keeps_no_other_out_of_its_share():
     # Three quarters of 1,000 tokens are its own.
     quiet = [refused(machine.arrive(request(key, 100, tenant="quiet"), 0.0)) for key in range(100, 108)]
     assert quiet == [{}] * 7 + [{107: Reason.QUEUE_FULL}]
+
+
+def test_tenants_that_come_one_after_the_other_fill_no_more_than_twice_the_limit():
+    machine = gate(Slo(ttft=inf, tpot=0.05), max_running=1, max_queued_tokens=1000)
+    machine.arrive(request(0, 500), 0.0)
+    actions = [machine.arrive(request(key, 500, tenant=f"new-{key}"), 0.0) for key in range(1, 2001)]
+    assert [refused(each) for each in actions[:4]] == [{}] * 4
+    assert sum(len(refused(each)) for each in actions) == 1996
+    assert machine.queued == 4
+
+
+def test_a_prompt_larger_than_the_limit_waits_alone():
+    machine = gate(Slo(ttft=inf, tpot=0.05), max_running=1, max_queued_tokens=1000)
+    machine.arrive(request(0, 500), 0.0)
+    assert refused(machine.arrive(request(1, 5000), 0.0)) == {}
+    assert refused(machine.arrive(request(2, 10, tenant="other"), 0.0)) == {2: Reason.QUEUE_FULL}
 
 
 def test_what_waits_too_long_is_refused_in_time_for_its_first_token_and_not_before():
@@ -238,10 +254,6 @@ def test_a_report_of_the_cache_bounds_what_is_admitted():
     assert machine.kv.tokens == pytest.approx(20_000)
 
 
-def shares_a_queue(each):
-    return each.batch, each.tenant
-
-
 class GateMachine(RuleBasedStateMachine):
     """Plays client, driver and engine, and keeps its own account of every request."""
 
@@ -250,7 +262,7 @@ class GateMachine(RuleBasedStateMachine):
             {
                 "order": st.sampled_from(list(Order)),
                 "max_running": st.sampled_from([None, 1, 3]),
-                "max_queued_tokens": st.sampled_from([None, 3000]),
+                "max_queued_tokens": st.sampled_from([None, 1000, 3000]),
                 "kv_tokens": st.sampled_from([None, 8000]),
                 "weights": st.sampled_from([None, {"a": 3.0}]),
                 "ageing": st.sampled_from([5.0, 60.0]),
@@ -290,7 +302,7 @@ class GateMachine(RuleBasedStateMachine):
 
     @rule(
         prompt=st.integers(1, 3000),
-        tenant=st.sampled_from("abc"),
+        tenant=st.sampled_from("abcdef"),
         batch=st.booleans(),
         patience=st.sampled_from([0.0, 0.3, 3.0, inf]),
         most=st.sampled_from([None, 10, 500]),
@@ -372,10 +384,17 @@ class GateMachine(RuleBasedStateMachine):
         if self.limits.max_running is not None:
             assert len(self.gate.meter.streams) <= self.limits.max_running
         if self.limits.max_queued_tokens is not None:
-            waiting = sorted((self.requests[key] for key in self.queued), key=shares_a_queue)
-            for _, each in groupby(waiting, key=shares_a_queue):
-                tokens = [one.prompt_tokens for one in each]
-                assert len(tokens) == 1 or sum(tokens) <= self.limits.max_queued_tokens
+            waiting = [self.requests[key] for key in self.queued]
+            for batch in (False, True):
+                queue = [each for each in waiting if each.batch is batch]
+                self.waits_within(MOST_SHARES, queue)
+                for tenant in {each.tenant for each in queue}:
+                    self.waits_within(1.0, [each for each in queue if each.tenant == tenant])
+
+    def waits_within(self, shares, requests):
+        """Check the tokens that wait. One request may be larger than the limit."""
+        tokens = sum(each.prompt_tokens for each in requests)
+        assert len(requests) <= 1 or tokens <= shares * self.limits.max_queued_tokens
 
     @invariant()
     def nobody_waits_before_an_idle_engine_or_beyond_its_time(self):

@@ -88,6 +88,19 @@ def test_what_is_computed_of_a_prompt_is_no_longer_ahead_of_the_next():
     assert machine.ahead == 1000
 
 
+@pytest.mark.parametrize("leaves", [0, 1])
+def test_a_prompt_that_leaves_while_it_is_computed_takes_the_time_spent_on_it_along(leaves):
+    machine = meter()
+    prompts = [Request(0, 0.0, 28_000), Request(1, 0.0, 16_000)]
+    for each in prompts:
+        machine.admitted(each)
+        each.state = State.PREFILLING
+    # 0.66 s are 12,000 tokens: of the first prompt 16,000 are left. The second has not begun.
+    machine.progress(12_000 * LLAMA.prompt_token, 0)
+    machine.ended(prompts[leaves])
+    assert machine.ahead == pytest.approx(16_000, abs=1)
+
+
 def test_windows_teach_the_model():
     machine = meter()
     for key in range(20):

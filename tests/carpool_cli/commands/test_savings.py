@@ -11,7 +11,10 @@ from carpool.learning.latency_model import ServiceTime
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import for_p99
 from carpool_cli.commands.savings import of_running
+from carpool_cli.live import admin_client, prometheus, running
 from carpool_cli.live.running import Running
+from carpool_cli.planning import history
+from carpool_cli.planning.savings import Counted, Stretch, situation_of
 
 
 @pytest.fixture
@@ -108,16 +111,15 @@ def test_all_models_of_a_sidecar_are_compared_and_one_without_measurements_is_na
         assert "left out: batch latency of another is unknown" in shown.output
 
 
-def test_what_is_in_force_is_not_compared_when_the_load_has_stopped():
-    # Without requests a sidecar passes through, which at 400/s would have missed the SLO
-    policy = for_p99(0.05)
-    loaded = Running(
+def running_model(model, slo, parameters):
+    policy = for_p99(slo)
+    return Running(
         address="http://127.0.0.1:9090",
-        model="m",
+        model=model,
         policy=policy,
         limits=policy.limits(),
         largest_safe=None,
-        parameters=Parameters(pass_through=True),
+        parameters=parameters,
         service=ServiceTime.measured({1: 0.0055, 16: 0.013}),
         arrivals=[(0.0025 * step, 1) for step in range(400)],
         p50=None,
@@ -127,7 +129,58 @@ def test_what_is_in_force_is_not_compared_when_the_load_has_stopped():
         notes=["the last request came 2m ago: this is the load of that time"],
         since_last=1.0,
     )
-    running, stopped = (of_running(each, None, None, 1) for each in (loaded, loaded._replace(since_last=120.0)))
-    assert [way.name for way in running.ways][2:] == ["in force now", "Carpool at best"]
+
+
+def test_what_is_in_force_is_not_compared_when_the_load_has_stopped():
+    # Without requests a sidecar passes through, which at 400/s would have missed the SLO
+    loaded = running_model("m", 0.05, Parameters(pass_through=True))
+    here, stopped = (of_running(each, None, None, 1) for each in (loaded, loaded._replace(since_last=120.0)))
+    assert [way.name for way in here.ways][2:] == ["in force now", "Carpool at best"]
     assert [way.name for way in stopped.ways][2:] == ["Carpool, Balanced", "Carpool at best"]
     assert stopped.beware == (*loaded.notes, "what is in force now is for no load, and is left out")
+
+
+class Client:
+    def report(self):
+        return None
+
+
+@pytest.fixture
+def sidecars(monkeypatch):
+    """Sidecars with given models. A request takes 5.5 ms by itself."""
+    models = {}
+    monkeypatch.setattr(admin_client, "client_of", lambda *_: Client())
+    monkeypatch.setattr(running, "asked_for", lambda _: list(models))
+    monkeypatch.setattr(running, "read", lambda _, name: running_model(name, models[name], Parameters()))
+    return models
+
+
+def test_a_model_whose_slo_cant_be_met_hides_no_other_and_is_named(carpool, sidecars):
+    sidecars.update({"tight": 0.004, "good": 0.05})
+    shown = carpool("savings", ":9090")
+    assert shown.exit_code == 0, shown.output
+    assert "good at" in shown.output
+    assert "left out: tight at http://127.0.0.1:9090: no rate meets an SLO of 4ms" in shown.output
+    assert "--slo-p99" not in shown.output
+
+
+def test_models_whose_slo_cant_be_met_are_all_named(carpool, sidecars):
+    sidecars.update({"tight": 0.004, "tighter": 0.003})
+    shown = carpool("savings", ":9090")
+    assert shown.exit_code == 1
+    assert "tight at http://127.0.0.1:9090: no rate meets" in shown.output
+    assert "tighter at http://127.0.0.1:9090: no rate meets" in shown.output
+
+
+def test_a_model_of_the_past_whose_slo_cant_be_met_hides_no_other_and_is_named(carpool, monkeypatch):
+    def past(name, slo):
+        found = running_model(name, slo, Parameters())
+        counted = Counted(device_seconds=100.0, replicas=1.0, most_replicas=1)
+        return history.Past(name, situation_of(found), found.policy, [Stretch(3600.0, 100.0)], counted)
+
+    monkeypatch.setattr(prometheus, "ask", lambda *_: ({}, {}))
+    monkeypatch.setattr(history, "pasts", lambda *_, **__: [past("shop/tight", 0.004), past("shop/good", 0.05)])
+    shown = carpool("savings", "--prometheus", "http://p:9090")
+    assert shown.exit_code == 0, shown.output
+    assert "shop/good; 100.0 requests/s" in shown.output
+    assert "left out: shop/tight: no rate meets an SLO of 4ms" in shown.output

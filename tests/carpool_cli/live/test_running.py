@@ -11,7 +11,7 @@ from carpool.batching.counters import ModelStats, Stats
 from carpool.exchange.report import Alone, Lane, ModelEntry, Queue, Report
 from carpool.exchange.token_streams import GateState, TokenStreams
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import Axis, BatchingPolicy, Model, for_p99
+from carpool.policy.spec import Axis, BatchingPolicy, Model, Tuning, TuningMode, for_p99
 from carpool_cli.live import running
 from carpool_cli.live.admin_client import AdminError, Decided, Explained, Explanation
 
@@ -69,6 +69,14 @@ def client(lanes=None, models=None, at=120.0, **change):
         lanes=lanes or {"m": lane()},
     )
     return Client(replace(answer, **change))
+
+
+@pytest.mark.parametrize("mode", TuningMode)
+@pytest.mark.parametrize(("tuned", "target"), [(True, ""), (False, "ns/Deployment/m"), (False, "")])
+def test_it_follows_the_load_where_a_tuner_may_apply_what_it_decides(mode, tuned, target):
+    promised = replace(for_p99(0.05), tuning=Tuning(mode=mode))
+    asked = client(target=target)._replace(promised=promised, explained=Explanation(tuned, []))
+    assert running.read(asked, None).retunes is (mode is TuningMode.APPLY and (tuned or bool(target)))
 
 
 def test_what_a_sidecar_tells_of_its_only_model():

@@ -3,15 +3,18 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
+import pytest
 from fleets import EPOCH, RESNET, spec
 from msgspec.structs import replace
 
 from carpool.exchange.change import encode, read_change
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import Fallback, Tuning, TuningMode
+from carpool.policy.plain import to_plain
+from carpool.policy.spec import Fallback, PassThrough, PassThroughMode, Tuning, TuningMode
 from carpool_operator.delivery.documents import EVERY, FIRST_REPEAT, LAST_REPEAT, RECLAIM, VALID, Publisher, told
 from carpool_operator.tuning.evidence import Seen
+from carpool_sidecar.config.settings import parse
 
 PART = told(spec().policy())
 ONE, TWO = {EVERY: Parameters()}, {EVERY: Parameters(), "resnet": Parameters(max_batch=8)}
@@ -39,11 +42,23 @@ def test_a_generation_is_the_time_in_milliseconds_and_grows_whatever_the_clock_d
 
 
 def test_a_sidecar_is_told_the_promise_and_not_how_the_fleet_is_tuned():
-    tuned = replace(spec().policy(), tuning=Tuning(mode=TuningMode.HOLD), fallback=Fallback(failure_threshold=9))
+    tuned = replace(spec().policy(), tuning=Tuning(tolerance_percent=50), fallback=Fallback(failure_threshold=9))
     assert told(tuned) == PART
     assert told(spec(0.08).policy()) != PART
     change = published(TWO).change
     assert read_change(json.loads(encode(change))) == change
+
+
+@pytest.mark.parametrize("mode", TuningMode)
+@pytest.mark.parametrize("passes", PassThroughMode)
+def test_first_calls_go_on_under_an_operator_where_they_do_without_one(mode, passes):
+    policy = spec(tuning=Tuning(mode=mode), pass_through=PassThrough(mode=passes)).policy()
+    server = {"upstream": {"url": "http://127.0.0.1:9000"}}
+    alone = parse(json.dumps({**server, "policy": to_plain(policy)}))
+    change = Publisher(RESNET).publish(0.0, EPOCH, told(policy), ONE).change
+    steered = {**server, "target": change.target, **to_plain(change)}
+    steered = {name: steered[name] for name in ("upstream", "target", "policy", "parameters")}
+    assert parse(json.dumps(steered)).undecided == alone.undecided
 
 
 def test_what_is_said_already_is_not_said_again():

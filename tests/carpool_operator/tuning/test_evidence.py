@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from carpool.batching.counters import Stats
 from carpool.exchange.report import Stalls
+from carpool.policy.parameters import Parameters
 from carpool_operator.api.model import Reading
 from carpool_operator.tuning.evidence import Evidence, add_up
 
@@ -61,6 +62,23 @@ def test_differences_are_summed_over_pods_per_replica():
     assert (total.pods, total.seconds, total.stats.arrivals, total.stats.hits) == (3, 6.0, 300, 300)
     assert total.stats.by_key()[0, 8, 1, 0].batches == 30
     assert total.passing is False
+
+
+def test_what_most_pods_run_is_in_force():
+    def ran(in_flight):
+        def edit(report):
+            parameters = Parameters(max_in_flight=in_flight)
+            return replace(report, lanes={n: replace(lane, parameters=parameters) for n, lane in report.lanes.items()})
+
+        return edit
+
+    fleet = Fleet()
+    fleet.gather()
+    assert add_up(fleet.gather(edit=only(1, ran(8))).samples)["resnet"].in_force.max_in_flight == 1
+    two = Fleet(2)
+    two.gather()
+    # Of as many pods each, one runs more: first calls go on there until the others have as many.
+    assert add_up(two.gather(edit=only(0, ran(8))).samples)["resnet"].in_force.max_in_flight == 8
 
 
 def test_the_mean_queue_is_rounded_up():

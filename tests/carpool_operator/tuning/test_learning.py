@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 from math import inf
+from random import Random
 
 import pytest
 from fleets import counted, spec
 
-from carpool.batching.counters import combine
-from carpool.exchange.decision import Forecasted
+from carpool.batching.batcher import Batcher
+from carpool.batching.counters import Stats, combine
+from carpool.exchange.decision import Forecasted, Reason
+from carpool.learning.arrivals import Poisson, until
 from carpool.policy.parameters import Parameters
-from carpool.policy.spec import Bounds, IntRange, Model
+from carpool.policy.spec import Bounds, IntRange, Model, Objective, Tuning, TuningMode
+from carpool.simulation.simulator import Device, Simulation, linear
 from carpool_operator.tuning.evidence import Sum
 from carpool_operator.tuning.learning import SELDOM, Learned, predicted
 
@@ -60,6 +64,31 @@ def test_another_policy_keeps_the_model_and_forgets_another_promise():
     assert learned.tuner is tuner
     learned.follow(spec(0.2).policy(), None)
     assert learned.promise.kept is None
+
+
+def test_recommend_forecasts_what_pods_run_and_not_what_they_were_given():
+    """Eight workers with 20 ms a row. One batch of 32 at a time would take seconds; first calls let them all work."""
+    policy = spec(0.1, objective=Objective.BALANCED, tuning=Tuning(mode=TuningMode.RECOMMEND)).policy()
+    learned, batchers, before = Learned(0.0, policy, None, Parameters(), kept=None), [], [Stats(at=0.0)]
+
+    def dispatcher():
+        batchers.append(Batcher(undecided=32))
+        return batchers[-1]
+
+    def hook(now, stats):
+        total, state = stats[0].since(before[0]).models[""], batchers[0].model("")
+        before[0] = stats[0]
+        one = Sum(1, 5.0, total, state.passing, stats[0].queued_rows, in_force=state.in_force)
+        learned.step(now, one, total)
+
+    arrivals = until(Poisson(200.0), 30.0, Random(1))
+    device = Device(linear(0.0, 0.02), executors=8, cv=0.05)
+    outcome = Simulation(arrivals, device, slo=0.1, seconds=30.0, dispatcher=dispatcher).every(5.0, hook).run()
+    assert learned.in_force == batchers[0].model("").in_force
+    assert learned.in_force.pass_through
+    assert learned.parameters == Parameters()
+    assert learned.decision.predicted.p99 == pytest.approx(outcome.summary(5.0).p99, rel=0.2)
+    assert learned.decision.reason is not Reason.RECOMMEND_ONLY
 
 
 def test_what_is_observed_is_of_the_last_half_minute():

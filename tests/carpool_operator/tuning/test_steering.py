@@ -148,6 +148,45 @@ def test_recommend_changes_nothing_and_says_what_it_would():
     assert len(world.log) == 1
     assert world.status["recommendation"]["cappedBy"] == "mode"
     assert world.status["lastDecision"]["action"] == "Recommended"
+
+
+def runs(world, parameters):
+    """Let pods say that their batches are made by ``parameters``, as first calls leave them."""
+
+    def spoil(report):
+        lanes = {
+            name: replace(lane, parameters=parameters, pass_through=parameters.pass_through)
+            for name, lane in report.lanes.items()
+        }
+        return replace(report, lanes=lanes)
+
+    spoil_all(world, spoil)
+
+
+def test_recommend_compares_with_what_first_calls_led_to_and_publishes_nothing_of_it():
+    world = World(spec(tuning=Tuning(mode=TuningMode.RECOMMEND)), pods=2)
+    runs(world, Parameters(max_in_flight=8, pass_through=True))
+    world.run(600, 30)
+    assert world.status["lastDecision"]["message"].startswith("pass-through, 8 in flight to ")
+    assert world.status["applied"]["batch"] == "pass"
+    assert [document.change.parameters for document in world.documents()] == [{EVERY: Parameters()}]
+    # With Apply it begins with the baseline, which is what the pods were given.
+    world.edit(spec())
+    world.step(world.now + 2.0)
+    assert world.documents()[-1].change.parameters == {EVERY: Parameters()}
+    assert world.controller._steerings[RESNET].models[""].in_force == Parameters()
+
+
+def test_a_pause_ends_no_first_calls():
+    world = World(pods=2)
+    world.run(0, 4)
+    world.policy = replace(world.policy, paused=True)
+    passing = Parameters(max_in_flight=8, pass_through=True)
+    runs(world, passing)
+    world.run(600, 30)
+    (document,) = world.documents()
+    assert document.change.policy.tuning.mode is TuningMode.APPLY
+    assert world.controller._steerings[RESNET].models[""].in_force == passing
     writes = len(world.writes)
     world.run(600, 200, seed=2)
     assert len(world.writes) <= writes + 2
@@ -250,13 +289,16 @@ def test_a_trial_ends_with_the_load_it_was_for():
     )
 
 
-def test_a_trial_ends_with_any_fall_once_requests_are_to_pass():
-    world = World(spec(canary=Canary(min_requests=1_000_000)), pods=3)
-    world.run(25, 12)
-    assert "to batch 2, wait 25ms" in world.events[-1][1].message
-    world.run(10, 60, seed=2)
-    assert world.reasons()[-2:] == ["CanaryReturned", "ParametersChanged"], "by less than half"
-    assert "to pass-through" in world.events[-1][1].message
+@pytest.mark.parametrize(
+    ("share", "passes", "ends"),
+    [(0.9, True, True), (1.1, True, False), (0.6, False, False), (0.4, False, True)],
+)
+def test_a_trial_ends_with_any_fall_once_requests_are_to_pass_and_else_with_half_of_the_load(share, passes, ends):
+    steering = held_trial().controller._steerings[RESNET]
+    began = steering.trial.decision
+    wanted = Parameters(max_batch=began.parameters.max_batch + 1, pass_through=passes)
+    steering._outlive("", replace(began, rate=share * began.rate, parameters=wanted, change=True))
+    assert (steering.trial is None) is ends
 
 
 def test_nobody_gets_at_once_what_a_lost_canary_was_trying():
