@@ -325,7 +325,7 @@ class Driver:
         self.do(self.batcher.arrive(request, now))
 
     def sends_alone(self, endpoint: Endpoint) -> bool:
-        """Whether requests of a model go to the upstream one by one now, and nobody has set how many at once."""
+        """Whether requests of a model go to the upstream one by one now, and nobody has set parameters for them."""
         entry = self._models.entry(endpoint)
         return self.batcher.undecided > 0 and (entry.alone is not None or self.batcher.model(entry.lane).passing)
 

@@ -138,9 +138,9 @@ class Batcher:
         return actions
 
     def configure(
-        self, parameters: Parameters, now: float, *, model: str | None = None, undecided: bool = False
+        self, parameters: Parameters, now: float, *, model: str | None = None, undecided: int = 0
     ) -> list[Action]:
-        """Replace one model's parameters, or everybody's; ``undecided``: first calls go on. No request waits longer."""
+        """Replace one model's parameters, or everybody's; ``undecided``: first calls go on, so many at once at most."""
         if model is None:
             self._default = parameters
         for state in list(self._models.values()) if model is None else [self.model(model)]:
@@ -150,7 +150,7 @@ class Batcher:
                     hold = now if due else request.arrived + parameters.max_wait
                     request.hold_until = min(request.hold_until, hold)
                 queue.changed()
-            state.configure(parameters, self.undecided if undecided else 0)
+            state.configure(parameters, undecided)
         return self.poll(now)
 
     def learn(self, model: str, estimate: Estimate | None, now: float, *, shed_slo: bool = False) -> list[Action]:

@@ -19,14 +19,14 @@ LONGER = 1.5
 class FirstCalls:
     """The answers of a model for which nobody has decided on parameters."""
 
-    __slots__ = ("_answers", "_most", "allowed", "merges")
+    __slots__ = ("_answers", "allowed", "merges", "most")
 
     def __init__(self, most: int) -> None:
         self.allowed = 1
         """Calls at once; ``most`` in the end."""
         self.merges = False
         """Whether more at once took longer, so that requests are to share batches."""
-        self._most = most
+        self.most = most
         self._answers: dict[int, tuple[int, float]] = {}
         """By calls at once (1, 2, 4, ...): answers, and seconds in sum."""
 
@@ -39,4 +39,4 @@ class FirstCalls:
             return
         known = [took / n for fewer, (n, took) in self._answers.items() if fewer < calls and n >= ENOUGH / 2]
         self.merges = total > LONGER * count * min(known, default=inf)
-        self.allowed = max(self.allowed // 2, 1) if self.merges else min(2 * self.allowed, self._most)
+        self.allowed = max(self.allowed // 2, 1) if self.merges else min(2 * self.allowed, self.most)

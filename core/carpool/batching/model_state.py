@@ -109,7 +109,9 @@ class ModelState:
     def configure(self, parameters: Parameters, undecided: int = 0) -> None:
         """Run with parameters from here on. ``undecided``: nobody has decided on them, and first calls go on."""
         self.parameters = parameters
-        if undecided and self.first_calls is not None:
+        if undecided and (first := self.first_calls) is not None:
+            first.most, first.allowed = undecided, min(first.allowed, undecided)
+            self.slots = first.allowed
             return
         self.first_calls = None
         self.slots = parameters.max_in_flight

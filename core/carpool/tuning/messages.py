@@ -82,8 +82,7 @@ def alternative(aim: Aim, current: Assessment, efficient: Assessment, fast: Asse
     """
     gained, parts = current.now.p50 - fast.now.p50, []
     if fast.holds_ahead and gained >= FASTER * current.now.p50:
-        more = aim.utilization(fast) - aim.utilization(current)
-        lower = format_seconds(_rounded(gained))
+        more, lower = aim.utilization(fast) - aim.utilization(current), format_seconds(_rounded(gained))
         parts = [f"without a wait p50 would be {lower} lower, with {more:.0%} more of the device"]
     freed = aim.utilization(current) - aim.utilization(efficient)
     if aim.is_for_latency and efficient.holds_ahead and freed >= 0.01:

@@ -99,9 +99,9 @@ _STRING = r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|`[^`]*`)"""
 
 _LABELS = re.compile(
     rf"""
-      __name__\s*=\s*(?={_STRING})       # before a metric's name
-    | \w+\s*(?:=~|!~|!=|=)\s*{_STRING}  # a label
-    | \[[^\]]*\]                        # a time
+      __name__\s*=~?\s*(?={_STRING})     # before a metric's name
+    | \b\w+\s*(?:=~|!~|!=|=)\s*{_STRING}  # a label
+    | \[[^\[\]]*\]                      # a time
     | \#[^\n]*
     | (?P<name>{_STRING})                # a metric's name, or a function's text
     """,
@@ -113,7 +113,8 @@ _LABELS = re.compile(
 def query(text: str) -> Query:
     """Read what a PromQL expression names and does; labels and times are no part of it."""
     rest = _LABELS.sub(lambda found: f" {(found['name'] or '')[1:-1]} ", text)
-    return Query(frozenset(re.findall(r"[^\W\d][\w:]*|:[\w:]+", rest)), re.search(r"[-+*/%^]", rest) is not None)
+    computes = re.search(r"[-+*/%^]", _LABELS.sub(" ", text)) is not None
+    return Query(frozenset(re.findall(r"[^\W\d][\w:]*|:[\w:]+", rest)), computes)
 
 
 def _follower(kind: str, meta: Meta, target: Target | None, sources: list[float | None]) -> Autoscaler | None:

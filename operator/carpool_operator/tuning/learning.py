@@ -134,8 +134,10 @@ class Learned:
             ),
             refine=refine,
         )
-        # A change is chosen once it is put in force: canaries may have to try it first.
-        self.decided = self.decided or (self.decision.decided and not self.decision.change)
+        # A change is chosen once it is put in force: canaries may have to try it first. To keep what is in force is no
+        # choice while requests pass one by one, and no call has waited for another.
+        kept = self.decision.decided and not self.decision.change and not total.passing
+        self.decided = self.decided or kept
         return self.decision
 
     def observed(self) -> Figures | None:

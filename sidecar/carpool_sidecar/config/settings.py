@@ -134,7 +134,7 @@ class Bodies(Camel, frozen=True):
     max_buffered: Quantity = Quantity(512 * 2**20)
     """Everything that is held of requests and answers, until nobody needs it any more.
 
-    What has no room gets 503, or goes on as it comes where nothing is batched.
+    What has no room gets 503, or goes on as it comes where nothing is batched and nobody set how many calls at once.
     """
     max_answer: Quantity | None = None
     """Larger ones of the upstream become 502. Unset: 256Mi, or `maxBuffered` where that is less."""
@@ -265,7 +265,9 @@ class SidecarConfig(Camel, frozen=True):
         fixed = self.parameters.get(EVERY_MODEL)
         # An operator writes the baseline first; then nobody has decided on anything.
         chosen = fixed is not None and not (self.target and fixed == limits.clamp(policy.baseline))
-        held = policy.tuning.mode is TuningMode.HOLD or policy.pass_through.mode is PassThroughMode.NEVER
+        # Under an operator Hold freezes a fleet as it is, and first calls may have led it there.
+        held = policy.tuning.mode is TuningMode.HOLD and not self.target
+        held = held or policy.pass_through.mode is PassThroughMode.NEVER
         if chosen or held or policy.baseline != Parameters() or limits.min_in_flight > 1:
             return 0
         return limits.max_in_flight

@@ -223,16 +223,15 @@ class Control:
         config, batcher, now = self._config, self._batcher, self._clock()
         running = {state.name: state.parameters for state in batcher.models()}
         models = {model.name: model for model in config.policy.models}
-        undecided = config.undecided > 0
-        self._driver.do(batcher.configure(config.parameters_of(EVERY_MODEL), now, undecided=undecided))
+        self._driver.do(batcher.configure(config.parameters_of(EVERY_MODEL), now, undecided=config.undecided))
         for name in {*running, *models, *config.parameters} - {EVERY_MODEL}:
-            parameters = config.parameters_of(name)
+            parameters, limits = config.parameters_of(name), config.policy.limits(models.get(name))
             if keep and name in running:
-                parameters = config.policy.limits(models.get(name)).clamp(running[name])
+                parameters = limits.clamp(running[name])
             parameters = self.guard.allowed(name, parameters)
             # An operator names a model once it has decided on it.
-            own = undecided and name not in config.parameters
-            self._driver.do(batcher.configure(parameters, now, model=name, undecided=own))
+            undecided = 0 if name in config.parameters else min(config.undecided, limits.max_in_flight)
+            self._driver.do(batcher.configure(parameters, now, model=name, undecided=undecided))
 
     def _put_in_force(self, model: str, parameters: Parameters) -> None:
         self._driver.do(self._batcher.configure(parameters, self._clock(), model=model))

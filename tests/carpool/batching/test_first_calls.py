@@ -96,10 +96,18 @@ def test_undecided_parameters_decide_nothing_and_others_do():
     batcher = first()
     state = batcher.model("m")
     assert (state.passing, state.slots) == (True, 1)
-    batcher.configure(Parameters(), 0.0, undecided=True)
-    batcher.configure(Parameters(max_batch=8), 0.0, model="m", undecided=True)
+    batcher.configure(Parameters(), 0.0, undecided=32)
+    batcher.configure(Parameters(max_batch=8), 0.0, model="m", undecided=32)
     assert (state.passing, state.slots) == (True, 1)
     assert state.in_force.max_batch == 8, "a limit of theirs holds at once"
+    for calls in (1, 1, 2, 2, 2, 2, 4, 4, 4, 4):
+        state.answered(calls, 0.02)
+    assert state.slots == 8
+    batcher.configure(Parameters(), 0.0, model="m", undecided=2)
+    assert (state.passing, state.slots) == (True, 2)
+    for _ in range(8):
+        state.answered(2, 0.02)
+    assert state.slots == 2
     batcher.configure(Parameters(max_in_flight=4), 0.0, model="m")
     assert (state.passing, state.slots, state.first_calls) == (False, 4, None)
     assert batcher.model("other").passing

@@ -11,7 +11,7 @@ from times import Quick
 
 from carpool_operator.api.model import Target
 from carpool_operator.cluster import watching
-from carpool_operator.cluster.autoscalers import HPAS, METRICS, SCALED_OBJECTS, RawHpa, RawScaledObject
+from carpool_operator.cluster.autoscalers import HPAS, METRICS, SCALED_OBJECTS, RawHpa, RawScaledObject, query
 from carpool_operator.cluster.fleet import KINDS, Fleet, watch_of
 
 HPA, SCALED_OBJECT = ("autoscaling/v2", HPAS), ("keda.sh/v1alpha1", SCALED_OBJECTS)
@@ -143,6 +143,26 @@ def test_the_load_at_which_it_takes_a_replica_for_full_is_read(plain, full):
 )
 def test_a_scaled_object_that_reads_something_else_is_not(trigger):
     assert of(RawScaledObject, scaled(trigger)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "computes"),
+    [
+        ('sum({__name__=~"carpool_load_ratio"})', False),
+        ('label_replace(carpool_load_ratio, "a", "$1-x", "b", "(.*)")', False),
+        ('sum by("a-b") (carpool_load_ratio)', False),
+        ("100 * carpool_load_ratio", True),
+    ],
+)
+def test_what_a_query_names_and_whether_it_computes(text, computes):
+    found = query(text)
+    assert "carpool_load_ratio" in found.names
+    assert found.computes == computes
+
+
+def test_a_long_query_is_read_once():
+    # Each letter was looked at again for every one before it: minutes for what an object may hold.
+    assert query("a" * 200_000 + "[" * 20_000).names == {"a" * 200_000}
 
 
 def test_what_is_no_url_is_nobody_s_load():

@@ -39,6 +39,17 @@ def test_service_times_may_come_from_more_pods_than_the_load():
     assert decision.rate == pytest.approx(50)
 
 
+@pytest.mark.parametrize("passing", [True, False])
+def test_to_keep_what_passes_one_by_one_is_no_decision(passing):
+    """Eight workers of 40 ms at 2/s: one call at a time was kept after 5 s, before a second had met the first."""
+    policy = spec(0.2, objective=Objective.BALANCED).policy()
+    learned = Learned(0.0, policy, None, Parameters(), kept=None)
+    stats = counted(10, cells=[(1, 10, 0.04)])
+    found = [learned.step(5.0 * n, Sum(1, 5.0, stats, passing=passing, queued_rows=0), stats) for n in range(1, 7)]
+    assert any(each.decided and not each.change for each in found)
+    assert learned.decided is not passing
+
+
 def test_forecasts_are_made_surer_seldom_while_others_wait_for_their_decisions():
     def played(*, hurried):
         learned, found = Learned(0.0, POLICY, None, Parameters(), kept=None), []

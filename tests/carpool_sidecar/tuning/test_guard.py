@@ -85,23 +85,6 @@ def test_what_is_taken_back_stays_so_while_changes_name_it_and_until_they_name_a
     assert bench.running("m") == SECOND, "another load may have come: it may be tried again"
 
 
-def test_it_goes_back_to_what_was_in_force_before_anybody_had_decided():
-    bench = Bench()
-    bench.batcher = Batcher(undecided=32)
-    bench.guard = Guard(bench.batcher, bench._put, logging.getLogger("test"))
-    state = bench.batcher.model("m")
-    for calls in (1, 1, 2, 2, 2, 2, 4, 4, 4, 4):
-        state.answered(calls, 0.01)
-    bench.change(1)
-    bench.serve("m", 60)
-    before = state.in_force
-    assert (before.pass_through, before.max_in_flight) == (True, 8)
-    bench.change(2, m=SECOND)
-    bench.serve("m", 30, missing=0.5)
-    assert bench.guard.rolled_back["m"].rejected == SECOND
-    assert bench.running("m") == before
-
-
 def test_models_are_judged_one_by_one(bench):
     bench.batcher.model("n")
     bench.change(2, m=FIRST, n=FIRST)
