@@ -12,7 +12,7 @@ import msgspec
 from carpool.forecasting.forecaster import Situation
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
-from carpool_cli.options import ADDRESS, AGO, DURATION, Address, FiniteRange, objective_options, opening
+from carpool_cli.options import ADDRESS, AGO, DURATION, PICTURE_FILE, Address, FiniteRange, objective_options, opening
 from carpool_cli.planning import assumptions
 from carpool_cli.planning.money import Price
 from carpool_cli.planning.savings import PLANNED, Stretch, Workload, savings, situation_of, stretches, table, total
@@ -79,7 +79,7 @@ Examples:
 @click.option("--gpu-hour", type=FiniteRange(0, min_open=True), help="Price of one replica's accelerator by the hour.")
 @objective_options
 @opening
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), help="PNG to draw every way into.")
+@click.option("--plot", type=PICTURE_FILE, help="Draw every way to this file (PNG, SVG, PDF).")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(
     *,

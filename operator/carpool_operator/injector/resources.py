@@ -18,7 +18,7 @@ MIN_CPU, MIN_MEMORY = 50, Quantity(128 * 2**20)
 """Less is no room for the process, its tuner and one request."""
 
 STORAGE = Quantity(64 * 2**20)
-"""Ephemeral storage, where it has to be named: for logs, of which the kubelet keeps five files of 10 MiB.
+"""Ephemeral storage, where it has to be named: for logs. The kubelet keeps five files of 10 MiB of them.
 
 A sidecar writes nothing else: its root file system is read-only, bodies stay in memory, its volume is a ConfigMap.
 """

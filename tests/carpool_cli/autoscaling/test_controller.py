@@ -91,7 +91,7 @@ def test_a_policy_counts_what_changed_within_its_period():
 
 
 def test_what_was_added_may_be_removed_again_within_the_period():
-    # Two of the four that run were added within the minute: it began with two, one of which may go.
+    # Two of the four that run were added within the minute. It began with two, and one of those may go.
     behavior = Behavior(up=Rules(0.0, (pods(2),)), down=Rules(0.0, (pods(1, 60.0),)))
     assert course(behavior, 2, [4, 1]) == [4, 1]
 

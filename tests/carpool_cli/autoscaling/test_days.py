@@ -165,7 +165,7 @@ def test_what_was_held_asks_for_more_replicas_like_any_request():
     steps = play(ASLEEP, PLAIN, [0.0, *steady(200.0, 5)], cold_start=30.0)
     assert steps.replicas[0] == 0
     served = steps.serving.index(1)
-    # 45 s of requests in 15 s: six replicas' worth, of which the controller starts four at once.
+    # 45 s of requests in 15 s: six replicas' worth. The controller starts four of them at once.
     assert steps.replicas[served + 1] == 4
 
 

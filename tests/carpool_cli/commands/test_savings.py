@@ -75,6 +75,14 @@ def test_an_slo_that_one_request_alone_misses_is_named(carpool, profile):
     assert "a request takes 5.5ms by itself" in result.output
 
 
+def test_a_picture_of_a_kind_that_nobody_draws_is_refused_before_anything_is_played(carpool, profile, tmp_path):
+    result = carpool(
+        "savings", "--profile", profile, "--slo-p99", "50ms", "--rate", 1, "--plot", tmp_path / "saved.txt"
+    )
+    assert result.exit_code == 2
+    assert "end it with .png, .svg, .pdf" in result.output
+
+
 def test_a_load_is_needed(carpool, profile):
     result = carpool("savings", "--profile", profile, "--slo-p99", "50ms")
     assert "--rate" in result.output

@@ -1,4 +1,4 @@
-"""NetworkPolicies: whom they keep from the sidecar that may call the model, and the operator from its admin port.
+"""NetworkPolicies that admit callers to the model and not to the sidecar, or keep the operator from its admin port.
 
 Policies add up, so all rules together are judged. A port by name is the sidecar's as soon as there is one.
 """

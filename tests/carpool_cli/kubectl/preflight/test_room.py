@@ -25,7 +25,7 @@ MADE = template(resources={"requests": {"cpu": "2"}, "limits": {"memory": "1Gi"}
 def look(quotas, *, replicas=4, running=4, made=MADE, stored=MADE, limit_ranges=()):
     """Preflight of a Deployment whose pods the quotas count; no server makes one more.
 
-    ``made``: its template, of which a server made the pods that run, ``stored``.
+    ``made``: its template. ``stored``: the pods that run, which a server made of it.
     """
     dry = [Dry(None, "exceeded quota: q", sent(made, inject=inject)) for inject in (False, True)]
     near = around(quotas=quotas, limit_ranges=limit_ranges)
