@@ -73,7 +73,7 @@ def named_ports(pod: Json) -> dict[str, int]:
 
 
 def surroundings(near: Around) -> Surroundings:
-    """Return what an injector is told of a namespace."""
+    """Return what an injector reads of a namespace."""
     return Surroundings(near.annotations, tuple(near.limit_ranges), tuple(near.quotas), near.labels)
 
 
