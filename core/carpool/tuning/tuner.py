@@ -88,13 +88,15 @@ class Tuner:
             self._put_in_force(parameters)
 
     def rejected(self, parameters: Parameters, back_to: Parameters) -> None:
-        """Go on from ``back_to``: with ``parameters`` more requests were late than forecast, and they were taken back.
+        """Go on from ``back_to``: with ``parameters`` too many requests were late, and they were taken back.
 
-        Forecasts are made with as much more care as if it had been seen here.
+        If it was forecast that they meet the SLO, forecasts are made with more care, as if it had been seen here.
         """
         if parameters not in self._left:
             self._left.add(parameters)
-            self._guards.margin.more(self._history.now, *self.plan.promised(parameters))
+            forecast = self.plan.assess(parameters)
+            if forecast is not None and forecast.holds_ahead:
+                self._guards.margin.more(self._history.now, *self.plan.promised(parameters))
             self.plan.choice = None
         self.adopt(back_to)
 

@@ -161,6 +161,16 @@ def test_it_may_be_told_twice_and_after_it_has_seen_it_itself():
     assert tuner._guards.margin.factor < TIGHTER
 
 
+def test_an_exploration_that_failed_says_nothing_against_forecasts_that_saw_it_coming():
+    tuner = Tuner(POLICY)
+    observe(tuner, 40)
+    too_small = Parameters(max_batch=1)
+    assert not tuner.plan.assess(too_small).holds_now
+    tuner.rejected(too_small, POLICY.baseline)
+    assert too_small in tuner._left
+    assert tuner._guards.margin.factor == 1
+
+
 def test_what_is_held_follows_what_is_in_force():
     tuner = Tuner(
         BatchingPolicy(objective=Objective.EFFICIENCY, slo=POLICY.slo, tuning=Tuning(mode=TuningMode.HOLD)),
