@@ -80,14 +80,15 @@ class _Counted(Struct, frozen=True):
 
     seconds: float
     busy: float
-    arrivals: dict[str, int]
-    """By model; token streams only where a gate has targets for them."""
+    arrivals: tuple[tuple[str, int], ...]
+    """Of each model; token streams only where a gate has targets for them."""
 
 
 class _PodLoad(Struct):
     """The last ``SPAN`` seconds of a pod, and what it can serve, by model."""
 
-    counted: deque[_Counted]
+    counted: list[_Counted]
+    """A few: a deque would take six times the memory."""
     capacities: Mapping[str, Rates]
     tokens: float | None = None
     """Output tokens per second that it can serve, of token streams."""
@@ -95,6 +96,15 @@ class _PodLoad(Struct):
     @property
     def seconds(self) -> float:
         return sum(each.seconds for each in self.counted)
+
+    @property
+    def arrivals(self) -> dict[str, int]:
+        """In these seconds, by model."""
+        found: dict[str, int] = {}
+        for each in self.counted:
+            for name, count in each.arrivals:
+                found[name] = found.get(name, 0) + count
+        return found
 
 
 class TargetLoad:
@@ -116,7 +126,7 @@ class TargetLoad:
     def observe(self, now: float, samples: Sequence[Sample], ready: Collection[str], full: float = FULL) -> None:
         """Take what was read; ``ready``: UIDs of the pods that serve; ``full``: load of a replica that is full."""
         for sample in samples:
-            pod = self._pods.setdefault(sample.uid, _PodLoad(deque(), {}))
+            pod = self._pods.setdefault(sample.uid, _PodLoad([], {}))
             pod.capacities = sample.capacities
             arrivals = {name: stats.arrivals for name, stats in sample.models.items()}
             # Token streams are one more load of the same device: their gate learns of them together, not by model.
@@ -127,9 +137,9 @@ class TargetLoad:
             if streams is not None and streams.capacity:
                 each = Rates(*[streams.capacity] * len(Rates._fields))
                 pod.capacities = {**sample.capacities, STREAMS: each}
-            pod.counted.append(_Counted(sample.seconds, sample.device_busy, arrivals))
+            pod.counted.append(_Counted(sample.seconds, sample.device_busy, tuple(arrivals.items())))
             while len(pod.counted) > 1 and pod.seconds - pod.counted[0].seconds >= SPAN:
-                pod.counted.popleft()
+                del pod.counted[0]
         for uid in self._pods.keys() - set(ready):
             del self._pods[uid]
         self.now = self._fullness(full)
@@ -156,9 +166,8 @@ class TargetLoad:
         rate = busy = 0.0
         for pod in pods:
             busy += sum(each.busy for each in pod.counted) / pod.seconds
-            for name in {name for each in pod.counted for name in each.arrivals}:
-                come = sum(each.arrivals.get(name, 0) for each in pod.counted) / pod.seconds
-                if not come:
+            for name, count in pod.arrivals.items():
+                if not (come := count / pod.seconds):
                     continue
                 # A pod that has measured nothing yet is as the others are.
                 own = pod.capacities.get(name)

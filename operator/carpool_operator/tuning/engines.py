@@ -40,7 +40,8 @@ class FleetEngines:
     """Remembers the last scrape of each engine, and what was recommended."""
 
     def __init__(self) -> None:
-        self.engine = ObservedEngine()
+        self.engine: ObservedEngine | None = None
+        """``None`` until an engine was seen: most targets have none."""
         self.errors: dict[str, str] = {}
         """By pod: why it says nothing."""
         self.seen_at = -inf
@@ -64,9 +65,10 @@ class FleetEngines:
             self._before[pod] = after
             self.seen_at = now
             if before is not None and after.requests >= before.requests:
+                self.engine = self.engine or ObservedEngine()
                 self.engine.observe(before, after)
                 samples.append((pod, before, after))
-        if samples and targets is not None:
+        if self.engine is not None and samples and targets is not None:
             self.advice = self.engine.advice(targets) or self.advice
         return [self._sample(*each) for each in samples]
 
