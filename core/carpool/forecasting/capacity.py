@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.forecasting.forecaster import DECIDES, QUANTILE_NAMES, TOGETHER, Forecaster
+from carpool.forecasting.forecaster import DECIDES, QUANTILE_NAMES, Forecaster
+from carpool.forecasting.queueing import TOGETHER
 from carpool.learning.arrivals import Poisson
 from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters

@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.forecasting import sampling
-from carpool.forecasting.queueing import Forecast, Glance, Load, batches, forecast, glance
+from carpool.forecasting.queueing import TOGETHER, Forecast, Glance, Load, batches, forecast, glance
 from carpool.forecasting.refinement import Refinement
 from carpool.learning import batchable_share
 from carpool.learning.arrivals import Fitted
@@ -33,9 +33,6 @@ MOST_REQUESTS = 16_000
 
 SAMPLES = 8
 """Times that many requests by which misses near the budget are judged, at most."""
-
-TOGETHER = 3.0
-"""Requests that miss together, at least. A burst makes seven late, or hundreds: then 20 misses are three events."""
 
 DECIDES = 2.0
 """Standard errors beyond the budget at which misses are no matter of chance: of runs of n, as compound Poisson events,
@@ -144,7 +141,7 @@ class Assessment(NamedTuple):
             self.outlook.forecaster.sample(self.outlook.parameters, played, shed=not self.holds_now)
         return played.is_done
 
-    def _meets(self, result: Glance | Forecast) -> bool:
+    def _meets(self, result: Glance) -> bool:
         situation = self.situation
         return result.miss_fraction <= situation.budget and all(
             getattr(result, QUANTILE_NAMES[q]) <= seconds for q, seconds in situation.quantiles
@@ -171,17 +168,17 @@ class Outlook:
         return HEADROOM * self.forecaster.load_share(self.parameters) >= 1
 
     @cached_property
-    def first(self) -> Glance | Forecast:
+    def first(self) -> Glance:
         """The present load, as far as one sample of arrivals shows it."""
         return self.forecaster.glance(self.parameters)
 
     @cached_property
-    def glance(self) -> Glance | Forecast:
+    def glance(self) -> Glance:
         """The same, its misses by as many samples as it takes to say whether they are within the budget."""
         return self.forecaster.judge(self.parameters, self.first)
 
     @cached_property
-    def glance_ahead(self) -> Glance | Forecast:
+    def glance_ahead(self) -> Glance:
         """The same at ``HEADROOM`` times the load."""
         first = self.forecaster.glance(self.parameters, HEADROOM)
         return self.forecaster.judge(self.parameters, first, HEADROOM)
@@ -346,7 +343,7 @@ class Forecaster:
 
     def glance(
         self, parameters: Parameters, factor: float = 1.0, sample: int = 0, *, count: int = 0, upper: bool = False
-    ) -> Glance | Forecast:
+    ) -> Glance:
         """Do the same for fewer figures, which is cheaper; at the upper confidence without noise."""
         situation, load = self.situation, self.load(factor, sample, count)
         service = self._upper if upper else situation.service
@@ -356,7 +353,7 @@ class Forecaster:
             return forecast(load, service, parameters, situation.target, margin=situation.margin)
         return glance(load, service, parameters, situation.target, situation.margin)
 
-    def judge(self, parameters: Parameters, first: Glance | Forecast, factor: float = 1.0) -> Glance | Forecast:
+    def judge(self, parameters: Parameters, first: Glance, factor: float = 1.0) -> Glance:
         """Return a first glance with misses from more requests, where its own leave open whether the budget is kept.
 
         Device time stays that of the first sample: that is what candidates differ in.
@@ -365,14 +362,13 @@ class Forecaster:
         budget, misses, squares = self.situation.budget, 0.0, 0.0
         for samples in range(1, self.samples + 1):
             misses += one.miss_fraction
-            squares += one.miss_fraction * (one.together if isinstance(one, Glance) else TOGETHER)
+            squares += one.miss_fraction * one.together
             together = max(squares / misses, TOGETHER) if misses else TOGETHER
             doubt = DECIDES * math.sqrt(budget * together / (samples * self.requests))
             if samples == self.samples or abs(misses / samples - budget) >= doubt:
                 break
             one = self.glance(parameters, factor, samples)
-        mean = misses / samples
-        return first._replace(miss_fraction=mean) if isinstance(first, Glance) else replace(first, miss_fraction=mean)
+        return replace(first, miss_fraction=misses / samples)
 
     def sample(self, parameters: Parameters, played: Refinement, *, shed: bool) -> None:
         """Play the load once more, with a sample of its own, and add its latencies."""
