@@ -203,27 +203,3 @@ def _slow(service: ServiceTime, largest: int) -> tuple[float, ...]:
 def _quantile(ascending: Sequence[float], q: float) -> float:
     """Smallest value that a share ``q`` does not exceed (nearest rank); ``inf`` of nothing."""
     return ascending[max(math.ceil(q * len(ascending)) - 1, 0)] if ascending else math.inf
-
-
-class Stability(NamedTuple):
-    """Whether a rate can be kept up with."""
-
-    capacity: float
-    """Rows per second of a backlog, which is served in full batches."""
-    utilization: float
-    """Rate over capacity; in a stable system an upper end, since batches that need not be full are no longer."""
-
-    @property
-    def stable(self) -> bool:
-        """Whether a backlog shrinks."""
-        return self.utilization < 1
-
-
-def stability(rate: float, service: ServiceTime, max_batch: int, concurrency: int | None = None) -> Stability:
-    """Compare a rate (rows per second) with what the device does.
-
-    A backlog is drained in batches of ``max_batch``, so that is what decides stability, not the best size below it:
-    where large batches cost more per row, a backlog that a smaller cap would drain never ends.
-    """
-    capacity = max_batch * (concurrency or service.executors) / service.time(max_batch)
-    return Stability(capacity, rate / capacity)

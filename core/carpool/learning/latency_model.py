@@ -68,9 +68,7 @@ class ServiceTime(Struct, frozen=True):
         return max(self.executors, in_flight) if self.executors >= self.largest_in_flight else self.executors
 
     @classmethod
-    def measured(
-        cls, seconds: Mapping[int, float], *, noise: float = 0.0, executors: int = 1, samples: float = KNOWN
-    ) -> ServiceTime:
+    def measured(cls, seconds: Mapping[int, float], *, noise: float = 0.0, executors: int = 1) -> ServiceTime:
         """Take times by rows as they are: a profile, measured with care, or a model's known curve."""
         sizes = tuple(sorted(seconds))
         means = tuple(seconds[size] for size in sizes)
@@ -79,7 +77,6 @@ class ServiceTime(Struct, frozen=True):
             noise=noise,
             executors=executors,
             largest_in_flight=executors,
-            samples=samples,
         )
 
     @classmethod
@@ -111,9 +108,13 @@ class ServiceTime(Struct, frozen=True):
 
     def upper(self, rows: int) -> float:
         """Upper 95 % confidence of the mean; beyond the largest size measured no row is taken to be cheaper than it."""
-        # Below the smallest size only monotony bounds the time: slope 0. Beyond: a step may lie ahead of a flat tail.
-        steepest = max(self.tail_slope + self.tail_error, self.uppers[-1] / self.sizes[-1])
-        return self._at(rows, self.uppers, 0.0, steepest)
+        # Below the smallest size only monotony bounds the time: slope 0.
+        return self._at(rows, self.uppers, 0.0, self._steepest)
+
+    @property
+    def _steepest(self) -> float:
+        """Seconds a row beyond the largest size measured, at most: a step may lie ahead of a flat tail."""
+        return max(self.tail_slope + self.tail_error, self.uppers[-1] / self.sizes[-1])
 
     def lower(self, rows: int) -> float:
         """Lower 95 % confidence of the mean; never negative."""
@@ -140,6 +141,13 @@ class ServiceTime(Struct, frozen=True):
         below = sizes[index - 1]
         return values[index - 1] + (value - values[index - 1]) * (rows - below) / (above - below)
 
+    def capacity(self, rows: int, in_flight: int) -> float:
+        """Rows per second of a backlog, which is served in full batches of ``rows``.
+
+        Where large batches cost more per row, a backlog that smaller ones would drain never ends.
+        """
+        return rows * min(self.executors_for(in_flight), in_flight) / self.time(rows)
+
     def per_row(self, rows: int) -> float:
         """Device seconds a row in batches of ``rows`` (at least 1)."""
         return self.time(rows) / rows
@@ -165,20 +173,16 @@ class ServiceTime(Struct, frozen=True):
             tail_error=self.tail_error * factor,
         )
 
-    def pessimistic(self, *, steps: bool = True) -> ServiceTime:
-        """Return the curve at its upper confidence, without further doubt: what a step's risk is judged by.
-
-        ``steps``: whether it may step up beyond the largest size measured, where no row is taken to be cheaper then.
-        """
-        slope = self.tail_slope + self.tail_error
+    def pessimistic(self) -> ServiceTime:
+        """Return the curve at its upper confidence, without further doubt: what a step's risk is judged by."""
         return replace(
             self,
             means=self.uppers,
             lowers=self.uppers,
             head_slope=0.0,
-            tail_slope=max(slope, self.uppers[-1] / self.sizes[-1]) if steps else slope,
+            tail_slope=self._steepest,
             tail_error=0.0,
-            mix=tuple((share, each.pessimistic(steps=steps)) for share, each in self.mix),
+            mix=tuple((share, each.pessimistic()) for share, each in self.mix),
         )
 
     def draw(self, rows: int, rng: Random) -> float:
