@@ -67,7 +67,7 @@ class Belief:
                 stats.rows,
                 observation.replicas,
             ),
-            model=self.learner.observe(observation.now, stats.by_key()) != 1.0,
+            model=self.learner.observe(observation.now, stats.samples()) != 1.0,
             share=self.sharing.observe(seconds, stats.arrivals, stats.batchable),
             limit=self.size_limit.observe(seconds, stats),
         )
