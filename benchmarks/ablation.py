@@ -163,7 +163,7 @@ RULES: dict[str, Rule] = {
     ),
     "outliers": Rule(
         "pauses of the host are not learned from",
-        {(latency_model, "_without_outliers"): lambda batches, busy, squared, _noise: (batches, busy, squared)},
+        {(latency_model, "_without_outliers"): lambda sample, _noise: sample},
     ),
     "change of the model": Rule(
         "when three observations agree, all sizes move at once", {(LatencyLearner, "_moved"): lambda _: 1.0}

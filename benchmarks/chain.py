@@ -13,7 +13,7 @@ import math
 from operator import mul, sub
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.forecasting.queueing import QUANTILES, Forecast, stability
+from carpool.forecasting.queueing import QUANTILES, Forecast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,16 +26,16 @@ def greedy(rate: float, service: ServiceTime, max_batch: int, slo_target: float)
 
     ``noise`` plays no part. Unstable rates get no latencies (``inf``) and no goodput.
     """
-    load = stability(rate, service, max_batch, concurrency=1)
-    if not load.stable:
+    capacity = service.capacity(max_batch, 1)
+    if rate / capacity >= 1:
         return Forecast(
             p50=math.inf, p90=math.inf, p95=math.inf, p99=math.inf, p999=math.inf, mean=math.inf,
-            miss_fraction=1.0, shed_fraction=0.0, goodput=0.0, throughput=load.capacity,
-            device_time=1 / load.capacity, mean_batch=float(max_batch), utilization=1.0, requests=0,
+            miss_fraction=1.0, shed_fraction=0.0, goodput=0.0, throughput=capacity,
+            device_time=1 / capacity, mean_batch=float(max_batch), utilization=1.0, requests=0,
         )  # fmt: skip
     times = service.table(max_batch)
     arriving = [_poisson(rate * time) for time in times]
-    states = _stationary(arriving, max_batch, load.utilization)
+    states = _stationary(arriving, max_batch, rate / capacity)
     segments: list[_Segment] = []
     overflow = _Overflow(times, rate)
     services = batches = served = 0.0

@@ -143,10 +143,10 @@ def forecasts(scenario: Scenario, stair: courses.Stair, contender: Carpool, seed
 
 def refined(forecaster: Forecaster, parameters: Parameters, *, shed: bool) -> QueueForecast:
     """Return the forecast of a setting with its tail as sure as it gets: up to a second's work."""
-    outlook, played = forecaster.assess(parameters).outlook, Refinement()
+    effective, played = forecaster.effective(parameters), Refinement()
     while not played.is_done:
-        forecaster.sample(outlook.parameters, played, shed=shed)
-    return played.refined(outlook.shed if shed else outlook.present)
+        forecaster.sample(effective, played, shed=shed)
+    return played.refined(forecaster.forecast(effective, shed=shed))
 
 
 def _p99(scenario: Scenario, setting: Setting, rate: float, seed: int, runs: int) -> Refinement:

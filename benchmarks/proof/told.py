@@ -16,9 +16,9 @@ from proof.ourselves import Carpool
 from proof.rows import TOLD_ALL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from carpool.batching.counters import Cell, CellKey
+    from carpool.batching.counters import Sample
     from carpool.learning.arrivals import Fitted
     from proof.world import Knowledge, Maker, Stretch
 
@@ -45,12 +45,12 @@ class Times(LatencyLearner):
         self._device = _Course(course)
         self._curves = self._true
 
-    def observe(self, now: float, cells: Mapping[CellKey, Cell]) -> float:
+    def observe(self, now: float, samples: Iterable[Sample]) -> float:
         """Count; return by how much the device takes longer than at the last call."""
         before, after = self._device.at.device, self._device.go(now).device
         if after != before:
             self._curves = {bucket: curve.scaled(after) for bucket, curve in self._true.items()}
-        super().observe(now, cells)
+        super().observe(now, samples)
         return after / before
 
     def estimate(self, bucket: int | None = None) -> ServiceTime:

@@ -63,7 +63,6 @@ class Driver:
         """Rows that single batches of a model may have to tell what they take."""
         self.ended: Counter[str] = Counter()
         self.arrivals = 0
-        self.max_tokens: int | None = None
         self.again_rows = 0
         self.size_rows = 0
 
@@ -114,10 +113,6 @@ class Driver:
 
     def restarted(self) -> None:
         self.obey(self.batcher.restarted(self.now))
-
-    def budget(self, model: str, max_tokens: int | None) -> None:
-        self.batcher.model(model).limits.max_tokens = max_tokens
-        self.obey(self.batcher.poll(self.now))
 
     def quiesce(self) -> None:
         """Complete every call and poll on time, with no new stimulus: everything must end."""
@@ -205,8 +200,6 @@ class Driver:
             for request, start, stop in slices:
                 assert 0 <= start < stop <= request.rows
                 self.sent[request] = stop
-            tokens = sum((stop - start) * request.tokens // request.rows for request, start, stop in slices)
-            assert self.max_tokens is None or tokens <= self.max_tokens or batch.rows == 1 or len(slices) == 1
             assert state.load.taken <= state.parameters.max_in_flight
         else:
             for request, _, stop in slices:
@@ -336,10 +329,6 @@ def random_step(driver: Driver, random: Random) -> None:
     elif draw < 0.99:
         belief = random.choice((None, estimate(), estimate(0.001, 0.004), estimate(executors=4)))
         driver.learn(random.choice(MODELS), belief, shed_slo=random.random() < 0.5)
-    elif draw < 0.992:
-        driver.max_tokens = random.choice((None, 40, 200))
-        for model in MODELS:
-            driver.budget(model, driver.max_tokens)
     elif draw < 0.997:
         driver.restarted()
     elif draw < 0.9985:

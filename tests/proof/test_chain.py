@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from chain import greedy
 
-from carpool.forecasting.queueing import QUANTILES, Load, forecast, stability
+from carpool.forecasting.queueing import QUANTILES, Load, forecast
 from carpool.learning.arrivals import Poisson, first
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.parameters import Parameters
@@ -81,7 +81,7 @@ def test_the_chain_agrees_with_the_recursion(rate, cap):
 @pytest.mark.parametrize("curve", [lambda b: 0.004 * math.ceil(b / 8), lambda b: 0.002 * b**1.2])
 def test_the_chain_takes_any_curve(curve):
     service = ServiceTime.measured({rows: curve(rows) for rows in range(1, 33)})
-    rate = 0.7 * stability(1.0, service, 16).capacity
+    rate = 0.7 * service.capacity(16, 1)
     exact = greedy(rate, service, 16, SLO)
     loads = [Load(first(Poisson(rate), 60_000, Random(seed))) for seed in range(3)]
     runs = [forecast(load, service, Parameters(max_batch=16), SLO) for load in loads]

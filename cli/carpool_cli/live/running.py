@@ -129,7 +129,7 @@ def learned(stats: ModelStats, lane: Lane) -> ServiceTime | None:
     each size is its.
     """
     learner = LatencyLearner()
-    learner.observe(0.0, stats.by_key())
+    learner.observe(0.0, stats.samples())
     counted = learner.estimate()
     times = lane.service_seconds
     if counted is None or times is None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.batching.counters import Cell, CellKey
+from carpool.batching.counters import KIND, Sample
 from carpool.forecasting.forecaster import Situation
 from carpool.learning.arrivals import WindowCounts
 from carpool.learning.latency_model import LatencyLearner
@@ -31,7 +31,7 @@ SHORTEST, PARTS = 120.0, 10
 """Seconds of one load at least, unless the time has fewer than so many of them: several scrapes."""
 
 WORKLOAD = ("namespace", "model")
-CELL = (*WORKLOAD, *CellKey._fields)
+CELL = (*WORKLOAD, *KIND)
 COUNTERS = {
     "arrivals": "carpool_arrivals_total",
     "squared": "carpool_arrivals_squared_total",
@@ -210,13 +210,14 @@ def _busy(
 def _service(ends: Mapping[str, Sequence[Series]], of: tuple[str, ...]) -> Any:  # noqa: ANN401 - a ServiceTime or None
     """Learn batch latency from the counts of the whole time, as a tuner does that begins with them."""
     batches, busy, squared = (_end(ends[metric], CELL) for metric in CELLS)
-    cells = {
-        CellKey(*(int(float(text)) for text in own[2:])): Cell(count, busy.get(own, 0.0), squared.get(own, 0.0))  # type: ignore[arg-type] # increase() has fractions
-        for own, count in batches.items()
-        if own[:2] == of and count > 0
-    }
+    samples = []
+    for own, count in batches.items():
+        if own[:2] == of and count > 0:
+            bucket, rows, in_flight, executors = (int(float(text)) for text in own[2:])
+            sums = busy.get(own, 0.0), squared.get(own, 0.0)
+            samples.append(Sample(bucket, rows, in_flight, executors, count, *sums))
     learner = LatencyLearner()
-    learner.observe(0.0, cells)
+    learner.observe(0.0, samples)
     return learner.estimate()
 
 

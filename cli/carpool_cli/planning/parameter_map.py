@@ -104,7 +104,7 @@ def plane(
 
     def point(size: int, wait: float) -> Point:
         found = forecaster.assess(Parameters(max_batch=size, max_wait=Duration(wait), max_in_flight=max_in_flight))
-        present = found.outlook.present
+        present = found.present
         step()
         return Point(
             max_batch=size,

@@ -8,7 +8,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.forecasting.forecaster import HEADROOM, Forecaster
-from carpool.forecasting.queueing import stability
 from carpool.policy.durations import Duration, format_seconds, whole_microseconds
 from carpool.policy.parameters import Parameters
 from carpool.policy.spec import PassThroughMode
@@ -159,12 +158,12 @@ def highest_load(situation: Situation, forecasting: Callable[[Situation], Foreca
     """
     service, limits = situation.service, situation.limits
     sizes = sorted({limits.max_batch, *(size for size in SIZES if limits.min_batch <= size <= limits.max_batch)})
-    capacity = max(stability(1.0, service, size).capacity for size in sizes) / situation.rows
+    capacity = max(service.capacity(size, service.executors) for size in sizes) / situation.rows
     rate = capacity
     while rate > capacity / 100:
         forecaster = forecasting(replace(situation, process=replace(situation.process, rate=rate)))
         for size in reversed(sizes):
-            if stability(rate * situation.rows, service, size).stable:
+            if rate * situation.rows / service.capacity(size, service.executors) < 1:
                 greedy = limits.clamp(Parameters(max_batch=size, max_in_flight=service.executors))
                 if forecaster.assess(greedy).holds_now:
                     return rate
@@ -214,7 +213,7 @@ def _doubts(situation: Situation, best: Assessment) -> list[str]:
     if parameters.max_batch > service.largest_measured and not parameters.pass_through:
         found.append(f"batches beyond {service.largest_measured} rows were not measured: profile larger sizes")
     rows_per_second = situation.process.rate * situation.rows
-    used = stability(rows_per_second, service, parameters.max_batch).utilization
+    used = rows_per_second / service.capacity(parameters.max_batch, service.executors)
     if used > TIGHT:
         found.append(f"the load is {used:.0%} of what such batches can serve: small errors of batch latency decide")
     return found

@@ -328,7 +328,7 @@ def _trust(played: Load, situation: Situation, current: Parameters, percentile: 
         here = slice(part * size, (part + 1) * size)
         times, rows = played.times[here], played.rows and played.rows[here]
         quarter = played._replace(times=times, rows=rows).forecaster(situation)
-        parts.append(getattr(quarter.assess(current).outlook.present, percentile))
+        parts.append(getattr(quarter.assess(current).present, percentile))
     yield (
         f"by quarters of the recording the present {percentile} would be {duration(min(parts))} to "
         f"{duration(max(parts))}"

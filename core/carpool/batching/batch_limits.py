@@ -12,15 +12,12 @@ class BatchLimits:
     """The limits of one model's batches beside ``max_batch``."""
 
     __slots__ = (
-        "_at_ceiling", "_largest_served", "_probe_after", "_proven", "again_rows", "ceiling", "max_rows", "max_tokens",
-        "served_rows",
+        "_at_ceiling", "_largest_served", "_probe_after", "_proven", "again_rows", "ceiling", "max_rows", "served_rows",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.max_rows: int | None = None
         """The model's own."""
-        self.max_tokens: int | None = None
-        """Of a batch, in the requests' tokens."""
         self.again_rows = 0
         """Rows that were served again in search of a size that fits."""
         self.served_rows = 0

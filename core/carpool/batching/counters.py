@@ -36,32 +36,35 @@ EXCUSED = 10.0
 """Times what a cold batch took too long, for which lateness is put down to it at most."""
 
 
-class CellKey(NamedTuple):
-    """Which service time a batch is a sample of."""
+class Sample(NamedTuple):
+    """Batches of one kind: what their service times are samples of, how many, their seconds and squared seconds."""
 
     bucket: int
     """Length bucket, 0 where lengths play no part."""
     rows: int
     in_flight: int
     """Batches in flight when it was dispatched, itself included."""
-    executors: int = 0
+    executors: int
     """0: seconds from dispatch to completion. e < in_flight: seconds from when it would have begun at a server
     concurrency of e, first come, first served. Where that is the truth, these are the batch's own, and vary little."""
+    batches: float
+    busy: float
+    busy_squared: float
 
 
-class Cell:  # noqa: PLW1641 - mutable, so Python gives it no hash
-    """Batches of one kind: how many, and the sum and sum of squares of their seconds from dispatch to completion."""
+KIND = Sample._fields[:4]
+"""What distinguishes one kind of batches from another."""
+
+
+class Cell:
+    """The sums of a ``Sample``, as they are counted."""
 
     __slots__ = ("batches", "busy", "busy_squared")
 
-    def __init__(self, batches: int = 0, busy: float = 0.0, busy_squared: float = 0.0) -> None:
-        self.batches = batches
-        self.busy = busy
-        self.busy_squared = busy_squared
-
-    def __eq__(self, other: object) -> bool:
-        mine = self.batches, self.busy, self.busy_squared
-        return isinstance(other, Cell) and mine == (other.batches, other.busy, other.busy_squared)
+    def __init__(self) -> None:
+        self.batches = 0
+        self.busy = 0.0
+        self.busy_squared = 0.0
 
 
 ALL = -1
@@ -87,7 +90,7 @@ class ModelStats(MutableCamel, rename="camel"):
     misses: "dict[str, int]" = {}  # noqa: RUF012, UP037 - msgspec copies it; the quotes: see `Frozen`
     """By reason: late, cold, failed, rejected, cancelled, or a refusal's reason."""
     cells: "list[tuple[int, int, int, int, int, float, float]]" = []  # noqa: RUF012, UP037
-    """(bucket, rows, in_flight, executors, batches, busy, busy_squared)."""
+    """As ``Sample``."""
     limited: int = 0
     """Batches composed while fewer rows than ``max_batch`` were allowed: a size limit, or poisoned requests."""
     limited_rows: int = 0
@@ -110,9 +113,9 @@ class ModelStats(MutableCamel, rename="camel"):
         """Requests that missed the SLO, for whatever reason but the caller's own doing."""
         return sum(count for reason, count in self.misses.items() if reason not in CALLERS)
 
-    def by_key(self) -> dict[CellKey, Cell]:
-        """Cells by what they are samples of."""
-        return {CellKey(*key): Cell(batches, busy, squared) for *key, batches, busy, squared in self.cells}
+    def samples(self) -> list[Sample]:
+        """Service times of batches, by kind."""
+        return [Sample(*cell) for cell in self.cells]
 
     def quantile(self, q: float) -> float | None:
         """Seconds in which a share ``q`` was answered, to 19 %, for people to read; ``None``: nothing was answered."""
@@ -289,7 +292,7 @@ class Counters:
         self.missed(COLD if reason == Refused.LATE and now < self.excess_until else reason)
 
     def sample(self, key: tuple[int, int, int, int], seconds: float) -> None:
-        """Count a batch's service, ``key`` being a ``CellKey``; where there are ``MAX_CELLS``, no new kind is begun."""
+        """Count a batch's service, ``key`` as ``KIND``; where there are ``MAX_CELLS``, no new kind is begun."""
         cell = self.cells.get(key)
         if cell is None:
             if len(self.cells) >= MAX_CELLS:

@@ -81,7 +81,6 @@ class QueueSet:
             or queue.alone
             or self.draining
             or (state.batchable.share < MOSTLY and not state.batchable.worth_holding(state.parameters.max_wait))
-            or (state.limits.max_tokens is not None and queue.tokens >= state.limits.max_tokens)
         ):
             return -inf
         return queue.due_at(estimate.upper)

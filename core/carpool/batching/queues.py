@@ -31,9 +31,7 @@ class Taken(NamedTuple):
 class Queue:
     """Requests with one key, by priority class, first come, first served."""
 
-    __slots__ = (
-        "_class_rows", "_hold", "_soonest", "_stale", "bucket", "classes", "key", "merge", "rows", "state", "tokens",
-    )  # fmt: skip
+    __slots__ = ("_class_rows", "_hold", "_soonest", "_stale", "bucket", "classes", "key", "merge", "rows", "state")
 
     def __init__(self, key: Hashable, state: ModelState, *, merge: bool, bucket: int | None = None) -> None:
         self.key = key
@@ -43,7 +41,6 @@ class Queue:
         """Length bucket of all its requests; ``None``: of several."""
         self.classes: dict[int, deque[Request]] = {}
         self.rows = 0
-        self.tokens = 0
         self._hold = inf
         """The first end of a hold, and the first time by which an answer has to be there ..."""
         self._soonest = inf
@@ -85,7 +82,6 @@ class Queue:
             waiting = self.classes[request.priority] = deque()
         waiting.append(request)
         self.rows += request.rows
-        self.tokens += request.tokens
         load = self.state.load
         load.requests += 1
         load.rows += request.rows
@@ -109,7 +105,6 @@ class Queue:
         self.changed()
 
     def _off(self, request: Request) -> None:
-        self.tokens -= request.tokens
         load = self.state.load
         load.requests -= 1
         load.size -= request.size
@@ -124,10 +119,10 @@ class Queue:
         # All are to be in time with the batch as large as it would be: late ones only delay the others.
         seconds = -inf if times is None else time_of(times, min(self.rows, room))
         surely = 1.0 if estimate is None or alone else estimate.surely
-        budget, shed_slo = state.limits.max_tokens, state.belief.shed_slo
+        shed_slo = state.belief.shed_slo
         slices: list[Slice] = []
         dropped: list[Request] = []
-        rows = tokens = begun = 0
+        rows = begun = 0
         waited = 0.0
         classes = self.classes
         while classes:
@@ -149,11 +144,6 @@ class Queue:
                 left = min(left, room - rows)
             elif slices and rows + left > room:
                 break
-            if budget is not None and request.tokens:
-                left, share = _within(budget, tokens, request, left, cut=splits, first=not slices)
-                if not left:
-                    break
-                tokens += share
             # 3. In the batch.
             slices.append((request, first_row, first_row + left))
             rows += left
@@ -166,8 +156,6 @@ class Queue:
                 if not waiting:
                     del classes[request.priority]
                 self._off(request)
-            elif rows < room:
-                break  # the token budget cut it
             if alone or rows >= room:
                 break
         self.rows -= rows
@@ -241,15 +229,3 @@ class Queue:
             for request in self:
                 if not request.sheddable:
                     request.sheddable = request.arrived + self.span(request, estimate) <= request.due
-
-
-def _within(budget: int, used: int, request: Request, rows: int, *, cut: bool, first: bool) -> tuple[int, int]:
-    """Return how many of a request's rows the token budget has room for, and their tokens; one row always goes first.
-
-    Only requests that are beyond the whole budget are cut.
-    """
-    share = rows * request.tokens // request.rows
-    if used + share > budget and cut and request.tokens > budget:
-        rows = max(min(rows, (budget - used) * request.rows // request.tokens), 1 if first else 0)
-        share = rows * request.tokens // request.rows
-    return (rows, share) if first or used + share <= budget else (0, 0)

@@ -27,11 +27,11 @@ class Request:
     """One caller's request while it waits and is served.
 
     ``key``: only requests with equal keys are batched together. ``rows`` along the batch axis. ``size`` in bytes,
-    ``tokens`` in the unit of the token budget. ``arrived``, ``due`` (arrival plus the SLO's target) and ``deadline``
-    (when the caller stops waiting) are seconds on the clock that every ``now`` is read from. ``mergeable`` requests may
-    be merged and split; others are sent alone, whole. ``caller``: its sender, where known. A ``shadow`` is the driver's
-    own request, or one that fills the headroom: it takes a slot like any other, and is not counted.
-    ``payload`` belongs to the driver.
+    ``tokens`` in payload elements. ``arrived``, ``due`` (arrival plus the SLO's target) and ``deadline`` (when the
+    caller stops waiting) are seconds on the clock that every ``now`` is read from. ``mergeable`` requests may be merged
+    and split; others are sent alone, whole. ``caller``: its sender, where known. A ``shadow`` is the driver's own
+    request, or one that fills the headroom: it takes a slot like any other, and is not counted. ``payload`` belongs to
+    the driver.
     """
 
     __slots__ = (

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from carpool.forecasting.forecaster import DECIDES, QUANTILE_NAMES, TOGETHER, Forecaster
+from carpool.forecasting.forecaster import DECIDES, QUANTILE_NAMES, Forecaster
+from carpool.forecasting.queueing import TOGETHER
 from carpool.learning.arrivals import Poisson
 from carpool.policy.durations import Duration, whole_microseconds
 from carpool.policy.parameters import Parameters
@@ -66,15 +67,16 @@ def capacity(situation: Situation, settings: Sequence[Parameters]) -> Capacity:
     The first one is searched by bisection. Each further one is played once, at the best rate so far, and searched only
     if it meets the SLO there: some 20 forecasts in all, 30 with several batches in flight.
     """
-    most = max(_backlog(situation, setting.max_batch, setting.max_in_flight) for setting in settings)
+    service, rows = situation.service, situation.rows
+    most = max(service.capacity(each.max_batch, each.max_in_flight) / rows for each in settings)
     # Arrivals of the highest rate: as many as show what lasts, slower or faster.
     process = replace(situation.process, rate=most)
     forecaster = Forecaster(replace(situation, process=process), parts=0 if isinstance(process, Poisson) else SAMPLES)
     best, found = _search(forecaster, settings)
     unheld = [replace(each, max_wait=Duration(situation.limits.min_wait)) for each in settings]
     without = found if best in unheld else _search(forecaster, dict.fromkeys(unheld))[1]
-    single = replace(best, max_batch=situation.rows, max_wait=Duration(situation.limits.min_wait))
-    alone = _highest(forecaster, single, 0.0, min(1.0, _backlog(situation, situation.rows, best.max_in_flight) / most))
+    single = replace(best, max_batch=rows, max_wait=Duration(situation.limits.min_wait))
+    alone = _highest(forecaster, single, 0.0, min(1.0, service.capacity(rows, best.max_in_flight) / rows / most))
     lower = found if _holds(forecaster, best, found, upper=True) else _highest(forecaster, best, 0.0, found, upper=True)
     return Capacity(found * most, lower * most, best, without * most, alone * most)
 
@@ -99,15 +101,9 @@ def candidates(situation: Situation, sizes: Collection[int], flights: int) -> li
     waits = sorted({whole_microseconds(max(limits.min_wait, share * limits.max_wait)) for share in shares})
     # A request may have to wait for the batch before its own. Where both take about the SLO, only playing it shows.
     able = [size for size in sizes if 2 * situation.service.time(size) <= situation.target] or [min(sizes)]
-    best = sorted(able, key=lambda size: -_backlog(situation, size, flights))[:SIZES]
+    best = sorted(able, key=lambda size: -situation.service.capacity(size, flights))[:SIZES]
     slower = sorted(size for size in sizes if size > max(able) and situation.service.time(size) <= situation.target)
     return [Parameters(size, Duration(wait), flights) for size in (*best, *slower[:SLOWER]) for wait in waits]
-
-
-def _backlog(situation: Situation, size: int, flights: int) -> float:
-    """Return the requests per second that full batches of a size carry."""
-    service = situation.service
-    return size * min(service.executors_for(flights), flights) / service.time(size) / situation.rows
 
 
 def _highest(forecaster: Forecaster, setting: Parameters, low: float, high: float, *, upper: bool = False) -> float:

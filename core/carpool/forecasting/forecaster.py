@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.forecasting import sampling
-from carpool.forecasting.queueing import Forecast, Glance, Load, batches, forecast, glance
+from carpool.forecasting.queueing import TOGETHER, Forecast, Glance, Load, batches, forecast, glance
 from carpool.forecasting.refinement import Refinement
 from carpool.learning import batchable_share
 from carpool.learning.arrivals import Fitted
@@ -33,9 +32,6 @@ MOST_REQUESTS = 16_000
 
 SAMPLES = 8
 """Times that many requests by which misses near the budget are judged, at most."""
-
-TOGETHER = 3.0
-"""Requests that miss together, at least. A burst makes seven late, or hundreds: then 20 misses are three events."""
 
 DECIDES = 2.0
 """Standard errors beyond the budget at which misses are no matter of chance: of runs of n, as compound Poisson events,
@@ -68,173 +64,156 @@ class Situation(Struct, frozen=True):
     """Rows that a batch may have where that is less than ``max_batch`` (``size_limit``)."""
 
 
-class Assessment(NamedTuple):
-    """One setting's forecasts."""
+class Assessment:
+    """Forecasts of one setting, each made when first asked for: most are never needed in full, or at all."""
 
-    parameters: Parameters
-    outlook: Outlook
+    __slots__ = ("__dict__", "parameters")
+
+    def __init__(self, forecaster: Forecaster, parameters: Parameters, effective: Parameters) -> None:
+        """``effective``: what the Batcher makes of ``parameters``."""
+        self.parameters = parameters
+        self.forecaster = forecaster
+        self.effective = effective
+        self.refinement = Refinement()
+
+    def of(self, parameters: Parameters) -> Assessment:
+        """Return the very same forecasts, for parameters of which the Batcher makes the same."""
+        other = Assessment.__new__(Assessment)
+        other.parameters, other.__dict__ = parameters, self.__dict__
+        return other
 
     @property
     def situation(self) -> Situation:
         """What it is forecast for."""
-        return self.outlook.forecaster.situation
-
-    @property
-    def now(self) -> Forecast:
-        """The present load; where even that misses the SLO, with requests that would be late refused."""
-        return self.outlook.present if self.holds_now else self.outlook.shed
-
-    @property
-    def ahead(self) -> Forecast:
-        """``HEADROOM`` times the load; where not even the present load meets the SLO, that."""
-        return self.outlook.ahead if self.holds_now else self.outlook.present
+        return self.forecaster.situation
 
     @property
     def holds_now(self) -> bool:
         """Whether the SLO is forecast to be met."""
-        return not self.outlook.is_overload and self._meets(self.outlook.glance)
+        return not self.is_overload and self._meets(self.glance)
 
     @property
     def holds_ahead(self) -> bool:
         """Whether it is at ``HEADROOM`` times the load too."""
-        if not self.holds_now or self.outlook.is_overload_ahead:
-            return False
-        return self._meets(self.outlook.glance_ahead)
+        return self.holds_now and not self.is_overload_ahead and self._meets(self.glance_ahead)
+
+    def _meets(self, result: Glance) -> bool:
+        situation = self.situation
+        return result.miss_fraction <= situation.budget and all(
+            getattr(result, QUANTILE_NAMES[q]) <= seconds for q, seconds in situation.quantiles
+        )
+
+    @cached_property
+    def is_overload(self) -> bool:
+        """Whether more comes than full batches carry: a backlog then grows, however slowly."""
+        return self.forecaster.load_share(self.effective) >= 1
+
+    @cached_property
+    def is_overload_ahead(self) -> bool:
+        """The same at ``HEADROOM`` times the load."""
+        return HEADROOM * self.forecaster.load_share(self.effective) >= 1
+
+    @cached_property
+    def first(self) -> Glance:
+        """The present load, no request refused, as far as one sample of arrivals shows it."""
+        return self.forecaster.glance(self.effective)
+
+    @cached_property
+    def glance(self) -> Glance:
+        """The same, its misses by as many samples as it takes to say whether they are within the budget."""
+        return self.forecaster.judge(self.effective, self.first)
+
+    @cached_property
+    def glance_ahead(self) -> Glance:
+        """The same at ``HEADROOM`` times the load."""
+        return self.forecaster.judge(self.effective, self.forecaster.glance(self.effective, HEADROOM), HEADROOM)
 
     @property
     def device_time(self) -> float:
         """Of a request at the present load, in seconds."""
-        return self.outlook.first.device_time if self.holds_now else self.outlook.shed.device_time
+        return self.first.device_time if self.holds_now else self.now.device_time
 
     @property
     def mean(self) -> float:
         """Mean latency (seconds) at the present load, no request refused."""
-        return self.outlook.first.mean
+        return self.first.mean
 
     @property
     def utilization(self) -> float:
         """Share of the device's capacity, 0 to 1, that the present load uses, no request refused."""
         concurrency = self.situation.service.executors
         used = min(concurrency, self.parameters.max_in_flight)
-        return min(self.outlook.first.utilization * used / concurrency, 1.0)
+        return min(self.first.utilization * used / concurrency, 1.0)
 
     @property
     def misses(self) -> float:
         """Fraction of requests forecast to miss the SLO at the present load, no request refused."""
-        return self.outlook.glance.miss_fraction
-
-    @property
-    def refined(self) -> Forecast:
-        """``now``, its tail from as many requests as were played for it by ``refine``."""
-        return self._refinement.refined(self.now)
-
-    @property
-    def expected_p99(self) -> float | None:
-        """What answers should show where the forecast is right; ``None`` while too few requests were played."""
-        return self._refinement.expected_p99
-
-    @property
-    def _refinement(self) -> Refinement:
-        return self.outlook.refinement if self.holds_now else self.outlook.refinement_shed
-
-    def refine(self) -> bool:
-        """Play another sample of arrivals for ``refined``; return whether it needs no more."""
-        played = self._refinement
-        if not played.is_done:
-            self.outlook.forecaster.sample(self.outlook.parameters, played, shed=not self.holds_now)
-        return played.is_done
-
-    def _meets(self, result: Glance | Forecast) -> bool:
-        situation = self.situation
-        return result.miss_fraction <= situation.budget and all(
-            getattr(result, QUANTILE_NAMES[q]) <= seconds for q, seconds in situation.quantiles
-        )
-
-
-class Outlook:
-    """Forecasts of one setting, each made when first asked for: most are never needed in full, or at all."""
-
-    def __init__(self, forecaster: Forecaster, parameters: Parameters) -> None:
-        self.forecaster = forecaster
-        self.parameters = parameters
-        self.refinement = Refinement()
-        self.refinement_shed = Refinement()
-
-    @cached_property
-    def is_overload(self) -> bool:
-        """Whether more comes than full batches carry: a backlog then grows, however slowly."""
-        return self.forecaster.load_share(self.parameters) >= 1
-
-    @cached_property
-    def is_overload_ahead(self) -> bool:
-        """The same at ``HEADROOM`` times the load."""
-        return HEADROOM * self.forecaster.load_share(self.parameters) >= 1
-
-    @cached_property
-    def first(self) -> Glance | Forecast:
-        """The present load, as far as one sample of arrivals shows it."""
-        return self.forecaster.glance(self.parameters)
-
-    @cached_property
-    def glance(self) -> Glance | Forecast:
-        """The same, its misses by as many samples as it takes to say whether they are within the budget."""
-        return self.forecaster.judge(self.parameters, self.first)
-
-    @cached_property
-    def glance_ahead(self) -> Glance | Forecast:
-        """The same at ``HEADROOM`` times the load."""
-        first = self.forecaster.glance(self.parameters, HEADROOM)
-        return self.forecaster.judge(self.parameters, first, HEADROOM)
-
-    @cached_property
-    def present(self) -> Forecast:
-        """The present load, no request refused."""
-        return self.forecaster.forecast(self.parameters)
-
-    @cached_property
-    def shed(self) -> Forecast:
-        """The present load, requests that would be late refused: what an overload leaves."""
-        return self.forecaster.forecast(self.parameters, shed=True)
-
-    @cached_property
-    def ahead(self) -> Forecast:
-        """``HEADROOM`` times the load."""
-        return self.forecaster.forecast(self.parameters, HEADROOM)
+        return self.glance.miss_fraction
 
     @cached_property
     def batches(self) -> list[int]:
         """Requests of each batch at the present load, no request refused."""
-        forecaster = self.forecaster
-        situation = forecaster.situation
-        return batches(forecaster.load(), situation.service, self.parameters, situation.target)
+        situation = self.situation
+        return batches(self.forecaster.load(), situation.service, self.effective, situation.target)
 
     @cached_property
-    def lost_ahead(self) -> float:
-        """Misses at ``HEADROOM`` times the load with refusals, at the upper confidence of batch latency.
+    def present(self) -> Forecast:
+        """The present load, no request refused."""
+        return self.forecaster.forecast(self.effective)
 
-        Of sizes that carry as much, the one measured least would seem best by chance.
-        """
-        return self.forecaster.loss(self.parameters, HEADROOM)
+    @cached_property
+    def now(self) -> Forecast:
+        """The present load; where even that misses the SLO, with requests that would be late refused."""
+        return self.present if self.holds_now else self.forecaster.forecast(self.effective, shed=True)
+
+    @cached_property
+    def ahead(self) -> Forecast:
+        """``HEADROOM`` times the load; where not even the present load meets the SLO, that."""
+        return self.forecaster.forecast(self.effective, HEADROOM) if self.holds_now else self.present
+
+    @property
+    def refined(self) -> Forecast:
+        """``now``, its tail from as many requests as were played for it by ``refine``."""
+        return self.refinement.refined(self.now)
+
+    @property
+    def expected_p99(self) -> float | None:
+        """What answers should show where the forecast is right; ``None`` while too few requests were played."""
+        return self.refinement.expected_p99
+
+    def refine(self) -> bool:
+        """Play another sample of arrivals for ``refined``; return whether it needs no more."""
+        if not self.refinement.is_done:
+            self.forecaster.sample(self.effective, self.refinement, shed=not self.holds_now)
+        return self.refinement.is_done
 
     @cached_property
     def lost(self) -> float:
-        """The same of the present load."""
-        return self.forecaster.loss(self.parameters)
+        """Misses with refusals, at the upper confidence of batch latency.
+
+        Of sizes that carry as much, the one measured least would seem best by chance.
+        """
+        return self.forecaster.loss(self.effective)
+
+    @cached_property
+    def lost_ahead(self) -> float:
+        """The same at ``HEADROOM`` times the load."""
+        return self.forecaster.loss(self.effective, HEADROOM)
 
     @property
     def least_loss(self) -> float:
         """Return what is lost of the present load if all batches are full, and answered in time."""
-        return self.forecaster.least_loss(self.parameters)
+        return self.forecaster.least_loss(self.effective)
 
     @cached_property
     def risk(self) -> float:
         """Forecast fraction of misses at the upper confidence of batch latency."""
-        return self.forecaster.glance(self.parameters, upper=True).miss_fraction
+        return self.forecaster.glance(self.effective, upper=True).miss_fraction
 
     def risk_within(self, seconds: float) -> float:
         """Return the same of the requests of so many seconds, before which nothing waits: a backlog takes time."""
-        count = math.ceil(seconds * self.forecaster.situation.process.rate)
-        return self.forecaster.glance(self.parameters, count=count, upper=True).miss_fraction
+        count = math.ceil(seconds * self.situation.process.rate)
+        return self.forecaster.glance(self.effective, count=count, upper=True).miss_fraction
 
 
 class Forecaster:
@@ -252,7 +231,7 @@ class Forecaster:
         self._groups = batchable_share.groups(
             situation.share, batchable_share.MOST_GROUPS // max(len(situation.service.mix), 1)
         )
-        self._known: dict[Parameters, Outlook] = {}
+        self._known: dict[Parameters, Assessment] = {}
         self._loads: dict[tuple[float, int, int], Load] = {}
 
     @cached_property
@@ -288,10 +267,10 @@ class Forecaster:
     def assess(self, parameters: Parameters) -> Assessment:
         """Return a setting's forecasts."""
         effective = self.effective(parameters)
-        outlook = self._known.get(effective)
-        if outlook is None:
-            outlook = self._known[effective] = Outlook(self, effective)
-        return Assessment(parameters, outlook)
+        known = self._known.get(effective)
+        if known is None:
+            known = self._known[effective] = Assessment(self, effective, effective)
+        return known if parameters == effective else known.of(parameters)
 
     def effective(self, parameters: Parameters) -> Parameters:
         """Return what the Batcher makes of a setting: where no request can share a batch it holds none."""
@@ -346,7 +325,7 @@ class Forecaster:
 
     def glance(
         self, parameters: Parameters, factor: float = 1.0, sample: int = 0, *, count: int = 0, upper: bool = False
-    ) -> Glance | Forecast:
+    ) -> Glance:
         """Do the same for fewer figures, which is cheaper; at the upper confidence without noise."""
         situation, load = self.situation, self.load(factor, sample, count)
         service = self._upper if upper else situation.service
@@ -356,7 +335,7 @@ class Forecaster:
             return forecast(load, service, parameters, situation.target, margin=situation.margin)
         return glance(load, service, parameters, situation.target, situation.margin)
 
-    def judge(self, parameters: Parameters, first: Glance | Forecast, factor: float = 1.0) -> Glance | Forecast:
+    def judge(self, parameters: Parameters, first: Glance, factor: float = 1.0) -> Glance:
         """Return a first glance with misses from more requests, where its own leave open whether the budget is kept.
 
         Device time stays that of the first sample: that is what candidates differ in.
@@ -365,14 +344,13 @@ class Forecaster:
         budget, misses, squares = self.situation.budget, 0.0, 0.0
         for samples in range(1, self.samples + 1):
             misses += one.miss_fraction
-            squares += one.miss_fraction * (one.together if isinstance(one, Glance) else TOGETHER)
+            squares += one.miss_fraction * one.together
             together = max(squares / misses, TOGETHER) if misses else TOGETHER
             doubt = DECIDES * math.sqrt(budget * together / (samples * self.requests))
             if samples == self.samples or abs(misses / samples - budget) >= doubt:
                 break
             one = self.glance(parameters, factor, samples)
-        mean = misses / samples
-        return first._replace(miss_fraction=mean) if isinstance(first, Glance) else replace(first, miss_fraction=mean)
+        return replace(first, miss_fraction=misses / samples)
 
     def sample(self, parameters: Parameters, played: Refinement, *, shed: bool) -> None:
         """Play the load once more, with a sample of its own, and add its latencies."""

@@ -12,55 +12,55 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from carpool.batching.requests import ROUNDING, seldom_exceeded
-from carpool.forecasting.recursion import Misses, Rules, Run, recursion, refusing
+from carpool.forecasting.recursion import Rules, Run, recursion, refusing
 from carpool.forecasting.replay import Kind, replay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from carpool.forecasting.recursion import Tally
     from carpool.learning.latency_model import ServiceTime
     from carpool.policy.parameters import Parameters
 
 QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 
-class Forecast(Struct, frozen=True):
-    """What to expect. Latencies in seconds over the requests served (``inf`` when none is); shares of all requests."""
+TOGETHER = 3.0
+"""Requests that miss together, at least. A burst makes seven late, or hundreds: then 20 misses are three events."""
+
+
+class Glance(Struct, frozen=True):
+    """The figures that most choices need, for half of what a ``Forecast`` costs. Shares are of all requests."""
+
+    miss_fraction: float
+    """Requests not answered by their due time: late, or refused."""
+    device_time: float
+    """Seconds with a batch in flight per request served: shared, never the sum of batch latencies."""
+    mean: float
+    """Latency in seconds over the requests served (``inf`` when none is)."""
+    utilization: float
+    """Share of its capacity to compute batches at once that the device uses."""
+    together: float = TOGETHER
+    """How many requests miss together, in the mean over those that miss: the length of runs of late batches."""
+
+
+class Forecast(Glance, frozen=True, kw_only=True):
+    """What to expect. Latencies in seconds over the requests served (``inf`` when none is)."""
 
     p50: float
     p90: float
     p95: float
     p99: float
     p999: float
-    mean: float
-    miss_fraction: float
-    """Requests not answered by their due time: late, or refused."""
     shed_fraction: float
     """Requests refused on arrival or dropped at dispatch; part of the misses."""
     goodput: float
     """Answers by their due time per second."""
     throughput: float
     """Answers per second."""
-    device_time: float
-    """Seconds with a batch in flight per request served: shared, never the sum of batch latencies."""
     mean_batch: float
     """Rows."""
-    utilization: float
-    """Share of its capacity to compute batches at once that the device uses."""
     requests: int
     """Arrivals behind the forecast."""
-
-
-class Glance(NamedTuple):
-    """The figures of a ``Forecast`` that most choices need, for half of what it costs."""
-
-    miss_fraction: float
-    device_time: float
-    mean: float
-    utilization: float
-    together: float = 1.0
-    """How many requests miss together, in the mean over those that miss: the length of runs of late batches."""
 
 
 class Load(NamedTuple):
@@ -74,11 +74,6 @@ class Load(NamedTuple):
     """Shares of the requests that have one batch key each."""
     draws: tuple[float, ...] = (1.0,)
     """Multipliers of batch times."""
-
-    @property
-    def total_rows(self) -> int:
-        """Rows of all requests."""
-        return self.rows * len(self.arrivals) if isinstance(self.rows, int) else sum(self.rows)
 
 
 def forecast(
@@ -128,34 +123,29 @@ def glance(load: Load, service: ServiceTime, parameters: Parameters, target: flo
     """Forecast a few figures as ``forecast`` does, with no request refused."""
     rules = _rules(load, service, parameters, target, margin)
     arrivals, limit = load.arrivals, margin * target + ROUNDING
-    run: Tally | Run
+    run: Run
     if (unit := _unit(load, service, rules)) is not None:
-        small, times, slow = unit
-        run = recursion(arrivals, times, slow, small)
-        misses, waited = run.misses, run.waited
+        run = tally = recursion(arrivals, *unit)
+        waited = tally.waited
     else:
         run = _played(load, service, rules)
-        misses, waited = Misses(), math.fsum(run.latencies)
+        waited = math.fsum(run.latencies)
         ordered = iter(run.latencies)
         for size in run.sizes:
-            misses.add(sum(map(limit.__lt__, islice(ordered, size))))
+            run.missed(sum(map(limit.__lt__, islice(ordered, size))))
     count, span = len(arrivals), max(run.end, arrivals[-1]) - arrivals[0]
     return Glance(
-        miss_fraction=misses.count / count,
+        miss_fraction=run.misses / count,
         device_time=run.busy / count,
         mean=waited / count,
         utilization=run.work / (rules.concurrency * span),
-        together=misses.squares / misses.count if misses.count else 1.0,
+        together=run.squares / run.misses if run.misses else 1.0,
     )
 
 
 def batches(load: Load, service: ServiceTime, parameters: Parameters, target: float) -> list[int]:
     """Return the requests of each batch, with no request refused."""
-    rules = _rules(load, service, parameters, target)
-    if (unit := _unit(load, service, rules)) is not None:
-        small, times, slow = unit
-        return recursion(load.arrivals, times, slow, small, keeps=True).sizes
-    return _played(load, service, rules).sizes
+    return _played(load, service, _rules(load, service, parameters, target)).sizes
 
 
 def _rules(
@@ -175,26 +165,20 @@ def _rules(
     )
 
 
-def _unit(load: Load, service: ServiceTime, rules: Rules) -> tuple[Rules, tuple[float, ...], tuple[float, ...]] | None:
-    """Return rules and batch times by requests where these are all alike, so that one queue serves them."""
+def _unit(load: Load, service: ServiceTime, rules: Rules) -> tuple[tuple[float, ...], tuple[float, ...], Rules] | None:
+    """Return batch times and rules by requests where these are all alike, so that one queue serves them."""
     rows, cap = load.rows, rules.cap
     if service.mix or len(load.groups) > 1 or not isinstance(rows, int) or rows > cap or cap % rows:
         return None
-    times, slow = _times(service, cap), _slow(service, cap)
-    if rows == 1:
-        return rules, times, slow
-    return replace(rules, cap=cap // rows), times[::rows], slow[::rows]
+    return _times(service, cap)[::rows], _slow(service, cap)[::rows], replace(rules, cap=cap // rows)
 
 
 def _played(load: Load, service: ServiceTime, rules: Rules) -> Run:
-    if (unit := _unit(load, service, rules)) is not None:
-        small, times, slow = unit
-        if not rules.shed:
-            tally = recursion(load.arrivals, times, slow, small, keeps=True)
-            return Run(tally.latencies, tally.sizes, load.total_rows, tally.busy, tally.work, tally.end)
-        if not rules.passing:
-            run = refusing(load.arrivals, times, slow, small)
-            return run._replace(rows=run.rows * (rules.cap // small.cap))
+    unit = _unit(load, service, rules)
+    if unit is not None and not (rules.shed and rules.passing):
+        run = refusing(load.arrivals, *unit) if rules.shed else recursion(load.arrivals, *unit, keeps=True)
+        run.rows *= rules.cap // unit[2].cap
+        return run
     rows = [load.rows] * len(load.arrivals) if isinstance(load.rows, int) else load.rows
     largest = max(rules.cap, *rows)
     kinds = [
@@ -219,27 +203,3 @@ def _slow(service: ServiceTime, largest: int) -> tuple[float, ...]:
 def _quantile(ascending: Sequence[float], q: float) -> float:
     """Smallest value that a share ``q`` does not exceed (nearest rank); ``inf`` of nothing."""
     return ascending[max(math.ceil(q * len(ascending)) - 1, 0)] if ascending else math.inf
-
-
-class Stability(NamedTuple):
-    """Whether a rate can be kept up with."""
-
-    capacity: float
-    """Rows per second of a backlog, which is served in full batches."""
-    utilization: float
-    """Rate over capacity; in a stable system an upper end, since batches that need not be full are no longer."""
-
-    @property
-    def stable(self) -> bool:
-        """Whether a backlog shrinks."""
-        return self.utilization < 1
-
-
-def stability(rate: float, service: ServiceTime, max_batch: int, concurrency: int | None = None) -> Stability:
-    """Compare a rate (rows per second) with what the device does.
-
-    A backlog is drained in batches of ``max_batch``, so that is what decides stability, not the best size below it:
-    where large batches cost more per row, a backlog that a smaller cap would drain never ends.
-    """
-    capacity = max_batch * (concurrency or service.executors) / service.time(max_batch)
-    return Stability(capacity, rate / capacity)

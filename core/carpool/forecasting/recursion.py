@@ -12,7 +12,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from heapq import heapreplace
 from itertools import cycle
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from carpool.batching.requests import ROUNDING
 from carpool.policy.plain import Frozen
@@ -44,59 +44,57 @@ class Rules(Frozen, frozen=True):
     """Multipliers of batch times, one per batch, over and over."""
 
 
-class Run(NamedTuple):
-    """What became of the requests; latencies in order of service."""
-
-    latencies: list[float]
-    sizes: list[int]
-    """Requests of each batch."""
-    rows: int
-    """Rows in all batches."""
-    busy: float
-    """Seconds with a batch in flight."""
-    work: float
-    """Seconds that batches take in the mean of their noise, in sum: 300 that spread by 40 % take 2 % more or less."""
-    end: float
-
-
-class Misses:
-    """Late requests, batch by batch."""
+class Run:
+    """What becomes of the requests, batch by batch."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.latencies: list[float] = []
+        self.sizes: list[int] = []
+        """Requests of each batch."""
+        self.rows = 0
+        """Rows in all batches."""
+        self.busy = 0.0
+        """Seconds with a batch in flight."""
+        self.work = 0.0
+        """Seconds of all batches without their noise: 300 that spread by 40 % take 2 % more or less."""
+        self.end = -math.inf
+        self.misses = 0
+        """Late requests."""
         self.squares = 0
         """Of the late requests of batches in a row that had some."""
         self._burst = 0
 
-    def add(self, late: int) -> None:
-        """Count those of the next batch."""
+    def batch(self, size: int, rows: int, seconds: float, leave: float, finish: float) -> None:
+        """Add a batch of ``size`` requests, which takes ``seconds`` in the mean."""
+        self.sizes.append(size)
+        self.rows += rows
+        self.work += seconds
+        self.busy += max(finish - max(self.end, leave), 0.0)
+        self.end = max(self.end, finish)
+
+    def missed(self, late: int) -> None:
+        """Count the late requests of the next batch."""
         self.squares += late * (2 * self._burst + late)  # what the square of the burst grows by
         self._burst = self._burst + late if late else 0
-        self.count += late
+        self.misses += late
 
 
-class Tally:
-    """Sums over the batches of a run, as they come; latencies and sizes only where ``keeps`` is set."""
+class Tally(Run):
+    """The same, of requests of one row, served in order of arrival; latencies and sizes only if it ``keeps`` them."""
 
     def __init__(self, arrivals: Sequence[float], times: tuple[float, ...], limit: float, *, keeps: bool) -> None:
+        super().__init__()
         self._arrivals = arrivals
         self._times = times
         self._limit = limit
         self._keeps = keeps
-        self.latencies: list[float] = []
-        self.sizes: list[int] = []
-        self.served = 0
         self.waited = -sum(arrivals)
         """Seconds from arrival to answer, of all requests, once all are served."""
-        self.work = 0.0
-        self.busy = 0.0
-        self.end = -math.inf
-        self.misses = Misses()
 
     def add(self, beyond: int, leave: float, finish: float) -> None:
         """Serve the requests before index ``beyond``; late ones of a batch are its first, which came first."""
-        first, arrivals = self.served, self._arrivals
-        self.served = beyond
+        first, arrivals = self.rows, self._arrivals
+        self.rows = beyond
         self.waited += (beyond - first) * finish
         self.work += self._times[beyond - first]
         if finish > self.end:
@@ -106,7 +104,7 @@ class Tally:
             self.latencies += [finish - arrival for arrival in arrivals[first:beyond]]
             self.sizes.append(beyond - first)
         is_late = finish - arrivals[first] > self._limit
-        self.misses.add(bisect_left(arrivals, finish - self._limit, first, beyond) - first if is_late else 0)
+        self.missed(bisect_left(arrivals, finish - self._limit, first, beyond) - first if is_late else 0)
 
 
 def due_with(arrivals: Sequence[float], first: int, holds: Sequence[float], least: int, most: int) -> int:
@@ -145,7 +143,7 @@ def recursion(
     tally = Tally(arrivals, times, rules.margin * rules.target + ROUNDING, keeps=keeps)
     if rules.passing:
         _one_by_one(padded, count, slots, times[1], draws, flight, computing if queues else None, tally)
-    first = turn = tally.served
+    first = turn = tally.rows
     while first < count:
         oldest = padded[first]
         leave = flight[0]
@@ -228,10 +226,8 @@ def refusing(arrivals: Sequence[float], times: Sequence[float], slow: Sequence[f
     queue: list[float] = []  # arrivals of those not refused on arrival, from ``head`` on not served yet
     dues: list[float] = []  # when each of them has to be answered not to be dropped; ``inf``: never dropped
     flight: list[float] = []  # finishes of the batches in flight, ascending
-    latencies: list[float] = []
-    sizes: list[int] = []
-    busy = work = 0.0
-    now = until = -math.inf
+    run = Run()
+    now = -math.inf
     upcoming = head = 0
     while True:
         waiting = len(queue) - head
@@ -269,13 +265,10 @@ def refusing(arrivals: Sequence[float], times: Sequence[float], slow: Sequence[f
         if not members:
             continue
         finish = start + times[len(members)] * next(draws)
-        latencies += [finish - arrival for arrival in members]
+        run.latencies += [finish - arrival for arrival in members]
         insort(flight, finish)
-        sizes.append(len(members))
-        work += times[len(members)]
-        busy += max(finish - max(until, now), 0.0)
-        until = max(until, finish)
-    return Run(latencies, sizes, sum(sizes), busy, work, until)
+        run.batch(len(members), len(members), times[len(members)], now, finish)
+    return run
 
 
 def _expected(waiting: int, is_free: bool, times: Sequence[float], cap: int, concurrency: int, surely: float) -> float:

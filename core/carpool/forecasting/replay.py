@@ -81,16 +81,15 @@ def replay(arrivals: Sequence[float], rows: Sequence[int] | None, kinds: Sequenc
             break
         else:
             player.dispatch(leave)
-    latencies = [finish - arrival for finish, arrival in zip(player.finishes, arrivals, strict=True) if finish]
-    return Run(latencies, player.sizes, player.batched, player.busy, player.work, player.until)
+    run = player.run
+    run.latencies = [finish - arrival for finish, arrival in zip(player.finishes, arrivals, strict=True) if finish]
+    return run
 
 
 class _Player:
     """Queues and device. Times in seconds."""
 
-    __slots__ = (
-        "batched", "busy", "finishes", "flight", "now", "passing", "queues", "rules", "sizes", "until", "work",
-    )  # fmt: skip
+    __slots__ = ("finishes", "flight", "now", "passing", "queues", "rules", "run")
 
     def __init__(self, kinds: Sequence[Kind], rules: Rules, count: int) -> None:
         self.rules = rules
@@ -101,12 +100,7 @@ class _Player:
         """Finishes of the batches in flight, ascending."""
         self.finishes = [0.0] * count
         """By request; 0: refused."""
-        self.sizes: list[int] = []
-        self.batched = 0
-        """Rows in batches."""
-        self.busy = self.work = 0.0
-        self.until = -math.inf
-        """When the last batch ends."""
+        self.run = Run()
 
     def next_batch(self) -> float:
         """Return when the next batch leaves, if nothing else comes; ``inf``: nothing waits."""
@@ -205,15 +199,11 @@ class _Player:
         self._changed(queue)
         if not members:
             return
-        finish = start + queue.kind.times[rows] * rules.draws[len(self.sizes) % len(rules.draws)]
+        finish = start + queue.kind.times[rows] * rules.draws[len(self.run.sizes) % len(rules.draws)]
         for index in members:
             self.finishes[index] = max(self.finishes[index], finish)
         insort(flight, finish)
-        self.sizes.append(len(members))
-        self.batched += rows
-        self.work += queue.kind.times[rows]
-        self.busy += max(finish - max(self.until, leave), 0.0)
-        self.until = max(self.until, finish)
+        self.run.batch(len(members), rows, queue.kind.times[rows], leave, finish)
 
     def _compose(self, queue: _Queue, start: float) -> tuple[list[int], int]:
         """Take the requests of a batch off a queue; return which, and the batch's rows."""

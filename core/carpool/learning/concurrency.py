@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+
+from carpool.batching.counters import Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
-class Sample(NamedTuple):
-    """Batches of one kind: how many (discounted), seconds, seconds squared; see ``CellKey``."""
-
-    rows: int
-    in_flight: int
-    batches: float
-    busy: float
-    busy_squared: float
-    executors: int = 0
+def added(one: Sample, other: Sample) -> Sample:
+    """Sum up two samples as one of the first's kind."""
+    return Sample(*one[:4], one.batches + other.batches, one.busy + other.busy, one.busy_squared + other.busy_squared)
 
 
 def own_times(samples: Iterable[Sample], executors: int) -> dict[int, Sample]:
@@ -28,14 +24,7 @@ def own_times(samples: Iterable[Sample], executors: int) -> dict[int, Sample]:
         # With an executor free at dispatch, all of the time seen is the batch's own.
         if s.executors == (executors if s.in_flight > executors else 0):
             before = sizes.get(s.rows)
-            if before is None:
-                sizes[s.rows] = s
-            else:
-                sizes[s.rows] = before._replace(
-                    batches=before.batches + s.batches,
-                    busy=before.busy + s.busy,
-                    busy_squared=before.busy_squared + s.busy_squared,
-                )
+            sizes[s.rows] = s if before is None else added(before, s)
     return sizes
 
 

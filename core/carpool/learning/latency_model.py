@@ -1,6 +1,6 @@
 """The latency model: how long a batch of b rows takes, t(b), and how many batches the device computes at once.
 
-All is learned from additive counters (``Cell``: batches, busy seconds, busy seconds squared by size and number in
+All is learned from additive counters (``Sample``: batches, busy seconds, busy seconds squared by size and number in
 flight at dispatch), so it sums over replicas. Steps are real on accelerators and a batch may cost *more* per row as it
 grows, so nothing is fitted but monotony: weighted isotonic regression over the sizes measured, straight lines between
 them, and a line with growing doubt beyond the largest.
@@ -11,20 +11,22 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from carpool.batching.counters import Sample
 from carpool.batching.requests import Estimate, seldom_exceeded
-from carpool.learning.concurrency import CONCLUSIVE, INCONCLUSIVE, Sample, fit_executors, most_in_flight, own_times
+from carpool.learning.concurrency import CONCLUSIVE, INCONCLUSIVE, added, fit_executors, most_in_flight, own_times
 from carpool.learning.smoothing import isotonic, smoothed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from random import Random
 
-    from carpool.batching.counters import Cell, CellKey
+Kind: TypeAlias = tuple[int, int, int, int]
+"""As ``KIND`` in ``counters``."""
 
 KNOWN = 1e9
 """Samples behind a curve that was given, not learned."""
@@ -68,9 +70,7 @@ class ServiceTime(Struct, frozen=True):
         return max(self.executors, in_flight) if self.executors >= self.largest_in_flight else self.executors
 
     @classmethod
-    def measured(
-        cls, seconds: Mapping[int, float], *, noise: float = 0.0, executors: int = 1, samples: float = KNOWN
-    ) -> ServiceTime:
+    def measured(cls, seconds: Mapping[int, float], *, noise: float = 0.0, executors: int = 1) -> ServiceTime:
         """Take times by rows as they are: a profile, measured with care, or a model's known curve."""
         sizes = tuple(sorted(seconds))
         means = tuple(seconds[size] for size in sizes)
@@ -79,7 +79,6 @@ class ServiceTime(Struct, frozen=True):
             noise=noise,
             executors=executors,
             largest_in_flight=executors,
-            samples=samples,
         )
 
     @classmethod
@@ -111,9 +110,13 @@ class ServiceTime(Struct, frozen=True):
 
     def upper(self, rows: int) -> float:
         """Upper 95 % confidence of the mean; beyond the largest size measured no row is taken to be cheaper than it."""
-        # Below the smallest size only monotony bounds the time: slope 0. Beyond: a step may lie ahead of a flat tail.
-        steepest = max(self.tail_slope + self.tail_error, self.uppers[-1] / self.sizes[-1])
-        return self._at(rows, self.uppers, 0.0, steepest)
+        # Below the smallest size only monotony bounds the time: slope 0.
+        return self._at(rows, self.uppers, 0.0, self._steepest)
+
+    @property
+    def _steepest(self) -> float:
+        """Seconds a row beyond the largest size measured, at most: a step may lie ahead of a flat tail."""
+        return max(self.tail_slope + self.tail_error, self.uppers[-1] / self.sizes[-1])
 
     def lower(self, rows: int) -> float:
         """Lower 95 % confidence of the mean; never negative."""
@@ -140,6 +143,13 @@ class ServiceTime(Struct, frozen=True):
         below = sizes[index - 1]
         return values[index - 1] + (value - values[index - 1]) * (rows - below) / (above - below)
 
+    def capacity(self, rows: int, in_flight: int) -> float:
+        """Rows per second of a backlog, which is served in full batches of ``rows``.
+
+        Where large batches cost more per row, a backlog that smaller ones would drain never ends.
+        """
+        return rows * min(self.executors_for(in_flight), in_flight) / self.time(rows)
+
     def per_row(self, rows: int) -> float:
         """Device seconds a row in batches of ``rows`` (at least 1)."""
         return self.time(rows) / rows
@@ -165,20 +175,16 @@ class ServiceTime(Struct, frozen=True):
             tail_error=self.tail_error * factor,
         )
 
-    def pessimistic(self, *, steps: bool = True) -> ServiceTime:
-        """Return the curve at its upper confidence, without further doubt: what a step's risk is judged by.
-
-        ``steps``: whether it may step up beyond the largest size measured, where no row is taken to be cheaper then.
-        """
-        slope = self.tail_slope + self.tail_error
+    def pessimistic(self) -> ServiceTime:
+        """Return the curve at its upper confidence, without further doubt: what a step's risk is judged by."""
         return replace(
             self,
             means=self.uppers,
             lowers=self.uppers,
             head_slope=0.0,
-            tail_slope=max(slope, self.uppers[-1] / self.sizes[-1]) if steps else slope,
+            tail_slope=self._steepest,
             tail_error=0.0,
-            mix=tuple((share, each.pessimistic(steps=steps)) for share, each in self.mix),
+            mix=tuple((share, each.pessimistic()) for share, each in self.mix),
         )
 
     def draw(self, rows: int, rng: Random) -> float:
@@ -293,7 +299,7 @@ class _Interval(NamedTuple):
     """What one observation brought."""
 
     seconds: float
-    cells: dict[CellKey, tuple[float, float, float]]
+    samples: list[Sample]
     batches: float
     ratio: float
     """Median of observed over expected busy time; 1 where nothing was expected."""
@@ -320,7 +326,7 @@ class LatencyLearner:
 
     def reset(self) -> None:
         """Forget everything: another model."""
-        self._settled: dict[CellKey, tuple[float, float, float]] = {}
+        self._settled: dict[Kind, Sample] = {}
         self._rows: dict[int, float] = {}
         """Settled rows by length bucket; forgotten in the end, unlike what a size takes."""
         self._recent: deque[_Interval] = deque()
@@ -331,7 +337,7 @@ class LatencyLearner:
         self._last: float | None = None
         self._estimates: dict[int | None, ServiceTime | None] = {}
 
-    def observe(self, now: float, cells: Mapping[CellKey, Cell]) -> float:
+    def observe(self, now: float, samples: Iterable[Sample]) -> float:
         """Learn from what was counted since the last call, about a second ago.
 
         Returns the ratio by which the whole curve just moved, 1 mostly. Differences below zero come from a counter that
@@ -339,14 +345,12 @@ class LatencyLearner:
         """
         seconds = now - self._last if self._last is not None else 0.0
         self._last = now
-        fresh = {
+        fresh = [
             # What is only assumed must keep its spread: numbers of executors differ by nothing else.
-            key: (cell.batches, cell.busy, cell.busy_squared)
-            if key.executors
-            else _without_outliers(cell.batches, cell.busy, cell.busy_squared, self._noise)
-            for key, cell in cells.items()
-            if cell.batches > 0 and cell.busy_squared >= 0 and (cell.busy > 0 or key.executors)
-        }
+            s if s.executors else _without_outliers(s, self._noise)
+            for s in samples
+            if s.batches > 0 and s.busy_squared >= 0 and (s.busy > 0 or s.executors)
+        ]
         if not fresh:
             return 1.0
         self._recent.append(self._compare(seconds, fresh))
@@ -378,8 +382,7 @@ class LatencyLearner:
         mix = self.estimate()
         if mix is None:
             return None
-        recent = {key.bucket for interval in self._recent for key in interval.cells}
-        met = sorted(recent | {key.bucket for key in self._settled})
+        met = sorted({s.bucket for s in self._sums().values()})
         curves = {bucket: self.estimate(bucket) for bucket in met} if len(met) > 1 else {}
         buckets = {bucket: curve.believed(max_rows) for bucket, curve in curves.items() if curve is not None}
         return replace(mix.believed(max_rows), buckets=buckets).computed(mix.executors)
@@ -402,16 +405,13 @@ class LatencyLearner:
         return replace(mix, noise=noise, mix=known)
 
     def _estimate(self, bucket: int | None) -> ServiceTime | None:
-        sums = dict(self._settled)
-        for interval in self._recent:
-            for key, cell in interval.cells.items():
-                sums[key] = _add(sums.get(key, _NOTHING), cell)
+        sums = self._sums()
         if bucket is None:
-            return self._fit(_samples(sums))
+            return self._fit([*sums.values()])
         counts: dict[int, float] = {}
-        for key, (count, _, _) in sums.items():
-            if not key.executors:
-                counts[key.bucket] = counts.get(key.bucket, 0.0) + count
+        for s in sums.values():
+            if not s.executors:
+                counts[s.bucket] = counts.get(s.bucket, 0.0) + s.batches
         batches = counts.get(bucket, 0.0)
         if not batches:
             return self.estimate()
@@ -430,6 +430,13 @@ class LatencyLearner:
             samples=batches,
         )
 
+    def _sums(self) -> dict[Kind, Sample]:
+        """Sum up what is settled and what is recent."""
+        sums = dict(self._settled)
+        for interval in self._recent:
+            _add(sums, interval.samples)
+        return sums
+
     def _fit(self, samples: Sequence[Sample]) -> ServiceTime | None:
         curve = fit(samples, self._executors)
         if curve is None or curve.largest_in_flight >= self._most_in_flight:
@@ -438,45 +445,46 @@ class LatencyLearner:
             return curve  # what was tried beyond those says nothing of these
         return replace(curve, largest_in_flight=self._most_in_flight)
 
-    def _compare(self, seconds: float, fresh: dict[CellKey, tuple[float, float, float]]) -> _Interval:
+    def _compare(self, seconds: float, fresh: list[Sample]) -> _Interval:
         """Set an observation against what was settled before it, bucket by bucket."""
         expected = {
             bucket: curve
-            for bucket in {key.bucket for key in fresh}
+            for bucket in {s.bucket for s in fresh}
             if (curve := self._fit(self._of(bucket, self._settled))) is not None
         }
-        known = [(key, cell, expected[key.bucket]) for key, cell in fresh.items() if key.bucket in expected]
-        batches = sum(count for key, (count, _, _) in fresh.items() if not key.executors)
-        cells, ratios, clear = dict(fresh), [], []
+        batches = sum(s.batches for s in fresh if not s.executors)
+        samples, ratios, clear = [], [], []
         total = foreseen = 0.0
-        for key, (count, busy, _), curve in known:
-            if key.executors != (curve.executors if key.in_flight > curve.executors else 0) or not busy:
+        for s in fresh:
+            samples.append(s)
+            curve = expected.get(s.bucket)
+            if curve is None or s.executors != (curve.executors if s.in_flight > curve.executors else 0) or not s.busy:
                 continue
-            seen = busy / count
-            ratio = doubtless = seen / curve.time(key.rows)
-            if key.rows not in curve.sizes:
+            seen = s.busy / s.batches
+            ratio = doubtless = seen / curve.time(s.rows)
+            if s.rows not in curve.sizes:
                 # Below the smallest measured nothing is too quick to be the same curve: rows may cost more in batches.
                 # Beyond the largest what takes as long as that is: there may be a step, and here its far side.
-                low = curve.lower(min(key.rows, curve.sizes[-1])) if key.rows > curve.sizes[0] else 0.0
-                high = curve.upper(key.rows)
+                low = curve.lower(min(s.rows, curve.sizes[-1])) if s.rows > curve.sizes[0] else 0.0
+                high = curve.upper(s.rows)
                 doubtless = seen / high if seen > high else seen / low if seen < low else 1.0
-            ratios.append((ratio, count))
-            clear.append((doubtless, count))
-            total += busy
-            foreseen += count * curve.time(key.rows)
-            if doubtless > max(_WILD, 1 + _WILD_DEVIATIONS * curve.noise) and count < 3:
+            ratios.append((ratio, s.batches))
+            clear.append((doubtless, s.batches))
+            total += s.busy
+            foreseen += s.batches * curve.time(s.rows)
+            if doubtless > max(_WILD, 1 + _WILD_DEVIATIONS * curve.noise) and s.batches < 3:
                 # Too few of a kind to distinguish a stall from the model, and enough to bend the curve: not learned
                 # from. If the model did become that slow, the ratios show it.
-                del cells[key]
+                samples.pop()
         if not ratios:
-            return _Interval(seconds, cells, batches, 1.0, 1.0)
+            return _Interval(seconds, samples, batches, 1.0, 1.0)
         return _Interval(
-            seconds, cells, batches, _weighted_median(ratios), _weighted_median(clear), seen=total, expected=foreseen
+            seconds, samples, batches, _weighted_median(ratios), _weighted_median(clear), seen=total, expected=foreseen
         )
 
     @staticmethod
-    def _of(bucket: int, sums: Mapping[CellKey, tuple[float, float, float]]) -> list[Sample]:
-        return _samples({key: cell for key, cell in sums.items() if key.bucket == bucket})
+    def _of(bucket: int, sums: Mapping[Kind, Sample]) -> list[Sample]:
+        return [s for s in sums.values() if s.bucket == bucket]
 
     def _moved(self) -> float:
         """Return the common ratio of the last observations when all of them agree that the curve moved, else 1."""
@@ -501,22 +509,21 @@ class LatencyLearner:
         # The first of the observations may straddle the change, and is no sample of either curve.
         while len(self._recent) >= _IN_A_ROW:
             self._recent.popleft()
-        for key, (batches, busy, squared) in self._settled.items():
-            keep = min(1.0, _GUESS / batches)
-            self._settled[key] = (batches * keep, busy * ratio * keep, squared * ratio**2 * keep)
+        for key, s in self._settled.items():
+            keep = min(1.0, _GUESS / s.batches)
+            self._settled[key] = Sample(*key, s.batches * keep, s.busy * ratio * keep, s.busy_squared * ratio**2 * keep)
 
     def _settle(self, interval: _Interval) -> None:
         """Discount what is known and add an observation that no longer counts as recent."""
         keep = 0.5 ** (interval.seconds / self._half_life + interval.batches / self._half_life_batches)
-        for key, (batches, busy, squared) in self._settled.items():
+        for key, s in self._settled.items():
             # What has not been seen for long stays as a guess: without it a size would be tried anew every few minutes.
-            kept = max(keep, min(_GUESS / batches, 1.0))
-            self._settled[key] = (batches * kept, busy * kept, squared * kept)
+            kept = max(keep, min(_GUESS / s.batches, 1.0))
+            self._settled[key] = Sample(*key, s.batches * kept, s.busy * kept, s.busy_squared * kept)
         for bucket in self._rows:
             self._rows[bucket] *= keep
         _count_rows(self._rows, interval)
-        for key, cell in interval.cells.items():
-            self._settled[key] = _add(self._settled.get(key, _NOTHING), cell)
+        _add(self._settled, interval.samples)
 
 
 _HALF_OCTAVE = math.sqrt(2)
@@ -530,22 +537,20 @@ _GUESS = 2.0
 _ENOUGH_OWN = 20.0
 _SELDOM = 0.001
 """Share of the rows below which a length bucket is no part of the mix: a forecast would meet four of its requests."""
-_NOTHING = (0.0, 0.0, 0.0)
 
 
-def _add(one: tuple[float, float, float], other: tuple[float, float, float]) -> tuple[float, float, float]:
-    return (one[0] + other[0], one[1] + other[1], one[2] + other[2])
+def _add(sums: dict[Kind, Sample], samples: Iterable[Sample]) -> None:
+    """Add samples to those of their kind."""
+    for s in samples:
+        before = sums.get(s[:4])
+        sums[s[:4]] = s if before is None else added(before, s)
 
 
 def _count_rows(rows: dict[int, float], interval: _Interval) -> None:
     """Add the rows of an observation to those of each length bucket."""
-    for key, (batches, _, _) in interval.cells.items():
-        if not key.executors:
-            rows[key.bucket] = rows.get(key.bucket, 0.0) + key.rows * batches
-
-
-def _samples(sums: Mapping[CellKey, tuple[float, float, float]]) -> list[Sample]:
-    return [Sample(key.rows, key.in_flight, *cell, key.executors) for key, cell in sums.items()]
+    for s in interval.samples:
+        if not s.executors:
+            rows[s.bucket] = rows.get(s.bucket, 0.0) + s.rows * s.batches
 
 
 def _weighted_median(values: list[tuple[float, float]]) -> float:
@@ -559,15 +564,15 @@ def _weighted_median(values: list[tuple[float, float]]) -> float:
     return values[-1][0]
 
 
-def _without_outliers(batches: int, busy: float, squared: float, noise: float) -> tuple[float, float, float]:
-    """Take at most three batches off a cell whose spread the model's noise can't explain: stalls of the host.
+def _without_outliers(sample: Sample, noise: float) -> Sample:
+    """Take at most three batches off a sample whose spread the model's noise can't explain: stalls of the host.
 
     The sums separate one outlier x from n - 1 batches of mean m and squared CV c: (n-1)m + x = busy and
-    (n-1)m^2(1+c) + x^2 = squared; eliminating x leaves a quadratic in m. In a cell that is merely mixed, x takes little
+    (n-1)m^2(1+c) + x^2 = squared; eliminating x leaves a quadratic in m. In a merely mixed sample x takes little
     along (about 1/sqrt(n) of a standard deviation), so a wrong guess is harmless.
     """
     plausible = max(noise, 0.1) ** 2
-    count: float = batches
+    count, busy, squared = float(sample.batches), sample.busy, sample.busy_squared
     for _ in range(3):
         if count < 3 or squared * count / busy**2 - 1 <= 9 * plausible:
             break
@@ -580,4 +585,4 @@ def _without_outliers(batches: int, busy: float, squared: float, noise: float) -
             break
         count, busy = rest, busy - outlier
         squared = max(squared - outlier**2, busy**2 / count)
-    return count, busy, squared
+    return Sample(*sample[:4], count, busy, squared)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Self
 
 ALARM = math.log(200.0)
 """Evidence (log likelihood ratio) at which misses are called too many, or the target met."""
@@ -59,24 +58,17 @@ class MissTest:
     the second interval, or the third where bursts are reckoned with.
     """
 
-    @classmethod
-    def of(cls, quantile: float, *, bursts: bool = False) -> Self:
-        """Make a test of whether a percentile's target is kept: half of what it allows, against twice that.
+    def __init__(self, quantile: float = 0.99, *, bursts: bool = False) -> None:
+        """Test whether a percentile's target is kept: half of what it allows, against twice that.
 
         For a p99 0.5 % against 2 %, for a p50 25 % against 62.5 %: beyond the allowed, half of what is left at most.
-        """
-        good = (1 - quantile) / 2
-        return cls(good=good, bad=min(4 * good, (1 + good) / 2), bursts=bursts)
 
-    def __init__(self, good: float = 0.005, bad: float = 0.02, *, bursts: bool = False) -> None:
-        """``bursts``: whether misses come in bursts that may reach into the next interval, which is less evidence then.
-
+        ``bursts``: whether misses come in bursts that may reach into the next interval, which is less evidence then.
         So it is with half a second of one tuner's requests each; not with what several replicas are judged by. How many
         miss together is learned from bursts that passed.
         """
-        if not 0 < good < bad < 1:
-            raise ValueError(f"needs 0 < good < bad < 1, not {good} and {bad}")
-        self.bad = bad
+        good = (1 - quantile) / 2
+        self.bad = bad = min(4 * good, (1 + good) / 2)
         self._bursts = _Bursts() if bursts else None
         self._miss = math.log(bad / good)
         self._hit = math.log((1 - bad) / (1 - good))

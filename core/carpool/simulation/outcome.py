@@ -147,10 +147,6 @@ class Outcome:
             rows=sum(self.batch_rows[first:last]),
         )
 
-    def quantile(self, q: float) -> float:
-        """Latency (seconds) that a share ``q`` of all answers do not exceed; 0 without answers."""
-        return _quantile(sorted(latency for latency in self.latencies if latency < inf), q)
-
 
 def _quantile(ascending: list[float], q: float) -> float:
     """Return the smallest value that a share ``q`` does not exceed; 0 of nothing."""

@@ -33,7 +33,7 @@ from carpool.batching.requests import (
 from carpool.policy.parameters import Parameters
 from carpool.policy.plain import Frozen
 from carpool.policy.spec import Admission
-from carpool.simulation.outcome import ENDS, End, Outcome, Setting, Summary
+from carpool.simulation.outcome import ENDS, End, Outcome, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -77,10 +77,6 @@ class Device(Frozen, frozen=True):
     """(from when, factor on ``times``), ascending; the last one begun holds for the batches that start after it."""
     cold: float = 1.0
     """Factor on the first batch of each (rows, bucket)."""
-    dead_time: float = 0.0
-    """Pause after each batch before the next one begins in its place."""
-    failures: tuple[tuple[FaultKind, float], ...] = ()
-    """Probability that a batch fails, by kind; together at most 1."""
     largest: int | None = None
     """Rows above which a batch fails for its size."""
     stalls: tuple[tuple[float, float], ...] = ()
@@ -113,13 +109,6 @@ class Arrival(NamedTuple):
     """No batch that it is in is ever answered, nor does it occupy the device."""
     model: str = ""
     caller: int | None = None
-
-
-class Balancer(StrEnum):
-    """Which replica an arrival goes to."""
-
-    RANDOM = "random"
-    LEAST_OUTSTANDING = "least-outstanding"
 
 
 Hook: TypeAlias = Callable[[float, list[Stats]], list[Setting] | None]
@@ -174,12 +163,12 @@ class Simulation:
     ``arrivals``: times (seconds, ascending), or ``Arrival`` tuples, which may be cut short from the right; one kind
     throughout. ``slo``: seconds from arrival to due time. ``estimate`` is what the Batchers believe from the start
     (``None``: nothing, and then nothing is held or shed). ``bucket`` maps a length to its bucket; only equal buckets
-    merge, and ``max_tokens`` bounds the sum of rows times length in a batch. Requests without a deadline of their own
-    have ``admission.timeout``. ``seconds``: how long hooks are called, at least until the last arrival.
+    merge. Requests without a deadline of their own have ``admission.timeout``. ``seconds``: how long hooks are called,
+    at least until the last arrival.
 
-    ``device``: one kind for all replicas, or one for each; all share a host, the first one's, as to ``stalls``.
-    ``dispatcher`` makes what stands in for a replica's Batcher, which is what gets ``parameters``, ``admission`` and
-    ``retry_transport``.
+    ``device``: one kind for all replicas, or one for each; all share a host, the first one's, as to ``stalls``. An
+    arrival goes to the replica with the fewest requests. ``dispatcher`` makes what stands in for a replica's Batcher,
+    which is what gets ``parameters`` and ``admission``.
     """
 
     def __init__(
@@ -193,29 +182,20 @@ class Simulation:
         shed_slo: bool = False,
         dispatcher: Callable[[], Dispatcher] | None = None,
         admission: Admission | None = None,
-        retry_transport: bool = False,
         bucket: Callable[[int], int] = lambda length: length,
-        max_tokens: int | None = None,
         replicas: int = 1,
-        balancer: Balancer = Balancer.LEAST_OUTSTANDING,
         seed: int = 0,
         seconds: float = 0.0,
     ) -> None:
         self._load = _Load(arrivals, slo, (admission or Admission()).seconds(slo), bucket)
         self._devices = [device] * replicas if isinstance(device, Device) else [*device]
         self._parameters = parameters or Parameters()
-        self._balancer = balancer
         self._seed = seed
         self._seconds = max(seconds, self._load.times[-1] if self._load.times else 0.0)
         self._hooks: list[tuple[float, Hook]] = []
 
         def batcher() -> Dispatcher:
-            made = (
-                dispatcher()
-                if dispatcher
-                else Batcher(self._parameters, admission=admission, retry_transport=retry_transport)
-            )
-            made.model("").limits.max_tokens = max_tokens
+            made = dispatcher() if dispatcher else Batcher(self._parameters, admission=admission)
             for model in self._load.models:
                 made.learn(model, estimate, 0.0, shed_slo=shed_slo)
             return made
@@ -231,10 +211,9 @@ class Simulation:
         """Simulate. The same arguments give the same outcome, to the last bit."""
         outcome = Outcome(self._load.times, self._seconds, self._parameters)
         replicas = [
-            _Replica(index, self._batcher(), _Service(device, outcome), self._seed)
-            for index, device in enumerate(self._devices)
+            _Replica(index, self._batcher(), device, outcome, self._seed) for index, device in enumerate(self._devices)
         ]
-        run = _Run(self._load, outcome, replicas, self._balancer, Random(f"{self._seed} balancer"))
+        run = _Run(self._load, outcome, replicas, Random(f"{self._seed} balancer"))
         for hook in self._hooks:
             run.schedule(hook[0], replicas[0], hook)
         run.play(iter(self._devices[0].stalls))
@@ -291,15 +270,12 @@ class _Load:
 class _Run:
     """The event heap: a batch's end, a caller's leaving, or a hook, each with its time and replica."""
 
-    __slots__ = ("_balance", "_balancer", "_heap", "_load", "_outcome", "_replicas", "_serial", "_wakes")
+    __slots__ = ("_balance", "_heap", "_load", "_outcome", "_replicas", "_serial", "_wakes")
 
-    def __init__(
-        self, load: _Load, outcome: Outcome, replicas: list[_Replica], balancer: Balancer, balance: Random
-    ) -> None:
+    def __init__(self, load: _Load, outcome: Outcome, replicas: list[_Replica], balance: Random) -> None:
         self._load = load
         self._outcome = outcome
         self._replicas = replicas
-        self._balancer = balancer
         self._balance = balance
         self._heap: list[tuple[float, int, _Replica, Batch | Request | tuple[float, Hook]]] = []
         self._serial = 0
@@ -345,8 +321,7 @@ class _Run:
         self, replica: _Replica, what: Batch | Request | tuple[float, Hook], at: float, now: float, resumed: float
     ) -> list[Action]:
         if isinstance(what, Batch):
-            fault = replica.service.fault(replica, what)
-            return replica.batcher.complete(what, now, fault=fault, stalled=what.dispatched < resumed)
+            return replica.batcher.complete(what, now, fault=replica.fault(what), stalled=what.dispatched < resumed)
         if isinstance(what, Request):
             if what.ended:
                 return []
@@ -371,7 +346,7 @@ class _Run:
         request = self._load.request(number, detail, now)
         if detail is not None:
             if detail.poisoned or detail.short or detail.hangs:
-                replica.service.harmful[request] = detail
+                replica.harmful[request] = detail
             if detail.patience < inf:
                 self.schedule(at + detail.patience, replica, request)
         return replica.batcher.arrive(request, now)
@@ -380,8 +355,8 @@ class _Run:
         outcome, times, slo = self._outcome, self._load.times, self._load.slo
         for action in actions:
             if isinstance(action, Batch):
-                if not replica.service.hangs(action):
-                    self.schedule(replica.service.finish(replica, action, now), replica, action)
+                if not replica.hangs(action):
+                    self.schedule(replica.serve(action, now), replica, action)
             elif isinstance(action, Finish):
                 answered = action.batch.state.counters.answered
                 replica.outstanding -= len(action.requests)
@@ -403,86 +378,72 @@ class _Run:
                     counters.answered(request.arrived, request.due, now, ok=False)
 
     def _choose(self) -> _Replica:
-        replicas = self._replicas
-        if self._balancer is not Balancer.RANDOM:
-            least = min(replica.outstanding for replica in replicas)
-            replicas = [replica for replica in replicas if replica.outstanding == least]
+        least = min(replica.outstanding for replica in self._replicas)
+        replicas = [replica for replica in self._replicas if replica.outstanding == least]
         return replicas[int(self._balance.random() * len(replicas))]
 
 
 class _Replica:
-    """One dispatcher and its device, as far as the device has a state."""
+    """One dispatcher and its device: how long batches take there, and which of them fail."""
 
-    __slots__ = ("batcher", "busy_until", "chance", "free", "index", "noise", "outstanding", "seen", "service")
+    __slots__ = (
+        "_device", "_free", "_means", "_noise", "_outcome", "batcher", "busy_until", "harmful", "index", "outstanding",
+    )  # fmt: skip
 
-    def __init__(self, index: int, batcher: Dispatcher, service: _Service, seed: int) -> None:
+    def __init__(self, index: int, batcher: Dispatcher, device: Device, outcome: Outcome, seed: int) -> None:
         self.index = index
         self.batcher = batcher
-        self.service = service
-        self.free = [0.0] * service.device.executors
-        """Heap: when each of the device's places is free."""
-        self.busy_until = 0.0
-        self.noise = Random(f"{seed} noise {index}")
-        self.chance = Random(f"{seed} failures {index}")
-        self.seen: set[tuple[int, int]] = set()
         self.outstanding = 0
-
-
-class _Service:
-    """How long batches take at the device, and which of them fail."""
-
-    def __init__(self, device: Device, outcome: Outcome) -> None:
-        self.device = device
-        self._outcome = outcome
-        self._means: dict[tuple[int, int], float] = {}
-        self._spread = sqrt(log(1 + device.cv**2))
+        self.busy_until = 0.0
         self.harmful: dict[Request, Arrival] = {}
         """Requests that do something to the batches they are in."""
+        self._device = device
+        self._outcome = outcome
+        self._free = [0.0] * device.executors
+        """Heap: when each of the device's places is free."""
+        self._noise = Random(f"{seed} noise {index}")
+        self._means: dict[tuple[int, int], float] = {}
+        """Seconds by (rows, bucket), of those served before."""
 
     def hangs(self, batch: Batch) -> bool:
         """Whether a batch is never answered."""
         return any(self.harmful[each].hangs for each, _, _ in batch.slices if each in self.harmful)
 
-    def finish(self, replica: _Replica, batch: Batch, now: float) -> float:
+    def serve(self, batch: Batch, now: float) -> float:
         """Take a batch at ``now`` and return when its answer is there."""
-        device = self.device
+        device = self._device
         size = (batch.rows, batch.bucket)
-        seconds = self._means.get(size)
-        if seconds is None:
-            seconds = self._means[size] = device.times(batch.rows, batch.bucket)
-        start = max(now, replica.free[0])
+        is_first = size not in self._means
+        if is_first:
+            self._means[size] = device.times(batch.rows, batch.bucket)
+        seconds = self._means[size]
+        start = max(now, self._free[0])
         if device.cv:
             if device.noise is Noise.GAMMA:
-                seconds *= replica.noise.gammavariate(device.cv**-2, device.cv**2)
+                seconds *= self._noise.gammavariate(device.cv**-2, device.cv**2)
             else:
-                seconds *= replica.noise.lognormvariate(-(self._spread**2) / 2, self._spread)
+                spread = sqrt(log(1 + device.cv**2))
+                seconds *= self._noise.lognormvariate(-(spread**2) / 2, spread)
         for since, factor in reversed(device.drift):
             if start >= since:
                 seconds *= factor
                 break
-        if device.cold != 1.0 and size not in replica.seen:
-            replica.seen.add(size)
+        if is_first:
             seconds *= device.cold
         end = start + seconds
-        heapreplace(replica.free, end + device.dead_time)
+        heapreplace(self._free, end)
         outcome = self._outcome
         outcome.batch_dispatched.append(now)
-        outcome.batch_busy.append(max(0.0, end - max(now, replica.busy_until)))
+        outcome.batch_busy.append(max(0.0, end - max(now, self.busy_until)))
         outcome.batch_seconds.append(seconds)
         outcome.batch_rows.append(batch.rows)
-        replica.busy_until = max(replica.busy_until, end)
+        self.busy_until = max(self.busy_until, end)
         return end
 
-    def fault(self, replica: _Replica, batch: Batch) -> Fault | None:
-        """Return what is wrong with a batch's answer. Draws once a batch where chance plays a part."""
-        device = self.device
-        if device.failures:
-            chance = replica.chance.random()
-            for kind, probability in device.failures:
-                chance -= probability
-                if chance < 0:
-                    return Fault(kind, retryable=kind is FaultKind.TRANSPORT)
-        if device.largest is not None and batch.rows > device.largest:
+    def fault(self, batch: Batch) -> Fault | None:
+        """Return what is wrong with a batch's answer."""
+        largest = self._device.largest
+        if largest is not None and batch.rows > largest:
             return Fault(FaultKind.SIZE)
         if self.harmful:
             harmful = [self.harmful[each] for each, _, _ in batch.slices if each in self.harmful]
@@ -491,64 +452,3 @@ class _Service:
             if not batch.whole and any(each.short for each in harmful):
                 return Fault(FaultKind.ROWS)
         return None
-
-
-class Point(Frozen, frozen=True):
-    """One candidate, measured."""
-
-    parameters: Parameters
-    present: Summary
-    stressed: Summary | None
-    """At the stressed load; ``None`` where the present one is missed already."""
-
-    def holds(self, tolerated: float) -> bool:
-        """Whether no more than ``tolerated`` of the requests are missed, now and under stress."""
-        return self.stressed is not None and self.stressed.miss_fraction <= tolerated
-
-
-def grid(
-    candidates: Iterable[Parameters],
-    arrivals: Sequence[float | tuple[float, ...]],
-    device: Device,
-    *,
-    slo: float,
-    stress: float = 1.25,
-    tolerated: float = 0.01,
-    warm_up: float = 0.0,
-    admission: Admission | None = None,
-    seed: int = 0,
-) -> list[Point]:
-    """Measure candidates over the same arrivals, knowing the device as it truly is, and return them best first.
-
-    The order is the tuner's objective: those whose miss fraction is at most ``tolerated`` both now and at ``stress``
-    times the load (the same arrivals, played faster), by device time per answer; then those that hold now, by their
-    misses under stress; then the rest, by goodput. Where none holds now, all are measured again with requests shed at
-    the SLO. Arrivals of the first ``warm_up`` seconds don't count.
-    """
-    faster = [each / stress if isinstance(each, float) else (each[0] / stress, *each[1:]) for each in arrivals]
-    parameters = list(candidates)
-    estimate = device.estimate(max(candidate.max_batch for candidate in parameters))
-
-    def measure(candidate: Parameters, load: Sequence[float | tuple[float, ...]], shed_slo: bool) -> Summary:
-        simulation = Simulation(
-            load, device, slo=slo, parameters=candidate, estimate=estimate, shed_slo=shed_slo, admission=admission,
-            seed=seed,
-        )  # fmt: skip
-        return simulation.run().summary(warm_up)
-
-    points = []
-    for candidate in parameters:
-        present = measure(candidate, arrivals, shed_slo=False)
-        stressed = measure(candidate, faster, shed_slo=False) if present.miss_fraction <= tolerated else None
-        points.append(Point(candidate, present, stressed))
-    if all(point.stressed is None for point in points):
-        points = [Point(candidate, measure(candidate, arrivals, shed_slo=True), None) for candidate in parameters]
-
-    def rank(point: Point) -> tuple[int, float]:
-        if point.stressed is None:
-            return 2, -point.present.goodput
-        if not point.holds(tolerated):
-            return 1, point.stressed.miss_fraction
-        return 0, point.present.device_time
-
-    return sorted(points, key=rank)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from carpool.forecasting.queueing import stability
 from carpool.learning.batchable_share import Sharing
 from carpool.learning.change_detection import has_changed, is_another_model
 from carpool.learning.latency_model import LatencyLearner
@@ -68,7 +67,7 @@ class Belief:
                 stats.rows,
                 observation.replicas,
             ),
-            model=self.learner.observe(observation.now, stats.by_key()) != 1.0,
+            model=self.learner.observe(observation.now, stats.samples()) != 1.0,
             share=self.sharing.observe(seconds, stats.arrivals, stats.batchable),
             limit=self.size_limit.observe(seconds, stats),
         )
@@ -141,7 +140,4 @@ class Belief:
     def capacity(self, parameters: Parameters) -> float | None:
         """Return the rows per second of a backlog under some parameters; ``None`` before any batch was measured."""
         service = self.in_force
-        if service is None:
-            return None
-        executors = min(service.executors_for(parameters.max_in_flight), parameters.max_in_flight)
-        return stability(0.0, service, parameters.max_batch, executors).capacity
+        return None if service is None else service.capacity(parameters.max_batch, parameters.max_in_flight)

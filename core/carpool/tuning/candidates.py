@@ -115,7 +115,7 @@ class Grid:
         longest, last = 0, len(self._waits) - 1
         for size in reversed(self._sizes):
             least = min((one.device_time for one in found), default=math.inf)
-            if self._is_hopeless(size, least) or self.at(size, last).outlook.first.device_time >= least:
+            if self._is_hopeless(size, least) or self.at(size, last).first.device_time >= least:
                 continue
             if not self._is_too_long(size, last):
                 longest = last

@@ -197,12 +197,12 @@ class Exploration:
     def _is_bearable(self, forecaster: Forecaster, point: Parameters, best: Assessment) -> bool:
         """Whether a setting does no harm at the upper confidence of batch latency, or what can be paid for."""
         situation = forecaster.situation
-        outlook = forecaster.assess(point).outlook
+        one = forecaster.assess(point)
         # That no more are computed at once shows with the first batch that waits for it: it costs a few batches.
         more = point.max_in_flight > situation.service.executors
         if not best.holds_now:
-            return more or outlook.lost_ahead <= best.outlook.lost_ahead + LOSES
-        risk = min(outlook.risk, outlook.risk_within(EXPOSED)) if more else outlook.risk
+            return more or one.lost_ahead <= best.lost_ahead + LOSES
+        risk = min(one.risk, one.risk_within(EXPOSED)) if more else one.risk
         return risk <= situation.budget or risk * EXPOSED * situation.process.rate <= SPENDS * self.spare
 
 
@@ -210,10 +210,10 @@ def is_worth_exploring(possible: Assessment, best: Assessment) -> bool:
     """Whether a setting would gain enough, were it as quick as it may be, and would show it soon."""
     if not best.holds_now:
         gains = possible.holds_now or possible.now.goodput > (1 + GAIN) * best.now.goodput
-    elif possible.outlook.is_overload_ahead:
+    elif possible.is_overload_ahead:
         gains = False
     else:
-        saves = possible.outlook.first.device_time <= (1 - GAIN) * best.device_time
+        saves = possible.first.device_time <= (1 - GAIN) * best.device_time
         gains = (saves or not best.holds_ahead) and possible.holds_ahead
     more = possible.parameters.max_in_flight > best.parameters.max_in_flight
     return gains and (more or _is_filled(possible, below(best.situation.service, possible.parameters.max_batch)))
@@ -221,7 +221,7 @@ def is_worth_exploring(possible: Assessment, best: Assessment) -> bool:
 
 def _is_filled(possible: Assessment, beyond: int) -> bool:
     """Whether enough batches with more than ``beyond`` rows come within half of the time that exploration lasts."""
-    sizes = possible.outlook.batches
+    sizes = possible.batches
     situation = possible.situation
     count = sum(size * situation.rows > beyond for size in sizes)
     seconds = sum(sizes) / situation.process.rate
@@ -233,7 +233,7 @@ def _candidates(best: Assessment, best_case: ServiceTime) -> Iterator[Parameters
     situation, known = best.situation, best.parameters
     service, limits = situation.service, situation.limits
     waits = {known.max_wait}
-    if best.holds_now or (service.executors > 1 and best.outlook.least_loss <= 0):
+    if best.holds_now or (service.executors > 1 and best.least_loss <= 0):
         waits |= {
             Duration(whole_microseconds(max(share * limits.max_wait, limits.min_wait)))
             for share in (1 / 16, 0.25, 0.5, 1)

@@ -78,12 +78,12 @@ class Guards:
         """Begin with nothing against anything; ``quantile``: the SLO's."""
         self.margin = SafetyMargin()
         self.check = ForecastCheck()
-        self._misses = MissTest.of(quantile, bursts=True)
+        self._misses = MissTest(quantile, bursts=True)
         self._broken_at = -inf
 
     def follow(self, quantile: float, now: float) -> None:
         """Go by another SLO."""
-        self._misses = MissTest.of(quantile, bursts=True)
+        self._misses = MissTest(quantile, bursts=True)
         self.check.forget(now)
 
     def begin_epoch(self) -> None:

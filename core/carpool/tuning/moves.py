@@ -72,7 +72,7 @@ class Scene(NamedTuple):
 
     def is_riskier(self, step: Assessment) -> bool:
         """Whether more may be late than now. A setting that misses the SLO has nothing to lose."""
-        return not self.loses and step.outlook.risk > self.current.outlook.risk + NEGLIGIBLE
+        return not self.loses and step.risk > self.current.risk + NEGLIGIBLE
 
 
 class Move(NamedTuple):

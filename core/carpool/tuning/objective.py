@@ -146,13 +146,13 @@ def rank(one: Assessment) -> tuple[float, ...]:
     """Return a key to sort settings by, the best first: by device time where the SLO is met with headroom."""
     if one.holds_ahead:
         return (0, one.device_time)
-    outlook, lost_ahead = one.outlook, round(one.outlook.lost_ahead * FINE)
+    lost_ahead = round(one.lost_ahead * FINE)
     if one.holds_now:
         return (1, round(one.misses * FINE), lost_ahead, one.device_time)
     # Where no request is answered in time, the smallest batches, as many at once as may be computed, show soonest
     # whether any can be.
     point = one.parameters
-    return (2, round(outlook.lost * FINE), lost_ahead, point.max_wait, point.max_batch, -point.max_in_flight)
+    return (2, round(one.lost * FINE), lost_ahead, point.max_wait, point.max_batch, -point.max_in_flight)
 
 
 def is_better(one: Assessment, other: Assessment, share: float) -> bool:
@@ -185,7 +185,7 @@ def most_efficient(
     if not found:
         found = _least_loss([one for grid in grids for one in grid.unheld()])
         best = min(found, key=rank, default=forecaster.assess(current))
-        if situation.service.executors > 1 and best.outlook.least_loss <= 0:
+        if situation.service.executors > 1 and best.least_loss <= 0:
             # A backlog fills batches without a wait. But where the SLO leaves no time for one, and several batches are
             # computed at once, a short wait keeps one of them free.
             found = _least_loss([best, *(one for grid in grids for one in grid.held(best.parameters.max_batch))])
@@ -208,10 +208,10 @@ def _least_loss(found: Sequence[Assessment]) -> list[Assessment]:
         return [one for one in holding if round(one.misses * FINE) == fewest]
     least = FINE
     best: list[Assessment] = []
-    for one in sorted(found, key=lambda one: one.outlook.least_loss):
-        if round(one.outlook.least_loss * FINE) > least:
+    for one in sorted(found, key=lambda one: one.least_loss):
+        if round(one.least_loss * FINE) > least:
             break
-        lost = round(one.outlook.lost * FINE)
+        lost = round(one.lost * FINE)
         if lost <= least:
             best = [*best, one] if lost == least else [one]
             least = lost

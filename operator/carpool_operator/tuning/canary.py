@@ -102,8 +102,8 @@ class Trial:
         """Seconds since the epoch when it began."""
         self._min_requests = min_requests
         self._quantile = quantile
-        self._own = MissTest.of(quantile)
-        self._rest = MissTest.of(quantile)
+        self._own = MissTest(quantile)
+        self._rest = MissTest(quantile)
         self._rest_alarmed = False
         self._compared = Comparison()
         self.heard = False

@@ -21,7 +21,7 @@ class Promise:
     def __init__(self, quantile: float, kept: bool | None = None) -> None:
         self.kept = kept
         """``None`` while nobody can tell."""
-        self._test = MissTest.of(quantile)
+        self._test = MissTest(quantile)
         self._alarmed_at = -inf
 
     def observe(self, now: float, hits: int, misses: int) -> None:

@@ -40,8 +40,8 @@ class _Standing:
     def __init__(self, parameters: Parameters, generation: int, quantile: float) -> None:
         self.parameters = parameters
         self.generation = generation
-        self.against = MissTest.of(quantile)
-        self.proof = MissTest.of(quantile)
+        self.against = MissTest(quantile)
+        self.proof = MissTest(quantile)
         self.seconds = 0.0
         self.good = False
         self.peak = 0.0

@@ -159,28 +159,6 @@ def test_rule_2_a_model_s_own_cap_holds(passing: bool) -> None:
     assert batch.rows == 4
 
 
-def test_rule_2_the_token_budget_bounds_batches_and_cuts_requests_larger_than_it() -> None:
-    to = batcher(max_batch=100)
-    to.model("m").limits.max_tokens = 50
-    first = occupied(to)
-    send(to, 0.0, request(rows=1, tokens=30), request(rows=10, tokens=100))
-    (batch,) = batches(to.complete(first, 0.01))
-    assert [(start, stop) for _, start, stop in batch.slices] == [(0, 1), (0, 2)]  # 30 + 2 rows of 10
-    (batch,) = batches(to.complete(batch, 0.02))
-    assert [(start, stop) for _, start, stop in batch.slices] == [(2, 7)]
-    (batch,) = batches(to.complete(batch, 0.03))
-    assert [(start, stop) for _, start, stop in batch.slices] == [(7, 10)]
-
-
-def test_rule_2_a_row_beyond_the_token_budget_rides_alone() -> None:
-    to = batcher(max_batch=8)
-    to.model("m").limits.max_tokens = 5
-    (batch,) = batches(to.arrive(request(rows=2, tokens=20), 0.0))
-    assert batch.rows == 1
-    (batch,) = batches(to.complete(batch, 0.01))
-    assert batch.rows == 1
-
-
 def test_rule_3_without_a_batch_axis_requests_ride_alone_and_whole() -> None:
     to = batcher(max_batch=4)
     first = occupied(to)
@@ -333,13 +311,6 @@ def test_rule_5_due_when_full() -> None:
     assert send(to, 0.0, *(request() for _ in range(3))) == []
     (batch,) = batches(to.arrive(request(0.001), 0.001))
     assert batch.rows == 4
-
-
-def test_rule_5_due_when_the_token_budget_is_full() -> None:
-    to = held(max_batch=64)
-    to.model("m").limits.max_tokens = 100
-    assert to.arrive(request(tokens=60), 0.0) == []
-    assert batches(to.arrive(request(tokens=60), 0.0))
 
 
 def test_rule_5_due_at_the_age_of_the_oldest() -> None:
@@ -1655,12 +1626,6 @@ class Riding(RuleBasedStateMachine):
     )
     def learn(self, model: str, belief: Estimate | None, shed_slo: bool) -> None:
         self.driver.learn(model, belief, shed_slo=shed_slo)
-
-    @rule(tokens=st.sampled_from([None, 40]))
-    def budget(self, tokens: int | None) -> None:
-        self.driver.max_tokens = tokens
-        for model in MODELS:
-            self.driver.budget(model, tokens)
 
     @rule()
     def restart(self) -> None:

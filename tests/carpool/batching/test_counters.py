@@ -14,8 +14,6 @@ from carpool.batching.counters import (
     MAX_CELLS,
     REJECTED,
     ROW_BOUNDS,
-    Cell,
-    CellKey,
     Counters,
     ModelStats,
     Stats,
@@ -59,13 +57,13 @@ def same(one: ModelStats, other: ModelStats) -> bool:
     assert {name: getattr(one, name) for name in exact} == {name: getattr(other, name) for name in exact}
     none = [0] * (len(ROW_BOUNDS) + 1)
     assert (one.request_rows or none) == (other.request_rows or none)
-    cells, others = one.by_key(), other.by_key()
-    assert cells.keys() == others.keys()
+    samples, others = sorted(one.samples()), sorted(other.samples())
+    assert [sample[:4] for sample in samples] == [sample[:4] for sample in others]
     return all(
-        cell.batches == others[key].batches
-        and isclose(cell.busy, others[key].busy, abs_tol=1e-9)
-        and isclose(cell.busy_squared, others[key].busy_squared, abs_tol=1e-9)
-        for key, cell in cells.items()
+        sample.batches == also.batches
+        and isclose(sample.busy, also.busy, abs_tol=1e-9)
+        and isclose(sample.busy_squared, also.busy_squared, abs_tol=1e-9)
+        for sample, also in zip(samples, others, strict=True)
     )
 
 
@@ -127,7 +125,7 @@ def test_a_snapshot_does_not_change_with_the_counters() -> None:
     counters.sample((0, 1, 1, 0), 0.1)
     counters.missed(LATE)
     counters.answered(0.0, 1.0, 0.5, ok=True)
-    assert taken.by_key() == {CellKey(0, 1, 1): Cell(1, 0.1, 0.1 * 0.1)}
+    assert taken.samples() == [(0, 1, 1, 0, 1, 0.1, 0.1 * 0.1)]
     assert taken.misses == {LATE: 1}
     assert sum(taken.durations) == 0
 
@@ -206,18 +204,13 @@ def test_quantiles_of_nothing_and_of_the_endless() -> None:
     assert counters.snapshot(0.0).quantile(0.5) == DURATION_BOUNDS[-1]
 
 
-def test_cells_compare() -> None:
-    assert Cell(1, 0.5, 0.25) == Cell(1, 0.5, 0.25)
-    assert Cell(1, 0.5, 0.25) != Cell(2, 0.5, 0.25)
-
-
 def test_kinds_of_batches_are_bounded_and_those_known_still_counted():
     counters = Counters()
     for rows in range(1, MAX_CELLS + 10):
         counters.sample((0, rows, 1, 0), 0.5)
     counters.sample((0, 1, 1, 0), 0.5)
     assert len(counters.cells) == MAX_CELLS
-    assert counters.cells[0, 1, 1, 0] == Cell(2, 1.0, 0.5)
+    assert counters.snapshot(0.0).samples()[0] == (0, 1, 1, 0, 2, 1.0, 0.5)
 
 
 def test_lateness_that_a_cold_batch_explains_is_counted_apart() -> None:

@@ -73,14 +73,3 @@ def test_ageing_lifts_a_class_a_second() -> None:
     waiting = queue(low, high)
     assert waiting.first(1.9, 1.0)[0] is high
     assert queue(low, request(priority=1, arrived=2.5)).first(2.6, 1.0)[0] is low
-
-
-def test_a_row_beyond_the_token_budget_leaves_no_room_for_a_part_of_another_request() -> None:
-    of = state(8)
-    of.limits.max_tokens = 40
-    cut, other = request(rows=2, tokens=90), request(rows=2, tokens=90)
-    waiting = queue(cut, other, of=of)
-    assert [waiting.take(0.0, 0.0, 1.0).slices for _ in range(4)] == [
-        [(cut, 0, 1)], [(cut, 1, 2)], [(other, 0, 1)], [(other, 1, 2)],
-    ]  # fmt: skip
-    assert waiting.rows == waiting.tokens == 0

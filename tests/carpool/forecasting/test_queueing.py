@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from carpool.batching.requests import Estimate
-from carpool.forecasting.queueing import QUANTILES, Load, batches, forecast, glance, stability
+from carpool.forecasting.queueing import QUANTILES, Load, batches, forecast, glance
 from carpool.learning.arrivals import Gamma, Poisson, first
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.durations import Duration
@@ -198,7 +198,7 @@ def test_rows_alike_are_forecast_as_rows_given_one_by_one(rows, wait):
 
 def test_shedding_keeps_goodput_in_overload():
     # At twice the capacity of 5 + 0.5 b, SLO 50 ms.
-    capacity = stability(1.0, SERVICE, 64).capacity
+    capacity = SERVICE.capacity(64, 1)
     assert capacity == pytest.approx(64 / 0.037)
     arrivals = first(Poisson(2 * capacity), 100_000, Random(1))
     patient = played(arrivals, parameters())
@@ -266,16 +266,12 @@ def test_runs_of_late_batches_show_how_much_chance_adds_to_misses(cv):
     assert spread / mean == pytest.approx(together, rel=0.5)
 
 
-# -- stability
+# -- capacity
 
 
 def test_a_backlog_is_served_in_full_batches():
-    load = stability(1000.0, SERVICE, 16, concurrency=2)
-    assert load.capacity == pytest.approx(2 * 16 / affine(16))
-    assert load.utilization == pytest.approx(1000 / load.capacity)
-    assert load.stable
+    assert replace(SERVICE, executors=2).capacity(16, 2) == pytest.approx(2 * 16 / affine(16))
 
 
 def test_a_large_cap_can_make_a_superlinear_model_unstable():
-    assert stability(300.0, SUPERLINEAR, 1).stable
-    assert not stability(300.0, SUPERLINEAR, 64).stable
+    assert SUPERLINEAR.capacity(64, 1) < 300.0 < SUPERLINEAR.capacity(1, 1)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from carpool.batching.counters import SUPPOSED, Cell, CellKey
-from carpool.learning.concurrency import Sample, fit_executors
+from carpool.batching.counters import SUPPOSED, Counters, Sample
+from carpool.learning.concurrency import fit_executors
 from carpool.learning.latency_model import LatencyLearner, ServiceTime, fit
 from carpool.learning.smoothing import isotonic, smoothed
 
@@ -22,18 +22,15 @@ def affine(rows):
 
 
 def sample(rows, seconds, in_flight=1):
-    return Sample(rows, in_flight, len(seconds), sum(seconds), sum(x * x for x in seconds))
+    return Sample(0, rows, in_flight, 0, len(seconds), sum(seconds), sum(x * x for x in seconds))
 
 
 def cells(batches, bucket=0):
     """Cells of (rows, in_flight, seconds) or (rows, in_flight, seconds, executors supposed)."""
-    counted: dict[CellKey, Cell] = {}
+    counters = Counters()
     for rows, in_flight, seconds, *executors in batches:
-        cell = counted.setdefault(CellKey(bucket, rows, in_flight, *executors), Cell())
-        cell.batches += 1
-        cell.busy += seconds
-        cell.busy_squared += seconds * seconds
-    return counted
+        counters.sample((bucket, rows, in_flight, *(executors or [0])), seconds)
+    return counters.snapshot(0.0).samples()
 
 
 def noisy(rng, mean, cv):
@@ -244,7 +241,7 @@ def test_executors_are_fitted_from_the_wait(executors, slots, load, cv):
     rng = Random(executors * 10 + slots)
     # Sizes 1 to 16 last 9.25 ms on average.
     seen = device(executors, slots, 60.0, rng, rate=load * executors / 0.00925, batch=16, cv=cv)
-    service = fit(samples(seen))
+    service = fit(cells(seen))
     assert service.executors == pytest.approx(executors, rel=0.13)
     assert service.largest_in_flight == max(in_flight for _, in_flight, _, _ in seen)
     for rows in (2, 8, 15):
@@ -317,13 +314,6 @@ def test_three_batches_that_hardly_overlapped_are_no_second_executor():
     assert fit([*alone, *pairs, *supposed], 1).executors == 1
 
 
-def samples(seen):
-    return [
-        Sample(key.rows, key.in_flight, c.batches, c.busy, c.busy_squared, key.executors)
-        for key, c in cells(seen).items()
-    ]
-
-
 def test_without_company_there_is_one_executor():
     assert fit([sample(1, [0.01] * 50)]).executors == 1
     assert fit([sample(1, [0.01] * 50)], 4).executors == 4
@@ -334,7 +324,7 @@ def test_without_company_there_is_one_executor():
 def test_executors_are_told_apart_on_a_device_that_is_always_full(executors, slots, cv):
     seen = device(executors, slots, 60.0, Random(1), rate=2 * executors / 0.00925, batch=16, cv=cv)
     # As if it had been full from the first.
-    service = fit(samples([batch for batch in seen if batch[1] == slots]))
+    service = fit(cells([batch for batch in seen if batch[1] == slots]))
     assert service.executors == executors
     assert service.time(8) == pytest.approx(affine(8), rel=0.1)
 
@@ -347,7 +337,7 @@ def test_what_is_known_outlives_evidence_that_tells_nothing():
 
 def test_saturation_does_not_pollute_the_curve():
     seen = device(1, 4, 60.0, Random(1), rate=200.0, batch=16)
-    service = fit(samples(seen))
+    service = fit(cells(seen))
     assert service.executors == 1
     assert service.table(16) == pytest.approx([0.0] + [affine(rows) for rows in range(1, 17)])
 
@@ -503,7 +493,7 @@ def test_counter_resets_are_ignored():
     learner = LatencyLearner()
     run(learner, Random(8), 20, cv=0.0)
     before = learner.estimate()
-    backwards = {CellKey(0, 1, 1): Cell(-500, -2.5, -0.01), CellKey(0, 2, 1): Cell(0, 0.0, 0.0)}
+    backwards = [Sample(0, 1, 1, 0, -500, -2.5, -0.01), Sample(0, 2, 1, 0, 0, 0.0, 0.0)]
     assert learner.observe(21.0, backwards) == 1.0
     assert learner.estimate() == before
 
@@ -520,7 +510,7 @@ def test_buckets_have_their_own_curves_and_borrow_shape_when_new():
     for second in range(1, 20):
         short = cells([(rows, 1, affine(rows)) for rows in (1, 2, 4, 8)] * 3, bucket=0)
         long = cells([(rows, 1, 3 * affine(rows)) for rows in (1, 2, 4, 8)] * 3, bucket=1)
-        learner.observe(float(second), short | long)
+        learner.observe(float(second), short + long)
     learner.observe(20.0, cells([(2, 1, 10 * affine(2))] * 3, bucket=2))
     assert learner.estimate(0).time(8) == pytest.approx(affine(8))
     assert learner.estimate(1).time(8) == pytest.approx(3 * affine(8))
@@ -564,7 +554,7 @@ def test_what_a_batcher_is_to_believe_says_what_each_bucket_takes():
     # Of one bucket alone there is no more to say than of all together.
     assert not learner.believed(8).buckets
     long = cells([(rows, 1, 3 * affine(rows)) for rows in (1, 2, 4, 8)] * 3, bucket=1)
-    learner.observe(2.0, short | long)
+    learner.observe(2.0, short + long)
     believed = learner.believed(8)
     assert believed.of(0).times[8] == pytest.approx(affine(8))
     assert believed.of(1).times[8] == pytest.approx(3 * affine(8))
@@ -579,9 +569,9 @@ def test_a_shift_between_buckets_is_no_move():
     for second in range(1, 60):
         share = 0.9 if second < 30 else 0.1
         batches = Counter(int(rng.random() > share) for _ in range(50))
-        observed = {}
+        observed = []
         for bucket, count in batches.items():
-            observed |= cells([(1, 1, noisy(rng, (0.005, 0.05)[bucket], 0.2)) for _ in range(count)], bucket=bucket)
+            observed += cells([(1, 1, noisy(rng, (0.005, 0.05)[bucket], 0.2)) for _ in range(count)], bucket=bucket)
         assert learner.observe(float(second), observed) == 1.0
 
 
@@ -612,10 +602,10 @@ def test_batches_that_cannot_tell_executors_apart_do_not_drown_those_that_can():
     settled, supposed = [], []
     for in_flight, count in ((1, 1000), (2, 1000), (3, 1000), (4, 300)):
         times = [0.1 * rng.gammavariate(6.25, 1 / 6.25) for _ in range(count)]
-        settled.append(Sample(8, in_flight, count, sum(times), sum(t * t for t in times)))
+        settled.append(Sample(0, 8, in_flight, 0, count, sum(times), sum(t * t for t in times)))
         for executors in range(1, in_flight):
             late = [max(t - 0.1 * rng.random(), 0.0) for t in times]
-            supposed.append(Sample(8, in_flight, count, sum(late), sum(t * t for t in late), executors))
+            supposed.append(Sample(0, 8, in_flight, executors, count, sum(late), sum(t * t for t in late)))
     assert fit(settled + supposed).executors == 4
     assert fit(settled + supposed, 3).executors == 4
 
@@ -644,10 +634,10 @@ def test_executors_are_told_by_the_mean_before_they_are_by_the_spread(executors)
         own = [0.1 * rng.gammavariate(6.25, 1 / 6.25) for _ in range(count)]
         late = [0.045 * rng.random() if in_flight == 4 else 0.0 for _ in own]
         took = [t + (w if executors == 3 else 0.0) for t, w in zip(own, late, strict=True)]
-        seen.append(Sample(8, in_flight, count, sum(took), sum(t * t for t in took)))
+        seen.append(Sample(0, 8, in_flight, 0, count, sum(took), sum(t * t for t in took)))
         if in_flight == 4:
             spent = [t - w for t, w in zip(took, late, strict=True)]
-            seen.append(Sample(8, in_flight, count, sum(spent), sum(t * t for t in spent), 3))
+            seen.append(Sample(0, 8, in_flight, 3, count, sum(spent), sum(t * t for t in spent)))
     assert {fit(seen, known).executors for known in (3, 4)} == {executors}
 
 
@@ -656,7 +646,7 @@ def test_one_slow_batch_does_not_tell_executors_apart_against_the_means(often, f
     # Four executors, three known: batches of 12 rows met six in flight, and by the mean were served by four. One of 45
     # rows that met four took ten times as long, and was counted for four, not for three.
     def told(rows, in_flight, batches, mean, cv, executors=0):
-        return Sample(rows, in_flight, batches, batches * mean, batches * mean**2 * (1 + cv**2), executors)
+        return Sample(0, rows, in_flight, executors, batches, batches * mean, batches * mean**2 * (1 + cv**2))
 
     alone = [told(12, 1, often, 0.043, 0.4), told(12, 2, 30, 0.043, 0.4), told(12, 2, 30, 0.02, 0.9, 1)]
     means = (0.061, 0.3), (0.0134, 0.9), (0.0222, 0.6), (0.0335, 0.5), (0.0436, 0.42)

@@ -142,8 +142,3 @@ def test_a_restart_forgets():
     test.restart()
     assert not test.alarmed
     assert (test.requests, test.misses) == (0, 0)
-
-
-def test_the_fractions_must_make_sense():
-    with pytest.raises(ValueError, match="0 < good < bad < 1"):
-        MissTest(good=0.02, bad=0.005)

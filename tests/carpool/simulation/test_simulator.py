@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from carpool.batching.batcher import Batcher
 from carpool.batching.counters import CANCELLED, COLD, FAILED, LATE
-from carpool.batching.requests import Estimate, FaultKind, Priority, Refused
+from carpool.batching.requests import Estimate, Priority, Refused
 from carpool.forecasting.queueing import Load, forecast
 from carpool.learning.arrivals import Gamma, Poisson, until
 from carpool.learning.latency_model import ServiceTime
 from carpool.policy.spec import Admission
 from carpool.simulation.outcome import ENDS, End, Setting
-from carpool.simulation.simulator import Arrival, Balancer, Device, Noise, Simulation, grid, linear, table
+from carpool.simulation.simulator import Arrival, Device, Noise, Simulation, linear, table
 
 GPU = Device(linear(0.005, 0.0005))
 """t(b) = 5 + 0.5b ms."""
@@ -195,11 +195,6 @@ def test_the_first_batch_of_a_size_is_cold():
     assert outcome.latencies[5] == pytest.approx(0.0055)
 
 
-def test_an_executor_rests_after_each_batch():
-    outcome = simulate([1.0, 1.0], Device(linear(0.01, 0.0), dead_time=0.003), parameters=parameters(1))
-    assert list(outcome.latencies) == pytest.approx([0.01, 0.023])
-
-
 def test_a_table_goes_on_along_its_last_step():
     times = table((0.0, 0.001, 0.003))
     assert [times(rows, 0) for rows in (1, 2, 4)] == pytest.approx([0.001, 0.003, 0.007])
@@ -214,12 +209,6 @@ def test_lengths_have_their_own_time_and_ride_with_their_like():
     assert outcome.latencies[1] == outcome.latencies[3]
     assert outcome.final[0].models[""].cells == []
     assert outcome.final[0].models[""].cold == 3
-
-
-def test_a_token_budget_bounds_a_batch():
-    arrivals = [Arrival(1.0, length=10)] * 7
-    outcome = simulate(arrivals, parameters=parameters(8), max_tokens=30, slo=9.0)
-    assert list(outcome.batch_rows) == [1, 3, 3]
 
 
 def test_a_large_request_is_split_and_ends_once():
@@ -259,19 +248,6 @@ def test_a_model_that_never_answers_delays_no_other():
     outcome = simulate(sorted(healthy + hung), parameters=parameters(8), slo=1.0)
     kept = [latency for latency, one in zip(outcome.latencies, sorted(healthy + hung), strict=True) if not one.hangs]
     assert kept == list(before.latencies)
-
-
-@pytest.mark.parametrize("kind", [FaultKind.SHARED, FaultKind.TRANSPORT])
-def test_a_share_of_the_batches_fails(kind):
-    device = Device(linear(0.005, 0.0005), failures=((kind, 0.1),))
-    outcome = simulate(poisson(100, 100), device, parameters=parameters(1), slo=9.0)
-    assert ends_of(outcome).count(End.FAILED) / len(outcome.times) == pytest.approx(0.1, abs=0.01)
-
-
-def test_a_retry_saves_nearly_all_when_one_batch_in_ten_fails():
-    device = Device(linear(0.005, 0.0005), failures=((FaultKind.TRANSPORT, 0.1),))
-    outcome = simulate(poisson(100, 100), device, parameters=parameters(1), slo=9.0, retry_transport=True)
-    assert ends_of(outcome).count(End.FAILED) / len(outcome.times) == pytest.approx(0.01, abs=0.005)
 
 
 def test_a_stalled_host_sees_everything_afterwards_while_the_device_computes_on():
@@ -317,10 +293,9 @@ def test_a_full_queue_refuses_low_priority_first():
 # ---------------------------------------------------------------------------------------------------- the run
 
 
-@pytest.mark.parametrize("balancer", list(Balancer))
-def test_equal_seeds_give_equal_runs(balancer):
-    device = Device(linear(0.005, 0.0005), executors=2, cv=0.3, failures=((FaultKind.ITEM, 0.02),))
-    options = {"parameters": parameters(8, 0.005, 3), "replicas": 2, "balancer": balancer}
+def test_equal_seeds_give_equal_runs():
+    device = Device(linear(0.005, 0.0005), executors=2, cv=0.3)
+    options = {"parameters": parameters(8, 0.005, 3), "replicas": 2}
     first, again, other = (simulate(poisson(500, 10), device, seed=seed, **options) for seed in (7, 7, 8))
     assert first.latencies == again.latencies
     assert first.ends == again.ends
@@ -336,17 +311,6 @@ def test_the_kth_batch_has_the_same_noise_whatever_the_parameters():
         return [busy / (0.005 + 0.0005 * rows) for busy, rows in pairs][:200]
 
     assert noise(parameters(32)) == pytest.approx(noise(parameters(8, 0.01)))
-
-
-def test_a_balancer_that_looks_beats_one_that_guesses():
-    device, times = Device(linear(0.01, 0.0)), poisson(320, 60)
-    p99 = {
-        balancer: simulate(times, device, parameters=parameters(1), replicas=4, balancer=balancer, slo=9.0).quantile(
-            0.99
-        )
-        for balancer in Balancer
-    }
-    assert p99[Balancer.LEAST_OUTSTANDING] < 0.6 * p99[Balancer.RANDOM]
 
 
 def test_replicas_serve_as_many_times_the_load():
@@ -467,7 +431,7 @@ def test_windows_sum_to_the_whole():
     assert sum((Counter(part.ends) for part in parts), Counter()) == Counter(whole.ends)
     assert sum(part.batches for part in parts) == whole.batches
     assert sum(part.device_busy for part in parts) == pytest.approx(whole.device_busy)
-    assert whole.p99 == outcome.quantile(0.99)
+    assert whole.p99 == sorted(outcome.latencies)[math.ceil(0.99 * whole.answers) - 1]
     assert parts[2].arrivals > 3 * parts[0].arrivals
 
 
@@ -490,7 +454,6 @@ REASONS = {
     CANCELLED: End.CANCELLED,
     FAILED: End.FAILED,
 }
-kinds = st.sampled_from(list(FaultKind))
 seldom = st.integers(0, 9).map(lambda digit: digit == 0)
 some = st.floats(0.001, 0.2)
 crowds = st.lists(
@@ -516,8 +479,6 @@ devices = st.builds(
     cv=st.sampled_from([0.0, 0.5]),
     drift=st.sampled_from([(), ((0.2, 2.0),)]),
     cold=st.sampled_from([1.0, 5.0]),
-    dead_time=st.sampled_from([0.0, 0.002]),
-    failures=st.lists(st.tuples(kinds, st.just(0.2)), max_size=3).map(tuple),
     largest=st.none() | st.integers(1, 4),
     stalls=st.sampled_from([(), ((0.1, 0.05), (0.3, 0.1))]),
 )
@@ -532,11 +493,10 @@ devices = st.builds(
     replicas=st.integers(1, 3),
     knows=st.booleans(),
     shed_slo=st.booleans(),
-    retry=st.booleans(),
 )
-def test_every_request_ends_once_and_the_counters_agree(crowd, device, chosen, replicas, knows, shed_slo, retry):
+def test_every_request_ends_once_and_the_counters_agree(crowd, device, chosen, replicas, knows, shed_slo):
     outcome = Simulation(
-        crowd, device, slo=SLO, parameters=chosen, replicas=replicas, shed_slo=shed_slo, retry_transport=retry,
+        crowd, device, slo=SLO, parameters=chosen, replicas=replicas, shed_slo=shed_slo,
         estimate=device.estimate() if knows else None, admission=Admission(max_queued_rows=40),
     ).run()  # fmt: skip
     ends = Counter(ends_of(outcome))
@@ -558,55 +518,11 @@ def test_every_request_ends_once_and_the_counters_agree(crowd, device, chosen, r
             assert latency <= min(arrival.patience, arrival.deadline) + 1e-9
     for end, arrival in zip(ends_of(outcome), crowd, strict=True):
         alone = device.largest is not None and arrival.rows > device.largest
-        assert end is not End.FAILED or arrival.poisoned or alone or device.failures, "an innocent request failed"
-    whole_for = {FaultKind.ROWS, FaultKind.SIZE, FaultKind.UNREADABLE}
-    whole = any(kind in whole_for for kind, _ in device.failures) or any(x.short for x in crowd)
-    if not whole:  # a model that is not batched any more, or one row of a request too large: requests are served whole
+        assert end is not End.FAILED or arrival.poisoned or alone, "an innocent request failed"
+    if not any(x.short for x in crowd):  # a model that is not batched any more: requests are served whole
         assert all(0 < rows <= chosen.max_batch for rows in outcome.batch_rows)
     if not device.stalls:  # what the host slept through is late for the caller alone
         assert ends[End.LATE] - cold <= misses[LATE] <= ends[End.LATE]
-
-
-# ---------------------------------------------------------------------------------------------------- the oracle
-
-
-def test_the_grid_picks_the_cheapest_that_holds_under_stress():
-    candidates = [parameters(b, w, n) for b in (1, 8, 32) for w in (0.0, 0.02, 0.045) for n in (1, 4)]
-    points = grid(candidates, poisson(300, 20), GPU, slo=SLO, warm_up=1.0)
-    assert len(points) == len(candidates)
-    best = points[0]
-    assert best.holds(0.01)
-    assert best.parameters.max_wait >= 0.02
-    holding = [point for point in points if point.holds(0.01)]
-    assert best.present.device_time == min(point.present.device_time for point in holding)
-    assert points[: len(holding)] == holding
-
-
-def test_the_grid_prefers_margin_where_stress_breaks_all():
-    # 1,500/s is 87 % of the capacity; 1.25 times that is beyond it.
-    points = grid([parameters(64), parameters(64, 0.02), parameters(8)], poisson(1500, 20), GPU, slo=0.06)
-    assert points[0].stressed is not None
-    assert not points[0].holds(0.01)
-    assert points[0].stressed.miss_fraction <= points[1].stressed.miss_fraction
-    assert points[-1].stressed is None
-
-
-def test_the_grid_prefers_goodput_where_nothing_holds():
-    candidates = [parameters(8), parameters(64, 0.0, 4), parameters(64), parameters(32)]
-    points = grid(candidates, poisson(2400, 10), GPU, slo=SLO)
-    goodput = [point.present.goodput for point in points]
-    assert goodput == sorted(goodput, reverse=True)
-    assert points[0].parameters == parameters(64)
-    assert points[0].present.goodput > 1450
-    # Slots that only queue at the device cost no device time, and yet good answers.
-    queued = next(point for point in points if point.parameters.max_in_flight == 4)
-    assert queued.present.goodput < 0.8 * points[0].present.goodput
-
-
-def test_where_batching_costs_more_a_row_the_grid_does_not_batch():
-    superlinear = Device(lambda rows, bucket: 0.0057 * rows**1.15)
-    points = grid([parameters(b) for b in (1, 4, 16)], poisson(120, 30), superlinear, slo=SLO)
-    assert points[0].parameters.max_batch == 1
 
 
 def test_an_estimate_is_the_device_itself():

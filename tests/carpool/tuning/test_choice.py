@@ -76,7 +76,7 @@ def test_where_one_figure_is_hardly_better_the_next_one_decides():
     one, other = (forecaster.assess(parameters(size)) for size in (64, 48))
 
     def lose(assessment, now, ahead):
-        assessment.outlook.__dict__.update(glance=Glance(now, 0.0007, 0.02, 0.9), lost_ahead=ahead)
+        assessment.__dict__.update(glance=Glance(now, 0.0007, 0.02, 0.9), lost_ahead=ahead)
 
     lose(one, 0.002, 0.10)
     lose(other, 0.005, 0.11)
@@ -149,7 +149,7 @@ def test_what_is_lost_of_the_present_load_outweighs_what_would_be_of_more():
     forecaster = tiled(1010.0)
     one, two = (forecaster.assess(parameters(size, 0.075)) for size in (32, 64))
     assert one.holds_now
-    assert two.outlook.lost_ahead < one.outlook.lost_ahead
+    assert two.lost_ahead < one.lost_ahead
     assert two.misses > one.misses
     assert rank(one) < rank(two)
 

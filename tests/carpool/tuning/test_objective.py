@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from carpool.batching.batcher import Batcher
-from carpool.batching.counters import CellKey, ModelStats, Stats
+from carpool.batching.counters import ModelStats, Stats
 from carpool.exchange.decision import Reason, State
 from carpool.forecasting.forecaster import Forecaster, Situation
 from carpool.learning.arrivals import Poisson, until
@@ -196,7 +196,7 @@ def test_decisions_say_utilization_target_and_what_another_objective_would_do():
 
 
 def test_what_others_behind_the_same_sidecar_use_is_their_share_of_device_time():
-    cell = (*CellKey(0, 8, 1, 1), 10)
+    cell = (0, 8, 1, 1, 10)
     stats = Stats(10.0, 3.0, {"a": ModelStats(cells=[(*cell, 2.0, 0.4)]), "b": ModelStats(cells=[(*cell, 4.0, 1.6)])})
     assert stats.others_busy("a") == pytest.approx(2.0)
     assert stats.others_busy("b") == pytest.approx(1.0)

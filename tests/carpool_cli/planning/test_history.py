@@ -49,9 +49,9 @@ def counters(stats):
         ("arrivals",): model.arrivals, ("squared",): model.arrivals_squared, ("windows",): model.windows,
         ("rows",): model.rows, ("busy",): stats.device_busy,
     }  # fmt: skip
-    for key, cell in model.by_key().items():
-        for metric, value in zip(history.CELLS, (cell.batches, cell.busy, cell.busy_squared), strict=True):
-            found[(metric, *key)] = value
+    for sample in model.samples():
+        for metric, value in zip(history.CELLS, sample[4:], strict=True):
+            found[(metric, *sample[:4])] = value
     return found
 
 

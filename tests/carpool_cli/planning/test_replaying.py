@@ -118,7 +118,7 @@ def test_a_replay_counts_rows_other_percentiles_and_doubt():
     # What was never measured is pessimistically no cheaper a row than what was.
     four = Parameters(max_batch=4, max_wait=Duration(0.04))
     calm = load(EVEN).forecaster(situation(found.process))
-    assert calm.assess(four).outlook.risk >= calm.assess(four).outlook.glance.miss_fraction
+    assert calm.assess(four).risk >= calm.assess(four).glance.miss_fraction
 
 
 def test_what_is_fitted_is_forecast_as_the_tuner_would():

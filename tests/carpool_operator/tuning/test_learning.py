@@ -55,7 +55,7 @@ def test_forecasts_are_made_surer_seldom_while_others_wait_for_their_decisions()
         learned, found = Learned(0.0, POLICY, None, Parameters(), kept=None), []
         for number in range(1, 71):
             step(learned, 2.0 * number, arrivals=100, hurried=hurried)
-            found.append(learned.tuner.plan.assess(learned.tuner.parameters).outlook.refinement.samples)
+            found.append(learned.tuner.plan.assess(learned.tuner.parameters).refinement.samples)
         return found
 
     # It explores for 20 s, chooses anew, and rests from then on.
