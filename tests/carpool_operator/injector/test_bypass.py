@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shlex
 
 import pytest
@@ -8,6 +9,7 @@ from carpool_operator.api.model import Target
 from carpool_operator.injector.bypass import bypasses
 from carpool_operator.injector.decide import Settings, decide
 from carpool_operator.injector.patch import patch
+from carpool_operator.workloads.registry import BY_NAME
 
 
 def injected(*ports, **annotations):
@@ -55,6 +57,70 @@ def test_a_port_without_a_name_gets_one_first():
         )
         assert then == "kubectl -n models rollout status deployment/resnet"
         assert "patch service resnet" in last
+
+
+SERVER = {"name": "server", "image": "i"}
+ELSEWHERE = {
+    "a port without a name": (
+        "Rollout",
+        {"template": {"spec": {"containers": [{"name": "logs"}, {**SERVER, "ports": [{"containerPort": 9000}]}]}}},
+        "/spec/template/spec/containers/1",
+        {"op": "add", "path": "/spec/template/spec/containers/1/ports/0/name", "value": "http"},
+    ),
+    "another port": (
+        "LeaderWorkerSet",
+        {"leaderWorkerTemplate": {
+            "leaderTemplate": {"spec": {"containers": [{**SERVER, "ports": [{"containerPort": 7}]}]}},
+            "workerTemplate": {"spec": {"containers": [SERVER]}},
+        }},
+        "/spec/leaderWorkerTemplate/leaderTemplate/spec/containers/0",
+        {
+            "op": "add",
+            "path": "/spec/leaderWorkerTemplate/leaderTemplate/spec/containers/0/ports/-",
+            "value": {"containerPort": 9000, "name": "http"},
+        },
+    ),
+    "no ports": (
+        "InferenceService",
+        {"predictor": {"model": {"modelFormat": {"name": "onnx"}}}},
+        None,
+        {"op": "add", "path": "/spec/predictor/model/ports", "value": [{"containerPort": 9000, "name": "http"}]},
+    ),
+}  # fmt: skip
+
+
+def of_kind(kind):
+    pod = injected({"containerPort": 9000})
+    annotations = {**pod["metadata"]["annotations"], "carpool.dev/target": f"{kind}/resnet"}
+    return {**pod, "metadata": {**pod["metadata"], "annotations": annotations}}
+
+
+@pytest.mark.parametrize(("kind", "spec", "tested", "change"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_a_workload_of_another_project_gets_the_name_by_a_json_patch(kind, spec, tested, change):
+    """A strategic merge is for built-in kinds, and so is `kubectl rollout status`."""
+    (found,) = bypasses(service({"port": 9000}), of_kind(kind), {"spec": spec})
+
+    named, service_s = found.command.split("; when its pods have rolled, ")
+    words = shlex.split(named)
+    assert words[:4] == ["kubectl", "-n", "models", "patch"]
+    assert words[4] == BY_NAME[kind].resource("resnet")
+    assert words[5] == "--type=json"
+    *tests, last = json.loads(words[7])
+    assert all(each["op"] == "test" for each in tests)
+    assert last == change
+    if tested is not None:
+        assert tests[0] == {"op": "test", "path": f"{tested}/name", "value": "server"}
+    assert service_s.startswith("kubectl -n models patch service resnet ")
+
+
+@pytest.mark.parametrize("manifest", [None, {"spec": {"workloadRef": {"kind": "Deployment", "name": "resnet"}}}])
+def test_where_the_positions_are_not_known_it_says_what_to_write(manifest):
+    (found,) = bypasses(service({"port": 9000}), of_kind("Rollout"), manifest)
+
+    assert found.command.startswith(
+        "name port 9000 of container server http in it: kubectl -n models edit rollout.argoproj.io/resnet; when its "
+        "pods have rolled, kubectl -n models patch service resnet "
+    )
 
 
 def test_others_are_none_of_ours():
