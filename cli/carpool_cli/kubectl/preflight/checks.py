@@ -9,7 +9,7 @@ from carpool_cli.kubectl.preflight import ways
 from carpool_cli.kubectl.preflight.dry_run import asking, completed, locally, named_ports, ports
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact, json_patch
 from carpool_cli.kubectl.preflight.meshes import ambient, authorizations, servers
-from carpool_cli.kubectl.preflight.network import admin_port, network_policies
+from carpool_cli.kubectl.preflight.network.judging import admin_port, network_policies
 from carpool_cli.kubectl.preflight.room import room_for_all
 from carpool_cli.kubectl.preflight.scene import addresses
 from carpool_operator.api import annotations as names
@@ -96,7 +96,7 @@ def services(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterato
         if not selector or not selector.items() <= labels.items():
             continue
         owners = {each["kind"] for each in service["metadata"].get("ownerReferences") or []}
-        by_number = bypasses(service, pod)
+        by_number = bypasses(service, pod, subject.manifest)
         if spec.get("clusterIP") == "None":
             offered = spec.get("ports") or []
             if offered and all(_is_sidecar_s(port, found, named) for port in offered):

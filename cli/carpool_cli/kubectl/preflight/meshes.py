@@ -95,7 +95,7 @@ def servers(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator
     if any(names.get(port, port) == found.data for port in by_port.values()):
         return
     # By number it would be taken off the model's port, which has the namespace's default policy then until pods rolled.
-    leads = port_name(pod, subject.namespace)
+    leads = port_name(pod, subject.namespace, subject.manifest)
     change = compact({"spec": {"port": leads.name}})
     for name, port in by_port.items():
         if port == found.model:

@@ -114,6 +114,56 @@ def test_pods_that_end_are_none_of_a_quota_s(shop):
     assert shop.look()[1].keys() == {"NotAsked"}
 
 
+CILIUM_S = {
+    **named("c", endpointSelector={}, ingress=[{"toPorts": [{"ports": [{"port": "9000"}]}]}]),
+    "kind": "CiliumNetworkPolicy",
+}
+CALICO_S = {
+    **named("c", selector="all()", ingress=[{"action": "Allow", "destination": {"ports": [9000]}}]),
+    "kind": "NetworkPolicy", "apiVersion": "crd.projectcalico.org/v1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("group", "policy"),
+    [("cilium.io", CILIUM_S), ("projectcalico.org", CALICO_S), ("crd.projectcalico.org", CALICO_S)],
+)
+def test_policies_of_network_plugins_are_read_where_the_cluster_has_them(shop, group, policy):
+    kinds = ("ciliumnetworkpolicies", "ciliumclusterwidenetworkpolicies") if group == "cilium.io" else (
+        "networkpolicies", "globalnetworkpolicies",
+    )  # fmt: skip
+    shop.state |= {f"{kinds[0]}.{group}": items(policy), f"{kinds[1]}.{group}": items()}
+
+    code, found = shop.look()
+
+    assert (code, found.keys()) == (3, {"NotAsked", "NetworkPolicyByNumber", "AdminPortClosed"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("ciliumnetworkpolicies.cilium.io", "Cilium's policies"),
+        ("networkpolicies.projectcalico.org", "Calico's policies"),
+        ("networkpolicies.crd.projectcalico.org", "Calico's policies"),
+    ],
+)
+def test_policies_of_network_plugins_that_one_may_not_read_are_named(shop, kind, named):
+    shop.state[kind] = forbidden(kind)
+
+    code, found = shop.look()
+
+    assert (code, found.keys()) == (0, {"NotAsked", "NotLookedAt"})
+    assert named in found["NotLookedAt"]["message"]
+
+
+def test_calico_s_policies_are_read_as_stored_where_its_api_does_not_let_one(shop):
+    shop.state["networkpolicies.projectcalico.org"] = forbidden("networkpolicies.projectcalico.org")
+    for kind in ("networkpolicies", "globalnetworkpolicies"):
+        shop.state[f"{kind}.crd.projectcalico.org"] = items(*([CALICO_S] if kind == "networkpolicies" else []))
+
+    assert shop.look()[1].keys() == {"NotAsked", "NetworkPolicyByNumber", "AdminPortClosed"}
+
+
 def test_policies_of_all_namespaces_are_read(shop):
     outgoing = named("e", "callers", podSelector={}, policyTypes=["Egress"], egress=[{"ports": [{"port": 9000}]}])
     shop.state["networkpolicies.networking.k8s.io"] = items(outgoing)
