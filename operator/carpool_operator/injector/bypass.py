@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 
 
 class Bypass(NamedTuple):
-    """A Service's port that leads to the model by number, and the shell command after which it doesn't.
+    """A Service's port that leads to the model, and the shell command after which it doesn't.
 
     ``name``: the ``targetPort`` that leads to the sidecar. ``named``: whether the model's port has that name yet.
+    ``by``: ``number``, or another ``name`` of that port.
     """
 
     port: int
     command: str
     name: str
     named: bool
+    by: str
 
 
 class PortName(NamedTuple):
@@ -90,6 +92,16 @@ def _named_elsewhere(kind: Kind, namespace: str, owner: str, container: str, por
     return f"kubectl -n {namespace} patch {kind.resource(owner)} --type=json -p '{_compact(changes)}'{then}"
 
 
+def named_ports(pod: Json) -> dict[str, int]:
+    """Return a pod's ports that have names, as Services find them: of two with one name the first."""
+    everyone = (*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or []))
+    found: dict[str, int] = {}
+    for port in (port for container in everyone for port in container.get("ports") or []):
+        if port.get("name"):
+            found.setdefault(port["name"], port["containerPort"])
+    return found
+
+
 def bypasses(service: Json, pod: Json, manifest: Json | None = None) -> list[Bypass]:
     """Return the ports of a Service that lead past an injected pod's sidecar; none where it doesn't select the pod.
 
@@ -103,15 +115,18 @@ def bypasses(service: Json, pod: Json, manifest: Json | None = None) -> list[Byp
     status = injection_of(annotations_of(pod))
     if not selector or not selector.items() <= labels.items() or status.port is None or status.capture:
         return []
+    named = named_ports(pod)
     namespace, of = service["metadata"].get("namespace", "default"), service["metadata"]["name"]
     found = []
     for index, port in enumerate(spec.get("ports") or []):
-        if port.get("targetPort", port["port"]) != status.port:
+        target = port.get("targetPort", port["port"])
+        if named.get(target, target) != status.port:
             continue
         name = port_name(pod, namespace, manifest)
         change = [{"op": "replace", "path": f"/spec/ports/{index}/targetPort", "value": name.name}]
         command = f"{name.first}kubectl -n {namespace} patch service {of} --type=json -p '{_compact(change)}'"
-        found.append(Bypass(port["port"], command, name.name, name.given))
+        by = f"name {target}" if target in named else "number"
+        found.append(Bypass(port["port"], command, name.name, name.given, by))
     return found
 
 

@@ -36,11 +36,19 @@ NAMED = injected({"name": "http", "containerPort": 9000}, {"name": "metrics", "c
 def test_a_name_leads_to_the_sidecar_and_a_number_past_it():
     ports = ({"port": 80, "targetPort": "http"}, {"port": 81, "targetPort": 9000}, {"port": 82, "targetPort": 9001})
     (found,) = bypasses(service(*ports), NAMED)
-    assert (found.port, found.name, found.named) == (81, "http", True)
+    assert (found.port, found.by, found.name, found.named) == (81, "number", "http", True)
     assert shlex.split(found.command) == [
         *("kubectl", "-n", "models", "patch", "service", "resnet", "--type=json", "-p"),
         '[{"op":"replace","path":"/spec/ports/1/targetPort","value":"http"}]',
     ]
+
+
+def test_another_name_of_the_model_s_port_leads_past_it():
+    pod = injected({"name": "http", "containerPort": 9000}, {"name": "alt", "containerPort": 9000})
+    (found,) = bypasses(service({"port": 80, "targetPort": "alt"}, {"port": 81, "targetPort": "http"}), pod)
+    assert (found.port, found.by, found.name, found.named) == (80, "name alt", "http", True)
+    pod["spec"]["containers"].insert(0, {"name": "logs", "ports": [{"name": "alt", "containerPort": 24224}]})
+    assert bypasses(service({"port": 80, "targetPort": "alt"}), pod) == [], "the first container of that name counts"
 
 
 def test_without_a_target_port_it_is_the_port():

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from carpool_cli.kubectl.preflight import ways
-from carpool_cli.kubectl.preflight.dry_run import asking, completed, locally, named_ports, ports
+from carpool_cli.kubectl.preflight.dry_run import asking, completed, locally, ports
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact, json_patch
 from carpool_cli.kubectl.preflight.meshes import ambient, authorizations, servers
 from carpool_cli.kubectl.preflight.network.judging import admin_port, network_policies
@@ -14,7 +14,7 @@ from carpool_cli.kubectl.preflight.room import room_for_all
 from carpool_cli.kubectl.preflight.scene import addresses
 from carpool_operator.api import annotations as names
 from carpool_operator.api.injection import injection_of
-from carpool_operator.injector.bypass import bypasses
+from carpool_operator.injector.bypass import bypasses, named_ports
 from carpool_operator.injector.decide import annotations_of
 from carpool_operator.injector.reasons import NOTES, Note
 
@@ -118,7 +118,7 @@ def services(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterato
             )
         else:
             for way in by_number:
-                message = f"Service {name} port {way.port} leads to the model's port {found.model} by number"
+                message = f"Service {name} port {way.port} leads to the model's port {found.model} by {way.by}"
                 yield Finding(Code.SERVICE_BY_NUMBER, Effect.NO_BATCHING, message, way.command)
 
 

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from carpool_cli.kubectl.preflight.dry_run import named_ports
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact, json_patch
 from carpool_cli.kubectl.preflight.scene import AUTHORIZATIONS, NAME, SERVERS
-from carpool_operator.injector.bypass import port_name
+from carpool_operator.injector.bypass import named_ports, port_name
 from carpool_operator.injector.meshes import ISTIO, LINKERD, meshes_of
 from carpool_operator.workloads.metadata import Selector
 

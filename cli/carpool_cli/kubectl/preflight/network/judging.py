@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from carpool_cli.kubectl.preflight.dry_run import named_ports
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, json_patch
 from carpool_cli.kubectl.preflight.network import calico, cilium, kubernetes
 from carpool_cli.kubectl.preflight.network.rules import Policies
 from carpool_cli.kubectl.preflight.scene import NAME, OPERATOR, Peer
 from carpool_operator.api.annotations import INJECTED
+from carpool_operator.injector.bypass import named_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
