@@ -199,7 +199,7 @@ def capture(subject: Subject, pod: Json) -> Iterator[Finding]:
 def unread(subject: Subject, near: Around) -> Iterator[Finding]:
     """Say what was not looked at."""
     if near.unread:
-        message = f"not looked at, since you may not read it: {'; '.join(near.unread)}"
+        message = f"not looked at, since it could not be read: {'; '.join(near.unread)}"
         fix = f"ask for the right to list these, and look again: kubectl carpool preflight {subject.resource} -n "
         yield Finding(Code.NOT_LOOKED_AT, Effect.NOTE, message, f"{fix}{subject.namespace}")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from carpool_cli.kubectl.cluster import ForbiddenError, NoKindError, NotFoundError, alive
+from carpool_cli.kubectl.cluster import AwayError, ForbiddenError, NoKindError, NotFoundError, alive
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Meta
 
@@ -154,7 +154,10 @@ def subjects(cluster: Cluster, *, everywhere: bool) -> list[Subject]:
 
     Raises ``click.ClickException``.
     """
-    listed = cluster.run("api-resources", "--verbs=list", "--namespaced=true", "--output=name").split()
+    try:
+        listed = cluster.run("api-resources", "--verbs=list", "--namespaced=true", "--output=name").split()
+    except AwayError as error:  # such as one of metrics; workloads are not served by it
+        listed = error.printed.split()
     kinds = {f"{kind.plural}.{kind.group}": kind for kind in registry.KINDS}
     there = [resource for resource in kinds if resource in listed]
     by_kind = {(kind.group, kind.name): kind for kind in registry.KINDS}
@@ -257,17 +260,17 @@ def _readable(cluster: Cluster, resource: str, *flags: str) -> list[Json] | None
 def _everywhere(cluster: Cluster, *groups: Sequence[str]) -> list[Json] | None:
     """Return objects of all namespaces, by the first group of kinds that the cluster has and one may read.
 
-    None where it has no such group, and ``None`` where one may not read it.
+    None where it has no such group, and ``None`` where one may not read it, or it is away.
     """
-    forbidden = False
+    unread = False
     for kinds in groups:
         try:
             return [each for kind in kinds for each in _list(cluster, kind, "--all-namespaces")]
         except NoKindError:
             continue
-        except ForbiddenError:
-            forbidden = True
-    return None if forbidden else []
+        except (ForbiddenError, AwayError):
+            unread = True
+    return None if unread else []
 
 
 def _list(cluster: Cluster, resources: str, *flags: str) -> list[Json]:

@@ -24,6 +24,9 @@ elif what not in state:
     sys.exit('error: the server doesn\\'t have a resource type "%s"' % what)
 elif isinstance(state[what], str):
     sys.exit(state[what])
+elif what == "api-resources":
+    print("\\n".join(state[what]["listed"]))
+    sys.exit(state[what]["error"])
 else:
     print(json.dumps(state[what]))
 """
@@ -65,9 +68,9 @@ class Shop:
             "horizontalpodautoscalers.autoscaling": items(),
         }
 
-    def look(self):
+    def look(self, *workload):
         (self._folder / "state.json").write_text(json.dumps(self.state))
-        arguments = ["preflight", "deployment/web", "-n", "shop", "--json"]
+        arguments = ["preflight", *(workload or ["deployment/web"]), "-n", "shop", "--json"]
         result = CliRunner().invoke(main, arguments, prog_name="kubectl carpool")
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
         (found,) = json.loads(result.stdout)["workloads"]
@@ -162,6 +165,24 @@ def test_calico_s_policies_are_read_as_stored_where_its_api_does_not_let_one(sho
         shop.state[f"{kind}.crd.projectcalico.org"] = items(*([CALICO_S] if kind == "networkpolicies" else []))
 
     assert shop.look()[1].keys() == {"NotAsked", "NetworkPolicyByNumber", "AdminPortClosed"}
+
+
+UNAVAILABLE = "Error from server (ServiceUnavailable): the server is currently unable to handle the request"
+
+
+def test_an_api_that_is_away_hides_nothing_else(shop):
+    """As in clusters whose metrics-server is broken: kubectl lists all other kinds, and ends with 1."""
+    away = "unable to retrieve the complete list of server APIs: metrics.k8s.io/v1beta1: stale GroupVersion discovery"
+    shop.state["api-resources"] = {"listed": ["pods", "deployments.apps"], "error": f"error: {away}"}
+    web = shop.state["deployments.apps"]
+    shop.state["deployments.apps"] = items({**web, "apiVersion": "apps/v1", "kind": "Deployment"})
+    shop.state["networkpolicies.projectcalico.org"] = UNAVAILABLE
+    for kind in ("networkpolicies", "globalnetworkpolicies"):
+        shop.state[f"{kind}.crd.projectcalico.org"] = items(*([CALICO_S] if kind == "networkpolicies" else []))
+
+    code, found = shop.look("--json")
+
+    assert (code, found.keys()) == (3, {"NotAsked", "NetworkPolicyByNumber", "AdminPortClosed"})
 
 
 def test_policies_of_all_namespaces_are_read(shop):
