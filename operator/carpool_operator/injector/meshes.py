@@ -68,6 +68,27 @@ MESHES = (
         ("--inbound-ports-to-ignore",),
         of_namespace=True,
     ),
+    # These two let the kubelet ask on ports of their own, for the probes of a pod's containers; of native sidecars not.
+    _Mesh(
+        "kuma",
+        "kuma-sidecar",
+        ({"kuma.io/sidecar-injection": frozenset({"enabled", "true"})},),
+        "traffic.kuma.io/exclude-inbound-ports",
+        (),
+        "kuma-init",
+        ("--exclude-inbound-ports",),
+        of_namespace=False,
+    ),
+    _Mesh(
+        "consul",
+        "consul-dataplane",
+        ({"consul.hashicorp.com/connect-inject": frozenset({"true", "t", "1"})},),
+        "consul.hashicorp.com/transparent-proxy-exclude-inbound-ports",
+        (),
+        "consul-connect-inject-init",
+        (),
+        of_namespace=False,
+    ),
 )
 
 PROXIES = frozenset(mesh.proxy for mesh in MESHES)

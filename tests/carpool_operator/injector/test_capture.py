@@ -103,6 +103,8 @@ MESHES = {
     "istio's container": pod(init=[{"name": "istio-proxy", "image": "proxyv2", "restartPolicy": "Always"}]),
     "ambient": pod(labels={"istio.io/dataplane-mode": "ambient"}),
     "linkerd's annotation": pod(annotations={"linkerd.io/inject": "enabled"}),
+    "kuma's label": pod(labels={"kuma.io/sidecar-injection": "true"}),
+    "consul's annotation": pod(annotations={"consul.hashicorp.com/connect-inject": "true"}),
 }
 NAMESPACES = {
     "istio": Surroundings(labels={"istio-injection": "enabled"}),
