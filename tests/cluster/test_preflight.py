@@ -304,6 +304,61 @@ def test_a_namespace_that_is_left_alone(installed, namespace, codes):
     assert "carpool.dev/injection=disabled" in found["NotAsked"]["message"]
 
 
+def crd_of(group, kind, *, namespaced=True, version="v1"):
+    """One that takes anything: the plugins themselves don't run here, and their schemas are not the question."""
+    plural = kind.lower().removesuffix("y") + "ies"
+    anything = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {
+            "group": group, "scope": "Namespaced" if namespaced else "Cluster",
+            "names": {"plural": plural, "kind": kind, "listKind": f"{kind}List", "singular": kind.lower()},
+            "versions": [{"name": version, "served": True, "storage": True, "schema": anything}],
+        },
+    }  # fmt: skip
+
+
+TO_9000 = {"toPorts": [{"ports": [{"port": "9000", "protocol": "TCP"}]}]}
+TO_ADMIN = {"toPorts": [{"ports": [{"port": "14090", "protocol": "TCP"}]}]}
+OF_PLUGINS = {
+    "cilium.io/v2": (
+        ("CiliumNetworkPolicy", "CiliumClusterwideNetworkPolicy"),
+        {"endpointSelector": {"matchLabels": {"app": "web"}}, "ingress": [TO_9000, TO_ADMIN]},
+    ),
+    "crd.projectcalico.org/v1": (
+        ("NetworkPolicy", "GlobalNetworkPolicy"),
+        {
+            "selector": "app == 'web'",
+            "ingress": [{"action": "Allow", "protocol": "TCP", "destination": {"ports": [9000, 14090]}}],
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("api_version", OF_PLUGINS)
+def test_policies_of_network_plugins(installed, cluster, namespace, codes, fixed, api_version):
+    group, _, version = api_version.partition("/")
+    kinds, spec = OF_PLUGINS[api_version]
+    crds = [crd_of(group, kind, namespaced=kind == kinds[0], version=version) for kind in kinds]
+    for crd in crds:
+        installed.apply(crd)
+        installed.until_served(crd["metadata"]["name"])
+    try:
+        installed.apply(model(), namespace=namespace)
+        policy = {"apiVersion": api_version, "kind": kinds[0], "metadata": {"name": "web"}, "spec": spec}
+        cluster.run("kubectl", "-n", namespace, "apply", "-f", "-", text=json.dumps(policy))
+
+        code, found = codes()
+
+        assert (code, found.keys()) == (3, {"NetworkPolicyByNumber"})
+        fixed(found["NetworkPolicyByNumber"])
+        assert codes() == (0, {})
+    finally:
+        for crd in crds:
+            installed.delete("customresourcedefinitions", crd["metadata"]["name"])
+
+
 def owned_by_kserve(thing, **annotations):
     reference = {
         "apiVersion": "serving.kserve.io/v1beta1",

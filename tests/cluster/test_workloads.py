@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shlex
 from random import Random
 from time import monotonic
 
@@ -12,6 +14,7 @@ from minicluster import carpool, foreign
 from carpool_operator.api.model import Target
 from carpool_operator.cluster.fleet import Fleet, Sync
 from carpool_operator.cluster.kube import connect
+from carpool_operator.injector.bypass import port_name
 from carpool_operator.workloads.kind import at
 from carpool_operator.workloads.registry import BY_NAME, KINDS
 
@@ -154,6 +157,26 @@ def test_annotating_suffices_where_the_registry_says_so(bare, installed, namespa
         assert written.get(INJECT) == ("deployment" if kind.annotating else None), kind.name
         plain = installed.create(manifest(kind.name), namespace, dryRun="All")
         assert "deployment" not in str(at(plain, kind.template(plain) or ("spec",)) or ""), kind.name
+
+
+@pytest.mark.parametrize("kind", ["Rollout", "LeaderWorkerSet", "InferenceService"])
+def test_a_port_gets_its_name_by_the_command_that_is_printed(bare, installed, cluster, namespace, kind):
+    of = BY_NAME[kind]
+    nameless = json.loads(json.dumps(manifest(kind)).replace('"name": "http", ', ""))
+    made = installed.create(nameless, namespace)
+    container = "kserve-container" if kind == "InferenceService" else "server"
+    status = {"container": container, "port": 9000, "dataPort": 14080, "adminPort": 14090}
+    annotations = {"carpool.dev/target": f"{kind}/web", "carpool.dev/status": json.dumps(status)}
+    pod = {"metadata": {"annotations": annotations}, "spec": {"containers": [{"name": container}]}}
+
+    first = port_name(pod, namespace, made).first
+
+    command, rest = first.split("; ")
+    cluster.run(*shlex.split(command))
+    after = installed.get(of.plural, "web", namespace)
+    _, found = of.container(after, container)
+    assert [(port["containerPort"], port["name"]) for port in found["ports"]] == [(9000, "http")]
+    assert rest == "when its pods have rolled, "
 
 
 def test_every_annotated_kind_has_its_policy_with_the_chart_s_rights(bare, installed, namespace):

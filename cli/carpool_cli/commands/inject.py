@@ -218,8 +218,8 @@ def _bypassed(service: dict[str, Any], outcomes: list[Outcome]) -> Iterator[str]
         for way in bypasses(service, outcome.pod):
             first = "" if way.named else f"name the model's port {way.name} in {outcome.name}, and "
             yield (
-                f"service/{name}: ServiceBypassed: port {way.port} leads to {outcome.name} by number and bypasses the "
-                f"sidecar: nothing is batched. Correct it: {first}write targetPort: {way.name} in the Service"
+                f"service/{name}: ServiceBypassed: port {way.port} leads to {outcome.name} by {way.by} and bypasses "
+                f"the sidecar: nothing is batched. Correct it: {first}write targetPort: {way.name} in the Service"
             )
 
 

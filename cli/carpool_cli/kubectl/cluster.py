@@ -44,6 +44,14 @@ class ForbiddenError(click.ClickException):
         super().__init__("\n".join([line, *_rights(line)]))
 
 
+class AwayError(click.ClickException):
+    """An API that another server serves is away; ``printed`` is what kubectl printed of all others."""
+
+    def __init__(self, line: str, printed: str) -> None:
+        self.printed = printed
+        super().__init__(line)
+
+
 def _rights(line: str) -> Iterator[str]:
     """Yield what to ask for; nothing where it is no right that is missing, but room."""
     asked = re.search(r'cannot (\w+) resource "([^"]+)"', line)
@@ -88,7 +96,7 @@ class Cluster(NamedTuple):
         )  # fmt: skip
         if done.returncode == 0:
             return done.stdout
-        raise _failure(done.stderr.strip() or f"kubectl ended with {done.returncode}")
+        raise _failure(done.stderr.strip() or f"kubectl ended with {done.returncode}", done.stdout)
 
     def names(self) -> list[str]:
         """Return the names of the policies in the namespace.
@@ -152,8 +160,8 @@ def _read(text: str) -> dict[str, Any]:
         raise click.ClickException(f"what kubectl prints is no object: {error}") from None
 
 
-def _failure(text: str) -> click.ClickException:
-    """Say what to do about what kubectl complains of."""
+def _failure(text: str, printed: str) -> click.ClickException:
+    """Say what to do about what kubectl complains of. ``printed``: what it printed all the same."""
     line = text.splitlines()[-1].removeprefix("error: ").removeprefix("Error from server ")
     if re.search(r"doesn't have a resource type|no matches for kind|could not find the requested resource", text):
         return NoKindError(
@@ -164,6 +172,8 @@ def _failure(text: str) -> click.ClickException:
         return NotFoundError(line)
     if "(Forbidden)" in text or "forbidden:" in text:
         return ForbiddenError(line)
+    if re.search(r"retrieve the complete list of server APIs|\(ServiceUnavailable\)", text):
+        return AwayError(f"kubectl: {line}", printed)
     if re.search(r"Unauthorized|must be logged in", text):
         return click.ClickException(f"{line}\nlog in to the cluster again, as for kubectl itself")
     if re.search(r"was refused|no such host|i/o timeout|Timeout|deadline exceeded|Unable to connect", text):

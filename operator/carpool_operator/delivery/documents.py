@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from carpool.exchange.change import Change
-from carpool.policy.spec import BatchingPolicy, Tuning
+from carpool.policy.spec import BatchingPolicy, PassThrough, Tuning
 from carpool_operator.api.model import Document, Target
 
 if TYPE_CHECKING:
@@ -44,6 +46,11 @@ def told(policy: BatchingPolicy) -> BatchingPolicy:
         pass_through=policy.pass_through,
         admission=policy.admission,
     )
+
+
+def without_modes(policy: BatchingPolicy) -> BatchingPolicy:
+    """Return the same as operators before decision 52 said it."""
+    return replace(policy, tuning=Tuning(), pass_through=PassThrough())
 
 
 class Publisher:

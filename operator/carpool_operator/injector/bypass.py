@@ -12,24 +12,28 @@ from carpool_operator.workloads import registry
 
 if TYPE_CHECKING:
     from carpool_operator.injector.decide import Json
+    from carpool_operator.workloads.kind import Kind
 
 
 class Bypass(NamedTuple):
-    """A Service's port that leads to the model by number, and the shell command after which it doesn't.
+    """A Service's port that leads to the model, and the shell command after which it doesn't.
 
     ``name``: the ``targetPort`` that leads to the sidecar. ``named``: whether the model's port has that name yet.
+    ``by``: ``number``, or another ``name`` of that port.
     """
 
     port: int
     command: str
     name: str
     named: bool
+    by: str
 
 
 class PortName(NamedTuple):
     """A name that leads to the model without a sidecar, and to the sidecar with one.
 
-    ``given``: whether the model's port has it yet; ``first``: else the shell commands that give it, with ``&&`` behind.
+    ``given``: whether the model's port has it yet; ``first``: else the shell commands that give it, ending with ``&&``
+    or words.
     """
 
     name: str
@@ -37,8 +41,11 @@ class PortName(NamedTuple):
     first: str
 
 
-def port_name(pod: Json, namespace: str) -> PortName:
-    """Return a name for the model's port, of an injected pod: what goes by it loses nothing while pods roll."""
+def port_name(pod: Json, namespace: str, manifest: Json | None = None) -> PortName:
+    """Return a name for the model's port, of an injected pod: what goes by it loses nothing while pods roll.
+
+    ``manifest``: its workload's, where it is known.
+    """
     status = injection_of(annotations_of(pod))
     model: Json = next((each for each in pod["spec"]["containers"] if each["name"] == status.container), {})
     handed: Json = next((each for each in model.get("ports") or [] if each["containerPort"] == status.data_port), {})
@@ -46,20 +53,61 @@ def port_name(pod: Json, namespace: str) -> PortName:
         return PortName(handed["name"], given=True, first="")
     # First the name, in the workload; its pods roll. What goes by it follows when all have it.
     name = "http"
+    port = {"containerPort": status.port, "name": name}
     kind, _, owner = annotations_of(pod).get(names.TARGET, "").partition("/")
-    workload = registry.resource(kind, owner)
-    container = {"name": status.container, "ports": [{"containerPort": status.port, "name": name}]}
+    workload, of = registry.resource(kind, owner), registry.BY_NAME.get(kind)
+    if of is not None and not of.built_in:
+        return PortName(
+            name, given=False, first=_named_elsewhere(of, namespace, owner, status.container, port, manifest)
+        )
+    container = {"name": status.container, "ports": [port]}
     template = {"spec": {"template": {"spec": {"containers": [container]}}}}
     named = f"kubectl -n {namespace} patch {workload} -p '{_compact(template)}'"
     rolled = f"kubectl -n {namespace} rollout status {workload}"
     return PortName(name, given=False, first=f"{named} && {rolled} && ")
 
 
-def bypasses(service: Json, pod: Json) -> list[Bypass]:
+def _named_elsewhere(kind: Kind, namespace: str, owner: str, container: str, port: Json, manifest: Json | None) -> str:
+    """Return how a port gets its name in a workload of another project.
+
+    Strategic merges are for built-in kinds, and so is `kubectl rollout status`. A JSON patch goes by positions, which a
+    manifest shows; its ``test`` refuses where somebody has changed these since.
+    """
+    edit, then = f"kubectl -n {namespace} edit {kind.resource(owner)}", "; when its pods have rolled, "
+    found = None if manifest is None else kind.container(manifest, container)
+    if found is None:
+        return f"name port {port['containerPort']} of container {container} {port['name']} in it: {edit}{then}"
+    place, there = found
+    path, listed = "/" + "/".join(place), there.get("ports") or []
+    index = next((index for index, each in enumerate(listed) if each["containerPort"] == port["containerPort"]), None)
+    changes = [{"op": "test", "path": f"{path}/name", "value": there["name"]}] if "name" in there else []
+    if index is not None:
+        where = f"{path}/ports/{index}"
+        changes.append({"op": "test", "path": f"{where}/containerPort", "value": port["containerPort"]})
+        changes.append({"op": "add", "path": f"{where}/name", "value": port["name"]})
+    elif listed:
+        changes.append({"op": "add", "path": f"{path}/ports/-", "value": port})
+    else:
+        changes.append({"op": "add", "path": f"{path}/ports", "value": [port]})
+    return f"kubectl -n {namespace} patch {kind.resource(owner)} --type=json -p '{_compact(changes)}'{then}"
+
+
+def named_ports(pod: Json) -> dict[str, int]:
+    """Return a pod's ports that have names, as Services find them: of two with one name the first."""
+    everyone = (*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or []))
+    found: dict[str, int] = {}
+    for port in (port for container in everyone for port in container.get("ports") or []):
+        if port.get("name"):
+            found.setdefault(port["name"], port["containerPort"])
+    return found
+
+
+def bypasses(service: Json, pod: Json, manifest: Json | None = None) -> list[Bypass]:
     """Return the ports of a Service that lead past an injected pod's sidecar; none where it doesn't select the pod.
 
     The fix is a name, which leads to the right port with and without a sidecar: nothing is lost while pods roll.
-    A headless Service's callers choose the port themselves: what it says is only a hint to them.
+    A headless Service's callers choose the port themselves: what it says is only a hint to them. ``manifest``: the
+    workload's, where it is known.
     """
     spec = service["spec"]
     selector = spec.get("selector") or {}
@@ -67,15 +115,18 @@ def bypasses(service: Json, pod: Json) -> list[Bypass]:
     status = injection_of(annotations_of(pod))
     if not selector or not selector.items() <= labels.items() or status.port is None or status.capture:
         return []
+    named = named_ports(pod)
     namespace, of = service["metadata"].get("namespace", "default"), service["metadata"]["name"]
     found = []
     for index, port in enumerate(spec.get("ports") or []):
-        if port.get("targetPort", port["port"]) != status.port:
+        target = port.get("targetPort", port["port"])
+        if named.get(target, target) != status.port:
             continue
-        name = port_name(pod, namespace)
+        name = port_name(pod, namespace, manifest)
         change = [{"op": "replace", "path": f"/spec/ports/{index}/targetPort", "value": name.name}]
         command = f"{name.first}kubectl -n {namespace} patch service {of} --type=json -p '{_compact(change)}'"
-        found.append(Bypass(port["port"], command, name.name, name.given))
+        by = f"name {target}" if target in named else "number"
+        found.append(Bypass(port["port"], command, name.name, name.given, by))
     return found
 
 

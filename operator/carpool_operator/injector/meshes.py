@@ -23,14 +23,15 @@ ISTIO, LINKERD = "istio", "linkerd"
 class _Mesh(NamedTuple):
     """``excluded``: annotation with the ports that are not captured; ``follows``: those with ports to be treated alike.
 
-    ``proxy``: its container. ``joins``: labels and annotations, of pods and of Namespaces, by which a pod is in it, or
-    will be, each with its values for that; any value where none is listed. ``setup``: the init container that
-    captures, and the flag by which it was told the same, where the mesh was there before.
+    ``proxy``: its container. ``ways``: of getting into it. Each is a list of labels and annotations, of pods and of
+    Namespaces, with the values by which a pod is in it, or will be; any value where none is listed. The first that is
+    set decides: a pod can opt out of its Namespace's. ``setup``: the init container that captures, and the flag by
+    which it was told the same, where the mesh was there before.
     """
 
     name: str
     proxy: str
-    joins: Mapping[str, frozenset[str]]
+    ways: tuple[Mapping[str, frozenset[str]], ...]
     excluded: str
     follows: tuple[str, ...]
     setup: str
@@ -42,12 +43,15 @@ MESHES = (
     _Mesh(
         ISTIO,
         "istio-proxy",
-        {
-            "sidecar.istio.io/inject": frozenset({"true"}),
-            "istio-injection": frozenset({"enabled"}),
-            "istio.io/dataplane-mode": frozenset({"ambient"}),
-            "istio.io/rev": frozenset(),
-        },
+        (
+            # pkg/kube/inject/inject.go: a boolean as YAML has it; of a pod the label comes before the annotation.
+            {
+                "sidecar.istio.io/inject": frozenset({"true", "yes", "y", "on"}),
+                "istio-injection": frozenset({"enabled"}),
+                "istio.io/rev": frozenset(),
+            },
+            {"istio.io/dataplane-mode": frozenset({"ambient"})},
+        ),
         "traffic.sidecar.istio.io/excludeInboundPorts",
         ("traffic.sidecar.istio.io/includeInboundPorts",),
         "istio-init",
@@ -57,12 +61,33 @@ MESHES = (
     _Mesh(
         LINKERD,
         "linkerd-proxy",
-        {"linkerd.io/inject": frozenset({"enabled", "ingress"})},
+        ({"linkerd.io/inject": frozenset({"enabled", "ingress"})},),
         "config.linkerd.io/skip-inbound-ports",
         ("config.linkerd.io/opaque-ports",),
         "linkerd-init",
         ("--inbound-ports-to-ignore",),
         of_namespace=True,
+    ),
+    # These two let the kubelet ask on ports of their own, for the probes of a pod's containers; of native sidecars not.
+    _Mesh(
+        "kuma",
+        "kuma-sidecar",
+        ({"kuma.io/sidecar-injection": frozenset({"enabled", "true"})},),
+        "traffic.kuma.io/exclude-inbound-ports",
+        (),
+        "kuma-init",
+        ("--exclude-inbound-ports",),
+        of_namespace=False,
+    ),
+    _Mesh(
+        "consul",
+        "consul-dataplane",
+        ({"consul.hashicorp.com/connect-inject": frozenset({"true", "t", "1"})},),
+        "consul.hashicorp.com/transparent-proxy-exclude-inbound-ports",
+        (),
+        "consul-connect-inject-init",
+        (),
+        of_namespace=False,
     ),
 )
 
@@ -98,11 +123,13 @@ def meshes_of(pod: Json, labels: Mapping[str, str], of_namespace: Mapping[str, s
     metadata, spec = pod.get("metadata") or {}, pod["spec"]
     containers = {each["name"] for each in (*(spec.get("initContainers") or []), *spec["containers"])}
     said = {**of_namespace, **labels, **(metadata.get("annotations") or {}), **(metadata.get("labels") or {})}
-    return [mesh.name for mesh in MESHES if mesh.proxy in containers or _joins(mesh, said)]
+    return [mesh.name for mesh in MESHES if mesh.proxy in containers or any(_leads_in(way, said) for way in mesh.ways)]
 
 
-def _joins(mesh: _Mesh, said: Mapping[str, str]) -> bool:
-    return any(name in said and (not values or said[name] in values) for name, values in mesh.joins.items())
+def _leads_in(way: Mapping[str, frozenset[str]], said: Mapping[str, str]) -> bool:
+    """Whether the first label or annotation that is set says yes; an empty one leaves it to the next."""
+    decisive = next((name for name in way if said.get(name)), None)
+    return decisive is not None and (not way[decisive] or said[decisive].lower() in way[decisive])
 
 
 def exclude(spec: Json, admin: int) -> None:

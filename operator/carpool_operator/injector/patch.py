@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -28,6 +29,9 @@ CHANGES = "/etc/carpool/change"
 
 CONFIG = "CARPOOL_CONFIG"
 """The variable that has a sidecar's configuration."""
+
+ASKS = 2
+"""Seconds between two questions of the kubelet whether a sidecar is ready."""
 
 LAME = 5
 """Seconds that a sidecar goes on accepting, unready, while load balancers catch up."""
@@ -68,6 +72,7 @@ def patch(given: Json, inject: Inject, settings: Settings, drain_key: str, *, ar
     # 4. The sidecar, last: it starts after what initializes the pod, and costs that no resources
     config = sidecar_config(inject, settings, drain_key, ready=ready, limit=grace - TO_END)
     sidecar = _container(inject, settings, config)
+    sidecar["readinessProbe"]["failureThreshold"] = _patience(model.get("readinessProbe"))
     if spec.get("resources"):
         spec["resources"] = raised(spec["resources"], inject.resources)
     exclude(spec, inject.admin_port)
@@ -223,6 +228,16 @@ def _readiness_path(spec: Json, model: Json, inject: Inject) -> str | None:
     return "/" + quote(path, safe="%/?:@!$&'()*+,;=-._~[]")
 
 
+def _patience(probe: Json | None) -> int:
+    """Return after how many failures the pod is unready: no sooner than by the model's own readiness probe.
+
+    What that tolerates for seconds, such as a model that loads another version, would take all replicas out at once.
+    """
+    if not probe:
+        return 2
+    return max(2, math.ceil((probe.get("periodSeconds") or 10) * (probe.get("failureThreshold") or 3) / ASKS))
+
+
 def _container(inject: Inject, settings: Settings, config: Json) -> Json:
     security: dict[str, Any] = {
         "runAsNonRoot": True,
@@ -243,7 +258,7 @@ def _container(inject: Inject, settings: Settings, config: Json) -> Json:
         "ports": [{"name": "carpool-admin", "containerPort": inject.admin_port, "protocol": "TCP"}],
         # No startupProbe: the model's containers would wait for it, and it may need one of them, of a mesh that asks
         # in the kubelet's place.
-        "readinessProbe": _probe("/readyz", inject.admin_port, period=2, timeout=5, failures=2),
+        "readinessProbe": _probe("/readyz", inject.admin_port, period=ASKS, timeout=5, failures=2),
         # A minute: restarting a proxy that was paused with its node loses what it holds.
         "livenessProbe": _probe("/livez", inject.admin_port, period=10, timeout=5, failures=6),
         "resources": inject.resources.written(),

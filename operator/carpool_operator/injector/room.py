@@ -211,12 +211,20 @@ def _enough(left: Amounts, asked: Amounts, resource: str, why: str) -> None:
 
 
 def _check_class(spec: Mapping[str, Any], quota: Json) -> None:
-    """Look whether a quota counts the pod only with its sidecar: then it demands of each container what none has."""
+    """Look whether a quota counts the pod only with its sidecar: it may be full, and demand what no container has."""
     classes = {each["scopeName"] for each in _scopes(quota)}
     containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
     if "NotBestEffort" not in classes or any(_has_class(each) for each in (spec, *containers)):
         return
-    demanded = sorted(key for key in hard(quota) if key.rpartition(".")[2] in OF_CLASS)
+    limits, used = hard(quota), (quota.get("status") or {}).get("used") or {}
+    for key in ("pods", "count/pods"):
+        if key in limits and amount(used.get(key, 0), key) >= amount(limits[key], key):
+            raise Skipped(
+                Reason.NO_ROOM,
+                f"ResourceQuota {quota['metadata']['name']} has no room for one more pod that is not BestEffort, as "
+                f"this one would no longer be: raise its {key}",
+            )
+    demanded = sorted(key for key in limits if key.rpartition(".")[2] in OF_CLASS)
     if demanded:
         raise Skipped(
             Reason.NO_ROOM,

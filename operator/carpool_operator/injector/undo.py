@@ -36,6 +36,8 @@ def changes(old: Any, new: Any, *steps: str) -> Iterator[Change]:  # noqa: ANN40
                 yield from changes(before[name], value, *steps, name)
             else:
                 yield {"at": [*steps, name]}
+    elif (added := _appended(old, new)) is not None:
+        yield from ({"at": [*steps, each["name"]]} for each in added)
     elif old is None and new is not None:
         # As where nothing was: null has no members either.
         *members, whole = _added(new, _DEPTH, *steps)
@@ -95,6 +97,18 @@ def _named(value: Any) -> bool:  # noqa: ANN401 - any JSON
     if not isinstance(value, list) or not all(isinstance(each, dict) and "name" in each for each in value):
         return False
     return len({each["name"] for each in value}) == len(value)
+
+
+def _appended(old: Any, new: Any) -> list[dict[str, Any]] | None:  # noqa: ANN401 - any JSON
+    """Return what one list of named members has behind those of another; ``None`` where that is not all.
+
+    Members of the old one may share names, as pull secrets that two webhooks added.
+    """
+    if not isinstance(old, list) or not isinstance(new, list) or new[: len(old)] != old:
+        return None
+    added = new[len(old) :]
+    taken = {each.get("name") if isinstance(each, dict) else None for each in old}
+    return added if None not in taken and _named(added) and not taken & _by_name(added).keys() else None
 
 
 def _by_name(value: list[dict[str, Any]]) -> dict[str, Any]:

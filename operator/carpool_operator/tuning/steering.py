@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from carpool.exchange.decision import Reason
 from carpool.policy.spec import FallbackBehavior, TuningMode
 from carpool.tuning.exploration import LASTS
-from carpool_operator.delivery.documents import EVERY, Publisher, told
+from carpool_operator.delivery.documents import EVERY, Publisher, told, without_modes
 from carpool_operator.tuning.canary import Answers, Patience, Trial, Verdict, choose
 from carpool_operator.tuning.capacity import TargetLoad, autoscaler_of, for_autoscaler, full_of
 from carpool_operator.tuning.engines import FleetEngines
@@ -85,6 +85,8 @@ class Steering:
         self.every_since = 0
         """Generation that brought the parameters of models that are not named."""
         self._restored: Change | None = None
+        self._unsaid: int | None = None
+        """Generation of the policy of which an older operator's documents say no modes, while these stay unsaid."""
         self._recalled: dict[str, int] = {}
         """Models that a status named, and the generations that brought what they run."""
         self._patience = Patience()
@@ -129,7 +131,7 @@ class Steering:
         policy = spec.policy()
         if autoscaler_of(view.workloads.get(self.target)):
             policy = for_autoscaler(policy)
-        part = told(policy)  # without a pause: what sidecars run stays then, first calls included
+        part = self._told(policy, view)  # without a pause: what sidecars run stays then, first calls included
         if view.policy.paused:
             policy = replace(policy, tuning=replace(policy.tuning, mode=TuningMode.HOLD))
         # 1. The policy, and which pods are learned from.
@@ -163,6 +165,22 @@ class Steering:
         return self._publish(view, spec, policy, part), self._happenings
 
     # ------------------------------------------------------------------------------------------------- policy
+
+    def _told(self, policy: BatchingPolicy, view: View) -> BatchingPolicy:
+        """Return what sidecars are told of a policy.
+
+        An upgrade of the operator changes nothing that runs. First calls go on under documents without modes, and may
+        end with these, at one call at a time. So they wait until all models are named, or somebody edits the policy.
+        """
+        part, before, generation = told(policy), self.publisher.change, view.policy.generation
+        if before is not None and before is self._restored:
+            unedited = view.policy.status.get("observedGeneration") == generation
+            if unedited and before.policy != part and before.policy == without_modes(part):
+                self._unsaid = generation
+        named = bool(self.models) and all(learned.decided for learned in self.models.values())
+        if named or self._unsaid != generation:
+            self._unsaid = None
+        return part if self._unsaid is None else without_modes(part)
 
     def _follow(self, now: float, policy: BatchingPolicy, part: BatchingPolicy, kept: bool | None) -> None:
         known = {model.name: model for model in policy.models}

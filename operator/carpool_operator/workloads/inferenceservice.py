@@ -74,6 +74,7 @@ KIND = Kind(
     ),
     revision="pod-template-hash",
     templates=("spec.predictor.annotations",),
+    containers=("spec.predictor.containers", "spec.predictor.model"),
     annotating=True,
     restart="rollout restart deployment/{name}-predictor",
     remark="Raw mode only. KServe points its Services at the model's port by number, and puts that back if you change "

@@ -53,6 +53,8 @@ class Kind(Struct, frozen=True, kw_only=True):
     templates: tuple[str, ...]
     """Where its pods' annotations lie, as paths to the object that has ``metadata.annotations``, or ``annotations``
     itself where the path ends in that. The first that is there counts."""
+    containers: tuple[str, ...] = ()
+    """Where its containers lie besides in a pod template, as paths to a list, or to the model's own."""
     maker: tuple[str, str] | None = None
     """Kind and name of the objects whose Events say that the API server refuses its pods, the name as a pattern with
     ``name`` in braces; ``None`` where ``state`` has read it of the workload itself."""
@@ -83,14 +85,19 @@ class Kind(Struct, frozen=True, kw_only=True):
         command = self.restart.format(resource=self.resource(name), name=name, selector=selector)
         return f"kubectl -n {namespace} {command}"
 
-    def annotate_pods(self, namespace: str, name: str, annotations: Mapping[str, str]) -> str:
-        """Return how annotations get on its pods: a command where one does for all templates. It makes new pods."""
+    def annotate_pods(
+        self, namespace: str, name: str, annotations: Mapping[str, str], manifest: Json | None = None
+    ) -> str:
+        """Return how annotations get on its pods: a command where one does for all templates. It makes new pods.
+
+        ``manifest``: its own, where it is known: it shows which template counts.
+        """
         where, resource = f"kubectl -n {namespace}", self.resource(name)
         if not self.templates:
             written = ", ".join(f'{key}: "{value}"' for key, value in annotations.items())
             return f"write {written} in the templates of the pods that serve: {where} edit {resource}"
         patch: object = dict(annotations)
-        for step in reversed(self.annotations_path()):
+        for step in reversed(self.template(manifest or {}) or self.annotations_path()):
             patch = {step: patch}
         return f"{where} patch {resource}{self.merge} -p '{json.dumps(patch, separators=(',', ':'))}'"
 
@@ -119,6 +126,19 @@ class Kind(Struct, frozen=True, kw_only=True):
         """Return the pod template in a manifest; ``None`` where it has none, or another makes that."""
         path = self.template(manifest)
         return None if path is None or path[-2] != "metadata" else at(manifest, path[:-2])
+
+    def container(self, manifest: Json, name: str) -> tuple[tuple[str, ...], Json] | None:
+        """Return where in a manifest a container lies, and it; ``None`` where another makes it."""
+        template = self.template(manifest)
+        within = [] if template is None or template[-2] != "metadata" else [(*template[:-2], "spec", "containers")]
+        for path in (*within, *(tuple(each.split(".")) for each in self.containers)):
+            found = at(manifest, path)
+            if isinstance(found, Mapping):
+                return path, dict(found)
+            for index, each in enumerate(found or ()):
+                if each.get("name") == name:
+                    return (*path, str(index)), each
+        return None
 
 
 def at(thing: Any, path: Iterable[str]) -> Any:  # noqa: ANN401 - whatever JSON holds

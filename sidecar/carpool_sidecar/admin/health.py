@@ -20,6 +20,10 @@ INTERVAL = 1.0
 AGAIN = 30.0
 """Seconds between two questions of V2 to a server that does not speak it: the question may run its model."""
 
+PATIENCE = 60.0
+"""Seconds of 503 to both questions of V2, by a server that was never heard to speak it, after which it counts as one
+that does not: some answer 503 to every path that they don't know. While one loads its model it may do so, too."""
+
 UNASKED = "the model has not been asked yet"
 
 NOT_SPOKEN = frozenset({401, 403, 404, 405, 501})
@@ -59,6 +63,7 @@ class Health:
         self._gone = True
         self._speech = Speech.UNKNOWN
         self._again = 0.0  # when a server that does not speak V2 is asked again
+        self._refusing: float | None = None  # since when all questions of V2 are answered with 503
         self._answers = 0  # that callers had of the server, at the last look
         self.ready = False
         self.reason = UNASKED
@@ -77,7 +82,7 @@ class Health:
         """Ask whether the model is ready; of a server that does not speak V2, only whether it is there."""
         backend = self._backend
         if self._gone:
-            self._speech = Speech.UNKNOWN
+            self._speech, self._refusing = Speech.UNKNOWN, None
         if self._speech is Speech.OTHER and self._clock() < self._again:
             # Connections that a busy server has no time to accept would fill its backlog, and callers find no room.
             return Document(0, foreign=True) if self._serves() else await backend.connect()
@@ -91,17 +96,24 @@ class Health:
         """Return what the server speaks that answered V2's question like this.
 
         TensorFlow Serving answers every path that it doesn't know with 400, which is Triton's word for "not ready". A
-        Triton that exits, or could not start, answers 400 to both questions; but it answered one before.
+        Triton that exits, or could not start, answers 400 to both questions; but it answered one before. A server that
+        answers both with 503 for long does not know them; one that knows either is not ready.
         """
+        refusing, self._refusing = self._refusing, None
         if self._speech is Speech.V2 or 0 < answer.status < 400:
             return Speech.V2
         if answer.status in NOT_SPOKEN:
             return Speech.OTHER
-        if answer.status in {0, UNAVAILABLE}:  # from one that is known not to speak V2: it is busy
+        if answer.status == 0 or (answer.status == UNAVAILABLE and self._speech is Speech.OTHER):  # it is busy
             return self._speech
         live = await self._backend.ask(LIVE)
         if 0 < live.status < 400:
             return Speech.V2
+        if answer.status == UNAVAILABLE:
+            if live.status != UNAVAILABLE:
+                return self._speech
+            self._refusing = self._clock() if refusing is None else refusing
+            return Speech.OTHER if self._clock() - self._refusing >= PATIENCE else self._speech
         return self._speech if live.status in {0, UNAVAILABLE} else Speech.OTHER
 
     def observe(self, answer: Document) -> None:

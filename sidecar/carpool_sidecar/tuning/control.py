@@ -90,6 +90,8 @@ class Control:
         """How often the upstream was replaced or restarted."""
         self._replaced: Counter[str] = Counter()
         """How often one model was replaced, besides."""
+        self._led_to: dict[str, Parameters] = {}
+        """By model: what ran when an operator's decision ended its first calls."""
         self._mixed: set[str] = set()
         """Models replaced since they were last observed: their service times are partly those of another."""
         self._before: Stats = driver.batcher.stats(clock())
@@ -138,6 +140,7 @@ class Control:
         """Forget what was learned: the upstream was replaced or restarted."""
         self._driver.do(self._batcher.restarted(self._clock()))
         self.guard.forget()
+        self._led_to.clear()
         self._restarts += 1
         self._load.forget()
         self._before = self._batcher.stats(self._clock())
@@ -147,6 +150,7 @@ class Control:
         """Forget what was learned of one model: the upstream serves another under its name."""
         self._driver.do(self._batcher.restarted(self._clock(), model=model))
         self.guard.forget(model)
+        self._led_to.pop(model, None)
         self._replaced[model] += 1
         self._mixed.add(model)
         self._load.forget(model)
@@ -221,17 +225,24 @@ class Control:
     def _apply(self, *, keep: bool = False) -> None:
         """Give every model its parameters: fixed ones, the first ones, or (``keep``) its own within new limits."""
         config, batcher, now = self._config, self._batcher, self._clock()
-        running = {state.name: state.parameters for state in batcher.models()}
+        states = {state.name: state for state in batcher.models()}
+        running = {name: state.parameters for name, state in states.items()}
+        first = {name: state.in_force for name, state in states.items() if state.first_calls is not None}
         models = {model.name: model for model in config.policy.models}
         self._driver.do(batcher.configure(config.parameters_of(EVERY_MODEL), now, undecided=config.undecided))
         for name in {*running, *models, *config.parameters} - {EVERY_MODEL}:
             parameters, limits = config.parameters_of(name), config.policy.limits(models.get(name))
             if keep and name in running:
                 parameters = limits.clamp(running[name])
-            parameters = self.guard.allowed(name, parameters)
             # An operator names a model once it has decided on it.
             undecided = 0 if name in config.parameters else min(config.undecided, limits.max_in_flight)
+            if undecided and name in self._led_to and name not in first:
+                # One that it names no more goes back to what ran: the baseline never did.
+                parameters, undecided = limits.clamp(self._led_to[name]), 0
+            parameters = self.guard.allowed(name, parameters)
             self._driver.do(batcher.configure(parameters, now, model=name, undecided=undecided))
+        ended = {name: ran for name, ran in first.items() if states[name].first_calls is None}
+        self._led_to |= ended if config.target else {}
 
     def _put_in_force(self, model: str, parameters: Parameters) -> None:
         self._driver.do(self._batcher.configure(parameters, self._clock(), model=model))

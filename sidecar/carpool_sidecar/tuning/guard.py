@@ -73,6 +73,9 @@ class Guard:
         if policy != self._policy:
             self.end()
         self._policy, self._generation = policy, generation
+        for state, probation, _ in self._watched.values():
+            if state.first_calls is not None:
+                probation.lead_to(state.in_force)
 
     def end(self) -> None:
         """Watch no more: parameters are the file's, or this sidecar tunes itself."""
@@ -94,7 +97,7 @@ class Guard:
         """Take note that the change was applied: what is counted from here on speaks of it."""
         for name, (state, probation, _) in self._watched.items():
             if name not in self.rolled_back:
-                probation.change(state.parameters, self._generation)
+                probation.change(state.in_force, self._generation)
             self._watched[name] = _Watched(state, probation, _Counted.of(state))
         self._at = now
 
@@ -117,7 +120,7 @@ class Guard:
             known = self._watched.get(state.name)
             if known is None or known.state is not state:
                 quantile, _ = self._policy.slo.percentiles[-1]
-                watched[state.name] = _Watched(state, Probation(quantile, state.parameters, self._generation), counted)
+                watched[state.name] = _Watched(state, Probation(quantile, state.in_force, self._generation), counted)
                 continue
             watched[state.name] = known._replace(before=counted)
             if stalled:

@@ -98,6 +98,10 @@ class Probation:
         else:
             self._now = _Standing(parameters, generation, self._quantile)
 
+    def lead_to(self, parameters: Parameters) -> None:
+        """Take note of what first calls led to: what is known of them is of that."""
+        self._now.parameters = parameters
+
     def forget(self) -> None:
         """Forget what was good: the model, its server, or the SLO is another one."""
         self._now = _Standing(self._now.parameters, self._now.generation, self._quantile)

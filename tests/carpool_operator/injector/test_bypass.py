@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shlex
 
 import pytest
@@ -8,6 +9,7 @@ from carpool_operator.api.model import Target
 from carpool_operator.injector.bypass import bypasses
 from carpool_operator.injector.decide import Settings, decide
 from carpool_operator.injector.patch import patch
+from carpool_operator.workloads.registry import BY_NAME
 
 
 def injected(*ports, **annotations):
@@ -34,11 +36,19 @@ NAMED = injected({"name": "http", "containerPort": 9000}, {"name": "metrics", "c
 def test_a_name_leads_to_the_sidecar_and_a_number_past_it():
     ports = ({"port": 80, "targetPort": "http"}, {"port": 81, "targetPort": 9000}, {"port": 82, "targetPort": 9001})
     (found,) = bypasses(service(*ports), NAMED)
-    assert (found.port, found.name, found.named) == (81, "http", True)
+    assert (found.port, found.by, found.name, found.named) == (81, "number", "http", True)
     assert shlex.split(found.command) == [
         *("kubectl", "-n", "models", "patch", "service", "resnet", "--type=json", "-p"),
         '[{"op":"replace","path":"/spec/ports/1/targetPort","value":"http"}]',
     ]
+
+
+def test_another_name_of_the_model_s_port_leads_past_it():
+    pod = injected({"name": "http", "containerPort": 9000}, {"name": "alt", "containerPort": 9000})
+    (found,) = bypasses(service({"port": 80, "targetPort": "alt"}, {"port": 81, "targetPort": "http"}), pod)
+    assert (found.port, found.by, found.name, found.named) == (80, "name alt", "http", True)
+    pod["spec"]["containers"].insert(0, {"name": "logs", "ports": [{"name": "alt", "containerPort": 24224}]})
+    assert bypasses(service({"port": 80, "targetPort": "alt"}), pod) == [], "the first container of that name counts"
 
 
 def test_without_a_target_port_it_is_the_port():
@@ -55,6 +65,70 @@ def test_a_port_without_a_name_gets_one_first():
         )
         assert then == "kubectl -n models rollout status deployment/resnet"
         assert "patch service resnet" in last
+
+
+SERVER = {"name": "server", "image": "i"}
+ELSEWHERE = {
+    "a port without a name": (
+        "Rollout",
+        {"template": {"spec": {"containers": [{"name": "logs"}, {**SERVER, "ports": [{"containerPort": 9000}]}]}}},
+        "/spec/template/spec/containers/1",
+        {"op": "add", "path": "/spec/template/spec/containers/1/ports/0/name", "value": "http"},
+    ),
+    "another port": (
+        "LeaderWorkerSet",
+        {"leaderWorkerTemplate": {
+            "leaderTemplate": {"spec": {"containers": [{**SERVER, "ports": [{"containerPort": 7}]}]}},
+            "workerTemplate": {"spec": {"containers": [SERVER]}},
+        }},
+        "/spec/leaderWorkerTemplate/leaderTemplate/spec/containers/0",
+        {
+            "op": "add",
+            "path": "/spec/leaderWorkerTemplate/leaderTemplate/spec/containers/0/ports/-",
+            "value": {"containerPort": 9000, "name": "http"},
+        },
+    ),
+    "no ports": (
+        "InferenceService",
+        {"predictor": {"model": {"modelFormat": {"name": "onnx"}}}},
+        None,
+        {"op": "add", "path": "/spec/predictor/model/ports", "value": [{"containerPort": 9000, "name": "http"}]},
+    ),
+}  # fmt: skip
+
+
+def of_kind(kind):
+    pod = injected({"containerPort": 9000})
+    annotations = {**pod["metadata"]["annotations"], "carpool.dev/target": f"{kind}/resnet"}
+    return {**pod, "metadata": {**pod["metadata"], "annotations": annotations}}
+
+
+@pytest.mark.parametrize(("kind", "spec", "tested", "change"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_a_workload_of_another_project_gets_the_name_by_a_json_patch(kind, spec, tested, change):
+    """A strategic merge is for built-in kinds, and so is `kubectl rollout status`."""
+    (found,) = bypasses(service({"port": 9000}), of_kind(kind), {"spec": spec})
+
+    named, service_s = found.command.split("; when its pods have rolled, ")
+    words = shlex.split(named)
+    assert words[:4] == ["kubectl", "-n", "models", "patch"]
+    assert words[4] == BY_NAME[kind].resource("resnet")
+    assert words[5] == "--type=json"
+    *tests, last = json.loads(words[7])
+    assert all(each["op"] == "test" for each in tests)
+    assert last == change
+    if tested is not None:
+        assert tests[0] == {"op": "test", "path": f"{tested}/name", "value": "server"}
+    assert service_s.startswith("kubectl -n models patch service resnet ")
+
+
+@pytest.mark.parametrize("manifest", [None, {"spec": {"workloadRef": {"kind": "Deployment", "name": "resnet"}}}])
+def test_where_the_positions_are_not_known_it_says_what_to_write(manifest):
+    (found,) = bypasses(service({"port": 9000}), of_kind("Rollout"), manifest)
+
+    assert found.command.startswith(
+        "name port 9000 of container server http in it: kubectl -n models edit rollout.argoproj.io/resnet; when its "
+        "pods have rolled, kubectl -n models patch service resnet "
+    )
 
 
 def test_others_are_none_of_ours():

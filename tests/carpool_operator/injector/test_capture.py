@@ -103,6 +103,8 @@ MESHES = {
     "istio's container": pod(init=[{"name": "istio-proxy", "image": "proxyv2", "restartPolicy": "Always"}]),
     "ambient": pod(labels={"istio.io/dataplane-mode": "ambient"}),
     "linkerd's annotation": pod(annotations={"linkerd.io/inject": "enabled"}),
+    "kuma's label": pod(labels={"kuma.io/sidecar-injection": "true"}),
+    "consul's annotation": pod(annotations={"consul.hashicorp.com/connect-inject": "true"}),
 }
 NAMESPACES = {
     "istio": Surroundings(labels={"istio-injection": "enabled"}),
@@ -131,6 +133,47 @@ def test_who_can_not_have_it_has_a_sidecar_without_it_and_a_note(given, around, 
     assert capturing(changed) == []
     assert status(changed)["notes"] == [note]
     assert changed["spec"]["containers"][0]["ports"][0] == {"name": "http", "containerPort": 14080}
+
+
+OPT_OUT = {
+    "istio's label": (pod(labels={"sidecar.istio.io/inject": "false"}), NAMESPACES["istio"]),
+    "istio's annotation": (pod(annotations={"sidecar.istio.io/inject": "no"}), NAMESPACES["istio"]),
+    "the namespace's revision": (
+        pod(labels={"sidecar.istio.io/inject": "false"}), Surroundings(labels={"istio.io/rev": "1-24"}),
+    ),
+    "a label before an annotation": (
+        pod(labels={"sidecar.istio.io/inject": "false"}, annotations={"sidecar.istio.io/inject": "true"}),
+        NAMESPACES["istio"],
+    ),
+    "linkerd's annotation": (pod(annotations={"linkerd.io/inject": "disabled"}), NAMESPACES["linkerd"]),
+    "ambient's label": (
+        pod(labels={"istio.io/dataplane-mode": "none"}), Surroundings(labels={"istio.io/dataplane-mode": "ambient"}),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "around"), OPT_OUT.values(), ids=OPT_OUT)
+def test_a_pod_that_opted_out_of_its_namespace_s_mesh_is_in_none(given, around):
+    assert capturing(injected(given, around))
+
+
+STAYS = {
+    "istio's proxy is there": pod(labels={"sidecar.istio.io/inject": "false"}, init=[{"name": "istio-proxy"}]),
+    "an empty label": pod(labels={"sidecar.istio.io/inject": ""}, annotations={"sidecar.istio.io/inject": "false"}),
+    "another mesh": pod(annotations={"linkerd.io/inject": "disabled"}),
+}
+
+
+@pytest.mark.parametrize("given", STAYS.values(), ids=STAYS)
+def test_what_is_no_opting_out_of_istio(given):
+    assert status(injected(given, NAMESPACES["istio"]))["notes"] == [Note.CAPTURE_IN_MESH]
+
+
+def test_opting_out_of_istio_s_sidecar_is_not_opting_out_of_ambient():
+    around = Surroundings(labels={"istio.io/dataplane-mode": "ambient"})
+    without = pod(labels={"sidecar.istio.io/inject": "false"})
+
+    assert status(injected(without, around))["notes"] == [Note.CAPTURE_IN_MESH]
 
 
 def test_a_platform_that_assigns_users_admits_none_that_is_0():

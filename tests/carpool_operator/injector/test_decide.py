@@ -219,6 +219,25 @@ def test_the_readiness_path_is_as_the_kubelet_asks_for_it(path, ready):
 
 
 @pytest.mark.parametrize(
+    ("probe", "seconds"),
+    [
+        (None, 4),
+        ({"httpGet": {"port": "http"}}, 30),
+        ({"tcpSocket": {"port": "http"}}, 30),
+        ({"exec": {"command": ["true"]}, "periodSeconds": 5, "failureThreshold": 1}, 6),
+        ({"httpGet": {"port": "http"}, "periodSeconds": 1, "failureThreshold": 1}, 4),
+        ({"httpGet": {"port": "http"}, "periodSeconds": None, "failureThreshold": 60}, 600),
+    ],
+)
+def test_the_pod_becomes_unready_no_sooner_than_by_the_model_s_own_probe(probe, seconds):
+    """A model may say for seconds that it is not ready, while it loads another version: in all replicas at once."""
+    given = pod(readinessProbe=probe)
+    patched = patch(given, decide(given, TARGET, SETTINGS), SETTINGS, "0123456789abcdef")
+    own = patched["spec"]["initContainers"][-1]["readinessProbe"]
+    assert own["periodSeconds"] * own["failureThreshold"] == seconds
+
+
+@pytest.mark.parametrize(
     ("item", "fits"),
     [
         ({"max": {"nvidia.com/gpu": 8}}, False),

@@ -12,7 +12,7 @@ def written(old, new):
     return json.loads(json.dumps(list(changes(old, new))))
 
 
-@pytest.mark.parametrize("members", [None, [], [{"name": "own"}], "absent"])
+@pytest.mark.parametrize("members", [None, [], [{"name": "own"}], [{"name": "own"}, {"name": "own"}], "absent"])
 def test_what_was_added_to_a_list_goes_and_what_others_added_stays(members):
     old = {"a": 1, **({} if members == "absent" else {"members": members}), "z": 2}
     added = [{"name": "ours"}, {"name": "ours too"}]

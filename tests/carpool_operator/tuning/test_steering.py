@@ -25,7 +25,7 @@ from carpool.policy.spec import (
 )
 from carpool.simulation.simulator import Device, table
 from carpool_operator.api.spec import Canary
-from carpool_operator.delivery.documents import EVERY, VALID
+from carpool_operator.delivery.documents import EVERY, VALID, told
 
 CLIFF = Device(times=table([0.005, *(0.005 + 0.0005 * rows for rows in range(1, 9)), *([0.120] * 56)]))
 """Batches up to 8 are served as usual, larger ones fall off a cliff that nothing measured so far foretells."""
@@ -92,6 +92,62 @@ def test_what_is_kept_is_named_once_so_that_first_calls_end():
     world.restart_operator()
     world.run(300, 30, seed=2)
     assert len(world.documents()) == 2
+
+
+NEVER = PassThrough(mode=PassThroughMode.NEVER)
+MODES = [{"pass_through": NEVER}, {"tuning": Tuning(mode=TuningMode.HOLD)}]
+
+
+def upgraded(**modes):
+    """A fleet that an operator began whose documents had no modes, and the operator of today in its place."""
+    world = World(spec(**modes), pods=2)
+    world.run(0, 10)
+    change = world.durable
+    older = replace(change, policy=replace(change.policy, tuning=Tuning(), pass_through=PassThrough()))
+    world.durable = older
+    for each in world.pods:
+        each.change = older
+    world.log.clear()
+    world.restart_operator()
+    return world
+
+
+@pytest.mark.parametrize("modes", MODES)
+def test_an_upgrade_of_the_operator_changes_nothing_that_runs(modes):
+    """First calls go on under documents without modes, and would end with these: at one call at a time."""
+    world = upgraded(**modes)
+    world.run(0, 30)
+    assert world.documents() == []
+    world.restart_operator()
+    world.run(0, 30)
+    assert world.documents() == []
+
+
+def test_after_an_upgrade_the_modes_are_told_once_all_models_are_named():
+    world = upgraded(pass_through=NEVER)
+    world.run(300, 60)
+    first, *others = world.documents()
+    assert "" in first.change.parameters, "what was decided ends first calls"
+    assert others[-1].change.policy.pass_through == NEVER
+
+
+@pytest.mark.parametrize("modes", MODES)
+def test_after_an_upgrade_an_edited_policy_is_told_as_it_is(modes):
+    world = upgraded(**modes)
+    world.run(0, 10)
+    world.edit(spec(0.04, **modes))
+    world.run(0, 10)
+    (document,) = world.documents()
+    assert document.change.policy == told(spec(0.04, **modes).policy())
+
+
+def test_what_was_edited_while_no_operator_ran_is_no_upgrade():
+    world = World(spec(), pods=2)
+    world.run(0, 10)
+    world.restart_operator()
+    world.edit(spec(pass_through=NEVER))
+    world.run(0, 10)
+    assert world.documents()[-1].change.policy.pass_through == NEVER
 
 
 def test_a_single_pod_is_no_canary():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+
 import msgspec
 import pytest
 
@@ -56,6 +59,20 @@ def test_parts_of_an_inference_service_that_serve_no_model():
     transformer = pod("ReplicaSet", "bert-transformer-1a", **ISVC, component="transformer")
 
     assert owner(transformer) is None
+
+
+def test_annotations_go_to_the_template_that_counts():
+    """A leader's own, where there is one: a worker's serves nobody."""
+    with_leader = {"spec": {"leaderWorkerTemplate": {"leaderTemplate": {}, "workerTemplate": {}}}}
+    for manifest, template in (
+        (with_leader, "leaderTemplate"),
+        ({"spec": {}}, "workerTemplate"),
+        (None, "workerTemplate"),
+    ):
+        command = BY_NAME["LeaderWorkerSet"].annotate_pods("ns", "web", {"a": "b"}, manifest)
+        assert json.loads(shlex.split(command)[-1]) == {
+            "spec": {"leaderWorkerTemplate": {template: {"metadata": {"annotations": {"a": "b"}}}}}
+        }
 
 
 def read(kind, spec, status, **metadata):

@@ -198,7 +198,7 @@ async def test_a_server_that_does_not_speak_v2_and_was_gone_is_asked_anew(looks)
     assert await looks(404)
     looks.health.unreachable()
     assert not await looks(503)
-    assert server.asked == [READY, "connect", *[READY] * 4]
+    assert server.asked == [READY, "connect", READY, READY, LIVE, READY, READY, LIVE]
 
 
 async def test_a_server_that_does_not_speak_v2_owes_no_answer(looks):
@@ -213,6 +213,49 @@ async def test_a_server_that_does_not_speak_v2_owes_no_answer(looks):
     assert server.asked == [READY, "connect", *[READY] * 4, LIVE]
     assert await looks(404)
     assert server.asked[-1] == "connect"
+
+
+async def test_a_server_that_says_503_to_all_it_does_not_know_is_ready_after_a_while(looks):
+    """Without a sidecar its pod is ready at once: a question of ours, which it does not know, must not prevent that."""
+    server = looks.server
+    for _ in range(60):
+        assert not await looks(503, 503)
+        server.now += 1.0
+    assert await looks(503, 503)
+    assert looks.health.reason == "ready"
+    for _ in range(60):
+        server.now += 1.0
+        assert await looks(503, 503)
+    server.connection = GONE
+    server.now += 1.0
+    assert not await looks(GONE, GONE)
+    assert not await looks(503, 503), "another process may be there, which loads its model"
+    server.now += 59.0
+    assert not await looks(503, 503)
+
+
+@pytest.mark.parametrize("live", [200, 404, SILENT])
+async def test_a_server_that_knows_one_of_both_questions_is_not_ready_while_it_says_503(looks, live):
+    for _ in range(300):
+        assert not await looks(503, live)
+        looks.server.now += 1.0
+
+
+async def test_the_while_begins_anew_with_another_answer(looks):
+    for _ in range(3):
+        assert not await looks(503, 503)
+        looks.server.now += 40.0
+        assert not await looks(SILENT, SILENT)
+        looks.server.now += 1.0
+
+
+async def test_503_at_a_path_that_somebody_named_is_believed_for_ever(looks):
+    server = looks.server
+    server.readiness, server.answers = b"/healthy", {b"/healthy": 503}
+    for _ in range(300):
+        looks.health.observe(await looks.health.look())
+        assert not looks.health.ready
+        server.now += 1.0
 
 
 async def test_while_callers_are_served_nobody_connects_to_see_whether_the_server_is_there(looks):

@@ -88,6 +88,30 @@ async def test_an_operator_names_a_model_once_it_has_decided_on_it(world):
     assert sidecar.batcher.model("other").first_calls is not None
 
 
+async def test_a_model_that_an_operator_names_no_more_goes_back_to_what_first_calls_led_to(world):
+    """A trial that failed ends so. The baseline, which never ran there, is one call at a time."""
+    plain, tried = ({"maxBatch": 32, "maxWait": wait, "maxInFlight": 1} for wait in ("0s", "5ms"))
+    target = {"target": "ns/Deployment/m"}
+    sidecar = await world.sidecar(parameters={"*": plain}, **target)
+    lane = sidecar.batcher.model("m")
+    for calls in (1, 1, 2, 2, 2, 2):
+        lane.answered(calls, 0.01)
+    ran = lane.in_force
+    assert (ran.max_in_flight, ran.pass_through) == (4, True)
+
+    sidecar._use(parse(world.config(parameters={"*": plain, "m": tried}, **target)))
+    assert lane.in_force.max_in_flight == 1
+    sidecar._use(parse(world.config(parameters={"*": plain}, **target)))
+    assert lane.in_force == ran
+
+    bounds = {"bounds": {"maxInFlight": {"max": 2}}}
+    sidecar._use(parse(world.config(parameters={"*": plain}, **target, policy=bounds)))
+    assert lane.in_force == replace(ran, max_in_flight=2)
+    sidecar.control.forget_model("m")
+    sidecar._use(parse(world.config(parameters={"*": plain}, **target)))
+    assert lane.in_force.max_in_flight == 1, "of another model it is not known"
+
+
 async def test_decisions_that_repeat_are_told_once_with_how_often(world):
     sidecar = await world.sidecar(**TUNED)
     control = sidecar.control

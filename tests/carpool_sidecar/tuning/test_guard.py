@@ -19,8 +19,8 @@ POLICY = for_p99(0.05)
 class Bench:
     """A Batcher whose counters say what a test wants, and the guard over it."""
 
-    def __init__(self) -> None:
-        self.batcher = Batcher(FIRST)
+    def __init__(self, undecided=0) -> None:
+        self.batcher = Batcher(FIRST, undecided=undecided)
         self.guard = Guard(self.batcher, self._put, logging.getLogger("test"))
         self.now = 100.0
 
@@ -83,6 +83,27 @@ def test_what_is_taken_back_stays_so_while_changes_name_it_and_until_they_name_a
     assert (bench.running("m"), bench.guard.running, bench.guard.rolled_back) == (FIRST, 5, {})
     bench.change(6, m=SECOND)
     assert bench.running("m") == SECOND, "another load may have come: it may be tried again"
+
+
+def test_it_goes_back_to_what_first_calls_led_to():
+    bench = Bench(undecided=8)
+    lane = bench.batcher.model("m")
+    bench.change(1)
+    for calls in (1, 1, 2, 2, 2, 2):
+        lane.answered(calls, 0.01)
+    bench.serve("m", 15)
+    bench.guard.begin(POLICY, 2)
+    bench.batcher.configure(FIRST, bench.now, model="m", undecided=8)  # as a document that names no model
+    bench.guard.applied(bench.now)
+    ran = lane.in_force
+    bench.change(3, m=SECOND)
+
+    bench.serve("m", 1, missing=0.3)
+
+    assert (ran.max_in_flight, ran.pass_through) == (4, True)
+    assert bench.running("m") == ran
+    told = bench.guard.rolled_back["m"]
+    assert (told.rejected, told.back_to, told.back_to_generation) == (SECOND, ran, 2)
 
 
 def test_models_are_judged_one_by_one(bench):

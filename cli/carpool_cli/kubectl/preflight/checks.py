@@ -6,15 +6,15 @@ import json
 from typing import TYPE_CHECKING
 
 from carpool_cli.kubectl.preflight import ways
-from carpool_cli.kubectl.preflight.dry_run import asking, completed, locally, named_ports, ports
+from carpool_cli.kubectl.preflight.dry_run import asking, completed, locally, ports
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact, json_patch
 from carpool_cli.kubectl.preflight.meshes import ambient, authorizations, servers
-from carpool_cli.kubectl.preflight.network import admin_port, network_policies
+from carpool_cli.kubectl.preflight.network.judging import admin_port, network_policies
 from carpool_cli.kubectl.preflight.room import room_for_all
 from carpool_cli.kubectl.preflight.scene import addresses
 from carpool_operator.api import annotations as names
 from carpool_operator.api.injection import injection_of
-from carpool_operator.injector.bypass import bypasses
+from carpool_operator.injector.bypass import bypasses, named_ports
 from carpool_operator.injector.decide import annotations_of
 from carpool_operator.injector.reasons import NOTES, Note
 
@@ -96,7 +96,7 @@ def services(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterato
         if not selector or not selector.items() <= labels.items():
             continue
         owners = {each["kind"] for each in service["metadata"].get("ownerReferences") or []}
-        by_number = bypasses(service, pod)
+        by_number = bypasses(service, pod, subject.manifest)
         if spec.get("clusterIP") == "None":
             offered = spec.get("ports") or []
             if offered and all(_is_sidecar_s(port, found, named) for port in offered):
@@ -118,7 +118,7 @@ def services(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterato
             )
         else:
             for way in by_number:
-                message = f"Service {name} port {way.port} leads to the model's port {found.model} by number"
+                message = f"Service {name} port {way.port} leads to the model's port {found.model} by {way.by}"
                 yield Finding(Code.SERVICE_BY_NUMBER, Effect.NO_BATCHING, message, way.command)
 
 
@@ -199,7 +199,7 @@ def capture(subject: Subject, pod: Json) -> Iterator[Finding]:
 def unread(subject: Subject, near: Around) -> Iterator[Finding]:
     """Say what was not looked at."""
     if near.unread:
-        message = f"not looked at, since you may not read it: {'; '.join(near.unread)}"
+        message = f"not looked at, since it could not be read: {'; '.join(near.unread)}"
         fix = f"ask for the right to list these, and look again: kubectl carpool preflight {subject.resource} -n "
         yield Finding(Code.NOT_LOOKED_AT, Effect.NOTE, message, f"{fix}{subject.namespace}")
 

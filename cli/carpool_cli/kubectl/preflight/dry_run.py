@@ -62,16 +62,6 @@ def ports(pod: Json) -> Ports | None:
     return Ports(written.port, written.data_port, written.admin_port)
 
 
-def named_ports(pod: Json) -> dict[str, int]:
-    """Return a pod's ports that have names."""
-    return {
-        each["name"]: each["containerPort"]
-        for container in (*pod["spec"]["containers"], *(pod["spec"].get("initContainers") or []))
-        for each in container.get("ports") or []
-        if each.get("name")
-    }
-
-
 def surroundings(near: Around) -> Surroundings:
     """Return what an injector reads of a namespace."""
     return Surroundings(near.annotations, tuple(near.limit_ranges), tuple(near.quotas), near.labels)

@@ -56,6 +56,10 @@ def compact(plain: object) -> str:
 
 
 def json_patch(namespace: str, resource: str, operation: str, path: str, value: object) -> str:
-    """Return the command that changes one place of an object; ``resource`` names that as kubectl does: ``hpa web``."""
+    """Return the command that changes one place of an object; ``resource`` names that as kubectl does: ``hpa web``.
+
+    ``namespace``: ``""`` for what is the cluster's.
+    """
     change = [{"op": operation, "path": path, "value": value}]
-    return f"kubectl -n {namespace} patch {resource} --type=json -p '{compact(change)}'"
+    kubectl = f"kubectl -n {namespace}" if namespace else "kubectl"
+    return f"{kubectl} patch {resource} --type=json -p '{compact(change)}'"

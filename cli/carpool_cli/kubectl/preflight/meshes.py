@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from carpool_cli.kubectl.preflight.dry_run import named_ports
 from carpool_cli.kubectl.preflight.findings import Code, Effect, Finding, compact, json_patch
 from carpool_cli.kubectl.preflight.scene import AUTHORIZATIONS, NAME, SERVERS
-from carpool_operator.injector.bypass import port_name
+from carpool_operator.injector.bypass import named_ports, port_name
 from carpool_operator.injector.meshes import ISTIO, LINKERD, meshes_of
 from carpool_operator.workloads.metadata import Selector
 
@@ -95,7 +94,7 @@ def servers(subject: Subject, pod: Json, found: Ports, near: Around) -> Iterator
     if any(names.get(port, port) == found.data for port in by_port.values()):
         return
     # By number it would be taken off the model's port, which has the namespace's default policy then until pods rolled.
-    leads = port_name(pod, subject.namespace)
+    leads = port_name(pod, subject.namespace, subject.manifest)
     change = compact({"spec": {"port": leads.name}})
     for name, port in by_port.items():
         if port == found.model:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from carpool_cli.kubectl.cluster import ForbiddenError, NoKindError, NotFoundError, alive
+from carpool_cli.kubectl.cluster import AwayError, ForbiddenError, NoKindError, NotFoundError, alive
 from carpool_operator.workloads import registry
 from carpool_operator.workloads.metadata import Meta
 
@@ -27,6 +27,12 @@ NAME = "kubernetes.io/metadata.name"
 POLICIES = "networkpolicies.networking.k8s.io"
 AUTHORIZATIONS = "authorizationpolicies.security.istio.io"
 SERVERS = "servers.policy.linkerd.io"
+CILIUM = ("ciliumnetworkpolicies.cilium.io", "ciliumclusterwidenetworkpolicies.cilium.io")
+CALICO = (
+    ("networkpolicies.projectcalico.org", "globalnetworkpolicies.projectcalico.org"),
+    ("networkpolicies.crd.projectcalico.org", "globalnetworkpolicies.crd.projectcalico.org"),
+)
+"""As Calico's API server has them; without it, as they are stored."""
 
 OPERATOR = {"app.kubernetes.io/name": "carpool", "app.kubernetes.io/component": "operator"}
 """Labels of the operator's pods."""
@@ -47,8 +53,8 @@ DEFAULT_OPERATOR = Peer({NAME: "carpool-system"}, {**OPERATOR, "app.kubernetes.i
 class Around(NamedTuple):
     """One namespace, what is in it besides workloads, and what elsewhere may concern its pods.
 
-    ``policies`` and ``authorizations`` (Istio's) are of all namespaces, where one may read these. ``unread``: what
-    could not be read.
+    ``policies``, ``authorizations`` (Istio's), ``cilium`` and ``calico`` are of all namespaces, where one may read
+    these. ``unread``: what could not be read.
     """
 
     namespace: Json
@@ -59,6 +65,8 @@ class Around(NamedTuple):
     limit_ranges: Sequence[Json] = ()
     authorizations: Sequence[Json] = ()
     servers: Sequence[Json] = ()
+    cilium: Sequence[Json] = ()
+    calico: Sequence[Json] = ()
     operators: Sequence[Peer] = (DEFAULT_OPERATOR,)
     unread: Sequence[str] = ()
 
@@ -80,6 +88,8 @@ class Whole(NamedTuple):
     policies: list[Json] | None
     authorizations: list[Json] | None
     operators: list[Peer] | None
+    cilium: list[Json] | None
+    calico: list[Json] | None
 
 
 class Subject(NamedTuple):
@@ -110,7 +120,7 @@ class Subject(NamedTuple):
 
     def annotate_pods(self, annotations: Mapping[str, str]) -> str:
         """Return how annotations get on its pods."""
-        return self.kind.annotate_pods(self.namespace, self.name, annotations)
+        return self.kind.annotate_pods(self.namespace, self.name, annotations, self.manifest)
 
 
 def one(cluster: Cluster, kind: Kind, name: str) -> Subject:
@@ -134,6 +144,8 @@ def whole(cluster: Cluster) -> Whole:
         policies=_readable(cluster, POLICIES, "--all-namespaces"),
         authorizations=_readable(cluster, AUTHORIZATIONS, "--all-namespaces"),
         operators=operators,
+        cilium=_everywhere(cluster, CILIUM),
+        calico=_everywhere(cluster, *CALICO),
     )
 
 
@@ -142,7 +154,10 @@ def subjects(cluster: Cluster, *, everywhere: bool) -> list[Subject]:
 
     Raises ``click.ClickException``.
     """
-    listed = cluster.run("api-resources", "--verbs=list", "--namespaced=true", "--output=name").split()
+    try:
+        listed = cluster.run("api-resources", "--verbs=list", "--namespaced=true", "--output=name").split()
+    except AwayError as error:  # such as one of metrics; workloads are not served by it
+        listed = error.printed.split()
     kinds = {f"{kind.plural}.{kind.group}": kind for kind in registry.KINDS}
     there = [resource for resource in kinds if resource in listed]
     by_kind = {(kind.group, kind.name): kind for kind in registry.KINDS}
@@ -183,6 +198,10 @@ def around(cluster: Cluster, namespace: str, of_all: Whole) -> Around:
             unread.append(hides)
     if of_all.authorizations is None:
         unread.append("Istio's AuthorizationPolicies")
+    if of_all.cilium is None:
+        unread.append("Cilium's policies")
+    if of_all.calico is None:
+        unread.append("Calico's policies")
     if of_all.operators is None:
         unread.append("the operator's pods, which are taken to be in namespace carpool-system")
     return Around(
@@ -194,6 +213,8 @@ def around(cluster: Cluster, namespace: str, of_all: Whole) -> Around:
         limit_ranges=optional["limitranges"],
         authorizations=of_all.authorizations or [],
         servers=optional[SERVERS],
+        cilium=of_all.cilium or [],
+        calico=of_all.calico or [],
         operators=of_all.operators or [DEFAULT_OPERATOR],
         unread=unread,
     )
@@ -234,6 +255,22 @@ def _readable(cluster: Cluster, resource: str, *flags: str) -> list[Json] | None
         return []
     except ForbiddenError:
         return None
+
+
+def _everywhere(cluster: Cluster, *groups: Sequence[str]) -> list[Json] | None:
+    """Return objects of all namespaces, by the first group of kinds that the cluster has and one may read.
+
+    None where it has no such group, and ``None`` where one may not read it, or it is away.
+    """
+    unread = False
+    for kinds in groups:
+        try:
+            return [each for kind in kinds for each in _list(cluster, kind, "--all-namespaces")]
+        except NoKindError:
+            continue
+        except (ForbiddenError, AwayError):
+            unread = True
+    return None if unread else []
 
 
 def _list(cluster: Cluster, resources: str, *flags: str) -> list[Json]:

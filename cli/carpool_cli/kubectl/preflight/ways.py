@@ -40,6 +40,11 @@ def of_refusal(subject: Subject, refused: str) -> str:
     """Return what makes room for a sidecar that the server refuses."""
     if re.search(r"quota|LimitRange|maximum|minimum|ratio", refused):
         return smaller(subject)
+    # Gatekeeper's and Kyverno's libraries have such policies; a sidecar has no CPU limit by default.
+    if re.search(r"cpu.*limit|limit.*cpu", refused, re.IGNORECASE):
+        return f"{subject.annotate_pods({names.CPU_LIMIT: '1'})} gives the sidecar a CPU limit"
+    if re.search(r"image|registr|repositor", refused, re.IGNORECASE):
+        return "set the chart's sidecar.image.repository to a registry that the message allows"
     return "change what the message names; the sidecar itself meets the Pod Security Standard `restricted`"
 
 

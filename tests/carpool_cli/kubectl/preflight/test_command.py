@@ -24,6 +24,9 @@ elif what not in state:
     sys.exit('error: the server doesn\\'t have a resource type "%s"' % what)
 elif isinstance(state[what], str):
     sys.exit(state[what])
+elif what == "api-resources":
+    print("\\n".join(state[what]["listed"]))
+    sys.exit(state[what]["error"])
 else:
     print(json.dumps(state[what]))
 """
@@ -65,9 +68,9 @@ class Shop:
             "horizontalpodautoscalers.autoscaling": items(),
         }
 
-    def look(self):
+    def look(self, *workload):
         (self._folder / "state.json").write_text(json.dumps(self.state))
-        arguments = ["preflight", "deployment/web", "-n", "shop", "--json"]
+        arguments = ["preflight", *(workload or ["deployment/web"]), "-n", "shop", "--json"]
         result = CliRunner().invoke(main, arguments, prog_name="kubectl carpool")
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
         (found,) = json.loads(result.stdout)["workloads"]
@@ -112,6 +115,74 @@ def test_pods_that_end_are_none_of_a_quota_s(shop):
     )
     shop.state["pods"] = items(shop.pod, shop.pod, ended, ended)
     assert shop.look()[1].keys() == {"NotAsked"}
+
+
+CILIUM_S = {
+    **named("c", endpointSelector={}, ingress=[{"toPorts": [{"ports": [{"port": "9000"}]}]}]),
+    "kind": "CiliumNetworkPolicy",
+}
+CALICO_S = {
+    **named("c", selector="all()", ingress=[{"action": "Allow", "destination": {"ports": [9000]}}]),
+    "kind": "NetworkPolicy", "apiVersion": "crd.projectcalico.org/v1",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("group", "policy"),
+    [("cilium.io", CILIUM_S), ("projectcalico.org", CALICO_S), ("crd.projectcalico.org", CALICO_S)],
+)
+def test_policies_of_network_plugins_are_read_where_the_cluster_has_them(shop, group, policy):
+    kinds = ("ciliumnetworkpolicies", "ciliumclusterwidenetworkpolicies") if group == "cilium.io" else (
+        "networkpolicies", "globalnetworkpolicies",
+    )  # fmt: skip
+    shop.state |= {f"{kinds[0]}.{group}": items(policy), f"{kinds[1]}.{group}": items()}
+
+    code, found = shop.look()
+
+    assert (code, found.keys()) == (3, {"NotAsked", "NetworkPolicyByNumber", "AdminPortClosed"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("ciliumnetworkpolicies.cilium.io", "Cilium's policies"),
+        ("networkpolicies.projectcalico.org", "Calico's policies"),
+        ("networkpolicies.crd.projectcalico.org", "Calico's policies"),
+    ],
+)
+def test_policies_of_network_plugins_that_one_may_not_read_are_named(shop, kind, named):
+    shop.state[kind] = forbidden(kind)
+
+    code, found = shop.look()
+
+    assert (code, found.keys()) == (0, {"NotAsked", "NotLookedAt"})
+    assert named in found["NotLookedAt"]["message"]
+
+
+def test_calico_s_policies_are_read_as_stored_where_its_api_does_not_let_one(shop):
+    shop.state["networkpolicies.projectcalico.org"] = forbidden("networkpolicies.projectcalico.org")
+    for kind in ("networkpolicies", "globalnetworkpolicies"):
+        shop.state[f"{kind}.crd.projectcalico.org"] = items(*([CALICO_S] if kind == "networkpolicies" else []))
+
+    assert shop.look()[1].keys() == {"NotAsked", "NetworkPolicyByNumber", "AdminPortClosed"}
+
+
+UNAVAILABLE = "Error from server (ServiceUnavailable): the server is currently unable to handle the request"
+
+
+def test_an_api_that_is_away_hides_nothing_else(shop):
+    """As in clusters whose metrics-server is broken: kubectl lists all other kinds, and ends with 1."""
+    away = "unable to retrieve the complete list of server APIs: metrics.k8s.io/v1beta1: stale GroupVersion discovery"
+    shop.state["api-resources"] = {"listed": ["pods", "deployments.apps"], "error": f"error: {away}"}
+    web = shop.state["deployments.apps"]
+    shop.state["deployments.apps"] = items({**web, "apiVersion": "apps/v1", "kind": "Deployment"})
+    shop.state["networkpolicies.projectcalico.org"] = UNAVAILABLE
+    for kind in ("networkpolicies", "globalnetworkpolicies"):
+        shop.state[f"{kind}.crd.projectcalico.org"] = items(*([CALICO_S] if kind == "networkpolicies" else []))
+
+    code, found = shop.look("--json")
+
+    assert (code, found.keys()) == (3, {"NotAsked", "NetworkPolicyByNumber", "AdminPortClosed"})
 
 
 def test_policies_of_all_namespaces_are_read(shop):

@@ -44,6 +44,23 @@ def test_rules_of_a_mesh_are_for_its_pods(namespace, found):
     assert [each.fix.split()[5] if each.code == BREAKS else each.code for each in all_of(near)] == found
 
 
+@pytest.mark.parametrize(
+    ("namespace", "labels", "annotations"),
+    [
+        (ISTIO, {"sidecar.istio.io/inject": "false"}, {}),
+        (ISTIO, {}, {"sidecar.istio.io/inject": "false"}),
+        (LINKERD, {}, {"linkerd.io/inject": "disabled"}),
+        (AMBIENT, {"istio.io/dataplane-mode": "none"}, {}),
+    ],
+)
+def test_rules_of_a_mesh_are_not_for_pods_that_opted_out(namespace, labels, annotations):
+    alone = pod()
+    alone["metadata"]["labels"] |= labels
+    alone["metadata"]["annotations"] |= annotations
+    near = around(namespace, authorizations=[authorization(to("9000"))], servers=[server(9000)])
+    assert checks.all_of(subject(), Dry(plain()), Dry(alone), near) == []
+
+
 @pytest.mark.parametrize(("proxy", "breaks"), [("istio-proxy", True), ("linkerd-proxy", False)])
 def test_a_pod_is_in_the_mesh_whose_proxy_it_has(proxy, breaks):
     meshed = pod()

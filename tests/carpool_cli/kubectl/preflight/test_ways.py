@@ -48,6 +48,25 @@ def followed(fix, asked):
 
 
 @pytest.mark.parametrize(
+    ("refused", "fix"),
+    [
+        ("exceeded quota: q", "sidecar-cpu"),
+        ("[container-limits] container <carpool> has no cpu limit", "sidecar-cpu-limit"),
+        ("validation error: CPU and memory resource requests and limits are required", "sidecar-cpu-limit"),
+        (
+            "[allowedrepos] container <carpool> has an invalid image repo <x>, allowed repos are",
+            "sidecar.image.repository",
+        ),
+        ("images may only come from our registry", "sidecar.image.repository"),
+        ("no", "change what the message names"),
+    ],
+)
+def test_what_policies_of_a_company_refuse_has_a_setting(refused, fix):
+    """Messages as Gatekeeper's and Kyverno's libraries have them."""
+    assert fix in ways.of_refusal(subject(), refused)
+
+
+@pytest.mark.parametrize(
     ("of", "near", "written"),
     [
         (pod({"name": "a"}, serves(7001, name="b")), None, {"container": "b"}),

@@ -1,0 +1,221 @@
+"""Cilium's policies, of a namespace and of the cluster. They add up with NetworkPolicies; what they deny is denied.
+
+Field semantics: https://docs.cilium.io/en/stable/security/policy/, ``pkg/policy/api`` and
+``pkg/k8s/apis/cilium.io/utils``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from carpool_cli.kubectl.preflight.findings import json_patch
+from carpool_cli.kubectl.preflight.network.rules import EGRESS, INGRESS, Policies, requirements
+from carpool_cli.kubectl.preflight.scene import NAME, Peer
+from carpool_operator.workloads.metadata import Selector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from carpool_cli.kubectl.preflight.network.rules import Rule
+    from carpool_cli.kubectl.preflight.scene import Around, Json, Subject
+
+NAMESPACE = "io.kubernetes.pod.namespace"
+"""Label that Cilium gives to pods, and selectors name."""
+OF_NAMESPACE = "io.cilium.k8s.namespace.labels."
+"""Prefix of a namespace's labels, as Cilium gives them to its pods."""
+
+_EVERY_POD = {"matchLabels": {}, "matchExpressions": [{"key": NAMESPACE, "operator": "Exists"}]}
+
+
+class CiliumRule(NamedTuple):
+    """One rule. ``spec``: what the policy says, or one of several that it says; ``path``: where the rule is.
+
+    ``way``: ``ingress`` or ``egress``. ``body``: the rule itself.
+    """
+
+    policy: Json
+    spec: Json
+    path: str
+    way: str
+    body: Json
+    denies: bool
+
+    @property
+    def title(self) -> str:
+        """Kind and name of its policy."""
+        return _title(self.policy)
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of its policy; ``""`` where that is for the whole cluster."""
+        return _namespace(self.policy)
+
+    @property
+    def peers(self) -> dict[str, list[Any]]:
+        """Who is at the other end, by field: ``fromEndpoints``, ``toCIDR``. Everybody where it names none."""
+        prefix = "from" if self.way == INGRESS else "to"
+        return {
+            key: value
+            for key, value in self.body.items()
+            if key.startswith(prefix) and key not in {"toPorts", "fromRequires", "toRequires"} and value is not None
+        }
+
+    @property
+    def open_to_all(self) -> bool:
+        """Whether it is for everybody at the other end."""
+        return not self.peers or "all" in self._entities
+
+    @property
+    def by_address(self) -> bool:
+        """Say no: blocks of addresses are for what is outside the cluster."""
+        return False
+
+    def covers(self, port: int, named: dict[str, int]) -> bool:
+        """Whether it is for a port of a pod. A rule that says nothing at all is for none."""
+        listed = self.body.get("toPorts") or []
+        if not listed:
+            return bool(self.peers) and not self.body.get("icmps")
+        return any(not each.get("ports") or any(_covers(one, port, named) for one in each["ports"]) for each in listed)
+
+    def leaves_out(self, port: int) -> bool:  # noqa: ARG002 - as of other kinds
+        """Say no: it lists ports, and leaves out none."""
+        return False
+
+    def includes(self, other: Rule) -> bool:
+        """Whether everyone at the other end of ``other`` is surely at the end of this, too."""
+        if self.open_to_all or not isinstance(other, CiliumRule):
+            return self.open_to_all
+        return bool(other.peers) and all(
+            self._has(field, each, other.namespace) for field, listed in other.peers.items() for each in listed
+        )
+
+    def reaches(self, pod: Peer) -> bool:
+        """Whether a pod is surely at the other end."""
+        if self.open_to_all or "cluster" in self._entities:
+            return True
+        labels = _labels(pod)
+        return any(_matches(_selector(each, self.namespace), labels) for each in self._endpoints)
+
+    def for_all_pods_of(self, other: Rule) -> bool:
+        """Whether its policy surely selects all pods that the policy of ``other`` does."""
+        if not isinstance(other, CiliumRule):
+            return False
+        outer, inner = (_selector(each.spec["endpointSelector"], each.namespace) for each in (self, other))
+        return requirements(outer) <= requirements(inner)
+
+    def patched(self, port: int) -> str:
+        """Return the command by which it is for one more port."""
+        place = next(index for index, each in enumerate(self.body["toPorts"]) if each.get("ports"))
+        value = {"port": str(port), "protocol": "TCP"}
+        return json_patch(self.namespace, _resource(self.policy), "add", f"{self.path}/toPorts/{place}/ports/-", value)
+
+    @property
+    def _entities(self) -> list[str]:
+        return self.peers.get("fromEntities" if self.way == INGRESS else "toEntities") or []
+
+    @property
+    def _endpoints(self) -> list[Json]:
+        return self.peers.get("fromEndpoints" if self.way == INGRESS else "toEndpoints") or []
+
+    def _has(self, field: str, member: Any, namespace: str) -> bool:  # noqa: ANN401 - a selector, or a word
+        """Whether a member of another rule, of a policy in some namespace, is surely among those of this one."""
+        mine = self.peers.get(field) or []
+        if not field.endswith("Endpoints"):
+            return member in mine
+        inner = requirements(_selector(member, namespace))
+        return "cluster" in self._entities or any(
+            requirements(_selector(each, self.namespace)) <= inner for each in mine
+        )
+
+
+def ingress(subject: Subject, pod: Json, near: Around) -> Policies:
+    """Return the policies that select a pod."""
+    labels = _labels(Peer(near.labels, {**(pod["metadata"].get("labels") or {})}))
+    closing: list[str] = []
+    rules: list[Rule] = []
+    for policy, path, spec in _specs(near):
+        if _namespace(policy) not in {"", subject.namespace} or not _selects(policy, spec, labels):
+            continue
+        said = (spec.get("enableDefaultDeny") or {}).get(INGRESS)
+        if said is True or (said is None and (spec.get("ingress") or spec.get("ingressDeny"))):
+            closing.append(_title(policy))
+        rules += _rules(policy, path, spec, INGRESS)
+    return Policies(closing, rules)
+
+
+def egress(near: Around) -> list[Rule]:
+    """Return the rules by which pods may send, of any namespace."""
+    return [rule for policy, path, spec in _specs(near) for rule in _rules(policy, path, spec, EGRESS)]
+
+
+def _specs(near: Around) -> Iterator[tuple[Json, str, Json]]:
+    """Yield what policies say of pods, with its place: some say several things. Those of nodes are left out."""
+    for policy in near.cilium:
+        told = [("/spec", policy.get("spec") or {})]
+        told += [(f"/specs/{index}", spec) for index, spec in enumerate(policy.get("specs") or [])]
+        for path, spec in told:
+            if spec.get("endpointSelector") is not None:
+                yield policy, path, spec
+
+
+def _rules(policy: Json, path: str, spec: Json, way: str) -> Iterator[CiliumRule]:
+    for section, denies in ((way, False), (f"{way}Deny", True)):
+        for place, body in enumerate(spec.get(section) or []):
+            yield CiliumRule(policy, spec, f"{path}/{section}/{place}", way, body, denies)
+
+
+def _selects(policy: Json, spec: Json, labels: dict[str, str]) -> bool:
+    return _matches(_selector(spec["endpointSelector"], _namespace(policy)), labels)
+
+
+def _covers(entry: Json, port: int, named: dict[str, int]) -> bool:
+    if entry.get("protocol", "ANY") not in {"TCP", "ANY", ""}:
+        return False
+    first = str(entry.get("port", "0"))
+    if not first.isdecimal():
+        return named.get(first) == port
+    # 0 is for all.
+    return int(first) == 0 or int(first) <= port <= int(entry.get("endPort") or first)
+
+
+def _labels(pod: Peer) -> dict[str, str]:
+    """Return a pod's labels as Cilium has them."""
+    of_namespace = {f"{OF_NAMESPACE}{key}": value for key, value in pod.namespace.items()}
+    return {**pod.labels, **of_namespace, NAMESPACE: pod.namespace[NAME]}
+
+
+def _selector(written: Json, namespace: str) -> Json:
+    """Return a selector without the prefixes of its keys, and with the namespace that it means where it names none."""
+    labels = {_plain(key): value for key, value in (written.get("matchLabels") or {}).items()}
+    expressions = [{**each, "key": _plain(each["key"])} for each in written.get("matchExpressions") or []]
+    keys = [*labels, *(each["key"] for each in expressions)]
+    if not any(key == NAMESPACE or (namespace and key.startswith(OF_NAMESPACE)) for key in keys):
+        if namespace:
+            labels[NAMESPACE] = namespace
+        else:
+            expressions += _EVERY_POD["matchExpressions"]
+    return {"matchLabels": labels, "matchExpressions": expressions}
+
+
+def _plain(key: str) -> str:
+    """Return a label's key without its source; another source than Kubernetes stays, and no pod has it."""
+    return key.removeprefix("k8s:").removeprefix("any:")
+
+
+def _matches(selector: Json, labels: dict[str, str]) -> bool:
+    return msgspec.convert(selector, Selector).matches(labels)
+
+
+def _namespace(policy: Json) -> str:
+    return str(policy["metadata"].get("namespace", ""))
+
+
+def _title(policy: Json) -> str:
+    return f"{policy['kind']} {policy['metadata']['name']}"
+
+
+def _resource(policy: Json) -> str:
+    plural = "ciliumnetworkpolicies" if _namespace(policy) else "ciliumclusterwidenetworkpolicies"
+    return f"{plural}.cilium.io {policy['metadata']['name']}"

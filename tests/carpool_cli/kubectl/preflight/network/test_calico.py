@@ -1,0 +1,209 @@
+"""Calico's policies on plain objects: Calico does not run in the tests."""
+
+from __future__ import annotations
+
+import pytest
+from model_in_shop import all_of, around, codes, patched, plain, pod, subject
+
+from carpool_cli.kubectl.preflight import checks
+from carpool_cli.kubectl.preflight.dry_run import Dry
+from carpool_cli.kubectl.preflight.findings import Effect
+
+BREAKS, CLOSED = "NetworkPolicyByNumber", "AdminPortClosed"
+
+
+def allow(*ports, action="Allow", **rule):
+    return {"action": action, "protocol": "TCP", "destination": {"ports": list(ports)}, **rule}
+
+
+def policy(*rules, name="c", namespace="shop", group="projectcalico.org/v3", **spec):
+    metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
+    kind = "NetworkPolicy" if namespace else "GlobalNetworkPolicy"
+    said = {"types": ["Ingress"], "ingress": list(rules), **spec}
+    return {"apiVersion": group, "kind": kind, "metadata": metadata, "spec": said}
+
+
+ADMIN = allow(14090)
+ALL = {"action": "Allow"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "breaks"),
+    [
+        (allow(9000), True),
+        (allow(443, 9000), True),
+        (allow("8000:9999"), True),
+        (allow(9000, action="Pass"), True),
+        (allow(9000, protocol=6), True),
+        ({"action": "Allow", "protocol": "TCP", "destination": {"notPorts": [9000]}}, True),
+        (allow("8000:16000"), False),
+        (allow(9000, 14080), False),
+        (allow("http"), False),
+        (allow(443), False),
+        (allow(9000, protocol="UDP"), False),
+        (allow(9000, action="Log"), False),
+        ({"action": "Allow"}, False),
+        ({"action": "Allow", "destination": {"notPorts": [9000, 14080]}}, False),
+    ],
+)
+def test_a_policy_is_compared_by_number(rule, breaks):
+    assert codes(around(calico=[policy(rule, ADMIN)])) == ([BREAKS] if breaks else [])
+
+
+@pytest.mark.parametrize(
+    ("spec", "namespace", "selects"),
+    [
+        ({}, "shop", True),
+        ({"selector": "app == 'web'"}, "shop", True),
+        ({"selector": "app == 'other'"}, "shop", False),
+        ({"selector": "projectcalico.org/namespace == 'shop'"}, "", True),
+        ({"selector": "projectcalico.org/orchestrator == 'k8s' && pcns.team == 'a'"}, "", True),
+        ({}, "other", False),
+        ({}, "", True),
+        ({"namespaceSelector": "projectcalico.org/name == 'shop'"}, "", True),
+        ({"namespaceSelector": "team == 'a'", "selector": "all()"}, "", True),
+        ({"namespaceSelector": "team == 'b'"}, "", False),
+        ({"types": ["Egress"]}, "shop", False),
+        ({"types": None}, "shop", True),
+        ({"types": None, "egress": [{"action": "Allow"}]}, "shop", True),
+        ({"doNotTrack": True}, "", False),
+        ({"preDNAT": True}, "", False),
+    ],
+)
+def test_a_policy_is_for_the_pods_that_it_selects(spec, namespace, selects):
+    shop = {"metadata": {"name": "shop", "labels": {"team": "a"}}}
+    near = around(shop, calico=[policy(allow(9000), ADMIN, namespace=namespace, **spec)])
+    assert codes(near) == ([BREAKS] if selects else [])
+
+
+FRONT = {"selector": "app == 'front'"}
+
+
+@pytest.mark.parametrize(
+    ("callers", "admitted", "breaks"),
+    [
+        ({}, {}, False),
+        (FRONT, {}, False),
+        (FRONT, FRONT, False),
+        ({"nets": ["10.0.0.0/8"]}, {"nets": ["10.0.0.0/8"]}, False),
+        ({}, FRONT, True),
+        (FRONT, {"selector": "app == 'back'"}, True),
+    ],
+)
+def test_all_rules_are_judged_together(callers, admitted, breaks):
+    first, second = allow(9000, source=callers), allow(14080, source=admitted)
+    expected = [BREAKS] if breaks else []
+    assert codes(around(calico=[policy(first, second, ADMIN)])) == expected
+    assert codes(around(calico=[policy(first, ADMIN), policy(second, name="d")])) == expected
+
+
+def test_a_selector_of_another_namespace_is_for_other_pods():
+    here, cluster = policy(allow(9000, source=FRONT), ADMIN), policy(allow(14080, source=FRONT), namespace="")
+    assert codes(around(calico=[here, cluster])) == [BREAKS]
+
+
+def test_network_policies_count_too():
+    for_all = {"metadata": {"name": "q"}, "spec": {"podSelector": {}, "ingress": [{"ports": [{"port": 14080}]}]}}
+    assert codes(around(policies=[for_all], calico=[policy(allow(9000), ADMIN)])) == []
+
+
+@pytest.mark.parametrize(
+    ("rules", "told"),
+    [
+        ([allow(9000, action="Deny"), ALL], "would get in"),
+        ([allow(9000, action="Deny", source=FRONT), ALL], "would get in"),
+        ([allow(9000, 14080, action="Deny", source=FRONT), ALL], None),
+        ([{"action": "Deny", "source": FRONT}, ALL], None),
+        (
+            [{"action": "Deny", "protocol": "TCP", "destination": {"notPorts": [9000, 14090]}}, ALL],
+            "denies all but port",
+        ),
+        ([{"action": "Deny", "protocol": "TCP", "destination": {"notPorts": [9000, 14080]}}, ALL], None),
+    ],
+)
+def test_rules_that_deny_are_compared_too(rules, told):
+    found = all_of(around(calico=[policy(*rules)]))
+    assert [each.code for each in found] == ([] if told is None else [BREAKS])
+    assert told is None or told in found[0].message
+
+
+def test_the_command_adds_a_port_where_the_other_is():
+    (finding,) = all_of(around(calico=[policy(ADMIN, allow(9000))]))
+    assert finding.effect is Effect.BREAKS
+    assert finding.fix.startswith("kubectl -n shop patch networkpolicies.projectcalico.org c ")
+    assert patched(finding.fix)[1:] == ("add", "/spec/ingress/1/destination/ports/-", 14080)
+
+    stored = policy(
+        {"action": "Allow", "destination": {"notPorts": [9000]}}, namespace="", group="crd.projectcalico.org/v1"
+    )
+    (finding,) = all_of(around(calico=[stored]))
+    assert finding.fix.startswith("kubectl patch globalnetworkpolicies.crd.projectcalico.org c ")
+    assert patched(finding.fix)[1:] == ("add", "/spec/ingress/0/destination/notPorts/-", 14080)
+
+
+# ------------------------------------------------------------------------------------------------- callers' egress
+
+
+def sending(*rules, namespace="callers", name="e", **spec):
+    return policy(name=name, namespace=namespace, types=["Egress"], ingress=None, egress=list(rules), **spec)
+
+
+def to(*ports, **destination):
+    return {"action": "Allow", "protocol": "TCP", "destination": {"ports": list(ports), **destination}}
+
+
+SHOP = {"namespaceSelector": "projectcalico.org/name == 'shop'"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "breaks"),
+    [
+        ([to(9000)], True),
+        ([to(9000, **SHOP)], True),
+        ([to(9000, selector="app == 'web'", **SHOP)], True),
+        ([to(9000, nets=["0.0.0.0/0"])], True),
+        ([to(9000, **SHOP), to(14080, **SHOP)], False),
+        ([to(9000, **SHOP), {"action": "Allow"}], False),
+        ([to(9000, selector="app == 'web'")], False),
+        ([to(9000, selector="app == 'other'", **SHOP)], False),
+        ([to(9000, notNets=["10.0.0.0/8"])], False),
+        ([to("http", **SHOP)], False),
+    ],
+)
+def test_callers_whose_egress_is_by_number_are_cut_off(rules, breaks):
+    assert codes(around(calico=[sending(*rules)])) == ([BREAKS] if breaks else [])
+
+
+def test_addresses_are_those_of_the_pods_that_run():
+    near = around(calico=[sending(to(9000, nets=["10.0.0.0/8"]))])
+    running = [{"metadata": {}, "spec": {}, "status": {"podIPs": [{"ip": "10.2.0.7"}]}}]
+    for pods, effects in ((running, [Effect.BREAKS]), ([], [Effect.NOTE])):
+        found = checks.all_of(subject(), Dry(plain()), Dry(pod()), near, pods)
+        assert [each.effect for each in found] == effects
+
+
+def test_another_policy_of_the_same_callers_may_admit_the_sidecar():
+    by_number = sending(to(9000), selector="app == 'front'")
+    for selector, breaks in (("app == 'front'", False), ("app == 'back'", True)):
+        assert codes(around(calico=[by_number, sending(to(14080), name="f", selector=selector)])) == (
+            [BREAKS] if breaks else []
+        )
+
+
+# ------------------------------------------------------------------------------------------------- the admin port
+
+
+@pytest.mark.parametrize(
+    ("rules", "closed"),
+    [
+        ([], True),
+        ([allow("http")], True),
+        ([allow(14090, source={"selector": "all()"})], True),
+        ([allow(14090, action="Deny")], True),
+        ([ADMIN], False),
+        ([allow(14090, source={"namespaceSelector": "projectcalico.org/name == 'carpool-system'"})], False),
+        ([{"action": "Allow"}], False),
+    ],
+)
+def test_the_operator_needs_the_admin_port(rules, closed):
+    assert codes(around(calico=[policy(*rules)])) == ([CLOSED] if closed else [])

@@ -1,0 +1,57 @@
+"""Calico's selectors; expressions and results as its own parser's tests have them."""
+
+from __future__ import annotations
+
+import pytest
+
+from carpool_cli.kubectl.preflight.network.calico_selector import matches
+
+LABELS = {"app": "web", "tier": "front-end", "example.com/team": "a"}
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        ("", True),
+        ("all()", True),
+        ("global()", False),
+        ("app == 'web'", True),
+        ('app=="web"', True),
+        ("app == 'other'", False),
+        ("app != 'other'", True),
+        ("missing != 'other'", True),
+        ("missing == 'other'", False),
+        ("has(app)", True),
+        ("has( example.com/team )", True),
+        ("!has(app)", False),
+        ("! has(missing)", True),
+        ("app in {'web', \"api\"}", True),
+        ("app in {'api'}", False),
+        ("app in {}", False),
+        ("app not in {'api'}", True),
+        ("app not  in {'web'}", False),
+        ("missing not in {'web'}", True),
+        ("tier starts with 'front'", True),
+        ("tier ends with 'end'", True),
+        ("tier contains 't-e'", True),
+        ("missing contains ''", False),
+        ("app == 'web' && tier == 'back'", False),
+        ("app == 'web' || tier == 'back'", True),
+        ("app == 'x' && tier == 'y' || has(app)", True),
+        ("app == 'x' && (tier == 'y' || has(app))", False),
+        ("!(app == 'x') && !!has(app)", True),
+        ("all( )", True),
+        ("in-cluster == 'x' || contains/it == 'y'", False),
+        ("app == web", None),
+        ("app = 'web'", None),
+        ("app == 'web' &&", None),
+        ("(app == 'web'", None),
+        ("app == 'web' tier == 'y'", None),
+    ],
+)
+def test_a_selector_is_read_as_calico_reads_it(selector, expected):
+    if expected is None:
+        with pytest.raises(ValueError, match=r"selector|quotes|label"):
+            matches(selector, LABELS)
+    else:
+        assert matches(selector, LABELS) is expected
