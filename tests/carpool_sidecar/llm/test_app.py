@@ -206,5 +206,5 @@ async def test_metrics_are_those_that_the_gate_reads(api):
     api.step(Piece(keys[0], "a", 1), running=1, waiting=1, kv=0.25)
     answer = await api.client.get(b"/metrics")
     said = parse(answer.body)
-    assert (said.running, said.waiting, said.kv_share) == (1, 1, 0.25)
+    assert (said.running, said.waiting, said.kv_share, said.kv_tokens) == (1, 1, 0.25, 9000)
     assert re.search(rb'generation_tokens_total\{engine="0",model_name="m"\} 1\n', answer.body)
