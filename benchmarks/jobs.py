@@ -1,7 +1,7 @@
 """A batch of a million lines through a sidecar: how fast it goes, and how much memory it takes.
 
-``python benchmarks/jobs.py [--lines 1000000] [--write]``. The model is another process that echoes. CPU seconds and peak
-memory are those of the sidecar alone. Exits 1 beyond a limit; with ``--write`` results/jobs.json keeps the figures.
+``python benchmarks/jobs.py [--lines 1000000] [--write]``. The model is another process that echoes. CPU seconds and
+peak memory are those of the sidecar alone. Exits 1 beyond a limit; ``--write`` keeps the figures in results/jobs.json.
 """
 
 from __future__ import annotations
