@@ -27,7 +27,7 @@ class Api(Enum):
     MESSAGES = "messages"
     """Anthropic's ``/v1/messages``, which vLLM and llama.cpp answer as well."""
     TGI = "tgi"
-    """``/generate``, ``/generate_stream``."""
+    """``/generate``, ``/generate_stream``; the former is SGLang's, too, where ``stream`` says how it answers."""
     LLAMA = "llama"
     """llama.cpp's ``/completion``."""
     TRITON = "triton"
@@ -80,7 +80,7 @@ def recognise(target: bytes) -> Endpoint | None:
     if _MESSAGES.fullmatch(target) is not None:
         return Endpoint(Api.MESSAGES)
     if (found := _PLAIN.fullmatch(target)) is not None:
-        return Endpoint(Api.LLAMA) if found[1] else Endpoint(Api.TGI, streams=found[2] is not None)
+        return Endpoint(Api.LLAMA) if found[1] else Endpoint(Api.TGI, streams=True if found[2] else None)
     if (found := _TRITON.fullmatch(target)) is not None:
         return Endpoint(Api.TRITON, streams=found[2] is not None, model=unquote(found[1].decode("latin-1")))
     return None

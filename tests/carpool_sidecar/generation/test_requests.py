@@ -14,7 +14,7 @@ from carpool_sidecar.generation.requests import ENDS, Api, Endpoint, read, recog
         (b"/v3/chat/completions", Endpoint(Api.OPENAI)),
         (b"/chat/completions", Endpoint(Api.OPENAI)),
         (b"/v1/responses", Endpoint(Api.RESPONSES)),
-        (b"/generate", Endpoint(Api.TGI, streams=False)),
+        (b"/generate", Endpoint(Api.TGI)),
         (b"/generate_stream", Endpoint(Api.TGI, streams=True)),
         (b"/completion", Endpoint(Api.LLAMA)),
         (b"/v2/models/a%20b/generate", Endpoint(Api.TRITON, False, "a b")),
@@ -41,6 +41,8 @@ def test_what_is_asked():
     assert asked(max_completion_tokens=5, service_tier="flex")[1:3] == (False, 5)
     assert asked(service_tier="flex").flexible
     assert asked(b"/generate", inputs="x", parameters={"max_new_tokens": 20}).max_tokens == 20
+    sglang = asked(b"/generate", text="x", sampling_params={"max_new_tokens": 20}, stream=True)
+    assert (sglang.streams, sglang.max_tokens) == (True, 20)
     assert asked(b"/completion", prompt="x", n_predict=-1).max_tokens is None
     assert asked(b"/v2/models/a/generate_stream", text_input="x", model="b")[:2] == ("a", True)
 
