@@ -79,7 +79,7 @@ class UpstreamBackend:
                 turns=turns,
             )
 
-        self._timeout = float(config.timeout)
+        self._timeout, self._generating = config.silence(), config.silence(generating=True)
         self.readiness = config.ready.encode()
         self._inference = pool(config.max_connections, "upstream.maxConnections")
         self._forwarding = pool(max_forwarded or config.max_forwarded, "upstream.maxForwarded")
@@ -124,7 +124,7 @@ class UpstreamBackend:
 
     def generate(self, exchange: Exchange, endpoint: Endpoint, watcher: Watcher) -> Stream:
         """Forward a request to a language model, and look at its answer."""
-        return Stream(exchange, self._forwarding, self._timeout, watcher, endpoint)
+        return Stream(exchange, self._forwarding, self._generating, watcher, endpoint)
 
     def passage(self, exchange: Exchange) -> Passage:
         """Pass on a connection that is no HTTP/1.1."""
