@@ -79,10 +79,10 @@ def test_comments_have_no_tokens_and_events_without_end_take_no_memory():
         ('"finish_reason":"tool_calls"}],"timings":{"prompt_n":5,"predicted_n":7}}', (5, 7, "stop")),
         ('{"details":{"finish_reason":"eos_token","generated_tokens":7,"input_length":5}}', (5, 7, "stop")),
         ('"finish_reason":"content_filter"', (None, None, "other")),
-        ('{"text":"a","meta_info":{"id":"x","finish_reason":{"type":"length","length":7},"prompt_tokens":5,'
-         '"completion_tokens":7,"cached_tokens":0}}', (5, 7, "length")),
-        ('"meta_info":{"finish_reason":{"type": "stop", "matched": 2},"prompt_tokens":5,"completion_tokens":7}}\n\n'
-         "data: [DONE]\n\n", (5, 7, "stop")),
+        ('"meta_info":{"finish_reason":{"type":"length","length":7},"prompt_tokens":5,"completion_tokens":7}}',
+         (5, 7, "length")),
+        ('"meta_info":{"completion_tokens":7,"prompt_tokens":5,"finish_reason":{"type": "stop"}}}\n\ndata: [DONE]\n\n',
+         (5, 7, "stop")),
         ('"delta":{"content":"\\"usage\\": {\\"prompt_tokens\\": 1}"},"finish_reason":null', (None, None, "")),
         ('"usage":{"prompt_tokens":5,', (None, None, "")),
         ('"usage":{"prompt_tokens":true,"completion_tokens":-1}', (None, None, "")),
