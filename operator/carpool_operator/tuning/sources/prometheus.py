@@ -22,12 +22,12 @@ from carpool.policy.durations import format_seconds
 from carpool_operator.api.model import Reading
 from carpool_operator.tuning.sources.endpoint import without_password
 from carpool_operator.tuning.sources.engines import counters, question
+from carpool_operator.tuning.sources.samples import UnusableError
 from carpool_operator.tuning.sources.scrapes import (
     GENERATION,
     POD_MONITOR,
     LabelNames,
     Series,
-    UnusableError,
     ages,
     everything,
     freshness,

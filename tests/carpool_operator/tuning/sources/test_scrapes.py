@@ -11,6 +11,7 @@ from carpool.batching.counters import Stats
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
 from carpool_operator.tuning.sources import streams
+from carpool_operator.tuning.sources.samples import UnusableError
 from carpool_operator.tuning.sources.scrapes import (
     BATCHABLE,
     CAPACITIES,
@@ -25,7 +26,6 @@ from carpool_operator.tuning.sources.scrapes import (
     Fresh,
     LabelNames,
     Series,
-    UnusableError,
     ages,
     everything,
     freshness,

@@ -15,7 +15,8 @@ from carpool.generation.capacity import Carried
 from carpool.policy.plain import from_plain
 from carpool.policy.spec import BatchingPolicy
 from carpool_operator.tuning.sources import streams
-from carpool_operator.tuning.sources.scrapes import GENERATION, POD_MONITOR, Series, UnusableError, reports
+from carpool_operator.tuning.sources.samples import UnusableError
+from carpool_operator.tuning.sources.scrapes import GENERATION, POD_MONITOR, Series, reports
 from carpool_sidecar.admin.metrics import PREFIX
 from carpool_sidecar.generation.metrics import METRICS, fill
 from carpool_sidecar.generation.reporting import report_of
