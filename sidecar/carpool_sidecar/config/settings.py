@@ -27,7 +27,7 @@ EVERY_MODEL = "*"
 """In ``parameters``: those of every model that is not named itself."""
 
 
-SILENCE, GENERATING = 60.0, 600.0
+SILENCE, FORWARDED = 60.0, 600.0
 """Seconds; the latter is what OpenAI's clients wait for."""
 
 
@@ -42,8 +42,8 @@ class Upstream(Camel, frozen=True):
     url: str
     """`http://host:port` or `unix:/path`, without a path behind it."""
     timeout: Duration | None = None
-    """Silence after which a call has failed, with 504. Unset: 1 min, and 10 min for requests to a language model, whose
-    whole answers come when their last token is there."""
+    """Silence after which a call has failed, with 504. Unset: 1 min for inference and probes, 10 min for all else: a
+    whole answer of a language model comes when its last token is there."""
     connect_timeout: Duration = Duration(5.0)
     """For a new connection."""
     max_connections: Annotated[int, Meta(ge=1, le=65536)] = 256
@@ -59,11 +59,11 @@ class Upstream(Camel, frozen=True):
     """While a gate admits token streams: add the requests that wait at it to those that wait in the engine, in the
     engine's `/metrics` on the data port, where an endpoint picker reads them. False: they pass unchanged."""
 
-    def silence(self, *, generating: bool = False) -> float:
-        """Seconds without a byte after which a call has failed; ``generating``: of a language model."""
+    def silence(self, *, forwarded: bool = False) -> float:
+        """Seconds without a byte after which a call has failed; ``forwarded``: it is no inference, and no probe."""
         if self.timeout is not None:
             return float(self.timeout)
-        return GENERATING if generating else SILENCE
+        return FORWARDED if forwarded else SILENCE
 
     @property
     def address(self) -> tuple[str, int, str | None]:
@@ -115,7 +115,7 @@ class Llm(Camel, frozen=True):
     """Requests that the engine computes at once at most. The gate of an SLO admits fewer."""
     max_batched_tokens: Annotated[int, Meta(ge=1)] = 256
     """Tokens of a step at most: those of answers first, then prompts, in pieces."""
-    timeout: Duration = Duration(GENERATING)
+    timeout: Duration = Duration(FORWARDED)
     """Silence after which a request has failed, with 504."""
 
     @property
