@@ -148,6 +148,15 @@ async def test_what_the_engine_refuses(api):
     }  # fmt: skip
 
 
+async def test_what_it_can_not_do_is_refused_in_openais_form(api):
+    answer = await api.post(stream=True, tools=[{"type": "function", "function": {"name": "look"}}])
+    assert answer.status == 400
+    assert answer.json["error"] == {
+        "message": "tools: this is not supported by this engine: leave it out",
+        "type": "invalid_request_error", "param": "tools", "code": None,
+    }  # fmt: skip
+
+
 async def test_one_prompt_that_is_refused_ends_the_others(api):
     asked = api.post(TEXT, prompt=["a", "b"])
     keys = await api.added(2)
