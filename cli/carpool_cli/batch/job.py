@@ -85,7 +85,7 @@ class Job:
     ``run`` answers a batch or raises ``TargetError``. ``concurrency`` batches are under way at once; answers keep the
     order. ``ahead`` batches are read before those in front of them are answered, at least that many: a long answer
     then holds up no others. Failures that are not the input's are retried ``retries`` times, after 1, 2, 4, ... seconds
-    or as long as the server asks for.
+    or as long as the server asks for. ``abandon`` ends the calls under way when the job stops before its end.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class Job:
         clock: Callable[[], float],
         sleep: Callable[[float], None],
         ahead: int = 0,
+        abandon: Callable[[], None] = lambda: None,
     ) -> None:
         self._source = source
         self._run = run
@@ -112,6 +113,8 @@ class Job:
         self._max_bad = max_bad
         self._clock = clock
         self._sleep = sleep
+        self._abandon = abandon
+        self._stopping = False
         self.answered = journal.progress.answered
         self.skipped = journal.progress.skipped
         self._written = source.number
@@ -137,7 +140,8 @@ class Job:
                             position, number = self._source.position, self._source.number
                             under_way.append(threads.submit(self._serve, items, bad, position, number))
                     if under_way:
-                        served = under_way.popleft().result()
+                        served = under_way[0].result()
+                        under_way.popleft()
                         self._take(served)
                         done = served.position
                         tell(served.position)
@@ -149,8 +153,11 @@ class Job:
                             number, error, _ = max(served.bad)
                             raise TooManyBad(f"{self._counted()}, the last in {self._source.unit} {number} ({error})")
             finally:
+                self._stopping = bool(under_way)
                 for waiting in under_way:
                     waiting.cancel()
+                if under_way:
+                    self._abandon()
         self._commit(self._source.position, self._source.number)
 
     def _too_many(self) -> bool:
@@ -218,7 +225,7 @@ class Job:
             except TargetError as error:
                 if error.input_fault or (attempt == self._retries and error.record):
                     raise
-                if attempt == self._retries:
+                if attempt == self._retries or self._stopping:
                     raise Stopped(str(error)) from None
                 self._sleep(max(2.0**attempt, error.retry_after))
         raise AssertionError  # the loop returns or raises

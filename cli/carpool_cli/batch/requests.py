@@ -117,6 +117,7 @@ class Sender:
 
     def __init__(self, address: Address, headers: Headers, timeout: float) -> None:
         self._server = Connections(address, timeout)
+        self.abandon = self._server.abandon
         self._prefix = address.path
         self._headers = [(b"content-type", b"application/json"), BATCH_PRIORITY, *headers]
 

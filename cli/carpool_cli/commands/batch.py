@@ -22,11 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from carpool_cli.batch import requests
     from carpool_cli.batch.formats import Row, Source
-    from carpool_cli.profiling.targets import Target
+    from carpool_cli.profiling.targets import OnnxTarget, ServerTarget
     from carpool_sidecar.http1.messages import Headers
 
-Protocol: TypeAlias = servers.Protocol | Literal["openai"]
+    Calls: TypeAlias = OnnxTarget | ServerTarget | requests.Sender
+
+Spoken: TypeAlias = servers.Protocol | Literal["openai"]
 
 REQUESTS: Literal["openai"] = "openai"
 """The protocol of lines that are requests of OpenAI's Batch API."""
@@ -112,7 +115,7 @@ def command(
     onnx: Path | None,
     upstream: Address | None,
     model: str,
-    protocol: Protocol | None,
+    protocol: Spoken | None,
     batch_size: int | None,
     max_batch: int,
     profile_path: Path | None,
@@ -188,7 +191,7 @@ def command(
             journal.complete(formats.Npz.assemble if output.suffix == ".npz" else None)
             _summary(journal.progress.answered, journal.progress.skipped, output, "complete already")
             return
-        source, close, run = _opened(
+        source, target, run = _opened(
             source_path, journal, part, onnx, upstream, model, protocol, threads, shape, timeout, headers
         )
         alone = requests.CONCURRENCY if sends else 1
@@ -200,6 +203,7 @@ def command(
             sizes,
             concurrency=at_once,
             ahead=requests.AHEAD * at_once if sends else at_once,
+            abandon=target.abandon,
             retries=retries,
             max_bad=max_bad,
             clock=time.monotonic,
@@ -221,7 +225,7 @@ def command(
             raise Interrupted("stopped. Finished rows are kept; the same command resumes") from None
         finally:
             source.close()
-            close()
+            target.close()
         seconds = time.monotonic() - started
         journal.finish(source.assemble)
     rate = (job.answered - before) / max(seconds, 1e-9)
@@ -251,13 +255,13 @@ def _opened(
     onnx: Path | None,
     upstream: Address | None,
     model: str,
-    protocol: Protocol,
+    protocol: Spoken,
     threads: int,
     shape: tuple[int, ...] | None,
     timeout: float | None,
     headers: Headers,
-) -> tuple[Source, Callable[[], None], Callable[[Sequence[Row]], list[Row]]]:
-    """Open the input where the journal says, and the model; returns what closes it, and what runs a batch."""
+) -> tuple[Source, Calls, Callable[[Sequence[Row]], list[Row]]]:
+    """Open the input where the journal says, and the model; returns both, and what runs a batch."""
     from carpool_cli.batch import formats, requests  # noqa: PLC0415 - numpy is not for --help
     from carpool_cli.profiling import arrays, targets  # noqa: PLC0415 - numpy is not for --help
 
@@ -274,9 +278,9 @@ def _opened(
         assert upstream is not None  # noqa: S101 - checked, for the type checker
         sender = requests.Sender(upstream, headers, requests.TIMEOUT if timeout is None else timeout)
         found = requests.RequestLines(formats.JsonLines(path, position, number, None, begin.end))
-        return found, sender.close, sender.run
+        return found, sender, sender.run
     timeout = TIMEOUT if timeout is None else timeout
-    target: Target
+    target: OnnxTarget | ServerTarget
     if onnx is not None:
         target = targets.OnnxTarget(onnx, threads, {})
     else:
@@ -284,7 +288,7 @@ def _opened(
         if protocol == "v1" and given is None:
             server = targets.ServerTarget(upstream, model, protocol, [], timeout)
             lines = formats.JsonLines(path, position, number, None, begin.end)
-            return lines, server.close, lambda rows: formats.run_json(server, rows)
+            return lines, server, lambda rows: formats.run_json(server, rows)
         specs = targets.described(upstream, model, protocol, shape, given, timeout)
         target = targets.ServerTarget(upstream, model, protocol, specs, timeout)
     source: Source = (
@@ -292,7 +296,7 @@ def _opened(
         if given is not None
         else formats.JsonLines(path, position, number, target.inputs, begin.end)
     )
-    return source, target.close, lambda rows: formats.run_arrays(target, rows)
+    return source, target, lambda rows: formats.run_arrays(target, rows)
 
 
 def _with_bar(go: Callable[[Callable[[int], None]], None], source: Source) -> None:

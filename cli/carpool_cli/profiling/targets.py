@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -94,6 +96,9 @@ class OnnxTarget:
 
         return run
 
+    def abandon(self) -> None:
+        """Let a run end: nothing can end it."""
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -129,6 +134,14 @@ class Connections:
                 f"no answer from {self._address}: {error or type(error).__name__}", input_fault=False
             ) from None
 
+    def abandon(self) -> None:
+        """End the calls under way: they get no answer."""
+        for connection in list(self._connections):
+            # Shut down, not closed: its thread reads from it, and hears of it so.
+            if connection.sock is not None:
+                with suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close each thread's connection."""
         for connection in self._connections:
@@ -147,6 +160,7 @@ class ServerTarget:
         self._protocol = protocol
         self._path = servers.target(address, protocol, model)
         self._server = Connections(address, timeout)
+        self.abandon = self._server.abandon
 
     def prepare(self, batch: Arrays) -> Callable[[], Arrays]:
         """Return the call: encoded before, decoded after; its time is the server's and the way there."""

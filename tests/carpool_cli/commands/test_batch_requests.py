@@ -38,6 +38,9 @@ class Server:
                 if server.busy:
                     server.busy -= 1
                     status, said = SAID["busy"]
+                if body.get("model") == "hanging":
+                    self.connection.recv(1)  # until the client leaves
+                    return
                 if body.get("model") == "slow":
                     time.sleep(0.3)
                 text = json.dumps(said, indent=2).encode()
@@ -162,6 +165,21 @@ def test_killed_it_goes_on_and_loses_and_repeats_nothing(server, paths):
     assert (process.returncode, kills) == (3, 2), said
     assert [each["custom_id"] for each in records(output)] == [f"c{n}" for n in range(200) if n % 7 != 3]
     assert [each["line"] for each in records(errors)] == [n + 1 for n in range(200) if n % 7 == 3]
+
+
+@pytest.mark.parametrize("waiting", [2, 9])
+def test_interrupted_it_does_not_wait_for_answers(server, paths, waiting):
+    source, output, _ = paths
+    source.write_text("\n".join([line(0), *(line(number, model="hanging") for number in range(1, waiting))]))
+    command = [sys.executable, "-m", "carpool_cli", "batch", source, output, "--upstream", server.url]
+    process = subprocess.Popen([*map(str, command), "--concurrency", "4"], stderr=subprocess.PIPE, text=True)  # noqa: S603 - our own
+    deadline = time.monotonic() + 30
+    while len(server.seen) < min(waiting, 5):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=30)[1]
+    assert (process.returncode, "the same command resumes" in said) == (130, True), said
 
 
 def test_shards_have_the_numbers_of_the_whole_input(server, carpool, paths):
