@@ -16,6 +16,9 @@ ENDS = 4096
 MOST_EMBEDDED = 64
 """Images, or the like, whose bytes are not taken for text."""
 
+PIECE = 65_536
+"""Bytes in which one is looked for at a time."""
+
 
 MOST_CHOICES = 128
 """Answers to a prompt; OpenAI's own limit."""
@@ -75,7 +78,8 @@ _MEMBERS = re.compile(
     rb')"\s*:\s*("(?:[^"\\]|\\.){0,256}"|true|false|\d{1,9}(?=[\s,}\]]))'
 )
 _IDS = re.compile(rb'(?<!\\)"prompt"\s*:\s*(\[)\s*\d')
-_EMBEDDED = b";base64,"
+_URL, _DATA = b";base64,", b'"data"'
+_ENCODED = re.compile(rb'"data"\s*:\s*"(?=[A-Za-z0-9+/_-]{256})')
 _LIMITS = (b"max_completion_tokens", b"max_tokens", b"max_output_tokens", b"max_new_tokens", b"n_predict")
 
 
@@ -116,13 +120,13 @@ def _choices(n: bytes) -> int:
 
 
 def _text_bytes(body: Buffer) -> int:
-    """Count the bytes of a body without those of images in it: 500 KB in base64 are no 125,000 tokens."""
+    """Count the bytes of a body without those of images and the like: 500 KB in base64 are no 125,000 tokens."""
     size = len(body)
     if size <= ENDS:
         return size
     whole, at, embedded = bytes(body), 0, 0
     for _ in range(MOST_EMBEDDED):
-        begin = whole.find(_EMBEDDED, at)
+        begin = _encoded_from(whole, at)
         if begin < 0:
             break
         at = whole.find(b'"', begin)
@@ -130,6 +134,36 @@ def _text_bytes(body: Buffer) -> int:
             return begin - embedded
         embedded += at - begin
     return size - embedded
+
+
+def _encoded_from(whole: bytes, at: int) -> int:
+    """Find where the next data in base64 begin, -1 for none.
+
+    They are in URLs, and in the members ``data`` of OpenAI's audio and Anthropic's images. A regular expression would
+    take 17 ms a MiB. Pieces are small, so that what is in base64 is not searched: its end is a quote, which is found
+    faster.
+    """
+    while at < len(whole):
+        stop = at + PIECE
+        url = whole.find(_URL, at, stop)
+        if (data := _data_from(whole, at, stop if url < 0 else url)) >= 0:
+            return data
+        if url >= 0:
+            return url + len(_URL)
+        at = stop - len(_URL) + 1
+    return -1
+
+
+def _data_from(whole: bytes, at: int, stop: int) -> int:
+    for _ in range(MOST_EMBEDDED):
+        at = whole.find(_DATA, at, stop)
+        if at < 0:
+            break
+        found = _ENCODED.match(whole, at)
+        if found is not None and whole[at - 1 : at] != b"\\":
+            return found.end()
+        at += len(_DATA)
+    return -1
 
 
 def _token_ids(body: Buffer, ends: bytes) -> int | None:

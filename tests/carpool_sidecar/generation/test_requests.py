@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from carpool_sidecar.generation.requests import ENDS, Api, Endpoint, read, recognise
+from carpool_sidecar.generation.requests import ENDS, PIECE, Api, Endpoint, read, recognise
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,33 @@ def test_images_are_no_text():
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 500_000}}
     found = asked(messages=[{"role": "user", "content": [image, {"type": "text", "text": "hi"}, image]}])
     assert found.prompt_bytes < 1000
+
+
+@pytest.mark.parametrize(
+    ("target", "part"),
+    [
+        (b"/v1/chat/completions", {"type": "input_audio", "input_audio": {"data": "UklG+/" * 80_000, "format": "wav"}}),
+        (b"/v1/messages", {"type": "image", "source": {"type": "base64", "data": "iVBO" * 120_000 + "=="}}),
+        (b"/v1/responses", {"type": "input_file", "file_data": "data:application/pdf;base64," + "A" * 480_000}),
+    ],
+    ids=["audio", "Anthropic's images", "files"],
+)
+def test_nor_are_other_parts_in_base64(target, part):
+    text = {"type": "text", "text": 'write "data": "' + "word " * 2000}
+    found = asked(target, messages=[{"role": "user", "content": [text, part, text, part]}])
+    assert 20_000 < found.prompt_bytes < 22_000
+
+
+@pytest.mark.parametrize("begin", [b'"data":"', b'"url":"data:image/png;base64,'])
+def test_they_are_found_wherever_they_begin(begin):
+    for before in range(PIECE - 40, PIECE + 2):
+        body = b'{"a":"%b",%b%b"}' % (b"x" * before, begin, b"A" * 9000)
+        assert read(Endpoint(Api.OPENAI), body).prompt_bytes == len(body) - 9000
+
+
+def test_members_named_data_that_are_text_are_text():
+    found = asked(messages=[{"role": "user", "data": "some words " * 1000}, {"role": "user", "data": "abc"}])
+    assert found.prompt_bytes > 11_000
 
 
 def test_token_ids_are_counted():
