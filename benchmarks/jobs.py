@@ -1,7 +1,7 @@
 """A batch of a million lines through a sidecar: how fast it goes, and how much memory it takes.
 
-``python benchmarks/jobs.py [--lines 1000000]``. The model is another process that echoes. Prints CPU seconds and peak
-memory of the sidecar alone. Exits 1 if memory grew by more than ``LIMIT`` over that of a short batch.
+``python benchmarks/jobs.py [--lines 1000000] [--write]``. The model is another process that echoes. CPU seconds and
+peak memory are those of the sidecar alone. Exits 1 beyond a limit; ``--write`` keeps the figures in results/jobs.json.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evidence import Figure, conclude
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LIMIT = 48 * 2**20
-"""Bytes of growth: SQLite's cache, pieces of files on their way, and what an allocator keeps."""
+HERE = Path(__file__).parent
 
 SHORT = 5_000
 """Lines after which memory is as large as it gets with a short file."""
@@ -34,13 +35,15 @@ def main() -> int:
     """Run the benchmark; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", type=int, default=1_000_000)
+    parser.add_argument("--write", action="store_true", help="keep the results")
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        return measure(Path(folder), wanted.lines)
+        figures = measure(Path(folder), wanted.lines)
+    return conclude(figures, HERE / "limits.json", HERE / "results" / "jobs.json" if wanted.write else None)
 
 
-def measure(folder: Path, count: int) -> int:
-    """Run a short and a long batch; returns the exit code."""
+def measure(folder: Path, count: int) -> list[Figure]:
+    """Run a short and a long batch."""
     (folder / "device.json").write_text(json.dumps(PROFILE))
     model = subprocess.Popen(
         [sys.executable, "-m", "carpool_cli", "standin", "--profile", str(folder / "device.json"), "--port", "0"],
@@ -73,12 +76,14 @@ def measure(folder: Path, count: int) -> int:
             process.send_signal(signal.SIGKILL)
             process.wait()
     grown = last["peak"] - first["peak"]
-    good = last["counts"] == {"total": count, "completed": count, "failed": 0} and last["lines"] == count
-    print(f"{count:,} lines: upload {last['upload']:.0f} s, answered in {last['seconds']:.0f} s")
-    print(f"sidecar: {last['cpu']:.0f} CPU s, {count / last['cpu']:,.0f} lines per CPU s")
-    print(f"peak memory {last['peak'] / 2**20:.0f} MiB, {grown / 2**20:.0f} more than with {SHORT:,} lines")
-    print(f"input {last['input'] / 2**20:.0f} MiB, output {last['output'] / 2**20:.0f} MiB, all lines answered: {good}")
-    return 0 if good and grown <= LIMIT else 1
+    good = last["counts"] == {"total": count, "completed": count, "failed": 0}
+    said = {"lines": count, "input MiB": last["input"] / 2**20, "output MiB": last["output"] / 2**20}
+    times = {"upload s": last["upload"], "answered s": last["seconds"], "CPU s": last["cpu"]}
+    return [
+        Figure("jobs, lines answered", last["lines"] / count if good else 0.0, 1, said),
+        Figure("jobs, growth of memory", grown / 2**20, 1, {"peak MiB": last["peak"] / 2**20, "short lines": SHORT}),
+        Figure("jobs, lines per CPU second", count / last["cpu"], 1, times),
+    ]
 
 
 def batch(address: str, pid: int, count: int) -> dict[str, Any]:

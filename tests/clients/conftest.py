@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -14,7 +15,6 @@ import requests
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 PATIENCE = 30.0
 # 20 ms a batch whatever its size: callers who come within that meet in the next one.
@@ -129,6 +129,19 @@ def gated(tmp_path) -> Iterator[Served]:
     """A sidecar with a gate, in front of a stand-in for a language model's server."""
     with standing_in(tmp_path, ENGINE) as upstream, running(tmp_path, upstream, GATED) as served:
         yield served
+
+
+@pytest.fixture
+def chatting(tmp_path) -> Iterator[Served]:
+    """A sidecar with a gate, in front of a server that has tools and logprobs; it says on ``/seen`` what it got."""
+    engine = Path(__file__).parent / "tools" / "engine.py"
+    process = subprocess.Popen([sys.executable, str(engine)], stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own
+    try:
+        with running(tmp_path, process.stdout.readline().strip(), GATED) as served:
+            yield served
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE)
 
 
 @pytest.fixture

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import time
 
 import pytest
+import requests
 
 CURL = shutil.which("curl")
 pytestmark = pytest.mark.skipif(CURL is None, reason="curl is not installed (Debian: apt-get install curl)")
@@ -82,3 +84,34 @@ def test_a_stream_of_tokens_comes_event_by_event(gated):
     assert said[-2:] == [b"data: [DONE]", b""]
     texts = [json.loads(event[6:])["choices"][0]["delta"].get("content", "") for event in said[:-2]]
     assert texts == [" 0", " 1", " 2", " 3", ""]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"tools": [{"type": "function", "function": {"name": "look"}}]},
+        {"logprobs": True, "top_logprobs": 1, "stream_options": {"include_usage": True}},
+        {"max_tokens": 20_000},
+    ],
+    ids=["tools", "logprobs", "an error"],
+)
+def test_bytes_of_tool_calls_logprobs_and_errors_pass_unchanged(chatting, asked):
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True} | asked)
+    command = [CURL, "--silent", "--show-error", "--max-time", "30", "-N", "-w", "\n%{http_code}", "-d", body]
+    own, passed = (
+        subprocess.run([*command, f"http://{server}/v1/chat/completions"], capture_output=True, check=True).stdout  # noqa: S603 - curl
+        for server in (chatting.upstream, chatting.data)
+    )
+    assert passed == own
+
+
+def test_a_stream_that_is_interrupted_ends_at_the_engine(chatting):
+    asked = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 9000})
+    url = f"http://{chatting.data}/v1/chat/completions"
+    with subprocess.Popen([CURL, "--silent", "-N", "-d", asked, url], stdout=subprocess.PIPE) as process:  # noqa: S603 - curl
+        assert process.stdout.readline().startswith(b"data: ")
+        process.terminate()
+    deadline = time.monotonic() + 30
+    while not requests.get(f"http://{chatting.upstream}/seen", timeout=30).json()["left"]:
+        assert time.monotonic() < deadline, "the engine goes on"
+        time.sleep(0.05)

@@ -27,10 +27,14 @@ Row: TypeAlias = Any
 
 
 class BadRow(NamedTuple):
-    """A row that can't be answered: its number as people count (lines from 1, npz rows from 0), and why."""
+    """A row that can't be answered: its number as people count (lines from 1, npz rows from 0), and why.
+
+    ``record``: its line among the errors, where the format has one of its own.
+    """
 
     number: int
     error: str
+    record: bytes = b""
 
 
 class Item(NamedTuple):
@@ -46,6 +50,8 @@ class Source(Protocol):
 
     size: int
     """Positions in all."""
+    ahead: int
+    """Positions that are read before those in front of them are answered, at most: what is in memory."""
     unit: str
     """What a row's number counts."""
 
@@ -59,6 +65,9 @@ class Source(Protocol):
     def encode(self, answers: Sequence[Row | BadRow | None]) -> bytes:
         """Return answers in the output's form: one for each row read, a bad row in its place, ``None`` for a blank."""
 
+    def report(self, row: BadRow) -> bytes:
+        """Return the line of a bad row among the errors."""
+
     def close(self) -> None:
         """Let go of the file."""
 
@@ -71,6 +80,13 @@ class Source(Protocol):
         """Number of the last row read."""
 
 
+MOST_AHEAD = 64 * 2**20
+"""Bytes of lines in memory, from which no more is read ahead."""
+
+LONGEST_LINE = 64 * 2**20
+"""Bytes of a line that is read."""
+
+
 class JsonLines:
     """One instance a line; blank lines are passed over. With ``specs``, rows become arrays of these inputs.
 
@@ -79,6 +95,7 @@ class JsonLines:
 
     assemble = None
     unit = "line"
+    ahead = MOST_AHEAD
 
     def __init__(
         self, path: Path, position: int, number: int, specs: list[InputSpec] | None, end: int | None = None
@@ -94,9 +111,11 @@ class JsonLines:
         """Read lines."""
         items: list[Item] = []
         bad: list[BadRow] = []
-        while len(items) + len(bad) < count and self.position < self.size and (line := self._stream.readline()):
-            self.position += len(line)
+        while len(items) + len(bad) < count and self.position < self.size and (line := self._line()):
             self.number += 1
+            if len(line) > LONGEST_LINE:
+                bad.append(BadRow(self.number, f"the line has over {LONGEST_LINE} bytes"))
+                continue
             if not line.strip():
                 continue
             try:
@@ -123,9 +142,22 @@ class JsonLines:
                 lines.append(bytes(answer))
         return b"".join(line + b"\n" for line in lines)
 
+    def report(self, row: BadRow) -> bytes:
+        """Return its number and the error."""
+        return _reported(row)
+
     def close(self) -> None:
         """Close the file."""
         self._stream.close()
+
+    def _line(self) -> bytes:
+        """Read a line; of one that is too long, return its beginning."""
+        line = part = self._stream.readline(LONGEST_LINE + 1)
+        self.position += len(line)
+        while part and not part.endswith(b"\n"):
+            part = self._stream.readline(LONGEST_LINE)
+            self.position += len(part)
+        return line
 
     def _row(self, line: bytes) -> Row:
         try:
@@ -152,6 +184,7 @@ class Npz:
     """
 
     unit = "row"
+    ahead = 1 << 62  # all is in memory as it is
 
     def __init__(self, given: Arrays, position: int, end: int | None = None) -> None:
         self._given = given
@@ -180,6 +213,10 @@ class Npz:
         stream = io.BytesIO()
         np.savez(stream, **_storable(_stacked(good)))  # type: ignore[arg-type] # numpy's stub takes allow_pickle for one
         return stream.tell().to_bytes(8, "little") + stream.getvalue()
+
+    def report(self, row: BadRow) -> bytes:
+        """Return its number and the error."""
+        return _reported(row)
 
     def close(self) -> None:
         """Nothing is open: all was read."""
@@ -249,6 +286,10 @@ def run_json(target: ServerTarget, rows: Sequence[Row]) -> list[Row]:
         raise TargetError(f"{len(predictions)} predictions for {len(rows)} rows", input_fault=True)
     # One line an answer: a server may format its JSON over several, and strings can't hold a raw line break.
     return [bytes(one).replace(b"\n", b" ") for one in predictions]
+
+
+def _reported(row: BadRow) -> bytes:
+    return msgspec.json.encode({"line": row.number, "error": row.error}) + b"\n"
 
 
 class _RawPredictions(msgspec.Struct):

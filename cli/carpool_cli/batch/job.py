@@ -6,8 +6,6 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
 from carpool.learning.latency_model import ServiceTime
 from carpool_cli.batch.formats import BadRow
 from carpool_cli.profiling.targets import TargetError
@@ -85,7 +83,9 @@ class Job:
     """Runs the rows of a source through ``run`` into a journal.
 
     ``run`` answers a batch or raises ``TargetError``. ``concurrency`` batches are under way at once; answers keep the
-    order. Failures that are not the input's are retried ``retries`` times, after 1, 2, 4, ... seconds.
+    order. ``ahead`` batches are read before those in front of them are answered, at least that many: a long answer
+    then holds up no others. Failures that are not the input's are retried ``retries`` times, after 1, 2, 4, ... seconds
+    or as long as the server asks for. ``abandon`` ends the calls under way when the job stops before its end.
     """
 
     def __init__(
@@ -100,16 +100,21 @@ class Job:
         max_bad: int | None,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
+        ahead: int = 0,
+        abandon: Callable[[], None] = lambda: None,
     ) -> None:
         self._source = source
         self._run = run
         self._journal = journal
         self._sizes = sizes
         self._concurrency = concurrency
+        self._ahead = max(ahead, concurrency)
         self._retries = retries
         self._max_bad = max_bad
         self._clock = clock
         self._sleep = sleep
+        self._abandon = abandon
+        self._stopping = False
         self.answered = journal.progress.answered
         self.skipped = journal.progress.skipped
         self._written = source.number
@@ -122,32 +127,37 @@ class Job:
         """
         if self._too_many():  # in a run before this one
             raise TooManyBad(self._counted())
-        committed = self._clock()
+        committed, done = self._clock(), self._source.position
         under_way: deque[Future[Served]] = deque()
         with ThreadPoolExecutor(self._concurrency) as threads:
             try:
                 more = True
                 while more or under_way:
-                    while more and len(under_way) < self._concurrency:
+                    while more and len(under_way) < self._ahead and self._source.position - done <= self._source.ahead:
                         items, bad = self._source.read(self._sizes.size)
                         more = bool(items or bad)
                         if more:
                             position, number = self._source.position, self._source.number
                             under_way.append(threads.submit(self._serve, items, bad, position, number))
                     if under_way:
-                        served = under_way.popleft().result()
+                        served = under_way[0].result()
+                        under_way.popleft()
                         self._take(served)
+                        done = served.position
                         tell(served.position)
                         if self._clock() - committed >= COMMIT_EVERY:
                             self._commit(served.position, served.number)
                             committed = self._clock()
                         if self._too_many():
                             self._commit(served.position, served.number)
-                            number, error = max(served.bad)
+                            number, error, _ = max(served.bad)
                             raise TooManyBad(f"{self._counted()}, the last in {self._source.unit} {number} ({error})")
             finally:
+                self._stopping = bool(under_way)
                 for waiting in under_way:
                     waiting.cancel()
+                if under_way:
+                    self._abandon()
         self._commit(self._source.position, self._source.number)
 
     def _too_many(self) -> bool:
@@ -157,9 +167,7 @@ class Job:
         return "1 row is bad" if self.skipped == 1 else f"{self.skipped} rows are bad"
 
     def _take(self, served: Served) -> None:
-        errors = b"".join(
-            msgspec.json.encode({"line": number, "error": error}) + b"\n" for number, error in sorted(served.bad)
-        )
+        errors = b"".join(self._source.report(row) for row in sorted(served.bad))
         bad = {row.number: row for row in served.bad}
         good = (item.number for item in served.items if item.number not in bad)
         found = bad | dict(zip(good, served.answers, strict=True))
@@ -194,7 +202,7 @@ class Job:
     def _apart(self, items: list[Item], error: TargetError) -> tuple[list[Row], list[BadRow]]:
         """Halve a batch that failed until the culprits stand alone."""
         if len(items) == 1:
-            return [], [BadRow(items[0].number, str(error))]
+            return [], [BadRow(items[0].number, str(error), error.record)]
         answers: list[Row] = []
         bad: list[BadRow] = []
         for half in (items[: len(items) // 2], items[len(items) // 2 :]):
@@ -209,15 +217,15 @@ class Job:
     def _patiently(self, items: list[Item]) -> list[Row]:
         """Run a batch, waiting out what is not its fault.
 
-        Raises ``TargetError`` for what is, ``Stopped`` when patience ends.
+        Raises ``TargetError`` for what is, and for what may be when patience ends, else ``Stopped`` then.
         """
         for attempt in range(self._retries + 1):
             try:
                 return self._run([item.row for item in items])
             except TargetError as error:
-                if error.input_fault:
+                if error.input_fault or (attempt == self._retries and error.record):
                     raise
-                if attempt == self._retries:
+                if attempt == self._retries or self._stopping:
                     raise Stopped(str(error)) from None
-                self._sleep(2.0**attempt)
+                self._sleep(max(2.0**attempt, error.retry_after))
         raise AssertionError  # the loop returns or raises

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import click
 
@@ -13,7 +13,7 @@ from carpool_cli.batch import shards as sharding
 from carpool_cli.batch.journal import Journal
 from carpool_cli.live.figures import number
 from carpool_cli.load import servers
-from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address
+from carpool_cli.options import ADDRESS, DURATION, INPUT_FILE, OUTPUT_FILE, SHAPE, Address, header_fields
 from carpool_cli.profiling import device_profile
 from carpool_cli.profiling.inflection import inflection
 from carpool_cli.stopped import Interrupted
@@ -22,8 +22,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from carpool_cli.batch import requests
     from carpool_cli.batch.formats import Row, Source
-    from carpool_cli.profiling.targets import Target
+    from carpool_cli.profiling.targets import OnnxTarget, ServerTarget
+    from carpool_sidecar.http1.messages import Headers
+
+    Calls: TypeAlias = OnnxTarget | ServerTarget | requests.Sender
+
+Spoken: TypeAlias = servers.Protocol | Literal["openai"]
+
+REQUESTS: Literal["openai"] = "openai"
+"""The protocol of lines that are requests of OpenAI's Batch API."""
+
+TIMEOUT = 60.0
+"""Seconds for one batch of a server unless given."""
 
 
 @click.command(
@@ -32,6 +44,7 @@ Examples:
   carpool batch rows.jsonl answers.jsonl --onnx model.onnx
   carpool batch rows.npz answers.npz --onnx model.onnx --profile profile.json
   carpool batch rows.jsonl answers.jsonl --upstream http://127.0.0.1:9000 --model bert --protocol v1
+  carpool batch requests.jsonl answers.jsonl --upstream http://127.0.0.1:8000 --concurrency 64
   carpool batch rows.jsonl answers.jsonl --onnx model.onnx --shards 8 --shard 2
   carpool batch rows.jsonl answers.jsonl --onnx model.onnx --shards 8 --join
 """
@@ -43,10 +56,8 @@ Examples:
 @click.option("--model", default="standin", show_default=True, help="Name of the model, with --upstream.")
 @click.option(
     "--protocol",
-    type=click.Choice(servers.PROTOCOLS),
-    default="v1",
-    show_default=True,
-    help="Protocol of the requests, with --upstream.",
+    type=click.Choice([*servers.PROTOCOLS, REQUESTS]),
+    help="Protocol of the requests, with --upstream.  [default: openai for lines of its Batch API, else v1]",
 )
 @click.option(
     "--batch-size",
@@ -60,7 +71,11 @@ Examples:
     type=INPUT_FILE,
     help="Take batch size and concurrency from this profile.",
 )
-@click.option("--concurrency", type=click.IntRange(1, 64), help="Batches at once.  [default: the profile's, or 1]")
+@click.option(
+    "--concurrency",
+    type=click.IntRange(1, 256),
+    help="Batches at once.  [default: the profile's, or 1; with --protocol openai 16 requests]",
+)
 @click.option(
     "--threads",
     type=click.IntRange(0),
@@ -77,7 +92,14 @@ Examples:
     show_default=True,
     help="Of a batch that a server can't take now; waits 1 s, 2 s, 4 s, ...",
 )
-@click.option("--timeout", type=DURATION, default=60.0, help="For one batch of a server.  [default: 60s]")
+@click.option("--timeout", type=DURATION, help="For one batch of a server.  [default: 60s; with --protocol openai 10m]")
+@click.option(
+    "--header",
+    "headers",
+    multiple=True,
+    callback=header_fields,
+    help="Header field to add, 'name: value', with --protocol openai; repeatable.",
+)
 @click.option("--shards", type=click.IntRange(1, 99_999), help="Run one of so many parts of INPUT.")
 @click.option(
     "--shard",
@@ -93,7 +115,7 @@ def command(
     onnx: Path | None,
     upstream: Address | None,
     model: str,
-    protocol: servers.Protocol,
+    protocol: Spoken | None,
     batch_size: int | None,
     max_batch: int,
     profile_path: Path | None,
@@ -102,7 +124,8 @@ def command(
     shape: tuple[int, ...] | None,
     max_bad: int | None,
     retries: int,
-    timeout: float,
+    timeout: float | None,
+    headers: Headers,
     shards: int | None,
     shard: int | None,
     join: bool,
@@ -114,12 +137,16 @@ def command(
     null there (npz: left out), and OUTPUT.errors.jsonl has its line (npz: row, from 0) and the error. After an
     interruption, the same command continues where it stopped.
 
+    Lines of OpenAI's Batch API (custom_id, method, url, body) are sent one by one to the path that each names, and
+    answered in the form of its output files. OUTPUT has the answers, in order; OUTPUT.errors.jsonl has the lines that
+    are no request or got an error, with their number.
+
     With --shards, each shard writes its own output (answers-00002-of-00008.jsonl), and --join makes one of them.
 
     Exits 0 when every row was answered, 3 when bad rows were skipped, 1 when it could not continue, 2 for wrong
     options.
     """
-    from carpool_cli.batch import formats  # noqa: PLC0415 - numpy is not for --help
+    from carpool_cli.batch import formats, requests  # noqa: PLC0415 - numpy is not for --help
     from carpool_cli.batch.job import Job, SizeSearch, Stopped, TooManyBad  # noqa: PLC0415 - likewise
 
     if (onnx is None) == (upstream is None):
@@ -142,12 +169,20 @@ def command(
         stat = source_path.stat()
     except OSError as error:
         raise click.ClickException(f"{source_path}: {error.strerror}") from None
+    if protocol is None:
+        alike = source_path.suffix == ".jsonl" and upstream is not None and requests.is_request(source_path)
+        protocol = REQUESTS if alike else "v1"
+    sends = protocol == REQUESTS
+    if sends and (upstream is None or source_path.suffix != ".jsonl" or (batch_size or 1) > 1):
+        raise click.UsageError("--protocol openai is for .jsonl and --upstream, without --batch-size")
+    if headers and not sends:
+        raise click.UsageError("--header is for --protocol openai only")
     inputs = [source_path.resolve(), stat.st_size, stat.st_mtime_ns]
     identity = " ".join(map(str, [*inputs, onnx and onnx.resolve(), upstream, model, protocol, *(part or ())]))
     # 1. The size: given, the profile's, or found while running
-    sizes = SizeSearch(max_batch)
+    sizes = SizeSearch(1 if sends else max_batch)
     fixed = batch_size or (inflection(profile.service_time(), profile.largest_safe) if profile is not None else None)
-    if fixed is not None:
+    if fixed is not None and not sends:
         sizes = SizeSearch(fixed)
         sizes.size, sizes.settled = fixed, True
     with Journal(output, identity) as journal:
@@ -157,14 +192,18 @@ def command(
             _summary(journal.progress.answered, journal.progress.skipped, output, "complete already")
             return
         source, target, run = _opened(
-            source_path, journal, part, onnx, upstream, model, protocol, threads, shape, timeout
+            source_path, journal, part, onnx, upstream, model, protocol, threads, shape, timeout, headers
         )
+        alone = requests.CONCURRENCY if sends else 1
+        at_once = concurrency or (profile.executors if profile is not None else alone)
         job = Job(
             source,
             run,
             journal,
             sizes,
-            concurrency=concurrency or (profile.executors if profile is not None else 1),
+            concurrency=at_once,
+            ahead=requests.AHEAD * at_once if sends else at_once,
+            abandon=target.abandon,
             retries=retries,
             max_bad=max_bad,
             clock=time.monotonic,
@@ -216,13 +255,14 @@ def _opened(
     onnx: Path | None,
     upstream: Address | None,
     model: str,
-    protocol: servers.Protocol,
+    protocol: Spoken,
     threads: int,
     shape: tuple[int, ...] | None,
-    timeout: float,
-) -> tuple[Source, Target, Callable[[Sequence[Row]], list[Row]]]:
-    """Open the input where the journal says, and the model."""
-    from carpool_cli.batch import formats  # noqa: PLC0415 - numpy is not for --help
+    timeout: float | None,
+    headers: Headers,
+) -> tuple[Source, Calls, Callable[[Sequence[Row]], list[Row]]]:
+    """Open the input where the journal says, and the model; returns both, and what runs a batch."""
+    from carpool_cli.batch import formats, requests  # noqa: PLC0415 - numpy is not for --help
     from carpool_cli.profiling import arrays, targets  # noqa: PLC0415 - numpy is not for --help
 
     given = arrays.load_npz(path) if path.suffix == ".npz" else None
@@ -234,7 +274,13 @@ def _opened(
     elif given is not None:
         begin = sharding.Lines(0, arrays.rows_of(given), 0)
     position, number = (progress.position, progress.number) if journal.resumed else (begin.begin, begin.number)
-    target: Target
+    if protocol == REQUESTS:
+        assert upstream is not None  # noqa: S101 - checked, for the type checker
+        sender = requests.Sender(upstream, headers, requests.TIMEOUT if timeout is None else timeout)
+        found = requests.RequestLines(formats.JsonLines(path, position, number, None, begin.end))
+        return found, sender, sender.run
+    timeout = TIMEOUT if timeout is None else timeout
+    target: OnnxTarget | ServerTarget
     if onnx is not None:
         target = targets.OnnxTarget(onnx, threads, {})
     else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -27,11 +29,16 @@ if TYPE_CHECKING:
 
 
 class TargetError(Exception):
-    """A batch that got no answer. ``input_fault``: the model looked at it and refused, so other rows may do."""
+    """A batch that got no answer. ``input_fault``: the model looked at it and refused, so other rows may do.
 
-    def __init__(self, message: str, *, input_fault: bool) -> None:
+    ``record``: what is kept of it if it is given up; ``retry_after`` in seconds, as the server asks for.
+    """
+
+    def __init__(self, message: str, *, input_fault: bool, record: bytes = b"", retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.input_fault = input_fault
+        self.record = record
+        self.retry_after = retry_after
 
 
 class Target(Protocol):
@@ -89,8 +96,56 @@ class OnnxTarget:
 
         return run
 
+    def abandon(self) -> None:
+        """Let a run end: nothing can end it."""
+
     def close(self) -> None:
         """Nothing is open."""
+
+
+class Connections:
+    """A server's address, with a connection for each thread that asks. ``timeout`` in seconds, of one request."""
+
+    def __init__(self, address: Address, timeout: float) -> None:
+        self._address = address
+        self._timeout = timeout
+        self._local = threading.local()
+        self._connections: list[http.client.HTTPConnection] = []
+
+    def post(
+        self, path: str, body: bytes, headers: Sequence[tuple[bytes, bytes]]
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """Send a body; return the answer and its body.
+
+        Raises ``TargetError`` where there is none.
+        """
+        connection = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = http.client.HTTPConnection(self._address.host, self._address.port, timeout=self._timeout)
+            self._local.connection = connection
+            self._connections.append(connection)
+        try:
+            connection.request("POST", path, body, {name.decode(): value.decode() for name, value in headers})
+            answer = connection.getresponse()
+            return answer, answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()  # the next request opens it again
+            raise TargetError(
+                f"no answer from {self._address}: {error or type(error).__name__}", input_fault=False
+            ) from None
+
+    def abandon(self) -> None:
+        """End the calls under way: they get no answer."""
+        for connection in list(self._connections):
+            # Shut down, not closed: its thread reads from it, and hears of it so.
+            if connection.sock is not None:
+                with suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close each thread's connection."""
+        for connection in self._connections:
+            connection.close()
 
 
 class ServerTarget:
@@ -104,9 +159,8 @@ class ServerTarget:
         self._address = address
         self._protocol = protocol
         self._path = servers.target(address, protocol, model)
-        self._timeout = timeout
-        self._local = threading.local()
-        self._connections: list[http.client.HTTPConnection] = []
+        self._server = Connections(address, timeout)
+        self.abandon = self._server.abandon
 
     def prepare(self, batch: Arrays) -> Callable[[], Arrays]:
         """Return the call: encoded before, decoded after; its time is the server's and the way there."""
@@ -123,21 +177,7 @@ class ServerTarget:
 
         Raises ``TargetError``.
         """
-        connection = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = http.client.HTTPConnection(self._address.host, self._address.port, timeout=self._timeout)
-            self._local.connection = connection
-            self._connections.append(connection)
-        try:
-            fields = {name.decode(): value.decode() for name, value in request.headers}
-            connection.request("POST", self._path, request.body, fields)
-            answer = connection.getresponse()
-            body = answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()  # the next request opens it again
-            raise TargetError(
-                f"no answer from {self._address}: {error or type(error).__name__}", input_fault=False
-            ) from None
+        answer, body = self._server.post(self._path, request.body, request.headers)
         if answer.status != 200:
             said = body[:200].decode("utf-8", "replace")
             # 4xx but a few, and 500, are about this input; 429, 503 and the like are about now.
@@ -149,8 +189,7 @@ class ServerTarget:
 
     def close(self) -> None:
         """Close each thread's connection."""
-        for connection in self._connections:
-            connection.close()
+        self._server.close()
 
     def _decoded(self, header_length: bytes | None, body: bytes) -> Arrays:
         try:

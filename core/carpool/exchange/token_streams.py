@@ -59,6 +59,8 @@ class EngineSays(Struct, frozen=True, rename="camel", kw_only=True):
 
     kv_share: float | None = None
     """Share of its KV cache in use, 0 to 1."""
+    kv_tokens: float | None = None
+    """Tokens that its KV cache holds."""
     preemptions: float | None = None
     """Sequences that it took off and computed again, since it began."""
     running: float | None = None

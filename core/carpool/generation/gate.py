@@ -43,7 +43,7 @@ class Limits(NamedTuple):
     max_running: int | None = None
     max_queued_tokens: int | None = None
     kv_tokens: int | None = None
-    """Size of the engine's KV cache, where the engine does not report its use."""
+    """Size of the engine's KV cache, where the engine reports neither it nor its use."""
     kv_budget_percent: float = Generation().kv_budget_percent
     ageing: float = 60.0
     """Seconds after which a request of batch priority gets a turn although interactive ones wait."""
@@ -159,9 +159,12 @@ class Gate:
         request.state = State.ENDED
         return self.poll(now)
 
-    def report(self, kv_share: float) -> None:
-        """Take the engine's report of the share of its KV cache in use."""
-        self.kv.report(kv_share, self.meter.kv)
+    def report(self, kv_share: float | None, kv_tokens: float | None = None) -> None:
+        """Take the engine's report of the share of its KV cache in use, and of the cache's size."""
+        if kv_tokens is not None and self.limits.kv_tokens is None:
+            self.kv.state(kv_tokens)
+        if kv_share is not None:
+            self.kv.report(kv_share, self.meter.kv)
 
     def carries(self) -> Carried | None:
         """Return what the engine carries within the targets, as far as it is learned.

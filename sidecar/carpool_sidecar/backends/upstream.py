@@ -79,7 +79,7 @@ class UpstreamBackend:
                 turns=turns,
             )
 
-        self._timeout = float(config.timeout)
+        self._timeout, self._patience = config.silence(), config.silence(forwarded=True)
         self.readiness = config.ready.encode()
         self._inference = pool(config.max_connections, "upstream.maxConnections")
         self._forwarding = pool(max_forwarded or config.max_forwarded, "upstream.maxForwarded")
@@ -120,11 +120,11 @@ class UpstreamBackend:
         """Stream anything else both ways."""
         if self._is_probe(exchange) and self._probes.free:
             return Forwarding(exchange, self._probes, self._timeout, short=True)
-        return Forwarding(exchange, self._forwarding, self._timeout)
+        return Forwarding(exchange, self._forwarding, self._patience)
 
     def generate(self, exchange: Exchange, endpoint: Endpoint, watcher: Watcher) -> Stream:
         """Forward a request to a language model, and look at its answer."""
-        return Stream(exchange, self._forwarding, self._timeout, watcher, endpoint)
+        return Stream(exchange, self._forwarding, self._patience, watcher, endpoint)
 
     def passage(self, exchange: Exchange) -> Passage:
         """Pass on a connection that is no HTTP/1.1."""

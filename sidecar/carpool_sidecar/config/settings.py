@@ -27,18 +27,23 @@ EVERY_MODEL = "*"
 """In ``parameters``: those of every model that is not named itself."""
 
 
+SILENCE, FORWARDED = 60.0, 600.0
+"""Seconds; the latter is what OpenAI's clients wait for."""
+
+
 class Upstream(Camel, frozen=True):
     """The model server beside this process: ``http://host:port`` or ``unix:/path``.
 
-    ``timeout``: how long it may be silent. ``retry``: send a batch once more whose connection died before any byte of
+    ``silence``: how long it may be silent. ``retry``: send a batch once more whose connection died before any byte of
     an answer; it may then be computed twice. ``ready``: the path that says whether the model can serve; by default V2
     has one, and a server that does not know it is ready when it accepts connections.
     """
 
     url: str
     """`http://host:port` or `unix:/path`, without a path behind it."""
-    timeout: Duration = Duration(60.0)
-    """Silence after which a call has failed, with 504."""
+    timeout: Duration | None = None
+    """Silence after which a call has failed, with 504. Unset: 1 min for inference and probes, 10 min for all else: a
+    whole answer of a language model comes when its last token is there."""
     connect_timeout: Duration = Duration(5.0)
     """For a new connection."""
     max_connections: Annotated[int, Meta(ge=1, le=65536)] = 256
@@ -53,6 +58,12 @@ class Upstream(Camel, frozen=True):
     count_queue: bool = True
     """While a gate admits token streams: add the requests that wait at it to those that wait in the engine, in the
     engine's `/metrics` on the data port, where an endpoint picker reads them. False: they pass unchanged."""
+
+    def silence(self, *, forwarded: bool = False) -> float:
+        """Seconds without a byte after which a call has failed; ``forwarded``: it is no inference, and no probe."""
+        if self.timeout is not None:
+            return float(self.timeout)
+        return FORWARDED if forwarded else SILENCE
 
     @property
     def address(self) -> tuple[str, int, str | None]:
@@ -104,7 +115,7 @@ class Llm(Camel, frozen=True):
     """Requests that the engine computes at once at most. The gate of an SLO admits fewer."""
     max_batched_tokens: Annotated[int, Meta(ge=1)] = 256
     """Tokens of a step at most: those of answers first, then prompts, in pieces."""
-    timeout: Duration = Duration(300.0)
+    timeout: Duration = Duration(FORWARDED)
     """Silence after which a request has failed, with 504."""
 
     @property

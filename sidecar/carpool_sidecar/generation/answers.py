@@ -28,12 +28,13 @@ _TEXT = re.compile(
 )
 _DELTA = re.compile(rb'"delta"\s*:\s*"[^"]')
 
-_USAGE = re.compile(rb'(?<!\\)"(usage|timings)"\s*:\s*(?=\{)')
+# ``meta_info`` is SGLang's own.
+_USAGE = re.compile(rb'(?<!\\)"(usage|timings|meta_info)"\s*:\s*(?=\{)')
 # A number that the end of the kept bytes cuts is no count.
 _COUNT = re.compile(
     rb'(?<!\\)"(tokens_evaluated|tokens_predicted|generated_tokens|input_length)"\s*:\s*(\d{1,9})(?=[\s,}\]])'
 )
-_REASON = re.compile(rb'(?<!\\)"(?:finish_reason|stop_type)"\s*:\s*"([a-z_]{1,32})"')
+_REASON = re.compile(rb'(?<!\\)"(?:finish_reason|stop_type)"\s*:\s*(?:\{\s*"type"\s*:\s*)?"([a-z_]{1,32})"')
 # Of Anthropic's API; vLLM's chats have the stop string in a member of this name.
 _STOPPED = re.compile(rb'(?<!\\)"stop_reason"\s*:\s*"(end_turn|max_tokens|stop_sequence|tool_use|pause_turn|refusal)"')
 _STATUS = re.compile(rb'(?<!\\)"status"\s*:\s*"(incomplete|failed|completed)"')

@@ -26,6 +26,7 @@ _NAMES = {
     b"vllm:gpu_cache_usage_perc": "kv_share",  # before 0.10
     b"sglang:token_usage": "kv_share",
     b"llamacpp:kv_cache_usage_ratio": "kv_share",
+    b"sglang:max_total_num_tokens": "kv_tokens",
     b"vllm:num_preemptions_total": "preemptions",
     b"vllm:num_requests_running": "running",
     b"sglang:num_running_reqs": "running",
@@ -38,6 +39,10 @@ _NAMES = {
     b"llamacpp:n_busy_slots_per_decode": "busy_slots",
 }
 """What is read, by what engines call it."""
+
+_CACHE = re.compile(rb"^vllm:cache_config_info\{([^\n]*)\}", re.MULTILINE)
+_SIZES = re.compile(rb'(?<![a-z_])(kv_cache_size_tokens|num_gpu_blocks|block_size)="(\d{1,12})"')
+"""Labels with the size of vLLM's cache; older versions have no tokens, only blocks and the tokens of each."""
 
 _LINE = re.compile(rb"^(" + b"|".join(_NAMES) + rb")(?:\{[^\n]*\})?[ \t]+([0-9.eE+-]+)", re.MULTILINE)
 
@@ -55,6 +60,11 @@ def parse(text: bytes) -> EngineSays | None:
         except ValueError:
             continue
         found[field] = max(found.get(field, 0.0), number) if field == "kv_share" else found.get(field, 0.0) + number
+    for each in _CACHE.findall(text):
+        size = {name: int(value) for name, value in _SIZES.findall(each)}
+        tokens = size.get(b"kv_cache_size_tokens") or size.get(b"num_gpu_blocks", 0) * size.get(b"block_size", 0)
+        if tokens:
+            found["kv_tokens"] = found.get("kv_tokens", 0.0) + tokens
     return EngineSays(**found) if found else None
 
 
@@ -81,6 +91,5 @@ class EngineMetrics:
         streams.engine = parse(answer.body) if readable else None
         if streams.engine is None:
             return UNKNOWN
-        if streams.engine.kv_share is not None:
-            streams.gatekeeper.report(streams.engine.kv_share)
+        streams.gatekeeper.report(streams.engine.kv_share, streams.engine.kv_tokens)
         return INTERVAL

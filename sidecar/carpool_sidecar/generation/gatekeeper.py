@@ -139,10 +139,10 @@ class Gatekeeper:
         if known is not None:
             self._ask(event)
 
-    def report(self, kv_share: float) -> None:
-        """Take the engine's word for the share of its KV cache in use."""
+    def report(self, kv_share: float | None, kv_tokens: float | None) -> None:
+        """Take the engine's word for the share of its KV cache in use, and for the cache's size, in tokens."""
         if self.gate is not None:
-            self.gate.report(kv_share)
+            self.gate.report(kv_share, kv_tokens)
 
     def close(self) -> None:
         """Look no more."""

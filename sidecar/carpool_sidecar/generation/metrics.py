@@ -20,6 +20,7 @@ _HISTOGRAMS = {
 
 _ENGINE = {
     "engine_kv_usage_ratio": "kv_share",
+    "engine_kv_tokens": "kv_tokens",
     "engine_preemptions": "preemptions",
     "engine_running": "running",
     "engine_waiting": "waiting",
@@ -66,6 +67,7 @@ METRICS = (
     ),
     Metric("generation_capacity_tokens_per_second", "gauge", (), "The same in output tokens per second"),
     Metric("engine_kv_usage_ratio", "gauge", (), "Share of its KV cache in use, as the engine says"),
+    Metric("engine_kv_tokens", "gauge", (), "Tokens that its KV cache holds, likewise"),
     Metric("engine_preemptions", "counter", (), "Sequences that were computed again for want of KV cache, likewise"),
     Metric("engine_running", "gauge", (), "Requests that it computes, likewise"),
     Metric("engine_waiting", "gauge", (), "Requests that wait inside it, likewise"),

@@ -36,6 +36,9 @@ EXPIRED = (504, "deadline", "the deadline passed before the answer was complete"
 CANCELLED, FAILED, OVERDUE = "cancelled", "failed", "deadline"
 """How a request may end, beside what the engine says."""
 
+BROKEN = {f"upstream-{kind}" for kind in ("refused", "reset", "timeout", "protocol", "too-large")}
+"""Words of what the engine failed to do."""
+
 TOO_LATE = {OVERDUE, *(word for _, word, _ in REFUSALS.values())}
 """Of these, what other requests may be to blame for."""
 
@@ -193,7 +196,11 @@ class Stream(Forwarding):
     def failed(self, error: UpstreamError) -> None:
         """Answer for the engine, or cut what it has left incomplete."""
         self._leave(FAILED)
-        super().failed(error)
+        if self._exchange.started:
+            super().failed(error)
+        else:
+            headers = [retry_after(1.0)] if error.kind in {"busy", "buffers-full"} else []
+            self._error(error.status, error.reason, str(error), headers)
 
     # Looking
 
@@ -261,12 +268,15 @@ class Stream(Forwarding):
 
     def _error(self, status: int, word: str, text: str, headers: Headers) -> None:
         """Answer with an error in the form that the API's clients read."""
+        broken = word in BROKEN
         if self.endpoint.api in {Api.OPENAI, Api.RESPONSES}:
-            body = {"error": {"message": text, "type": "overloaded", "param": None, "code": word}, "reason": word}
+            error = {"message": text, "type": "server_error" if broken else "overloaded", "param": None, "code": word}
+            body = {"error": error, "reason": word}
             kind = (b"content-type", b"application/json")
             self._exchange.respond(status, [*headers, kind], msgspec.json.encode(body))
         elif self.endpoint.api is Api.MESSAGES:
-            error = {"type": "rate_limit_error" if status == 429 else "overloaded_error", "message": text}
+            full = "rate_limit_error" if status == 429 else "overloaded_error"
+            error = {"type": "api_error" if broken else full, "message": text}
             kind = (b"content-type", b"application/json")
             body = {"type": "error", "error": error, "reason": word}
             self._exchange.respond(status, [*headers, kind], msgspec.json.encode(body))

@@ -40,15 +40,15 @@ _line = msgspec.json.Decoder(Line)
 _named = msgspec.json.Decoder(_Named)
 
 
-def read(text: bytes, endpoint: str) -> Line:
-    """Read a line; raises ``Wrong``."""
+def read(text: bytes, endpoint: str | None) -> Line:
+    """Read a line whose path is ``endpoint``, any if None; raises ``Wrong``."""
     try:
         line = _line.decode(text)
     except UNREADABLE as error:
         raise Wrong(custom_id(text), f"the line is no request: {error}") from None
     if line.method != "POST":
         raise Wrong(line.custom_id, f"method {line.method!r}: write POST")
-    if line.url != endpoint:
+    if endpoint is not None and line.url != endpoint:
         raise Wrong(line.custom_id, f"url {line.url!r} is not the batch's endpoint, {endpoint!r}")
     if not bytes(line.body).lstrip().startswith(b"{"):
         raise Wrong(line.custom_id, "body has to be an object")
@@ -69,13 +69,16 @@ def custom_id(text: bytes) -> str | None:
         return None
 
 
-def refused(wrong: Wrong) -> bytes:
-    """Write what becomes of a line that can't be sent."""
-    return _written(wrong.custom_id, None, {"code": "invalid_request", "message": str(wrong)}, {})
+def refused(wrong: Wrong, number: int | None = None) -> bytes:
+    """Write what becomes of a line that can't be sent; ``number``: its own, where that is to be said."""
+    error = {"code": "invalid_request", "message": str(wrong)}
+    return _written(wrong.custom_id, None, error, {} if number is None else {"line": number})
 
 
-def written(name: str | None, outcome: Outcome, attempts: int, *, rerun: bool) -> bytes:
-    """Write what became of a line: ``attempts`` only where it was sent more than once."""
+def written(
+    name: str | None, outcome: Outcome, attempts: int = 1, *, rerun: bool = False, number: int | None = None
+) -> bytes:
+    """Write what became of a line: ``attempts`` only where it was sent more than once; ``number`` as above."""
     answer, error, response = outcome.answer, None, None
     if answer is not None:
         identity = find(answer.headers, b"x-request-id") or b""
@@ -86,7 +89,9 @@ def written(name: str | None, outcome: Outcome, attempts: int, *, rerun: bool) -
         }
     if outcome.reason is not None:
         error = {"code": outcome.reason, "message": REASONS.get(outcome.reason, outcome.reason)}
-    own = {"carpool": {"attempts": attempts, "rerun": rerun}} if attempts > 1 else {}
+    own: dict[str, Any] = {"carpool": {"attempts": attempts, "rerun": rerun}} if attempts > 1 else {}
+    if number is not None:
+        own["line"] = number
     return _written(name, response, error, own)
 
 

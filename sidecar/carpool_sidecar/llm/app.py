@@ -191,6 +191,9 @@ class EngineApp:
             ("generation_tokens_total", "counter", self._generated),
         )
         lines = [f"# TYPE vllm:{name} {kind}\nvllm:{name}{labels} {value}\n" for name, kind, value in facts]
+        if self._ready is not None:
+            size = f'{labels[:-1]},kv_cache_size_tokens="{self._ready.kv_tokens}"}}'
+            lines.append(f"# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{size} 1\n")
         return "".join(lines).encode()
 
 

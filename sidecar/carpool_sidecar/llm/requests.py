@@ -43,6 +43,8 @@ class _Message(Struct):
     role: str
     content: str | list[dict[str, Any]] | None = None
     name: str | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
 
 
 class _StreamOptions(Struct):
@@ -79,7 +81,11 @@ class _Request(Struct):
     logit_bias: dict[str, float] | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
     response_format: dict[str, Any] | None = None
+    structured_outputs: Any = None
+    modalities: list[str] | None = None
 
 
 class Asked(NamedTuple):
@@ -162,7 +168,10 @@ def _refuse_unsupported(asked: _Request, *, chat: bool) -> None:
     form = (asked.response_format or {}).get("type", "text")
     unsupported = {
         "tools": bool(asked.tools) and asked.tool_choice != "none",
+        "functions": bool(asked.functions) and asked.function_call != "none",
         "response_format": form != "text",
+        "structured_outputs": asked.structured_outputs is not None,
+        "modalities": any(each != "text" for each in asked.modalities or ()),
         "logit_bias": bool(asked.logit_bias),
         "echo": bool(asked.echo),
         "suffix": bool(asked.suffix),
@@ -205,6 +214,10 @@ def _stops(asked: _Request) -> list[str]:
 def _messages(asked: _Request) -> list[dict[str, Any]]:
     if not asked.messages:
         raise BadRequest('messages: give at least one, such as {"role": "user", "content": "Hello"}', "messages")
+    for message in asked.messages:
+        if message.tool_calls or message.function_call is not None or message.role in {"tool", "function"}:
+            text = "messages: calls of tools and their results are not supported by this engine: leave them out"
+            raise BadRequest(text, "messages")
     return [
         {"role": message.role, "content": _text(message.content)}
         | ({"name": message.name} if message.name is not None else {})

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from carpool_cli.batch.formats import Item
@@ -52,10 +54,14 @@ class Numbers:
     """Rows 1 to n."""
 
     assemble = None
+    ahead = 1000
 
     def __init__(self, size):
         self.size = size
         self.position = 0
+        self.encoded = 0
+        self.most = 0
+        """Rows that were read and not answered, at most."""
 
     @property
     def number(self):
@@ -64,22 +70,27 @@ class Numbers:
     def read(self, count):
         first = self.position
         self.position = min(first + count, self.size)
+        self.most = max(self.most, self.position - self.encoded)
         return [Item(row + 1, row + 1, row + 1) for row in range(first, self.position)], []
 
     def encode(self, answers):
+        self.encoded += len(answers)
         return b"".join(b"%d " % answer for answer in answers if isinstance(answer, int))
+
+    def report(self, row):
+        return b"%d\n" % row.number
 
     def close(self): ...
 
 
-def work(tmp_path, run, *, size=20, batch=8, concurrency=1, retries=3):
+def work(tmp_path, run, *, size=20, batch=8, concurrency=1, retries=3, source=None, ahead=0):
     slept = []
     sizes = SizeSearch(batch)
     sizes.size, sizes.settled = batch, True
     with Journal(tmp_path / "out", "job") as journal:
         job = Job(
-            Numbers(size), run, journal, sizes, concurrency=concurrency, retries=retries, max_bad=None,
-            clock=lambda: 0.0, sleep=slept.append,
+            source or Numbers(size), run, journal, sizes, concurrency=concurrency, retries=retries, max_bad=None,
+            clock=lambda: 0.0, sleep=slept.append, ahead=ahead,
         )  # fmt: skip
         job.go(lambda position: None)
         journal.finish(None)
@@ -136,3 +147,49 @@ def test_patience_ends(tmp_path):
 
     with pytest.raises(Stopped, match="gone"):
         work(tmp_path, run, retries=1)
+
+
+def test_a_long_answer_holds_up_no_others_that_were_read_ahead(tmp_path):
+    others = threading.Semaphore(0)
+
+    def run(rows):
+        if rows == [1]:
+            for _ in range(19):
+                assert others.acquire(timeout=30)
+        else:
+            others.release()
+        return rows
+
+    answers, *_ = work(tmp_path, run, batch=1, concurrency=2, ahead=20)
+    assert answers == list(range(1, 21))
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_no_more_is_read_ahead_than_fits_in_memory(tmp_path, ahead):
+    source = Numbers(50)
+    source.ahead = ahead
+    answers, *_ = work(tmp_path, lambda rows: rows, batch=1, concurrency=2, ahead=20, source=source)
+    assert answers == list(range(1, 51))
+    assert source.most <= ahead + 1
+
+
+def test_a_server_says_when_to_come_again(tmp_path):
+    left = [2]
+
+    def run(rows):
+        if left[0]:
+            left[0] -= 1
+            raise TargetError("busy", input_fault=False, retry_after=1.5)
+        return rows
+
+    assert work(tmp_path, run)[3] == [1.5, 2.0]
+
+
+def test_what_may_be_the_rows_own_fault_is_in_the_end(tmp_path):
+    def run(rows):
+        if rows == [3]:
+            raise TargetError("failed", input_fault=False, record=b"3")
+        return rows
+
+    answers, job, _, slept = work(tmp_path, run, batch=1, size=4, retries=1)
+    assert (answers, job.skipped, slept) == ([1, 2, 4], 1, [1.0])

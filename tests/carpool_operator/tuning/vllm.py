@@ -1,4 +1,4 @@
-"""A fleet of vLLM engines as Prometheus stores it; the plant is the engine's twin."""
+"""A fleet of vLLM or SGLang engines as Prometheus stores it; the plant is the engine's twin."""
 
 from __future__ import annotations
 
@@ -45,4 +45,26 @@ def stored(pod, counters, *, gaps="vllm:inter_token_latency_seconds", kv="vllm:k
         series("vllm:num_preemptions_total", lambda each: each.preemptions),
         series(kv, lambda each: each.kv_share),
         series("vllm:cache_config_info", lambda _: 1.0, num_gpu_blocks=str(PROFILE.kv_tokens // 16), block_size="16"),
+    ]
+
+
+def stored_by_sglang(pod, counters):
+    """The same as SGLang names it."""
+    own = {"namespace": "shop", "pod": pod, "model_name": "llama", "engine_type": "unified", "tp_rank": "0"}
+
+    def series(name, value, **more):
+        values = [[each.at, repr(value(each))] for each in counters]
+        return {"metric": {"__name__": f"sglang:{name}", **own, **more}, "values": values}
+
+    return [
+        series("prompt_tokens_total", lambda each: each.request_prompt_tokens),
+        series("generation_tokens_total", lambda each: each.request_output_tokens),
+        series("num_requests_total", lambda each: each.requests / 2, is_streaming="true"),
+        series("num_requests_total", lambda each: each.requests / 2, is_streaming="false"),
+        series("inter_token_latency_seconds_sum", lambda each: each.gap_seconds),
+        series("inter_token_latency_seconds_count", lambda each: each.gaps),
+        series("token_usage", lambda each: each.kv_share),
+        series("max_total_num_tokens", lambda _: float(PROFILE.kv_tokens)),
+        series("num_running_reqs", lambda each: float(each.running)),
+        series("num_queue_reqs", lambda each: float(each.waiting)),
     ]

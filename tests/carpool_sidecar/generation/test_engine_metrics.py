@@ -29,6 +29,22 @@ def test_what_engines_say():
     assert parse(b'sglang:token_usage{a="b"} 0.3\ntgi_queue_size 4\n') == EngineSays(kv_share=0.3, waiting=4.0)
 
 
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        (b'vllm:cache_config_info{block_size="16",num_gpu_blocks="1000",num_cpu_blocks="9"} 1.0\n', 16_000),
+        (b'vllm:cache_config_info{block_size="16",kv_cache_size_tokens="8000",num_gpu_blocks="1000"} 1.0\n', 8000),
+        (b'vllm:cache_config_info{block_size="16",num_gpu_blocks="10",engine="0"} 1.0\n' * 2, 320),
+        (b'vllm:cache_config_info{hash_block_size="8",block_size="16",num_gpu_blocks="None"} 1.0\n', None),
+        (b'vllm:cache_config_info{num_gpu_blocks_override="7"} 1.0\n', None),
+        (b'sglang:max_total_num_tokens{model_name="m"} 373883.0\n', 373_883),
+    ],
+)
+def test_the_size_of_the_cache(text, tokens):
+    said = parse(text + b"vllm:num_requests_running 1\n")
+    assert said == EngineSays(running=1.0, kv_tokens=tokens)
+
+
 @pytest.mark.parametrize("text", [b"", b"up 1\n", b"# vllm:num_requests_running 3", b"vllm:num_requests_running e-e\n"])
 def test_what_says_nothing(text):
     assert parse(text) is None
@@ -61,3 +77,24 @@ async def test_the_size_of_the_cache_is_learned_while_requests_are_under_way(cha
     assert streams.gatekeeper.gate.kv.tokens == pytest.approx(2 * held)
     assert [await watch.look(), await watch.look(), server.asked] == [UNKNOWN, UNKNOWN, [b"/metrics"] * 3]
     assert streams.engine is None
+
+
+async def test_the_size_of_the_cache_is_known_before_it_fills(chat):
+    streams = await chat.start(policy={"slo": {"ttft": {"p99": "20s"}}})
+    info = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="1000"} 1.0\n'
+    watch = EngineMetrics(Server(Document(200, info + b"vllm:kv_cache_usage_perc 0.001\n")), streams)
+    chat.ask(prompt="a" * 40)
+    await chat.called(1)
+    assert await watch.look() == INTERVAL
+    assert streams.gatekeeper.gate.kv.tokens == 16_000
+
+
+async def test_a_size_that_is_set_stands(chat):
+    policy = {"slo": {"ttft": {"p99": "20s"}}, "generation": {"kvTokens": 500}}
+    streams = await chat.start(policy=policy)
+    info = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="1000"} 1.0\n'
+    watch = EngineMetrics(Server(Document(200, info)), streams)
+    chat.ask(prompt="a" * 40)
+    await chat.called(1)
+    assert await watch.look() == INTERVAL
+    assert streams.gatekeeper.gate.kv.tokens == 500

@@ -184,6 +184,24 @@ async def test_what_a_client_pipelines_is_answered_in_order(chat):
     writer.close()
 
 
+async def test_choices_are_computed_in_the_same_steps(chat):
+    streams = await chat.start(policy=policy())
+    reader = chat.ask(n=4)
+    call = (await chat.called(1)).begin()
+    for step in range(11):
+        for index in range(4):
+            call.raw(b'data: {"choices":[{"index":%d,"delta":{"content":"%d"}}]}\n\n' % (index, step))
+    call.tokens = 44
+    await chat.until(lambda: reader.body == call.sent)
+    call.finish(prompt_tokens=9)
+    await reader
+    assert streams.gatekeeper.gate.meter.steps == pytest.approx(10, abs=1)
+    counts = streams.models.known("m")
+    assert counts.output_tokens == 44
+    (answer,) = streams.gatekeeper.gate.calibration._answers
+    assert answer.output_tokens == 11
+
+
 async def test_a_class_has_the_targets_that_its_header_names(chat):
     slo = {"ttft": {"p99": "20s"}, "classes": [{"priority": "gold", "tpot": {"p99": "1us"}}]}
     streams = await chat.start(policy={"slo": slo})

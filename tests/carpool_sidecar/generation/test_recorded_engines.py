@@ -227,6 +227,7 @@ def test_metrics_are_understood(engine):
     if engine == "vllm":
         assert 0 < busy.kv_share < 1
         assert (busy.preemptions, after.kv_share) == (0, 0)
+        assert idle.kv_tokens == busy.kv_tokens == 8192 * 128  # blocks, and tokens of each
     else:
         assert 1 < after.busy_slots <= 2
         assert busy.kv_share is None  # this version does not say

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from carpool_sidecar.generation.requests import ENDS, Api, Endpoint, read, recognise
+from carpool_sidecar.generation.requests import ENDS, PIECE, Api, Endpoint, read, recognise
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from carpool_sidecar.generation.requests import ENDS, Api, Endpoint, read, recog
         (b"/v3/chat/completions", Endpoint(Api.OPENAI)),
         (b"/chat/completions", Endpoint(Api.OPENAI)),
         (b"/v1/responses", Endpoint(Api.RESPONSES)),
-        (b"/generate", Endpoint(Api.TGI, streams=False)),
+        (b"/generate", Endpoint(Api.TGI)),
         (b"/generate_stream", Endpoint(Api.TGI, streams=True)),
         (b"/completion", Endpoint(Api.LLAMA)),
         (b"/v2/models/a%20b/generate", Endpoint(Api.TRITON, False, "a b")),
@@ -41,8 +41,15 @@ def test_what_is_asked():
     assert asked(max_completion_tokens=5, service_tier="flex")[1:3] == (False, 5)
     assert asked(service_tier="flex").flexible
     assert asked(b"/generate", inputs="x", parameters={"max_new_tokens": 20}).max_tokens == 20
+    sglang = asked(b"/generate", text="x", sampling_params={"max_new_tokens": 20}, stream=True)
+    assert (sglang.streams, sglang.max_tokens) == (True, 20)
     assert asked(b"/completion", prompt="x", n_predict=-1).max_tokens is None
     assert asked(b"/v2/models/a/generate_stream", text_input="x", model="b")[:2] == ("a", True)
+
+
+def test_choices_are_read_where_there_are_any():
+    assert (asked(n=4).choices, asked().choices, asked(n=0).choices, asked(n=10**6).choices) == (4, 1, 1, 128)
+    assert asked(b"/generate", n=4).choices == 1
 
 
 def test_what_a_prompt_says_is_not_what_is_asked():
@@ -70,7 +77,36 @@ def test_a_long_body_is_read_at_its_ends():
 def test_images_are_no_text():
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 500_000}}
     found = asked(messages=[{"role": "user", "content": [image, {"type": "text", "text": "hi"}, image]}])
-    assert found.prompt_bytes < 1000
+    assert (found.prompt_bytes < 1000, found.images) == (True, 2)
+    elsewhere = {"type": "image_url", "image_url": {"url": "http://x/a.png"}}
+    assert asked(messages=[{"role": "user", "content": [elsewhere, elsewhere]}]).images == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "part"),
+    [
+        (b"/v1/chat/completions", {"type": "input_audio", "input_audio": {"data": "UklG+/" * 80_000, "format": "wav"}}),
+        (b"/v1/messages", {"type": "image", "source": {"type": "base64", "data": "iVBO" * 120_000 + "=="}}),
+        (b"/v1/responses", {"type": "input_file", "file_data": "data:application/pdf;base64," + "A" * 480_000}),
+    ],
+    ids=["audio", "Anthropic's images", "files"],
+)
+def test_nor_are_other_parts_in_base64(target, part):
+    text = {"type": "text", "text": 'write "data": "' + "word " * 2000}
+    found = asked(target, messages=[{"role": "user", "content": [text, part, text, part]}])
+    assert (20_000 < found.prompt_bytes < 22_000, found.images) == (True, 2)
+
+
+@pytest.mark.parametrize("begin", [b'"data":"', b'"url":"data:image/png;base64,'])
+def test_they_are_found_wherever_they_begin(begin):
+    for before in range(PIECE - 40, PIECE + 2):
+        body = b'{"a":"%b",%b%b"}' % (b"x" * before, begin, b"A" * 9000)
+        assert read(Endpoint(Api.OPENAI), body).prompt_bytes == len(body) - 9000
+
+
+def test_members_named_data_that_are_text_are_text():
+    found = asked(messages=[{"role": "user", "data": "some words " * 1000}, {"role": "user", "data": "abc"}])
+    assert found.prompt_bytes > 11_000
 
 
 def test_token_ids_are_counted():

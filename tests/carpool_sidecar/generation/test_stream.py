@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from carpool_sidecar.config import settings
 from carpool_sidecar.http1.calls import UpstreamError
 
 TOKENS = {"slo": {"ttft": {"p99": "20s"}, "tpot": {"p99": "1s"}}}
@@ -119,8 +120,30 @@ async def test_an_engine_that_dies_cuts_its_stream_and_one_that_is_gone_is_answe
         await reader
     late = await chat.ask()
     assert (late.status, late.json["reason"]) == (503, "upstream-refused")
-    assert streams.models.known("m").ends == {"failed": 2}
+    assert (late.json["error"]["code"], late.json["error"]["type"]) == ("upstream-refused", "server_error")
+    assert late.json["error"]["message"]
+    anthropics = await chat.ask(b"/v1/messages")
+    assert (anthropics.status, anthropics.json["error"]["type"]) == (503, "api_error")
+    assert streams.models.known("m").ends == {"failed": 3}
     assert not streams.under_way
+
+
+async def test_what_is_forwarded_may_be_silent_for_longer_than_inference(chat, monkeypatch):
+    monkeypatch.setattr(settings, "SILENCE", 0.05)
+    await chat.start()
+    answers = [chat.ask(stream=False), chat.ask(b"/v1/audio/speech")]
+    await chat.called(2)
+    silent = await chat.ask(b"/v1/models/m:predict", body=b'{"instances": [[1]]}')
+    assert silent.status == 504
+    for call in chat.engine.calls[:2]:
+        call.whole(3)
+    assert [(await answer).status for answer in answers] == [200, 200]
+
+
+async def test_a_timeout_that_is_set_is_for_all(chat):
+    await chat.start(upstream={"url": f"http://127.0.0.1:{chat.world.model.port}", "timeout": "50ms"})
+    answer = await chat.ask(stream=False)
+    assert (answer.status, answer.json["error"]["code"]) == (504, "upstream-timeout")
 
 
 async def test_errors_of_the_engine_pass_and_are_no_answers(chat):

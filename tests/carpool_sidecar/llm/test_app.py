@@ -148,6 +148,15 @@ async def test_what_the_engine_refuses(api):
     }  # fmt: skip
 
 
+async def test_what_it_can_not_do_is_refused_in_openais_form(api):
+    answer = await api.post(stream=True, tools=[{"type": "function", "function": {"name": "look"}}])
+    assert answer.status == 400
+    assert answer.json["error"] == {
+        "message": "tools: this is not supported by this engine: leave it out",
+        "type": "invalid_request_error", "param": "tools", "code": None,
+    }  # fmt: skip
+
+
 async def test_one_prompt_that_is_refused_ends_the_others(api):
     asked = api.post(TEXT, prompt=["a", "b"])
     keys = await api.added(2)
@@ -206,5 +215,5 @@ async def test_metrics_are_those_that_the_gate_reads(api):
     api.step(Piece(keys[0], "a", 1), running=1, waiting=1, kv=0.25)
     answer = await api.client.get(b"/metrics")
     said = parse(answer.body)
-    assert (said.running, said.waiting, said.kv_share) == (1, 1, 0.25)
+    assert (said.running, said.waiting, said.kv_share, said.kv_tokens) == (1, 1, 0.25, 9000)
     assert re.search(rb'generation_tokens_total\{engine="0",model_name="m"\} 1\n', answer.body)

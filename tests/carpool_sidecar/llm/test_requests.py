@@ -71,6 +71,12 @@ def test_copies_differ_by_their_seeds():
         ({"tools": [{"type": "function"}]}, "tools", "not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+        ({"functions": [{"name": "look"}]}, "functions", "not supported"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs", "not supported"),
+        ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}]}, "messages", "tools"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "x"}}]}, "messages", "tools"),
+        ({"messages": [{"role": "tool", "tool_call_id": "x", "content": "3"}]}, "messages", "tools"),
         ({"logprobs": True, "top_logprobs": 2}, "top_logprobs", "more than the chosen token's"),
     ],
 )

@@ -1,9 +1,9 @@
-"""What Prometheus stored of engines without a sidecar: vLLM's own metrics, as counters of one moment for each pod."""
+"""What Prometheus stored of engines without a sidecar: their own metrics, as counters of one moment for each pod."""
 
 from __future__ import annotations
 
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from carpool.generation.observed import Counters
 
@@ -12,24 +12,78 @@ if TYPE_CHECKING:
 
     from carpool_operator.tuning.sources.scrapes import LabelNames, Series
 
-PROMPTS = "vllm:prompt_tokens_total"
-CACHED = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
-GAPS = ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds")
-"""Histograms of the time between tokens, by the newer name and the older one."""
-KV = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-ASKED, ANSWERED = "vllm:request_prompt_tokens_sum", "vllm:request_generation_tokens"
-STEPS = "vllm:iteration_tokens_total_count"
-RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-PREEMPTIONS = "vllm:num_preemptions_total"
+
+class Names(NamedTuple):
+    """What one kind of engine calls its metrics; of several names, the newest first."""
+
+    engine: str
+    prompts: str
+    """Prompt tokens, those of the prefix cache included."""
+    cached: tuple[str, ...]
+    """Of these, the ones that the prefix cache had."""
+    gaps: tuple[str, ...]
+    """Histograms of the time between tokens."""
+    requests: str
+    """Requests that ended; ``asked`` and ``answered`` are their prompt and output tokens."""
+    asked: str
+    answered: str
+    kv: tuple[str, ...]
+    """Share of the KV cache in use."""
+    running: str
+    waiting: str
+    preemptions: str
+    steps: str = ""
+    size: str = ""
+    """Tokens that the KV cache holds."""
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Those without which nothing is known."""
+        return tuple(dict.fromkeys((self.prompts, self.asked, self.answered, self.requests)))
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """All of them."""
+        parts = (f"{name}_{part}" for name in self.gaps for part in ("sum", "count"))
+        rest = (*self.cached, *parts, *self.kv, self.running, self.waiting, self.preemptions, self.steps, self.size)
+        return (*self.needed, *(name for name in rest if name))
+
+
+VLLM = Names(
+    "vLLM",
+    prompts="vllm:prompt_tokens_total",
+    cached=("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+    gaps=("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+    requests="vllm:request_generation_tokens_count",
+    asked="vllm:request_prompt_tokens_sum",
+    answered="vllm:request_generation_tokens_sum",
+    kv=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    running="vllm:num_requests_running",
+    waiting="vllm:num_requests_waiting",
+    preemptions="vllm:num_preemptions_total",
+    steps="vllm:iteration_tokens_total_count",
+)
+
+SGLANG = Names(
+    "SGLang",
+    # It counts a request's tokens when it ends.
+    prompts="sglang:prompt_tokens_total",
+    cached=("sglang:cached_tokens_total",),
+    gaps=("sglang:inter_token_latency_seconds",),
+    requests="sglang:num_requests_total",
+    asked="sglang:prompt_tokens_total",
+    answered="sglang:generation_tokens_total",
+    kv=("sglang:token_usage",),
+    running="sglang:num_running_reqs",
+    waiting="sglang:num_queue_reqs",
+    preemptions="sglang:num_retracted_requests_total",
+    size="sglang:max_total_num_tokens",
+)
+
 CACHE = "vllm:cache_config_info"
-"""The size of the KV cache: labels `num_gpu_blocks` and `block_size`."""
+"""The size of vLLM's KV cache: labels `num_gpu_blocks` and `block_size`."""
 
-READ = (
-    PROMPTS, *CACHED, *(f"{name}_{part}" for name in GAPS for part in ("sum", "count")), *KV, ASKED,
-    f"{ANSWERED}_sum", f"{ANSWERED}_count", STEPS, RUNNING, WAITING, PREEMPTIONS, CACHE,
-)  # fmt: skip
-
-NEEDED = (PROMPTS, ASKED, f"{ANSWERED}_sum", f"{ANSWERED}_count")
+READ = (*VLLM.read, CACHE, *SGLANG.read)
 
 
 def question(labels: LabelNames, namespace: str, pods: Collection[str], seconds: float) -> str:
@@ -64,25 +118,27 @@ def _counters(series: list[Series], at: float) -> Counters | str:
         if name == CACHE:
             blocks, block = (_number(each.metric.get(label, "")) for label in ("num_gpu_blocks", "block_size"))
             size += (blocks or 0.0) * (block or 0.0)
-    gaps = next((name for name in GAPS if f"{name}_sum" in sums and f"{name}_count" in sums), None)
-    missing = [name for name in NEEDED if name not in sums]
+    names = SGLANG if any(name in SGLANG.read for name in sums) else VLLM
+    gaps = next((name for name in names.gaps if f"{name}_sum" in sums and f"{name}_count" in sums), None)
+    missing = [name for name in names.needed if name not in sums]
     if gaps is None or missing:
-        return f"it has no {missing[0] if missing else f'{GAPS[0]} nor {GAPS[1]}'}: is it vLLM, and is that scraped?"
-    cached = next((sums[name] for name in CACHED if name in sums), 0.0)
+        lacks = missing[0] if missing else " nor ".join(names.gaps)
+        return f"it has no {lacks}: is it {names.engine}, and is that scraped?"
+    cached = next((sums[name] for name in names.cached if name in sums), 0.0)
     return Counters(
         at=at,
-        prompt_tokens=max(0.0, sums[PROMPTS] - cached),
+        prompt_tokens=max(0.0, sums[names.prompts] - cached),
         gaps=sums[f"{gaps}_count"],
         gap_seconds=sums[f"{gaps}_sum"],
-        requests=sums[f"{ANSWERED}_count"],
-        request_prompt_tokens=sums[ASKED],
-        request_output_tokens=sums[f"{ANSWERED}_sum"],
-        steps=sums.get(STEPS),
-        running=sums.get(RUNNING, 0.0),
-        waiting=sums.get(WAITING, 0.0),
-        kv_share=next((highest[name] for name in KV if name in highest), None),
-        kv_size=size or None,
-        preemptions=sums.get(PREEMPTIONS, 0.0),
+        requests=sums[names.requests],
+        request_prompt_tokens=sums[names.asked],
+        request_output_tokens=sums[names.answered],
+        steps=sums.get(names.steps),
+        running=sums.get(names.running, 0.0),
+        waiting=sums.get(names.waiting, 0.0),
+        kv_share=next((highest[name] for name in names.kv if name in highest), None),
+        kv_size=size or sums.get(names.size) or None,
+        preemptions=sums.get(names.preemptions, 0.0),
     )
 
 

@@ -22,12 +22,12 @@ from carpool.policy.durations import format_seconds
 from carpool_operator.api.model import Reading
 from carpool_operator.tuning.sources.endpoint import without_password
 from carpool_operator.tuning.sources.engines import counters, question
+from carpool_operator.tuning.sources.samples import UnusableError
 from carpool_operator.tuning.sources.scrapes import (
     GENERATION,
     POD_MONITOR,
     LabelNames,
     Series,
-    UnusableError,
     ages,
     everything,
     freshness,
@@ -180,14 +180,14 @@ class Prometheus:
         return readings
 
     async def engines(self, namespace: str, pods: Collection[str], now: float) -> dict[str, Counters | str]:
-        """Return the counters of vLLM engines by the pod's name, or what is wrong, for every one of ``pods``."""
+        """Return the counters of engines by the pod's name, or what is wrong, for every one of ``pods``."""
         try:
             await self._authorize(now)
             series = await self._ask(question(self._labels, namespace, pods, self._stale_after), "matrix")
         except PrometheusError as error:
             return dict.fromkeys(pods, str(error))
         found = counters(series, self._labels)
-        silent = f"Prometheus at {self._where.base} has no metrics of vLLM of it: is it scraped?"
+        silent = f"Prometheus at {self._where.base} has no metrics of vLLM or SGLang of it: is it scraped?"
         return {pod: found.get(pod, silent) for pod in pods}
 
     def _choice(self, uid: str, sources: Mapping[Source, Fresh]) -> Source:

@@ -24,9 +24,13 @@ from carpool.batching.counters import ALL, DURATION_BOUNDS, ROW_BOUNDS, ModelSta
 from carpool.exchange.report import Lane, Queue, Report, Stalls
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
+from carpool_operator.tuning.sources import streams
+from carpool_operator.tuning.sources.samples import UnusableError, count, edge, edges, histogram, number
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
+
+    from carpool_operator.tuning.sources.samples import Key, Scrape
 
 GENERATION = "carpool_config_generation"
 RUNNING = "carpool_config_running"
@@ -91,18 +95,12 @@ OWN: dict[str, tuple[str, ...]] = {
     REQUEST_ROWS: ("model", "le"),
     MISSES: ("model", "reason"),
     MODE: ("model", "mode"),
+    **streams.OWN,
 }
 """All that is read, each metric with the labels that the sidecar gives it; all others name the source."""
 
-_EDGES = {
-    name: (*(f"{bound:.6g}" for bound in bounds), "inf")
-    for name, bounds in ((DURATIONS, DURATION_BOUNDS), (REQUEST_ROWS, ROW_BOUNDS))
-}
+_EDGES = {name: edges(bounds) for name, bounds in ((DURATIONS, DURATION_BOUNDS), (REQUEST_ROWS, ROW_BOUNDS))}
 """Upper bounds of the histograms' buckets, as written in ``le``."""
-
-
-class UnusableError(ValueError):
-    """What Prometheus holds of a pod is no evidence; says what is wrong with it."""
 
 
 class LabelNames(NamedTuple):
@@ -139,12 +137,6 @@ CLOCKS = 30.0
 
 _YEAR_3000 = 32_503_680_000
 
-Key: TypeAlias = tuple[str, tuple[str, ...]]
-"""A metric's name, and the values of its own labels."""
-
-Scrape: TypeAlias = dict[Key, float]
-"""All that was stored of one pod at one moment."""
-
 Source: TypeAlias = frozenset[tuple[str, str]]
 """The labels that are not the metric's own and not the pod: of who scraped it, and how."""
 
@@ -177,7 +169,7 @@ def freshness(series: Iterable[Series], labels: LabelNames) -> dict[str, dict[So
         pod = rest.pop(labels.pod, None)
         if pod is None or each.value is None:
             continue
-        asked, age = each.value[0], _number(each.value[1])
+        asked, age = each.value[0], number(each.value[1])
         # Whole milliseconds are what Prometheus stores; the difference of two floats is a little off.
         at = round(asked - age, 3)
         if 0 <= at < _YEAR_3000:
@@ -207,7 +199,7 @@ def reports(
             continue
         scrapes = pods.setdefault(pod, {}).setdefault(frozenset(rest.items()), {})
         for at, text in each.values:
-            scrapes.setdefault(at, {})[key] = _number(text)
+            scrapes.setdefault(at, {})[key] = number(text)
     found: dict[str, Report | UnusableError] = {}
     for pod, sources in pods.items():
         # process_start_time_seconds is the model's too, where that is scraped.
@@ -260,14 +252,14 @@ def _report(scrape: Scrape, at: float, before: Scrape) -> Report:
     Raises ``UnusableError`` where it is not whole, or holds what no counter can be.
     """
     for (name, _), value in scrape.items():
-        if not isfinite(value) or value < 0:
+        if name not in streams.PASSING and (not isfinite(value) or value < 0):
             raise UnusableError(f"{name} is {value:g}, which no sidecar writes: it comes from a rule or proxy")
     # Within one life of a process no series ends: what was there a scrape ago has not arrived yet.
     if before.get(_START) == scrape.get(_START):
-        for name, own in before.keys() - scrape.keys():
+        for name, own in (key for key in before.keys() - scrape.keys() if key[0] not in streams.PASSING):
             raise UnusableError(f"{name}{list(own)} is missing from the last scrape: samples arrive in part")
     missing = [name for name in OF_THE_PROCESS if (name, ()) not in scrape]
-    models = sorted({own[0] for _, own in scrape if own})
+    models = sorted({own[0] for name, own in scrape if own and name not in streams.OWN})
     missing += [
         f"{name}{{model={model!r}}}" for name in OF_A_MODEL for model in models if (name, (model,)) not in scrape
     ]
@@ -287,22 +279,23 @@ def _report(scrape: Scrape, at: float, before: Scrape) -> Report:
             at,
             of_process("carpool_device_busy_seconds_total"),
             _counters(scrape, models),
-            _count(scrape, "carpool_queue_rows", ()),
+            count(scrape, "carpool_queue_rows", ()),
         ),
         uptime_seconds=max(at - of_process(STARTED), 0.0),
         ready=ready,
         readiness="ready" if ready else "the model is not ready",
-        generation=_count(scrape, GENERATION, ()),
-        running=_count(scrape, RUNNING, ()),
+        generation=count(scrape, GENERATION, ()),
+        running=count(scrape, RUNNING, ()),
         slo_seconds=0.0,
         queue=Queue(
-            rows=_count(scrape, "carpool_queue_rows", ()),
-            bytes=_count(scrape, "carpool_queue_bytes", ()),
-            in_flight=_count(scrape, "carpool_in_flight_batches", ()),
+            rows=count(scrape, "carpool_queue_rows", ()),
+            bytes=count(scrape, "carpool_queue_bytes", ()),
+            in_flight=count(scrape, "carpool_in_flight_batches", ()),
             slots=max((lane.parameters.max_in_flight for lane in lanes.values()), default=0),
         ),
         lanes=lanes,
-        stalls=Stalls(_count(scrape, "carpool_host_stalls_total", ()), of_process("carpool_host_stall_seconds_total")),
+        token_streams=streams.read(scrape),
+        stalls=Stalls(count(scrape, "carpool_host_stalls_total", ()), of_process("carpool_host_stall_seconds_total")),
     )
 
 
@@ -311,12 +304,12 @@ _START: Key = (STARTED, ())
 
 def _lane(scrape: Scrape, model: str) -> Lane:
     passing = scrape.get((MODE, (model, "pass-through"))) == 1
-    batch = _count(scrape, "carpool_max_batch", (model,))
+    batch = count(scrape, "carpool_max_batch", (model,))
     return Lane(
         parameters=Parameters(
             max_batch=max(batch, 1),
             max_wait=Duration(scrape["carpool_max_wait_seconds", (model,)]),
-            max_in_flight=max(_count(scrape, "carpool_max_in_flight", (model,)), 1),
+            max_in_flight=max(count(scrape, "carpool_max_in_flight", (model,)), 1),
             pass_through=passing,
         ),
         pass_through=passing,
@@ -327,7 +320,7 @@ def _lane(scrape: Scrape, model: str) -> Lane:
         capacity_lower=scrape.get((CAPACITY_LOWER, (model,))),
         capacity_zero_wait=scrape.get((CAPACITY_ZERO_WAIT, (model,))),
         capacity_alone=scrape.get((CAPACITY_ALONE, (model,))),
-        replaced=_count(scrape, "carpool_model_replaced_total", (model,)),
+        replaced=count(scrape, "carpool_model_replaced_total", (model,)),
     )
 
 
@@ -343,42 +336,27 @@ def _counters(scrape: Scrape, models: list[str]) -> dict[str, ModelStats]:
                 raise UnusableError(f"{CELLS[values.index(None)]}{list(own)} is missing: samples arrive in part")
             if name == CELLS[0]:
                 cells[own[0]].append(
-                    (*_cell(own), _count(scrape, name, own), scrape[CELLS[1], own], scrape[CELLS[2], own])
+                    (*_cell(own), count(scrape, name, own), scrape[CELLS[1], own], scrape[CELLS[2], own])
                 )
         elif name == MISSES:
-            misses[own[0]][own[1]] = _count(scrape, name, own)
+            misses[own[0]][own[1]] = count(scrape, name, own)
         elif name in _EDGES:
-            buckets.setdefault((name, own[0]), {})[_edge(own[1])] = _count(scrape, name, own)
+            buckets.setdefault((name, own[0]), {})[edge(own[1])] = count(scrape, name, own)
     return {
         model: ModelStats(
-            **{field: _count(scrape, name, (model,)) for field, name in COUNTS.items()},
-            batchable=_count(scrape, BATCHABLE, (model,)) if (BATCHABLE, (model,)) in scrape else ALL,
-            **{field: _count(scrape, name, (model,)) for field, name in LIMITED.items() if (name, (model,)) in scrape},
+            **{field: count(scrape, name, (model,)) for field, name in COUNTS.items()},
+            batchable=count(scrape, BATCHABLE, (model,)) if (BATCHABLE, (model,)) in scrape else ALL,
+            **{field: count(scrape, name, (model,)) for field, name in LIMITED.items() if (name, (model,)) in scrape},
             queue_seconds=scrape["carpool_queue_wait_seconds_sum", (model,)],
             misses=misses[model],
             cells=cells[model],
-            durations=_histogram(DURATIONS, buckets.get((DURATIONS, model), {})),
-            request_rows=_histogram(REQUEST_ROWS, rows) if (rows := buckets.get((REQUEST_ROWS, model))) else [],
+            durations=histogram(DURATIONS, _EDGES[DURATIONS], buckets.get((DURATIONS, model), {})),
+            request_rows=histogram(REQUEST_ROWS, _EDGES[REQUEST_ROWS], rows)
+            if (rows := buckets.get((REQUEST_ROWS, model)))
+            else [],
         )
         for model in models
     }
-
-
-def _histogram(name: str, cumulative: dict[str, int]) -> list[int]:
-    """Return how many lie between each bound and the one before."""
-    missing = [edge for edge in _EDGES[name] if edge not in cumulative]
-    if missing:
-        raise UnusableError(f"{name} has no le={missing[0]!r}: metric relabeling drops buckets")
-    ordered = [0, *(cumulative[edge] for edge in _EDGES[name])]
-    counts = [above - below for below, above in pairwise(ordered)]
-    if min(counts) < 0:
-        raise UnusableError(f"{name} falls from one bound to the next")
-    return counts
-
-
-def _edge(text: str) -> str:
-    # Prometheus 3 writes 1.0 for what the sidecar wrote as 1.
-    return f"{_number(text):.6g}"
 
 
 def _cell(own: tuple[str, ...]) -> tuple[int, int, int, int]:
@@ -386,21 +364,3 @@ def _cell(own: tuple[str, ...]) -> tuple[int, int, int, int]:
         raise UnusableError(f"{CELLS[0]}{list(own)} has labels that are no numbers")
     bucket, rows, in_flight, executors = map(int, own[1:])
     return bucket, rows, in_flight, executors
-
-
-def _count(scrape: Scrape, name: str, own: tuple[str, ...]) -> int:
-    return _whole(name, scrape[name, own])
-
-
-def _whole(name: str, value: float) -> int:
-    if value != int(value):
-        raise UnusableError(f"{name} is {value:g}, which is no count: this is a rule's result, not the sidecar's")
-    return int(value)
-
-
-def _number(text: str) -> float:
-    """Read a number as Prometheus writes it; what is none is as little use as its NaN."""
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -9,8 +10,9 @@ import pytest
 from aiohttp import web
 
 sys.path.append(str(Path(__file__).parents[1]))
-from vllm import PROFILE, scrapes, stored
+from vllm import PROFILE, SLO, scrapes, stored, stored_by_sglang
 
+from carpool.generation.observed import ObservedEngine
 from carpool_operator.api.spec import Prometheus as Settings
 from carpool_operator.tuning.sources.endpoint import endpoint
 from carpool_operator.tuning.sources.engines import READ, counters, question
@@ -49,6 +51,32 @@ def test_prompts_that_the_cache_had_are_no_work(scraped):
               "values": [[scraped[-1].at, "100"]]}  # fmt: skip
     found = read([*stored("llama-0", scraped), cached])["llama-0"]
     assert found.prompt_tokens == scraped[-1].prompt_tokens - 100
+
+
+def test_sglang_is_read_by_its_own_names(scraped):
+    found = read(stored_by_sglang("llama-0", scraped))["llama-0"]
+    last = scraped[-1]
+    assert found == last._replace(
+        prompt_tokens=last.request_prompt_tokens, steps=None, kv_size=float(PROFILE.kv_tokens), preemptions=0.0
+    )
+    cached = {"metric": {"__name__": "sglang:cached_tokens_total", "pod": "llama-0", "cache_source": "device"},
+              "values": [[last.at, "100"]]}  # fmt: skip
+    fewer = read([*stored_by_sglang("llama-0", scraped), cached])["llama-0"]
+    assert fewer.prompt_tokens == found.prompt_tokens - 100
+    lacking = [each for each in stored_by_sglang("p", scraped) if "inter_token" not in each["metric"]["__name__"]]
+    assert read(lacking)["p"].startswith("it has no sglang:inter_token_latency_seconds: is it SGLang")
+
+
+def test_what_sglang_shows_leads_to_limits_as_vllms_metrics_do():
+    every = scrapes([0.3, 0.6, 0.9, 0.6])
+    limits = []
+    for said in (stored, stored_by_sglang):
+        engine = ObservedEngine()
+        found = [read(said("p", [each]))["p"] for each in every]
+        for before, after in pairwise(found):
+            engine.observe(before, after)
+        limits.append(engine.advice(SLO).sequences)
+    assert limits[1] == pytest.approx(limits[0], rel=0.15)
 
 
 def test_what_an_engine_lacks_is_named(scraped):

@@ -211,6 +211,8 @@ async def test_it_reads_what_the_sidecar_counted(program, processes, tmp_path, h
                 await asyncio.sleep(0.1)
 
     # 1. Under load, then at rest: every counter equals the sidecar's own
+    async with http.post(f"http://127.0.0.1:{data}/v1/completions", json={"model": "m", "prompt": "x"}) as response:
+        assert response.status == 404  # of the stand-in, which speaks V1 and V2
     await load(http, f"http://127.0.0.1:{data}", 400)
     before = await said(http, admin)
     async with asyncio.timeout(PATIENCE):  # the window of the last arrival closes with the next one's
@@ -227,6 +229,11 @@ async def test_it_reads_what_the_sidecar_counted(program, processes, tmp_path, h
         assert getattr(read, name) == getattr(written, name), name
     assert sorted(read.samples()) == sorted(written.samples())
     assert read.cells
+    streamed = found.report.token_streams
+    assert (streamed.arrivals, [each.ends for each in streamed.models]) == (1, [{"404": 1}])
+    assert [(each.ttft, each.tpot) for each in streamed.models] == [
+        (each.ttft, each.tpot) for each in own.token_streams.models
+    ]
     assert found.report.stats.device_busy == own.stats.device_busy
     assert (found.report.generation, found.report.running) == (own.generation, own.running)
     assert found.report.ready

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from carpool.batching.counters import Stats
 from carpool.policy.durations import Duration
 from carpool.policy.parameters import Parameters
+from carpool_operator.tuning.sources import streams
+from carpool_operator.tuning.sources.samples import UnusableError
 from carpool_operator.tuning.sources.scrapes import (
     BATCHABLE,
     CAPACITIES,
@@ -24,7 +26,6 @@ from carpool_operator.tuning.sources.scrapes import (
     Fresh,
     LabelNames,
     Series,
-    UnusableError,
     ages,
     everything,
     freshness,
@@ -134,7 +135,7 @@ def test_a_reset_is_left_to_whoever_differences(stored):
 
 @pytest.mark.parametrize(
     "drop",
-    sorted(set(OWN) - {GENERATION, MODE, MISSES, BATCHABLE, *CAPACITIES, REQUEST_ROWS}),
+    sorted(set(OWN) - set(streams.OWN) - {GENERATION, MODE, MISSES, BATCHABLE, *CAPACITIES, REQUEST_ROWS}),
 )
 def test_what_is_missing_is_named(stored, drop):
     scrape = {key: value for key, value in stored.scrape().items() if key[0] != drop}

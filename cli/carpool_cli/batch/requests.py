@@ -1,0 +1,163 @@
+"""Requests of OpenAI's Batch API, a line each: sent one by one, and answered in the form of its output files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from carpool_cli.batch.formats import BadRow, Item, JsonLines
+from carpool_cli.profiling.targets import Connections, TargetError
+from carpool_sidecar.jobs import lines
+from carpool_sidecar.jobs.lines import Line, Wrong
+from carpool_sidecar.jobs.records import UNREADABLE, Answer, Outcome, Place, Refused
+from carpool_sidecar.jobs.submission import check_path
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from carpool_cli.batch.formats import Row
+    from carpool_cli.options import Address
+    from carpool_sidecar.http1.messages import Headers
+
+CONCURRENCY = 16
+"""Requests at once unless given: a server that batches by itself wants many."""
+
+AHEAD = 8
+"""Requests that are read for each one under way: answers are written in order, and differ in length."""
+
+TIMEOUT = 600.0
+"""Seconds for an answer unless given: it comes whole."""
+
+LATER = {408, 409, 425, 429, 502, 503, 504}
+"""Statuses that say nothing of the request: it is sent again, and in the end the run stops."""
+REFUSED = {401, 403}
+"""Likewise: they concern whoever asks."""
+UNCLEAR = 500
+"""Sent again, too. In the end it is the request's: it may be what the server can't do."""
+
+BATCH_PRIORITY = (b"x-carpool-priority", b"batch")
+"""Behind interactive requests at a sidecar; servers ignore it."""
+
+
+class Request(NamedTuple):
+    """A line that is to be sent."""
+
+    number: int
+    line: Line
+
+
+class _Body(msgspec.Struct):
+    stream: bool | None = None
+
+
+_body = msgspec.json.Decoder(_Body)
+_line = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def is_request(path: Path) -> bool:
+    """Say whether the first line of a file is a request of the Batch API."""
+    with path.open("rb") as stream:
+        text = next((line for line in iter(lambda: stream.readline(2**20), b"") if line.strip()), b"")
+    try:
+        return {"custom_id", "url", "body"} <= set(_line.decode(text))
+    except UNREADABLE:
+        return False
+
+
+class RequestLines:
+    """The lines of a file; those that are no request are bad rows, in the Batch API's form with their number."""
+
+    assemble = None
+    unit = "line"
+    ahead = JsonLines.ahead
+
+    def __init__(self, source: JsonLines) -> None:
+        self._source = source
+        self.size = source.size
+
+    @property
+    def position(self) -> int:
+        """Where to read on."""
+        return self._source.position
+
+    @property
+    def number(self) -> int:
+        """Number of the last line read."""
+        return self._source.number
+
+    def read(self, count: int) -> tuple[list[Item], list[BadRow]]:
+        """Read lines."""
+        found, wrong = self._source.read(count)
+        items: list[Item] = []
+        bad = [_bad(row.number, Wrong(None, row.error)) for row in wrong]
+        for item in found:
+            try:
+                items.append(item._replace(row=_request(item.number, item.row)))
+            except Wrong as error:
+                bad.append(_bad(item.number, error))
+        return items, bad
+
+    def encode(self, answers: Sequence[Row | BadRow | None]) -> bytes:
+        """Return the records of answers; bad lines and blank ones have none here."""
+        return b"".join(answer for answer in answers if isinstance(answer, bytes))
+
+    def report(self, row: BadRow) -> bytes:
+        """Return the record of a line that was not answered with success."""
+        return row.record
+
+    def close(self) -> None:
+        """Close the file."""
+        self._source.close()
+
+
+class Sender:
+    """Sends requests to the path that each names, below the server's base URL."""
+
+    def __init__(self, address: Address, headers: Headers, timeout: float) -> None:
+        self._server = Connections(address, timeout)
+        self.abandon = self._server.abandon
+        self._prefix = address.path
+        self._headers = [(b"content-type", b"application/json"), BATCH_PRIORITY, *headers]
+
+    def run(self, rows: Sequence[Row]) -> list[Row]:
+        """Answer the one request of ``rows``; raises ``TargetError``."""
+        ((number, line),) = rows
+        answer, body = self._server.post(self._path(line.url), bytes(line.body), self._headers)
+        status = answer.status
+        fields = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in answer.getheaders()]
+        kept, of = Answer(status, fields, body), Place(0, number)
+        if 200 <= status < 300:
+            return [lines.written(line.custom_id, Outcome(of, kept))]
+        said = f"status {status}: {body[:200].decode('utf-8', 'replace')}"
+        if status in LATER | REFUSED:
+            wait = answer.headers.get("retry-after", "")
+            raise TargetError(said, input_fault=False, retry_after=float(wait[:4]) if wait.isdecimal() else 0.0)
+        record = lines.written(line.custom_id, Outcome(of, kept, f"status-{status}"), number=number)
+        raise TargetError(said, input_fault=status != UNCLEAR, record=record)
+
+    def close(self) -> None:
+        """Close each thread's connection."""
+        self._server.close()
+
+    def _path(self, url: str) -> str:
+        """Return the target: a base URL may end in ``/v1``, as OpenAI's clients have it, and so do paths begin."""
+        doubled = self._prefix.endswith("/v1") and url.startswith("/v1/")
+        return (self._prefix.removesuffix("/v1") if doubled else self._prefix) + url
+
+
+def _request(number: int, text: bytes) -> Request:
+    line = lines.read(text, None)
+    try:
+        check_path(line.url)
+        streams = _body.decode(line.body).stream
+    except (Refused, *UNREADABLE) as error:
+        raise Wrong(line.custom_id, str(error)) from None
+    if streams:
+        raise Wrong(line.custom_id, "stream is true: answers of a batch come whole, leave it out")
+    return Request(number, line)
+
+
+def _bad(number: int, wrong: Wrong) -> BadRow:
+    return BadRow(number, str(wrong), lines.refused(wrong, number))
