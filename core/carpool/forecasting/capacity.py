@@ -27,8 +27,7 @@ EXACT = 0.01
 """Relative width of the interval that the capacity is known to lie in."""
 
 SIZES, SLOWER = 2, 2
-"""Batch sizes compared: those with the most rows per second, if two batches fit into the SLO, and the
-next larger ones."""
+"""Batch sizes compared: those with most rows per second, of which two batches fit into the SLO; the next larger."""
 
 SAMPLES = 4
 """Samples of arrivals that misses near the SLO's are judged by, at most."""
@@ -53,6 +52,8 @@ class Capacity(Struct, frozen=True, rename="camel"):
     """The highest rate with batches for which no request waits: what batching gives without any tuning of the wait."""
     alone: float = 0.0
     """The highest rate without batching."""
+    by_hand: float = 0.0
+    """The highest rate by a setting that somebody chose; 0: nobody did."""
 
 
 def replicas(load: float, full: float = FULL) -> int:
@@ -60,8 +61,8 @@ def replicas(load: float, full: float = FULL) -> int:
     return max(math.ceil(load / full - 1e-9), 0)
 
 
-def capacity(situation: Situation, settings: Sequence[Parameters]) -> Capacity:
-    """Search the setting, of some, that serves most; whatever the present rate is.
+def capacity(situation: Situation, settings: Sequence[Parameters], by_hand: Parameters | None = None) -> Capacity:
+    """Search the setting, of some, that serves most; whatever the present rate is. ``by_hand`` is only reported.
 
     The first one is searched by bisection. Each further one is played once, at the best rate so far, and searched only
     if it meets the SLO there: some 20 forecasts in all, 30 with several batches in flight.
@@ -76,7 +77,8 @@ def capacity(situation: Situation, settings: Sequence[Parameters]) -> Capacity:
     single = replace(best, max_batch=situation.rows, max_wait=Duration(situation.limits.min_wait))
     alone = _highest(forecaster, single, 0.0, min(1.0, _backlog(situation, situation.rows, best.max_in_flight) / most))
     lower = found if _holds(forecaster, best, found, upper=True) else _highest(forecaster, best, 0.0, found, upper=True)
-    return Capacity(found * most, lower * most, best, without * most, alone * most)
+    hand = 0.0 if by_hand is None else found if by_hand == best else _highest(forecaster, by_hand, 0.0, 1.0)
+    return Capacity(found * most, lower * most, best, without * most, alone * most, hand * most)
 
 
 def _search(forecaster: Forecaster, settings: Iterable[Parameters]) -> tuple[Parameters, float]:

@@ -27,15 +27,12 @@ def own_times(samples: Iterable[Sample], executors: int) -> dict[int, Sample]:
     for s in samples:
         # With an executor free at dispatch, all of the time seen is the batch's own.
         if s.executors == (executors if s.in_flight > executors else 0):
-            before = sizes.get(s.rows)
-            if before is None:
-                sizes[s.rows] = s
-            else:
-                sizes[s.rows] = before._replace(
-                    batches=before.batches + s.batches,
-                    busy=before.busy + s.busy,
-                    busy_squared=before.busy_squared + s.busy_squared,
-                )
+            before = sizes.get(s.rows, s._replace(batches=0.0, busy=0.0, busy_squared=0.0))
+            sizes[s.rows] = before._replace(
+                batches=before.batches + s.batches,
+                busy=before.busy + s.busy,
+                busy_squared=before.busy_squared + s.busy_squared,
+            )
     return sizes
 
 
