@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 EXACT = 0.01
 """Relative width of the interval that the capacity is known to lie in."""
 
-SIZES, SLOWER = 2, 2
-"""Batch sizes compared: those with most rows per second, of which two batches fit into the SLO; the next larger."""
+SIZES = 2
+"""Batch sizes compared: those with most rows per second, of which two batches fit into the SLO; all larger ones."""
 
 SAMPLES = 4
 """Samples of arrivals that misses near the SLO's are judged by, at most."""
@@ -103,7 +103,7 @@ def candidates(situation: Situation, sizes: Collection[int], flights: int) -> li
     able = [size for size in sizes if 2 * situation.service.time(size) <= situation.target] or [min(sizes)]
     best = sorted(able, key=lambda size: -_backlog(situation, size, flights))[:SIZES]
     slower = sorted(size for size in sizes if size > max(able) and situation.service.time(size) <= situation.target)
-    return [Parameters(size, Duration(wait), flights) for size in (*best, *slower[:SLOWER]) for wait in waits]
+    return [Parameters(size, Duration(wait), flights) for size in (*best, *slower) for wait in waits]
 
 
 def _backlog(situation: Situation, size: int, flights: int) -> float:

@@ -159,8 +159,7 @@ class Plan:
         is_sure = guards.margin.factor == 1
         # While the device has room, another size has nothing to save that anybody needs.
         if not choice.is_fast and (is_sure or not choice.efficient.holds_now):
-            current = forecaster.assess(parameters)
-            exploration.look(forecaster, choice.efficient, current, moving=moving, now=now)
+            exploration.look(forecaster, choice.efficient, forecaster.assess(parameters), moving=moving, now=now)
 
     def _situation(self, belief: Belief, guards: Guards) -> Situation | None:
         requirements = self._requirements
