@@ -149,8 +149,9 @@ class TargetLoad:
         if self.now is not None and samples:
             found = self.now
             loads = found.load, found.load_upper, found.load_zero_wait, found.load_alone
+            best, upper, zero_wait, unbatched = (replicas(load, full) for load in loads)
             hand = None if found.load_by_hand is None else replicas(found.load_by_hand, full)
-            self._needed.append((now, Needed(*(replicas(load, full) for load in loads), by_hand=hand)))
+            self._needed.append((now, Needed(best, upper, zero_wait, unbatched, hand)))
         while self._needed and now - self._needed[0][0] > WINDOW:
             self._needed.popleft()
 
@@ -198,7 +199,8 @@ class TargetLoad:
         # All over the same time: after a peak, zero wait would look better by a load that is gone.
         *ways, hands = zip(*(each for _, each in self._needed), strict=True)
         by_hand = max((each for each in hands if each is not None), default=None)
-        most = Needed(*map(max, ways), by_hand=by_hand)
+        best, upper, zero_wait, unbatched = map(max, ways)
+        most = Needed(best, upper, zero_wait, unbatched, by_hand)
         needed = CapacityStatus(
             target=target,
             load=_figure(found.load),

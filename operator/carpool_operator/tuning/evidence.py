@@ -342,11 +342,8 @@ def _capacities(report: Report) -> dict[str, Rates]:
         if best is not None and isfinite(best) and best > 0:
             others = (lane.capacity_lower, lane.capacity_zero_wait, lane.capacity_alone)
             hand = lane.capacity_by_hand
-            found[name] = Rates(
-                best,
-                *(min(each, best) if each and each > 0 else best for each in others),
-                by_hand=min(hand, best) if hand and hand > 0 else None,
-            )
+            lower, zero_wait, alone = (min(each, best) if each and each > 0 else best for each in others)
+            found[name] = Rates(best, lower, zero_wait, alone, min(hand, best) if hand and hand > 0 else None)
     return found
 
 
